@@ -63,6 +63,9 @@ class Target:
     recompute mode."""
     even_sequence: Annotated[int, Range(1, 2)]
     """The sequence is a multiple of this many times the ranks of context parallelism."""
+    whole_modules: bool = False
+    """Whether placements change at the borders of linear layers, embeddings and norms alone; the code between them runs
+    on what each rank has (`automap.space.module_limits`)."""
     modules_only: bool = False
     """Whether plans are applied to modules: of weights, only those of linear layers and embeddings are split, in models
     with layers of one kind and without experts, and every stage has a module."""

@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import functools
 import importlib.util
+import math
 import multiprocessing
 import os
 import sys
@@ -56,9 +57,24 @@ class Conv1D(nn.Module):
 OTHER = "Conv1D and RMSNorm"
 
 
+UNTRACED = "untraced"
+
+
+def untraced(gpt):
+    """The network with a forward that looks at its data, as those of transformers look at their arguments."""
+
+    def forward(self, ids):
+        if ids.min() < 0:
+            raise ValueError
+        return super(type(self), self).forward(ids)
+
+    gpt.__class__ = type("Untraced", (type(gpt),), {"forward": forward})
+    return gpt
+
+
 def module_of(name):
-    """The network of a case: with other layers where its name asks for them."""
-    gpt = build()
+    """The network of a case: with other layers, or another forward, where its name asks for them."""
+    gpt = untraced(build()) if UNTRACED in name else build()
     if OTHER in name:
         for block in gpt.h:
             for part, layer in (
@@ -81,16 +97,17 @@ def graph_of(name):
         return zoo.build(MODEL)
 
 
-def count_heads(gpt):
-    """The network with the number of heads in its code instead of their size."""
+def count_heads(gpt, *, elsewhere=False):
+    """The network with the number of heads in its code instead of their size: in attention, or in the block."""
 
-    def forward(attention, x):
-        q, k, v = (y.unflatten(2, (attention.heads, -1)).transpose(1, 2) for y in attention.c_attn(x).chunk(3, dim=2))
+    def forward(attention, holder, x):
+        q, k, v = (y.unflatten(2, (holder.heads, -1)).transpose(1, 2) for y in attention.c_attn(x).chunk(3, dim=2))
         return attention.c_proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
 
     for block in gpt.h:
-        block.attn.heads = SIZES["heads"]
-        block.attn.forward = functools.partial(forward, block.attn)
+        holder = block if elsewhere else block.attn
+        holder.heads = SIZES["heads"]
+        block.attn.forward = functools.partial(forward, block.attn, holder)
     return gpt
 
 
@@ -104,21 +121,44 @@ def batch(seed=1):
     return ids, labels
 
 
+OVERFLOW, HALF = "after an overflow", "weights of 4 bytes"
+
+
+def overflow(trainer, optimizer):
+    """A step in which the gradients of the last rank alone are not finite."""
+    scale, last = trainer.scaling.scale, dist.get_rank() == dist.get_world_size() - 1
+    trainer.scaling.scale = math.inf if last else scale
+    trainer.step(*(x[trainer.rows] for x in batch(2)))
+    assert all(p.grad is None for group in trainer.parameters() for p in group["params"])
+    optimizer.step()
+    assert trainer.scaling.num_skipped == 1
+    assert trainer.scaling.scale == (math.inf if last else scale / 2.0)
+    trainer.scaling.scale = scale / 2.0
+
+
 def run(name, document, folder, resume):
     """Losses of a step and, after it, of one more; weights in between are saved."""
     plan = Plan.from_json(document)
     graph, module, per_rank = graph_of(name), module_of(name), ()
     if name == "heads are counted":
+        module = count_heads(module)
+    if name == "heads are counted elsewhere":
         with contextlib.suppress(PlanError):
-            parallelize(count_heads(build()), plan, graph)
+            parallelize(count_heads(build(), elsewhere=True), plan, graph)
             raise AssertionError("was not refused")
-        module, per_rank = count_heads(module), ("h.*.attn.heads",)
-    trainer = parallelize(module, plan, graph, per_rank=per_rank)
+        module, per_rank = count_heads(module, elsewhere=True), ("h.?.heads",)
+    trainer = parallelize(module.float() if HALF in name else module, plan, graph, per_rank=per_rank)
     optimizer = torch.optim.SGD(trainer.parameters(), lr=1.0, momentum=0.9)
+    if OVERFLOW in name:
+        overflow(trainer, optimizer)
     step = trainer.load(Path(folder) / resume, optimizer, step=0)["step"] if resume else 1
     losses = []
     for number in range(step, 3):
-        losses.append(trainer.step(*(x[trainer.rows] for x in batch(number))))
+        with mock.patch.object(dist, "reduce_scatter_single", wraps=dist.reduce_scatter_single) as scattered:
+            losses.append(trainer.step(*(x[trainer.rows] for x in batch(number))))
+        stage = plan.stages[0].zero.stage
+        rounds = 0 if stage == 0 else 1 if stage == 1 else plan.num_micro_batches
+        assert rounds <= scattered.call_count, "gradients are kept whole"
         optimizer.step()
         optimizer.zero_grad()
         if number == 1:

@@ -19,6 +19,7 @@ from automap.price.evaluator import Evaluator
 from automap.problem import Problem
 from automap.space.constraints import Constrained
 from automap.space.limits import WHOLE, Limits
+from automap.space.module_limits import cuts_between_modules, runs_in_modules
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace
 from automap.space.stated_parts import Unpriced, mesh, signatures
@@ -114,6 +115,8 @@ def _windows(space: PlanSpace, target: Target) -> dict[int, tuple[tuple[int, int
     # A configuration counts layers of one kind; those of an encoder and a decoder it does not.
     if (len(kinds) > 1 and target.transformers) or (target.modules_only and _num_layer_kinds(space) > 1):
         return found
+    if target.whole_modules and not cuts_between_modules(space.problem.graph):
+        return found
     stops = [number for number in range(len(types)) if not target.modules_only or _has_module(space, number)]
     last = min(numbers[-1] + 1, stops[-1]) if stops else 0
     for count in {shape.num_chunks for shape in space.shapes if shape.num_chunks > 1}:
@@ -176,6 +179,7 @@ def _patterns(space: PlanSpace, target: Target) -> Iterator[_Pattern]:
         columns = np.column_stack([found[:, names.index(axis if axis in names else "dp")] for axis in space.axes])
         live = tuple(a for a, size in enumerate(space.meshes.mesh(shape)) if size > 1)
         fits = tp == 1 or _norms_fit(space, columns[:, -1], along=target.sequence_parallel)
+        fits = fits and (tp == 1 or not target.whole_modules or runs_in_modules(space, columns[:, -1]))
         if not fits or any(not _is_split(space, columns[:, a], known.get(a, columns[:, a])) for a in live):
             continue
         firsts = {axis: known.setdefault(axis, columns[:, axis]) for axis in live}

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from automap.cluster import parse_cluster
+from automap.plan import Plan
 from automap.price.estimate import annotate
 from automap.price.evaluator import Evaluator
 from automap.price.plan_writer import to_plan
@@ -64,9 +65,13 @@ def test_another_model_needs_a_script_of_the_users_own():
 
 
 @pytest.mark.slow
-def test_what_a_plan_says_starts_its_training(tmp_path):
-    plan = launched("2xcpu", micro_batch=12)
-    (tmp_path / "plan.json").write_text(json.dumps(plan.to_json()))
+def test_what_a_searched_plan_says_starts_its_training(tmp_path):
+    """The two commands of examples/train_gpt.py, for a smaller network."""
+    problem = ["--cluster", "2xcpu", "--precision", "fp32", "--global-batch", "24"]
+    written = ["--budget", "64", "-o", str(tmp_path / "plan.json")]
+    assert main(["search", f"zoo:{SMALL}", *problem, "--target", "automap", *written]) == 0
+    plan = Plan.from_json(json.loads((tmp_path / "plan.json").read_text()))
+    assert plan.search is not None
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     program, *words = shlex.split(plan.launch)
     done = subprocess.run(

@@ -49,6 +49,7 @@ SCRIPTS = {
     "order_of_runs": "--cluster {cluster} --rounds 1 --model {model}",
     "memory_band": "{runs}",
     "network_gap": "--plans 8 --seeds 1 --search 16 --only vgg19 --known {known}",
+    "prove_trainer": "1 --families mlp --clusters 2 --targets automap",
     "pricing_speed": "0.001 --models vgg19 --batches 1",
     "problems": "vgg:",
     "prove_exports": "2 --targets deepspeed",

@@ -9,6 +9,7 @@ or of labels need nothing else. A plan that is finer than modules is refused.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,26 +21,39 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.tensor import DTensor
 
 from automap.errors import PlanError
 from automap.plan import Plan
 from automap.runtime.trainer.checkpoint import Checkpoint
 from automap.runtime.trainer.gradients import OverlappedSums, sum_gradients
+from automap.runtime.trainer.loss_scaling import LossScale
 from automap.runtime.trainer.module_tree import LOSS, tied_names, unit_paths
+from automap.runtime.trainer.pipeline_schedules import make_schedule
 from automap.runtime.trainer.process_mesh import make_mesh, own_device, own_samples, sharding_axis
 from automap.runtime.trainer.role_reader import read_roles
 from automap.runtime.trainer.roles import Roles
-from automap.runtime.trainer.sharded_modules import Split, apply_role, layouts_of, split_cross_entropy
-from automap.runtime.trainer.split_check import check_same, computes, divide_sizes, probe_inputs, run_again
-from automap.runtime.trainer.stage_modules import cut, prune
+from automap.runtime.trainer.sharded_modules import layouts_of, split_cross_entropy, split_modules
+from automap.runtime.trainer.skipping_stages import SkippingStage, cut_untraced, drop_weights
+from automap.runtime.trainer.split_check import (
+    check_same,
+    computes,
+    divide_sizes,
+    probe_inputs,
+    run_again,
+    sizes_of_ranks,
+)
+from automap.runtime.trainer.stage_modules import Untraced, cut, prune
 from automap.runtime.trainer.training_graph import input_names, scores_of, training_graph
 from automap.runtime.transformers_models import is_transformers, without_cache
 from ir.graph import Graph
 
 IGNORED = -100
 """The label of rows that are left out of the loss, as in torch."""
+LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Number formats of 2 bytes by precision."""
+SCALE = "loss scale"
+"""The name of the scale of the loss in checkpoints; no argument of `save` can have it."""
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 """(outputs, labels) of some samples -> the sum of their losses."""
@@ -74,7 +88,7 @@ def parallelize(
         loss: (outputs, labels) of some samples -> the sum of their losses.
         count: labels of some samples -> the number that the sum over all samples is divided by.
         per_rank: globs of attributes that hold sizes of one rank, such as `h.*.attn.num_heads`: they are divided by the
-            size of the sharding axis. Code that writes its sizes as -1 needs none.
+            size of the sharding axis. Where none is named, they are looked for, if the code does not run without.
 
     Raises:
         PlanError: the plan is for another model or number of devices, or is finer than modules.
@@ -101,6 +115,7 @@ class ModuleTrainer:
         module: the modules that this rank holds, under the user's names.
         rows: [samples] positions in a global batch of the samples that this rank trains on, by micro-batch.
         device: the device of the inputs.
+        scaling: the scale of the loss, for plans in fp16, and the number of steps that were skipped for it.
     """
 
     def __init__(
@@ -115,6 +130,7 @@ class ModuleTrainer:
     ) -> None:
         self.plan, self.roles, self._loss, self._count = plan, roles, loss, count
         self.device = own_device()
+        self.scaling = LossScale(self.device, on=plan.training.precision == "fp16")
         mesh = make_mesh(plan, self.device)
         self._axis, self._pipe = sharding_axis(roles, mesh["split"]), mesh["pipe"]
         self._columns = mesh.mesh.flatten(1).t().tolist()
@@ -129,16 +145,21 @@ class ModuleTrainer:
         self._split(module, graph, mesh["split"], per_rank)
         number, ranks = len(plan.stages), self._pipe.size()
         self._mine = list(range(self._pipe.get_local_rank(), number, ranks))
-        stages, self._names = ([module], []) if number == 1 else cut(module, roles, number)
+        stages, self._names = ([module], []) if number == 1 else self._cut(module, graph)
         self._tie_groups = self._make_tie_groups(stages)
         kept = [stages[n] for n in self._mine]
         if number > 1:
-            prune(module, kept)
+            (drop_weights if isinstance(kept[0], SkippingStage) else prune)(module, kept)
         self.module = module
         self._replicate(mesh, kept, units)
         shards = mesh["shard"] if self._zero else None
         self._checkpoint = Checkpoint(module, roles, self._ties, self._axis, shards, self.device)
-        self._schedule = self._pipeline(kept) if number > 1 else None
+        self._schedule = None
+        if number > 1:
+            held = dict(zip(self._mine, kept, strict=True))
+            self._schedule = make_schedule(
+                plan, held, self._share, zero=self._zero, device=self.device, group=self._pipe.get_group()
+            )
 
     # -- Setting up
 
@@ -162,14 +183,32 @@ class ModuleTrainer:
             inputs = probe_inputs(graph, module, roles.axis_size)
             wanted = computes(module, inputs, self._inputs)
             divide_sizes(module, per_rank, roles.axis_size)
-            made: Split = {}
-            layouts = layouts_of(self._axis)
-            for path, role in roles.modules.items():
-                apply_role(module.get_submodule(path), role, layouts, mesh, made)
-            check_same(computes(module, inputs, self._inputs), wanted, roles, self._axis)
+            split_modules(module, roles.modules, layouts_of(self._axis), mesh)
+            check: Any = functools.partial(check_same, module, inputs, self._inputs, wanted, (roles, self._axis))
+            found = () if per_rank else sizes_of_ranks(module, roles)
+            try:
+                check()
+            except PlanError:
+                if not found:
+                    raise
+                divide_sizes(module, found, roles.axis_size)
+                check()
         for path in filter(None, roles.recomputed):
             child = module.get_submodule(path)
             child.forward = functools.partial(run_again, child.forward)
+
+    def _cut(self, module: nn.Module, graph: Graph) -> tuple[list[nn.Module], list[str]]:
+        """All stages, and the names of the model's inputs."""
+        try:
+            return cut(module, self.roles, len(self.plan.stages))
+        except Untraced:
+            scopes = {op.name: op.scope for op in graph.operators}
+            ends = [
+                (scopes[one.operators[1]], scopes[two.operators[0]])
+                for one, two in itertools.pairwise(self.plan.stages)
+            ]
+            inputs = functools.partial(probe_inputs, graph, module)
+            return cut_untraced(module, self.roles, ends, inputs, self._inputs)
 
     def _make_tie_groups(self, stages: Sequence[nn.Module]) -> list[tuple[set[str], dist.ProcessGroup]]:
         """The names of each weight that several stages hold, and the ranks that add up its gradients."""
@@ -199,8 +238,10 @@ class ModuleTrainer:
             return
         over = mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
         policy = MixedPrecisionPolicy()
-        if self.plan.training.precision == "bf16":
-            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        if (low := self._low_precision()) is not None and all(
+            p.dtype == torch.float32 for p in self.module.parameters()
+        ):
+            policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
         again = self._zero == 3
         for root in kept:
             inside = dict(root.named_modules())
@@ -210,18 +251,6 @@ class ModuleTrainer:
                 if isinstance(part, FSDPModule):
                     part.set_gradient_divide_factor(1.0)
                     part.set_force_sum_reduction_for_comms(True)
-
-    def _pipeline(self, kept: Sequence[nn.Module]) -> Any:
-        number, kind = len(self.plan.stages), self.plan.schedule.kind
-        group = self._pipe.get_group()
-        stages: list[Any] = [
-            PipelineStage(stage, n, number, self.device, group=group) for n, stage in zip(self._mine, kept, strict=True)
-        ]
-        count = self.plan.num_micro_batches
-        if kind == "interleaved":
-            return ScheduleInterleaved1F1B(stages, count, loss_fn=self._share, scale_grads=False)
-        single = Schedule1F1B if kind == "1f1b" else ScheduleGPipe
-        return single(stages[0], count, loss_fn=self._share, scale_grads=False)
 
     # -- Training
 
@@ -234,6 +263,9 @@ class ModuleTrainer:
 
     def step(self, *data: Tensor) -> float:
         """Forward and backward passes of all micro-batches; gradients are complete afterwards.
+
+        In fp16, a step whose gradients overflow leaves none behind, so that the optimizer does nothing, and counts in
+        `scaling.num_skipped`.
 
         Args:
             data: the model's inputs, then the labels: [len(rows), ...] the samples at `rows` of a global batch.
@@ -254,7 +286,9 @@ class ModuleTrainer:
             self._sums.begin()
         losses = run(inputs, labels)
         self._finish()
-        return float(self._everywhere(sum(losses, torch.zeros((), device=self.device)).double() * self._reports()))
+        loss = sum(losses, torch.zeros((), device=self.device)).double() / self.scaling.scale
+        self.scaling.finish(self.module.parameters())
+        return float(self._everywhere(loss * self._reports()))
 
     def _reports(self) -> bool:
         """Whether this rank reports the loss of its samples: the first of the sharding axis, in the last stage."""
@@ -268,18 +302,23 @@ class ModuleTrainer:
         return value
 
     def _share(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """The term of some samples of this rank in the loss of the whole batch."""
+        """The term of some samples of this rank in the loss of the whole batch, times the scale of the loss."""
         outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
         loss = self._loss
         if self.roles.splits_classes:
             loss = functools.partial(split_cross_entropy, axis=self._axis, ignored=IGNORED)
         found = run_again(loss, outputs, labels) if LOSS in self.roles.recomputed else loss(outputs, labels)
-        return found / self._total
+        return found * (self.scaling.scale / self._total)
+
+    def _low_precision(self) -> torch.dtype | None:
+        """The number format of 2 bytes that the plan computes in, if it is one."""
+        return LOW.get(self.plan.training.precision or "")
 
     def _autocast(self) -> Any:
-        """Autocast to bf16 for plain replicas; FSDP2 does so by its own policy."""
-        on = self.plan.training.precision == "bf16" and not self._zero
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=on)
+        """Autocast to formats of 2 bytes for plain replicas; FSDP2 does so by its own policy."""
+        low = self._low_precision()
+        on = low is not None and not self._zero
+        return torch.autocast(self.device.type, low, enabled=on)
 
     def _accumulate(self, inputs: Sequence[Tensor], labels: Tensor) -> list[Tensor]:
         """Runs the micro-batches of a plan of one stage; returns their terms of the loss."""
@@ -330,7 +369,7 @@ class ModuleTrainer:
 
         Every process writes its part. A checkpoint that is there is replaced once the new one is complete.
         """
-        self._checkpoint.save(Path(folder), optimizer, more)
+        self._checkpoint.save(Path(folder), optimizer, {**more, SCALE: self.scaling.state()})
 
     def load(self, folder: str | Path, optimizer: torch.optim.Optimizer, **more: Any) -> dict[str, Any]:
         """Reads what `save` wrote, also under another plan.
@@ -343,4 +382,6 @@ class ModuleTrainer:
         Returns:
             `more` as it was saved.
         """
-        return self._checkpoint.load(Path(folder), optimizer, more)
+        found = self._checkpoint.load(Path(folder), optimizer, {**more, SCALE: self.scaling.state()})
+        self.scaling.restore(found.pop(SCALE))
+        return found

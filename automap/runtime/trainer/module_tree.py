@@ -16,7 +16,7 @@ def role_of(module: nn.Module) -> Literal["linear", "embedding", "norm"] | None:
         return "linear"
     if isinstance(module, nn.Embedding):
         return "embedding"
-    if isinstance(module, nn.LayerNorm | nn.RMSNorm) or type(module).__name__.endswith("RMSNorm"):
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm) or type(module).__name__.endswith(("RMSNorm", "LayerNorm")):
         return "norm"
     return None
 

@@ -86,11 +86,10 @@ def _signature(stage: Stage, number: int, graph: Graph, op: Operator, axis: str 
             raise refuse(path, name, f"{op.name} does not split its batch over this axis")
     if axis is None:
         return None
-    table = operator_signatures(graph, op)
     if axis not in entry:
-        return table[whole_signature(table)]
+        return _whole(graph, op)
     texts = entry[axis]
-    for signature in table:
+    for signature in operator_signatures(graph, op):
         if AxisSharding.of(signature) == texts:
             return signature
     raise refuse(
@@ -99,22 +98,37 @@ def _signature(stage: Stage, number: int, graph: Graph, op: Operator, axis: str 
     )  # fmt: skip
 
 
+def _whole(graph: Graph, op: Operator) -> Signature:
+    """The signature of an operator that all ranks compute alike."""
+    table = operator_signatures(graph, op)
+    return table[whole_signature(table)]
+
+
 class _Reader:
     """Follows every tensor of the graph from its producer to its consumers, and fills the roles."""
 
     def __init__(self, graph: Graph, module: nn.Module, chosen: Mapping[str, Signature | None], roles: Roles) -> None:
         self.graph, self.roles = graph, roles
         self.leaves = {path: child for path, child in module.named_modules() if path and role_of(child) is not None}
-        self.operators = [(op, s) for op in graph.operators if (s := chosen.get(op.name)) is not None]
+        self.operators = self._whole_norms(
+            [(op, s) for op in graph.operators if (s := chosen.get(op.name)) is not None]
+        )
         self.by_name = {op.name: s for op, s in self.operators}
         self.ties = tied_names(module)
         self.moves: dict[str, dict[str, Move]] = {}
 
+    def _whole_norms(self, operators: list[tuple[Operator, Signature]]) -> list[tuple[Operator, Signature]]:
+        """Norms that a plan runs in part on untaken sums run on the sum, which is taken in front of them instead."""
+        summed = {op.scope for op, s in operators if PARTIAL in s.inputs and self._leaf(op) is not None}
+        norms = {path for path in summed if role_of(self.leaves[path]) == "norm"}
+        return [(op, _whole(self.graph, op) if op.scope in norms else s) for op, s in operators]
+
     def read(self) -> None:
-        """Fills `modules`, `summed` and `splits_classes`."""
+        """Fills `modules`, `sizes`, `summed` and `splits_classes`."""
         for op, signature in self.operators:
             self._check_operator(op, signature)
             self._read_parameters(op, signature)
+            self._read_sizes(op, signature)
         for name, tensor in self.graph.tensors.items():
             if tensor.role in ("activation", "input"):
                 self._follow(name)
@@ -144,7 +158,7 @@ class _Reader:
             if factor is None or factor.collective is None or signature.inputs[1:] != (BROADCAST,):
                 raise self._finer(op, "the loss is whole or split by classes")
             self.roles.splits_classes = True
-        elif factor is not None and factor.collective is not None:
+        elif factor is not None and factor.collective is not None and not self._is_split_norm(op):
             raise self._finer(op, f"exchanges data inside itself ({factor.collective.name})")
         elif self._leaf(op) is None:
             if PARTIAL in (*signature.inputs, *signature.outputs):
@@ -152,6 +166,12 @@ class _Reader:
             for name, gradient in zip(op.inputs, signature.input_gradients, strict=True):
                 if gradient == PARTIAL and not self._is_constant(name):
                     raise self._finer(op, f"needs the gradient of {name} summed over ranks, and is no layer of its own")
+
+    def _is_split_norm(self, op: Operator) -> bool:
+        """Whether an operator is a whole norm module, whose sums the trainer takes over ranks."""
+        path = self._leaf(op)
+        alone = [other for other, _ in self.operators if other.scope == op.scope] == [op]
+        return path is not None and role_of(self.leaves[path]) == "norm" and alone
 
     def _is_constant(self, name: str) -> bool:
         """Whether a tensor depends on no data and no parameter, or carries no gradient."""
@@ -176,6 +196,13 @@ class _Reader:
                     self.roles.summed.add(self.ties.get(parameter, parameter))
                 if self._leaf(op) is None and placement != BROADCAST:
                     raise self._finer(op, f"splits {parameter}, and is no linear layer, embedding or norm")
+
+    def _read_sizes(self, op: Operator, signature: Signature) -> None:
+        held = (*zip(op.inputs, signature.inputs, strict=True), *zip(op.outputs, signature.outputs, strict=True))
+        for name, placement in held if self._leaf(op) is None else ():
+            tensor = self.graph.tensors[name]
+            if placement >= 0 and placement != tensor.batch_dim:
+                self.roles.sizes.setdefault(op.scope, set()).add(tensor.shape[placement])
 
     def _follow(self, name: str) -> None:
         """Finds the moves of one tensor at the borders of modules."""
@@ -245,6 +272,8 @@ class _Reader:
                 continue
             if all(w == BROADCAST for w in weights) and 0 <= out < last:
                 kinds.add("along")
+            elif role == "norm" and out == last and self._is_split_norm(op):
+                kinds.add("features")
             elif role != "norm" and out == last:
                 kinds.add("column")
             elif role != "norm" and out == PARTIAL:

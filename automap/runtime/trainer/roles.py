@@ -7,7 +7,7 @@ from typing import Literal
 
 from ir.factors import Placement
 
-RoleKind = Literal["column", "row", "vocabulary", "along", "whole"]
+RoleKind = Literal["column", "row", "vocabulary", "features", "along", "whole"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,8 +27,9 @@ class Role:
     """How one module runs on the sharding axis."""
 
     kind: RoleKind
-    """column: weights are split by outputs; row: by inputs; vocabulary: an embedding by its rows; along: weights are
-    whole and data is split along a dim that is no feature; whole: all ranks compute alike."""
+    """column: weights are split by outputs; row: by inputs; vocabulary: an embedding by its rows; features: a norm by
+    what it normalises; along: weights are whole and data is split along a dim that is no feature; whole: all ranks
+    compute alike."""
     enter: Move | None = None
     """The change of placement in front of the module."""
     leave: Move | None = None
@@ -46,6 +47,8 @@ class Roles:
     axis_size: int = 1
     modules: dict[str, Role] = field(default_factory=dict)
     """Path of a module -> its role; modules that are not named run unchanged."""
+    sizes: dict[str, set[int]] = field(default_factory=dict)
+    """Scope of operators that belong to no named module -> the sizes of dims that ranks hold a part of there."""
     summed: set[str] = field(default_factory=set)
     """Whole parameters whose gradients are sums over the sharding axis."""
     splits_classes: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ from automap.runtime.trainer.roles import Roles
 from automap.runtime.trainer.training_graph import data_inputs, scores_of
 from ir.graph import Graph
 
+Split = tuple[Roles, Axis]
+"""The roles of modules, and the sharding axis."""
+SAME_ON_RANKS = re.compile("head_(dim|size)$|groups$")
 PROBE_ULPS = 200
 """The number of rounding errors by which a split network may differ from the whole one (assumed)."""
 
@@ -68,12 +72,21 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
             child.training = training
 
 
-def check_same(found: Tensor, wanted: Tensor, roles: Roles, axis: Axis) -> None:
+def check_same(module: nn.Module, inputs: list[Tensor], names: tuple[str, ...], wanted: Tensor, split: Split) -> None:
     """Refuses a network whose own code, run on split layers, computes something else.
 
+    Args:
+        module: the network, whose layers are split.
+        inputs: what the whole network made `wanted` of.
+        names: see `scores_of`.
+        wanted: the scores of the whole network.
+        split: how it is split.
+
     Raises:
-        PlanError: the output differs from that of the whole network by more than rounding.
+        PlanError: it does not run, or its output differs by more than rounding.
     """
+    roles, axis = split
+    found = computes(module, inputs, names)
     if roles.splits_classes:
         wanted = wanted.chunk(axis.size, -1)[axis.index]
     limit = PROBE_ULPS * torch.finfo(wanted.dtype).eps * float(wanted.abs().max())
@@ -87,6 +100,20 @@ def check_same(found: Tensor, wanted: Tensor, roles: Roles, axis: Axis) -> None:
             value=f"{error:.1e} where {limit:.1e} is rounding",
             repair="Write the number of heads as -1 and their size as a number, or name such numbers in per_rank.",
         )  # fmt: skip
+
+
+def sizes_of_ranks(module: nn.Module, roles: Roles) -> list[str]:
+    """The attributes of modules that hold the size of a dim that is split in their code, such as `h.0.attn.num_heads`.
+
+    Numbers of a single head, and of heads that share keys, are the same on a rank.
+    """
+    return [
+        f"{path}.{name}"
+        for path, child in module.named_modules()
+        if path in roles.sizes
+        for name, value in vars(child).items()
+        if type(value) is int and value in roles.sizes[path] and not SAME_ON_RANKS.search(name)
+    ]
 
 
 def divide_sizes(module: nn.Module, attributes: Sequence[str], size: int) -> None:

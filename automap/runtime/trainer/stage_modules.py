@@ -27,11 +27,15 @@ class _Tracer(torch.fx.Tracer):
         self.roles = roles
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        span = _span(self.roles, module_qualified_name)
+        span = span_of(self.roles, module_qualified_name)
         return span is None or span[0] == span[1]
 
 
-def _span(roles: Roles, path: str) -> tuple[int, int] | None:
+class Untraced(Exception):
+    """The forward of a network cannot be traced."""
+
+
+def span_of(roles: Roles, path: str) -> tuple[int, int] | None:
     """The first and the last stage of the operators of a module; None where the graph has none of it."""
     inside = [scope for scope in roles.stages if scope == path or scope.startswith(f"{path}.")]
     if not inside:
@@ -45,19 +49,18 @@ def cut(module: nn.Module, roles: Roles, num_stages: int) -> tuple[list[nn.Modul
     Every stage takes all inputs of the model by name; each but the first takes the crossing tensor before them.
 
     Raises:
-        PlanError: the forward cannot be traced, or cannot be cut where the plan says.
+        Untraced: the forward cannot be traced.
+        PlanError: it cannot be cut where the plan says.
     """
     try:
         traced = _Tracer(roles).trace(module)
     except Exception as fault:
-        raise _refuse(
-            str(fault).split("\n")[0], "The forward of the model above its blocks must be plain code."
-        ) from fault
+        raise Untraced(str(fault).split("\n")[0]) from fault
     stage_of = _place(traced, module, roles)
     last = num_stages - 1
     output = next(n for n in traced.nodes if n.op == "output")
     if not isinstance(output.args[0], torch.fx.Node):
-        raise _refuse("the model returns more than one tensor", "Return the logits alone.")
+        raise refuse_cut("the model returns more than one tensor", "Return the logits alone.")
     bounds = [_crossing(traced, stage_of, number) for number in range(last)]
     ends = [*bounds, output.args[0]]
     stages = [
@@ -73,14 +76,14 @@ def _place(traced: torch.fx.Graph, module: nn.Module, roles: Roles) -> dict[torc
     for node in traced.nodes:
         stages = [found[n] for n in node.all_input_nodes if n in found]
         if node.op == "call_module":
-            span = _span(roles, str(node.target))
+            span = span_of(roles, str(node.target))
             child = module.get_submodule(str(node.target))
             if span is not None:
                 stages.append(span[0])
             elif any(True for _ in child.parameters()):
-                raise _refuse(f"{node.target} is not in the plan's model", "Give the model that was searched.")
+                raise refuse_cut(f"{node.target} is not in the plan's model", "Give the model that was searched.")
         elif node.op == "get_attr" and isinstance(getattr(module, str(node.target), None), nn.Parameter):
-            raise _refuse(f"the parameter {node.target} belongs to no module", "Put it into a module of its own.")
+            raise refuse_cut(f"the parameter {node.target} belongs to no module", "Put it into a module of its own.")
         if stages:
             found[node] = max(stages)
     return found
@@ -95,7 +98,7 @@ def _crossing(traced: torch.fx.Graph, stage_of: dict[torch.fx.Node, int], number
     ]
     if len(found) != 1:
         names = [node.name for node in found]
-        raise _refuse(f"{len(found)} tensors cross behind stage {number}: {names}", "Cut between blocks.")
+        raise refuse_cut(f"{len(found)} tensors cross behind stage {number}: {names}", "Cut between blocks.")
     return found[0]
 
 
@@ -122,7 +125,7 @@ def _stage(
         if node in needed or node is begin:
             continue
         if stage_of.get(node, number) != number:
-            raise _refuse(f"{node.name} of stage {stage_of[node]} runs in stage {number}", "Cut between blocks.")
+            raise refuse_cut(f"{node.name} of stage {stage_of[node]} runs in stage {number}", "Cut between blocks.")
         needed.add(node)
         waiting += node.all_input_nodes
     graph = torch.fx.Graph()
@@ -148,7 +151,8 @@ def prune(module: nn.Module, stages: Sequence[nn.Module]) -> None:
                 delattr(module, name)
 
 
-def _refuse(message: str, repair: str) -> PlanError:
+def refuse_cut(message: str, repair: str) -> PlanError:
+    """The error for a network that cannot be cut where the plan says."""
     return PlanError(
         f"cannot be cut there: {message}", field="plan.stages", value="modules", repair=f"{repair} {INSTEAD}"
     )

@@ -10,9 +10,14 @@ from torch import nn
 from automap.errors import PlanError
 from automap.plan import Plan
 from automap.runtime.trainer.module_tree import tied_names
+from automap.schedule import SPLIT_KINDS
+from automap.targets import OWN, targets
 from ir.graph import Graph
 
-INSTEAD = "Run the plan with `automap trial`, whose interpreter executes the graph itself, or search with hints.fix."
+INSTEAD = (
+    "Search with --target automap, whose plans modules run, or run this one with `automap trial`, whose interpreter "
+    "executes the graph itself."
+)
 """The repair that holds for every plan which is finer than modules."""
 
 
@@ -46,20 +51,20 @@ def check_rectangular(plan: Plan) -> None:
         raise refuse("stages", len(plan.stages), "all stages are on the same devices", "Make them one stage.")
     if plan.sync.kind != "synchronous":
         raise refuse("sync.kind", plan.sync.kind, "modules are trained synchronously", "Use synchronous.")
-    if plan.schedule.kind not in ("1f1b", "gpipe", "interleaved"):
-        kind = plan.schedule.kind
-        raise refuse("schedule.kind", kind, "modules run 1f1b, gpipe and interleaved schedules")
     foreign = [axis for axis in first.zero.axes if axis not in first.batch_axes and dict(first.mesh).get(axis, 1) > 1]
     if first.zero.stage and foreign:
         raise refuse("stages[0].zero.axes", foreign, "states of modules are spread over batch axes only")
-    if first.zero.stage > 1 and pipeline and plan.num_micro_batches > 1:
+    splits = plan.schedule.kind in SPLIT_KINDS or any("W" in text for row in plan.schedule.order or () for text in row)
+    if first.zero.stage > 1 and pipeline and splits:
         raise refuse(
             "stages[0].zero.stage", first.zero.stage,
-            "torch's pipeline stages keep gradients and gathered weights whole until the last micro-batch, as ZeRO 1",
-            "Use ZeRO 1 or 0. " + INSTEAD,
+            f"gradients are scattered in whole backward passes, which {plan.schedule.kind} takes apart",
+            "Use ZeRO 1 or 0, or schedule 1f1b. " + INSTEAD,
         )  # fmt: skip
-    if plan.training.precision not in ("fp32", "tf32", "bf16"):
-        raise refuse("training.precision", plan.training.precision, "modules train in fp32, tf32 and bf16", "Use bf16.")
+    precisions = targets()[OWN].precisions
+    if plan.training.precision not in precisions:
+        known = ", ".join(precisions)
+        raise refuse("training.precision", plan.training.precision, f"modules train in {known}", "Use bf16.")
 
 
 def check_parameters(graph: Graph, module: nn.Module) -> None:

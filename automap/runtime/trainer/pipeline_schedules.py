@@ -1,0 +1,98 @@
+"""Pipelines of torch that run the schedules of plans, with ZeRO of every stage inside.
+
+1F1B, GPipe and interleaved schedules are torch's classes. All others, and 1F1B of fewer micro-batches than stages, are
+given to torch's runtime as lists of actions, in the words that plans use (`automap.schedule`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining._backward import stage_backward
+from torch.distributed.pipelining.schedules import RESHARD, UNSHARD, _Action, _PipelineScheduleRuntime
+
+from automap.plan import Plan
+from automap.schedule import write_order
+
+SINGLE = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
+
+
+class _ScatteringStage(PipelineStage):
+    """A stage that scatters gradients after every micro-batch; torch's own keep them whole until the last one."""
+
+    def __init__(self, *args: Any, frees_weights: bool, **kwargs: Any) -> None:
+        """Takes what `PipelineStage` takes.
+
+        Args:
+            frees_weights: whether the weights of other ranks are freed after each pass (ZeRO 3).
+        """
+        super().__init__(*args, **kwargs)
+        self._frees_weights = frees_weights
+
+    def backward_maybe_with_nosync(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> Any:
+        """Runs a backward pass whole, as outside of a pipeline."""
+        assert isinstance(self.submod, FSDPModule)
+        self.submod.set_is_last_backward(True)
+        self.submod.set_reshard_after_backward(self._frees_weights)
+        self.submod.set_requires_gradient_sync(True)
+        keys = ("stage_output", "output_grads", "input_values")
+        return stage_backward(*(bwd_kwargs[key] for key in keys)), None
+
+
+class _Runtime(_PipelineScheduleRuntime):
+    """torch's runtime for any order of actions."""
+
+    def __init__(self, order: Sequence[Sequence[str]], *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
+        self._prepare_schedule_with_comms(
+            {rank: [_Action.from_str(text) for text in actions] for rank, actions in enumerate(order)}
+        )
+
+
+def make_schedule(
+    plan: Plan,
+    stages: dict[int, nn.Module],
+    loss: Callable[[Tensor, Tensor], Tensor],
+    *,
+    zero: int,
+    device: torch.device,
+    group: dist.ProcessGroup,
+) -> Any:
+    """The schedule of a plan's pipeline on this rank.
+
+    Args:
+        plan: a plan of several stages.
+        stages: the number of each stage of this rank, and its modules.
+        loss: (outputs, labels) of a micro-batch -> its term of the loss.
+        zero: the ZeRO stage of the modules.
+        device: the device of this process.
+        group: the pipeline ranks.
+    """
+    number, count, kind = len(plan.stages), plan.num_micro_batches, plan.schedule.kind
+    make: Any = PipelineStage
+    if zero > 1:
+        make = lambda *args, **kwargs: _ScatteringStage(*args, frees_weights=zero == 3, **kwargs)  # noqa: E731
+    made = [make(stage, n, number, device, group=group) for n, stage in stages.items()]
+    settings: dict[str, Any] = {"loss_fn": loss, "scale_grads": False}
+    # torch's 1F1B wants a micro-batch for each stage.
+    if kind in SINGLE and (kind == "gpipe" or count >= number):
+        return SINGLE[kind](made[0], count, **settings)
+    if kind == "interleaved":
+        schedule: Any = ScheduleInterleaved1F1B(made, count, **settings)
+    else:
+        order = plan.schedule.order or write_order(kind, group.size(), number, count)
+        schedule = _Runtime(order, made, count, **settings)
+    if zero == 3:
+        # Weights are gathered module by module in each pass, not all of them around all passes.
+        for action in (UNSHARD, RESHARD):
+            schedule.register_custom_function(action, lambda action, context: None)
+        schedule._assert_unsharded = lambda stage: None
+    return schedule

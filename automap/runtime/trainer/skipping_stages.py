@@ -1,0 +1,244 @@
+"""Pipeline stages of a network whose forward cannot be traced, such as the models of transformers.
+
+Every stage runs the user's whole forward. Modules of other stages do nothing: they return zeros of the shape that they
+would return. The tensor that crosses is what the last module of a stage returns, or else what the first module of the
+next stage takes, as in blocks that end in an addition before a norm. The stage before ends there; the stage behind puts
+the tensor in its place. That this computes the same is checked on random data before any weight is dropped.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from automap.errors import PlanError
+from automap.runtime.trainer.roles import Roles
+from automap.runtime.trainer.split_check import computes
+from automap.runtime.trainer.stage_modules import refuse_cut, span_of
+from automap.runtime.trainer.training_graph import scores_of
+
+
+class _Ended(Exception):
+    """Leaves the user's forward with the tensor that crosses."""
+
+    def __init__(self, crossing: Tensor) -> None:
+        self.crossing = crossing
+
+
+class Border(NamedTuple):
+    """Where one stage ends and the next begins."""
+
+    unit: str
+    is_behind: bool
+    """Whether the output of the unit crosses, or its input."""
+
+
+class _Run:
+    """What the modules of a network must know of the stage that runs: its number, and what it works on."""
+
+    def __init__(self) -> None:
+        self.stage = -1
+        """-1 = the whole network."""
+        self.crossing: Tensor | None = None
+        self.borders: list[Border] = []
+        self.samples = 0
+        self.made: dict[str, list[tuple[Any, list[Any]]]] = {}
+        """Path of a unit -> for one sample and for two, the structure of its output and the leaves of it."""
+
+
+class SkippingStage(nn.Module):
+    """One stage; its modules have the paths that they have in the network."""
+
+    def __init__(self, whole: nn.Module, number: int, owned: Sequence[str], run: _Run) -> None:
+        """Takes a network whose units are guarded.
+
+        Args:
+            whole: the network, which is run but is no child of the stage.
+            number: the number of the stage.
+            owned: paths of the units of the stage.
+            run: what the units know.
+        """
+        super().__init__()
+        self._whole, self._number, self._run = (whole,), number, run
+        for path in owned:
+            place: nn.Module = self
+            *above, name = path.split(".")
+            for part in above:
+                if not hasattr(place, part):
+                    place.add_module(part, nn.Module())
+                place = place.get_submodule(part)
+            place.add_module(name, whole.get_submodule(path))
+
+    def forward(self, *crossing: Tensor, **inputs: Tensor) -> Tensor:
+        """From the tensor of the stage before, if there is one, and the model's inputs, to that of this stage."""
+        (whole,), run = self._whole, self._run
+        run.stage, run.crossing = self._number, crossing[0] if crossing else None
+        run.samples = len(next(iter(inputs.values())))
+        hook = None
+        if self._number < len(run.borders):
+            unit, is_behind = run.borders[self._number]
+            child = whole.get_submodule(unit)
+            # It is registered anew, so that hooks of FSDP2 are inside of it.
+            if is_behind:
+                hook = child.register_forward_hook(_end_behind)
+            else:
+                hook = child.register_forward_pre_hook(_end_before, prepend=True, with_kwargs=True)
+        try:
+            return scores_of(whole, list(inputs.values()), tuple(inputs))
+        except _Ended as end:
+            return end.crossing
+        finally:
+            run.stage = -1
+            if hook is not None:
+                hook.remove()
+
+
+def _end_behind(module: nn.Module, inputs: Any, output: Any) -> None:
+    raise _Ended(next(leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)))
+
+
+def _end_before(module: nn.Module, args: Any, kwargs: Any) -> None:
+    raise _Ended(next(leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)))
+
+
+def cut_untraced(
+    module: nn.Module, roles: Roles, ends: Sequence[tuple[str, str]], inputs: Callable[[int], list[Tensor]],
+    names: tuple[str, ...],
+) -> tuple[list[nn.Module], list[str]]:  # fmt: skip
+    """The stages of a network as `stage_modules.cut` makes them, without a trace.
+
+    Args:
+        module: the network.
+        roles: the stages of its operators by scope.
+        ends: of each stage but the last, the scopes of its last operator and of the one behind it.
+        inputs: number of samples -> random data.
+        names: the names of the inputs; empty = they are the first arguments of `forward`.
+
+    Raises:
+        PlanError: a stage needs more of the others than one tensor.
+    """
+    units = _units(module, roles)
+    run = _Run()
+    run.borders = [_border(last, first, number, units) for number, (last, first) in enumerate(ends)]
+    for path, number in units.items():
+        child = module.get_submodule(path)
+        child.forward = functools.partial(_guarded, child.forward, path, number, run)
+    names = names or tuple(inspect.signature(module.forward).parameters)[: len(inputs(1))]
+    whole = [computes(module, inputs(samples), names) for samples in (1, 2)]
+    stages: list[nn.Module] = [
+        SkippingStage(module, n, [path for path, at in units.items() if at == n], run) for n in range(len(ends) + 1)
+    ]
+    _check(stages, dict(zip(names, inputs(2), strict=True)), whole[1], module)
+    return stages, list(names)
+
+
+def _units(module: nn.Module, roles: Roles) -> dict[str, int]:
+    """Path of the largest modules that lie in one stage -> its number.
+
+    Raises:
+        PlanError: a module with parts in several stages has parameters of its own.
+    """
+    found: dict[str, int] = {}
+    for path, child in module.named_modules():
+        if any(path.startswith(f"{unit}.") for unit in found):
+            continue
+        span = span_of(roles, path)
+        # Lists of modules are never called themselves.
+        is_list = isinstance(child, nn.ModuleList | nn.ModuleDict)
+        if path and span is not None and span[0] == span[1] and not is_list:
+            found[path] = span[0]
+        elif any(True for _ in child.parameters(recurse=False)):
+            raise refuse_cut(f"{path or 'the model'} has parameters of its own", "Put them into a module of their own.")
+    return found
+
+
+def _border(last: str, first: str, stage: int, units: Mapping[str, int]) -> Border:
+    """The border behind a stage.
+
+    Args:
+        last: the scope of its last operator.
+        first: the scope of the operator behind it.
+        stage: its number.
+        units: the units, with the numbers of their stages.
+    """
+    for scope, number in ((last, stage), (first, stage + 1)):
+        for path, at in units.items():
+            if at == number and f"{scope}.".startswith(f"{path}."):
+                return Border(path, is_behind=number == stage)
+    raise refuse_cut(f"stage {stage} ends in the code between modules", "Cut between blocks.")
+
+
+def _guarded(forward: Callable[..., Any], path: str, stage: int, run: _Run, *args: Any, **kwargs: Any) -> Any:
+    """Runs a unit in its own stage, and stands in for it in all others."""
+    if run.stage < 0:
+        output = forward(*args, **kwargs)
+        leaves, structure = tree_flatten(output)
+        shapes = [(x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves]
+        run.made.setdefault(path, []).append((structure, shapes))
+        return output
+    begins = run.borders[run.stage - 1] if run.stage else None
+    if run.stage == stage:
+        if begins == Border(path, is_behind=False):
+            args, kwargs = _put((args, kwargs), run.crossing)
+        return forward(*args, **kwargs)
+    (structure, one), (_, two) = run.made[path][:2]
+    output = tree_unflatten([_zeros(a, b, run) for a, b in zip(one, two, strict=True)], structure)
+    return _put(output, run.crossing) if begins == Border(path, is_behind=True) else output
+
+
+def _put(tree: Any, crossing: Tensor | None) -> Any:
+    """The same with another first tensor."""
+    leaves, structure = tree_flatten(tree)
+    leaves[next(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor))] = crossing
+    return tree_unflatten(leaves, structure)
+
+
+def _zeros(one: Any, two: Any, run: _Run) -> Any:
+    """A tensor of zeros with the samples of the present micro-batch, or what is no tensor."""
+    if not isinstance(one, tuple):
+        return one
+    assert run.samples
+    shape = [a + (b - a) * (run.samples - 1) for a, b in zip(one[0], two[0], strict=True)]
+    device = None if run.crossing is None else run.crossing.device
+    return torch.zeros(shape, dtype=one[1], device=device)
+
+
+def _check(stages: Sequence[nn.Module], inputs: Mapping[str, Tensor], wanted: Tensor, module: nn.Module) -> None:
+    """Refuses stages that compute something else than the network, one after the other."""
+    training = {child: child.training for child in module.modules()}
+    module.eval()
+    try:
+        with torch.no_grad():
+            crossing: tuple[Tensor, ...] = ()
+            for stage in stages:
+                crossing = (stage(*crossing, **inputs),)
+    except Exception as fault:
+        raise _different(str(fault).split("\n")[0]) from fault
+    finally:
+        for child, before in training.items():
+            child.training = before
+    if not torch.equal(crossing[0], wanted):
+        raise _different("stages compute something else than the network")
+
+
+def _different(message: str) -> PlanError:
+    return refuse_cut(message, "Blocks must hand on one tensor; use a plan without a pipeline for others.")
+
+
+def drop_weights(module: nn.Module, stages: Sequence[nn.Module]) -> None:
+    """Drops the parameters of modules that no kept stage has; the modules stay, for the code that asks for them."""
+    kept = {id(child) for stage in stages for child in stage.modules()}
+    for child in module.modules():
+        if id(child) not in kept:
+            for name, parameter in list(child.named_parameters(recurse=False)):
+                # Code may ask for its shape, type and device.
+                del child._parameters[name]
+                child.__dict__[name] = torch.empty((), dtype=parameter.dtype, device=parameter.device).expand(
+                    parameter.shape
+                )

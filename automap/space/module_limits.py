@@ -1,0 +1,127 @@
+"""What a trainer of whole modules can run of a pattern: changes of placement at the borders of layers alone.
+
+A layer is a module with weights of its own: a linear layer, an embedding or a norm. Collectives run at its inputs and
+outputs. All other operators are the user's code, which runs on what each rank has. `automap.runtime.trainer` checks the
+same with the module at hand, and says of a plan what is finer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from automap.arrays import Ints
+from automap.space.space import PlanSpace
+from ir.blocks import carried_tensors
+from ir.factors import BROADCAST, PARTIAL, Placement, Signature
+from ir.graph import Graph, Operator
+
+COPY = "@"
+"""What the name of an operator has that is computed again for another reader (`ir.localize`)."""
+MOST_DIMS = 2
+"""Dims of the weights of a linear layer, an embedding or a norm."""
+
+
+def runs_in_modules(space: PlanSpace, column: Ints) -> bool:
+    """Whether a trainer of whole modules can run the signatures of all operators on one axis.
+
+    Args:
+        space: the plan space of the model.
+        column: [operator rows] signatures.
+    """
+    graph = space.problem.graph
+    chosen = dict(_chosen(space, column))
+    layers = _layers(graph)
+    return all(_runs(graph, op, signature, layers) for op, signature in chosen.values()) and all(
+        _agree(graph, name, chosen, layers) for name in graph.tensors
+    )
+
+
+def cuts_between_modules(graph: Graph) -> bool:
+    """Whether stages of whole modules hand on one tensor, and share no layer.
+
+    A decoder reads the encoder's memory in every layer; the position biases of T5 are those of one layer for all.
+    """
+    layers = _layers(graph)
+    shared = any(COPY in op.name and op.scope in layers for op in graph.operators)
+    return not shared and not carried_tensors(graph)
+
+
+def _chosen(space: PlanSpace, column: Ints) -> Iterator[tuple[str, tuple[Operator, Signature]]]:
+    """Every operator of the model with its signature, by name."""
+    spans = space.evaluator.tables.spans
+    for unit in space.linkage.blocks.units:
+        for offset, index in enumerate(range(unit.start, unit.stop)):
+            op = space.problem.graph.operators[index]
+            if op.is_live:
+                number = column[int(spans[unit.type]) + offset]
+                yield op.name, (op, space.linkage.types[unit.type].signatures[offset][number])
+
+
+def _layers(graph: Graph) -> set[str]:
+    """Scopes whose operators read a weight and perhaps a bias, none of more dims than a linear layer's.
+
+    Names do not tell: a weight that layers share has the name that one of them gives it.
+    """
+    most: dict[str, int] = {}
+    for op in graph.operators:
+        for operand in op.inputs if op.is_live else ():
+            for name in _weights(graph, operand):
+                named = name.endswith((".weight", ".bias"))
+                dims = len(graph.tensors[operand].shape) if named else MOST_DIMS + 1
+                most[op.scope] = max(most.get(op.scope, 0), dims)
+    return {scope for scope, dims in most.items() if dims <= MOST_DIMS}
+
+
+def _runs(graph: Graph, op: Operator, signature: Signature, layers: set[str]) -> bool:
+    """Whether an operator needs no more than its module has."""
+    is_loss = op.outputs[0] == graph.outputs[-1]
+    if is_loss or all(p == BROADCAST for p in (*signature.inputs, *signature.outputs)):
+        return True
+    if op.scope in layers:
+        return True
+    if signature.factor is not None and op.rule.factors[signature.factor].collective is not None:
+        return False
+    if PARTIAL in (*signature.inputs, *signature.outputs):
+        return False
+    operands = zip(op.inputs, signature.inputs, signature.input_gradients, strict=True)
+    return all(
+        _is_constant(graph, name) or (gradient != PARTIAL and not (placement >= 0 and any(_weights(graph, name))))
+        for name, placement, gradient in operands
+    )
+
+
+def _agree(graph: Graph, name: str, chosen: dict[str, tuple[Operator, Signature]], layers: set[str]) -> bool:
+    """Whether code outside of layers reads a tensor in the placement in which it gets it."""
+    maker = graph.maker(name)
+    if graph.tensors[name].role == "parameter" or (maker is not None and maker.name not in chosen):
+        return True
+    held: Placement | None = BROADCAST
+    if maker is not None:
+        signature = chosen[maker.name][1]
+        # What leaves a layer is moved to what the code reads.
+        held = None if maker.scope in layers else signature.outputs[maker.outputs.index(name)]
+    wanted = {
+        placement
+        for op in map(graph.operators.__getitem__, graph.consumers[name])
+        if op.name in chosen and op.scope not in layers
+        for operand, placement in zip(op.inputs, chosen[op.name][1].inputs, strict=True)
+        if operand == name
+    }
+    return len(wanted) <= 1 and (held is None or wanted <= {held})
+
+
+def _is_constant(graph: Graph, name: str) -> bool:
+    maker, tensor = graph.maker(name), graph.tensors[name]
+    if maker is None:
+        return tensor.role in ("constant", "buffer") or not tensor.is_float
+    return maker.is_constant
+
+
+def _weights(graph: Graph, name: str) -> Iterator[str]:
+    """The parameters that a tensor is a view of."""
+    maker = graph.maker(name)
+    if graph.tensors[name].role == "parameter":
+        yield graph.pieces[name][0] if name in graph.pieces else name
+    elif maker is not None and maker.is_view:
+        for operand in maker.inputs:
+            yield from _weights(graph, operand)

@@ -1,0 +1,382 @@
+"""Searched plans trained by the module trainer: which it accepts, and whether their losses are those of one process.
+
+    python benchmarks/prove_trainer.py [PLANS] [--targets automap any] [--families NAME ...] [--seed 0] [--list]
+                                       [--clusters 2 4]
+
+Draws models of eleven families, clusters of 2 and 4 devices of three kinds with their default precision, their speed
+and memory scaled down, batches, seeds, budgets, and for half of the plans a degree that they must have. Searches a plan
+of each, for the target `automap` and for none, and trains it for two steps on processes of this machine: in float64,
+where its losses must equal those of one process but for rounding, and, where its precision is lower, in this precision,
+where they must be near. Prints what became of each plan that was not trained so, and why. Exit code 1: a plan for the
+target was refused, or a loss differs. Needs the extra `hf` of the project. The committed figures are in
+benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import copy
+import datetime
+import functools
+import importlib.util
+import json
+import math
+import multiprocessing
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from agents.searcher import Budget, search
+from automap.cluster import Cluster, parse_cluster
+from automap.errors import NothingFits, PlanError, ProblemError
+from automap.plan import Plan
+from automap.problem import Problem
+from automap.runtime.torch_export import export_onnx, quiet
+from automap.runtime.trainer import IGNORED, parallelize
+from automap.runtime.trainer.training_graph import data_inputs, training_graph
+from automap.runtime.transformers_models import as_trained, from_config
+from ir.graph import Graph
+from ir.loss import with_loss
+from ir.onnx.load import load_model
+from service.strategy import strategy
+
+HIDDEN, TOKENS, WORDS, CLASSES = 32, 16, 96, 12
+LAYERS = {"num_hidden_layers": 4, "num_attention_heads": 4, "hidden_size": HIDDEN, "vocab_size": WORDS}
+TEXT = {**LAYERS, "intermediate_size": 2 * HIDDEN, "max_position_embeddings": TOKENS}
+GROUPED = {**TEXT, "num_key_value_heads": 2}
+GPT2 = {"n_layer": 4, "n_head": 4, "n_embd": HIDDEN, "vocab_size": WORDS, "n_positions": TOKENS}
+GPT2 |= {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+T5 = {"d_model": HIDDEN, "d_ff": 2 * HIDDEN, "d_kv": 8, "num_layers": 2, "num_heads": 4, "vocab_size": WORDS}
+IMAGES = {"image_size": 16, "num_channels": 3, "patch_size": 4, "num_labels": CLASSES}
+CONFIGURATIONS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", GPT2),
+    "gpt2, untied": ("GPT2LMHeadModel", {**GPT2, "tie_word_embeddings": False}),
+    "llama": ("LlamaForCausalLM", GROUPED),
+    "llama, tied": ("LlamaForCausalLM", {**GROUPED, "tie_word_embeddings": True}),
+    "qwen2": ("Qwen2ForCausalLM", GROUPED),
+    "bert": ("BertForMaskedLM", {**TEXT, **NO_DROPOUT}),
+    "t5": ("T5ForConditionalGeneration", {**T5, "dropout_rate": 0.0}),
+    "vit": ("ViTForImageClassification", {**LAYERS, **IMAGES, **NO_DROPOUT, "intermediate_size": 2 * HIDDEN}),
+    "mixtral": ("MixtralForCausalLM", {**GROUPED, "num_local_experts": 4}),
+}
+"""Family: (class of transformers, what its configuration says)."""
+EXAMPLE, PERCEPTRON = "example", "mlp"
+"""The network of examples/train_gpt.py, and a module of linear layers."""
+FAMILIES = (*CONFIGURATIONS, EXAMPLE, PERCEPTRON)
+DEVICES = ("cpu", "V100-16GB", "A100-80GB")
+BATCHES, BUDGETS = (8, 16, 32), (16, 64, 256)
+SPEEDS, MEMORIES = (1.0, 1e-2, 1e-4), (1.004, 16.0, 16.0)
+"""Shares of a device's speed, and memories in GiB, of which trainers reserve one: small networks are large there."""
+WISHES: tuple[dict[str, int], ...] = ({}, {}, {"tp": 2}, {"pp": 2})
+"""hints.fix of plans: half of them have none; the best plans of small networks on few devices are replicas."""
+NEAR = {"bf16": 3e-2, "fp16": 4e-3}
+"""Largest relative difference of a loss in a lower precision from that of one process in float64 (assumed): some units
+of the last place, 2^-8 and 2^-11."""
+EXACT = 1e-9
+RATE = 0.2
+AT_ONCE = 12
+"""Plans of one launch."""
+
+
+# -- Models
+
+
+@functools.cache
+def example() -> Any:
+    """The script of the example."""
+    path = Path(__file__).parents[1] / "examples" / "train_gpt.py"
+    spec = importlib.util.spec_from_file_location("train_gpt", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def build(family: str, folder: Path) -> tuple[nn.Module, dict[str, Tensor]]:
+    """The network of a family, and inputs of one sample."""
+    ids = torch.zeros(1, TOKENS, dtype=torch.int64)
+    if family == EXAMPLE:
+        return example().Gpt(layers=4, hidden=HIDDEN, heads=4, seq_len=TOKENS, vocab_size=WORDS), {"ids": ids}
+    if family == PERCEPTRON:
+        layers = [part for _ in range(4) for part in (nn.Linear(HIDDEN, HIDDEN), nn.GELU())]
+        return nn.Sequential(*layers, nn.Linear(HIDDEN, CLASSES)), {"input": torch.zeros(1, HIDDEN)}
+    kind, changes = CONFIGURATIONS[family]
+    import transformers
+
+    configuration = getattr(transformers, kind).config_class(**changes)
+    document = {**configuration.to_dict(), "architectures": [kind]}
+    file = folder / f"{family.replace(', ', '-')}-{os.getpid()}.json"
+    file.write_text(json.dumps(document))
+    module, inputs = from_config(str(file) if family == "vit" else f"{file}:seq_len={TOKENS}")()
+    as_trained(module)
+    return module, inputs
+
+
+def network(family: str, folder: Path) -> nn.Module:
+    """The same with weights far from any symmetry, alike in every process."""
+    torch.manual_seed(0)
+    module, _ = build(family, folder)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return module
+
+
+def export(family: str, folder: Path) -> Path:
+    """The ONNX file of a family."""
+    path = folder / f"{family.replace(', ', '-')}.onnx"
+    if not path.exists():
+        export_onnx(lambda: build(family, folder), path, name=family)
+    return path
+
+
+# -- Plans
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A searched plan."""
+
+    family: str
+    cluster: str
+    target: str
+    plan: dict[str, Any]
+    """Its document."""
+
+    @property
+    def ranks(self) -> int:
+        """Processes that it takes."""
+        return int(self.cluster.partition("x")[0])
+
+    def __str__(self) -> str:
+        plan = Plan.from_json(self.plan)
+        head = f"{self.family} on {self.cluster}, {plan.training.precision}, batch {plan.training.global_batch}"
+        return f"{head}, {strategy(plan)}"
+
+
+def shrunk(cluster: Cluster, speed: float, memory: float) -> Cluster:
+    """A cluster for which small networks are large: devices and links of a share of their speed, and little memory."""
+    devices = {
+        name: replace(
+            device,
+            peak_TFLOPs={key: rate * speed for key, rate in device.peak_TFLOPs.items()},
+            hbm_bandwidth_GBps=device.hbm_bandwidth_GBps * speed,
+            memory_GiB=memory,
+        )
+        for name, device in cluster.devices.items()
+    }
+    links = {name: replace(link, bandwidth_GBps=link.bandwidth_GBps * speed) for name, link in cluster.links.items()}
+    return replace(cluster, devices=devices, links=links)
+
+
+def searched(target: str, given: argparse.Namespace, folder: Path) -> list[Case]:
+    """Plans of drawn problems."""
+    rng, count, families = np.random.default_rng(given.seed), given.plans, given.families
+    graphs: dict[str, Graph] = {f: load_model(export(f, folder).read_bytes(), name=f) for f in families}
+    found: list[Case] = []
+    number = 0
+    while len(found) < count:
+        family = families[number % len(families)]
+        cluster = f"{rng.choice(given.clusters)}x{rng.choice(DEVICES)}"
+        training = {"global_batch": int(rng.choice(BATCHES)), "target": target}
+        number += 1
+        small = shrunk(parse_cluster(cluster), float(rng.choice(SPEEDS)), float(rng.choice(MEMORIES)))
+        fix = WISHES[int(rng.integers(len(WISHES)))]
+        try:
+            problem = Problem.build(with_loss(graphs[family]), small, training, {"fix": fix})
+            plan = search(problem, Budget(evaluations=int(rng.choice(BUDGETS))), seed=number).plan
+        except (NothingFits, ProblemError):
+            continue  # no plan has these degrees
+        found.append(Case(family=family, cluster=cluster, target=target, plan=plan.to_json()))
+    return found
+
+
+# -- Training
+
+
+def batch(graph: Graph, plan: Plan, seed: int) -> tuple[list[Tensor], Tensor]:
+    """Inputs of a global batch and its labels, of which samples have unequal numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    samples = plan.training.global_batch
+    found = []
+    for tensor in data_inputs(graph):
+        shape = tensor.shape_at(samples)
+        ids = torch.randint(WORDS, shape, generator=generator)
+        found.append(torch.randn(shape, generator=generator) if tensor.is_float else ids)
+    scores = graph.tensors[graph.operators[-1].inputs[0]]
+    labels = torch.randint(CLASSES, graph.tensors[graph.operators[-1].inputs[1]].shape_at(samples), generator=generator)
+    del scores
+    flat = labels.view(samples, -1)
+    for sample in range(samples):
+        flat[sample, : sample % 4 if flat.shape[1] > 4 else 0] = IGNORED
+    return found, labels
+
+
+def losses_of(module: nn.Module, graph: Graph, plan: Plan) -> list[float]:
+    """The losses of two steps in one process."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
+    names, losses = [t.name for t in data_inputs(graph)], []
+    for seed in (1, 2):
+        inputs, labels = batch(graph, plan, seed)
+        data = [x.double() if x.is_floating_point() else x for x in inputs]
+        found: Any = (
+            module(*data) if isinstance(module, nn.Sequential) else module(**dict(zip(names, data, strict=True)))
+        )
+        scores = found if isinstance(found, Tensor) else found["logits"]
+        loss = F.cross_entropy(scores.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def train(module: nn.Module, plan: Plan, path: Path, graph: Graph) -> list[float]:
+    """The losses of two steps of this process by a plan."""
+    double = next(module.parameters()).dtype == torch.float64
+    trainer = parallelize(module, plan, path)
+    optimizer = torch.optim.SGD(trainer.parameters(), lr=RATE)
+    losses = []
+    for seed in (1, 2):
+        inputs, labels = batch(graph, plan, seed)
+        data = [x.double() if double and x.is_floating_point() else x for x in inputs]
+        losses.append(trainer.step(*(x[trainer.rows] for x in data), labels[trainer.rows]))
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def both(case: Case, folder: Path) -> dict[str, Any]:
+    """What a rank finds of a plan: its losses in float64 and in its own precision, or why it was refused."""
+    plan = Plan.from_json(case.plan)
+    path = export(case.family, folder)
+    with quiet():
+        module = network(case.family, folder)
+    graph = training_graph(path, plan)
+    exact = replace(plan, training=replace(plan.training, precision="fp32"))
+    found: dict[str, Any] = {}
+    if dist.get_rank() == 0:
+        found["wanted"] = losses_of(copy.deepcopy(module).double(), graph, plan)
+    try:
+        parallelize_first = copy.deepcopy(module)
+        found["exact"] = train(parallelize_first.double(), exact, path, graph)
+        if plan.training.precision in NEAR:
+            found["near"] = train(module, plan, path, graph)
+    except PlanError as fault:
+        found["refused"] = str(fault)
+    return found
+
+
+def rank(number: int, size: int, folder: Path, cases: Sequence[Case]) -> None:
+    """One process: trains plan after plan until one fails, and writes what it found."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), size)
+    dist.init_process_group("gloo", store=store, rank=number, world_size=size, timeout=datetime.timedelta(seconds=60))
+    found: list[dict[str, Any]] = []
+    for case in cases:
+        try:
+            found.append(both(case, folder.parent))
+        except Exception:
+            found.append({"failed": traceback.format_exc()})
+            break
+    (folder / f"{number}.json").write_text(json.dumps(found))
+    os._exit(0)  # groups that wait for a process that failed would hold this one up
+
+
+def launch(cases: Sequence[Case], folder: Path) -> list[dict[str, Any]]:
+    """What the ranks found of some plans, together; fewer than the plans where one failed."""
+    size = cases[0].ranks
+    place = Path(tempfile.mkdtemp(dir=folder))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([Path(__file__).stem])
+    children = [context.Process(target=rank, args=(number, size, place, cases)) for number in range(size)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    ranks = [json.loads((place / f"{number}.json").read_text()) for number in range(size)]
+    found = []
+    for rows in zip(*ranks, strict=False):
+        merged = dict(collections.ChainMap(*rows))
+        if "failed" in merged:
+            # The last words of a process that lost another one say nothing.
+            merged["failed"] = min((r["failed"] for r in rows if "failed" in r), key=lambda text: "Connection" in text)
+        if any(row.get(key) != rows[0].get(key) for row in rows for key in ("exact", "near") if key in merged):
+            merged.setdefault("failed", "ranks report different losses")
+        found.append(merged)
+    return found
+
+
+def judge(case: Case, found: Mapping[str, Any]) -> str:
+    """What became of a plan: empty = trained with the losses of one process."""
+    if "failed" in found:
+        return "failed: " + str(found["failed"]).strip()
+    if "refused" in found:
+        return "refused: " + str(found["refused"])
+    for key, limit in (("exact", EXACT), ("near", NEAR.get(Plan.from_json(case.plan).training.precision, 0.0))):
+        for loss, wanted in zip(found.get(key, ()), found["wanted"], strict=False):
+            if not math.isclose(loss, wanted, rel_tol=limit):
+                return f"differs: {found[key]} where one process has {found['wanted']} ({key})"
+    return ""
+
+
+def run(cases: Sequence[Case], folder: Path) -> list[tuple[Case, str]]:
+    """Every plan with what became of it."""
+    done: list[tuple[Case, str]] = []
+    for size in sorted({case.ranks for case in cases}):
+        waiting = [case for case in cases if case.ranks == size]
+        while waiting:
+            some = waiting[:AT_ONCE]
+            found = launch(some, folder)
+            done += [(case, judge(case, what)) for case, what in zip(some, found, strict=False)]
+            waiting = waiting[max(1, len(found)) :]
+    return done
+
+
+def report(target: str, done: Sequence[tuple[Case, str]], *, every: bool) -> int:
+    """Prints what became of the plans of a target; returns how many were trained as one process."""
+    good = sum(not what for _, what in done)
+    print(f"target {target}: {good} of {len(done)} searched plans train with the losses of one process", flush=True)
+    documents = {json.dumps([case.family, case.plan["stages"], case.plan["schedule"]]) for case, _ in done}
+    print(f"  {len(documents)} distinct plans", flush=True)
+    for case, what in done:
+        if what or every:
+            print(f"  {case}: {what.replace(chr(10), chr(10) + '    ') or 'trained'}", flush=True)
+    return good
+
+
+def main() -> int:
+    """Prints what became of the plans of each target."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("plans", type=int, nargs="?", default=200, help="plans of each target")
+    parser.add_argument("--targets", nargs="+", default=["automap", "any"])
+    parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=FAMILIES)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--list", action="store_true", help="print plans that were trained, too")
+    parser.add_argument("--clusters", nargs="+", type=int, default=[2, 4], help="numbers of devices")
+    given = parser.parse_args()
+    failed = False
+    with tempfile.TemporaryDirectory() as name:
+        for target in given.targets:
+            cases = searched(target, given, Path(name))
+            good = report(target, run(cases, Path(name)), every=given.list)
+            failed |= target == "automap" and good < len(cases)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    sys.exit(main())

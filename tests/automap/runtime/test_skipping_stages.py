@@ -1,0 +1,80 @@
+"""Stages of networks that are run whole, with modules that do nothing; without processes."""
+
+import pytest
+import torch
+from torch import nn
+
+from automap.errors import PlanError
+from automap.runtime.trainer.roles import Roles
+from automap.runtime.trainer.skipping_stages import cut_untraced, drop_weights
+
+STAGES = {"embed": 0, "first": 0, "second": 1, "head": 1}
+
+
+class Network(nn.Module):
+    def __init__(self, *, skips=False, own=False):
+        super().__init__()
+        torch.manual_seed(0)
+        for name in STAGES:
+            self.add_module(name, nn.Linear(4, 4))
+        self.skips = skips
+        if own:
+            self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        embedded = self.embed(x)
+        # The addition is code between modules, and what it makes is read by the code of both stages.
+        y = self.first(embedded) + 1.0
+        z = self.second(y)
+        return self.head(z + embedded if self.skips else z)
+
+
+def data(samples):
+    return [torch.randn(samples, 4, generator=torch.Generator().manual_seed(samples))]
+
+
+def stages_of(network, last="first"):
+    return cut_untraced(network, Roles(stages=STAGES, ends=STAGES), [(last, "second")], data, ())
+
+
+@pytest.mark.parametrize("last", ["first", ""])
+def test_stages_hold_their_modules_and_compute_the_whole(last):
+    """The tensor that crosses is that of a module, or that of the code in front of one."""
+    network, (x,) = Network(), data(3)
+    wanted = Network()(x)
+    wanted.sum().backward()
+    stages, names = stages_of(network, last)
+    assert names == ["x"]
+    for number, stage in enumerate(stages):
+        assert {n.partition(".")[0] for n, _ in stage.named_parameters()} == {
+            n for n, s in STAGES.items() if s == number
+        }
+    crossing = stages[0](x=x)
+    arrived = crossing.detach().requires_grad_()
+    scores = stages[1](arrived, x=x)
+    assert torch.equal(scores, wanted)
+    scores.sum().backward()
+    crossing.backward(arrived.grad)
+    oracle = Network()
+    oracle(x).sum().backward()
+    for (name, parameter), (_, other) in zip(network.named_parameters(), oracle.named_parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, other.grad, msg=name)
+
+
+def test_weights_of_other_stages_are_dropped():
+    network, (x,) = Network(), data(2)
+    wanted = network(x)
+    stages, _ = stages_of(network)
+    drop_weights(network, stages[1:])
+    assert {n.partition(".")[0] for n, _ in network.named_parameters()} == {"second", "head"}
+    assert network.first.weight.shape == (4, 4), "code may ask for it"
+    torch.testing.assert_close(stages[1](Network().first(Network().embed(x)), x=x), wanted)
+
+
+def test_refusals():
+    for network in (Network(skips=True), Network(own=True)):
+        with pytest.raises(PlanError, match=r"plan\.stages"):
+            stages_of(network)
+    # The code between modules is in neither of them.
+    with pytest.raises(PlanError, match="between modules"):
+        cut_untraced(Network(), Roles(stages=STAGES, ends=STAGES), [("", "")], data, ())
