@@ -61,7 +61,16 @@ def test_every_number_that_a_user_gives_states_its_range(kind):
     assert [name for name in _unranged(kind, set()) if not name.startswith(ESTIMATED)] == []
 
 
-ESTIMATED = ("Estimate.", "DeviceMemory.", "SearchRecord.", "TrialRecord.", "Calibration.", "Yours.", "Change.")
+ESTIMATED = (
+    "Estimate.",
+    "DeviceMemory.",
+    "SearchRecord.",
+    "TrialRecord.",
+    "Calibration.",
+    "Yours.",
+    "Change.",
+    "TargetCost.",
+)
 """Of a plan, what AutoMAP writes and only shows again."""
 
 

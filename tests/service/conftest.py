@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from service.client import AutomapClient
 from service.embedded_redis import EmbeddedRedis
 from service.http.api import create_app
 from service.jobs.store import Store, connect
+from service.serve import bind
 from service.settings import Settings
 
 DEADLINE_S = 90.0
@@ -151,7 +151,7 @@ def listening(settings: Settings, connection: redis.Redis) -> Iterator[httpx.Cli
     """The application on a free port, served by a thread of this process."""
     config = uvicorn.Config(create_app(settings, connection), log_config=None, lifespan="off", ws="none")
     server = uvicorn.Server(config)
-    with socket.create_server(("127.0.0.1", 0)) as bound:
+    with bind("127.0.0.1", 0) as bound:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()
         try:
