@@ -181,6 +181,10 @@ class Degrees:
     """The axes over which whole experts are spread."""
 
 
+MEMORY_CLASSES = ("parameters", "gradients", "optimizer", "activations", "buffers")
+"""Fields of `DeviceMemory` that add up to the whole."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceMemory:
     """Peak memory of each device of a stage by class, bytes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from automap.comparisons import Change, TargetCost
-from automap.plan import DeviceMemory, Plan, SearchRecord
+from automap.plan import DeviceMemory, Estimate, Plan, SearchRecord
 from service.strategy import batch, num_devices, strategy
 
 GIB = 1 << 30
@@ -147,6 +147,24 @@ def step(plan: Plan) -> str:
     assert plan.estimate is not None
     low, high = plan.estimate.error_band_s
     return f"{seconds(plan.estimate.step_time_s)} (between {seconds(low)} and {seconds(high)})"
+
+
+def head(plan: Plan) -> list[tuple[str, str]]:
+    """Label and text of the lines about a plan that no search need have found."""
+    return [
+        ("strategy", strategy(plan)),
+        ("batch", batch(plan)),
+        ("step", step(plan)),
+        ("speed", speed(plan)),
+        ("bound", bound(plan)),
+    ]
+
+
+def time_parts(estimate: Estimate) -> dict[str, float]:
+    """Seconds of a step by what they are spent on; they add up to the step time."""
+    found = {name: float(estimate.breakdown_s[name]) for name in ("compute", "bubble", "optimizer", "overhead")}
+    exposed = estimate.breakdown_s["exposed_communication"]
+    return found | {f"exposed {name.replace('_', '-')}": float(value) for name, value in exposed.items()}
 
 
 def speed(plan: Plan) -> str:

@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from automap.arrays import Ints
+from automap.cluster import GIB
 from automap.comparisons import Change
 from automap.errors import UserError
-from automap.plan import Estimate
+from automap.plan import MEMORY_CLASSES, Estimate
 from automap.price.degrees import degrees_of
 from automap.price.estimate import estimate_lowered
 from automap.price.evaluator import Evaluator, blank
@@ -39,9 +40,6 @@ NAMES: Mapping[str, str] = {
     "recompute": "recompute",
 }
 """Fields of a strategy that are changed one at a time, in words; the number of replicas follows from them."""
-CLASSES = ("parameters", "gradients", "optimizer", "activations", "buffers")
-"""Fields of `automap.plan.DeviceMemory` that add up to the whole."""
-GIB = 1 << 30
 DETOUR = 0.1
 """Largest share of a step time that a change may cost and still go before cheaper ones because its plan fits into
 memory (assumed)."""
@@ -265,7 +263,7 @@ def shortage(estimate: Estimate) -> str | None:
     if not estimate.overflows:
         return None
     worst = max(estimate.memory_bytes, key=lambda memory: memory.total - memory.capacity)
-    largest = max(CLASSES, key=lambda name: float(getattr(worst, name)))
+    largest = max(MEMORY_CLASSES, key=lambda name: float(getattr(worst, name)))
     return (
         f"devices {worst.devices} need {worst.total / GIB:.1f} GiB of {worst.capacity / GIB:.1f}, most of it {largest}"
     )

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from automap.documents import read_file
 from automap.errors import ModelError, PlanError, ProblemError
+from automap.plan import MEMORY_CLASSES
 from automap.records import to_json
 from service.jobs.run_job import JobRequest, ModelOptions, build_problem, import_graph
-from service.report import GIB, bound, probability, speed, step
-from service.strategy import batch, strategy
+from service.report import GIB, head, probability, time_parts
 
 if TYPE_CHECKING:
     from automap.export.configuration import Export
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from automap.verify import Violation
 
 WIDTH = 118
-CLASSES = ("parameters", "gradients", "optimizer", "activations", "buffers")
 
 
 @contextlib.contextmanager
@@ -206,11 +205,7 @@ def page(plan: Plan) -> str:
     estimate = plan.estimate
     assert estimate is not None
     lines = [
-        f"strategy  {strategy(plan)}",
-        f"batch     {batch(plan)}",
-        f"step      {step(plan)}",
-        f"speed     {speed(plan)}",
-        f"bound     {bound(plan)}",
+        *(f"{label:9} {text}" for label, text in head(plan)),
         "",
         *_times(estimate),
         "",
@@ -227,21 +222,18 @@ def _folded(reason: str) -> str:
 
 
 def _times(estimate: Estimate) -> list[str]:
-    parts = dict(estimate.breakdown_s)
-    exposed = parts.pop("exposed_communication")
-    rows = {name: parts[name] for name in ("compute", "bubble", "optimizer", "overhead")}
-    rows |= {f"exposed {name.replace('_', '-')}": value for name, value in exposed.items()}
+    parts = time_parts(estimate)
     lines = [f"{'time of the slowest rank':28}{'seconds':>10}{'share':>8}"]
-    lines += [f"{name:28}{value:10.4f}{value / estimate.step_time_s:8.1%}" for name, value in rows.items()]
+    lines += [f"{name:28}{value:10.4f}{value / estimate.step_time_s:8.1%}" for name, value in parts.items()]
     return lines
 
 
 def _memory(estimate: Estimate) -> list[str]:
     width = max(len("memory in GiB, devices"), *(len(m.devices) for m in estimate.memory_bytes))
-    header = "".join(f"{name:>12}" for name in (*CLASSES, "total", "capacity"))
+    header = "".join(f"{name:>12}" for name in (*MEMORY_CLASSES, "total", "capacity"))
     lines = [f"{'memory in GiB, devices':{width}}{header}"]
     for memory in estimate.memory_bytes:
-        amounts = [*(getattr(memory, name) for name in CLASSES), memory.total, memory.capacity]
+        amounts = [*(getattr(memory, name) for name in MEMORY_CLASSES), memory.total, memory.capacity]
         columns = "".join(f"{amount / GIB:12.2f}" for amount in amounts)
         over = "  does not fit" if memory.total > memory.capacity else ""
         over = over or ("  may not fit" if memory.total > memory.capacity - memory.reserve else "")

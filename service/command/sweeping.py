@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from automap.errors import NothingFits, ProblemError, UserError, one_of
 from service.command.estimation import hand_made_plan, with_sequence
 from service.jobs.run_job import JobRequest, build_problem, import_graph, run_job
-from service.report import seconds
+from service.report import fullest, seconds
 from service.strategy import strategy
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ class Cell:
 
 def memory_share(plan: Plan) -> float:
     """Share of the memory that the fullest device uses."""
-    assert plan.estimate is not None
-    return max(memory.total / memory.capacity for memory in plan.estimate.memory_bytes)
+    memory = fullest(plan)
+    return memory.total / memory.capacity
 
 
 def read_sides(texts: Sequence[str]) -> tuple[Side, ...]:

@@ -8,10 +8,9 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from automap.plan import Plan
-from service.drawing.pictures import CLASSES, PICTURES, time_parts
-from service.report import GIB, bound, seconds, speed, step, summary
-from service.strategy import batch, strategy
+from automap.plan import MEMORY_CLASSES, Plan
+from service.drawing.pictures import PICTURES
+from service.report import GIB, head, seconds, summary, time_parts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,7 +55,7 @@ def report(plan: Plan) -> str:
     """
     estimate = plan.estimate
     assert estimate is not None
-    said = summary(plan) if plan.search is not None else _own(plan)
+    said = summary(plan) if plan.search is not None else head(plan)
     rows = [f"<tr><th scope='row'>{_safe(label)}</th><td>{_safe(text)}</td></tr>" for label, text in said]
     times = [
         f"<tr><th scope='row'>{_safe(name)}</th><td class='number'>{value:.4g}</td>"
@@ -66,11 +65,11 @@ def report(plan: Plan) -> str:
     memory = [
         "<tr>"
         + f"<th scope='row'>{_safe(row.devices)}</th>"
-        + "".join(f"<td class='number'>{getattr(row, name) / GIB:.2f}</td>" for name in CLASSES)
+        + "".join(f"<td class='number'>{getattr(row, name) / GIB:.2f}</td>" for name in MEMORY_CLASSES)
         + f"<td class='number'>{row.total / GIB:.2f}</td><td class='number'>{row.capacity / GIB:.2f}</td></tr>"
         for row in estimate.memory_bytes
     ]
-    heads = "".join(f"<th scope='col' class='number'>{name}</th>" for name in (*CLASSES, "in all", "there is"))
+    heads = "".join(f"<th scope='col' class='number'>{name}</th>" for name in (*MEMORY_CLASSES, "in all", "there is"))
     drawn = {name: _picture(plan, name) for name in PICTURES}
     document = plan.to_json()
     document["estimate"].pop("timeline", None)
@@ -108,17 +107,6 @@ def report(plan: Plan) -> str:
 def _picture(plan: Plan, name: str) -> str:
     element = svg(PICTURES[name](plan)).replace("<svg ", f'<svg role="img" aria-label="{ABOUT[name]}" ', 1)
     return f'<figure id="{name}">{element}</figure>'
-
-
-def _own(plan: Plan) -> list[tuple[str, str]]:
-    """Lines about a plan that no search has found."""
-    return [
-        ("strategy", strategy(plan)),
-        ("batch", batch(plan)),
-        ("step", step(plan)),
-        ("speed", speed(plan)),
-        ("bound", bound(plan)),
-    ]
 
 
 def _warnings(plan: Plan) -> str:

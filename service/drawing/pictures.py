@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from automap.arrays import Floats, Ints
-from automap.plan import DeviceMemory, Estimate, Plan, Stage, parse_devices
+from automap.plan import MEMORY_CLASSES, DeviceMemory, Estimate, Plan, Stage, parse_devices
 from service.drawing.trace import KINDS, Action, read_action
-from service.report import GIB, seconds
+from service.report import GIB, seconds, time_parts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,8 +29,6 @@ COLOURS = {
 """Letter of an action -> its colour."""
 PARTS = ("#0072B2", "#56B4E9", "#009E73", "#F0E442", "#E69F00", "#D55E00", "#CC79A7", "#999999", "#000000")
 """Colours of parts of a whole."""
-CLASSES = ("parameters", "gradients", "optimizer", "activations", "buffers")
-"""Parts of a device's memory."""
 MOST_SHAPES = 2000
 """Number of actions above which they are drawn as pixels: a file with more shapes is slow to open (assumed)."""
 WIDTH = 10.0
@@ -104,7 +102,7 @@ def memory(plan: Plan) -> Figure:
     rows = _estimate(plan).memory_bytes
     figure, axes = _figure(len(rows), "Memory of each device at its peak")
     left = np.zeros(len(rows))
-    for name, colour in zip(CLASSES, PARTS, strict=False):
+    for name, colour in zip(MEMORY_CLASSES, PARTS, strict=False):
         amounts = np.array([getattr(row, name) for row in rows]) / GIB
         axes.barh(range(len(rows)), amounts, left=left, color=colour, label=name)
         left += amounts
@@ -113,7 +111,7 @@ def memory(plan: Plan) -> Figure:
     axes.set_yticks(range(len(rows)), [f"devices {row.devices}" for row in rows])
     axes.invert_yaxis()
     axes.set_xlabel("GiB; the red line is what a device has")
-    figure.legend(frameon=False, fontsize=8, ncols=len(CLASSES), loc="outside lower center")
+    figure.legend(frameon=False, fontsize=8, ncols=len(MEMORY_CLASSES), loc="outside lower center")
     return figure
 
 
@@ -130,13 +128,6 @@ def breakdown(plan: Plan) -> Figure:
     axes.set_xlim(0.0, 1.25 * max(parts.values()))
     axes.set_xlabel("seconds")
     return figure
-
-
-def time_parts(estimate: Estimate) -> dict[str, float]:
-    """Seconds of a step by what they are spent on; they add up to the step time."""
-    found = {name: float(estimate.breakdown_s[name]) for name in ("compute", "bubble", "optimizer", "overhead")}
-    exposed = estimate.breakdown_s["exposed_communication"]
-    return found | {name.replace("_", "-"): float(value) for name, value in exposed.items()}
 
 
 def placement(plan: Plan) -> Figure:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 
@@ -105,7 +104,6 @@ def test_sizes_are_parts_of_nodes_and_nodes():
     assert all(after / before <= 1.25 for before, after in itertools.pairwise(found) if before >= 64)
     assert {2**power for power in range(10)} <= set(found)
     assert len(sizes(["H100", "A100"], 512)) == 2 * len(found)
-    assert math.prod(found) > 0
 
 
 @pytest.mark.parametrize(

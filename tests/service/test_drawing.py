@@ -18,8 +18,9 @@ from automap.problem import Problem
 from ir import zoo
 from service.command.main import main
 from service.drawing.page import report
-from service.drawing.pictures import PICTURES, in_flight, short, time_parts
+from service.drawing.pictures import PICTURES, in_flight, short
 from service.drawing.trace import trace
+from service.report import time_parts
 
 GPT = "gpt:layers=8,hidden=256,heads=4,vocab_size=1024,seq_len=128"
 DEGREES = {
@@ -134,9 +135,8 @@ def test_names_of_operators_are_cut_to_their_layer() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="not run: pictures in a browser (apt-get install chromium)")
-def test_a_browser_shows_the_report(plan: Plan, kind: str, tmp_path: Path) -> None:
-    if kind not in ("interleaved", "replicas"):
-        return
+@pytest.mark.parametrize("kind", ["interleaved", "replicas"], indirect=True)
+def test_a_browser_shows_the_report(plan: Plan, tmp_path: Path) -> None:
     from matplotlib.image import imread
 
     path, picture = tmp_path / "report.html", tmp_path / "shown.png"
