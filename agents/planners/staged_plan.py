@@ -134,12 +134,19 @@ def search_staged(task: SearchTask, name: str, propose: Planner) -> SearchResult
     return incumbent.result(seed=task.seed)
 
 
-def price_staged(incumbent: Incumbent, plans: Iterable[StagedPlan]) -> None:
-    """Prices proposals until the budget ends; the incumbent keeps the best."""
+def price_staged(incumbent: Incumbent, plans: Iterable[StagedPlan]) -> float:
+    """Prices proposals until the budget ends; the incumbent keeps the best.
+
+    Returns:
+        Step time of the best of these proposals that fits, or infinity.
+    """
+    best_s = float("inf")
     for plan in plans:
-        incumbent.offer(lower_staged(incumbent.space, plan))
+        seconds, overflow = incumbent.offer(lower_staged(incumbent.space, plan))
+        best_s = min(best_s, seconds if overflow <= 0.0 else float("inf"))
         if incumbent.finished:
-            return
+            break
+    return best_s
 
 
 def consecutive(counts: Sequence[int], order: Sequence[int]) -> list[tuple[int, ...]]:
