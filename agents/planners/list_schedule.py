@@ -41,7 +41,8 @@ class Stages:
     @property
     def load_s(self) -> float:
         """Largest time that a stage or a channel is busy for one micro-batch: SPP's bottleneck."""
-        return max((self.forward_s + self.backward_s).max(), (self.onward_s + self.back_s).max(initial=0.0))
+        busy, channel = self.forward_s + self.backward_s, self.onward_s + self.back_s
+        return max(float(busy.max()), float(channel.max(initial=0.0)))
 
     def lower_bound_s(self, micro_batches: int) -> float:
         """No order of the micro-batches is faster.

@@ -15,6 +15,7 @@ from automap.arrays import Floats, Ints, Mask
 from automap.price.evaluator import by_type
 from automap.price.kernels.array_types import Record
 from automap.price.kernels.collectives import RAMP_UNIT_S
+from automap.price.kernels.memory import state_bytes
 from automap.price.kernels.records import ALL_REDUCE
 from automap.price.kernels.stage_records import Stage
 from automap.price.lowered_plan import RECOMPUTE_MODES
@@ -32,7 +33,10 @@ class SpanCosts:
         forward_s, backward_s: [modes, units] seconds of a micro-batch, with what is recomputed in the backward pass and
             with the collectives that nothing hides.
         crossing_bytes: [units + 1] bytes that a rank sends where a stage begins before each unit.
+        saved_bytes: [modes, units] bytes kept from the forward to the backward pass of a micro-batch.
+        fixed_bytes: [modes] bytes besides state and saved activations.
         reduce_s: span -> seconds of the reduction of gradients that nothing hides.
+        unit_reduce_s: [units] the same of each unit by itself.
         capacity: bytes that a plan may use on a device.
     """
 
@@ -59,26 +63,31 @@ class SpanCosts:
         self.backward_s: Floats = costs["backward_s"] + costs["backward_host_s"] + costs["recompute_s"] + comm_s
         self.crossing_bytes: Floats = np.concatenate([[0.0], costs["boundary_bytes"][0]])
         self.capacity = float(layout.capacity)
-        self._saved = spans(costs["saved_bytes"])
+        self.saved_bytes: Floats = costs["saved_bytes"]
+        self._saved = spans(self.saved_bytes)
         live = np.where(np.array(RECOMPUTE_MODES) == "full", costs["live_bytes"].max(axis=1), 0.0)
-        self._fixed = settings.reserved_bytes + 2.0 * costs["workspace_bytes"].max(axis=1) + live
-        self._parameters, self._zero_parameters = spans(costs["parameters"][0]), spans(costs["zero_parameters"][0])
+        self.fixed_bytes: Floats = settings.reserved_bytes + 2.0 * costs["workspace_bytes"].max(axis=1) + live
+        self._costs, self._fastest = costs[0], dict[int, tuple[Floats, Ints]]()
         elements = costs["scattered" if zero else "reduced"][0]
-        self.reduce_s: Floats = np.zeros_like(self._parameters)
+        self.reduce_s: Floats = np.zeros_like(self._saved[0])
+        self.unit_reduce_s: Floats = np.zeros(space.num_units)
+        shown = 1.0 - space.problem.trainer.gradient_overlap
         for axis, size in enumerate(layout.axes.tolist()):
-            sent = spans(elements[:, axis]) * settings.sent_gradient_bytes
-            hidden = space.problem.trainer.gradient_overlap
-            self.reduce_s += (1.0 - hidden) * _all_reduce_s(size, layout.links[axis], sent)
+            sent, link = elements[:, axis] * settings.sent_gradient_bytes, layout.links[axis]
+            self.reduce_s += shown * _all_reduce_s(size, link, spans(sent))
+            self.unit_reduce_s += shown * _all_reduce_s(size, link, sent)
+
+    @functools.cached_property
+    def unit_state_bytes(self) -> Floats:
+        """[units] bytes of parameters, gradients and optimizer state."""
+        rows, settings = self._costs, self._settings
+        found = [sum(state_bytes(row.parameters, row.zero_parameters, settings)) for row in rows]
+        return np.array(found)
 
     @functools.cached_property
     def state_bytes(self) -> Floats:
         """Span -> bytes of parameters, gradients and optimizer state."""
-        whole, sharded, settings = self._parameters, self._zero_parameters, self._settings
-        return (
-            (sharded if settings.zero_stage >= 3.0 else whole) * settings.parameter_bytes
-            + (sharded if settings.zero_stage >= 2.0 else whole) * settings.gradient_bytes
-            + (sharded if settings.zero_stage >= 1.0 else whole) * settings.optimizer_bytes
-        )
+        return spans(self.unit_state_bytes)
 
     @functools.cached_property
     def pass_s(self) -> Floats:
@@ -87,13 +96,16 @@ class SpanCosts:
 
     def used_bytes(self, alive: int) -> Floats:
         """[modes, units + 1, units + 1] bytes of a device with so many micro-batches between their passes."""
-        return self.state_bytes + alive * self._saved + self._fixed[:, None, None]
+        found: Floats = self.state_bytes + alive * self._saved + self.fixed_bytes[:, None, None]
+        return found
 
     def fastest(self, alive: int) -> tuple[Floats, Ints]:
         """Of each span the seconds of both passes in the fastest recompute mode that fits, and that mode."""
-        fits = (self.used_bytes(alive) <= self.capacity) & self.space.modes[:, None, None]
-        times = np.where(fits, self.pass_s, np.inf)
-        return times.min(axis=0), times.argmin(axis=0)
+        if alive not in self._fastest:
+            fits = (self.used_bytes(alive) <= self.capacity) & self.space.modes[:, None, None]
+            times = np.where(fits, self.pass_s, np.inf)
+            self._fastest[alive] = times.min(axis=0), times.argmin(axis=0)
+        return self._fastest[alive]
 
 
 def spans(of_units: Floats) -> Floats:

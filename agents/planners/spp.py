@@ -28,7 +28,7 @@ from agents.incumbent import Incumbent
 from agents.planners.device_partition import partitions
 from agents.planners.list_schedule import Stages, list_schedule
 from agents.planners.stage_table import StageTable, Strategy, links_matrix
-from agents.planners.staged_plan import StagedPlan, data_parallel, lower_staged, price_staged
+from agents.planners.staged_plan import StagedPlan, data_parallel, fastest_staged, lower_staged, price_staged
 from agents.searcher import SearchResult, SearchTask
 from automap.arrays import Floats
 from automap.schedule import A_CHUNK, A_MICRO_BATCH, A_WORD, BACKWARD, FORWARD, write_order
@@ -67,15 +67,8 @@ def plans(incumbent: Incumbent, order: Order, num_micro_batches: int) -> Iterato
     table = StageTable(space, order, num_micro_batches, [plain], holds=False)
     devices = len(order)
     sizes = [size for size in sizes_of(devices) if size in table.sizes]
-    found = []
-    for partition in partitions(space.num_units, devices, sizes, table.seconds, table.channel, devices):
-        plan = table.staged(partition)
-        outcome = space.evaluator.evaluate(lower_staged(space, plan))
-        incumbent.count(1)
-        found.append((outcome.overflow > 0.0, outcome.step_time_s, plan))
-        if incumbent.finished:
-            break
-    for _, _, plan in sorted(found, key=lambda one: one[:2])[:LISTED]:
+    found = partitions(space.num_units, devices, sizes, table.seconds, table.channel, devices)
+    for plan in fastest_staged(incumbent, map(table.staged, found), LISTED):
         yield plan
         if len(plan.stages) > 1 and 2 * len(plan.stages) * num_micro_batches <= MOST_ACTIONS:
             yield from _listed(space, plan)

@@ -7,8 +7,9 @@ that fit, and what crosses between two stages. `agents.planners.device_partition
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from automap.price.lowered_plan import RECOMPUTE_MODES, spread
 from automap.space.device_order import Order
 from automap.space.space import PlanSpace, Values
 from automap.space.templates import megatron_signatures
+
+MOST_SUBMESHES = 32
+"""Largest number of stages on submeshes (assumed): the time of planners grows with its square."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -152,6 +156,12 @@ class StageTable:
             self._channels[key] = 2.0 * crossing / (size * following * rate)
         return self._channels[key]
 
+    def aligned_seconds(self, behind: int, place: int, size: int) -> Floats:
+        """`seconds` of submeshes that tile the cluster; infinite for others."""
+        if place % size:
+            return np.full((self.space.num_units + 1,) * 2, np.inf)
+        return self.seconds(behind, place, size)
+
     def nothing(self, place: int, size: int, following: int) -> Floats:
         """A channel that takes no time: stages are held by their transfers."""
         return np.zeros(self.space.num_units + 1)
@@ -209,18 +219,32 @@ def megatron_strategies(space: PlanSpace) -> list[Strategy]:
     return list(found.values())
 
 
-def settings_by_templates(space: PlanSpace) -> Iterator[tuple[Values, int, int]]:
-    """(values of a template, its number of micro-batches, its ZeRO stage): the best template of each pair, the fastest
-    first, those that do not fit last.
+class Setting(NamedTuple):
+    """What a pipeline has besides its stages, as users of a planner give it."""
 
-    Planners that are given both numbers by their users, or that try all of them, go through them in this order.
-    """
+    num_micro_batches: int
+    zero: int
+    """ZeRO stage."""
+    of_each_tp: Mapping[int, Values]
+    """Size of the inner axis -> the best template with this setting, without a middle axis."""
+
+
+def settings_by_templates(space: PlanSpace) -> Iterator[Setting]:
+    """The settings that templates have, that of the fastest template first; those that do not fit last."""
     values, prices = priced_templates(space)
     worth = np.where(prices[:, 1] <= 0.0, prices[:, 0], prices[:, 0] + prices[:, 0].max() * (1.0 + prices[:, 1]))
-    seen = set()
+    found: dict[tuple[int, int], dict[int, Values]] = {}
     for row in np.argsort(worth, kind="stable").tolist():
         plan = tuple(values[row].tolist())
-        pair = space.shape(plan).num_micro_batches, plan[space.first.zero]
-        if pair not in seen:
-            seen.add(pair)
-            yield (plan, *pair)
+        shape = space.shape(plan)
+        if shape.middle == shape.virtual == 1:
+            found.setdefault((shape.num_micro_batches, plan[space.first.zero]), {}).setdefault(shape.tp, plan)
+    for (num_micro_batches, zero), of_each_tp in found.items():
+        yield Setting(num_micro_batches, zero, of_each_tp)
+
+
+def aligned_sizes(table: StageTable) -> list[int]:
+    """Numbers of devices of submeshes that tile the cluster, at most `MOST_SUBMESHES` of the smallest."""
+    devices = len(table.order)
+    least = -(-devices // MOST_SUBMESHES)
+    return [size for size in table.sizes if devices % size == 0 and size >= least]

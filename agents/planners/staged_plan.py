@@ -149,6 +149,22 @@ def price_staged(incumbent: Incumbent, plans: Iterable[StagedPlan]) -> float:
     return best_s
 
 
+def fastest_staged(incumbent: Incumbent, plans: Iterable[StagedPlan], count: int) -> list[StagedPlan]:
+    """The fastest of many plans, those that fit before the others, until the budget ends.
+
+    Each counts as one evaluation; to become the plan of the search it has to be priced by `price_staged`, which
+    verifies it.
+    """
+    found: list[tuple[bool, float, StagedPlan]] = []
+    for plan in plans:
+        outcome = incumbent.space.evaluator.evaluate(lower_staged(incumbent.space, plan))
+        incumbent.count(1)
+        found.append((not outcome.fits, outcome.step_time_s, plan))
+        if incumbent.finished:
+            break
+    return [plan for _, _, plan in sorted(found, key=lambda one: one[:2])[:count]]
+
+
 def consecutive(counts: Sequence[int], order: Sequence[int]) -> list[tuple[int, ...]]:
     """The devices of stages with so many devices each, which take them in the given order."""
     ends = np.cumsum([0, *counts]).tolist()
