@@ -75,14 +75,15 @@ def plans(incumbent: Incumbent, order: Order, num_micro_batches: int) -> Iterato
 
 
 def _listed(space: PlanSpace, plan: StagedPlan) -> Iterator[StagedPlan]:
-    """A plan with the orders of list scheduling: with any number of micro-batches on their way, and with a few more
-    than 1F1B has, for ranks whose memory is short."""
+    """A plan with the orders of list scheduling: with any number of micro-batches on their way, backward or forward
+    passes first, and with a few more than 1F1B has, for ranks whose memory is short."""
     count, micro_batches = len(plan.stages), plan.num_micro_batches
     stages = passes(space, plan)
     fewest = list(range(count, 0, -1))
     seen = {write_order("1f1b", count, count, micro_batches)}
-    for registers in (None, [2 * n - 1 for n in fewest], [n + 1 for n in fewest]):
-        listed = list_schedule(stages, micro_batches, registers)
+    ways = [(None, False), (None, True), ([2 * n - 1 for n in fewest], False), ([n + 1 for n in fewest], False)]
+    for registers, forward_first in ways:
+        listed = list_schedule(stages, micro_batches, registers, forward_first=forward_first)
         if listed.order not in seen:
             seen.add(listed.order)
             yield StagedPlan(
