@@ -46,6 +46,7 @@ SCRIPTS = {
     "import_profiles": "{profiles}",
     "import_speed": "--layers 1",
     "led_trials": "--trials 2 --evaluations 64 --only vgg19 --host pipelines",
+    "oneflow": "--models resnet50",
     "order_of_runs": "--cluster {cluster} --rounds 1 --model {model}",
     "memory_band": "{runs}",
     "network_gap": "--plans 8 --seeds 1 --search 16 --only vgg19 --known {known}",
