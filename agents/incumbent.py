@@ -21,6 +21,7 @@ from agents.results.diverse_top_k import MOST, DiverseTopK, Found, unlike
 from agents.results.infeasibility_advice import nothing_fits
 from agents.results.local_sgd import PlanWithSync, with_sync_modes
 from agents.results.plainest import IllegalPlan, Offer, as_it_is, plainest, plainness
+from agents.results.side_by_side import of_unlike_degrees
 from agents.searcher import Budget, OnProgress, Progress, SearchResult, SearchTask, ShouldStop
 from automap.bounds.partial_plans import BoundTable
 from automap.plan import Plan, SearchRecord, Sync
@@ -367,6 +368,9 @@ class Incumbent:
                 return as_it_is(self.space, (values, found_by), best)
             return plainest(self.space, (values, found_by), self._diverse.best(MOST, first), limit_s)
 
+        def others(count: int) -> tuple[Plan, ...]:
+            return of_unlike_degrees(self.space, [row for row, _ in self._diverse.best(MOST, first)], count)
+
         return SearchResult(
             plan=best,
             plainest=plainest_plan,
@@ -375,6 +379,7 @@ class Incumbent:
             proven=proven,
             improvements=tuple(self.improvements),
             unlike=unlike_plans,
+            others=others,
         )
 
     def _record(self, found_by: str, seed: int, bound_s: float, *, proven: bool) -> SearchRecord:

@@ -85,6 +85,9 @@ class SearchResult:
     unlike: Callable[[int], tuple[Plan, ...]] = field(compare=False)
     """Returns the given number of best plans that differ from each other in more than details, or fewer where there are
     no more; the first one is `plan`. See `agents.results.diverse_top_k`."""
+    others: Callable[[int], tuple[Plan, ...]] = field(compare=False)
+    """Returns the given number of best plans, or fewer, each with other degrees of parallelism, the fastest first. They
+    are to be shown: priced and not verified. See `agents.results.side_by_side`."""
     evaluations: int
     """Number of plans that were priced."""
     seconds: float
