@@ -25,6 +25,13 @@ ALWAYS = {
     "503": "The store does not answer; nothing was accepted.",
 }
 """Status -> the cause of an error that any request may get."""
+EVENTS = """\
+event: state
+data: {"state": "running", "attempt": 1, "at": 1763876543.21}
+id: 1763876543210-0
+
+"""
+"""What a stream of events looks like."""
 RETRY = ("429", "503")
 """Statuses with Retry-After."""
 _HEADERS = {
@@ -49,6 +56,14 @@ def job_body() -> dict[str, Any]:
         "oneOf": [{"required": ["model_id"]}, {"required": ["zoo"]}],
     }
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": body}}}}
+
+
+def event_stream() -> dict[int | str, dict[str, Any]]:
+    """The answer of a route that sends events."""
+    text = {"schema": {"type": "string"}, "example": EVENTS}
+    return {
+        200: {"description": "Events, until the one that says how it ended.", "content": {"text/event-stream": text}}
+    }
 
 
 def plan_body() -> dict[str, Any]:

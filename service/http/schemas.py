@@ -115,7 +115,10 @@ class JobView(BaseModel):
     def of(job: Job) -> JobView:
         """The view of a job's record."""
         here = f"/v1/jobs/{job.id}"
-        return JobView(**to_json(job), links={"self": here, "plan": f"{here}/plan", "cancel": f"{here}/cancel"})
+        return JobView(
+            **to_json(job),
+            links={"self": here, "plan": f"{here}/plan", "cancel": f"{here}/cancel", "events": f"{here}/events"},
+        )
 
 
 class ExportView(BaseModel):

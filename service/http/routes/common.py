@@ -9,8 +9,9 @@ from fastapi.concurrency import run_in_threadpool
 
 from automap.documents import read_document
 from automap.records import from_json
+from service.http.feed import Feed
 from service.http.schemas import JobBody
-from service.jobs.store import Store
+from service.jobs.store import Job, Store
 from service.problems import problem
 from service.settings import Settings
 
@@ -23,6 +24,23 @@ def settings_of(request: Request) -> Settings:
 def store_of(request: Request) -> Store:
     """The service's store."""
     return cast("Store", request.app.state.store)
+
+
+def feed_of(request: Request) -> Feed:
+    """The events of the service's jobs."""
+    return cast("Feed", request.app.state.feed)
+
+
+def find_job(store: Store, job_id: str) -> Job:
+    """The record of a job.
+
+    Raises:
+        HTTPException: there is none.
+    """
+    job = store.job(job_id)
+    if job is None:
+        raise refusal(404, "No such job", field="job_id", value=job_id[:80])
+    return job
 
 
 def refusal(status: int, title: str, detail: str = "", **more: object) -> HTTPException:

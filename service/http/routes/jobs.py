@@ -7,22 +7,25 @@ in the queue, or in neither.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, HTTPException, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from automap.errors import ClusterError, ModelError, ProblemError
 from automap.records import to_json
 from ir import zoo
 from service.http import openapi
-from service.http.routes.common import job_body, refusal, settings_of, store_of
+from service.http.etag import etag, matches
+from service.http.feed import FeedFull
+from service.http.routes.common import feed_of, find_job, job_body, refusal, settings_of, store_of
 from service.http.schemas import ExportView, JobBody, JobList, JobView
 from service.jobs import graphs, job_queue
 from service.jobs.run_job import JobRequest, build_problem, check_search
-from service.jobs.store import ACTIVE, Job, Store
+from service.jobs.store import ACTIVE, Job, Store, events_key
 from service.problems import problem, problem_of
 from service.settings import Settings
 
@@ -30,7 +33,8 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 _NO_JOB = openapi.refusals(s404="No such job.")
 _BAD_QUERY = openapi.refusals(s422="A parameter is out of range.")
-_FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 0.5  # a long poll looks often at first, then less
+_LOOK_S = 2.0
+"""Seconds after which a long poll looks again even if it was told nothing, as behind an event that was missed."""
 
 
 @router.post(
@@ -57,32 +61,56 @@ def latest(request: Request, limit: Annotated[int, Query(ge=1, le=1000)] = 100) 
     return JobList(jobs=[JobView.of(job) for job in store_of(request).jobs(limit)])
 
 
-@router.get("/{job_id}", responses=_BAD_QUERY | _NO_JOB)
+@router.get(
+    "/{job_id}",
+    response_model=JobView,
+    responses=_BAD_QUERY | _NO_JOB | {304: {"description": "The job is still as If-None-Match says."}},
+)
 async def show(
     request: Request,
+    response: Response,
     job_id: str,
-    wait: Annotated[float, Query(ge=0, description="seconds to wait for the end of the job")] = 0,
-) -> JobView:
-    """A job; with `wait`, as soon as it has ended or after that many seconds."""
+    wait: Annotated[float, Query(ge=0, description="seconds to wait")] = 0,
+    if_none_match: Annotated[str, Header(description="ETag of the job that the client has.")] = "",
+) -> Any:
+    """A job. With `wait`, as soon as it has ended or after that many seconds; with If-None-Match too, as soon as it is
+    another than the client has."""
     store = store_of(request)
-    deadline, pause = time.monotonic() + min(wait, settings_of(request).max_wait_s), _FIRST_LOOK_S
-    while True:
-        job = await run_in_threadpool(_find, store, job_id)
-        left = deadline - time.monotonic()
-        if job.state not in ACTIVE or left <= 0 or await request.is_disconnected():
-            return JobView.of(job)
-        await asyncio.sleep(min(pause, left))
-        pause = min(2 * pause, _LAST_LOOK_S)
+    job = await run_in_threadpool(find_job, store, job_id)
+    deadline = time.monotonic() + min(wait, settings_of(request).max_wait_s)
+    if _lasts(job, if_none_match) and wait > 0:
+        with contextlib.suppress(FeedFull):
+            async with feed_of(request).listen(events_key(job_id)) as news:
+                job = await run_in_threadpool(find_job, store, job_id)
+                while _lasts(job, if_none_match) and (left := deadline - time.monotonic()) > 0:
+                    with contextlib.suppress(TimeoutError):
+                        batch = await asyncio.wait_for(news.get(), min(left, _LOOK_S))
+                        if batch and not if_none_match and not batch[-1].ends:
+                            continue
+                    if await request.is_disconnected():
+                        break
+                    job = await run_in_threadpool(find_job, store, job_id)
+    view = JobView.of(job)
+    tag = etag(view)
+    if matches(if_none_match, tag):
+        return Response(status_code=304, headers={"ETag": tag})
+    response.headers["ETag"] = tag
+    return view
+
+
+def _lasts(job: Job, if_none_match: str) -> bool:
+    """Whether a long poll goes on: the job has not ended, and is as the client knows it if it says what it knows."""
+    return job.state in ACTIVE and (not if_none_match or matches(if_none_match, etag(JobView.of(job))))
 
 
 @router.post("/{job_id}/cancel", responses=_NO_JOB)
 def cancel(request: Request, job_id: str) -> JobView:
     """Ends a job that is queued or running; one that has ended stays as it is."""
     store = store_of(request)
-    _find(store, job_id)
+    find_job(store, job_id)
     if store.cancel(job_id):
         job_queue.stop(store.client, job_id)
-    return JobView.of(_find(store, job_id))
+    return JobView.of(find_job(store, job_id))
 
 
 @router.get(
@@ -92,7 +120,7 @@ def cancel(request: Request, job_id: str) -> JobView:
 def plan(request: Request, job_id: str) -> dict[str, Any]:
     """The plan of a job that succeeded."""
     store = store_of(request)
-    return _plan(store, _find(store, job_id))
+    return _plan(store, find_job(store, job_id))
 
 
 @router.get(
@@ -109,7 +137,7 @@ def export(request: Request, job_id: str, target: str) -> ExportView:
     from automap.plan import Plan
 
     store = store_of(request)
-    job = _find(store, job_id)
+    job = find_job(store, job_id)
     plan = Plan.from_json(_plan(store, job))
     assert job.request is not None  # a job with a plan was read when it ran
     own = replace(job.request, cluster=plan.cluster, training=to_json(plan.training))
@@ -122,13 +150,6 @@ def _plan(store: Store, job: Job) -> dict[str, Any]:
         repair = "Wait for it: GET the job with ?wait=30." if job.state in ACTIVE else "See the job's problem."
         raise refusal(409, f"The job has no plan: it is {job.state}", field="state", value=job.state, repair=repair)
     return document
-
-
-def _find(store: Store, job_id: str) -> Job:
-    job = store.job(job_id)
-    if job is None:
-        raise refusal(404, "No such job", field="job_id", value=job_id[:80])
-    return job
 
 
 def _submit(model_id: str, request: JobRequest, store: Store, settings: Settings) -> Job:
