@@ -201,7 +201,7 @@ class Reconnecting:
         """
         if not self.connected or (isinstance(fault, RemoteError) and fault.status not in (0, 502, 503, 504)):
             raise fault
-        pause_s = min(5.0, 0.1 * 2**self._tries)
+        pause_s: float = min(5.0, 0.1 * 2**self._tries)
         if self._waited_s + pause_s > PATIENCE_S:
             raise fault
         self._tries += 1
