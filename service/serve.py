@@ -78,6 +78,7 @@ def serve(
             job_queue.recover(client, store, settings.max_budget_s)
         stack.enter_context(_supervised(url, settings.num_workers, embedded))
         app = create_app(settings, client)
+        stack.callback(app.state.side_processes.close)
         config = uvicorn.Config(
             app,
             log_config=None,

@@ -15,18 +15,18 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, HTTPException, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from automap.errors import ClusterError, ModelError, ProblemError
+from automap.errors import ProblemError
 from automap.records import to_json
-from ir import zoo
 from service.http import openapi
 from service.http.etag import etag, matches
 from service.http.feed import FeedFull
-from service.http.routes.common import feed_of, find_job, job_body, refusal, settings_of, store_of
+from service.http.requested import check_cluster, model_name
+from service.http.routes.common import feed_of, find_job, plan_of, read_body, settings_of, store_of
 from service.http.schemas import ExportView, JobBody, JobList, JobView
 from service.jobs import graphs, job_queue
 from service.jobs.run_job import JobRequest, build_problem, check_search
 from service.jobs.store import ACTIVE, Job, Store, events_key
-from service.problems import problem, problem_of
+from service.problems import problem
 from service.settings import Settings
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -37,10 +37,15 @@ _LOOK_S = 2.0
 """Seconds after which a long poll looks again even if it was told nothing, as behind an event that was missed."""
 
 
+async def job_body(request: Request) -> JobBody:
+    """The job in the body of a request, see `read_body`."""
+    return await read_body(request, JobBody)
+
+
 @router.post(
     "",
     status_code=202,
-    openapi_extra=openapi.job_body(),
+    openapi_extra=openapi.problem_body(JobBody),
     responses=openapi.refusals(
         s404="No such model.",
         s415="The body does not say that it is JSON.",
@@ -120,7 +125,7 @@ def cancel(request: Request, job_id: str) -> JobView:
 def plan(request: Request, job_id: str) -> dict[str, Any]:
     """The plan of a job that succeeded."""
     store = store_of(request)
-    return _plan(store, find_job(store, job_id))
+    return plan_of(store, find_job(store, job_id))
 
 
 @router.get(
@@ -138,22 +143,14 @@ def export(request: Request, job_id: str, target: str) -> ExportView:
 
     store = store_of(request)
     job = find_job(store, job_id)
-    plan = Plan.from_json(_plan(store, job))
+    plan = Plan.from_json(plan_of(store, job))
     assert job.request is not None  # a job with a plan was read when it ran
     own = replace(job.request, cluster=plan.cluster, training=to_json(plan.training))
     return ExportView.of(exported(plan, build_problem(graphs.load(store, job.model_id, job.request), own), target))
 
 
-def _plan(store: Store, job: Job) -> dict[str, Any]:
-    document = store.plan(job.id)
-    if document is None:
-        repair = "Wait for it: GET the job with ?wait=30." if job.state in ACTIVE else "See the job's problem."
-        raise refusal(409, f"The job has no plan: it is {job.state}", field="state", value=job.state, repair=repair)
-    return document
-
-
 def _submit(model_id: str, request: JobRequest, store: Store, settings: Settings) -> Job:
-    name = _name(model_id, request, store)
+    name = model_name(model_id, request, store)
     budget = check_search(request)
     if (budget.seconds or 0) > settings.max_budget_s:
         repair = f"Give at most {settings.max_budget_s:g}s, or ask the operator to raise AUTOMAP_MAX_BUDGET_S."
@@ -162,10 +159,7 @@ def _submit(model_id: str, request: JobRequest, store: Store, settings: Settings
         value = f"{request.trials.top_k} x {request.trials.time_limit_s:g} s"
         repair = f"Give at most {settings.max_budget_s:g} s in all, or ask the operator to raise AUTOMAP_MAX_BUDGET_S."
         raise ProblemError("too long for all trials together", field="trials.time_limit_s", value=value, repair=repair)
-    if isinstance(request.cluster, str) and request.cluster.endswith(".json"):
-        # Only the command line reads files: the service must not open paths that a request names.
-        repair = "Send the document itself as an object."
-        raise ClusterError("files are not read here", field="cluster", value=request.cluster, repair=repair)
+    check_cluster(request)
     if not request.model.name:
         request = replace(request, model=replace(request.model, name=name))
     build_problem(graphs.load(store, model_id, request), request)
@@ -173,29 +167,3 @@ def _submit(model_id: str, request: JobRequest, store: Store, settings: Settings
         raise HTTPException(429, problem(429, "Too many jobs are waiting", "Try again later."), {"Retry-After": "30"})
     limit_s = job_queue.time_limit_s(request, settings.max_budget_s)
     return store.create(model_id, request, job_queue.enqueuer(store.client, limit_s))
-
-
-def _name(model_id: str, request: JobRequest, store: Store) -> str:
-    """The name of the one model that the request refers to."""
-    spec = request.model.zoo
-    if bool(spec) == bool(model_id):
-        repair = "Give the id of an uploaded model, or under zoo the name of a known one."
-        raise ModelError(
-            "exactly one of model_id and zoo is needed", field="model_id", value=model_id or "nothing", repair=repair
-        )
-    if spec:
-        try:
-            zoo.check_known(spec)
-        except ModelError as fault:
-            raise _not_found(fault) from None
-        return spec
-    model = store.model(model_id)
-    if model is None:
-        repair = "Upload the file first: POST /v1/models."
-        raise _not_found(ModelError("no such model", field="model_id", value=model_id, repair=repair))
-    return model.name
-
-
-def _not_found(fault: ModelError) -> HTTPException:
-    """The error as status 404, for a model that must exist before the request is sent."""
-    return HTTPException(404, {**problem_of(fault), "status": 404})
