@@ -220,6 +220,19 @@ class Fault(BaseModel):
     repair: str | None = None
 
 
+class NamedModels(BaseModel):
+    """Models that need no upload."""
+
+    models: list[str]
+
+
+class Targets(BaseModel):
+    """Trainers that plans are exported for."""
+
+    targets: dict[str, str]
+    """Name -> what it is."""
+
+
 class Version(BaseModel):
     """The version of the installed package."""
 
