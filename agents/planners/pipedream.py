@@ -27,8 +27,8 @@ from automap.price.lowered_plan import RECOMPUTE_MODES
 from ir.errors import too_expensive
 from ir.profile_text import ProfiledLayer, topological_order
 
-MAX_STATES = 4_000
-"""Most states of a branching model (assumed): the work grows with their square."""
+MAX_STATES = 2_000
+"""Most states of a branching model (assumed): the work grows with their square, 5 s with 1,495 of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,8 @@ class States:
     crossing_bytes: Floats
     """[states] what is sent from a stage that ends here to the next; zeros as in the released program."""
     before: Mask
-    """[states, states] whether the first one is a proper part of the second one."""
+    """[states, states] whether the first one is a proper part of the second one; none is before itself or an earlier
+    one in the list, whose seconds rise."""
 
     def spans(self, of_states: Floats, otherwise: float = 0.0) -> Floats:
         """[states + 1, states] sums over what is in the second state and not in the first; row 0: over all of it.
@@ -56,6 +57,22 @@ class States:
         sums: Floats = of_states[None, :] - np.concatenate([[0.0], of_states])[:, None]
         sums[1:][~self.before] = otherwise
         return sums
+
+    @property
+    def narrows(self) -> Mask:
+        """[states] whether a state is a part of each other one, or they of it: where the model does not branch."""
+        related: Mask = (self.before | self.before.T | np.eye(len(self.seconds), dtype=np.bool_)).all(axis=0)
+        return related
+
+    def only(self, kept: Mask) -> States:
+        """Some of the states."""
+        return States(
+            seconds=self.seconds[kept],
+            weight_bytes=self.weight_bytes[kept],
+            activation_bytes=self.activation_bytes[kept],
+            crossing_bytes=self.crossing_bytes[kept],
+            before=self.before[np.ix_(kept, kept)],
+        )
 
 
 class Level(NamedTuple):
@@ -126,17 +143,19 @@ def states_of_layers(layers: Mapping[int, ProfiledLayer]) -> States:
             raise too_expensive(
                 f"the branches can be cut in more than {MAX_STATES} ways", f"{len(order)} layers", repair
             )
-    states = sorted(found, key=lambda state: (state.bit_count(), state))
-    member = np.array([[state >> i & 1 for i in range(len(order))] for state in states], dtype=np.float64)
     nodes = [layers[number] for number in order]
+    member = np.array([[state >> i & 1 for i in range(len(order))] for state in found], dtype=np.float64)
+    seconds = member @ np.array([node.forward_s + node.backward_s for node in nodes])
+    rising = np.lexsort((member.sum(axis=1), seconds))
+    member, seconds = member[rising], seconds[rising]
     # i is a part of j where j has as many of i's layers as i itself.
     shared = member @ member.T
     return States(
-        seconds=member @ np.array([node.forward_s + node.backward_s for node in nodes]),
+        seconds=seconds,
         weight_bytes=member @ np.array([node.parameters for node in nodes]),
         activation_bytes=member @ np.array([sum(node.sizes) for node in nodes]),
-        crossing_bytes=np.zeros(len(states)),
-        before=(shared == np.diag(shared)[:, None]) & ~np.eye(len(states), dtype=np.bool_),
+        crossing_bytes=np.zeros(len(found)),
+        before=(shared == np.diag(shared)[:, None]) & ~np.eye(len(found), dtype=np.bool_),
     )
 
 
@@ -163,11 +182,15 @@ def best_pipeline(states: States, levels: Sequence[Level], memory_bytes: float =
     """
     solved: list[_Level] = []
     inner = states.spans(states.seconds, math.inf)
-    inside = 1
+    inside, limit_s = 1, math.inf
+    narrows = states.narrows
+    if len(levels) == 1 and not narrows.all():
+        # Cuts where the model does not branch give a limit, and what is slower need not be looked at.
+        limit_s = best_pipeline(states.only(narrows), levels, memory_bytes).seconds
     for number, level in enumerate(levels):
         rows = range(1) if number == len(levels) - 1 else range(len(inner))
         solved.append(_Level(states, level, inner, inside, memory_bytes))
-        inner = solved[-1].solve(rows)
+        inner = solved[-1].solve(rows, limit_s)
         inside = level.workers
     seconds = float(inner[0, -1])
     if not math.isfinite(seconds):
@@ -198,43 +221,61 @@ class _Level:
         self._memory_bytes = memory_bytes
         self._best = np.empty((0, 0, 0))
 
-    def _stage_s(self, replicas: int, behind: int) -> Floats:
-        """[states + 1, states] T(i -> j, m): time of one stage on m workers, with `behind` workers after it.
+    def _stage_s(self, replicas: int, behind: int, rows: slice, ends: slice | int) -> Floats:
+        """T(i -> j, m) for some rows i and ends j: time of one stage on m workers, with `behind` workers after it.
 
         T(i -> j, m) = (sum of T_l + 4 (m - 1) |w| / (m B)) / m, where B is the bandwidth and |w| are the bytes of the
         weights, sent and received in the forward and in the backward pass (section 3.1; the released program adds what
         the paper takes the larger of).
         """
         sync = 4.0 * (replicas - 1) / replicas / self._level.bytes_per_s
-        found: Floats = (self._inner + sync * self._weights) / replicas
+        found: Floats = (self._inner[rows, ends] + sync * self._weights[rows, ends]) / replicas
         # Versions that a worker holds: as many as there are micro-batches on their way behind it (the released program
         # counts none in the last stage).
-        held = math.ceil(behind / replicas) * self._held
-        return found if math.isinf(self._memory_bytes) else np.where(held <= self._memory_bytes, found, np.inf)
+        if not math.isinf(self._memory_bytes):
+            found[math.ceil(behind / replicas) * self._held[rows, ends] > self._memory_bytes] = np.inf
+        return found
 
     def _send_s(self, replicas: int) -> Floats:
         """[states] 2 a_i / (m B): seconds in which the activations of a cut and their gradients come in."""
         found: Floats = 2.0 * self._states.crossing_bytes / (self._level.bytes_per_s * replicas)
         return found
 
-    def solve(self, rows: Sequence[int]) -> Floats:
+    def solve(self, rows: range, limit_s: float) -> Floats:
         """[states + 1, states] A(i -> j, m) with all workers of the level, for these rows i; infinite in others.
 
         A(i -> j, m) = min(T(i -> j, m), min over s, m' of max(A(i -> s, m - m'), 2 a_s / B, T(s + 1 -> j, m')))
+
+        Args:
+            rows: the rows.
+            limit_s: time that the best pipeline does not exceed; finite with row 0 alone.
         """
         most = self._level.workers
         self._best = np.full((most + 1, *self._inner.shape), np.inf)
         for total in range(1, most + 1):
             behind = most - total
             best = self._best[total]
-            best[list(rows)] = self._stage_s(total, behind)[list(rows)]
+            best[rows.start : rows.stop] = self._stage_s(total, behind, slice(rows.start, rows.stop), slice(None))
+            ends = self._within(total, limit_s)
             for mine in range(1, total):
-                last = np.maximum(self._stage_s(mine, behind)[1:], self._send_s(mine)[:, None])
+                begins = self._within(total - mine, limit_s)
+                last = self._stage_s(mine, behind, slice(begins.start + 1, begins.stop + 1), ends)
+                np.maximum(last, self._send_s(mine)[begins, None], out=last)
                 for row in rows:
-                    way = np.maximum(self._best[total - mine, row][:, None], last)
-                    np.minimum(best[row], way.min(axis=0), out=best[row])
+                    way = np.maximum(self._best[total - mine, row, begins, None], last)
+                    np.minimum(best[row, ends], way.min(axis=0, initial=np.inf), out=best[row, ends])
         found: Floats = self._best[most]
         return found
+
+    def _within(self, workers: int, limit_s: float) -> slice:
+        """The states at which so many workers may end: they, and the workers behind them, have no more work than they
+        can do within the limit."""
+        if math.isinf(limit_s):
+            return slice(0, len(self._states.seconds))
+        limit_s *= 1.0 + 1e-9
+        done = self._states.seconds
+        first = done[-1] - (self._level.workers - workers) * limit_s
+        return slice(int(np.searchsorted(done, first)), int(np.searchsorted(done, workers * limit_s, "right")))
 
     def stages(self, row: int, end: int) -> list[tuple[int, int, int]]:
         """(state before, state at the end, workers) of the stages of the best pipeline of a span."""
@@ -242,10 +283,10 @@ class _Level:
         total = self._level.workers
         while True:
             behind, best = self._level.workers - total, self._best[total, row, end]
-            if self._stage_s(total, behind)[row, end] == best:
+            if self._stage_s(total, behind, slice(row, row + 1), end)[0] == best:
                 return [(row - 1, end, total), *reversed(found)]
             for mine in range(1, total):
-                last = np.maximum(self._stage_s(mine, behind)[1:, end], self._send_s(mine))
+                last = np.maximum(self._stage_s(mine, behind, slice(1, None), end), self._send_s(mine))
                 ways = np.maximum(self._best[total - mine, row], last)
                 at = int(ways.argmin())
                 if ways[at] == best:
