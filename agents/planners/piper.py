@@ -53,12 +53,13 @@ def run_piper(incumbent: Incumbent) -> None:
     for setting in settings_by_templates(space):
         if incumbent.finished or waited > PATIENCE:
             return
+        mine = float("inf")
         for order in space.meshes.orders[:2]:
             table = StageTable(space, order, setting.num_micro_batches, strategies, zero=setting.zero)
             found = fastest_staged(incumbent, map(table.staged, piper_partitions(table)), OFFERED)
-            mine = price_staged(incumbent, found)
-            waited = 0 if mine < best_s else waited + 1
-            best_s = min(best_s, mine)
+            mine = min(mine, price_staged(incumbent, found))
+        waited = 0 if mine < best_s else waited + 1
+        best_s = min(best_s, mine)
 
 
 def search_piper(task: SearchTask) -> SearchResult:
