@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import sys
 import traceback
+import warnings
 from pathlib import Path
 from unittest import mock
 
@@ -121,6 +122,8 @@ def batch(seed=1):
     return ids, labels
 
 
+GRAPH = "by the graph"
+"""In the name of a plan that is finer than modules."""
 OVERFLOW, HALF = "after an overflow", "weights of 4 bytes"
 
 
@@ -147,7 +150,11 @@ def run(name, document, folder, resume):
             parallelize(count_heads(build(), elsewhere=True), plan, graph)
             raise AssertionError("was not refused")
         module, per_rank = count_heads(module, elsewhere=True), ("h.?.heads",)
-    trainer = parallelize(module.float() if HALF in name else module, plan, graph, per_rank=per_rank)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trainer = parallelize(module.float() if HALF in name else module, plan, graph, per_rank=per_rank)
+    assert bool(trainer.why) == (GRAPH in name.partition(" of ")[0]), trainer.why
+    assert (dist.get_rank() == 0 and bool(trainer.why)) == any("in place of the module" in str(w.message) for w in told)
     optimizer = torch.optim.SGD(trainer.parameters(), lr=1.0, momentum=0.9)
     if OVERFLOW in name:
         overflow(trainer, optimizer)
@@ -158,7 +165,7 @@ def run(name, document, folder, resume):
             losses.append(trainer.step(*(x[trainer.rows] for x in batch(number))))
         stage = plan.stages[0].zero.stage
         rounds = 0 if stage == 0 else 1 if stage == 1 else plan.num_micro_batches
-        assert rounds <= scattered.call_count, "gradients are kept whole"
+        assert trainer.why or rounds <= scattered.call_count, "gradients are kept whole"
         optimizer.step()
         optimizer.zero_grad()
         if number == 1:

@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from runtime_ranks import expert_plan, make_problem
 from trainer_ranks import (
     BATCH,
+    GRAPH,
     HALF,
     IGNORED,
     MODEL,
@@ -28,7 +29,7 @@ from trainer_ranks import (
 from automap.cluster import parse_cluster
 from automap.errors import PlanError
 from automap.globs import matches
-from automap.plan import Schedule, Sync, Zero
+from automap.plan import Schedule, Sync, Zero, parse_devices
 from automap.problem import Problem
 from automap.runtime.trainer.role_reader import read_roles
 from automap.schedule import write_order
@@ -65,14 +66,38 @@ def names(first, last):
     return every[every.index(STARTS[first]) : every.index(ENDS[last]) + 1]
 
 
+def changed(plan, **changes):
+    return replace(plan, stages=tuple(replace(stage, **changes) for stage in plan.stages))
+
+
 def shared(plan, *shares):
-    return replace(plan, stages=tuple(replace(stage, batch_shares=shares) for stage in plan.stages))
+    return changed(plan, batch_shares=shares)
 
 
 def in_order(plan, kind):
     """The plan with the order of a kind written out."""
     order = write_order(kind, 2, len(plan.stages), plan.num_micro_batches)
     return replace(plan, schedule=Schedule(kind="explicit", order=order))
+
+
+def finer(plan):
+    """The tensor-parallel plan with a softmax that all ranks compute whole."""
+    left = {k: v for k, v in plan.stages[0].shardings.items() if k != "h.*.attn/Softmax"}
+    return changed(plan, shardings=left)
+
+
+def unlike(plan, *devices):
+    """The pipeline with other numbers of replicas in its stages."""
+    sizes = [len(parse_devices(text)) for text in devices]
+    stages = [
+        replace(stage, devices=text, mesh=(("dp", size),), batch_axes=("dp",))
+        for stage, text, size in zip(plan.stages, devices, sizes, strict=True)
+    ]
+    return replace(plan, stages=tuple(stages), cluster=parse_cluster(f"{sum(sizes)}xcpu").to_json())
+
+
+def apart(plan, sync):
+    return replace(plan, sync=sync, training=replace(plan.training, sync_modes=("synchronous", sync.kind)))
 
 
 def in_fp16(plan):
@@ -96,6 +121,32 @@ def one_process(other=""):
     return losses, gradients
 
 
+APART = "local SGD"
+
+
+@functools.cache
+def two_replicas():
+    """The losses of each of two replicas, whose weights are averaged after every step, and their mean gradients."""
+    replicas = [module_of("") for _ in range(2)]
+    optimizers = [torch.optim.SGD(replica.parameters(), lr=1.0, momentum=0.9) for replica in replicas]
+    losses, gradients = [[], []], {}
+    for number in (1, 2):
+        ids, labels = batch(number)
+        for i, (replica, optimizer) in enumerate(zip(replicas, optimizers, strict=True)):
+            rows = [first + 2 * i + k for first in (0, BATCH // 2) for k in range(2)]
+            loss = F.cross_entropy(replica(ids[rows]).flatten(0, 1), labels[rows].flatten(), ignore_index=IGNORED)
+            optimizer.zero_grad()
+            loss.backward()
+            losses[i].append(float(loss.detach()))
+            optimizer.step()
+        for (name, one), (_, two) in zip(*(replica.named_parameters() for replica in replicas), strict=True):
+            gradients.setdefault(name, (one.grad + two.grad) / 2)
+            with torch.no_grad():
+                one.copy_((one + two) / 2)
+                two.copy_(one)
+    return losses, gradients
+
+
 def saved_gradients(folder):
     """By the weights that plain SGD of rate 1 left."""
     before = {f"model.{n}": p.detach() for n, p in module_of(folder.name).named_parameters()}
@@ -110,11 +161,14 @@ def check(size, plans, folder, resumed=()):
     ranks = run_ranks(size, cases, folder)
     for number, (name, *_, resume) in enumerate(cases):
         losses, gradients = one_process(OTHER if OTHER in name else "")
+        wanted = [losses[1:] if resume else losses] * size
+        if APART in name:
+            wanted, gradients = two_replicas()
         top = max(float(g.abs().max()) for g in gradients.values())
-        for found in ranks:
+        for found, of_rank in zip(ranks, wanted, strict=True):
             assert not isinstance(found[number], str), f"{name}\n{found[number]}"
             near = 4e-3 if HALF in name else 1e-9
-            assert found[number] == pytest.approx(losses[1:] if resume else losses, abs=near), name
+            assert found[number] == pytest.approx(of_rank, abs=near), name
         if not resume:
             of_plan = saved_gradients(folder / name)
             for n, wanted in gradients.items():
@@ -162,8 +216,15 @@ def test_two_processes(tmp_path):
         f"tp2, {HALF}": in_fp16(plan_of(2, tp=2, count=2)),
         f"ZeRO 3, {HALF}": in_fp16(plan_of(2, count=2, zero=3)),
         f"pp2, {HALF}": in_fp16(pipeline(plan_of(1, count=2))),
+        f"softmax whole, {GRAPH}": finer(plan_of(2, tp=2, count=2)),
+        f"ZeRO 1 over tp, {GRAPH}": changed(plan_of(2, tp=2, count=2), zero=Zero(stage=1, axes=("tp",))),
+        f"softmax whole, {GRAPH}, {OVERFLOW}": in_fp16(finer(plan_of(2, tp=2, count=2))),
+        f"{APART}, {GRAPH}": apart(dp, Sync(kind="local_sgd", period=1)),
     }
-    check(2, plans, tmp_path, [("dp2", "dp2"), ("pp2", "tp2"), ("tp2", "dp2, ZeRO 3"), ("dp2, ZeRO 1", "pp2")])
+    resumed = [("tp2", f"softmax whole, {GRAPH}"), (f"ZeRO 1 over tp, {GRAPH}", "dp2, ZeRO 1")]
+    check(
+        2, plans, tmp_path, [*resumed, ("dp2", "dp2"), ("pp2", "tp2"), ("tp2", "dp2, ZeRO 3"), ("dp2, ZeRO 1", "pp2")]
+    )
 
 
 @pytest.mark.slow
@@ -186,12 +247,9 @@ def test_four_processes(tmp_path):
         "pp2 x dp2, ZeRO 1, zb1p": pipeline(plan_of(2, count=4, zero=1), "zb1p"),
         "pp2 x dp2, zb1p": pipeline(plan_of(2, count=4), "zb1p"),
         "dp2 x tp2, ZeRO 3": plan_of(4, tp=2, count=2, zero=3, sequence_parallel=True),
+        f"1 and 3 replicas, {GRAPH}": unlike(pipeline(plan_of(1, count=2)), "0", "1-3"),
     }
     check(4, plans, tmp_path, [("dp2 x tp2", "dp2 x tp2, ZeRO 3"), ("dp2 x tp2, ZeRO 3", "pp2 x tp2")])
-
-
-def changed(plan, **changes):
-    return replace(plan, stages=tuple(replace(stage, **changes) for stage in plan.stages))
 
 
 def test_roles_of_a_tensor_parallel_plan():
@@ -209,12 +267,10 @@ def test_roles_of_a_tensor_parallel_plan():
 def test_refusals():
     graph, module, dp = zoo.build(MODEL), build(), plan_of(2)
     tp = plan_of(2, tp=2)
-    inside = dict(tp.stages[0].shardings)
-    del inside["h.*.attn/Softmax"]
     pp = pipeline(plan_of(1, count=4))
     uneven = replace(pp, stages=(pp.stages[0], replace(pp.stages[1], batch_axes=())))
     for plan, field in (
-        (changed(tp, shardings=inside), "shardings"),
+        (finer(tp), "shardings"),
         (changed(dp, recompute=("h.*.attn/Softmax",)), "recompute"),
         (replace(dp, sync=Sync(kind="local_sgd", period=2)), "sync"),
         (changed(replace(pp, schedule=Schedule(kind="zb1p")), zero=Zero(stage=3, axes=("dp",))), "zero"),
