@@ -1,5 +1,6 @@
 """What ranks do in the tests of the module trainer; imported once by the process that they are forked from."""
 
+import collections
 import contextlib
 import datetime
 import functools
@@ -76,6 +77,8 @@ def untraced(gpt):
 def module_of(name):
     """The network of a case: with other layers, or another forward, where its name asks for them."""
     gpt = untraced(build()) if UNTRACED in name else build()
+    if DROPOUT in name:
+        dropping(gpt)
     if OTHER in name:
         for block in gpt.h:
             for part, layer in (
@@ -124,6 +127,32 @@ def batch(seed=1):
 
 GRAPH = "by the graph"
 """In the name of a plan that is finer than modules."""
+DROPOUT = "dropout"
+SPLIT, WHOLE = "drop", "last"
+"""The dropouts of `dropping`: on the features between the two layers of an MLP, and on its result."""
+
+
+def dropping(gpt):
+    """The network with dropout inside of its MLPs and behind them."""
+    for block in gpt.h:
+        up, act, down = block.mlp.children()
+        layers = {"c_fc": up, "act": act, SPLIT: nn.Dropout(0.3), "c_proj": down, WHOLE: nn.Dropout(0.4)}
+        block.mlp = nn.Sequential(collections.OrderedDict(layers))
+    return gpt
+
+
+def masks(gpt, seen):
+    """Notes what each dropout of a network keeps in its first pass of training, by path."""
+
+    def note(path, child, args, y):
+        if child.training:
+            seen.setdefault(path, y.detach() != 0)
+
+    for path, child in gpt.named_modules():
+        if isinstance(child, nn.Dropout):
+            child.register_forward_hook(functools.partial(note, path))
+
+
 OVERFLOW, HALF = "after an overflow", "weights of 4 bytes"
 
 
@@ -158,6 +187,10 @@ def run(name, document, folder, resume):
     optimizer = torch.optim.SGD(trainer.parameters(), lr=1.0, momentum=0.9)
     if OVERFLOW in name:
         overflow(trainer, optimizer)
+    seen = {}
+    if DROPOUT in name:
+        torch.manual_seed(dist.get_rank())
+        masks(trainer.module, seen)
     step = trainer.load(Path(folder) / resume, optimizer, step=0)["step"] if resume else 1
     losses = []
     for number in range(step, 3):
@@ -170,6 +203,7 @@ def run(name, document, folder, resume):
         optimizer.zero_grad()
         if number == 1:
             trainer.save(Path(folder) / name, optimizer, step=2)
+            torch.save(seen, Path(folder) / f"{name}.{dist.get_rank()}.masks")
     return losses
 
 

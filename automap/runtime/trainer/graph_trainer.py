@@ -270,7 +270,7 @@ def _joined(
 
 def _check_code(module: nn.Module, graph: Graph, finer: PlanError) -> None:
     """Refuses networks whose code does what their graph does not."""
-    faults = [
+    faults: list[tuple[str, object, str, str]] = [
         (f"module.{path}.p", child.p, "dropout is no part of the graph", "Set it to 0. ")
         for path, child in module.named_modules()
         if isinstance(child, nn.Dropout) and child.p > 0.0

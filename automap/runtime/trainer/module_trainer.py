@@ -42,6 +42,7 @@ from automap.runtime.trainer.split_check import (
     run_again,
     sizes_of_ranks,
 )
+from automap.runtime.trainer.split_dropout import alike, drop_independently
 from automap.runtime.trainer.stage_modules import Untraced, cut, prune
 from automap.runtime.trainer.training_graph import input_names, scores_of
 from ir.graph import Graph
@@ -111,13 +112,7 @@ class ModuleTrainer:
     # -- Setting up
 
     def _broadcast(self, module: nn.Module) -> None:
-        """Gives every process the values of rank 0, and refuses modules whose ranks would differ."""
-        for path, child in module.named_modules():
-            if self.roles.axis and isinstance(child, nn.Dropout) and child.p > 0.0:
-                raise PlanError(
-                    "ranks of a split layer would drop different elements", field=f"module.{path}.p", value=child.p,
-                    repair="Set it to 0, or take a plan without split weights.",
-                )  # fmt: skip
+        """Gives every process the values of rank 0."""
         module.to(self.device)
         with torch.no_grad():
             for tensor in (*module.parameters(), *module.buffers()):
@@ -140,6 +135,7 @@ class ModuleTrainer:
                     raise
                 divide_sizes(module, found, roles.axis_size)
                 check()
+            drop_independently(module, lambda: computes(module, inputs, self._inputs), self._axis)
         for path in filter(None, roles.recomputed):
             child = module.get_submodule(path)
             child.forward = functools.partial(run_again, child.forward)
@@ -231,7 +227,8 @@ class ModuleTrainer:
         run = self._accumulate if self._schedule is None else self._run_schedule
         if self._sums is not None:
             self._sums.begin()
-        losses = run(inputs, labels)
+        with alike(self._axis, self.device):
+            losses = run(inputs, labels)
         self._finish()
         loss = sum(losses, torch.zeros((), device=self.device)).double() / self.scaling.scale
         self.scaling.finish(self.module.parameters())

@@ -12,13 +12,16 @@ import torch.nn.functional as F  # noqa: N812
 from runtime_ranks import expert_plan, make_problem
 from trainer_ranks import (
     BATCH,
+    DROPOUT,
     GRAPH,
     HALF,
     IGNORED,
     MODEL,
     OTHER,
     OVERFLOW,
+    SPLIT,
     UNTRACED,
+    WHOLE,
     batch,
     build,
     graph_of,
@@ -147,6 +150,26 @@ def two_replicas():
     return losses, gradients
 
 
+def check_masks(folder, name):
+    """What ranks hold alike is dropped alike, and one process that drops the same has the same loss and gradients."""
+    of_ranks = [torch.load(folder / f"{name}.{rank}.masks") for rank in range(2)]
+    module, (ids, labels) = module_of(name), batch(1)
+    for path, child in module.named_modules():
+        if path in of_ranks[0]:
+            one, two = (masks[path] for masks in of_ranks)
+            along = 1 if "sequence" in name else -1
+            if path.endswith(SPLIT) or along == 1:
+                assert 0.3 < (one != two).double().mean() < 0.7, "parts are dropped alike"
+                one = torch.cat([one, two], -1 if path.endswith(SPLIT) else 1)
+            else:
+                assert path.endswith(WHOLE)
+                assert torch.equal(one, two), "what is whole is not dropped alike"
+            child.forward = functools.partial(torch.mul, one.double() / (1 - child.p))
+    loss = F.cross_entropy(module(ids).flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+    loss.backward()
+    return [loss.item()], {n: p.grad for n, p in module.named_parameters()}
+
+
 def saved_gradients(folder):
     """By the weights that plain SGD of rate 1 left."""
     before = {f"model.{n}": p.detach() for n, p in module_of(folder.name).named_parameters()}
@@ -164,9 +187,12 @@ def check(size, plans, folder, resumed=()):
         wanted = [losses[1:] if resume else losses] * size
         if APART in name:
             wanted, gradients = two_replicas()
+        assert not any(isinstance(found[number], str) for found in ranks), f"{name}\n{ranks[0][number]}"
+        if DROPOUT in name:
+            first, gradients = check_masks(folder, name)
+            wanted = [[*first, *found[number][1:]] for found in ranks]
         top = max(float(g.abs().max()) for g in gradients.values())
         for found, of_rank in zip(ranks, wanted, strict=True):
-            assert not isinstance(found[number], str), f"{name}\n{found[number]}"
             near = 4e-3 if HALF in name else 1e-9
             assert found[number] == pytest.approx(of_rank, abs=near), name
         if not resume:
@@ -216,6 +242,8 @@ def test_two_processes(tmp_path):
         f"tp2, {HALF}": in_fp16(plan_of(2, tp=2, count=2)),
         f"ZeRO 3, {HALF}": in_fp16(plan_of(2, count=2, zero=3)),
         f"pp2, {HALF}": in_fp16(pipeline(plan_of(1, count=2))),
+        f"tp2, {DROPOUT}": plan_of(2, tp=2, count=1, recompute="full"),
+        f"tp2, sequence parallel, {DROPOUT}": plan_of(2, tp=2, count=1, sequence_parallel=True),
         f"softmax whole, {GRAPH}": finer(plan_of(2, tp=2, count=2)),
         f"ZeRO 1 over tp, {GRAPH}": changed(plan_of(2, tp=2, count=2), zero=Zero(stage=1, axes=("tp",))),
         f"softmax whole, {GRAPH}, {OVERFLOW}": in_fp16(finer(plan_of(2, tp=2, count=2))),
