@@ -28,7 +28,7 @@ from automap.runtime.trainer.checkpoint import Checkpoint
 from automap.runtime.trainer.gradients import OverlappedSums, sum_gradients
 from automap.runtime.trainer.loss_scaling import LossScale
 from automap.runtime.trainer.losses import IGNORED, LossFunction
-from automap.runtime.trainer.module_tree import LOSS, tied_names, unit_paths
+from automap.runtime.trainer.module_tree import LOSS, called_parts, tied_names, unit_paths
 from automap.runtime.trainer.pipeline_schedules import make_schedule
 from automap.runtime.trainer.process_mesh import make_mesh, own_device, own_samples, sharding_axis
 from automap.runtime.trainer.roles import Roles
@@ -188,7 +188,8 @@ class ModuleTrainer:
         again = self._zero == 3
         for root in kept:
             inside = dict(root.named_modules())
-            for unit in (*(inside[path] for path in units if path in inside), root):
+            blocks = (part for path in units if path in inside for part in called_parts(inside[path]))
+            for unit in (*blocks, root):
                 fully_shard(unit, mesh=over, reshard_after_forward=again, mp_policy=policy)
             for part in root.modules():
                 if isinstance(part, FSDPModule):

@@ -89,6 +89,19 @@ def finer(plan):
     return changed(plan, shardings=left)
 
 
+def cut_in_block(plan):
+    """The pipeline with the attention of the last block in its first stage, and the MLP in the second."""
+    one, two = plan.stages
+    ends = one.operators[0], "h.1/Add"
+    return replace(
+        plan,
+        stages=(
+            replace(one, operators=ends),
+            replace(two, operators=("h.1.ln_2/LayerNormalization", two.operators[1])),
+        ),
+    )
+
+
 def unlike(plan, *devices):
     """The pipeline with other numbers of replicas in its stages."""
     sizes = [len(parse_devices(text)) for text in devices]
@@ -275,6 +288,10 @@ def test_four_processes(tmp_path):
         "pp2 x dp2, ZeRO 1, zb1p": pipeline(plan_of(2, count=4, zero=1), "zb1p"),
         "pp2 x dp2, zb1p": pipeline(plan_of(2, count=4), "zb1p"),
         "dp2 x tp2, ZeRO 3": plan_of(4, tp=2, count=2, zero=3, sequence_parallel=True),
+        **{
+            f"pp2 x dp2, ZeRO {zero}, a block in two stages": cut_in_block(pipeline(plan_of(2, count=4, zero=zero)))
+            for zero in (1, 3)
+        },
         f"1 and 3 replicas, {GRAPH}": unlike(pipeline(plan_of(1, count=2)), "0", "1-3"),
     }
     check(4, plans, tmp_path, [("dp2 x tp2", "dp2 x tp2, ZeRO 3"), ("dp2 x tp2, ZeRO 3", "pp2 x tp2")])
