@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from automap.cluster import parse_cluster
 from automap.errors import PlanError
@@ -39,7 +40,7 @@ from automap.runtime.trainer.process_mesh import own_device
 from automap.runtime.trainer.skipping_stages import drop_weights
 from automap.runtime.trainer.split_check import PROBE_ULPS, computes, probe_inputs
 from automap.runtime.trainer.supported_plans import INSTEAD
-from automap.runtime.trainer.training_graph import data_inputs, input_names
+from automap.runtime.trainer.training_graph import data_inputs, input_names, scores_of
 from ir.graph import Graph
 from ir.operators.experts import DISPATCH
 
@@ -58,15 +59,22 @@ class Whole:
     inputs: list[Tensor]
     """Random inputs."""
     scores: Tensor
-    """What it computes of them."""
+    """What it computes of them, without dropout."""
+    trained: Tensor
+    """What it computes of them as it is, in training or not."""
 
     @classmethod
     def of(cls, module: nn.Module, graph: Graph) -> Self:
-        """Keeps the tensors of a network, and runs it once."""
-        inputs = probe_inputs(graph, module, PROBED)
+        """Keeps the tensors of a network, and runs it twice."""
+        inputs, names = probe_inputs(graph, module, PROBED), input_names(graph, module)
         values = dict(module.named_parameters(remove_duplicate=False))
         buffers = dict(module.named_buffers(remove_duplicate=False))
-        return cls({**values, **buffers}, inputs, computes(module, inputs, input_names(graph, module)))
+        found = computes(module, inputs, names)
+        trained = found
+        if not any(isinstance(child, _BatchNorm) for child in module.modules()):
+            with torch.no_grad(), torch.random.fork_rng(devices=[] if found.device.type == "cpu" else [found.device]):
+                trained = scores_of(module, inputs, names)
+        return cls({**values, **buffers}, inputs, found, trained)
 
 
 class GraphTrainer:
@@ -89,7 +97,7 @@ class GraphTrainer:
         Raises:
             PlanError: the graph cannot stand for the network.
         """
-        _check_code(module, graph, finer)
+        _check_code(module, graph, whole, finer)
         self.plan, self.why, self.device = plan, str(finer), own_device()
         _check_scores(graph, whole, self.device)
         self.scaling = LossScale(self.device, on=plan.training.precision == "fp16")
@@ -268,13 +276,13 @@ def _joined(
     return join(Evaluator(problem), plan, dist.get_rank(), values, Groups(), dtype=dtype, device=device)
 
 
-def _check_code(module: nn.Module, graph: Graph, finer: PlanError) -> None:
+def _check_code(module: nn.Module, graph: Graph, whole: Whole, finer: PlanError) -> None:
     """Refuses networks whose code does what their graph does not."""
-    faults: list[tuple[str, object, str, str]] = [
-        (f"module.{path}.p", child.p, "dropout is no part of the graph", "Set it to 0. ")
-        for path, child in module.named_modules()
-        if isinstance(child, nn.Dropout) and child.p > 0.0
-    ]
+    faults: list[tuple[str, object, str, str]] = []
+    if not torch.equal(whole.trained, whole.scores):
+        dropouts = [path for path, child in module.named_modules() if isinstance(child, _DropoutNd) and child.p > 0.0]
+        where = f".{dropouts[0]}" if dropouts else ""
+        faults.append((f"module{where}", "dropout", "dropout is no part of the graph", "Set it to 0. "))
     faults += [
         (f"module.{path}", type(child).__name__, "the graph keeps no running statistics", "")
         for path, child in module.named_modules()

@@ -24,6 +24,7 @@ from trainer_ranks import (
     WHOLE,
     batch,
     build,
+    dropping,
     graph_of,
     module_of,
     run_ranks,
@@ -34,6 +35,7 @@ from automap.errors import PlanError
 from automap.globs import matches
 from automap.plan import Schedule, Sync, Zero, parse_devices
 from automap.problem import Problem
+from automap.runtime.trainer import parallelize
 from automap.runtime.trainer.role_reader import read_roles
 from automap.schedule import write_order
 from automap.space.target_limits import plan_space
@@ -327,3 +329,21 @@ def test_refusals():
     module.h[1].mlp.c_fc.bias = None
     with pytest.raises(PlanError, match=r"h\.1\.mlp\.c_fc\.bias"):
         read_roles(dp, graph, module)
+
+
+def frozen(gpt):
+    gpt.ln_f.weight.requires_grad_(False)
+    return gpt
+
+
+def test_what_the_graph_does_not_have_is_refused(monkeypatch):
+    """In place of a module, where a plan is finer than modules."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    graph, plan = zoo.build(MODEL), finer(plan_of(2, tp=2))
+    for module, loss, what in (
+        (dropping(build()), {}, r"graph cannot take their place: dropout .* Set it to 0"),
+        (frozen(build()), {}, r"ln_f\.weight: .* trains all weights"),
+        (build(), {"loss": lambda scores, labels: scores.sum()}, "Search with --target automap"),
+    ):
+        with pytest.raises(PlanError, match=what):
+            parallelize(module, plan, graph, **loss)
