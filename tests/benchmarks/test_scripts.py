@@ -37,6 +37,7 @@ SCRIPTS = {
     "dqn_alone": "--seeds 1 --seconds 2 --evaluations 64 --only vgg19 --search 16 --known {known}",
     "dqn_pruning": "--evaluations 16 --seeds 1 --models vit",
     "equality": "ZeRO_1",
+    "first_use": "--installed",
     "fit_attention": "{attention}",
     "fit_collectives": "{collectives}",
     "fit_gemm": "{gemm}",
@@ -191,7 +192,7 @@ def run(script, arguments, monkeypatch, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_it_runs(script, files, monkeypatch, tmp_path, capsys):
-    if script == "hf_models":
+    if script in ("hf_models", "first_use"):
         pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
     arguments = [word.replace("_", " ") for word in SCRIPTS[script].split()]
