@@ -162,7 +162,8 @@ def test_what_is_finer_than_modules_is_found_by_the_verifier() -> None:
         "gpt", with_entry("wte/Gather", "dp", table), tp=1, pp=1
     )
     assert faults("gpt", lambda plan: plan, pp=2) == ""
-    space = PlanSpace(problem_of("t5", "any", "2xA100", pp=2))
+    deep = zoo.build(MODELS["t5"][0].replace("layers=2", "layers=4"))
+    space = PlanSpace(Problem.build(deep, parse_cluster("2xA100"), {"global_batch": 16}, {"fix": {"pp": 2}}))
     plan = decoded(space, next(values for _, values in templates(space)))
     beyond = Verifier(space.problem).beyond(plan, "automap")
     assert any("share one tensor and no layer" in violation.what for violation in beyond)
