@@ -33,7 +33,7 @@ LOOKED_AROUND = 0.5
 """Share of this that the changes of templates take at most; elimination has as much again."""
 NEARLY_FITS = 0.2
 """Overflow up to which a plan may be made to fit, as share of a device's memory. On the problems of
-`benchmarks/network_gap.py`, templates that led to the best plan overflow by up to 0.17, and those by 0.5 led to none."""
+`benchmarks/network_gap.py`, templates that led to the best plan overflow by 0.17 at most, those by 0.5 led to none."""
 FITTING = 2.0
 """Share of the step time that a plan loses for each share of a device's memory by which it is made smaller; 1 and 4
 rank the templates of these problems nearly alike."""
