@@ -14,6 +14,7 @@ begins from them. The budget is charged for them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from agents.planners.elimination import propose
 from agents.planners.skeletons import SkeletonSearch, run_skeletons
 from agents.sampling.expert import Grid
 from automap.arrays import Floats
-from automap.space.space import Ints, PlanSpace
+from automap.space.space import Ints, PlanSpace, Values
 
 SECONDS, SHARE = 0.5, 0.25
 """Seconds that it takes at most, but for a solve that is under way, unless the budget is in evaluations alone; and its
@@ -70,12 +71,16 @@ def work_out(incumbent: Incumbent, grid: Grid) -> Grid:
             search.look_around(tuple(values.tolist()), seconds, overflow)
     # Elimination has a share of its own, however long the last look around took.
     with incumbent.share(evaluations=most, seconds=most_s):
-        around = np.array([values for _, values in search.best.values()], dtype=np.int64)
+        around = _rows(grid, [values for _, values in search.best.values()])
         ranked = ranked_in_turn(incumbent.space.price(around))
         run_skeletons(search, list(map(tuple, around[ranked].tolist())), FIRST_MESHES)
-    found = [values for _, values in sorted(search.best.values())[:KEPT]]
-    values = np.array(found, dtype=np.int64).reshape(len(found), grid.values.shape[1])
-    return Grid(values, incumbent.space.price(values))
+    found = _rows(grid, [values for _, values in sorted(search.best.values())[:KEPT]])
+    return Grid(found, incumbent.space.price(found))
+
+
+def _rows(grid: Grid, plans: Sequence[Values]) -> Ints:
+    """[n, slots] plans as rows, also where there are none."""
+    return np.array(plans, dtype=np.int64).reshape(len(plans), grid.values.shape[1])
 
 
 def ranked_in_turn(prices: Floats) -> Ints:
