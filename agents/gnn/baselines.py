@@ -137,7 +137,7 @@ def place_by_flows(simulator: Simulator, rng: np.random.Generator) -> Ints:
         for follower in followers.get(task, ()):
             # Where its samplers do not fit either, half of what draws it there is lost.
             found[(room[:, 1] < simulator.demands[[task, follower], 1].sum())] *= 0.5
-        return found + 1e-6 * room[:, 1]
+        return np.asarray(found + 1e-6 * room[:, 1])
 
     return placed(simulator, order, rate, rng)
 
