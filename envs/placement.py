@@ -70,6 +70,7 @@ class PlacementEnv(gymnasium.Env[Observation, np.int64]):
             raise ProblemError("nothing to place", field="problem.tasks", value="all pinned", repair=repair)
         self._volume = arrays.mean_bytes
         self._scale_s = max(float(arrays.mean_time_s.max()), 1e-9)
+        self.bound_s: float = self._scale_s
         self._size = self.simulator.room.max(axis=0) + 1e-12
         self.observation_space: spaces.Space[Any] = observation_space()
         self.action_space = spaces.Discrete(MAX_ACTIONS)
@@ -94,7 +95,7 @@ class PlacementEnv(gymnasium.Env[Observation, np.int64]):
         while not self._free[machine % len(self._free)]:
             machine += 1
         machine %= len(self._free)
-        before: float = self.bound_s
+        before = self.bound_s
         self._put(self.order[self.number], machine, self._loads)
         self.bound_s = max(self.bound_s, float(self._loads.max()))
         self.number += 1
@@ -114,7 +115,7 @@ class PlacementEnv(gymnasium.Env[Observation, np.int64]):
         pinned = np.flatnonzero(self.place >= 0)
         np.subtract.at(self.room, self.place[pinned], self.simulator.demands[pinned])
         self.number, self._loads = 0, np.zeros((2, len(self.room)))
-        self.bound_s: float = self._scale_s
+        self.bound_s = self._scale_s
         self._look()
 
     def _look(self) -> None:

@@ -13,9 +13,10 @@ MOST = 50_000
 """Placements, feasible or not, up to which a problem is enumerated: some seconds of simulations."""
 
 
-def count(simulator: Simulator) -> float:
+def count(simulator: Simulator) -> int:
     """Number of placements, feasible or not."""
-    return float(len(simulator.room)) ** int((simulator.pinned < 0).sum())
+    machines: int = len(simulator.room)
+    return machines ** int((simulator.pinned < 0).sum())
 
 
 def feasible(simulator: Simulator) -> Iterator[Ints]:
