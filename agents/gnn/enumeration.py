@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,8 +16,7 @@ MOST = 50_000
 
 def count(simulator: Simulator) -> int:
     """Number of placements, feasible or not."""
-    machines: int = len(simulator.room)
-    return machines ** int((simulator.pinned < 0).sum())
+    return math.prod([len(simulator.room)] * int((simulator.pinned < 0).sum()))
 
 
 def feasible(simulator: Simulator) -> Iterator[Ints]:
