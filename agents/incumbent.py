@@ -56,6 +56,7 @@ class Incumbent:
         least_overflow: its overflow, as a share of a device's memory.
         baselines: step times of the baselines that have been priced, see `agents.sampling.expert.price_grid`.
         improvements: (evaluations, seconds, step time) of each plan that was the best when it was priced.
+        by_searcher: the same of each searcher, of the plans that were its best.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Incumbent:
         self.least_overflow = float("inf")
         self.baselines: Mapping[str, float | None] = {}
         self.improvements: list[tuple[int, float, float]] = []
+        self.by_searcher: dict[str, list[tuple[int, float, float]]] = {}
         self._on_progress = on_progress
         self._clock = clock
         self._start = clock()
@@ -215,6 +217,7 @@ class Incumbent:
             before = self.reached[searcher]
             if before is None or step_time_s < before:
                 self.reached[searcher] = step_time_s
+                self.by_searcher.setdefault(searcher, []).append((self.evaluations, self.seconds, step_time_s))
                 self._add_diverse(searcher, values, step_time_s)
             if step_time_s < self.best_s:
                 self.best, self.best_s, self.best_by = values, step_time_s, searcher
@@ -328,6 +331,7 @@ class Incumbent:
             seconds=self.seconds,
             proven=proven,
             improvements=tuple(self.improvements),
+            by_searcher=self.by_searcher,
             unlike=unlike_plans,
             others=others,
         )
