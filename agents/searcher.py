@@ -155,6 +155,7 @@ _SEARCHERS = {
     "hill-climbing": "sampling.mcmc.search_hill_climbing",
     "elimination": "planners.elimination.search_elimination",
     "ilp": "planners.ilp.search_ilp",
+    "pipedream": "planners.pipedream.search_pipedream",
     "expert": "sampling.expert.search_expert",
     "random": "sampling.random_plans.search_random",
     "exhaustive": "sampling.exhaustive.search_exhaustive",

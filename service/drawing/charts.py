@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 KINDS = (".html", ".svg", ".png", ".json")
 """Ends of the names of files that can be written."""
-DASHES = ("-", "--", "-.", ":")
-"""Lines of searchers, in turn with the colours, so that equal colours differ."""
 ROWS = 12
 """Height of a picture, in rows."""
 
@@ -82,7 +80,8 @@ def search_progress(result: SearchResult) -> Figure:
         steps = [step_s for _, _, step_s in own]
         (line,) = axes.step(times, [*steps, steps[-1]], where="post", label=f"{name}, {seconds(steps[-1])}")
         line.set_color(PARTS[number % len(PARTS)])
-        line.set_linestyle(DASHES[number // len(PARTS) % len(DASHES)])
+        if number >= len(PARTS):
+            line.set_linestyle("--")
     bound_s = result.record.lower_bound_s
     if bound_s is not None:
         text = f"no plan takes less, {seconds(bound_s)}"

@@ -50,6 +50,7 @@ SCRIPTS = {
     "order_of_runs": "--cluster {cluster} --rounds 1 --model {model}",
     "memory_band": "{runs}",
     "network_gap": "--plans 8 --seeds 1 --search 16 --only vgg19 --known {known}",
+    "pipedream_speedups": "{profiles}/dapple --workers 2",
     "prove_trainer": "1 --families mlp --clusters 2 --targets automap",
     "pricing_speed": "0.001 --models vgg19 --batches 1",
     "problems": "vgg:",
@@ -78,6 +79,7 @@ MISSING = {
     "fit_trainers": "missing.json",
     "memory_band": "missing.json",
     "import_profiles": "missing",
+    "pipedream_speedups": "missing",
     "real_models": "--models gnmt-16 --profiles missing",
 }
 """Scripts that read files -> arguments that name none."""
