@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +19,12 @@ import numpy.typing as npt
 from agents.results.diverse_top_k import MOST, DiverseTopK, Found, unlike
 from agents.results.infeasibility_advice import nothing_fits
 from agents.results.local_sgd import PlanWithSync, with_sync_modes
-from agents.results.plainest import IllegalPlan, Offer, as_it_is, plainest, plainness
+from agents.results.plainest import IllegalPlan, Offer, Outside, as_it_is, plainest
 from agents.results.side_by_side import fastest_of_each, of_unlike_degrees
 from agents.searcher import Budget, OnProgress, Progress, SearchResult, SearchTask, ShouldStop
 from automap.bounds.partial_plans import BoundTable
 from automap.plan import Plan, SearchRecord, Sync
 from automap.price.estimate import annotate, lower_bound_s
-from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import LoweredPlan
 from automap.price.plan_reader import same_lowered
 from automap.price.plan_writer import to_plan
@@ -41,24 +39,6 @@ TEMPLATES = 256
 """Number of templates that are priced in one call."""
 REPORT_EVERY_S = 0.2
 """Least time between two progress reports, in seconds."""
-
-
-class Outside(NamedTuple):
-    """A plan that fits and lies outside the plan space."""
-
-    step_time_s: float
-    """Step time of the plan."""
-    plan: Plan
-    """The plan with its estimate."""
-    lowered: LoweredPlan
-    """The same plan in numbers."""
-    found_by: str
-    """Searcher that found it."""
-
-    def offer(self, evaluator: Evaluator) -> Offer:
-        """The plan as it is; it has no decisions that could be counted."""
-        rank = plainness(self.lowered, evaluator, is_template=False)
-        return Offer(plan=self.plan, found_by=self.found_by, plainness=rank, num_decisions=0, num_operator_decisions=0)
 
 
 class Incumbent:
@@ -242,8 +222,7 @@ class Incumbent:
         if overflow <= 0.0:
             before = self.reached[searcher]
             if before is None or step_time_s < before:
-                self.reached[searcher] = step_time_s
-                self.by_searcher.setdefault(searcher, []).append((self.evaluations, self.seconds, step_time_s))
+                self._reach(searcher, step_time_s)
                 self._add_diverse(searcher, values, step_time_s)
             if step_time_s < self.best_s:
                 self.best, self.best_s, self.best_by = values, step_time_s, searcher
@@ -271,7 +250,7 @@ class Incumbent:
         if outcome.fits and (before is None or seconds < before):
             plan = annotate(to_plan(lowered, space.evaluator), lowered, space.evaluator)
             if not Verifier(space.problem).violations(plan):
-                self.reached[self.searcher] = seconds
+                self._reach(self.searcher, seconds)
                 if seconds < self.least_s:
                     self.improvements.append((self.evaluations, self.seconds, seconds))
                 if self.outside is None or seconds < self.outside.step_time_s:
@@ -284,6 +263,10 @@ class Incumbent:
     def least_s(self) -> float:
         """Step time of the best plan, in the space or outside; infinity where none fits."""
         return self.best_s if self.outside is None else min(self.best_s, self.outside.step_time_s)
+
+    def _reach(self, searcher: str, step_time_s: float) -> None:
+        self.reached[searcher] = step_time_s
+        self.by_searcher.setdefault(searcher, []).append((self.evaluations, self.seconds, step_time_s))
 
     def _add_diverse(self, searcher: str, values: Values, step_time_s: float) -> None:
         self._diverse.add(np.array([values], dtype=np.int64), np.array([step_time_s]), searcher)
@@ -424,8 +407,7 @@ class Incumbent:
 
     def _others(self, count: int) -> tuple[Plan, ...]:
         """The best plans of the space, each with other degrees, to be shown."""
-        known = [] if self.best is None else [row for row, _ in self._diverse.best(MOST, self.best)]
-        return of_unlike_degrees(self.space, known, count)
+        return of_unlike_degrees(self.space, [row for row, _ in self.unlike(MOST)], count)
 
     def unlike(self, count: int) -> list[Found]:
         """The best plans that are unlike each other, all synchronous; none where nothing fits."""
