@@ -60,6 +60,16 @@ class Budget:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Reached:
+    """How far one searcher of a search has come."""
+
+    evaluations: int = 0
+    """Number of plans that it has priced."""
+    best_step_time_s: float | None = None
+    """Step time of its best plan; None where none of its plans fits into memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
     """How far a search has come."""
 
@@ -75,6 +85,8 @@ class Progress:
     """Step time that no plan of the problem goes below."""
     fraction: float
     """Share of the budget that is spent, from 0 to 1."""
+    members: Mapping[str, Reached] = field(default_factory=dict)
+    """Each searcher that has taken part so far, such as the members of a portfolio."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,6 +168,12 @@ _SEARCHERS = {
     "elimination": "planners.elimination.search_elimination",
     "ilp": "planners.ilp.search_ilp",
     "pipedream": "planners.pipedream.search_pipedream",
+    "spp": "planners.spp.search_spp",
+    "whale": "planners.whale.search_whale",
+    "aceso": "planners.aceso.search_aceso",
+    "galvatron": "planners.galvatron.search_galvatron",
+    "piper": "planners.piper.search_piper",
+    "alpa": "planners.alpa.search_alpa",
     "expert": "sampling.expert.search_expert",
     "random": "sampling.random_plans.search_random",
     "exhaustive": "sampling.exhaustive.search_exhaustive",
