@@ -65,8 +65,10 @@ def _with_verb(words: Sequence[str]) -> typer.Typer:
     Reading the options of all verbs takes longer than most of them need for an answer.
     """
     verb = next((word for word in words if not word.startswith("-")), None)
-    for known in (command for verbs in ROOMS for command in verbs.app.registered_commands):
-        if known.callback is not None and verb == (known.name or known.callback.__name__):
+    # Those of a group of verbs have its name before them.
+    rooms = (verbs.app for verbs in ROOMS if not isinstance(verbs.app.info.name, str))
+    for known in (command for room in rooms for command in room.registered_commands):
+        if known.callback is not None and verb == (known.name or known.callback.__name__.replace("_", "-")):
             one = typer.Typer(name=app.info.name, pretty_exceptions_enable=False)
             one.registered_callback, one.registered_commands = app.registered_callback, [known]
             return one
