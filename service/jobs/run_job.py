@@ -190,6 +190,7 @@ def run_job(
     on_progress: OnProgress,
     should_stop: ShouldStop,
     search: Callable[..., SearchResult] | None = None,
+    on_result: Callable[[SearchResult], None] = lambda result: None,
 ) -> Plan:
     """The fastest plan that fits, by the estimate or, if so many are tried, by what is measured.
 
@@ -199,6 +200,7 @@ def run_job(
         on_progress: called a few times a second.
         should_stop: called often; once it returns true, the best plan so far is returned.
         search: in place of `agents.search_offer`.
+        on_result: called with the result of the search, before any trials.
 
     Raises:
         UserError: the request, the model, or that nothing fits.
@@ -225,6 +227,7 @@ def run_job(
             on_progress=lambda progress: on_progress(replace(progress, fraction=share * progress.fraction)),
             should_stop=should_stop,
         )
+    on_result(result)
     if trials is None:
         return _side_by_side(problem, result, request.tie)
     if lacks is not None:

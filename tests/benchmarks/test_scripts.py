@@ -31,6 +31,7 @@ SHARED = {"constants", "fitting", "fleet", "priced_runs"}
 """What scripts have in common, and is no script."""
 SCRIPTS = {
     "auto_map": "--budget 16 --models vgg19",
+    "clusters_and_tables": "--model vgg19 --devices 2 --tables 1 --kinds H100",
     "cost_graph": "--plans 2 --skeletons 1 --models vgg19",
     "decision_speed": "0.001 --problems resnet50_on_2x4xV100 --warm-up 0.001",
     "dqn_ablation": "--evaluations 40 --seeds 1 --problems 12 --variants from_scratch",
