@@ -143,7 +143,7 @@ def _spans(space: PlanSpace, costs: Rows, levels: Ints, settings: Record) -> _Sp
                 : -1 if level.steps and space.num_units > 1 else None
             ].max()
     found[0, :, end <= begin] = np.inf
-    return _Spans(*found, held)
+    return _Spans(seconds=found[0], state=found[1], saved=found[2], held=held)
 
 
 def _unit_costs(space: PlanSpace, values: Values, rank: int) -> Rows:

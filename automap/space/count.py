@@ -83,8 +83,8 @@ def count_decades(space: SteppedSpace, *, limit: int | None = None, signing: Sig
         for decision in reversed(DECISIONS):
             ways = decision.ways(space, shape)
             # ZeRO stages and levels of recomputation are few: all of them are offered everywhere.
-            is_whole = limit is None or decision.kind in ("zero", "recompute")
-            here += math.log10(ways if is_whole else min(ways, limit))
+            is_few = decision.kind in ("zero", "recompute")
+            here += math.log10(ways if limit is None or is_few else min(ways, limit))
         for outer, number in stage_ways(space, shape, limit).items():
             key = (outer, shape.tp, shape.middle)
             if key not in signatures:

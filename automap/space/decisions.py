@@ -268,7 +268,8 @@ def _recompute(space: SpaceOutline) -> list[Slot]:
 
 
 def _ways_to_recompute(space: SpaceOutline, shape: Shape) -> int:
-    return int(space.levels.legal(shape.num_chunks).sum()) ** (1 if space.meshes.alike else shape.pp)
+    ways: int = int(space.levels.legal(shape.num_chunks).sum()) ** (1 if space.meshes.alike else shape.pp)
+    return ways
 
 
 def _signatures(space: SpaceOutline) -> list[Slot]:
