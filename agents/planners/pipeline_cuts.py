@@ -9,18 +9,16 @@ Gradient reductions and the exchange between ranks are left to the exact price. 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from agents.planners.unit_profile import unit_costs
 from automap.price.kernels.array_types import Record, Rows
-from automap.price.kernels.cost_records import UNIT_COST_DTYPE
 from automap.price.kernels.memory import in_flight, state_bytes
 from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.space.space import PlanSpace, Values
-from ir.factors import BROADCAST, PARTIAL
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -93,7 +91,8 @@ def _chunks(space: PlanSpace, values: Values) -> tuple[list[Floats], list[Ints]]
     for rank, stage in enumerate(lowered.layout.stages):
         key = (lowered.layout.numbers[rank], float(lowered.rank_samples[rank]))
         if key not in known:
-            known[key] = _spans(space, _unit_costs(space, values, rank), levels, settings)
+            segments = [segment for chunk in lowered.chunks for segment in chunk]
+            known[key] = _spans(space, unit_costs(evaluator, segments, lowered.stages[rank]), levels, settings)
         spans = known[key]
         alive = in_flight(rank, shape.pp, shape.pp, shape.num_micro_batches)
         if lowered.kind == "gpipe":
@@ -122,7 +121,7 @@ class _Spans(NamedTuple):
 
 
 def _spans(space: PlanSpace, costs: Rows, levels: Ints, settings: Record) -> _Spans:
-    """What spans of units cost at some levels of recomputation; see `_unit_costs`."""
+    """What spans of units cost at some levels of recomputation; `costs` are those of `unit_costs`."""
     spent = costs["forward_s"] + costs["forward_host_s"] + costs["backward_s"] + costs["backward_host_s"]
     spent += costs["recompute_s"]
     comm = costs["forward_comm_s"] + costs["backward_comm_s"] + costs["recompute_comm_s"]
@@ -139,32 +138,10 @@ def _spans(space: PlanSpace, costs: Rows, levels: Ints, settings: Record) -> _Sp
         found[:, number] = heavy[:, turn] - heavy[:, begin] + light[:, end] - light[:, turn]
         if RECOMPUTE_MODES[level.heavy] == "full":
             # The last unit, which holds the scores of the loss, runs again with all others alone.
-            held[number] += costs[level.heavy]["live_bytes"][
-                : -1 if level.steps and space.num_units > 1 else None
-            ].max()
+            last = space.num_units - int(level.steps > 0 and space.num_units > 1)
+            held[number] += costs[level.heavy]["live_bytes"][:last].max()
     found[0, :, end <= begin] = np.inf
     return _Spans(seconds=found[0], state=found[1], saved=found[2], held=held)
-
-
-def _unit_costs(space: PlanSpace, values: Values, rank: int) -> Rows:
-    """[modes, units] unit costs, rows of `UnitCostRow`, as if all units were in one chunk on a rank."""
-    evaluator, lowered = space.evaluator, space.lowered(values).views[0]
-    segments = [segment for chunk in lowered.chunks for segment in chunk]
-    found = np.empty((len(RECOMPUTE_MODES), len(segments)), dtype=UNIT_COST_DTYPE)
-    known: dict[tuple[int, bytes, str], Record] = {}
-    workspace = evaluator.new_workspace(len(space.axes))
-    incoming = np.full(len(space.axes), BROADCAST, dtype=np.int64)
-    for unit, segment in enumerate(segments):
-        unit_type = evaluator.blocks.units[segment.unit].type
-        incoming = np.where(incoming == PARTIAL, BROADCAST, incoming)
-        for number, mode in enumerate(RECOMPUTE_MODES):
-            key = (unit_type, incoming.tobytes(), mode)
-            if key not in known:
-                recomputed = replace(segment, recomputed=evaluator.masks(unit_type)[mode])
-                known[key] = evaluator.unit_cost(recomputed, incoming, lowered.stages[rank], workspace)
-            found[number, unit] = known[key]
-        incoming = evaluator.crossing_placement(segment)
-    return found
 
 
 def _with_cuts(space: PlanSpace, values: Values, ends: Sequence[int], levels: Sequence[Ints]) -> Values:
