@@ -11,6 +11,7 @@ What the user can repair is raised as in the library (`automap.errors`), everyth
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -31,12 +32,22 @@ class AutomapClient:
 
     Args:
         url: address of the service.
+        api_key: the key that the service asks for; None = that of the environment, AUTOMAP_API_KEY, if there is one.
         timeout_s: seconds that a request may take; uploads of large models may need more.
         transport: in place of the network.
     """
 
-    def __init__(self, url: str, *, timeout_s: float = 60.0, transport: httpx.BaseTransport | None = None) -> None:
-        self._http = httpx.Client(base_url=url, timeout=timeout_s, transport=transport)
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = 60.0,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        key = api_key or os.environ.get("AUTOMAP_API_KEY")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http = httpx.Client(base_url=url, timeout=timeout_s, transport=transport, headers=headers)
         self._url = url
 
     def __enter__(self) -> AutomapClient:

@@ -6,10 +6,10 @@ from typing import Any
 import httpx
 import pytest
 import redis
+import service_work
 
 from automap.errors import ClusterError, ModelError, NothingFits, UserError
 from service.client import AutomapClient
-from service.jobs import worker
 from service.jobs.store import Store
 from service.problems import RemoteError
 
@@ -29,7 +29,7 @@ def job(automap: AutomapClient, light: Callable[[str], bytes]) -> dict[str, Any]
 
 
 def test_from_upload_to_plan(automap: AutomapClient, job: dict[str, Any], client: redis.Redis, search: Any) -> None:
-    worker.run(job["id"], client, search=search)
+    service_work.run(job["id"], client, search=search)
     seen: list[dict[str, Any]] = []
     assert automap.wait(job["id"], on_progress=seen.append)["state"] == "succeeded"
     assert seen[-1]["progress"]["best_step_time_s"] == 0.5
@@ -44,7 +44,7 @@ def test_from_upload_to_plan(automap: AutomapClient, job: dict[str, Any], client
 
 def test_a_named_model_needs_no_upload(automap: AutomapClient, client: redis.Redis, search: Any) -> None:
     job = automap.submit("zoo:gpt2:layers=2", "8xV100-16GB", TRAINING, budget=7)
-    worker.run(job["id"], client, search=search)
+    service_work.run(job["id"], client, search=search)
     assert automap.wait(job["id"])["state"] == "succeeded"
 
 

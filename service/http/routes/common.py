@@ -21,8 +21,8 @@ def settings_of(request: Request) -> Settings:
 
 
 def store_of(request: Request) -> Store:
-    """The service's store."""
-    return cast("Store", request.app.state.store)
+    """The store of the tenant whose request it is."""
+    return cast("Store", request.app.state.store).of(request.state.tenant)
 
 
 def refusal(status: int, title: str, detail: str = "", **more: object) -> HTTPException:
