@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,7 +21,7 @@ from agents.results.diverse_top_k import MOST, DiverseTopK, Found, unlike
 from agents.results.infeasibility_advice import nothing_fits
 from agents.results.local_sgd import PlanWithSync, with_sync_modes
 from agents.results.plainest import IllegalPlan, Offer, as_it_is, plainest
-from agents.searcher import Budget, OnProgress, Progress, SearchResult, SearchTask, ShouldStop
+from agents.searcher import Budget, OnProgress, Progress, Reached, SearchResult, SearchTask, ShouldStop
 from automap.bounds.partial_plans import BoundTable
 from automap.plan import Plan, SearchRecord, Sync
 from automap.price.estimate import annotate, lower_bound_s
@@ -51,6 +52,7 @@ class Incumbent:
         best_s: step time of that plan, or infinity.
         best_by: name of the searcher that found it.
         reached: best step time of each searcher, None where it found nothing that fits.
+        priced: number of plans that each searcher has priced.
         nearest: values of the plan that overflows memory least while none fits.
         least_overflow: its overflow, as a share of a device's memory.
         baselines: step times of the baselines that have been priced, see `agents.sampling.expert.price_grid`.
@@ -78,6 +80,7 @@ class Incumbent:
         self.best_s = float("inf")
         self.best_by = searcher
         self.reached: dict[str, float | None] = {}
+        self.priced: Counter[str] = Counter()
         self.searcher = searcher
         self.nearest: Values | None = None
         self.least_overflow = float("inf")
@@ -224,10 +227,11 @@ class Incumbent:
     def _add_diverse(self, searcher: str, values: Values, step_time_s: float) -> None:
         self._diverse.add(np.array([values], dtype=np.int64), np.array([step_time_s]), searcher)
 
-    def count(self, evaluations: int) -> None:
-        """Counts plans that have been priced and charges the budget for them."""
+    def count(self, evaluations: int, searcher: str | None = None) -> None:
+        """Counts plans that `searcher` has priced, or else the searcher at work, and charges the budget for them."""
         self.evaluations += evaluations
         self.charged += evaluations
+        self.priced[searcher or self.searcher] += evaluations
 
     def report(self) -> None:
         """Reports how far the search has come."""
@@ -240,6 +244,10 @@ class Incumbent:
                 best_step_time_s=None if self.best is None else self.best_s,
                 lower_bound_s=self._bound_s,
                 fraction=self.fraction,
+                members={
+                    name: Reached(evaluations=self.priced[name], best_step_time_s=best_s)
+                    for name, best_s in self.reached.items()
+                },
             )
         )
 

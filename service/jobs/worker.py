@@ -33,6 +33,7 @@ from ir import lifetime
 from service.jobs import graphs
 from service.jobs.connection import connect, impatient
 from service.jobs.deadline import deadline
+from service.jobs.events import Thinning
 from service.jobs.job_queue import HEARTBEAT_S, OVERHEAD_S, REAP_S, Claim, Queue, paced, time_limit_s
 from service.jobs.run_job import run_job
 from service.jobs.store import DAY_S, Store, Superseded
@@ -265,15 +266,16 @@ def run(claim: Claim, client: redis.Redis, *, search: Any = None) -> None:
     if job is None:
         return  # deleted meanwhile
     counts = _remembered(lambda: hurried.check(job_id, token))
-    written = -_PACE_S
+    written, thinning = -_PACE_S, Thinning()
 
     def on_progress(progress: Any) -> None:
         nonlocal written
         now = time.monotonic()
         if now - written >= _PACE_S or progress.fraction >= 1:
             written = now
+            told = to_json(progress)
             with contextlib.suppress(redis.ConnectionError, redis.TimeoutError):
-                hurried.set_progress(job_id, token, to_json(progress))
+                hurried.set_progress(job_id, token, told, is_event=thinning.passes(told))
 
     try:
         if (request := job.request) is None:

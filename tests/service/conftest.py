@@ -150,7 +150,8 @@ def settings(tmp_path: Path) -> Settings:
 @contextlib.contextmanager
 def listening(settings: Settings, connection: redis.Redis) -> Iterator[httpx.Client]:
     """The application on a free port, served by a thread of this process."""
-    config = uvicorn.Config(create_app(settings, connection), log_config=None, lifespan="off", ws="none")
+    app = create_app(settings, connection)
+    config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none")
     server = uvicorn.Server(config)
     with bind("127.0.0.1", 0) as bound:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
@@ -162,6 +163,7 @@ def listening(settings: Settings, connection: redis.Redis) -> Iterator[httpx.Cli
         finally:
             server.should_exit = True
             thread.join()
+            app.state.side_processes.close()
 
 
 @pytest.fixture
