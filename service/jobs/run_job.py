@@ -191,6 +191,7 @@ def run_job(
     on_progress: OnProgress,
     should_stop: ShouldStop,
     search: Callable[..., SearchResult] | None = None,
+    start: Sequence[Plan] = (),
 ) -> Plan:
     """The fastest plan that fits, by the estimate or, if so many are tried, by what is measured.
 
@@ -200,6 +201,7 @@ def run_job(
         on_progress: called a few times a second.
         should_stop: called often; once it returns true, the best plan so far is returned.
         search: in place of `agents.search_offer`.
+        start: plans with which the search begins.
 
     Raises:
         UserError: the request, the model, or that nothing fits.
@@ -225,6 +227,7 @@ def run_job(
             seed=request.seed,
             on_progress=lambda progress: on_progress(replace(progress, fraction=share * progress.fraction)),
             should_stop=should_stop,
+            start=start,
         )
     if trials is None:
         return result.plan

@@ -370,8 +370,10 @@ class Store(ModelStore):
 
         def change(pipe: Any) -> None:
             key = self.job_key(job_id)
-            names = ["state", "attempt", "created_at", "started_at", "reserved_s", "request"]
-            state, attempt, created_at, started_at, reserved_s, request = pipe.hmget(key, names)
+            names = ["state", "attempt", "created_at", "started_at", "reserved_s"]
+            state, attempt, created_at, started_at, reserved_s = pipe.hmget(key, names)
+            # Large, and not needed to write progress.
+            request, best = pipe.hmget(key, ["request", "best"]) if state_after is not None else (None, None)
             pipe.multi()
             if state is None or state.decode() not in ACTIVE:
                 raise Superseded
@@ -396,7 +398,12 @@ class Store(ModelStore):
                 return
             pipe.zrem(f"{self._at}waiting", job_id)
             pipe.srem(f"{self._at}active", job_id)
-            size = len(request or b"") + sum(len(fields.get(name, "")) for name in ("plan", "problem"))
+            if "plan" in fields:
+                pipe.hdel(key, "best")
+                best = None
+            size = (
+                len(request or b"") + len(best or b"") + sum(len(fields.get(name, "")) for name in ("plan", "problem"))
+            )
             pipe.hset(f"{self._at}sizes", job_id, str(size))
             self._charge(pipe, float(created_at), -float(reserved_s or 0))
 
