@@ -25,7 +25,9 @@ from service.embedded_redis import EmbeddedRedis
 from service.http.api import create_app
 from service.http.feed import Feed
 from service.jobs import job_queue
-from service.jobs.store import Store, connect
+from service.jobs.connection import connect
+from service.jobs.keys import Keys
+from service.jobs.store import Store
 from service.settings import Settings
 
 LOG = logging.getLogger("automap.serve")
@@ -39,28 +41,21 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8080,
-    insecure: bool = False,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Runs the service until SIGTERM or Ctrl-C.
 
     Args:
         settings: see `Settings`.
-        host: address to bind.
+        host: address to bind. Where others reach it, every request needs a key.
         port: 0 = any free one.
-        insecure: allow an address that others can reach, although there is no authentication yet.
         on_ready: called with the URL once the port is bound.
 
     Raises:
         UserError: the address is refused or taken, or the store cannot be used.
     """
-    if not insecure and not _is_loopback(host):
-        raise UserError(
-            "anybody who reaches this address could use the service: it has no authentication yet",
-            field="host",
-            value=host,
-            repair="Bind 127.0.0.1, or say --insecure if something in front of it decides who may come in.",
-        )
+    if not _is_loopback(host):
+        settings = settings.model_copy(update={"require_keys": True})
     with contextlib.ExitStack() as stack:
         signal.signal(
             signal.SIGTERM, lambda *_: sys.exit(0)
@@ -72,10 +67,15 @@ def serve(
         url = settings.redis_url or (embedded.url if embedded else "")
         client = connect(url)
         stack.callback(client.close)
+        if settings.require_keys and not Keys(client).any_usable():
+            repair = "Make one: `automap keys create --tenant NAME`. Or bind 127.0.0.1, where none is needed."
+            raise UserError(
+                "anybody could use the service: there is no key yet", field="host", value=host, repair=repair
+            )
         if embedded is not None:
             store = Store(client)
             store.forget_graphs()
-            job_queue.recover(client, store, settings.max_budget_s)
+            job_queue.recover(store)
         stack.enter_context(_supervised(url, settings.num_workers, embedded))
         app = create_app(settings, client)
         stack.callback(app.state.side_processes.close)

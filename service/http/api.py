@@ -14,10 +14,12 @@ from http import HTTPStatus
 from itertools import chain
 from typing import Any
 
+import anyio
 import redis
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -25,14 +27,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from automap.errors import UserError
 from service.about import version
 from service.http import openapi
+from service.http.access import audit, authorize
 from service.http.feed import Feed
 from service.http.routes import dashboard, drawings, estimates, events, jobs, meta, models
 from service.http.side_processes import SideProcesses
+from service.jobs.keys import Keys
 from service.jobs.store import Store
 from service.problems import MEDIA_TYPE, problem, problem_of
 from service.settings import Settings
 
 LOG = logging.getLogger("automap.api")
+SUBMITS = 4
+"""Submissions that are checked at a time: each may hold a model of some hundred MB, and all share one processor."""
 ROUTERS = (
     models.router, jobs.router, events.router, drawings.router, estimates.router, meta.router, dashboard.router,
 )  # fmt: skip
@@ -46,9 +52,13 @@ def create_app(settings: Settings, client: redis.Redis) -> FastAPI:
         client: the service's Redis.
     """
     # No pages that load scripts from elsewhere; /openapi.json is there for every tool.
-    app = FastAPI(title="AutoMAP", version=version(), docs_url=None, redoc_url=None)
+    admitted = [Depends(authorize)]
+    app = FastAPI(title="AutoMAP", version=version(), docs_url=None, redoc_url=None, dependencies=admitted)
     app.state.settings = settings
     app.state.store = Store(client)
+    app.state.submits = anyio.CapacityLimiter(SUBMITS)
+    app.state.uploads = anyio.CapacityLimiter(settings.max_uploads)
+    app.state.keys = Keys(client) if settings.require_keys else None
     app.state.feed = Feed(client)
     app.state.side_processes = SideProcesses()
     for router in ROUTERS:
@@ -58,7 +68,7 @@ def create_app(settings: Settings, client: redis.Redis) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(redis.RedisError, _on_redis_error)
     app.add_middleware(_Guard, settings=settings)
-    document = functools.cache(lambda: openapi.describe(app))
+    document = functools.cache(lambda: openapi.describe(app, _routes()))
     app.openapi = document  # type: ignore[method-assign]
     return app
 
@@ -82,6 +92,7 @@ class _Guard:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
+                audit(request, message["status"])
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
 
@@ -163,6 +174,10 @@ def _on_http_error(request: Request, fault: Exception) -> Response:
     title = HTTPStatus(fault.status_code).phrase
     detail = fault.detail if fault.detail != title else f"{request.method} {request.url.path}"
     return _respond(request, problem(fault.status_code, title, detail), headers)
+
+
+def _routes() -> list[APIRoute]:
+    return [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
 
 
 def _methods(request: Request) -> set[str]:

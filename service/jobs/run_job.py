@@ -26,6 +26,7 @@ DimSize = Annotated[int, Range(1, 2**31 - 1)]
 DimPlace = Annotated[int, Range(0, 63)]
 """Position of a dim in its tensor; numpy allows at most 64 dims."""
 Seed = Annotated[int, Range(0, 2**32 - 1)]
+Priority = Annotated[int, Range(-10, 10)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +70,8 @@ class JobRequest:
     seed: Seed = 0
     trials: Trials | None = None
     """How plans are tried; None = the plan is chosen by its estimate alone."""
+    priority: Priority = 0
+    """A job with a higher one is begun before the sender's other jobs."""
 
     def to_json(self) -> dict[str, Any]:
         """The request as JSON types."""

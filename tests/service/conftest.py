@@ -29,7 +29,8 @@ from service import processes
 from service.client import AutomapClient
 from service.embedded_redis import EmbeddedRedis
 from service.http.api import create_app
-from service.jobs.store import Store, connect
+from service.jobs.connection import connect
+from service.jobs.store import Store
 from service.serve import bind
 from service.settings import Settings
 

@@ -13,11 +13,12 @@ import jsonschema
 import onnx
 import pytest
 import redis
+import service_work
 from onnx import TensorProto, helper
 
 from service.embedded_redis import EmbeddedRedis
-from service.jobs import worker
-from service.jobs.store import Store, connect
+from service.jobs.connection import connect
+from service.jobs.store import Store
 from service.problems import MEDIA_TYPE
 from service.serve import bind
 from service.settings import Settings
@@ -81,7 +82,7 @@ def test_a_layer_profile(api: httpx.Client, client: redis.Redis, search: Any) ->
     assert model["summary"]["num_parameters"] == 2000
     assert model["summary"]["coverage"]["measured"] == 1.0
     job = api.post("/v1/jobs", json={**JOB, "model_id": model["id"]}).json()
-    worker.run(job["id"], client, search=search)
+    service_work.run(job["id"], client, search=search)
     plan = api.get(f"/v1/jobs/{job['id']}/plan").json()
     assert plan["model"]["num_parameters"] == 2000
     # The name under which it was uploaded tells the batch of the profile, to the job too.
@@ -115,7 +116,7 @@ def test_a_job_to_its_plan(api: httpx.Client, store: Store, model_id: str, searc
     assert here == job["links"]["self"]
     assert job["state"] == "queued"
     check_problem(api.get(here + "/plan"), 409, "state")
-    worker.run(job["id"], client, search=search)
+    service_work.run(job["id"], client, search=search)
     job = api.get(here).json()
     assert (job["state"], job["attempt"], job["problem"]) == ("succeeded", 1, None)
     assert job["progress"]["fraction"] == 1.0
@@ -129,7 +130,7 @@ def test_a_plan_is_exported(api: httpx.Client, model_id: str, search: Any, clien
     job = api.post("/v1/jobs", json={"model_id": model_id, **JOB}).json()
     here = job["links"]["self"] + "/exports"
     check_problem(api.get(f"{here}/deepspeed"), 409, "state")
-    worker.run(job["id"], client, search=search)
+    service_work.run(job["id"], client, search=search)
     found = api.get(f"{here}/deepspeed")
     assert found.status_code == 200, found.text
     assert json.loads(found.json()["files"]["deepspeed.json"])["train_batch_size"] == JOB["training"]["global_batch"]
@@ -159,9 +160,9 @@ def test_cancel_a_queued_job(api: httpx.Client, model_id: str, client: redis.Red
     job = api.post("/v1/jobs", json={"model_id": model_id, **JOB}).json()
     for _ in range(2):
         assert api.post(f"/v1/jobs/{job['id']}/cancel").json()["state"] == "cancelled"
-    worker.run(job["id"], client, search=search)
+    service_work.run(job["id"], client, search=search)
     assert api.get(f"/v1/jobs/{job['id']}").json()["state"] == "cancelled"
-    assert client.llen("rq:queue:automap") == 0
+    assert Store(client).num_waiting() == 0
 
 
 def test_meta(api: httpx.Client) -> None:
@@ -178,6 +179,10 @@ def test_meta(api: httpx.Client) -> None:
     [
         ("GET", "/nowhere", 404),
         ("DELETE", "/v1/jobs", 405),
+        ("DELETE", "/v1/jobs/x", 404),
+        ("DELETE", "/v1/models/x", 404),
+        ("GET", "/v1/jobs?cursor=x", 422),
+        ("GET", "/v1/jobs?state=asleep", 422),
         ("GET", "/v1/jobs/x", 404),
         ("POST", "/v1/jobs/x/cancel", 404),
         ("GET", "/v1/jobs/x/plan", 404),
@@ -267,7 +272,7 @@ def test_a_named_model(api: httpx.Client, client: redis.Redis, search: Any) -> N
     assert answer.status_code == 202, answer.text
     job = answer.json()
     assert (job["model_id"], job["request"]["model"]["name"]) == ("", "gpt2:layers=2")
-    worker.run(job["id"], client, search=search)
+    service_work.run(job["id"], client, search=search)
     job = api.get(f"/v1/jobs/{job['id']}").json()
     assert (job["state"], job["problem"]) == ("succeeded", None)
     model = api.get(f"/v1/jobs/{job['id']}/plan").json()["model"]
@@ -339,7 +344,7 @@ def test_own_hosts_are_served(api: httpx.Client, host: str) -> None:
 
 
 def test_the_unexpected_stays_inside(api: httpx.Client, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    def explode(*given: object) -> None:
+    def explode(*given: object, **rest: object) -> None:
         raise RuntimeError("secret detail")
 
     monkeypatch.setattr(Store, "jobs", explode)

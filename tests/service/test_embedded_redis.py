@@ -13,7 +13,7 @@ import pytest
 from automap.errors import UserError
 from service import embedded_redis
 from service.embedded_redis import EmbeddedRedis, redis_binary
-from service.jobs.store import connect
+from service.jobs.connection import connect
 
 
 def test_what_was_written_survives_kill_9(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Clusters, schemas, and the health and version of the service."""
+"""Clusters, schemas, the health and version of the service, and a tenant as a whole."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from automap.targets import targets
 from ir import zoo
 from service.about import version
 from service.clusters import describe_clusters
+from service.http.access import access
 from service.http.routes.common import store_of
 from service.http.schemas import Health, NamedModels, Targets, Version
 
@@ -42,6 +43,7 @@ def schema() -> dict[str, Any]:
 
 
 @router.get("/healthz")
+@access("anybody")
 def health(request: Request) -> Health:
     """Whether the service and its store answer."""
     store_of(request).client.ping()
@@ -49,6 +51,14 @@ def health(request: Request) -> Health:
 
 
 @router.get("/version")
+@access("anybody")
 def about() -> Version:
     """The version of the installed package."""
     return Version(version=version())
+
+
+@router.delete("/v1/tenant", status_code=204)
+@access("admin")
+def forget(request: Request) -> None:
+    """Ends all jobs of the key's tenant and removes them, its models and its plans; keys stay."""
+    store_of(request).delete_all()
