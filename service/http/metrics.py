@@ -1,7 +1,7 @@
 """Metrics in the format of Prometheus: what this process has answered, and what the store says of all of them.
 
-https://prometheus.io/docs/concepts/data_model/. Names of tenants, models and jobs are no labels: they would make as many
-series as there are jobs, and tell one tenant of another.
+https://prometheus.io/docs/concepts/data_model/. Names of tenants, models and jobs are no labels: they would make as
+many series as there are jobs, and tell one tenant of another.
 """
 
 from __future__ import annotations

@@ -250,6 +250,13 @@ class Version(BaseModel):
 
 
 class Health(BaseModel):
-    """Whether the service and its store answer."""
+    """Whether the service answers."""
 
     status: Literal["ok"]
+
+
+class Readiness(Health):
+    """Whether jobs are accepted, and by how many workers they are run."""
+
+    workers: int
+    """Workers that have given a sign of life within a minute."""
