@@ -61,6 +61,8 @@ class Settings(BaseSettings):
     """Whether requests need an API key also where only this host reaches the service, as behind a proxy."""
     allowed_hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "::1")
     """Names that the Host header may have (against DNS rebinding); `*` = any."""
+    log_format: Literal["text", "json"] = "text"
+    """Form of the log: lines for people, or one JSON object a line."""
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(str.upper)] = (
         "WARNING"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from automap.errors import UserError
+from service import logs
 from service.command.options import Job, JobArgument, JsonOption, OutputOption, UrlOption, gathers, read_job
 from service.command.output import print_json, show_plan
 from service.command.server_settings import read_settings
@@ -41,7 +41,7 @@ def serve(
     settings = read_settings()
     if workers is not None:
         settings = settings.model_copy(update={"num_workers": workers})
-    _log(settings.log_level)
+    logs.configure(settings.log_level, settings.log_format)
 
     def ready(url: str) -> None:
         typer.echo(json.dumps({"url": url}) if as_json else f"AutoMAP serves {url}/v1 (Ctrl-C ends it)")
@@ -54,7 +54,7 @@ def serve(
 def worker(parent: Annotated[int | None, typer.Option(hidden=True)] = None) -> None:
     """Runs jobs of the service whose Redis AUTOMAP_REDIS_URL names; any number, on any machine."""
     settings = read_settings()
-    _log(settings.log_level)
+    logs.configure(settings.log_level, settings.log_format)
     if settings.redis_url is None:
         repair = "Set AUTOMAP_REDIS_URL; `automap serve` on its own starts its workers itself."
         raise UserError("a worker needs the service's Redis", field="redis_url", value="unset", repair=repair)
@@ -199,9 +199,3 @@ def _client(url: str) -> AutomapClient:
     from service.client import AutomapClient
 
     return AutomapClient(url, key=os.environ.get("AUTOMAP_KEY"))
-
-
-def _log(level: str) -> None:
-    # What keys were used for is always told.
-    logging.getLogger("automap.audit").setLevel(logging.INFO)
-    logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

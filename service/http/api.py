@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
+import time
 import uuid
 from http import HTTPStatus
 from itertools import chain
@@ -29,14 +30,17 @@ from service.about import version
 from service.http import openapi
 from service.http.access import audit, authorize
 from service.http.feed import Feed
+from service.http.metrics import Metrics
 from service.http.routes import dashboard, drawings, estimates, events, jobs, meta, models
 from service.http.side_processes import SideProcesses
 from service.jobs.keys import Keys
 from service.jobs.store import Store
+from service.logs import REQUEST
 from service.problems import MEDIA_TYPE, problem, problem_of
 from service.settings import Settings
 
 LOG = logging.getLogger("automap.api")
+ACCESS = logging.getLogger("automap.access")
 SUBMITS = 4
 """Submissions that are checked at a time: each may hold a model of some hundred MB, and all share one processor."""
 ROUTERS = (
@@ -60,6 +64,7 @@ def create_app(settings: Settings, client: redis.Redis) -> FastAPI:
     app.state.uploads = anyio.CapacityLimiter(settings.max_uploads)
     app.state.keys = Keys(client) if settings.require_keys else None
     app.state.feed = Feed(client)
+    app.state.metrics = Metrics(client, app.state.feed)
     app.state.side_processes = SideProcesses()
     for router in ROUTERS:
         app.include_router(router)
@@ -86,12 +91,14 @@ class _Guard:
             return
         request = Request(scope)
         request_id = request.state.request_id = uuid.uuid4().hex
-        started = False
+        began, started = time.perf_counter(), False
+        REQUEST.set(request_id)
 
         async def tagged(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
+                _note(request, message["status"], time.perf_counter() - began)
                 audit(request, message["status"])
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
@@ -124,6 +131,16 @@ class _Guard:
     def _limit(self, request: Request) -> int:
         is_upload = request.url.path == "/v1/models"
         return self.settings.max_model_bytes if is_upload else self.settings.max_request_bytes
+
+
+def _note(request: Request, status: int, seconds: float) -> None:
+    """Counts an answer that begins now, and writes a line about it."""
+    route = getattr(request.scope.get("route"), "path", "other")
+    request.app.state.metrics.answered(request.method, route, status, seconds)
+    # Without the query, which names files and models.
+    told = {"method": request.method, "route": route, "status": status, "seconds": round(seconds, 6)}
+    told |= {name: value for name, value in request.path_params.items() if name == "job_id"}
+    ACCESS.info("%s %s -> %d", request.method, route, status, extra={"fields": told})
 
 
 class _TooLarge(HTTPException):

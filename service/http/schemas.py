@@ -230,6 +230,19 @@ class Fault(BaseModel):
     repair: str | None = None
 
 
+class NamedModels(BaseModel):
+    """Models that need no upload."""
+
+    models: list[str]
+
+
+class Targets(BaseModel):
+    """Trainers that plans are exported for."""
+
+    targets: dict[str, str]
+    """Name -> what it is."""
+
+
 class Version(BaseModel):
     """The version of the installed package."""
 
@@ -237,6 +250,13 @@ class Version(BaseModel):
 
 
 class Health(BaseModel):
-    """Whether the service and its store answer."""
+    """Whether the service answers."""
 
     status: Literal["ok"]
+
+
+class Readiness(Health):
+    """Whether jobs are accepted, and by how many workers they are run."""
+
+    workers: int
+    """Workers that have given a sign of life within a minute."""

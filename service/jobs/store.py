@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from service.jobs import events
+from service.jobs import counts, events
 from service.jobs.model_store import TENANTS, ModelStore
 from service.jobs.records import ACTIVE, FIELDS, Job, State, dumps, job_of
 from service.jobs.run_job import JobRequest
@@ -226,7 +226,7 @@ class Store(ModelStore):
 
         def change(pipe: Any) -> None:
             nonlocal token
-            state, attempt = pipe.hmget(self.job_key(job_id), ["state", "attempt"])
+            state, attempt, created_at = pipe.hmget(self.job_key(job_id), ["state", "attempt", "created_at"])
             pipe.multi()
             if state != b"queued":
                 raise Superseded
@@ -239,6 +239,8 @@ class Store(ModelStore):
             pipe.zadd(TURNS, {self.tenant: now})
             pipe.zadd(LEASES, {f"{self.tenant}/{job_id}": lease_end})
             self._tell(pipe, job_id, "running", token)
+            if token == 1:
+                counts.took(pipe, "wait", now - float(created_at))
 
         try:
             self._redis.transaction(change, self.job_key(job_id))
@@ -370,8 +372,8 @@ class Store(ModelStore):
 
         def change(pipe: Any) -> None:
             key = self.job_key(job_id)
-            names = ["state", "attempt", "created_at", "started_at", "reserved_s"]
-            state, attempt, created_at, started_at, reserved_s = pipe.hmget(key, names)
+            names = ["state", "attempt", "created_at", "started_at", "reserved_s", "progress"]
+            state, attempt, created_at, started_at, reserved_s, progress = pipe.hmget(key, names)
             # Large, and not needed to write progress.
             request, best = pipe.hmget(key, ["request", "best"]) if state_after is not None else (None, None)
             pipe.multi()
@@ -383,10 +385,13 @@ class Store(ModelStore):
             pipe.hset(key, mapping={**fields, "finished_at": repr(now)} if ends else fields)
             if told is not None:
                 events.add(pipe, self.events_key(job_id), "progress", told)
+            if "progress" in fields:
+                counts.priced(pipe, progress, fields["progress"])
             if state_after is None:
                 return
             self._tell(pipe, job_id, state_after, int(attempt), fields.get("problem"))
             pipe.zrem(LEASES, f"{self.tenant}/{job_id}")
+            used = 0.0
             if state == b"running":
                 # Of the time that was reserved, each run takes what it has used; the end gives the rest back.
                 used = now - float(started_at)
@@ -396,6 +401,7 @@ class Store(ModelStore):
                 priority = json.loads(request or "{}").get("priority", 0)
                 self._wait(pipe, job_id, priority, float(created_at))
                 return
+            counts.took(pipe, f"run:{state_after}", used)
             pipe.zrem(f"{self._at}waiting", job_id)
             pipe.srem(f"{self._at}active", job_id)
             if "plan" in fields:

@@ -41,6 +41,7 @@ from service.jobs.events import Thinning
 from service.jobs.job_queue import HEARTBEAT_S, OVERHEAD_S, REAP_S, Claim, Queue, paced, time_limit_s
 from service.jobs.run_job import JobRequest, run_job
 from service.jobs.store import DAY_S, Store, Superseded
+from service.logs import JOB
 from service.problems import problem, problem_of
 from service.settings import GIB, Settings
 
@@ -208,6 +209,7 @@ class Worker:
         code = 1
         try:
             os.setpgid(0, 0)
+            JOB.set(claim.job_id)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             lifetime.die_with_parent(signal.SIGKILL, parent)

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request
+import redis
+from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi.responses import PlainTextResponse
 
 from automap.plan import plan_schema
+from automap.targets import targets
+from ir import zoo
 from service.about import version
 from service.clusters import describe_clusters
+from service.http import openapi
 from service.http.access import access
+from service.http.metrics import MEDIA_TYPE, Metrics
 from service.http.routes.common import store_of
-from service.http.schemas import Health, Version
+from service.http.schemas import Health, NamedModels, Readiness, Targets, Version
+from service.jobs.job_queue import WORKERS
+from service.problems import problem
 
 router = APIRouter(tags=["meta"])
 
@@ -22,6 +30,18 @@ def clusters() -> dict[str, Any]:
     return describe_clusters()
 
 
+@router.get("/v1/zoo")
+def named_models() -> NamedModels:
+    """The models that need no upload."""
+    return NamedModels(models=list(zoo.names()))
+
+
+@router.get("/v1/targets")
+def named_targets() -> Targets:
+    """The trainers for whose configuration a plan can be searched and exported."""
+    return Targets(targets={name: target.about for name, target in targets().items()})
+
+
 @router.get("/v1/schemas/plan")
 def schema() -> dict[str, Any]:
     """The JSON Schema of plans."""
@@ -30,10 +50,32 @@ def schema() -> dict[str, Any]:
 
 @router.get("/healthz")
 @access("anybody")
-def health(request: Request) -> Health:
-    """Whether the service and its store answer."""
-    store_of(request).client.ping()
+def health() -> Health:
+    """Whether this process answers. It says nothing of others: to start it again would not help them."""
     return Health(status="ok")
+
+
+@router.get("/readyz", responses=openapi.refusals(s503="The store cannot be written."))
+@access("anybody")
+def ready(request: Request) -> Readiness:
+    """Whether a job that comes now is kept; and how many workers there are to run it."""
+    client = request.app.state.store.client
+    try:
+        client.set("automap:probe", "", ex=60)
+        workers = int(client.zcard(WORKERS))
+    except redis.ResponseError as fault:  # as of a memory that is full, or a copy that is read only
+        raise HTTPException(
+            503, problem(503, "The store cannot be written", str(fault)), {"Retry-After": "5"}
+        ) from None
+    return Readiness(status="ok", workers=workers)
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+@access("admin")
+def metrics(request: Request) -> Response:
+    """The metrics of the service, for Prometheus."""
+    found: Metrics = request.app.state.metrics
+    return PlainTextResponse(found.text(), media_type=MEDIA_TYPE)
 
 
 @router.get("/version")
