@@ -106,7 +106,7 @@ def instant_search(problem: Problem, budget: Any, *, on_progress: Any, **rest: A
             )
         )
     plan = made_up_plan(problem)
-    return SearchResult(plan=plan, unlike=lambda count: (plan,), evaluations=7, seconds=0.0)
+    return SearchResult(plan=plan, unlike=lambda count: (plan,), others=lambda count: (), evaluations=7, seconds=0.0)
 
 
 @pytest.fixture(scope="session")
