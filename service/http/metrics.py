@@ -6,6 +6,7 @@ many series as there are jobs, and tell one tenant of another.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Iterator
@@ -106,8 +107,9 @@ class _OfTheStore:
         _add(waited, [], counts.durations(so_far, "wait"))
         yield waited
         yield from self._of_workers()
-        memory = self._client.info("memory")  # type: ignore[union-attr]
-        yield GaugeMetricFamily("automap_store_bytes", "Memory of the store.", float(memory["used_memory"]))  # type: ignore[index]
+        with contextlib.suppress(redis.ResponseError):  # a user of Redis need not have the right to ask
+            memory = self._client.info("memory")  # type: ignore[union-attr]
+            yield GaugeMetricFamily("automap_store_bytes", "Memory of the store.", float(memory["used_memory"]))  # type: ignore[index]
 
     def _speed(self, leases: list[str]) -> float:
         """Plans that all running searches together price in a second."""
