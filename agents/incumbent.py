@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +21,17 @@ import numpy.typing as npt
 from agents.results.diverse_top_k import MOST, DiverseTopK, Found, unlike
 from agents.results.infeasibility_advice import nothing_fits
 from agents.results.local_sgd import PlanWithSync, with_sync_modes
-from agents.results.plainest import IllegalPlan, Offer, as_it_is, plainest
+from agents.results.plainest import IllegalPlan, Offer, as_it_is, plainest, plainness
+from agents.results.side_by_side import of_unlike_degrees
 from agents.searcher import Budget, OnProgress, Progress, Reached, SearchResult, SearchTask, ShouldStop
 from automap.bounds.partial_plans import BoundTable
 from automap.plan import Plan, SearchRecord, Sync
 from automap.price.estimate import annotate, lower_bound_s
+from automap.price.evaluator import Evaluator
+from automap.price.lowered_plan import LoweredPlan
+from automap.price.plan_reader import same_lowered
+from automap.price.plan_writer import to_plan
+from automap.space.encode import values_of
 from automap.space.shape import Shape
 from automap.space.space import Ints, PlanSpace, Values
 from automap.space.target_limits import plan_space
@@ -35,6 +42,24 @@ TEMPLATES = 256
 """Number of templates that are priced in one call."""
 REPORT_EVERY_S = 0.2
 """Least time between two progress reports, in seconds."""
+
+
+class Outside(NamedTuple):
+    """A plan that fits and lies outside the plan space."""
+
+    step_time_s: float
+    """Step time of the plan."""
+    plan: Plan
+    """The plan with its estimate."""
+    lowered: LoweredPlan
+    """The same plan in numbers."""
+    found_by: str
+    """Searcher that found it."""
+
+    def offer(self, evaluator: Evaluator) -> Offer:
+        """The plan as it is; it has no decisions that could be counted."""
+        rank = plainness(self.lowered, evaluator, is_template=False)
+        return Offer(plan=self.plan, found_by=self.found_by, plainness=rank, num_decisions=0, num_operator_decisions=0)
 
 
 class Incumbent:
@@ -52,6 +77,7 @@ class Incumbent:
         best_s: step time of that plan, or infinity.
         best_by: name of the searcher that found it.
         reached: best step time of each searcher, None where it found nothing that fits.
+        outside: the best plan that fits and lies outside the plan space, if one was offered.
         priced: number of plans that each searcher has priced.
         nearest: values of the plan that overflows memory least while none fits.
         least_overflow: its overflow, as a share of a device's memory.
@@ -79,6 +105,7 @@ class Incumbent:
         self.best: Values | None = None
         self.best_s = float("inf")
         self.best_by = searcher
+        self.outside: Outside | None = None
         self.reached: dict[str, float | None] = {}
         self.priced: Counter[str] = Counter()
         self.searcher = searcher
@@ -224,6 +251,40 @@ class Incumbent:
         elif self.best is None and overflow < self.least_overflow:
             self.nearest, self.least_overflow = values, overflow
 
+    def offer(self, lowered: LoweredPlan) -> tuple[float, float]:
+        """Prices one plan, which need not be in the plan space, and keeps it if it is the best.
+
+        A plan outside the space is left out unless it passes `automap.verify`: the space's masks do not stand for the
+        hints and the target there.
+
+        Returns:
+            Seconds of a step and overflow of memory, see `PlanSpace.price`.
+        """
+        space = self.space
+        values = values_of(space, lowered)
+        if values is not None and same_lowered(space.lowered(values), lowered):
+            ((seconds, overflow),) = self.price([values]).tolist()
+            return seconds, overflow
+        outcome = space.evaluator.evaluate(lowered)
+        self.count(1)
+        seconds, before = outcome.step_time_s, self.reached[self.searcher]
+        if outcome.fits and (before is None or seconds < before):
+            plan = annotate(to_plan(lowered, space.evaluator), lowered, space.evaluator)
+            if not Verifier(space.problem).violations(plan):
+                self.reached[self.searcher] = seconds
+                if seconds < self.least_s:
+                    self.improvements.append((self.evaluations, self.seconds, seconds))
+                if self.outside is None or seconds < self.outside.step_time_s:
+                    self.outside = Outside(seconds, plan, lowered, self.searcher)
+        if self.seconds - self._reported >= REPORT_EVERY_S:
+            self.report()
+        return seconds, outcome.overflow
+
+    @property
+    def least_s(self) -> float:
+        """Step time of the best plan, in the space or outside; infinity where none fits."""
+        return self.best_s if self.outside is None else min(self.best_s, self.outside.step_time_s)
+
     def _add_diverse(self, searcher: str, values: Values, step_time_s: float) -> None:
         self._diverse.add(np.array([values], dtype=np.int64), np.array([step_time_s]), searcher)
 
@@ -241,15 +302,30 @@ class Incumbent:
                 searcher=self.searcher,
                 evaluations=self.evaluations,
                 seconds=self.seconds,
-                best_step_time_s=None if self.best is None else self.best_s,
+                best_step_time_s=None if self.least_s == float("inf") else self.least_s,
                 lower_bound_s=self._bound_s,
                 fraction=self.fraction,
                 members={
                     name: Reached(evaluations=self.priced[name], best_step_time_s=best_s)
                     for name, best_s in self.reached.items()
                 },
+                best=None if self.best is None else self._best_so_far,
             )
         )
+
+    def _best_so_far(self, seed: int) -> Plan:
+        assert self.best is not None
+        record = SearchRecord(
+            found_by=self.best_by,
+            seed=seed,
+            evaluations=self.evaluations,
+            look_aheads=self.look_aheads,
+            baselines=dict(self.baselines),
+            searchers=dict(self.reached),
+            seconds=self.seconds,
+            lower_bound_s=self._bound_s,
+        )
+        return self.plan(self.best, Sync(), record)
 
     def priced_templates(self) -> Iterator[tuple[list[tuple[Shape, Values]], npt.NDArray[np.float64]]]:
         """The templates of the space, `TEMPLATES` at a time, with their prices, see `price`."""
@@ -284,8 +360,10 @@ class Incumbent:
             NothingFits: no plan that fits was found.
         """
         self.report()
-        if self.best is None:
+        if self.best is None and self.outside is None:
             self._fall_back_on_templates()
+        if self.outside is not None and self.outside.step_time_s < self.best_s:
+            return self._outside_result(self.outside, seed)
         assert self.best is not None
         first, found_by, best_unlike = self.best, self.best_by, self._best_synchronous
         if self.space.problem.training.sync_modes == ("synchronous",):
@@ -299,19 +377,7 @@ class Incumbent:
             def best_unlike(count: int) -> list[PlanWithSync]:
                 return [found.item for found in unlike(candidates, count)]
 
-        record = SearchRecord(
-            found_by=found_by,
-            seed=seed,
-            evaluations=self.evaluations,
-            look_aheads=self.look_aheads,
-            first_s=None if self.first_proposal is None else self.first_proposal[0],
-            first_after_s=None if self.first_proposal is None else self.first_proposal[1],
-            baselines=dict(self.baselines),
-            searchers=dict(self.reached),
-            seconds=self.seconds,
-            proven=proven,
-            lower_bound_s=bound_s,
-        )
+        record = self._record(found_by, seed, bound_s, proven=proven)
         ((values, _), sync), *_ = best_unlike(1)
         best = self.plan(values, sync, record)
 
@@ -325,6 +391,9 @@ class Incumbent:
                 return as_it_is(self.space, (values, found_by), best)
             return plainest(self.space, (values, found_by), self._diverse.best(MOST, first), limit_s)
 
+        def others(count: int) -> tuple[Plan, ...]:
+            return of_unlike_degrees(self.space, [row for row, _ in self._diverse.best(MOST, first)], count)
+
         return SearchResult(
             plan=best,
             plainest=plainest_plan,
@@ -333,6 +402,45 @@ class Incumbent:
             proven=proven,
             improvements=tuple(self.improvements),
             unlike=unlike_plans,
+            others=others,
+        )
+
+    def _record(self, found_by: str, seed: int, bound_s: float, *, proven: bool) -> SearchRecord:
+        first_s, first_after_s = self.first_proposal or (None, None)
+        return SearchRecord(
+            found_by=found_by,
+            seed=seed,
+            evaluations=self.evaluations,
+            look_aheads=self.look_aheads,
+            first_s=first_s,
+            first_after_s=first_after_s,
+            baselines=dict(self.baselines),
+            searchers=dict(self.reached),
+            seconds=self.seconds,
+            proven=proven,
+            lower_bound_s=bound_s,
+        )
+
+    def _outside_result(self, found: Outside, seed: int) -> SearchResult:
+        """The result where the best plan lies outside the space: it stands alone."""
+        record = self._record(found.found_by, seed, self._bound_s, proven=False)
+        plan = replace(found.plan, search=record)
+
+        def plainest_plan(limit_s: float) -> Offer:
+            offers = [found.offer(self.space.evaluator)]
+            if self.best is not None and self.best_s <= limit_s:
+                best = (self.best, self.best_by)
+                offers.append(plainest(self.space, best, self._diverse.best(MOST, self.best), limit_s))
+            return min(offers, key=lambda one: one.plainness)
+
+        return SearchResult(
+            plan=plan,
+            plainest=plainest_plan,
+            evaluations=self.evaluations,
+            seconds=self.seconds,
+            improvements=tuple(self.improvements),
+            unlike=lambda count: (plan,),
+            others=lambda count: (),
         )
 
     def unlike(self, count: int) -> list[Found]:

@@ -86,6 +86,9 @@ class Progress:
     """Share of the budget that is spent, from 0 to 1."""
     members: Mapping[str, Reached] = field(default_factory=dict)
     """Each searcher that has taken part so far, such as the members of a portfolio."""
+    best: Callable[[int], Plan] | None = field(default=None, compare=False, repr=False)
+    """Makes the best plan so far, in full and verified, with a seed for its record; to be called before the report
+    returns. None until the searcher at work has one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +100,9 @@ class SearchResult:
     unlike: Callable[[int], tuple[Plan, ...]] = field(compare=False)
     """Returns the given number of best plans that differ from each other in more than details, or fewer where there are
     no more; the first one is `plan`. See `agents.results.diverse_top_k`."""
+    others: Callable[[int], tuple[Plan, ...]] = field(compare=False)
+    """Returns the given number of best plans, or fewer, each with other degrees of parallelism, the fastest first. They
+    are to be shown: priced and not verified. See `agents.results.side_by_side`."""
     evaluations: int
     """Number of plans that were priced."""
     seconds: float
@@ -155,6 +161,13 @@ _SEARCHERS = {
     "hill-climbing": "sampling.mcmc.search_hill_climbing",
     "elimination": "planners.elimination.search_elimination",
     "ilp": "planners.ilp.search_ilp",
+    "pipedream": "planners.pipedream.search_pipedream",
+    "spp": "planners.spp.search_spp",
+    "whale": "planners.whale.search_whale",
+    "aceso": "planners.aceso.search_aceso",
+    "galvatron": "planners.galvatron.search_galvatron",
+    "piper": "planners.piper.search_piper",
+    "alpa": "planners.alpa.search_alpa",
     "expert": "sampling.expert.search_expert",
     "random": "sampling.random_plans.search_random",
     "exhaustive": "sampling.exhaustive.search_exhaustive",

@@ -10,6 +10,7 @@ import contextlib
 import ipaddress
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -23,6 +24,7 @@ from automap.errors import UserError
 from service import processes
 from service.embedded_redis import EmbeddedRedis
 from service.http.api import create_app
+from service.http.connections import server_config
 from service.http.feed import Feed
 from service.jobs import job_queue
 from service.jobs.connection import connect
@@ -32,8 +34,9 @@ from service.settings import Settings
 
 LOG = logging.getLogger("automap.serve")
 _LOOK_S = 0.25
+_OWN_FILES = 128
+"""Open files beside connections: of Redis, uploads, children and libraries (assumed)."""
 _MAX_PAUSE_S = 10.0
-_GRACE_S = 5
 
 
 def serve(
@@ -56,6 +59,8 @@ def serve(
     """
     if not _is_loopback(host):
         settings = settings.model_copy(update={"require_keys": True})
+    most = min(settings.max_connections, _raise_open_files() - _OWN_FILES)
+    settings = settings.model_copy(update={"max_connections": most})
     with contextlib.ExitStack() as stack:
         signal.signal(
             signal.SIGTERM, lambda *_: sys.exit(0)
@@ -79,19 +84,11 @@ def serve(
         stack.enter_context(_supervised(url, settings.num_workers, embedded))
         app = create_app(settings, client)
         stack.callback(app.state.side_processes.close)
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=_GRACE_S,
-            h11_max_incomplete_event_size=64 * 1024,
-        )
         name = f"[{host}]" if ":" in host else host
         on_ready(f"http://{name}:{bound.getsockname()[1]}")
         # After its own shutdown uvicorn raises the signal again; ours then unwinds the stack.
         with contextlib.suppress(KeyboardInterrupt, SystemExit):
-            _Server(config, app.state.feed).run(sockets=[bound])
+            _Server(server_config(app, settings), app.state.feed).run(sockets=[bound])
 
 
 class _Server(uvicorn.Server):
@@ -105,6 +102,15 @@ class _Server(uvicorn.Server):
         """Ends all connections."""
         self._feed.close()
         await super().shutdown(sockets)
+
+
+def _raise_open_files() -> int:
+    """Allows this process as many open files as its user may have; returns their number."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 1 << 20 if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
 
 
 def _is_loopback(host: str) -> bool:

@@ -52,7 +52,7 @@ class Settings(BaseSettings):
     max_stream_s: float = Field(default=900.0, gt=0)
     """Longest stream of events; clients that listen on open another, which goes on where this one ended."""
     upload_timeout_s: float = Field(default=120.0, gt=0)
-    """Longest upload; one that takes longer is refused."""
+    """Longest time in which an upload arrives."""
     body_timeout_s: float = Field(default=20.0, gt=0)
     """Longest time in which a client sends the headers of a request, and the body of one that is no upload."""
     max_connections: int = Field(default=2000, ge=8)

@@ -9,17 +9,15 @@ reductions and the exchange between ranks are left to the exact price. Units: se
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from automap.price.kernels.array_types import Record, Rows
-from automap.price.kernels.cost_records import UNIT_COST_DTYPE
+from agents.planners.unit_profile import unit_costs
+from automap.price.kernels.array_types import Rows
 from automap.price.kernels.memory import in_flight, state_bytes
 from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.space.space import PlanSpace, Values
-from ir.factors import BROADCAST, PARTIAL
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -90,7 +88,8 @@ def _chunks(space: PlanSpace, values: Values) -> tuple[list[Floats], list[Ints]]
     for rank, stage in enumerate(lowered.layout.stages):
         key = (lowered.layout.numbers[rank], float(lowered.rank_samples[rank]))
         if key not in known:
-            known[key] = _unit_costs(space, values, rank)
+            segments = [segment for chunk in lowered.chunks for segment in chunk]
+            known[key] = unit_costs(evaluator, segments, lowered.stages[rank])
         costs = known[key]
         spent = costs["forward_s"] + costs["forward_host_s"] + costs["backward_s"] + costs["backward_host_s"]
         spent += costs["recompute_s"]
@@ -121,27 +120,6 @@ def _spans(of_units: Floats) -> Floats:
     spans = sums[:, None, :] - sums[:, :, None]
     empty = np.tril(np.ones(spans.shape[1:], dtype=np.bool_))
     found: Floats = np.where(empty, np.inf, spans)
-    return found
-
-
-def _unit_costs(space: PlanSpace, values: Values, rank: int) -> Rows:
-    """[modes, units] unit costs, rows of `UnitCostRow`, as if all units were in one chunk on a rank."""
-    evaluator, lowered = space.evaluator, space.lowered(values).views[0]
-    segments = [segment for chunk in lowered.chunks for segment in chunk]
-    found = np.empty((len(RECOMPUTE_MODES), len(segments)), dtype=UNIT_COST_DTYPE)
-    known: dict[tuple[int, bytes, str], Record] = {}
-    workspace = evaluator.new_workspace(len(space.axes))
-    incoming = np.full(len(space.axes), BROADCAST, dtype=np.int64)
-    for unit, segment in enumerate(segments):
-        unit_type = evaluator.blocks.units[segment.unit].type
-        incoming = np.where(incoming == PARTIAL, BROADCAST, incoming)
-        for number, mode in enumerate(RECOMPUTE_MODES):
-            key = (unit_type, incoming.tobytes(), mode)
-            if key not in known:
-                recomputed = replace(segment, recomputed=evaluator.masks(unit_type)[mode])
-                known[key] = evaluator.unit_cost(recomputed, incoming, lowered.stages[rank], workspace)
-            found[number, unit] = known[key]
-        incoming = evaluator.crossing_placement(segment)
     return found
 
 

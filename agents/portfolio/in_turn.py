@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agents.results.diverse_top_k import unlike_plans
+from agents.results.side_by_side import fastest_of_each
 from agents.searcher import (
     SEARCHERS,
     Budget,
@@ -209,6 +210,9 @@ class _Turns:
             plans = unlike_plans([plan for found in in_order for plan in found.unlike(count)], count)
             return (chosen, *(with_record(plan, record) for plan in plans[1:]))
 
+        def others(count: int) -> tuple[Plan, ...]:
+            return fastest_of_each((p for found in self._results.values() for p in found.others(count)), count)
+
         def plainest(limit_s: float) -> Offer:
             limit_s = max(limit_s, best.step_time_s)
             able = [(name, found) for name, found in self._results.items() if found.step_time_s <= limit_s]
@@ -225,6 +229,7 @@ class _Turns:
             proven=record.proven,
             improvements=tuple(self._improvements),
             unlike=unlike,
+            others=others,
         )
 
 

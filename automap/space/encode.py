@@ -48,11 +48,12 @@ def _order(space: SteppedSpace, values: Sequence[int], lowered: LoweredPlan) -> 
 
 
 def _devices(space: SteppedSpace, values: Sequence[int], lowered: LoweredPlan) -> list[int] | None:
-    stages, part, found = lowered.layout.stages, space.meshes.part, []
+    stages, part = lowered.layout.stages, space.meshes.part
+    found: list[int] = []
     even = space.meshes.devices // len(stages)
     for slot in space.slots[space.first.devices : space.first.shares]:
         size = len(stages[slot.index].devices) if slot.index < len(stages) - 1 else even
-        if size != even and size % part:
+        if size != even and (size % part or not space.legal((*values, *found))[size // part]):
             return None
         found.append(0 if size == even else size // part)
     return found if space.layout((*values, *found)) is lowered.layout else None

@@ -149,10 +149,18 @@ def cancel(job: JobArgument, url: UrlOption = URL, as_json: JsonOption = False) 
 
 
 @app.command()
-def plan(job: JobArgument, url: UrlOption = URL, output: OutputOption = None, as_json: JsonOption = False) -> None:
+def plan(
+    job: JobArgument,
+    so_far: Annotated[
+        bool, typer.Option("--so-far", help="Of a job that runs, failed or was cancelled: the best plan that it found.")
+    ] = False,
+    url: UrlOption = URL,
+    output: OutputOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Fetches the plan of a job that succeeded."""
     with _client(url) as client:
-        found = client.plan(job)
+        found = client.plan(job, so_far=so_far)
     show_plan(found, output, as_json=as_json)
 
 

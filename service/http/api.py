@@ -6,6 +6,7 @@ request id that the client got. Knows nothing of how processes are started.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import re
@@ -108,7 +109,7 @@ class _Guard:
             if refusal is not None:
                 await refusal(scope, receive, tagged)
                 return
-            await self.app(scope, _capped(receive, self._limit(request)), tagged)
+            await self.app(scope, _capped(receive, self._limit(request), self._within_s(request)), tagged)
         except Exception:
             LOG.exception("request %s: %s %s", request_id, request.method, request.url.path)
             if started:
@@ -129,8 +130,16 @@ class _Guard:
         return None
 
     def _limit(self, request: Request) -> int:
-        is_upload = request.url.path == "/v1/models"
-        return self.settings.max_model_bytes if is_upload else self.settings.max_request_bytes
+        """Most bytes of the body."""
+        return self.settings.max_model_bytes if _is_upload(request) else self.settings.max_request_bytes
+
+    def _within_s(self, request: Request) -> float:
+        """Longest time in which the body arrives, in seconds."""
+        return self.settings.upload_timeout_s if _is_upload(request) else self.settings.body_timeout_s
+
+
+def _is_upload(request: Request) -> bool:
+    return bool(request.url.path == "/v1/models")
 
 
 def _note(request: Request, status: int, seconds: float) -> None:
@@ -149,13 +158,21 @@ class _TooLarge(HTTPException):
         self.limit = limit
 
 
-def _capped(receive: Receive, limit: int) -> Receive:
-    """`receive` with a count of the bytes, because the length header may be missing or wrong."""
-    seen = 0
+def _capped(receive: Receive, limit: int, within_s: float) -> Receive:
+    """`receive` with a count of the bytes, because the length header may be missing or wrong, and of the time."""
+    seen, ends_at, is_whole = 0, time.monotonic() + within_s, False
 
     async def counted() -> Message:
-        nonlocal seen
-        message = await receive()
+        nonlocal seen, is_whole
+        if is_whole:
+            return await receive()  # which waits for the client to leave
+        try:
+            message = await asyncio.wait_for(receive(), max(0.0, ends_at - time.monotonic()))
+        except TimeoutError:
+            repair = "Send it faster, or in a smaller form."
+            document = problem(408, "The body took too long", field="body", value=f"{within_s:g} s", repair=repair)
+            raise HTTPException(408, document, {"Connection": "close"}) from None
+        is_whole = not message.get("more_body", False)
         seen += len(message.get("body", b""))
         if seen > limit:
             raise _TooLarge(limit)

@@ -25,6 +25,7 @@ from service.problems import MEDIA_TYPE
 AT = "#/components/schemas/"
 ALWAYS = {
     "400": "The Host header is not this service's.",
+    "408": "The body took too long.",
     "413": "The body is too large.",
     "500": "A fault of the service; its log has the request id.",
     "503": "The store does not answer; nothing was accepted.",

@@ -48,6 +48,8 @@ class ModelOptions:
 GRACE_S = 8.0
 """Seconds of processor time that a search may take beyond its budget (assumed). Nearly all searches end within a second
 of it; where nothing fits, the search for advice takes `agents.results.infeasibility_advice.WITHIN_S` more."""
+BESIDE = 4
+"""Number of plans with other degrees of parallelism that are shown beside the plan of a search."""
 SEARCH_SHARE = 0.5
 """Share of the progress bar that the search fills in a job with trials (assumed)."""
 
@@ -191,6 +193,7 @@ def run_job(
     on_progress: OnProgress,
     should_stop: ShouldStop,
     search: Callable[..., SearchResult] | None = None,
+    start: Sequence[Plan] = (),
 ) -> Plan:
     """The fastest plan that fits, by the estimate or, if so many are tried, by what is measured.
 
@@ -200,6 +203,7 @@ def run_job(
         on_progress: called a few times a second.
         should_stop: called often; once it returns true, the best plan so far is returned.
         search: in place of `agents.search_offer`.
+        start: plans with which the search begins.
 
     Raises:
         UserError: the request, the model, or that nothing fits.
@@ -225,13 +229,36 @@ def run_job(
             seed=request.seed,
             on_progress=lambda progress: on_progress(replace(progress, fraction=share * progress.fraction)),
             should_stop=should_stop,
+            start=start,
         )
     if trials is None:
-        return result.plan
+        return _side_by_side(problem, result, request.tie)
     if lacks is not None:
         text = f"no plan was tried: a trial {lacks}. Trials run on clusters that are this host, or a part of it"
         return replace(result.plan, warnings=(*result.plan.warnings, text))
     return _tried(problem, result, trials, request.seed, on_progress, should_stop)
+
+
+def _side_by_side(problem: Problem, result: SearchResult, tie: float) -> Plan:
+    """The plan of a search, with the best ones of other degrees of parallelism in its record."""
+    from automap.comparisons import Beside
+    from automap.price.estimate import error_band
+    from service.report import memory_share
+    from service.strategy import data_parallel, strategy
+
+    limit_s = (result.record.fastest_s or result.step_time_s) * (1.0 + tie * error_band(problem))
+    beside = [
+        Beside(
+            strategy=strategy(plan),
+            step_time_s=plan.estimate.step_time_s,
+            memory=memory_share(plan),
+            tie=plan.estimate.step_time_s <= limit_s,
+            data_parallel=data_parallel(plan),
+        )
+        for plan in result.others(BESIDE)
+        if plan.estimate is not None
+    ]
+    return replace(result.plan, search=replace(result.record, beside=tuple(beside)))
 
 
 def _in_time(budget: Budget) -> contextlib.AbstractContextManager[None]:

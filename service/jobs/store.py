@@ -372,8 +372,10 @@ class Store(ModelStore):
 
         def change(pipe: Any) -> None:
             key = self.job_key(job_id)
-            names = ["state", "attempt", "created_at", "started_at", "reserved_s", "request", "progress"]
-            state, attempt, created_at, started_at, reserved_s, request, progress = pipe.hmget(key, names)
+            names = ["state", "attempt", "created_at", "started_at", "reserved_s", "progress"]
+            state, attempt, created_at, started_at, reserved_s, progress = pipe.hmget(key, names)
+            # Large, and not needed to write progress.
+            request, best = pipe.hmget(key, ["request", "best"]) if state_after is not None else (None, None)
             pipe.multi()
             if state is None or state.decode() not in ACTIVE:
                 raise Superseded
@@ -402,7 +404,12 @@ class Store(ModelStore):
             counts.took(pipe, f"run:{state_after}", used)
             pipe.zrem(f"{self._at}waiting", job_id)
             pipe.srem(f"{self._at}active", job_id)
-            size = len(request or b"") + sum(len(fields.get(name, "")) for name in ("plan", "problem"))
+            if "plan" in fields:
+                pipe.hdel(key, "best")
+                best = None
+            size = (
+                len(request or b"") + len(best or b"") + sum(len(fields.get(name, "")) for name in ("plan", "problem"))
+            )
             pipe.hset(f"{self._at}sizes", job_id, str(size))
             self._charge(pipe, float(created_at), -float(reserved_s or 0))
 

@@ -12,6 +12,7 @@ import contextlib
 import gc
 import importlib
 import logging
+import math
 import os
 import re
 import resource
@@ -21,13 +22,16 @@ import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import redis
 
+from agents.searcher import Budget, Progress
 from automap.errors import ProblemError, UserError
+from automap.plan import Plan
 from automap.records import to_json
 from ir import lifetime
 from service.jobs import graphs
@@ -35,7 +39,7 @@ from service.jobs.connection import connect, impatient
 from service.jobs.deadline import deadline
 from service.jobs.events import Thinning
 from service.jobs.job_queue import HEARTBEAT_S, OVERHEAD_S, REAP_S, Claim, Queue, paced, time_limit_s
-from service.jobs.run_job import run_job
+from service.jobs.run_job import JobRequest, run_job
 from service.jobs.store import DAY_S, Store, Superseded
 from service.logs import JOB
 from service.problems import problem, problem_of
@@ -51,6 +55,8 @@ KILL_S = 60.0
 """Seconds beyond its time limit after which the child is killed."""
 RETENTION_S = 600.0
 """Time between two looks for jobs that are kept no longer."""
+CHECKPOINT_S, CHECKPOINT_SHARE = 1.0, 0.02
+"""Least seconds between two writes of the best plan, and largest share of the search's time that they take."""
 _PACE_S = 0.2
 """Least seconds between two writes of the progress, and between two looks whether the job has ended."""
 
@@ -267,22 +273,27 @@ def run(claim: Claim, client: redis.Redis, *, search: Any = None) -> None:
     job = store.job(job_id)
     if job is None:
         return  # deleted meanwhile
+    if (request := job.request) is None:
+        with contextlib.suppress(Superseded):
+            store.fail(job_id, token, job.problem or {})
+        return
     counts = _remembered(lambda: hurried.check(job_id, token))
     written, thinning = -_PACE_S, Thinning()
+    start = _checkpointed(store, job_id, request)
+    keep_best = _Checkpoint(lambda plan: hurried.set_best(job_id, token, plan), start)
 
-    def on_progress(progress: Any) -> None:
+    def on_progress(progress: Progress) -> None:
         nonlocal written
         now = time.monotonic()
         if now - written >= _PACE_S or progress.fraction >= 1:
             written = now
-            told = to_json(progress)
+            told = to_json(replace(progress, best=None))
+            del told["best"]
             with contextlib.suppress(redis.ConnectionError, redis.TimeoutError):
                 hurried.set_progress(job_id, token, told, is_event=thinning.passes(told))
+                keep_best(progress, request.seed)
 
     try:
-        if (request := job.request) is None:
-            store.fail(job_id, token, job.problem or {})
-            return
         try:
             plan = run_job(
                 request,
@@ -290,6 +301,7 @@ def run(claim: Claim, client: redis.Redis, *, search: Any = None) -> None:
                 on_progress=on_progress,
                 should_stop=lambda: not counts(),
                 search=search,
+                start=start,
             )
             store.succeed(job_id, token, plan.to_json())
         except UserError as fault:
@@ -301,6 +313,47 @@ def run(claim: Claim, client: redis.Redis, *, search: Any = None) -> None:
             store.fail(job_id, token, problem(500, "Internal error", f"See the worker's log for job {job_id}."))
     except Superseded:
         LOG.info("job %s: run %d was superseded", job_id, token)
+
+
+class _Checkpoint:
+    """Keeps the best plan so far, as often as that takes little of the time of the search.
+
+    Args:
+        write: writes a plan.
+        kept: the plan that was kept before, if any.
+    """
+
+    def __init__(self, write: Callable[[Any], None], kept: Sequence[Plan]) -> None:
+        self._write = write
+        self._best_s = min((plan.estimate.step_time_s for plan in kept if plan.estimate is not None), default=math.inf)
+        self._again = -math.inf
+
+    def __call__(self, progress: Progress, seed: int) -> None:
+        """Keeps the plan of a report if it is better than the one that was kept."""
+        began = time.monotonic()
+        reached = progress.best_step_time_s
+        if progress.best is None or reached is None or reached >= self._best_s or began < self._again:
+            return
+        from agents.results.plainest import IllegalPlan
+
+        try:
+            plan = progress.best(seed)
+        except (UserError, IllegalPlan) as fault:
+            LOG.warning("the best plan so far is not kept: %s", fault)
+        else:
+            self._write(plan.to_json())
+            self._best_s = reached
+        now = time.monotonic()
+        self._again = now + max(CHECKPOINT_S, (now - began) / CHECKPOINT_SHARE)
+
+
+def _checkpointed(store: Store, job_id: str, request: JobRequest) -> list[Plan]:
+    """The best plan of the runs before, with which a run begins; none where a budget in evaluations promises the same
+    plan however often a job is begun."""
+    kept = store.plan(job_id, so_far=True) if Budget.parse(request.budget).seconds is not None else None
+    if kept is None:
+        return []
+    return [Plan.from_json(kept)]
 
 
 def _remembered(ask: Callable[[], bool]) -> Callable[[], bool]:

@@ -37,6 +37,7 @@ SCRIPTS = {
     "dqn_alone": "--seeds 1 --seconds 2 --evaluations 64 --only vgg19 --search 16 --known {known}",
     "dqn_pruning": "--evaluations 16 --seeds 1 --models vit",
     "equality": "ZeRO_1",
+    "first_use": "--installed",
     "fit_attention": "{attention}",
     "fit_collectives": "{collectives}",
     "fit_gemm": "{gemm}",
@@ -49,6 +50,7 @@ SCRIPTS = {
     "order_of_runs": "--cluster {cluster} --rounds 1 --model {model}",
     "memory_band": "{runs}",
     "network_gap": "--plans 8 --seeds 1 --search 16 --only vgg19 --known {known}",
+    "pipedream_speedups": "{profiles}/dapple --workers 2",
     "prove_trainer": "1 --families mlp --clusters 2 --targets automap",
     "pricing_speed": "0.001 --models vgg19 --batches 1",
     "problems": "vgg:",
@@ -77,6 +79,7 @@ MISSING = {
     "fit_trainers": "missing.json",
     "memory_band": "missing.json",
     "import_profiles": "missing",
+    "pipedream_speedups": "missing",
     "real_models": "--models gnmt-16 --profiles missing",
 }
 """Scripts that read files -> arguments that name none."""
@@ -189,7 +192,7 @@ def run(script, arguments, monkeypatch, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_it_runs(script, files, monkeypatch, tmp_path, capsys):
-    if script == "hf_models":
+    if script in ("hf_models", "first_use"):
         pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
     arguments = [word.replace("_", " ") for word in SCRIPTS[script].split()]

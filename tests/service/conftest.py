@@ -29,6 +29,7 @@ from service import processes
 from service.client import AutomapClient
 from service.embedded_redis import EmbeddedRedis
 from service.http.api import create_app
+from service.http.connections import server_config
 from service.jobs.connection import connect
 from service.jobs.store import Store
 from service.serve import bind
@@ -106,7 +107,7 @@ def instant_search(problem: Problem, budget: Any, *, on_progress: Any, **rest: A
             )
         )
     plan = made_up_plan(problem)
-    return SearchResult(plan=plan, unlike=lambda count: (plan,), evaluations=7, seconds=0.0)
+    return SearchResult(plan=plan, unlike=lambda count: (plan,), others=lambda count: (), evaluations=7, seconds=0.0)
 
 
 @pytest.fixture(scope="session")
@@ -151,8 +152,7 @@ def settings(tmp_path: Path) -> Settings:
 def listening(settings: Settings, connection: redis.Redis) -> Iterator[httpx.Client]:
     """The application on a free port, served by a thread of this process."""
     app = create_app(settings, connection)
-    config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none")
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(server_config(app, settings))
     with bind("127.0.0.1", 0) as bound:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()

@@ -44,7 +44,7 @@ def test_every_operation_tells_its_errors(api: httpx.Client) -> None:
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             answers = operation["responses"]
-            assert {"400", "413", "500", "503"} <= set(answers), (path, method)
+            assert {"400", "408", "413", "500", "503"} <= set(answers), (path, method)
             for status, answer in answers.items():
                 assert "X-Request-Id" in answer["headers"]
                 if status >= "400":

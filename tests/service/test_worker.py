@@ -10,6 +10,7 @@ import pytest
 import redis
 import service_work
 
+from agents import search_offer
 from automap.errors import NothingFits
 from service.jobs import job_queue, worker
 from service.jobs.connection import connect
@@ -104,6 +105,41 @@ def test_dead_runs_are_repeated_and_then_given_up(store: Store, submit: Callable
     assert "died 3 times" in str(job.problem)
     with pytest.raises(Superseded):
         store.died(job_id, job.attempt)  # the end is final
+
+
+def test_the_best_plan_so_far_is_kept_and_the_next_run_begins_with_it(
+    store: Store, client: redis.Redis, light: Callable[[str], bytes]
+) -> None:
+    """With real searches: the second run has next to no time of its own."""
+    model = store.add_model(light("squeezenet"), name="net", summary={}, capacity=1 << 30)
+    job_id = store.create(model.id, replace(REQUEST, budget="600s", searchers=("mcmc",))).id
+    began: list[Any] = []
+
+    def stopped(problem: Any, budget: Any, *, start: Any, on_progress: Any, should_stop: Any, **rest: Any) -> Any:
+        began.append(start)
+
+        def enough() -> bool:
+            return store.plan(job_id, so_far=True) is not None or should_stop()
+
+        found = search_offer(problem, budget, start=start, on_progress=on_progress, should_stop=enough, **rest)
+        store.requeue(job_id, None)  # as when the worker is stopped before it can write the plan
+        return found
+
+    service_work.run(job_id, client, search=stopped)
+    kept = store.plan(job_id, so_far=True)
+    assert kept is not None
+    assert (store.state(job_id), store.plan(job_id)) == ("queued", None)
+    service_work.run(job_id, client, search=stopped)
+    assert [[plan.to_json() for plan in start] for start in began] == [[], [kept]]
+    assert kept["search"]["seed"] == REQUEST.seed
+    assert store.cancel(job_id)
+    assert store.plan(job_id, so_far=True) == kept
+
+
+def test_a_budget_in_evaluations_begins_anew(store: Store, client: redis.Redis, submit: Callable[[], str]) -> None:
+    job_id = submit()
+    store.set_best(job_id, store.begin(job_id) or 0, {"schema": "automap.plan/1"})
+    assert worker._checkpointed(store, job_id, replace(REQUEST, budget="50")) == []
 
 
 def test_a_late_death_does_not_end_the_run_after_it(store: Store, submit: Callable[[], str]) -> None:

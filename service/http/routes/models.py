@@ -6,7 +6,6 @@ be used. No archives, no forms, no URLs.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import tempfile
@@ -36,7 +35,6 @@ router = APIRouter(prefix="/v1/models", tags=["models"])
     "",
     status_code=201,
     responses=openapi.refusals(
-        s408="The upload took too long.",
         s422="The model cannot be used, or what is said about it does not fit it.",
         s507="The tenant has stored as much as it may, or the disk is full.",
     ),
@@ -68,7 +66,7 @@ async def upload(
     )
     with _place(request), tempfile.TemporaryFile() as file:
         # To a file, so that uploads that arrive slowly take no memory; without a name, so that no kill leaves it.
-        await _receive(request, file, settings.upload_timeout_s)
+        await _receive(request, file)
         try:
             model = await run_in_threadpool(_import_and_store, file, options, store, settings)
         except StoreFull:
@@ -128,13 +126,10 @@ def _place(request: Request) -> Iterator[None]:
         places.release_on_behalf_of(me)
 
 
-async def _receive(request: Request, file: IO[bytes], timeout_s: float) -> None:
+async def _receive(request: Request, file: IO[bytes]) -> None:
     try:
-        async with asyncio.timeout(timeout_s):
-            async for chunk in request.stream():
-                await run_in_threadpool(file.write, chunk)
-    except TimeoutError:
-        raise refusal(408, "The upload took too long") from None
+        async for chunk in request.stream():
+            await run_in_threadpool(file.write, chunk)
     except OSError as fault:
         if fault.errno != errno.ENOSPC:
             raise

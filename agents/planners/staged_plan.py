@@ -1,0 +1,171 @@
+"""Staged plans: what a planner of the literature says of a plan, and how that becomes a plan of ours.
+
+Such a planner divides the units of a model into stages and gives each of them a set of devices. All else has a default:
+every operator splits its batch over the devices of its stage, nothing is recomputed, the order is 1F1B. `search_staged`
+makes a Searcher of a planner. What it proposes is priced exactly, also where it lies outside the plan space, such as an
+explicit order of the micro-batches or a stage on devices that do not follow each other. Units: samples.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from agents.incumbent import Incumbent
+from agents.searcher import SearchResult, SearchTask
+from automap.arrays import Ints
+from automap.price.evaluator import Evaluator, blank, by_type
+from automap.price.lowered_plan import LoweredPlan
+from automap.price.plan_reader import default_signatures
+from automap.schedule import NO_PROGRAM, read_order
+from automap.space.space import PlanSpace
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageChoice:
+    """One stage of a pipeline."""
+
+    end: int
+    """Units of the model before the end of the stage."""
+    devices: tuple[int, ...]
+    """Numbers of its devices, in the order of its mesh."""
+    tp: int = 1
+    """Size of the inner mesh axis; the outer axis has the other devices."""
+    recompute: str | tuple[str, ...] = "none"
+    """Recompute mode of all its units, or of each of them."""
+    signatures: Ints | None = None
+    """[operator rows, axes] signatures; None = `data_parallel`."""
+    batch_shares: tuple[int, ...] | None = None
+    """Samples of a micro-batch for each index of the outer axis; None = as even as they go."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedPlan:
+    """What a planner of the literature says of a plan."""
+
+    stages: tuple[StageChoice, ...]
+    """In dataflow order; with virtual stages a list of devices comes back."""
+    num_micro_batches: int
+    """A divisor of the global batch."""
+    schedule: str = "1f1b"
+    """See `automap.schedule.KINDS`."""
+    order: tuple[tuple[str, ...], ...] = ()
+    """Actions of each pipeline rank in torch's words, if the schedule is explicit."""
+    zero: int = 0
+    """ZeRO stage, over the outer axis."""
+
+
+Planner = Callable[[Incumbent], Iterable[StagedPlan]]
+"""A planner of the literature: the plans that it proposes for the problem of an incumbent, in the order in which they
+are priced; it is asked for no more of them once the budget ends."""
+
+
+def data_parallel(evaluator: Evaluator, num_axes: int) -> Ints:
+    """[operator rows, axes] signatures: the batch is split over the outermost axis, all is whole on the others."""
+    found = blank(evaluator, num_axes)
+    for kind in range(evaluator.blocks.num_types):
+        for offset, row in enumerate(evaluator.tables.rows(kind)):
+            whole, split = default_signatures(evaluator, kind, offset)
+            found[row] = whole
+            found[row, 0] = split
+    return found
+
+
+def lower_staged(space: PlanSpace, plan: StagedPlan) -> LoweredPlan:
+    """The lowered plan of a staged plan.
+
+    Raises:
+        PlanError: an explicit order is malformed.
+    """
+    evaluator, units, axes = space.evaluator, space.linkage.blocks.units, space.axes
+    batch = space.problem.training.global_batch
+    samples = batch // plan.num_micro_batches
+    assert samples * plan.num_micro_batches == batch, "micro-batches that do not add up to the batch"
+    assert plan.stages[-1].end == space.num_units, "stages that do not cover the model"
+    distinct = list(dict.fromkeys(stage.devices for stage in plan.stages))
+    ranks = plan.stages[: len(distinct)]
+    sizes = [(len(stage.devices) // stage.tp, *[1] * (len(axes) - 2), stage.tp) for stage in ranks]
+    default = by_type(evaluator, data_parallel(evaluator, len(axes)))
+    chunks, begin = [], 0
+    for stage in plan.stages:
+        chosen = default if stage.signatures is None else by_type(evaluator, stage.signatures)
+        count = stage.end - begin
+        modes = (stage.recompute,) * count if isinstance(stage.recompute, str) else stage.recompute
+        masks = [evaluator.masks(unit.type)[mode] for unit, mode in zip(units[begin : stage.end], modes, strict=True)]
+        chunks.append(tuple(evaluator.segment(begin + i, chosen, mask) for i, mask in enumerate(masks)))
+        begin = stage.end
+    program = NO_PROGRAM
+    if plan.schedule == "explicit":
+        program = read_order(plan.order, len(ranks), len(chunks), plan.num_micro_batches)
+    is_uneven = any(samples % size[0] for size in sizes) or len({size[0] for size in sizes}) > 1
+    shares = tuple(stage.batch_shares for stage in ranks)
+    return LoweredPlan(
+        axes=axes,
+        layout=evaluator.layout_of(list(zip([stage.devices for stage in ranks], sizes, strict=True))),
+        num_micro_batches=plan.num_micro_batches,
+        samples=samples,
+        kind=plan.schedule,
+        chunks=tuple(chunks),
+        zero=plan.zero,
+        zero_axes=np.array([any(size[a] > 1 for size in sizes) for a in range(len(axes) - 1)] + [False]),
+        program=program,
+        spread_over=(0,) * len(ranks) if is_uneven else (),
+        shares=shares if any(share is not None for share in shares) else (),
+    )
+
+
+def search_staged(task: SearchTask, name: str, propose: Planner) -> SearchResult:
+    """The best plan that a planner of the literature proposes; see `Searcher`.
+
+    Where none of its plans fits into memory, the best template is returned, as after every search that finds nothing;
+    the record's `searchers` then has no step time for the planner.
+
+    Args:
+        task: what to search.
+        name: name of the planner.
+        propose: the planner.
+    """
+    incumbent = Incumbent.begin(task, name)
+    incumbent.price_start(task)
+    price_staged(incumbent, propose(incumbent))
+    return incumbent.result(seed=task.seed)
+
+
+def price_staged(incumbent: Incumbent, plans: Iterable[StagedPlan]) -> float:
+    """Prices proposals until the budget ends; the incumbent keeps the best.
+
+    Returns:
+        Step time of the best of these proposals that fits, or infinity.
+    """
+    best_s = float("inf")
+    for plan in plans:
+        seconds, overflow = incumbent.offer(lower_staged(incumbent.space, plan))
+        best_s = min(best_s, seconds if overflow <= 0.0 else float("inf"))
+        if incumbent.finished:
+            break
+    return best_s
+
+
+def fastest_staged(incumbent: Incumbent, plans: Iterable[StagedPlan], count: int) -> list[StagedPlan]:
+    """The fastest of many plans, those that fit before the others, until the budget ends.
+
+    Each counts as one evaluation; to become the plan of the search it has to be priced by `price_staged`, which
+    verifies it.
+    """
+    found: list[tuple[bool, float, StagedPlan]] = []
+    for plan in plans:
+        outcome = incumbent.space.evaluator.evaluate(lower_staged(incumbent.space, plan))
+        incumbent.count(1)
+        found.append((not outcome.fits, outcome.step_time_s, plan))
+        if incumbent.finished:
+            break
+    return [plan for _, _, plan in sorted(found, key=lambda one: one[:2])[:count]]
+
+
+def consecutive(counts: Sequence[int], order: Sequence[int]) -> list[tuple[int, ...]]:
+    """The devices of stages with so many devices each, which take them in the given order."""
+    ends = np.cumsum([0, *counts]).tolist()
+    return [tuple(order[a:b]) for a, b in itertools.pairwise(ends)]
