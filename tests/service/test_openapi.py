@@ -13,8 +13,6 @@ import httpx
 import jsonschema
 import pytest
 import redis
-from referencing import Registry, Resource
-from referencing.jsonschema import DRAFT202012
 
 from service.http.openapi import examples
 from service.settings import Settings
@@ -54,12 +52,12 @@ def test_every_operation_tells_its_errors(api: httpx.Client) -> None:
 
 def test_every_operation_has_an_example_that_its_schema_allows(api: httpx.Client) -> None:
     document = api.get("/openapi.json").json()
-    registry = Registry().with_resource("", Resource(contents=document, specification=DRAFT202012))
+    known = {"components": document["components"]}
 
     def check(content: dict[str, Any], name: str) -> None:
         assert "example" in content, name
         if content["schema"]:
-            jsonschema.Draft202012Validator(content["schema"], registry=registry).validate(content["example"])
+            jsonschema.Draft202012Validator({**content["schema"], **known}).validate(content["example"])
 
     names = set()
     for path, operations in document["paths"].items():
