@@ -63,7 +63,7 @@ def test_the_manifests_follow_the_schema_of_kubernetes(path: Path) -> None:
         assert workload["spec"]["selector"]["matchLabels"] == workload["spec"]["template"]["metadata"]["labels"]
         volumes = {volume["name"] for volume in pod["volumes"]}
         volumes |= {claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", ())}
-        for container in pod["containers"]:
+        for container in pod["containers"] + pod.get("initContainers", []):
             assert container["securityContext"]["readOnlyRootFilesystem"]
             assert "memory" in container["resources"]["limits"]
             assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
@@ -82,6 +82,11 @@ def test_compose_names_what_is_there() -> None:
             source = volume.split(":")[0]
             assert (DOCKER / source).exists() if source.startswith(".") else source in compose["volumes"]
     assert compose["networks"]["inside"]["internal"]
+    # The caches of kernels hold code.
+    cached = [
+        {volume for volume in compose["services"][name]["volumes"] if "numba" in volume} for name in ("api", "worker")
+    ]
+    assert cached[0] and cached[1] and not cached[0] & cached[1]
     assert compose["services"]["worker"]["deploy"]["replicas"] == 2
 
 
