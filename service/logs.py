@@ -55,3 +55,5 @@ def configure(level: str, form: Format) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if form == "json" else _Text())
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    # Who was refused and what was changed is written whatever the level.
+    logging.getLogger("automap.audit").setLevel(logging.INFO)

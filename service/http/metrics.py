@@ -6,9 +6,11 @@ many series as there are jobs, and tell one tenant of another.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import redis
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -70,7 +72,7 @@ class _OfTheStore:
     """What the store knows; without it only that it is away."""
 
     def __init__(self, client: redis.Redis, feed: Feed) -> None:
-        self._client = client
+        self._client: Any = client  # redis-py types its replies too widely
         self._feed = feed
 
     def describe(self) -> list[Metric]:
@@ -92,7 +94,7 @@ class _OfTheStore:
         tenants = [store.of(tenant) for tenant in store.tenants()]
         jobs = GaugeMetricFamily("automap_jobs", "Jobs that have not ended.", labels=["state"])
         jobs.add_metric(["queued"], sum(tenant.num_waiting() for tenant in tenants))
-        leases = [name.decode() for name in self._client.zrange(LEASES, 0, -1)]  # type: ignore[union-attr]
+        leases = [name.decode() for name in self._client.zrange(LEASES, 0, -1)]
         jobs.add_metric(["running"], len(leases))
         yield jobs
         yield GaugeMetricFamily("automap_evaluations_per_second", "Plans priced a second now.", self._speed(leases))
@@ -106,8 +108,9 @@ class _OfTheStore:
         _add(waited, [], counts.durations(so_far, "wait"))
         yield waited
         yield from self._of_workers()
-        memory = self._client.info("memory")  # type: ignore[union-attr]
-        yield GaugeMetricFamily("automap_store_bytes", "Memory of the store.", float(memory["used_memory"]))  # type: ignore[index]
+        with contextlib.suppress(redis.ResponseError):  # a user of Redis need not have the right to ask
+            memory = self._client.info("memory")
+            yield GaugeMetricFamily("automap_store_bytes", "Memory of the store.", float(memory["used_memory"]))
 
     def _speed(self, leases: list[str]) -> float:
         """Plans that all running searches together price in a second."""
@@ -124,10 +127,10 @@ class _OfTheStore:
         age = GaugeMetricFamily("automap_worker_heartbeat_age_seconds", "Since a sign of life.", labels=["worker"])
         now = time.time()
         rows = self._client.zrange(WORKERS, 0, -1, withscores=True)
-        for name, at in rows:  # type: ignore[union-attr]
+        for name, at in rows:
             age.add_metric([name.decode()], max(0.0, now - at))
         yield age
-        yield GaugeMetricFamily("automap_workers", "Workers that have given a sign of life.", float(len(rows)))  # type: ignore[arg-type]
+        yield GaugeMetricFamily("automap_workers", "Workers that have given a sign of life.", float(len(rows)))
 
 
 def _add(family: HistogramMetricFamily, labels: list[str], found: counts.Durations) -> None:

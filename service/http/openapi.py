@@ -6,7 +6,10 @@ name: what a route may answer beside the common faults stands at the route.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -30,13 +33,7 @@ ALWAYS = {
 """Status -> the cause of an error that any request may get."""
 LOCKED = {"401": "No key, or one that may not be used.", "403": "The key has not the scope."}
 """Status -> the cause of an error of requests that need a key."""
-EVENTS = """\
-event: state
-data: {"state": "running", "attempt": 1, "at": 1763876543.21}
-id: 1763876543210-0
-
-"""
-"""What a stream of events looks like."""
+_EXAMPLES = Path(__file__).with_name("examples.json")
 RETRY = ("429", "503")
 """Statuses with Retry-After."""
 _HEADERS = {
@@ -71,7 +68,7 @@ def problem_body(kind: type[ProblemBody]) -> dict[str, Any]:
 
 def event_stream() -> dict[int | str, dict[str, Any]]:
     """The answer of a route that sends events."""
-    text = {"schema": {"type": "string"}, "example": EVENTS}
+    text = {"schema": {"type": "string"}}
     return {
         200: {"description": "Events, until the one that says how it ended.", "content": {"text/event-stream": text}}
     }
@@ -112,7 +109,28 @@ def describe(app: FastAPI, routes: Iterable[APIRoute]) -> dict[str, Any]:
             if status >= "400":
                 response["content"] = {MEDIA_TYPE: {"schema": {"$ref": f"{AT}{Fault.__name__}"}}}
         operation["responses"] = dict(sorted(responses.items()))
+        for content, example in _examples(f"{method} {path}", operation):
+            content["example"] = example
     return document
+
+
+@functools.cache
+def examples() -> dict[str, dict[str, Any]]:
+    """`method path` -> {request, answer}: real exchanges, cut short where they are lists."""
+    found: dict[str, dict[str, Any]] = json.loads(_EXAMPLES.read_text())
+    return found
+
+
+def _examples(name: str, operation: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
+    """The contents of an operation that have an example, and the example."""
+    example = examples().get(name, {})
+    for content in operation.get("requestBody", {}).get("content", {}).values():
+        if "request" in example:
+            yield content, example["request"]
+    for status, response in operation["responses"].items():
+        for content in response.get("content", {}).values():
+            if status < "300" and "answer" in example:
+                yield content, example["answer"]
 
 
 def _headers(status: str) -> dict[str, Any]:
