@@ -16,7 +16,6 @@ import re
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ from pathlib import Path
 import redis
 
 from automap.errors import UserError
-from service import processes
+from service import processes, temporary
 
 START_TIMEOUT_S = 60.0
 LOCK_TIMEOUT_S = 10.0
@@ -80,7 +79,8 @@ class EmbeddedRedis:
             raise self._fault(f"cannot be written ({fault.strerror})", repair) from None
         try:
             self._take_lock()
-            self._socket_folder = tempfile.mkdtemp(prefix="automap-")
+            temporary.sweep()
+            self._socket_folder = temporary.make("redis")
             self.start()
         except BaseException:
             self._clean()

@@ -77,7 +77,7 @@ def search_offer(
     mine, rest = _divided(own, time.monotonic() - began, has_part=part is not None)
     run = functools.partial(search_in_turn, searchers=searchers, seed=seed, should_stop=should_stop)
     share = 1.0 if part is None else 1.0 - PART_SHARE
-    yours = read_baseline(Evaluator(problem))
+    yours = None if problem.hints.baseline is None else read_baseline(Evaluator(problem))
     begin = [*start, *([yours.plan] if yours is not None else [])]
     main = run(problem, mine, start=begin, on_progress=lambda p: on_progress(_scaled(p, 0.0, share, None)))
     on_part: SearchResult | None = None

@@ -17,6 +17,7 @@ import os
 import re
 import resource
 import select
+import shutil
 import signal
 import socket
 import tempfile
@@ -34,6 +35,7 @@ from automap.errors import ProblemError, UserError
 from automap.plan import Plan
 from automap.records import to_json
 from ir import lifetime
+from service import temporary
 from service.jobs import graphs
 from service.jobs.connection import connect, impatient
 from service.jobs.deadline import deadline
@@ -126,6 +128,7 @@ class Worker:
         """Runs jobs until SIGTERM."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
+        temporary.sweep()
         alive = paced(lambda: self._renewing.renew(None), every_s=HEARTBEAT_S)
         reap = paced(self._renewing.reap, every_s=REAP_S)
         trim = paced(self._trim, every_s=RETENTION_S)
@@ -148,7 +151,8 @@ class Worker:
             OVERHEAD_S if job is None or job.request is None else time_limit_s(job.request, self._settings.max_budget_s)
         )
         # Temporary files that the child had no time to remove go with the folder.
-        with tempfile.TemporaryDirectory(prefix="automap-job-", ignore_cleanup_errors=True) as folder:
+        folder = temporary.make("job")
+        try:
             reader, writer = os.pipe()
             parent = os.getpid()
             self._child = os.fork()
@@ -166,6 +170,8 @@ class Worker:
                 # What the child started ends with it.
                 self._kill()
                 self._child = 0
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(Superseded):
             self._end(store, claim, status, late=late)
 
@@ -325,8 +331,9 @@ class _Checkpoint:
 
     def __init__(self, write: Callable[[Any], None], kept: Sequence[Plan]) -> None:
         self._write = write
+        # A plan takes a while to be made in full; a search that is over in a moment need not wait for it.
+        self._again = time.monotonic() + CHECKPOINT_S / 2
         self._best_s = min((plan.estimate.step_time_s for plan in kept if plan.estimate is not None), default=math.inf)
-        self._again = -math.inf
 
     def __call__(self, progress: Progress, seed: int) -> None:
         """Keeps the plan of a report if it is better than the one that was kept."""

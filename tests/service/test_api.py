@@ -17,6 +17,7 @@ import service_work
 from onnx import TensorProto, helper
 
 from service.embedded_redis import EmbeddedRedis
+from service.jobs import graphs
 from service.jobs.connection import connect
 from service.jobs.store import Store
 from service.problems import MEDIA_TYPE
@@ -67,6 +68,75 @@ def test_upload(api: httpx.Client, light: Callable[[str], bytes]) -> None:
     assert answer.headers["location"] == f"/v1/models/{body['id']}"
     assert api.get(answer.headers["location"]).json() == body
     assert api.post("/v1/models?name=resnet50", content=light("resnet50")).json()["id"] == body["id"]
+
+
+def test_an_upload_without_a_name_is_imported_once(
+    api: httpx.Client, light: Callable[[str], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = api.post("/v1/models", content=light("squeezenet")).json()
+    monkeypatch.setattr(graphs, "import_graph", lambda *given: pytest.fail("imported again"))
+    answer = api.post("/v1/jobs", json={"model_id": model["id"], **JOB})
+    assert (answer.status_code, answer.json()["request"]["model"]["name"]) == (202, model["name"])
+
+
+def test_what_a_tenant_may_submit(settings: Settings, client: redis.Redis, serve_app: Any) -> None:
+    few = settings.model_copy(update={"max_queued_jobs": 3, "max_search_s_per_day": 100.0})
+    body = {**JOB, "zoo": "gpt2:layers=2"}
+    with serve_app(few, client) as api:
+        first = api.post("/v1/jobs", json={**body, "budget": "60s"})
+        assert first.headers["ratelimit"].startswith('"queued-jobs";r=2, "search-seconds";r=40;t=')
+        assert first.headers["ratelimit-policy"] == '"queued-jobs";q=3, "search-seconds";q=100;w=86400'
+        answer = api.post("/v1/jobs", json={**body, "budget": "60s"})
+        check_problem(answer, 429)
+        assert 0 < int(answer.headers["retry-after"]) <= 24 * 3600
+        # What was reserved and not used is there again.
+        api.post(f"/v1/jobs/{first.json()['id']}/cancel")
+        assert api.post("/v1/jobs", json={**body, "budget": "60s"}).status_code == 202
+
+
+def test_a_submission_that_is_sent_again(api: httpx.Client) -> None:
+    body, headers = {**JOB, "zoo": "gpt2:layers=2"}, {"Idempotency-Key": "one"}
+    first, second = (api.post("/v1/jobs", json=body, headers=headers) for _ in range(2))
+    assert first.status_code == second.status_code == 202
+    assert first.json() == second.json()
+    assert len(api.get("/v1/jobs").json()["jobs"]) == 1
+    check_problem(api.post("/v1/jobs", json={**body, "seed": 1}, headers=headers), 422, "Idempotency-Key")
+
+
+def test_lists_page_by_page(api: httpx.Client) -> None:
+    ids = [api.post("/v1/jobs", json={**JOB, "zoo": "gpt2:layers=2", "seed": seed}).json()["id"] for seed in range(3)]
+    api.post(f"/v1/jobs/{ids[1]}/cancel")
+    page = api.get("/v1/jobs?limit=2").json()
+    assert [job["id"] for job in page["jobs"]] == [ids[2], ids[1]]
+    page = api.get("/v1/jobs", params={"limit": 2, "cursor": page["next"]}).json()
+    assert ([job["id"] for job in page["jobs"]], page["next"]) == ([ids[0]], None)
+    found = api.get("/v1/jobs?state=queued&state=running").json()["jobs"]
+    assert [job["id"] for job in found] == [ids[2], ids[0]]
+    assert api.get("/v1/jobs?model_id=x").json()["jobs"] == []
+
+
+def test_more_uploads_than_there_may_be(settings: Settings, client: redis.Redis, serve_app: Any, light: Any) -> None:
+    with serve_app(settings.model_copy(update={"max_uploads": 1}), client) as api:
+        begun, ended = threading.Event(), threading.Event()
+
+        def slowly() -> Any:
+            yield light("squeezenet")[:10]
+            begun.set()
+            ended.wait(10)
+            yield light("squeezenet")[10:]
+
+        answers: list[Any] = []
+        upload = threading.Thread(target=lambda: answers.append(api.post("/v1/models", content=slowly())))
+        upload.start()
+        begun.wait(10)
+        refused = None
+        while refused is None or refused.status_code == 422:  # until the first one has its place
+            refused = httpx.post(f"{api.base_url}/v1/models", content=b"x", timeout=30)
+        check_problem(refused, 503)
+        assert refused.headers["retry-after"]
+        ended.set()
+        upload.join()
+        assert answers[0].status_code == 201
 
 
 PROFILE = """\

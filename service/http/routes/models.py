@@ -10,6 +10,7 @@ import contextlib
 import errno
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import IO, Annotated, cast
 
 import anyio
@@ -147,5 +148,7 @@ def _import_and_store(file: IO[bytes], options: ModelOptions, store: Store, sett
         graph = import_graph(data, request)
         name = options.name or graph.name
         model = store.add_model(data, name=name, summary=summarize(graph), capacity=settings.max_stored_bytes)
-    graphs.keep(store, model.id, request, graph)
+    if model.name == name:
+        # Under the name that jobs will give it.
+        graphs.keep(store, model.id, replace(request, model=replace(options, name=name)), graph)
     return model
