@@ -9,12 +9,13 @@ reductions and the exchange between ranks are left to the exact price. Units: se
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from agents.planners.unit_profile import unit_costs
-from automap.price.kernels.array_types import Rows
+from automap.price.kernels.array_types import Record, Rows
 from automap.price.kernels.memory import in_flight, state_bytes
 from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.space.space import PlanSpace, Values
@@ -79,39 +80,69 @@ def cut_anew(space: PlanSpace, values: Values) -> list[Values]:
     return list(dict.fromkeys(found))
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Spans:
+    """What spans of units cost on ranks that are alike: sums over the units from one to before another."""
+
+    seconds: Floats
+    """[modes, units + 1, units + 1] seconds of a micro-batch; infinite where a span is empty."""
+    state: Floats
+    """[modes, units + 1, units + 1] bytes of parameters, gradients and the optimizer."""
+    saved: Floats
+    """[modes, units + 1, units + 1] bytes that a micro-batch keeps for its backward pass."""
+    passing: Floats
+    """[modes] bytes that the largest unit needs for a while."""
+
+
 def _chunks(space: PlanSpace, values: Values) -> tuple[list[Floats], list[Ints]]:
     """For each rank, [units + 1, units + 1] seconds of a micro-batch in the fastest mode that fits, and that mode."""
     evaluator, lowered = space.evaluator, space.lowered(values).views[0]
     shape, settings = space.shape(values), evaluator.settings(lowered.zero)
-    known: dict[tuple[int, float], Rows] = {}
+    known: dict[tuple[int, float], _Spans] = {}
     seconds, modes = [], []
     for rank, stage in enumerate(lowered.layout.stages):
         key = (lowered.layout.numbers[rank], float(lowered.rank_samples[rank]))
         if key not in known:
             segments = [segment for chunk in lowered.chunks for segment in chunk]
-            known[key] = unit_costs(evaluator, segments, lowered.stages[rank])
-        costs = known[key]
-        spent = costs["forward_s"] + costs["forward_host_s"] + costs["backward_s"] + costs["backward_host_s"]
-        spent += costs["recompute_s"]
-        comm = costs["forward_comm_s"] + costs["backward_comm_s"] + costs["recompute_comm_s"]
-        spent += comm @ evaluator.exposed
-        state = np.array(
-            [[sum(state_bytes(cost.parameters, cost.zero_parameters, settings)) for cost in row] for row in costs]
-        )
+            costs = unit_costs(evaluator, segments, lowered.stages[rank])
+            known[key] = _spans_of(costs, evaluator.exposed, settings)
+        spans = known[key]
         alive = in_flight(rank, shape.pp, shape.pp, shape.num_micro_batches)
         if lowered.kind == "gpipe":
             alive = shape.num_micro_batches
-        live = np.where(np.array(RECOMPUTE_MODES) == "full", costs["live_bytes"].max(axis=1), 0.0)
-        room = stage.capacity - settings.reserved_bytes - 2.0 * costs["workspace_bytes"].max(axis=1) - live
-        time, used = _spans(spent), _spans(state + alive * costs["saved_bytes"])
-        fits = (used <= room[:, None, None]) & space.modes[:, None, None]
-        time = np.where(fits, time, np.inf)
+        room = stage.capacity - settings.reserved_bytes - spans.passing
+        fits = spans.state + alive * spans.saved <= room[:, None, None]
+        time = np.where(fits & space.modes[:, None, None], spans.seconds, np.inf)
         low, high = space.constrained.window(rank, shape.pp) if rank < shape.pp - 1 else (space.num_units,) * 2
         ends = np.arange(space.num_units + 1)
         time[:, :, (ends < low) | (ends > high)] = np.inf
         seconds.append(time.min(axis=0))
         modes.append(time.argmin(axis=0))
     return seconds, modes
+
+
+def _spans_of(costs: Rows, exposed: Floats, settings: Record) -> _Spans:
+    """The spans of units with these costs.
+
+    Args:
+        costs: [modes, units] rows of `UnitCostRow`.
+        exposed: [axes] share of communication that is not overlapped.
+        settings: bytes of each state and stage of ZeRO.
+    """
+    spent = costs["forward_s"] + costs["forward_host_s"] + costs["backward_s"] + costs["backward_host_s"]
+    spent += costs["recompute_s"]
+    spent += (costs["forward_comm_s"] + costs["backward_comm_s"] + costs["recompute_comm_s"]) @ exposed
+    # A row holds few distinct numbers of parameters: repeated blocks are alike.
+    parameters = np.stack([costs["parameters"].ravel(), costs["zero_parameters"].ravel()])
+    distinct, at = np.unique(parameters, axis=1, return_inverse=True)
+    state = np.array([sum(state_bytes(whole, sharded, settings)) for whole, sharded in distinct.T.tolist()])
+    live = np.where(np.array(RECOMPUTE_MODES) == "full", costs["live_bytes"].max(axis=1), 0.0)
+    return _Spans(
+        seconds=_spans(spent),
+        state=_spans(state[at.reshape(costs.shape)]),
+        saved=_spans(costs["saved_bytes"]),
+        passing=2.0 * costs["workspace_bytes"].max(axis=1) + live,
+    )
 
 
 def _spans(of_units: Floats) -> Floats:
@@ -135,4 +166,6 @@ def _with_cuts(space: PlanSpace, values: Values, ends: Sequence[int], modes: Seq
             found[space.first.cut + chunk] = candidates.index(end) if end in candidates else 0
         found[space.first.recompute + chunk] = int(modes[chunk][start, end])
         start = end
-    return space.repair(found)
+    # The signatures stay legal: the mesh and the samples are the same.
+    first = space.first.signature
+    return (*space.repair(found[:first]), *found[first:])
