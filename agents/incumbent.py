@@ -295,8 +295,23 @@ class Incumbent:
                     name: Reached(evaluations=self.priced[name], best_step_time_s=best_s)
                     for name, best_s in self.reached.items()
                 },
+                best=None if self.best is None else self._best_so_far,
             )
         )
+
+    def _best_so_far(self, seed: int) -> Plan:
+        assert self.best is not None
+        record = SearchRecord(
+            found_by=self.best_by,
+            seed=seed,
+            evaluations=self.evaluations,
+            look_aheads=self.look_aheads,
+            baselines=dict(self.baselines),
+            searchers=dict(self.reached),
+            seconds=self.seconds,
+            lower_bound_s=self._bound_s,
+        )
+        return self.plan(self.best, Sync(), record)
 
     def priced_templates(self) -> Iterator[tuple[list[tuple[Shape, Values]], npt.NDArray[np.float64]]]:
         """The templates of the space, `TEMPLATES` at a time, with their prices, see `price`."""

@@ -87,6 +87,9 @@ class Progress:
     """Share of the budget that is spent, from 0 to 1."""
     members: Mapping[str, Reached] = field(default_factory=dict)
     """Each searcher that has taken part so far, such as the members of a portfolio."""
+    best: Callable[[int], Plan] | None = field(default=None, compare=False, repr=False)
+    """Makes the best plan so far, in full and verified, with a seed for its record; to be called before the report
+    returns. None until the searcher at work has one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

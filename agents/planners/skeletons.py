@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,12 +20,15 @@ import numpy.typing as npt
 
 from agents.incumbent import Incumbent
 from agents.planners.pipeline_cuts import cut_anew
+from agents.planners.recompute_less import recompute_less
 from agents.sampling.expert import price_grid
 from agents.searcher import SearchResult, SearchTask
 from automap.cost_graph.graph import CostGraph, CostGraphCache
 from automap.cost_graph.sensitivities import Sensitivities, sensitivities
+from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.space.batch_shares import NUM_WAYS
-from automap.space.space import Ints, Values
+from automap.space.shape import Shape
+from automap.space.space import Ints, PlanSpace, Values
 
 Floats = npt.NDArray[np.float64]
 
@@ -45,6 +48,8 @@ TRIED_CUTS = 4
 """Number of ends of a chunk that are tried, those nearest to its share of the work first."""
 CLIMBS = 3
 """Number of times at most that changes which gain alone are made together, see `SkeletonSearch.look_around`."""
+TRIED_LEVELS = (1, 2, 4)
+"""How many legal levels of recomputation further on either side of a rank's are tried, beside the modes themselves."""
 TRIED_ORDERS = 8
 """Number of orders of the devices that are tried."""
 
@@ -327,7 +332,7 @@ class SkeletonSearch:
         space, first = self.space, self.space.first.signature
         shape = space.shape(values)
         found: list[list[int]] = []
-        tried = {"cut": TRIED_CUTS, "recompute": len(space.modes), "zero": len(space.zeros)}
+        tried = {"cut": TRIED_CUTS, "zero": len(space.zeros)}
         tried["shares"] = NUM_WAYS
         tried["order"] = min(TRIED_ORDERS, space.meshes.num_orders(shape.pp))
         if shape.pp > 1 and shape.virtual == 1:
@@ -335,11 +340,13 @@ class SkeletonSearch:
         idle = {"cut": shape.num_chunks - 1, "recompute": shape.pp}
         for at, slot in enumerate(space.slots[:first]):
             if slot.index < idle.get(slot.kind, 1):
-                others = range(min(slot.num_values, tried.get(slot.kind, 0)))
+                others: Iterable[int] = range(min(slot.num_values, tried.get(slot.kind, 0)))
+                if slot.kind == "recompute":
+                    others = _levels_near(space, shape, values[at])
                 found += [[*values[:at], other, *values[at + 1 :]] for other in others if other != values[at]]
         ranks = range(space.first.recompute, space.first.recompute + shape.pp)
-        for mode in np.flatnonzero(space.modes).tolist():
-            found.append([mode if at in ranks else v for at, v in enumerate(values)])
+        for level in np.flatnonzero(space.levels.legal(shape.num_chunks)).tolist():
+            found.append([level if at in ranks else v for at, v in enumerate(values)])
         for other in space.shapes:
             if other != shape and (other.pp, other.tp, other.middle) == (shape.pp, shape.tp, shape.middle):
                 row = space.meshes.values(other)
@@ -349,6 +356,16 @@ class SkeletonSearch:
                 if other.virtual > 1:
                     plan[space.first.schedule] = 0
                 found.append(plan)
-        plans = dict.fromkeys([*cut_anew(space, values), *(self._repaired(plan, values) for plan in found)])
+        repaired = (self._repaired(plan, values) for plan in found)
+        plans = dict.fromkeys([*recompute_less(space, values), *cut_anew(space, values), *repaired])
         fresh = [plan for plan in plans if plan[:first] != values[:first] and plan[:first] not in self.best]
         return np.array(fresh, dtype=np.int64).reshape(len(fresh), len(values))
+
+
+def _levels_near(space: PlanSpace, shape: Shape, level: int) -> list[int]:
+    """Levels of recomputation that are tried in place of one."""
+    legal = np.flatnonzero(space.levels.legal(shape.num_chunks)).tolist()
+    at = int(np.searchsorted(legal, level))
+    near = {at + by for by in (*TRIED_LEVELS, *(-by for by in TRIED_LEVELS))}
+    pure = [space.levels.of_mode(mode) for mode in RECOMPUTE_MODES]
+    return sorted({legal[i] for i in near if 0 <= i < len(legal)} | {value for value in pure if value in legal})

@@ -20,7 +20,7 @@ from agents.results.diverse_top_k import Found
 from automap.plan import Plan
 from automap.price.estimate import annotate
 from automap.price.evaluator import Evaluator
-from automap.price.lowered_plan import LoweredPlan
+from automap.price.lowered_plan import LoweredPlan, Segment
 from automap.price.plan_reader import default_signatures
 from automap.price.plan_writer import to_plan
 from automap.space.simplified_axes import ROUNDING, canonical, merges, num_unlike, repeats, sizes, without_idle
@@ -143,6 +143,7 @@ def plainness(lowered: LoweredPlan, evaluator: Evaluator, *, is_template: bool) 
         lowered.zero,
         modes != {(False, False)},
         len(modes - {(False, False)}) > 1,
+        any(_mixes(segments, evaluator) for segments in lowered.chunks),
         len(lowered.chunks) > len(stages),
         lowered.kind not in ("1f1b", "interleaved"),
         lowered.num_micro_batches > 1 and len(stages) == 1,
@@ -155,6 +156,12 @@ def plainness(lowered: LoweredPlan, evaluator: Evaluator, *, is_template: bool) 
     step_s = evaluator.evaluate(lowered).step_time_s
     num_odd = num_unlike(lowered, evaluator) + sum(odd)
     return repeats(lowered, evaluator), not is_template, num_axes, num_odd, len(devices), step_s
+
+
+def _mixes(segments: Sequence[Segment], evaluator: Evaluator) -> bool:
+    """Whether equal units of a chunk are not recomputed alike."""
+    again = {(evaluator.blocks.units[s.unit].type, s.recomputed.tobytes()) for s in segments}
+    return len(again) > len({unit_type for unit_type, _ in again})
 
 
 def plain(lowered: LoweredPlan, evaluator: Evaluator, limit_s: float) -> LoweredPlan:

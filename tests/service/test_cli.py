@@ -23,7 +23,7 @@ from service.about import version
 from service.command.main import EXTRAS, main
 from service.command.plan_verbs import INTERRUPTED
 
-HEAVY = ("torch", "numba", "stable_baselines3", "gymnasium", "onnx", "fastapi", "rq", "redis", "numpy")
+HEAVY = ("torch", "numba", "stable_baselines3", "gymnasium", "onnx", "fastapi", "redis", "numpy")
 
 
 PROFILE = """\
@@ -344,9 +344,12 @@ def test_no_server(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "automap serve" in capsys.readouterr().err
 
 
-def test_serve_refuses_to_be_reached_by_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_refuses_to_be_reached_by_others_without_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AUTOMAP_DATA_DIR", str(tmp_path))
     assert main(["serve", "--host", "0.0.0.0", "--port", "0"]) == 2
-    assert "--insecure" in capsys.readouterr().err
+    assert "automap keys create" in capsys.readouterr().err
 
 
 def test_a_worker_needs_redis(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
