@@ -10,7 +10,6 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 
@@ -23,6 +22,7 @@ from agents.results.local_sgd import PlanWithSync, with_sync_modes
 from agents.results.plainest import IllegalPlan, Offer, Outside, as_it_is, plainest
 from agents.results.side_by_side import fastest_of_each, of_unlike_degrees
 from agents.searcher import Budget, OnProgress, Progress, Reached, SearchResult, SearchTask, ShouldStop
+from agents.spending import Spending
 from automap.bounds.partial_plans import BoundTable
 from automap.plan import Plan, SearchRecord, Sync
 from automap.price.estimate import annotate, lower_bound_s
@@ -42,17 +42,14 @@ REPORT_EVERY_S = 0.2
 """Least time between two progress reports, in seconds."""
 
 
-class Incumbent:
+class Incumbent(Spending):
     """The best plan that one search has priced.
 
     Attributes:
         space: plan space of the problem.
-        budget: budget of the whole search.
-        should_stop: whether the caller wants the search to end.
         evaluations: number of plans priced so far.
         look_aheads: number of completions priced to look ahead, which are no plans of a searcher.
         first_proposal: step time of the network's first plan and seconds since the start, or None.
-        charged: number of plans that count against the budget.
         best: values of the best plan that fits, or None.
         best_s: step time of that plan, or infinity.
         best_by: name of the searcher that found it.
@@ -76,13 +73,11 @@ class Incumbent:
         should_stop: ShouldStop = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(budget, should_stop, clock)
         self.space = space
-        self.budget = budget
-        self.should_stop = should_stop
         self.evaluations = 0
         self.look_aheads = 0
         self.first_proposal: tuple[float, float] | None = None
-        self.charged = 0
         self.best: Values | None = None
         self.best_s = float("inf")
         self.best_by = searcher
@@ -96,12 +91,8 @@ class Incumbent:
         self.improvements: list[tuple[int, float, float]] = []
         self.by_searcher: dict[str, list[tuple[int, float, float]]] = {}
         self._on_progress = on_progress
-        self._clock = clock
-        self._start = clock()
         self._diverse = DiverseTopK(space)
         self._reported = -REPORT_EVERY_S
-        self._pause_s: float | None = None
-        self._pause_at: int | None = None
         self._bound_s = lower_bound_s(space.problem)
 
     @staticmethod
@@ -134,21 +125,6 @@ class Incumbent:
         return BoundTable(self.space)
 
     @property
-    def seconds(self) -> float:
-        """Seconds since the start of the search."""
-        return self._clock() - self._start
-
-    @property
-    def fraction(self) -> float:
-        """Share of the budget that is spent, from 0 to 1."""
-        spent = 0.0
-        if self.budget.seconds is not None:
-            spent = self.seconds / self.budget.seconds
-        if self.budget.evaluations is not None:
-            spent = max(spent, self.charged / self.budget.evaluations)
-        return min(spent, 1.0)
-
-    @property
     def searcher(self) -> str:
         """Name of the searcher at work, which is credited with the plans that are priced."""
         return self._searcher
@@ -157,36 +133,6 @@ class Incumbent:
     def searcher(self, name: str) -> None:
         self._searcher = name
         self.reached.setdefault(name, None)
-
-    @property
-    def left(self) -> int | None:
-        """Evaluations that are still allowed; None where only seconds count."""
-        limits = [n for n in (self.budget.evaluations, self._pause_at) if n is not None]
-        return max(0, min(limits) - self.charged) if limits else None
-
-    @property
-    def left_s(self) -> float | None:
-        """Seconds that are still allowed; None where only evaluations count."""
-        limits = [s for s in (self.budget.seconds, self._pause_s) if s is not None]
-        return max(0.0, min(limits) - self.seconds) if limits else None
-
-    @property
-    def finished(self) -> bool:
-        """Whether the searcher has to stop now: its budget or its share is spent, or the caller wants it."""
-        return self.left == 0 or self.left_s == 0.0 or self.should_stop()
-
-    @contextmanager
-    def share(self, *, seconds: float | None = None, evaluations: int | None = None) -> Iterator[None]:
-        """Limits what is done inside the `with` block: `finished` is true after so much more at the latest."""
-        outer = self._pause_s, self._pause_at
-        if seconds is not None:
-            self._pause_s = self.seconds + min(seconds, self.left_s if self.left_s is not None else seconds)
-        if evaluations is not None:
-            self._pause_at = self.charged + min(evaluations, self.left if self.left is not None else evaluations)
-        try:
-            yield
-        finally:
-            self._pause_s, self._pause_at = outer
 
     def price(self, plans: Sequence[Values] | Ints) -> npt.NDArray[np.float64]:
         """Prices plans and keeps the best.
