@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +19,13 @@ import numpy.typing as npt
 from agents.results.diverse_top_k import MOST, DiverseTopK, Found, unlike
 from agents.results.infeasibility_advice import nothing_fits
 from agents.results.local_sgd import PlanWithSync, with_sync_modes
-from agents.results.plainest import IllegalPlan, Offer, as_it_is, plainest, plainness
-from agents.results.side_by_side import of_unlike_degrees
+from agents.results.plainest import IllegalPlan, Offer, Outside, as_it_is, plainest
+from agents.results.side_by_side import fastest_of_each, of_unlike_degrees
 from agents.searcher import Budget, OnProgress, Progress, Reached, SearchResult, SearchTask, ShouldStop
 from agents.spending import Spending
 from automap.bounds.partial_plans import BoundTable
 from automap.plan import Plan, SearchRecord, Sync
 from automap.price.estimate import annotate, lower_bound_s
-from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import LoweredPlan
 from automap.price.plan_reader import same_lowered
 from automap.price.plan_writer import to_plan
@@ -42,24 +40,6 @@ TEMPLATES = 256
 """Number of templates that are priced in one call."""
 REPORT_EVERY_S = 0.2
 """Least time between two progress reports, in seconds."""
-
-
-class Outside(NamedTuple):
-    """A plan that fits and lies outside the plan space."""
-
-    step_time_s: float
-    """Step time of the plan."""
-    plan: Plan
-    """The plan with its estimate."""
-    lowered: LoweredPlan
-    """The same plan in numbers."""
-    found_by: str
-    """Searcher that found it."""
-
-    def offer(self, evaluator: Evaluator) -> Offer:
-        """The plan as it is; it has no decisions that could be counted."""
-        rank = plainness(self.lowered, evaluator, is_template=False)
-        return Offer(plan=self.plan, found_by=self.found_by, plainness=rank, num_decisions=0, num_operator_decisions=0)
 
 
 class Incumbent(Spending):
@@ -80,6 +60,7 @@ class Incumbent(Spending):
         least_overflow: its overflow, as a share of a device's memory.
         baselines: step times of the baselines that have been priced, see `agents.sampling.expert.price_grid`.
         improvements: (evaluations, seconds, step time) of each plan that was the best when it was priced.
+        by_searcher: the same of each searcher, of the plans that were its best.
     """
 
     def __init__(
@@ -108,6 +89,7 @@ class Incumbent(Spending):
         self.least_overflow = float("inf")
         self.baselines: Mapping[str, float | None] = {}
         self.improvements: list[tuple[int, float, float]] = []
+        self.by_searcher: dict[str, list[tuple[int, float, float]]] = {}
         self._on_progress = on_progress
         self._diverse = DiverseTopK(space)
         self._reported = -REPORT_EVERY_S
@@ -189,7 +171,7 @@ class Incumbent(Spending):
         if overflow <= 0.0:
             before = self.reached[searcher]
             if before is None or step_time_s < before:
-                self.reached[searcher] = step_time_s
+                self._reach(searcher, step_time_s)
                 self._add_diverse(searcher, values, step_time_s)
             if step_time_s < self.best_s:
                 self.best, self.best_s, self.best_by = values, step_time_s, searcher
@@ -217,7 +199,7 @@ class Incumbent(Spending):
         if outcome.fits and (before is None or seconds < before):
             plan = annotate(to_plan(lowered, space.evaluator), lowered, space.evaluator)
             if not Verifier(space.problem).violations(plan):
-                self.reached[self.searcher] = seconds
+                self._reach(self.searcher, seconds)
                 if seconds < self.least_s:
                     self.improvements.append((self.evaluations, self.seconds, seconds))
                 if self.outside is None or seconds < self.outside.step_time_s:
@@ -230,6 +212,10 @@ class Incumbent(Spending):
     def least_s(self) -> float:
         """Step time of the best plan, in the space or outside; infinity where none fits."""
         return self.best_s if self.outside is None else min(self.best_s, self.outside.step_time_s)
+
+    def _reach(self, searcher: str, step_time_s: float) -> None:
+        self.reached[searcher] = step_time_s
+        self.by_searcher.setdefault(searcher, []).append((self.evaluations, self.seconds, step_time_s))
 
     def _add_diverse(self, searcher: str, values: Values, step_time_s: float) -> None:
         self._diverse.add(np.array([values], dtype=np.int64), np.array([step_time_s]), searcher)
@@ -337,9 +323,6 @@ class Incumbent(Spending):
                 return as_it_is(self.space, (values, found_by), best)
             return plainest(self.space, (values, found_by), self._diverse.best(MOST, first), limit_s)
 
-        def others(count: int) -> tuple[Plan, ...]:
-            return of_unlike_degrees(self.space, [row for row, _ in self._diverse.best(MOST, first)], count)
-
         return SearchResult(
             plan=best,
             plainest=plainest_plan,
@@ -347,8 +330,9 @@ class Incumbent(Spending):
             seconds=self.seconds,
             proven=proven,
             improvements=tuple(self.improvements),
+            by_searcher=self.by_searcher,
             unlike=unlike_plans,
-            others=others,
+            others=self._others,
         )
 
     def _record(self, found_by: str, seed: int, bound_s: float, *, proven: bool) -> SearchRecord:
@@ -385,9 +369,14 @@ class Incumbent(Spending):
             evaluations=self.evaluations,
             seconds=self.seconds,
             improvements=tuple(self.improvements),
+            by_searcher=self.by_searcher,
             unlike=lambda count: (plan,),
-            others=lambda count: (),
+            others=lambda count: fastest_of_each((plan, *self._others(count)), count),
         )
+
+    def _others(self, count: int) -> tuple[Plan, ...]:
+        """The best plans of the space, each with other degrees, to be shown."""
+        return of_unlike_degrees(self.space, [row for row, _ in self.unlike(MOST)], count)
 
     def unlike(self, count: int) -> list[Found]:
         """The best plans that are unlike each other, all synchronous; none where nothing fits."""

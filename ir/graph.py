@@ -14,6 +14,7 @@ from math import prod
 from typing import Any, Literal, TypeVar
 
 from ir.factors import FactorRule
+from ir.notebook import shown
 
 T = TypeVar("T")
 
@@ -205,6 +206,9 @@ class Graph:
 
     def __repr__(self) -> str:
         return f"Graph({self.name!r}: {len(self.operators):,} operators, {self.num_parameters / 1e6:,.1f} M parameters)"
+
+    def _repr_html_(self) -> str | None:
+        return shown(self)
 
     @cached_property
     def by_name(self) -> Mapping[str, Operator]:

@@ -194,6 +194,7 @@ def run_job(
     should_stop: ShouldStop,
     search: Callable[..., SearchResult] | None = None,
     start: Sequence[Plan] = (),
+    on_result: Callable[[SearchResult], None] = lambda result: None,
 ) -> Plan:
     """The fastest plan that fits, by the estimate or, if so many are tried, by what is measured.
 
@@ -204,6 +205,7 @@ def run_job(
         should_stop: called often; once it returns true, the best plan so far is returned.
         search: in place of `agents.search_offer`.
         start: plans with which the search begins.
+        on_result: called with the result of the search, before any trials.
 
     Raises:
         UserError: the request, the model, or that nothing fits.
@@ -231,6 +233,7 @@ def run_job(
             should_stop=should_stop,
             start=start,
         )
+    on_result(result)
     if trials is None:
         return _side_by_side(problem, result, request.tie)
     if lacks is not None:
