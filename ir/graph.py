@@ -122,6 +122,8 @@ class Operator:
     """Measured seconds of the backward pass of one sample; None beside a measured forward pass = twice that."""
     stated_bytes: float | None = None
     """Bytes moved forward for one sample, as the file states them, which replace those of the operands."""
+    annotations: tuple[tuple[str, int], ...] = ()
+    """What the file wants of a plan, see `ir.onnx.readers.annotations`."""
 
     @property
     def is_live(self) -> bool:
@@ -181,6 +183,7 @@ class Operator:
             measured_forward_s=self.measured_forward_s,
             measured_backward_s=self.measured_backward_s,
             stated_bytes=self.stated_bytes,
+            annotations=self.annotations,
         )
 
 

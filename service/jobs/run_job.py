@@ -193,8 +193,8 @@ def run_job(
     on_progress: OnProgress,
     should_stop: ShouldStop,
     search: Callable[..., SearchResult] | None = None,
-    start: Sequence[Plan] = (),
     on_result: Callable[[SearchResult], None] = lambda result: None,
+    start: Sequence[Plan] = (),
 ) -> Plan:
     """The fastest plan that fits, by the estimate or, if so many are tried, by what is measured.
 
@@ -204,8 +204,8 @@ def run_job(
         on_progress: called a few times a second.
         should_stop: called often; once it returns true, the best plan so far is returned.
         search: in place of `agents.search_offer`.
-        start: plans with which the search begins.
         on_result: called with the result of the search, before any trials.
+        start: plans with which the search begins.
 
     Raises:
         UserError: the request, the model, or that nothing fits.
