@@ -59,7 +59,11 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	@$(BIN)/automap demo
 
+# The page of the service is tested in a real browser, which is installed where that is allowed. What could not be run
+# is said in the last lines.
 test: $(STAMP)
+	@command -v chromium >/dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null \
+		|| apt-get install --quiet --quiet --yes chromium >/dev/null 2>&1 || true
 	@$(BIN)/python -m pytest $(WORKERS)
 
 unit: $(STAMP)

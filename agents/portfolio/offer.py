@@ -184,11 +184,22 @@ class _Found:
             plan=chosen,
             unlike=unlike,
             others=others,
+            by_searcher=self._by_searcher(),
             evaluations=record.evaluations,
             seconds=record.seconds or main.seconds,
             proven=record.proven,
             plainest=None,
         )
+
+    def _by_searcher(self) -> dict[str, list[tuple[int, float, float]]]:
+        """What each searcher reached when, on all devices and then on the part."""
+        found = {name: list(own) for name, own in self.main.by_searcher.items()}
+        for name, own in self.on_part.by_searcher.items() if self.on_part is not None else ():
+            before = found.setdefault(name, [])
+            for evaluations, seconds, step_s in own:
+                if not before or step_s < before[-1][2]:
+                    before.append((self.main.evaluations + evaluations, self.main.seconds + seconds, step_s))
+        return found
 
     def _kept(self, evaluator: Evaluator) -> Offer | None:
         """The plan that the user runs today; None where there is none, or the search may not return it."""

@@ -193,6 +193,7 @@ def run_job(
     on_progress: OnProgress,
     should_stop: ShouldStop,
     search: Callable[..., SearchResult] | None = None,
+    on_result: Callable[[SearchResult], None] = lambda result: None,
     start: Sequence[Plan] = (),
 ) -> Plan:
     """The fastest plan that fits, by the estimate or, if so many are tried, by what is measured.
@@ -203,6 +204,7 @@ def run_job(
         on_progress: called a few times a second.
         should_stop: called often; once it returns true, the best plan so far is returned.
         search: in place of `agents.search_offer`.
+        on_result: called with the result of the search, before any trials.
         start: plans with which the search begins.
 
     Raises:
@@ -231,6 +233,7 @@ def run_job(
             should_stop=should_stop,
             start=start,
         )
+    on_result(result)
     if trials is None:
         return _side_by_side(problem, result, request.tie)
     if lacks is not None:

@@ -54,6 +54,23 @@ def test_start_up_is_light() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_a_verb_alone_is_the_verb_of_the_whole_command_line() -> None:
+    import typer.main
+
+    from service.command.main import _with_verb, app
+
+    whole: Any = typer.main.get_command(app)
+    for name, command in whole.commands.items():
+        if hasattr(command, "commands"):
+            assert _with_verb([name]) is app
+            continue
+        (alone,) = typer.main.get_command(_with_verb([name, "--help"])).commands.items()  # type: ignore[attr-defined]
+        assert alone[0] == name
+        assert [p.opts for p in alone[1].params] == [p.opts for p in command.params]
+    for words in ([], ["--help"], ["serch"], ["-o", "--json"]):
+        assert _with_verb(words) is app
+
+
 def test_an_estimate_loads_only_what_it_needs() -> None:
     unneeded = (
         *(
