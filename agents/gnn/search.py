@@ -59,6 +59,7 @@ def search(
     seed: int = 0,
     searcher: str = "auto",
     on_progress: Callable[[float], None] = lambda fraction: None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> GnnPlan:
     """Searches for the placement with the least time of an iteration.
 
@@ -68,6 +69,7 @@ def search(
         seed: seed of the volumes and of the search.
         searcher: one of `SEARCHERS`; `auto` enumerates small problems and walks through large ones.
         on_progress: takes the share of the budget that is spent.
+        should_stop: asked often; once it returns true, the best placement so far is returned.
 
     Raises:
         ProblemError: there is no such searcher, or the problem is too large for it.
@@ -81,7 +83,7 @@ def search(
         spent = (time.perf_counter() - begin) / budget.seconds if budget.seconds else 0.0
         spent = max(spent, evaluations / budget.evaluations if budget.evaluations else 0.0)
         on_progress(min(1.0, spent))
-        return max(0.0, 1.0 - spent)
+        return 0.0 if should_stop() else max(0.0, 1.0 - spent)
 
     simulator, rng = Simulator(problem, iterations=search_iterations(problem), seed=seed), np.random.default_rng(seed)
     place, name, evaluations = _find(
