@@ -52,6 +52,16 @@ def search_iterations(problem: GnnProblem) -> int:
     return int(np.clip(MOST_TRANSFERS // max(1, len(problem.flows)), LEAST_ITERATIONS, ITERATIONS))
 
 
+def check_searcher(name: str) -> None:
+    """Refuses a searcher that there is not.
+
+    Raises:
+        ProblemError: there is none of this name.
+    """
+    if name not in SEARCHERS:
+        raise ProblemError("unknown", field="searcher", value=name, repair=one_of(SEARCHERS, name))
+
+
 def search(
     problem: GnnProblem,
     budget: Budget,
@@ -75,8 +85,7 @@ def search(
         ProblemError: there is no such searcher, or the problem is too large for it.
         NothingFits: no placement with room for all tasks was found.
     """
-    if searcher not in SEARCHERS:
-        raise ProblemError("unknown", field="searcher", value=searcher, repair=one_of(SEARCHERS, searcher))
+    check_searcher(searcher)
     begin = time.perf_counter()
 
     def share_left(evaluations: int) -> float:
@@ -154,7 +163,9 @@ def make_plan(simulator: Simulator, found: Found, *, seconds: float, seed: int) 
     against = {}
     for name, rule in BASELINES.items():
         other = rule(simulator, rng)
-        by_policy = {p: float(np.mean([one.run(other, p).iteration_s for one in fresh[:2]])) for p in POLICIES[1:4]}
+        # Of large problems one draw is enough, since fair shares take long to simulate.
+        some = fresh[:1] if iterations < ITERATIONS else fresh[:2]
+        by_policy = {p: float(np.mean([one.run(other, p).iteration_s for one in some])) for p in POLICIES[1:4]}
         policy = min(by_policy, key=lambda p: by_policy[p])
         against[f"{name}, {policy}"] = by_policy[policy]
     order = np.argsort(found.ranks)
