@@ -126,9 +126,12 @@ def _spans(space: PlanSpace, costs: Rows, levels: Ints, settings: Record) -> _Sp
     spent += costs["recompute_s"]
     comm = costs["forward_comm_s"] + costs["backward_comm_s"] + costs["recompute_comm_s"]
     spent += comm @ space.evaluator.exposed
-    state = [[sum(state_bytes(cost.parameters, cost.zero_parameters, settings)) for cost in row] for row in costs]
+    # There are few distinct numbers of parameters: repeated blocks are alike.
+    parameters = np.stack([costs["parameters"].ravel(), costs["zero_parameters"].ravel()])
+    distinct, at = np.unique(parameters, axis=1, return_inverse=True)
+    state = np.array([sum(state_bytes(whole, sharded, settings)) for whole, sharded in distinct.T.tolist()])
     before = np.zeros((3, len(costs), space.num_units + 1))
-    np.cumsum([spent, state, costs["saved_bytes"]], axis=2, out=before[:, :, 1:])
+    np.cumsum([spent, state[at.reshape(costs.shape)], costs["saved_bytes"]], axis=2, out=before[:, :, 1:])
     begin, end = np.indices((space.num_units + 1, space.num_units + 1))
     found = np.empty((3, len(levels), *begin.shape))
     held = np.full(len(levels), 2.0 * costs["workspace_bytes"].max())
@@ -156,4 +159,6 @@ def _with_cuts(space: PlanSpace, values: Values, ends: Sequence[int], levels: Se
             found[space.first.cut + chunk] = candidates.index(end) if end in candidates else 0
         found[space.first.recompute + chunk] = int(levels[chunk][start, end])
         start = end
-    return space.repair(found)
+    # The signatures stay legal: the mesh and the samples are the same.
+    first = space.first.signature
+    return (*space.repair(found[:first]), *found[first:])

@@ -48,6 +48,8 @@ TRIED_CUTS = 4
 """Number of ends of a chunk that are tried, those nearest to its share of the work first."""
 TRIED_LEVELS = (1, 2, 4)
 """How many legal levels of recomputation further on either side of a rank's are tried, beside the modes themselves."""
+CLIMBS = 3
+"""Number of times at most that changes which gain alone are made together, see `SkeletonSearch.look_around`."""
 TRIED_ORDERS = 8
 """Number of orders of the devices that are tried."""
 
@@ -117,14 +119,20 @@ def search_skeletons(task: SearchTask, name: str, propose: Propose) -> SearchRes
     return incumbent.result(seed=task.seed)
 
 
-def run_skeletons(search: SkeletonSearch, start: Sequence[Values]) -> None:
+def run_skeletons(search: SkeletonSearch, start: Sequence[Values], in_breadth: int = 0) -> None:
     """Solves skeletons until the budget ends or nothing is left to try.
 
     Args:
         search: what it finds.
         start: plans whose skeletons are solved, the best first.
+        in_breadth: so many of them are solved before the best one is worked out further.
     """
     waiting = _by_mesh(search, start)
+    for values in waiting[:in_breadth]:
+        if search.finished:
+            return
+        search.solve(values, rounds=1)
+    del waiting[:in_breadth]
     for turn in itertools.count():
         if search.finished:
             return
@@ -253,9 +261,34 @@ class SkeletonSearch:
         return True
 
     def look_around(self, values: Values, step_time_s: float, overflow: float) -> None:
-        """Prices the neighbours of a plan with this price on its mesh."""
-        self._keep(values, worth_of(step_time_s, overflow))
-        self._price(self.neighbours(values))
+        """Prices the neighbours of a plan with this price on its mesh, then those changes together that gain alone.
+
+        Of each decision the best change is taken. While the changes together are better than any single one, the same
+        is done around the plan that they give, `CLIMBS` times at most.
+        """
+        worth = worth_of(step_time_s, overflow)
+        self._keep(values, worth)
+        for _ in range(CLIMBS):
+            plans = self.neighbours(values)
+            gains: dict[int, tuple[Worth, int]] = {}
+            found = self._price(plans)
+            for plan, one in zip(plans, found, strict=False):
+                changed = np.flatnonzero(plan[: self.space.first.signature] != values[: self.space.first.signature])
+                if one < worth and len(changed) == 1:
+                    at, gain = int(changed[0]), (one, int(plan[changed[0]]))
+                    gains[at] = min(gains.get(at, gain), gain)
+            if len(gains) < 2:
+                return
+            together, plans = list(values), []
+            for _, at, value in sorted((one, at, value) for at, (one, value) in gains.items()):
+                together[at] = value
+                plans.append(self._repaired(together, values))
+            plans = np.array(plans[1:], dtype=np.int64)
+            joint = self._price(plans)
+            if not joint or min(joint) >= min(found):
+                return
+            best = min(range(len(joint)), key=joint.__getitem__)
+            values, worth = tuple(plans[best].tolist()), joint[best]
 
     def _price(self, plans: Ints) -> list[Worth]:
         """Prices plans, [n, slots], as many of the first ones as the budget allows, and returns their worth."""
@@ -286,6 +319,14 @@ class SkeletonSearch:
             self._price(graph.moved(picked, [ranked[:count] for count in range(2, len(ranked) + 1)]))
             picked = graph.picked(self.best[graph.skeleton][1]) if ranked else None
 
+    def _repaired(self, plan: Sequence[int], values: Values) -> Values:
+        """The nearest legal plan to one whose signatures are those of the plan `values`."""
+        first = self.space.first
+        if tuple(plan[: first.cut]) != values[: first.cut]:
+            return self.space.repair(plan)
+        # On the same mesh with the same samples the signatures stay legal, and most of the slots are signatures.
+        return (*self.space.repair(plan[: first.signature]), *plan[first.signature :])
+
     def neighbours(self, values: Values) -> Ints:
         """[n, slots] plans of other skeletons on the same mesh; signatures are kept as far as they are legal."""
         space, first = self.space, self.space.first.signature
@@ -315,8 +356,7 @@ class SkeletonSearch:
                 if other.virtual > 1:
                     plan[space.first.schedule] = 0
                 found.append(plan)
-        signatures = values[first:]
-        repaired = dict.fromkeys(space.repair([*plan[:first], *signatures]) for plan in found)
+        repaired = (self._repaired(plan, values) for plan in found)
         plans = dict.fromkeys([*recompute_less(space, values), *cut_anew(space, values), *repaired])
         fresh = [plan for plan in plans if plan[:first] != values[:first] and plan[:first] not in self.best]
         return np.array(fresh, dtype=np.int64).reshape(len(fresh), len(values))

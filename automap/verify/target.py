@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from automap.plan import Plan, parse_devices
 from automap.targets import Target
 from automap.verify.model import Model, Placed
+from automap.verify.modules import check_modules
 from automap.verify.reading import Chunk, Violation, layer_operators, num_ranks
 
 SIDES = {"batch": "data", "weights": "tensor", "positions": "context", "experts": "expert"}
@@ -38,6 +39,8 @@ def check_target(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[
         yield from _unlike(plan, chunks, model, target, ranks)
     for chunk in chunks if target.patterned else ():
         yield from _pattern(chunk, model, target)
+    if target.whole_modules:
+        yield from check_modules(chunks, model, target)
     for chunk in chunks:
         yield from _mixed(chunk, model, target)
         others = ranks > 1 or len(_live(chunk)) > 1 or (bool(_live(chunk)) and _replicas(chunk) == 1)

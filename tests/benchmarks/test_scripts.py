@@ -43,6 +43,8 @@ SCRIPTS = {
     "fit_collectives": "{collectives}",
     "fit_gemm": "{gemm}",
     "fuzz_import": "0.001 1",
+    "gnn_loopback": "--placements 1 --iterations 1",
+    "gnn_placement": "--seconds 0.2 --cells 1 --small 2 --dqn 0 --large 2",
     "hf_models": "--models whisper --budget 16",
     "import_limits": "cycle",
     "import_profiles": "{profiles}",

@@ -8,7 +8,7 @@ from fastapi import HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 
 from automap.documents import read_document
-from automap.records import from_json
+from automap.records import Record, from_json
 from service.http.feed import Feed
 from service.http.side_processes import SideProcesses
 from service.jobs.store import ACTIVE, Job, Store
@@ -66,7 +66,7 @@ def refusal(status: int, title: str, detail: str = "", **more: object) -> HTTPEx
     return HTTPException(status, problem(status, title, detail, **more))
 
 
-B = TypeVar("B")
+B = TypeVar("B", bound=Record)
 
 
 async def read_body(request: Request, kind: type[B]) -> B:
