@@ -126,7 +126,7 @@ def _spans(space: PlanSpace, costs: Rows, levels: Ints, settings: Record) -> _Sp
     spent += costs["recompute_s"]
     comm = costs["forward_comm_s"] + costs["backward_comm_s"] + costs["recompute_comm_s"]
     spent += comm @ space.evaluator.exposed
-    # There are few distinct numbers of parameters: repeated blocks are alike.
+    # Repeated blocks are alike, so that few numbers of parameters are distinct.
     parameters = np.stack([costs["parameters"].ravel(), costs["zero_parameters"].ravel()])
     distinct, at = np.unique(parameters, axis=1, return_inverse=True)
     state = np.array([sum(state_bytes(whole, sharded, settings)) for whole, sharded in distinct.T.tolist()])

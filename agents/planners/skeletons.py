@@ -277,11 +277,11 @@ class SkeletonSearch:
                     gains[at] = min(gains.get(at, gain), gain)
             if len(gains) < 2:
                 return
-            together, plans = list(values), []
+            together, steps = list(values), []
             for _, at, value in sorted((one, at, value) for at, (one, value) in gains.items()):
                 together[at] = value
-                plans.append(self._repaired(together, values))
-            plans = np.array(plans[1:], dtype=np.int64)
+                steps.append(self._repaired(together, values))
+            plans = np.array(steps[1:], dtype=np.int64)
             joint = self._price(plans)
             if not joint or min(joint) >= min(found):
                 return

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -57,6 +58,24 @@ class Offer:
     """Number of decisions with more than one legal value, see `automap.plan.SearchRecord`."""
     num_operator_decisions: int
     """Number of those that are about operators."""
+
+
+class Outside(NamedTuple):
+    """A plan that fits and lies outside the plan space."""
+
+    step_time_s: float
+    """Step time of the plan."""
+    plan: Plan
+    """The plan with its estimate."""
+    lowered: LoweredPlan
+    """The same plan in numbers."""
+    found_by: str
+    """Searcher that found it."""
+
+    def offer(self, evaluator: Evaluator) -> Offer:
+        """The plan as it is; it has no decisions that could be counted."""
+        rank = plainness(self.lowered, evaluator, is_template=False)
+        return Offer(plan=self.plan, found_by=self.found_by, plainness=rank, num_decisions=0, num_operator_decisions=0)
 
 
 def plainest(space: PlanSpace, best: Found, others: Sequence[Found], limit_s: float) -> Offer:

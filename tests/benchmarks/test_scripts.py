@@ -31,6 +31,7 @@ SHARED = {"constants", "fitting", "fleet", "priced_runs"}
 """What scripts have in common, and is no script."""
 SCRIPTS = {
     "auto_map": "--budget 16 --models vgg19",
+    "clusters_and_tables": "--model vgg19 --devices 2 --tables 1 --kinds H100",
     "cost_graph": "--plans 2 --skeletons 1 --models vgg19",
     "decision_speed": "0.001 --problems resnet50_on_2x4xV100 --warm-up 0.001",
     "dqn_ablation": "--evaluations 40 --seeds 1 --problems 12 --variants from_scratch",
@@ -50,11 +51,13 @@ SCRIPTS = {
     "import_profiles": "{profiles}",
     "import_speed": "--layers 1",
     "led_trials": "--trials 2 --evaluations 64 --only vgg19 --host pipelines",
+    "oneflow": "--models resnet50",
     "order_of_runs": "--cluster {cluster} --rounds 1 --model {model}",
     "memory_band": "{runs}",
     "network_gap": "--plans 8 --seeds 1 --search 16 --only vgg19 --known {known}",
     "pipedream_speedups": "{profiles}/dapple --workers 2",
     "prove_trainer": "1 --families mlp --clusters 2 --targets automap",
+    "planners": "--budget 16 --portfolio 16 --models vgg19 --clusters 7_A100 --planners spp,whale",
     "pricing_speed": "0.001 --models vgg19 --batches 1",
     "problems": "vgg:",
     "prove_exports": "2 --targets deepspeed",
@@ -65,9 +68,11 @@ SCRIPTS = {
     "runtime_overhead": "--rounds 1 --model {model}",
     "search_scale": "--budget 16 --blocks 12 --devices 8",
     "searchers": "--searchers random --problems 12 --seeds 1 --evaluations 8",
+    "spp_bound": "--instances 3",
     "step_parts": "--rounds 1 --cluster {cluster}",
     "sync_training": "--steps 2 --seeds 2 --timed 1",
     "train_exports": "--targets pytorch --plans 1 --evaluations 16",
+    "whale_balance": "--models resnet50",
     "zoo_speed": "vgg19",
 }
 """Script -> arguments; an underscore is a space inside one."""
@@ -83,6 +88,7 @@ MISSING = {
     "memory_band": "missing.json",
     "import_profiles": "missing",
     "pipedream_speedups": "missing",
+    "planners": "--models gnmt-16 --profiles missing",
     "real_models": "--models gnmt-16 --profiles missing",
 }
 """Scripts that read files -> arguments that name none."""
