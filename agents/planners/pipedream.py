@@ -61,8 +61,8 @@ class States:
     @property
     def narrows(self) -> Mask:
         """[states] whether a state is a part of each other one, or they of it: where the model does not branch."""
-        related: Mask = (self.before | self.before.T | np.eye(len(self.seconds), dtype=np.bool_)).all(axis=0)
-        return related
+        either = self.before | self.before.T | np.eye(len(self.seconds), dtype=np.bool_)
+        return np.asarray(either.all(axis=0), dtype=np.bool_)
 
     def only(self, kept: Mask) -> States:
         """Some of the states."""

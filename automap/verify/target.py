@@ -42,11 +42,23 @@ def check_target(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[
     if target.whole_modules:
         yield from check_modules(chunks, model, target)
     for chunk in chunks:
+        yield from _mixed(chunk, model, target)
         others = ranks > 1 or len(_live(chunk)) > 1 or (bool(_live(chunk)) and _replicas(chunk) == 1)
         stages = target.zero_with_others if others else target.zero
         # Without replicas there is nothing to shard.
         if chunk.stage.zero.stage not in stages and _replicas(chunk) > 1:
             yield Violation(f"{chunk.where}.zero.stage", f"{target.name} has no ZeRO {chunk.stage.zero.stage} there")
+
+
+def _mixed(chunk: Chunk, model: Model, target: Target) -> Iterator[Violation]:
+    """Equal blocks of a stage of which not all are computed again alike."""
+    again: dict[int, set[frozenset[int]]] = {}
+    for number in dict.fromkeys(model.unit_of[i] for i in chunk.operators):
+        unit = model.blocks.units[number]
+        mine = frozenset(i - unit.start for i in range(unit.start, unit.stop) if i in chunk.again)
+        again.setdefault(unit.type, set()).add(mine)
+    if any(len(kinds) > 1 for kinds in again.values()):
+        yield Violation(f"{chunk.where}.recompute", f"{target.name} has one mode for all equal blocks of a stage")
 
 
 def _live(chunk: Chunk) -> list[str]:
