@@ -144,6 +144,7 @@ _SEARCHERS = {
     "elimination": "planners.elimination.search_elimination",
     "ilp": "planners.ilp.search_ilp",
     "pipedream": "planners.pipedream.search_pipedream",
+    "dapple": "planners.dapple.search_dapple",
     "expert": "sampling.expert.search_expert",
     "random": "sampling.random_plans.search_random",
     "exhaustive": "sampling.exhaustive.search_exhaustive",
