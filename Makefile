@@ -11,7 +11,7 @@ export OMP_NUM_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit check fuzz prove prove-plans prove-pruning equality bench bench-search bench-runs bench-sync clean
+.PHONY: help setup demo test unit check fuzz prove prove-plans prove-pruning equality docs bench bench-search bench-runs bench-sync clean
 
 help:
 	@echo "Times on two cores. The target that you make first also makes .venv, which downloads for some minutes."
@@ -19,6 +19,7 @@ help:
 	@echo "make unit          the quick tests                                            2 min"
 	@echo "make check         formatting, lint, types, import rules                      1-2 min"
 	@echo "make test          every test                                                 9-12 min"
+	@echo "make docs          the documentation as a site in site/, links checked          5 s"
 	@echo "make fuzz          gives the importer hostile model files                     1 min"
 	@echo "make prove         verifies ten thousand random plans; pruning and bounds"
 	@echo "                   against full enumeration                                   20 min"
@@ -80,6 +81,10 @@ prove-plans: $(STAMP)
 prove-pruning: $(STAMP)
 	@$(BIN)/python benchmarks/prove_pruning.py
 
+docs: $(STAMP)
+	@$(BIN)/sphinx-build -q -W --keep-going -c docs . site
+	@echo "site/docs/README.html"
+
 equality: $(STAMP)
 	@$(BIN)/python benchmarks/equality.py
 
@@ -100,5 +105,5 @@ bench-sync: $(STAMP)
 	@$(BIN)/python benchmarks/sync_training.py
 
 clean:
-	rm -rf .venv build dist demo *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .schemathesis
+	rm -rf .venv build dist demo site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .schemathesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

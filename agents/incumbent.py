@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,7 +22,8 @@ from agents.results.diverse_top_k import MOST, DiverseTopK, Found, unlike
 from agents.results.infeasibility_advice import nothing_fits
 from agents.results.local_sgd import PlanWithSync, with_sync_modes
 from agents.results.plainest import IllegalPlan, Offer, as_it_is, plainest, plainness
-from agents.searcher import Budget, OnProgress, Progress, SearchResult, SearchTask, ShouldStop
+from agents.results.side_by_side import of_unlike_degrees
+from agents.searcher import Budget, OnProgress, Progress, Reached, SearchResult, SearchTask, ShouldStop
 from automap.bounds.partial_plans import BoundTable
 from automap.plan import Plan, SearchRecord, Sync
 from automap.price.estimate import annotate, lower_bound_s
@@ -76,6 +78,7 @@ class Incumbent:
         best_by: name of the searcher that found it.
         reached: best step time of each searcher, None where it found nothing that fits.
         outside: the best plan that fits and lies outside the plan space, if one was offered.
+        priced: number of plans that each searcher has priced.
         nearest: values of the plan that overflows memory least while none fits.
         least_overflow: its overflow, as a share of a device's memory.
         baselines: step times of the baselines that have been priced, see `agents.sampling.expert.price_grid`.
@@ -104,6 +107,7 @@ class Incumbent:
         self.best_by = searcher
         self.outside: Outside | None = None
         self.reached: dict[str, float | None] = {}
+        self.priced: Counter[str] = Counter()
         self.searcher = searcher
         self.nearest: Values | None = None
         self.least_overflow = float("inf")
@@ -284,10 +288,11 @@ class Incumbent:
     def _add_diverse(self, searcher: str, values: Values, step_time_s: float) -> None:
         self._diverse.add(np.array([values], dtype=np.int64), np.array([step_time_s]), searcher)
 
-    def count(self, evaluations: int) -> None:
-        """Counts plans that have been priced and charges the budget for them."""
+    def count(self, evaluations: int, searcher: str | None = None) -> None:
+        """Counts plans that `searcher` has priced, or else the searcher at work, and charges the budget for them."""
         self.evaluations += evaluations
         self.charged += evaluations
+        self.priced[searcher or self.searcher] += evaluations
 
     def report(self) -> None:
         """Reports how far the search has come."""
@@ -300,6 +305,10 @@ class Incumbent:
                 best_step_time_s=None if self.least_s == float("inf") else self.least_s,
                 lower_bound_s=self._bound_s,
                 fraction=self.fraction,
+                members={
+                    name: Reached(evaluations=self.priced[name], best_step_time_s=best_s)
+                    for name, best_s in self.reached.items()
+                },
             )
         )
 
@@ -367,6 +376,9 @@ class Incumbent:
                 return as_it_is(self.space, (values, found_by), best)
             return plainest(self.space, (values, found_by), self._diverse.best(MOST, first), limit_s)
 
+        def others(count: int) -> tuple[Plan, ...]:
+            return of_unlike_degrees(self.space, [row for row, _ in self._diverse.best(MOST, first)], count)
+
         return SearchResult(
             plan=best,
             plainest=plainest_plan,
@@ -375,6 +387,7 @@ class Incumbent:
             proven=proven,
             improvements=tuple(self.improvements),
             unlike=unlike_plans,
+            others=others,
         )
 
     def _record(self, found_by: str, seed: int, bound_s: float, *, proven: bool) -> SearchRecord:
@@ -412,6 +425,7 @@ class Incumbent:
             seconds=self.seconds,
             improvements=tuple(self.improvements),
             unlike=lambda count: (plan,),
+            others=lambda count: (),
         )
 
     def unlike(self, count: int) -> list[Found]:

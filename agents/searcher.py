@@ -8,7 +8,7 @@ queues or files. Units: seconds, evaluations.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -59,6 +59,16 @@ class Budget:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Reached:
+    """How far one searcher of a search has come."""
+
+    evaluations: int = 0
+    """Number of plans that it has priced."""
+    best_step_time_s: float | None = None
+    """Step time of its best plan; None where none of its plans fits into memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
     """How far a search has come."""
 
@@ -74,6 +84,8 @@ class Progress:
     """Step time that no plan of the problem goes below."""
     fraction: float
     """Share of the budget that is spent, from 0 to 1."""
+    members: Mapping[str, Reached] = field(default_factory=dict)
+    """Each searcher that has taken part so far, such as the members of a portfolio."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +97,9 @@ class SearchResult:
     unlike: Callable[[int], tuple[Plan, ...]] = field(compare=False)
     """Returns the given number of best plans that differ from each other in more than details, or fewer where there are
     no more; the first one is `plan`. See `agents.results.diverse_top_k`."""
+    others: Callable[[int], tuple[Plan, ...]] = field(compare=False)
+    """Returns the given number of best plans, or fewer, each with other degrees of parallelism, the fastest first. They
+    are to be shown: priced and not verified. See `agents.results.side_by_side`."""
     evaluations: int
     """Number of plans that were priced."""
     seconds: float
@@ -145,6 +160,12 @@ _SEARCHERS = {
     "ilp": "planners.ilp.search_ilp",
     "pipedream": "planners.pipedream.search_pipedream",
     "dapple": "planners.dapple.search_dapple",
+    "spp": "planners.spp.search_spp",
+    "whale": "planners.whale.search_whale",
+    "aceso": "planners.aceso.search_aceso",
+    "galvatron": "planners.galvatron.search_galvatron",
+    "piper": "planners.piper.search_piper",
+    "alpa": "planners.alpa.search_alpa",
     "expert": "sampling.expert.search_expert",
     "random": "sampling.random_plans.search_random",
     "exhaustive": "sampling.exhaustive.search_exhaustive",

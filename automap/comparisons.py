@@ -1,6 +1,8 @@
-"""What a plan is compared with in its record: the plan that the user runs today, and the best plan of any trainer.
+"""What a plan is compared with in its record: the plan that the user runs today, the best
+plan of any trainer, and plans of other degrees of parallelism.
 
-Records alone; `automap.space.changes` and `agents.portfolio.any_trainer` fill them in. Units: seconds.
+Records alone; `automap.space.changes` and `agents.portfolio.any_trainer`
+fill the first two in. Units: seconds.
 """
 
 from __future__ import annotations
@@ -41,6 +43,21 @@ class Yours:
     """What its file says without effect on the price, and what is unusual about it."""
     changes: tuple[Change, ...] = ()
     """The changes that lead from it to the plan found, in the order in which they are made."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Beside:
+    """A plan with other degrees of parallelism than the one that is returned, for people to see what else there is."""
+
+    strategy: str
+    """One line that describes it."""
+    step_time_s: float
+    memory: float
+    """Share of the memory of its fullest device."""
+    tie: bool
+    """Whether the estimate cannot tell its step time from that of the fastest plan found."""
+    data_parallel: str | None = None
+    """What runs it where all devices are replicas and nothing else, such as DDP; null for other plans."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from automap.cluster import MAX_DEVICES, Count
-from automap.comparisons import TargetCost, Yours
+from automap.comparisons import Beside, TargetCost, Yours
 from automap.errors import PlanError
 from automap.hints import Samples
 from automap.problem import Problem, SyncKind, Training
@@ -21,7 +21,7 @@ from ir.factors import Signature, placement_text
 from ir.graph import Graph
 from ir.serialize import graph_digest
 
-ScheduleKind = Literal["1f1b", "gpipe", "interleaved", "zb1p", "zb2p", "explicit"]
+ScheduleKind = Literal["1f1b", "gpipe", "interleaved", "zb1p", "zb2p", "eager-1f1b", "explicit"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -300,6 +300,8 @@ class SearchRecord:
     any_trainer: TargetCost | None = None
     """The best plan found without the target, and what of it the target cannot express; null without a target, or
     where it is hardly faster."""
+    beside: tuple[Beside, ...] = ()
+    """The best plans with other degrees of parallelism, the fastest first."""
     first_s: float | None = None
     """Step time of the first plan that the network proposed, seconds; null if it proposed none that fits."""
     first_after_s: float | None = None

@@ -210,7 +210,7 @@ def tables(recipe: Recipe, budget: Budget, names: Sequence[str]) -> Iterator[str
     if lacks is None and not fits:
         room = f"; it fits with {own.plan.estimate.fit_probability or 0.0:.0%} probability, and 95% are asked of plans"
     price = f"{seconds(own_s)} a step of {recipe.training['global_batch']} samples"
-    yield f"### {recipe.title}\n"
+    yield f"## {recipe.title}\n"
     yield f"{recipe.source}: {price}{room}.\n"
     yield (
         "```\n"

@@ -3,27 +3,28 @@
     client = AutomapClient("http://127.0.0.1:8080")
     model = client.upload_model(Path("model.onnx"))
     job = client.submit(model["id"], "4x8xA100-80GB", {"global_batch": 512}, budget="30s")
-    client.wait(job["id"])
+    for event in client.watch(job["id"]):
+        print(event.kind, event.data)
     plan = client.plan(job["id"])
 
-What the user can repair is raised as in the library (`automap.errors`), everything else as `RemoteError`.
+What the user can repair is raised as in the library (`automap.errors`), everything else as `RemoteError`. Requests that
+reached nobody are sent again. `service.async_client.AsyncAutomapClient` is the same for asyncio.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
+from httpx_sse import connect_sse
 
-from automap.errors import UserError
 from automap.plan import Plan
-from service.problems import RemoteError, error_of, problem
-
-Document = dict[str, Any]
-ENDED = ("succeeded", "failed", "cancelled")
+from service import calls
+from service.calls import ENDED, Call, Document, JobEvent, Reconnecting
+from service.problems import RemoteError
 
 
 class AutomapClient:
@@ -31,12 +32,22 @@ class AutomapClient:
 
     Args:
         url: address of the service.
+        key: your key, where the service asks for one.
         timeout_s: seconds that a request may take; uploads of large models may need more.
         transport: in place of the network.
     """
 
-    def __init__(self, url: str, *, timeout_s: float = 60.0, transport: httpx.BaseTransport | None = None) -> None:
-        self._http = httpx.Client(base_url=url, timeout=timeout_s, transport=transport)
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str | None = None,
+        timeout_s: float = 60.0,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._http = httpx.Client(
+            base_url=url, timeout=timeout_s, transport=calls.patient(transport), headers=calls.headers(key)
+        )
         self._url = url
 
     def __enter__(self) -> AutomapClient:
@@ -73,15 +84,7 @@ class AutomapClient:
         Raises:
             ModelError: the file cannot be used.
         """
-        data = model if isinstance(model, bytes) else model.read_bytes()
-        query: list[tuple[str, str | int | float | bool | None]] = [("name", name)]
-        query += [("dim", f"{key}={size}") for key, size in (dims or {}).items()]
-        query += [("parameters", glob) for glob in parameters]
-        places = {name: "none" if place is None else place for name, place in (batch_dims or {}).items()}
-        query += [("batch_dim", f"{name}={place}") for name, place in places.items()]
-        return self._call(
-            "POST", "/v1/models", params=query, content=data, headers={"Content-Type": "application/octet-stream"}
-        )
+        return self._send(calls.upload_model(model, name=name, dims=dims, parameters=parameters, batch_dims=batch_dims))
 
     def submit(
         self, model: str, cluster: str | Mapping[str, Any], training: Mapping[str, Any], **options: Any
@@ -104,19 +107,48 @@ class AutomapClient:
         Raises:
             UserError: the request is refused.
         """
-        named = model.startswith("zoo:")
-        source = {"zoo": model.removeprefix("zoo:")} if named else {"model_id": model}
-        body = {**source, "cluster": cluster, "training": training, **options}
-        return self._call("POST", "/v1/jobs", json=body)
+        return self._send(calls.submit(model, cluster, training, options))
 
     def job(self, job_id: str, *, wait_s: float = 0.0) -> Document:
         """A job; waits up to `wait_s` seconds for its end (the service may cut that short)."""
-        return self._call("GET", f"/v1/jobs/{job_id}", params={"wait": wait_s}, timeout=wait_s + 30)
+        return self._send(calls.get(f"/v1/jobs/{job_id}", wait=wait_s), timeout=wait_s + 30)
 
     def jobs(self, *, limit: int = 100) -> list[Document]:
         """The latest jobs, newest first."""
-        found: list[Document] = self._call("GET", "/v1/jobs", params={"limit": limit})["jobs"]
+        found: list[Document] = self._send(calls.get("/v1/jobs", limit=limit))["jobs"]
         return found
+
+    def watch(self, job_id: str, *, after: str = "") -> Iterator[JobEvent]:
+        """The events of a job as they happen, until the one that says how it ended; none is lost or told twice.
+
+        It connects again, for up to two minutes, where the service goes away.
+
+        Args:
+            job_id: id of the job.
+            after: id of an event behind which to begin; empty = at the beginning.
+
+        Raises:
+            RemoteError: there is no such job, or the service stays away.
+        """
+        place = Reconnecting(after)
+        while True:
+            try:
+                with connect_sse(self._http, "GET", f"/v1/jobs/{job_id}/events", **place.options) as source:
+                    if source.response.status_code == httpx.codes.NO_CONTENT:
+                        return
+                    if source.response.is_error:
+                        source.response.read()
+                        calls.read(source.response, self._url)
+                    place.connected = True
+                    for sent in source.iter_sse():
+                        event = JobEvent.of(sent)
+                        place.heard(event)
+                        yield event
+                        if event.ends:
+                            return
+            except (RemoteError, httpx.TransportError) as fault:
+                known = fault if isinstance(fault, RemoteError) else calls.fault_of(fault, self._url)
+                time.sleep(place.pause_s(known))
 
     def wait(
         self,
@@ -151,15 +183,12 @@ class AutomapClient:
                 break
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"job {job_id} is still {job['state']}")
-        if job["state"] == "failed":
-            raise error_of(job["problem"])
-        if job["state"] == "cancelled":
-            raise RemoteError(problem(409, "The job was cancelled"))
+        calls.check_end(job)
         return job
 
     def cancel(self, job_id: str) -> Document:
         """Cancels a job that has not ended; returns the job."""
-        return self._call("POST", f"/v1/jobs/{job_id}/cancel")
+        return self._send(Call(method="POST", path=f"/v1/jobs/{job_id}/cancel"))
 
     def plan(self, job_id: str) -> Plan:
         """The plan of a job that succeeded.
@@ -167,34 +196,49 @@ class AutomapClient:
         Raises:
             RemoteError: there is none (yet).
         """
-        return Plan.from_json(self._call("GET", f"/v1/jobs/{job_id}/plan"))
+        return Plan.from_json(self._send(calls.get(f"/v1/jobs/{job_id}/plan")))
+
+    def export(self, job_id: str, target: str) -> Document:
+        """The plan of a job as the configuration of a trainer: {target, version, files, launch, notes}.
+
+        Raises:
+            UserError: there is no such target, or it cannot express the plan.
+        """
+        return self._send(calls.get(f"/v1/jobs/{job_id}/exports/{target}"))
+
+    def estimate(
+        self, model: str, cluster: str | Mapping[str, Any], training: Mapping[str, Any], **options: Any
+    ) -> Plan:
+        """Prices a plan that somebody has made by hand, at once and without a job.
+
+        Args:
+            model, cluster, training: as in `submit`.
+            options: degrees (dp, tp, pp, ... as of `automap estimate`), or plan, a plan document; hints, name, dims,
+                batch_dims and parameters as in `submit`.
+
+        Returns:
+            the plan with its estimate.
+
+        Raises:
+            UserError: the request, the model, or a degree that does not fit.
+        """
+        return Plan.from_json(self._send(calls.estimate(model, cluster, training, options)))
 
     def clusters(self) -> Document:
         """Presets and known devices."""
-        return self._call("GET", "/v1/clusters")
+        return self._send(calls.get("/v1/clusters"))
 
     def plan_schema(self) -> Document:
         """The published JSON Schema of plans."""
-        return self._call("GET", "/v1/schemas/plan")
+        return self._send(calls.get("/v1/schemas/plan"))
 
     def version(self) -> str:
         """The version of the service."""
-        return str(self._call("GET", "/version")["version"])
+        return str(self._send(calls.get("/version"))["version"])
 
-    def _call(self, method: str, path: str, **options: Any) -> Document:
+    def _send(self, call: Call, **more: Any) -> Document:
         try:
-            response = self._http.request(method, path, **options)
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as fault:
-            repair = "Write it as in http://127.0.0.1:8080."
-            raise UserError(f"not a URL ({fault})", field="url", value=self._url, repair=repair) from None
-        except httpx.HTTPError as fault:
-            text = f"{self._url} does not answer ({fault}). Is `automap serve` running there?"
-            raise RemoteError(problem(0, "No answer", text)) from None
-        try:
-            document = response.json()
-        except ValueError:
-            document = problem(response.status_code, "Not an AutoMAP service", f"{self._url} answered something else.")
-            raise RemoteError(document) from None
-        if response.is_error:
-            raise error_of(document)
-        return dict(document)
+            response = self._http.request(call.method, call.path, **call.options, **more)
+        except (httpx.InvalidURL, httpx.HTTPError) as fault:
+            raise calls.fault_of(fault, self._url) from None
+        return calls.read(response, self._url)

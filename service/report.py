@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from automap.comparisons import Change, TargetCost
 from automap.plan import DeviceMemory, Estimate, Plan, SearchRecord
-from service.strategy import batch, num_devices, strategy
+from automap.targets import ANY
+from service.strategy import batch, data_parallel, num_devices, strategy
 
 GIB = 1 << 30
 FINDERS = {"expert": "the templates", "yours": "you"}
@@ -25,6 +26,12 @@ def fullest(plan: Plan) -> DeviceMemory:
     return max(plan.estimate.memory_bytes, key=lambda memory: memory.total / memory.capacity)
 
 
+def memory_share(plan: Plan) -> float:
+    """Share of the memory of the fullest device."""
+    memory = fullest(plan)
+    return memory.total / memory.capacity
+
+
 def summary(plan: Plan) -> list[tuple[str, str]]:
     """Label and text of every line that a user reads first."""
     estimate, search = plan.estimate, plan.search
@@ -41,7 +48,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
             lines.append(("measured", text))
         lines.append(("speed", speed(plan)))
         memory = fullest(plan)
-        share = memory.total / memory.capacity
+        share = memory_share(plan)
         text = f"{memory.total / GIB:.1f} of {memory.capacity / GIB:.1f} GiB ({share:.0%}) on devices {memory.devices}"
         if estimate.fit_probability is not None:
             text += f", fits with {probability(estimate.fit_probability)}"
@@ -64,6 +71,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
             lines.append(("reached", ", ".join(each)))
         lines.append(("bound", bound(plan)))
         lines += trials(search)
+        lines += side_by_side(plan)
     return lines
 
 
@@ -84,6 +92,29 @@ def yours(plan: Plan) -> list[tuple[str, str]]:
         text += f": {len(own.changes)} changes, {COUNTS.get(len(large), f'{len(large)} make')} most of the difference"
     lines = [("yours", text), *(("", note) for note in own.notes)]
     return lines + [("change", worth(change)) for change in own.changes]
+
+
+def side_by_side(plan: Plan) -> list[tuple[str, str]]:
+    """The best plans with other degrees of parallelism: step time, difference from the plan, and memory.
+
+    Where pure data parallelism is as fast, as far as the estimate can tell, a line says so.
+    """
+    assert plan.estimate is not None and plan.search is not None
+    lines: list[tuple[str, str]] = []
+    step_s = plan.estimate.step_time_s
+    for one in plan.search.beside:
+        more = one.step_time_s / step_s - 1.0
+        difference = f"{more:+.1%}".replace("-", "−") + (", a tie" if one.tie else "")
+        text = f"{seconds(one.step_time_s)} ({difference}), {one.memory:.0%} of the memory: {one.strategy}"
+        lines.append(("" if lines else "others", text))
+    if plan.training.target != ANY:
+        return lines
+    tied = next((one.data_parallel for one in plan.search.beside if one.tie and one.data_parallel), None)
+    if (own := data_parallel(plan)) is not None:
+        lines.append(("simplest", f"this plan is pure data parallelism: use {own}"))
+    elif tied is not None:
+        lines.append(("simplest", f"pure data parallelism is as fast, as far as the estimate can tell: use {tied}"))
+    return lines
 
 
 def without_target(plan: Plan, found: TargetCost) -> str:

@@ -23,6 +23,7 @@ from automap.errors import UserError
 from service import processes
 from service.embedded_redis import EmbeddedRedis
 from service.http.api import create_app
+from service.http.feed import Feed
 from service.jobs import job_queue
 from service.jobs.store import Store, connect
 from service.settings import Settings
@@ -77,6 +78,7 @@ def serve(
             job_queue.recover(client, store, settings.max_budget_s)
         stack.enter_context(_supervised(url, settings.num_workers, embedded))
         app = create_app(settings, client)
+        stack.callback(app.state.side_processes.close)
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -89,7 +91,20 @@ def serve(
         on_ready(f"http://{name}:{bound.getsockname()[1]}")
         # After its own shutdown uvicorn raises the signal again; ours then unwinds the stack.
         with contextlib.suppress(KeyboardInterrupt, SystemExit):
-            uvicorn.Server(config).run(sockets=[bound])
+            _Server(config, app.state.feed).run(sockets=[bound])
+
+
+class _Server(uvicorn.Server):
+    """The server; when it ends it lets those go who listen to events, who would otherwise be waited for."""
+
+    def __init__(self, config: uvicorn.Config, feed: Feed) -> None:
+        super().__init__(config)
+        self._feed = feed
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends all connections."""
+        self._feed.close()
+        await super().shutdown(sockets)
 
 
 def _is_loopback(host: str) -> bool:

@@ -38,6 +38,8 @@ class Settings(BaseSettings):
     """Longest search; also the time that a budget in evaluations gets."""
     max_wait_s: float = Field(default=30.0, ge=0)
     """Longest long poll; a longer `wait` is cut to it."""
+    max_stream_s: float = Field(default=900.0, gt=0)
+    """Longest stream of events; clients that listen on open another, which goes on where this one ended."""
     upload_timeout_s: float = Field(default=120.0, gt=0)
     """Longest upload; one that takes longer is refused."""
     allowed_hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "::1")

@@ -19,6 +19,9 @@ USES = {
 }
 """Uses of axes, but for data parallelism, in words."""
 
+DATA_PARALLEL = {0: "DDP", 1: "DDP with ZeRO 1", 2: "FSDP that shards gradients (SHARD_GRAD_OP)", 3: "FSDP"}
+"""Stage of ZeRO -> what of PyTorch runs pure data parallelism with it."""
+
 
 def strategy(plan: Plan) -> str:
     """The plan's strategy in one line."""
@@ -51,6 +54,16 @@ def strategy(plan: Plan) -> str:
     if plan.sync.kind != "synchronous":
         words.append(_sync(plan.sync))
     return " · ".join(words)
+
+
+def data_parallel(plan: Plan) -> str | None:
+    """What of PyTorch runs a plan whose devices are all replicas and nothing else; None for other plans."""
+    stage, *further = plan.stages
+    live = [size for _, size in stage.mesh if size > 1]
+    is_plain = not further and not stage.batch_shares and not _off_batch(plan) and plan.sync.kind == "synchronous"
+    if not is_plain or len(live) != 1 or not plan.degrees or plan.degrees[0].data != live[0]:
+        return None
+    return DATA_PARALLEL[stage.zero.stage]
 
 
 def num_devices(plan: Plan) -> tuple[int, int]:

@@ -13,22 +13,31 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from agents.incumbent import Incumbent
 from agents.planners.dapple_formulas import Counts, Layers, Network, Placed, Planned, latency, placements
+from agents.planners.pipeline_cuts import partition
 from agents.planners.staged_plan import StageChoice, StagedPlan, search_staged
 from agents.planners.unit_profile import unit_profile
-from agents.searcher import SearchResult, SearchTask
+from agents.searcher import SearchResult, SearchTask, ShouldStop
 from automap.arrays import Floats, Ints
 from automap.cluster import Cluster
 from automap.group_links import group_link
 from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.space.space import PlanSpace
+from automap.space.stage_sizes import MAX_PARTS
 
 NEAR = 1.05
 """Plans whose predicted latency is within this factor of the best one are proposed (assumed)."""
+FEW_STAGES = 3
+"""The best plan with so many stages and with fewer is proposed in any case."""
+FAR = 1.5
+"""The dynamic program does not run where uniform pipelines are slower than this factor of the best plan (assumed)."""
+MOST_COUNTS = 6
+"""Numbers of micro-batches, each with a recompute mode, for which the dynamic program runs, at most (assumed)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +62,7 @@ class _Partials:
 
     def take(self, rows: Ints) -> _Partials:
         """Some of the plans."""
-        arrays = {name: getattr(self, name)[..., rows] for name in _ARRAYS}
+        arrays: dict[str, Any] = {name: getattr(self, name)[..., rows] for name in _ARRAYS}
         return replace(self, placed=[self.placed[row] for row in rows.tolist()], **arrays)
 
 
@@ -62,8 +71,16 @@ _ARRAYS = ("ends", "forward", "backward", "reduce", "state", "saved")
 
 def _joined(parts: Sequence[_Partials]) -> _Partials:
     """Partial plans with the same free devices together."""
-    arrays = {name: np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in _ARRAYS}
+    arrays: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in _ARRAYS
+    }
     return replace(parts[0], placed=[stages for part in parts for stages in part.placed], **arrays)
+
+
+def _in_order(free: Counts, wanted: int) -> Counts:
+    """The first devices that are free, host by host."""
+    before = [0, *itertools.accumulate(free)]
+    return tuple(min(mine, max(0, wanted - start)) for mine, start in zip(free, before, strict=False))
 
 
 class DappleSearch:
@@ -92,16 +109,19 @@ class DappleSearch:
         self.best: dict[int, Planned] = {}
         self._limit_s = limit_s
         self._num_layers = layers.forward_s.shape[1] - 1
-        # Replicas beyond these do not shorten a stage: samples are whole.
-        whole = (layers.forward_s + layers.backward_s)[: layers.most_replicas + 1, -1]
-        self._worthwhile = [r for r in range(1, len(whole)) if r == 1 or whole[r] < whole[r - 1]]
+        # Samples are whole: some replicas do not shorten a stage. Large clusters are dealt out in parts.
+        whole, part = (layers.forward_s + layers.backward_s)[:, -1], math.ceil(sum(sizes) / MAX_PARTS)
+        self._worthwhile = [
+            r for r in range(1, layers.most_replicas + 1) if r % part == 0 and (r == 1 or whole[r] < whole[r - 1])
+        ]
         self._known: dict[Counts, Floats] = {}
         self._reduced: dict[Counts, Floats] = {}
 
-    def run(self) -> dict[int, Planned]:
-        """The best plan for each number of stages, where one fits."""
+    @property
+    def _empty(self) -> _Partials:
+        """One plan without stages."""
         none = np.zeros((0, 1))
-        empty = _Partials(
+        return _Partials(
             free=self.sizes,
             ends=np.zeros(1, dtype=np.int64),
             forward=none,
@@ -111,9 +131,32 @@ class DappleSearch:
             saved=none,
             placed=[()],
         )
-        self._finish(empty, self.sizes)
-        waiting = [empty] if self.layers.num_micro_batches > 1.0 else []
-        while waiting:
+
+    def uniform(self) -> dict[int, Planned]:
+        """Pipelines whose stages have equally many devices, cut so that the slowest stage is fastest.
+
+        They give the dynamic program a limit.
+        """
+        total, both = sum(self.sizes), self.layers.forward_s + self.layers.backward_s
+        for replicas in range(1, self.layers.most_replicas + 1):
+            stages = total // replicas
+            if total % replicas or stages > self._num_layers:
+                continue
+            spans = np.where(
+                np.tri(self._num_layers + 1, dtype=np.bool_), np.inf, both[replicas] - both[replicas][:, None]
+            )
+            group = self._empty
+            for end in partition([spans] * stages) or []:
+                counts = _in_order(group.free, replicas)
+                group = self._longer(group, counts, np.zeros(1, dtype=np.int64), np.array([end]))
+            self._finish(group, group.free)
+        return self.best
+
+    def run(self, should_stop: ShouldStop = lambda: False) -> dict[int, Planned]:
+        """The best plan for each number of stages, where one fits and is within the limit, until it is stopped."""
+        self._finish(self._empty, self.sizes)
+        waiting = [self._empty] if self.layers.num_micro_batches > 1.0 else []
+        while waiting and not should_stop():
             found: dict[Counts, list[_Partials]] = {}
             for group in waiting:
                 for wanted in (replicas for replicas in self._worthwhile if replicas < sum(group.free)):
@@ -140,6 +183,16 @@ class DappleSearch:
         rows, ends = np.nonzero(is_able)
         if not len(rows):
             return None
+        found = self._longer(group, counts, rows, ends)
+        seconds = self._finish(found, free)
+        known = self._known.setdefault(free, np.full(self._num_layers, np.inf))
+        np.minimum.at(known, ends, seconds)
+        kept = np.flatnonzero(np.isfinite(seconds) & (seconds <= known[ends]))
+        return found.take(kept) if len(kept) else None
+
+    def _longer(self, group: _Partials, counts: Counts, rows: Ints, ends: Ints) -> _Partials:
+        """Some plans of a group, each with one more stage to an end, on given devices."""
+        layers, mine = self.layers, sum(counts)
         before = group.take(rows)
         begins = before.ends
         forward, backward, reduce = before.forward, before.backward, before.reduce
@@ -147,8 +200,8 @@ class DappleSearch:
             sent = self._sent(before, counts)
             forward, backward = np.vstack([forward, sent]), np.vstack([backward, sent])
             reduce = np.vstack([reduce, np.zeros_like(sent)])
-        found = _Partials(
-            free=free,
+        return _Partials(
+            free=tuple(a - b for a, b in zip(group.free, counts, strict=True)),
             ends=ends,
             forward=np.vstack([forward, layers.forward_s[mine][ends] - layers.forward_s[mine][begins]]),
             backward=np.vstack([backward, layers.backward_s[mine][ends] - layers.backward_s[mine][begins]]),
@@ -157,11 +210,6 @@ class DappleSearch:
             saved=np.vstack([before.saved, (layers.saved_bytes[ends] - layers.saved_bytes[begins]) / mine]),
             placed=[(*stages, Placed(end, counts)) for stages, end in zip(before.placed, ends.tolist(), strict=True)],
         )
-        seconds = self._finish(found, free)
-        known = self._known.setdefault(free, np.full(self._num_layers, np.inf))
-        np.minimum.at(known, ends, seconds)
-        kept = np.flatnonzero(np.isfinite(seconds) & (seconds <= known[ends]))
-        return found.take(kept) if len(kept) else None
 
     def _bounds(self, group: _Partials) -> tuple[Floats, Floats]:
         """[plans] F + B of all stages, and a lower bound on the latency."""
@@ -198,8 +246,8 @@ class DappleSearch:
         def with_rest(tables: tuple[Floats, Floats], share: float) -> Floats:
             """Latency where the last stage takes a share of these times."""
             own = [share * (table[-1] - table[ends]) for table in tables]
-            parts = [[*done, last] for done, last in zip(stages, [*own, reduce], strict=True)]
-            return latency(*parts, layers.num_micro_batches)
+            forward, backward, reduced = ([*done, last] for done, last in zip(stages, [*own, reduce], strict=True))
+            return latency(forward, backward, reduced, layers.num_micro_batches)
 
         # Stage i of S keeps K_i = min(S - i, M) micro-batches (section 3.2, policy PA).
         number = len(group.state)
@@ -308,9 +356,10 @@ def layers_of(space: PlanSpace, num_micro_batches: int, recompute: str) -> Layer
 
 
 def propose(incumbent: Incumbent) -> Iterator[StagedPlan]:
-    """DAPPLE's best plans with each number of stages, for numbers of micro-batches from many to few.
+    """DAPPLE's plans that it predicts to be within `NEAR` of its best one, and the best with one, two and three stages.
 
-    Those are proposed that it predicts to be within `NEAR` of its best one.
+    The dynamic program runs for the numbers of micro-batches, and recompute modes, with which uniform pipelines are
+    best.
     """
     space = incumbent.space
     cluster, evaluator = space.problem.cluster, space.evaluator
@@ -320,18 +369,28 @@ def propose(incumbent: Incumbent) -> Iterator[StagedPlan]:
     free = min(space.problem.usable_bytes((device,)) for device in cluster.devices.values()) - reserved
     network = ClusterNetwork(cluster)
     found: list[tuple[float, int, str, Planned]] = []
-    best_s = math.inf
+    ranked = []
     for mode in (mode for mode, is_legal in zip(RECOMPUTE_MODES, space.modes, strict=True) if is_legal):
-        for count in sorted(space.meshes.micro_batches, reverse=True):
-            if incumbent.finished:
-                break
+        for count in space.meshes.micro_batches:
             layers = layers_of(space, count, mode)
-            search = DappleSearch(layers, network, sizes, memory_bytes=free, limit_s=NEAR * best_s)
-            for planned in search.run().values():
-                found.append((planned.seconds, count, mode, planned))
-                best_s = min(best_s, planned.seconds)
+            uniform = DappleSearch(layers, network, sizes, memory_bytes=free).uniform()
+            found += [(planned.seconds, count, mode, planned) for planned in uniform.values()]
+            pipelines = [planned.seconds for stages, planned in uniform.items() if stages > 1]
+            ranked.append((min(pipelines, default=math.inf), count, mode, layers))
+    for seconds, count, mode, layers in sorted(ranked, key=lambda one: one[0])[:MOST_COUNTS]:
+        best_s = min((seconds for seconds, *_ in found), default=math.inf)
+        if incumbent.finished or seconds > FAR * best_s:
+            break
+        search = DappleSearch(layers, network, sizes, memory_bytes=free, limit_s=best_s)
+        found += [
+            (planned.seconds, count, mode, planned) for planned in search.run(lambda: incumbent.finished).values()
+        ]
+    best_s = min((seconds for seconds, *_ in found), default=math.inf)
+    lengths: set[int] = set()
     for seconds, count, mode, planned in sorted(found, key=lambda one: one[0]):
-        if seconds <= NEAR * best_s:
+        length = len(planned.stages)
+        if seconds <= NEAR * best_s or (length <= FEW_STAGES and length not in lengths):
+            lengths.add(length)
             yield from _staged(space, planned, count, mode)
 
 
@@ -346,6 +405,9 @@ def _staged(space: PlanSpace, planned: Planned, count: int, recompute: str) -> I
         stages.append(StageChoice(end=stage.end, devices=devices, recompute=recompute))
     plan = StagedPlan(stages=tuple(stages), num_micro_batches=count)
     yield plan
+    # Trainers that run zero-bubble schedules run any order of actions.
+    if len(stages) > 1 and "zb2p" in space.problem.trainer.schedules:
+        yield replace(plan, schedule="eager-1f1b")
 
 
 def search_dapple(task: SearchTask) -> SearchResult:

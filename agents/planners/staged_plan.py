@@ -134,12 +134,35 @@ def search_staged(task: SearchTask, name: str, propose: Planner) -> SearchResult
     return incumbent.result(seed=task.seed)
 
 
-def price_staged(incumbent: Incumbent, plans: Iterable[StagedPlan]) -> None:
-    """Prices proposals until the budget ends; the incumbent keeps the best."""
+def price_staged(incumbent: Incumbent, plans: Iterable[StagedPlan]) -> float:
+    """Prices proposals until the budget ends; the incumbent keeps the best.
+
+    Returns:
+        Step time of the best of these proposals that fits, or infinity.
+    """
+    best_s = float("inf")
     for plan in plans:
-        incumbent.offer(lower_staged(incumbent.space, plan))
+        seconds, overflow = incumbent.offer(lower_staged(incumbent.space, plan))
+        best_s = min(best_s, seconds if overflow <= 0.0 else float("inf"))
         if incumbent.finished:
-            return
+            break
+    return best_s
+
+
+def fastest_staged(incumbent: Incumbent, plans: Iterable[StagedPlan], count: int) -> list[StagedPlan]:
+    """The fastest of many plans, those that fit before the others, until the budget ends.
+
+    Each counts as one evaluation; to become the plan of the search it has to be priced by `price_staged`, which
+    verifies it.
+    """
+    found: list[tuple[bool, float, StagedPlan]] = []
+    for plan in plans:
+        outcome = incumbent.space.evaluator.evaluate(lower_staged(incumbent.space, plan))
+        incumbent.count(1)
+        found.append((not outcome.fits, outcome.step_time_s, plan))
+        if incumbent.finished:
+            break
+    return [plan for _, _, plan in sorted(found, key=lambda one: one[:2])[:count]]
 
 
 def consecutive(counts: Sequence[int], order: Sequence[int]) -> list[tuple[int, ...]]:

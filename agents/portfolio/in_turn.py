@@ -13,11 +13,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agents.results.diverse_top_k import unlike_plans
+from agents.results.side_by_side import fastest_of_each
 from agents.searcher import (
     SEARCHERS,
     Budget,
     OnProgress,
     Progress,
+    Reached,
     SearchResult,
     ShouldStop,
     search,
@@ -120,6 +122,8 @@ class _Turns:
         self._evaluations = 0
         self._improvements: list[tuple[int, float, float]] = []
         self._best_s = float("inf")
+        self._members: dict[str, Reached] = {}
+        self._latest: Mapping[str, Reached] = {}
         self._clock, self._began, self._turn_began_s = clock, clock(), 0.0
         self._on_progress = on_progress
 
@@ -131,6 +135,7 @@ class _Turns:
     def share(self, budget: Budget, number: int) -> Budget:
         """The budget of turn `number`, which begins now."""
         self._number, self._turn_began_s = number, self._seconds
+        self._members, self._latest = _joined(self._members, self._latest), {}
         if budget.evaluations is not None:
             share, more = divmod(budget.evaluations, self._count)
             return Budget(evaluations=share + (number < more))
@@ -140,6 +145,7 @@ class _Turns:
     def report(self, progress: Progress) -> None:
         """Reports how far all turns together have come."""
         best_s = min(self._best_s, progress.best_step_time_s or float("inf"))
+        self._latest = progress.members
         self._on_progress(
             replace(
                 progress,
@@ -147,6 +153,7 @@ class _Turns:
                 seconds=self._seconds,
                 best_step_time_s=None if best_s == float("inf") else best_s,
                 fraction=(self._number + progress.fraction) / self._count,
+                members=_joined(self._members, progress.members),
             )
         )
 
@@ -203,6 +210,9 @@ class _Turns:
             plans = unlike_plans([plan for found in in_order for plan in found.unlike(count)], count)
             return (chosen, *(with_record(plan, record) for plan in plans[1:]))
 
+        def others(count: int) -> tuple[Plan, ...]:
+            return fastest_of_each((p for found in self._results.values() for p in found.others(count)), count)
+
         def plainest(limit_s: float) -> Offer:
             limit_s = max(limit_s, best.step_time_s)
             able = [(name, found) for name, found in self._results.items() if found.step_time_s <= limit_s]
@@ -219,7 +229,20 @@ class _Turns:
             proven=record.proven,
             improvements=tuple(self._improvements),
             unlike=unlike,
+            others=others,
         )
+
+
+def _joined(before: Mapping[str, Reached], now: Mapping[str, Reached]) -> dict[str, Reached]:
+    """What each searcher has reached in earlier turns and in this one: annealing may be a member of several."""
+    found = dict(before)
+    for name, reached in now.items():
+        earlier = found.get(name, Reached())
+        times = [s for s in (earlier.best_step_time_s, reached.best_step_time_s) if s is not None]
+        found[name] = Reached(
+            evaluations=earlier.evaluations + reached.evaluations, best_step_time_s=min(times, default=None)
+        )
+    return found
 
 
 def _finder(name: str, found: SearchResult, found_by: str) -> str:

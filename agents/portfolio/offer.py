@@ -18,6 +18,7 @@ from agents.portfolio.in_turn import search_in_turn, with_record
 from agents.results.diverse_top_k import candidate, unlike_plans
 from agents.results.fewer_devices import Part, on_all, part_to_search, promising
 from agents.results.plainest import TIE, Offer, plainness, tidy
+from agents.results.side_by_side import fastest_of_each, key_of
 from agents.searcher import Budget, OnProgress, Progress, SearchResult, ShouldStop, check_tie
 from automap.comparisons import TargetCost, Yours
 from automap.errors import UserError
@@ -174,10 +175,16 @@ class _Found:
         def unlike(count: int) -> tuple[Plan, ...]:
             return (chosen, *self._others(evaluator, chosen, record, count))[:count]
 
+        def others(count: int) -> tuple[Plan, ...]:
+            plans = [*main.others(count + 1), *([of_part] if of_part is not None else [])]
+            mine = key_of(chosen.degrees)
+            return fastest_of_each((plan for plan in plans if key_of(plan.degrees) != mine), count)
+
         return replace(
             main,
             plan=chosen,
             unlike=unlike,
+            others=others,
             evaluations=record.evaluations,
             seconds=record.seconds or main.seconds,
             proven=record.proven,

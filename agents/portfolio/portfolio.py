@@ -261,7 +261,7 @@ class _Crew:
     def _collect(self, incumbent: Incumbent) -> None:
         for number, member in enumerate(self._members):
             report = member.listen()
-            incumbent.count(report.evaluations - self._counted[number])
+            incumbent.count(report.evaluations - self._counted[number], member.task.kind)
             self._counted[number] = report.evaluations
             if report.best is not None and report.best_s is not None:
                 incumbent.add_from(member.task.kind, report.best, report.best_s, 0.0)

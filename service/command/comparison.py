@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from automap.errors import PlanError, one_of
 from automap.records import to_json
 from service.command.estimation import own_problem, page, read_plan
 from service.jobs.run_job import JobRequest
+from service.priced import priced_anew
 from service.report import seconds, worth
 
 if TYPE_CHECKING:
@@ -49,9 +49,7 @@ def draw_file(data: bytes, request: JobRequest, path: Path, output: Path, pictur
     Raises:
         UserError: as `explain_file`; or an unknown kind of output, or an unknown picture.
     """
-    from automap.price.estimate import annotate, timeline
     from automap.price.evaluator import Evaluator
-    from automap.price.plan_reader import lower_plan
     from service.drawing.pictures import PICTURES
     from service.drawing.trace import trace
 
@@ -65,11 +63,7 @@ def draw_file(data: bytes, request: JobRequest, path: Path, output: Path, pictur
         repair = "Leave --picture out, or write an .svg or a .png."
         raise PlanError(f"a {kind} file holds all of it", field="picture", value=picture, repair=repair)
     plan = read_plan(path)
-    evaluator = Evaluator(own_problem(data, request, plan))
-    lowered = lower_plan(plan, evaluator)
-    plan = annotate(plan, lowered, evaluator)
-    assert plan.estimate is not None
-    plan = replace(plan, estimate=replace(plan.estimate, timeline=timeline(lowered, evaluator)))
+    plan = priced_anew(plan, Evaluator(own_problem(data, request, plan)), with_timeline=True)
     assert plan.estimate is not None
     assert plan.estimate.timeline is not None
     if kind == ".json":

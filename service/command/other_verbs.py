@@ -32,7 +32,7 @@ INSPECTED = "8xA100-80GB"
 def inspect(
     job: Job,
     cluster: Annotated[str | None, typer.Option(help=f"Count the plans on it; default: {INSPECTED}.")] = None,
-    global_batch: Annotated[int, typer.Option(help="Samples of one step, for the count of plans.")] = 512,
+    global_batch: Annotated[int, typer.Option(help="Samples of one optimizer step, for the count of plans.")] = 512,
     as_json: JsonOption = False,
 ) -> None:
     """Shows what a model is made of, how well its cost is known, and how many plans it has."""

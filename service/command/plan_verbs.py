@@ -58,14 +58,26 @@ def search(job: Job, output: OutputOption = None, as_json: JsonOption = False) -
 
 
 def read_strategy(
-    dp: Annotated[int | None, typer.Option(help="Replicas; default: all devices that the others leave.")] = None,
-    tp: Annotated[int | None, typer.Option(help="Ranks that share every layer.")] = None,
-    pp: Annotated[int | None, typer.Option(help="Pipeline ranks; layers are spread evenly.")] = None,
-    cp: Annotated[int | None, typer.Option(help="Ranks that share the sequence.")] = None,
-    ep: Annotated[int | None, typer.Option(help="Ranks that share the experts: a part of dp, or of dp * cp.")] = None,
-    micro_batch: Annotated[int | None, typer.Option(help="Samples of a replica at once; default: 1.")] = None,
-    virtual: Annotated[int | None, typer.Option(help="Stages of each pipeline rank.")] = None,
-    schedule: Annotated[str | None, typer.Option(help="1f1b, gpipe, interleaved, zb1p or zb2p; default: 1f1b.")] = None,
+    dp: Annotated[
+        int | None, typer.Option(help="Data parallel: replicas; default: all devices that the others leave.")
+    ] = None,
+    tp: Annotated[int | None, typer.Option(help="Tensor parallel: ranks that split every layer.")] = None,
+    pp: Annotated[
+        int | None, typer.Option(help="Pipeline parallel: ranks one after another; layers are spread evenly.")
+    ] = None,
+    cp: Annotated[int | None, typer.Option(help="Context parallel: ranks that split the sequence.")] = None,
+    ep: Annotated[
+        int | None, typer.Option(help="Expert parallel: ranks that split the experts, a part of dp, or of dp * cp.")
+    ] = None,
+    micro_batch: Annotated[
+        int | None, typer.Option(help="Samples of a micro-batch on each replica; default: 1.")
+    ] = None,
+    virtual: Annotated[
+        int | None, typer.Option(help="Virtual stages: chunks of layers that each pipeline rank holds.")
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="1f1b, eager-1f1b, gpipe, interleaved, zb1p or zb2p; default: 1f1b.")
+    ] = None,
     zero: Annotated[int | None, typer.Option(help="ZeRO stage, 0 to 3.")] = None,
     recompute: Annotated[str | None, typer.Option(help="none, selective or full.")] = None,
     sequence_parallel: Annotated[

@@ -18,6 +18,7 @@ from service.command.output import print_json, show_plan
 from service.problems import RemoteError
 
 if TYPE_CHECKING:
+    from automap.plan import Plan
     from service.client import AutomapClient
 
 app = typer.Typer()
@@ -73,8 +74,14 @@ def worker(parent: Annotated[int | None, typer.Option(hidden=True)] = None) -> N
 
 @app.command()
 @gathers(job=read_job)
-def submit(job: Job, url: UrlOption = URL, as_json: JsonOption = False) -> None:
-    """Sends a model to the service and starts a search; prints the job's id."""
+def submit(
+    job: Job,
+    detach: Annotated[bool, typer.Option(help="Print the job's id and leave; `automap watch` follows it.")] = False,
+    url: UrlOption = URL,
+    output: OutputOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Sends a model to the service, follows the search to its end, and shows the plan."""
     from automap.cluster import parse_cluster
     from automap.records import to_json
 
@@ -97,7 +104,15 @@ def submit(job: Job, url: UrlOption = URL, as_json: JsonOption = False) -> None:
             trials=to_json(request.trials),
             **about,
         )
-    print_json(document) if as_json else typer.echo(document["id"])
+        if not detach:
+            typer.echo(f"job {document['id']}", err=True)
+            found = _followed(client, document["id"])
+    if not detach:
+        show_plan(found, output, as_json=as_json)
+    elif as_json:
+        print_json(document)
+    else:
+        typer.echo(document["id"])
 
 
 @app.command()
@@ -119,13 +134,9 @@ def status(
 @app.command()
 def watch(job: JobArgument, url: UrlOption = URL, output: OutputOption = None, as_json: JsonOption = False) -> None:
     """Follows a job to its end and shows its plan."""
-    from service.command.terminal import progress_line, show_job
-
     with _client(url) as client:
-        with progress_line() as show:
-            client.wait(job, on_progress=lambda document: show_job(show, document))
-        plan = client.plan(job)
-    show_plan(plan, output, as_json=as_json)
+        found = _followed(client, job)
+    show_plan(found, output, as_json=as_json)
 
 
 @app.command()
@@ -147,6 +158,25 @@ def plan(job: JobArgument, url: UrlOption = URL, output: OutputOption = None, as
 # What they share
 
 
+def _followed(client: AutomapClient, job_id: str) -> Plan:
+    """The plan of a job whose progress is shown until it ends.
+
+    Raises:
+        UserError, RemoteError: what became of the job otherwise; see `AutomapClient.wait`.
+    """
+    from service.command.terminal import progress_line
+
+    with progress_line() as show:
+        for event in client.watch(job_id):
+            told = event.data
+            if event.kind == "progress":
+                show(told["searcher"], told["fraction"], told["evaluations"], told["best_step_time_s"])
+            else:
+                show(told["state"], 1.0 if event.ends else 0.0, 0, None)
+    client.wait(job_id)
+    return client.plan(job_id)
+
+
 def _job_line(job: Mapping[str, Any]) -> str:
     request = job["request"]
     if request is None:
@@ -159,7 +189,7 @@ def _job_line(job: Mapping[str, Any]) -> str:
 def _client(url: str) -> AutomapClient:
     from service.client import AutomapClient
 
-    return AutomapClient(url)
+    return AutomapClient(url, key=os.environ.get("AUTOMAP_KEY"))
 
 
 def _settings() -> Any:

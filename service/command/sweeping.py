@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from automap.errors import NothingFits, ProblemError, UserError, one_of
-from service.command.estimation import hand_made_plan, with_sequence
+from service.command.estimation import with_sequence
 from service.jobs.run_job import JobRequest, build_problem, import_graph, run_job
+from service.priced import hand_made_plan
 from service.report import fullest, seconds
 from service.strategy import strategy
 

@@ -25,13 +25,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from automap.errors import UserError
 from service.about import version
 from service.http import openapi
-from service.http.routes import jobs, meta, models
+from service.http.feed import Feed
+from service.http.routes import dashboard, drawings, estimates, events, jobs, meta, models
+from service.http.side_processes import SideProcesses
 from service.jobs.store import Store
 from service.problems import MEDIA_TYPE, problem, problem_of
 from service.settings import Settings
 
 LOG = logging.getLogger("automap.api")
-ROUTERS = (models.router, jobs.router, meta.router)
+ROUTERS = (
+    models.router, jobs.router, events.router, drawings.router, estimates.router, meta.router, dashboard.router,
+)  # fmt: skip
 
 
 def create_app(settings: Settings, client: redis.Redis) -> FastAPI:
@@ -45,6 +49,8 @@ def create_app(settings: Settings, client: redis.Redis) -> FastAPI:
     app = FastAPI(title="AutoMAP", version=version(), docs_url=None, redoc_url=None)
     app.state.settings = settings
     app.state.store = Store(client)
+    app.state.feed = Feed(client)
+    app.state.side_processes = SideProcesses()
     for router in ROUTERS:
         app.include_router(router)
     app.add_exception_handler(UserError, _on_user_error)

@@ -14,7 +14,7 @@ from fastapi.openapi.utils import get_openapi
 
 from automap.plan import Plan
 from automap.records import definition
-from service.http.schemas import Fault, JobBody
+from service.http.schemas import EstimateBody, Fault, JobBody, ProblemBody
 from service.problems import MEDIA_TYPE
 
 AT = "#/components/schemas/"
@@ -25,6 +25,13 @@ ALWAYS = {
     "503": "The store does not answer; nothing was accepted.",
 }
 """Status -> the cause of an error that any request may get."""
+EVENTS = """\
+event: state
+data: {"state": "running", "attempt": 1, "at": 1763876543.21}
+id: 1763876543210-0
+
+"""
+"""What a stream of events looks like."""
 RETRY = ("429", "503")
 """Statuses with Retry-After."""
 _HEADERS = {
@@ -42,13 +49,21 @@ def refusals(**when: str) -> dict[int | str, dict[str, Any]]:
     return {int(status.removeprefix("s")): {"description": text} for status, text in when.items()}
 
 
-def job_body() -> dict[str, Any]:
-    """`openapi_extra` of the route that takes a job: exactly one of `model_id` and `zoo`."""
+def problem_body(kind: type[ProblemBody]) -> dict[str, Any]:
+    """`openapi_extra` of a route that takes a problem: exactly one of `model_id` and `zoo`."""
     body = {
-        "allOf": [{"$ref": f"{AT}{JobBody.__name__}"}],
+        "allOf": [{"$ref": f"{AT}{kind.__name__}"}],
         "oneOf": [{"required": ["model_id"]}, {"required": ["zoo"]}],
     }
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": body}}}}
+
+
+def event_stream() -> dict[int | str, dict[str, Any]]:
+    """The answer of a route that sends events."""
+    text = {"schema": {"type": "string"}, "example": EVENTS}
+    return {
+        200: {"description": "Events, until the one that says how it ended.", "content": {"text/event-stream": text}}
+    }
 
 
 def plan_body() -> dict[str, Any]:
@@ -62,7 +77,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
     schemas: dict[str, Any] = document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    for kind in (JobBody, Plan):
+    for kind in (JobBody, EstimateBody, Plan):
         definition(kind, schemas, at=AT)
     fault = Fault.model_json_schema(ref_template=AT + "{model}")
     schemas[Fault.__name__] = fault

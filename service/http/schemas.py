@@ -13,9 +13,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel
 
 from agents.searcher import MAX_EVALUATIONS
-from automap.cluster import Cluster
+from automap.cluster import MAX_DEVICES, Cluster
 from automap.export.configuration import Export
 from automap.hints import Hints
+from automap.plan import Plan
 from automap.problem import Training
 from automap.records import DocumentOf, Length, Range, to_json
 from service.jobs.run_job import DimPlace, DimSize, JobRequest, ModelOptions, Seed
@@ -24,11 +25,12 @@ from service.jobs.trial_options import Trials
 
 Text = Annotated[str, Length(500)]
 Name = Annotated[str, Length(500, least=1)]
+Degree = Annotated[int, Range(1, MAX_DEVICES)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JobBody:
-    """`POST /v1/jobs`."""
+class ProblemBody:
+    """A model, the cluster for its training, and the training."""
 
     model_id: Annotated[Name, "Id of an uploaded model."] = ""
     zoo: Annotated[Name, "A named model in place of an uploaded one, such as gpt2-xl or gpt2:seq_len=512."] = ""
@@ -44,6 +46,22 @@ class JobBody:
     ]
     training: Annotated[Mapping[str, Any], DocumentOf(Training)]
     hints: Annotated[Mapping[str, Any], DocumentOf(Hints)] = field(default_factory=dict)
+
+    def options(self) -> ModelOptions:
+        """What is said about the model."""
+        return ModelOptions(
+            name=self.name,
+            dims=self.dims,
+            parameters=self.parameters,
+            batch_dims=self.batch_dims,
+            zoo=self.zoo.removeprefix("zoo:"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobBody(ProblemBody):
+    """`POST /v1/jobs`."""
+
     budget: Annotated[
         Annotated[int, Range(1, MAX_EVALUATIONS)] | Text, "A time, as in 30s or 2m, or a number of evaluations."
     ] = "30s"
@@ -66,19 +84,46 @@ class JobBody:
             cluster=self.cluster,
             training=self.training,
             hints=self.hints,
-            model=ModelOptions(
-                name=self.name,
-                dims=self.dims,
-                parameters=self.parameters,
-                batch_dims=self.batch_dims,
-                zoo=self.zoo.removeprefix("zoo:"),
-            ),
+            model=self.options(),
             budget=str(self.budget),
             searchers=self.searchers,
             tie=self.tie,
             seed=self.seed,
             trials=self.trials,
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DegreesBody:
+    """A plan as people state it, by its degrees; see `automap.space.stated_strategy.Strategy`."""
+
+    dp: Annotated[Degree | None, "Ranks that split the batch; null = all devices that the other degrees leave."] = None
+    tp: Annotated[Degree, "Ranks that split the weights."] = 1
+    pp: Annotated[Degree, "Pipeline ranks."] = 1
+    cp: Annotated[Degree, "Ranks that split the sequence."] = 1
+    ep: Annotated[Degree, "Ranks that share the experts."] = 1
+    micro_batch: Annotated[Degree, "Samples of a micro-batch on one replica."] = 1
+    virtual: Annotated[Degree, "Virtual stages of each pipeline rank."] = 1
+    schedule: Annotated[Text | None, "Name of the pipeline schedule; null = interleaved or 1f1b."] = None
+    zero: Annotated[int, Range(0, 3), "ZeRO stage."] = 0
+    recompute: Annotated[Text, "Recompute mode of all layers: none, selective or full."] = "none"
+    sequence_parallel: Annotated[bool, "Whether tp splits the sequence between products."] = False
+    layers: Annotated[tuple[Degree, ...] | None, "Layers of each stage; null = as even as they go."] = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EstimateBody(ProblemBody):
+    """`POST /v1/estimates`."""
+
+    degrees: Annotated[DegreesBody, "The plan, by its degrees."] = DegreesBody()
+    plan: Annotated[
+        Annotated[Mapping[str, Any], DocumentOf(Plan)] | None,
+        "The plan as a document, in place of degrees; its cluster and training are those that count.",
+    ] = None
+
+    def request(self) -> JobRequest:
+        """What is priced, as a record of the service."""
+        return JobRequest(cluster=self.cluster, training=self.training, hints=self.hints, model=self.options())
 
 
 class ModelView(BaseModel):
@@ -115,7 +160,10 @@ class JobView(BaseModel):
     def of(job: Job) -> JobView:
         """The view of a job's record."""
         here = f"/v1/jobs/{job.id}"
-        return JobView(**to_json(job), links={"self": here, "plan": f"{here}/plan", "cancel": f"{here}/cancel"})
+        return JobView(
+            **to_json(job),
+            links={"self": here, "plan": f"{here}/plan", "cancel": f"{here}/cancel", "events": f"{here}/events"},
+        )
 
 
 class ExportView(BaseModel):
@@ -133,6 +181,23 @@ class ExportView(BaseModel):
     def of(found: Export) -> ExportView:
         """The view of an export."""
         return ExportView(**to_json(found))
+
+
+class Picture(BaseModel):
+    """A picture of a plan."""
+
+    about: str
+    """What it shows, for those who cannot see it too."""
+    svg: str
+
+
+class Drawing(BaseModel):
+    """A plan in words and pictures."""
+
+    lines: list[tuple[str, str]]
+    """Label and text of every line that a person reads first."""
+    pictures: dict[str, Picture]
+    """Name -> picture."""
 
 
 class JobList(BaseModel):
@@ -153,6 +218,19 @@ class Fault(BaseModel):
     value: str | None = None
     message: str | None = None
     repair: str | None = None
+
+
+class NamedModels(BaseModel):
+    """Models that need no upload."""
+
+    models: list[str]
+
+
+class Targets(BaseModel):
+    """Trainers that plans are exported for."""
+
+    targets: dict[str, str]
+    """Name -> what it is."""
 
 
 class Version(BaseModel):

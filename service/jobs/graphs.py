@@ -42,6 +42,17 @@ def load(store: Store, model_id: str, request: JobRequest) -> Graph:
     return graph
 
 
+def load_bytes(store: Store, model_id: str, request: JobRequest) -> bytes:
+    """The graph of a stored model as bytes, for another process; empty for a named model, which is built there.
+
+    Raises:
+        ModelError: see `load`.
+    """
+    if request.model.zoo:
+        return b""
+    return store.graph(_key(model_id, request)) or graph_to_bytes(load(store, model_id, request))
+
+
 def read(data: bytes, request: JobRequest) -> Graph:
     """The graph of a model file, a few at a time: each import is a process of up to a few hundred MB.
 

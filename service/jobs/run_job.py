@@ -47,6 +47,8 @@ class ModelOptions:
 GRACE_S = 8.0
 """Seconds of processor time that a search may take beyond its budget (assumed). Nearly all searches end within a second
 of it; where nothing fits, the search for advice takes `agents.results.infeasibility_advice.WITHIN_S` more."""
+BESIDE = 4
+"""Number of plans with other degrees of parallelism that are shown beside the plan of a search."""
 SEARCH_SHARE = 0.5
 """Share of the progress bar that the search fills in a job with trials (assumed)."""
 
@@ -224,11 +226,33 @@ def run_job(
             should_stop=should_stop,
         )
     if trials is None:
-        return result.plan
+        return _side_by_side(problem, result, request.tie)
     if lacks is not None:
         text = f"no plan was tried: a trial {lacks}. Trials run on clusters that are this host, or a part of it"
         return replace(result.plan, warnings=(*result.plan.warnings, text))
     return _tried(problem, result, trials, request.seed, on_progress, should_stop)
+
+
+def _side_by_side(problem: Problem, result: SearchResult, tie: float) -> Plan:
+    """The plan of a search, with the best ones of other degrees of parallelism in its record."""
+    from automap.comparisons import Beside
+    from automap.price.estimate import error_band
+    from service.report import memory_share
+    from service.strategy import data_parallel, strategy
+
+    limit_s = (result.record.fastest_s or result.step_time_s) * (1.0 + tie * error_band(problem))
+    beside = [
+        Beside(
+            strategy=strategy(plan),
+            step_time_s=plan.estimate.step_time_s,
+            memory=memory_share(plan),
+            tie=plan.estimate.step_time_s <= limit_s,
+            data_parallel=data_parallel(plan),
+        )
+        for plan in result.others(BESIDE)
+        if plan.estimate is not None
+    ]
+    return replace(result.plan, search=replace(result.record, beside=tuple(beside)))
 
 
 def _in_time(budget: Budget) -> contextlib.AbstractContextManager[None]:

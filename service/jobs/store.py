@@ -24,6 +24,7 @@ from redis.retry import Retry
 
 from automap.documents import read_document
 from automap.errors import UserError
+from service.jobs import events
 from service.jobs.run_job import JobRequest
 from service.problems import problem
 
@@ -186,6 +187,7 @@ class Store:
             pipe.hset(_key(job_id), mapping=fields)
             pipe.zadd(_JOBS, {job_id: now})
             pipe.sadd(_ACTIVE, job_id)
+            events.add(pipe, events_key(job_id), "state", self._state_event("queued", 0))
             enqueue(pipe, job_id)
             pipe.execute()
         return Job(id=job_id, model_id=model_id, request=request, created_at=now)
@@ -232,6 +234,7 @@ class Store:
             started = {"state": "running", "attempt": str(token), "started_at": repr(self._clock())}
             pipe.hset(_key(job_id), mapping=started)
             pipe.hdel(_key(job_id), "progress")
+            events.add(pipe, events_key(job_id), "state", self._state_event("running", token))
 
         try:
             self._redis.transaction(change, _key(job_id))
@@ -239,9 +242,10 @@ class Store:
             return None
         return token
 
-    def set_progress(self, job_id: str, token: int, progress: Mapping[str, Any]) -> None:
-        """Writes the progress of a run."""
-        self._write(job_id, token, {"progress": _dumps(progress)})
+    def set_progress(self, job_id: str, token: int, progress: Mapping[str, Any], *, is_event: bool = True) -> None:
+        """Writes the progress of a run; `is_event` = those who listen to the job are told too."""
+        told = {**progress, "attempt": token} if is_event else None
+        self._write(job_id, token, {"progress": _dumps(progress)}, progress=told)
 
     def check(self, job_id: str, token: int) -> bool:
         """Whether the run is still the one that counts."""
@@ -268,7 +272,23 @@ class Store:
             return False
         return True
 
-    def _write(self, job_id: str, token: int | None, fields: dict[str, str], *, ends: bool = False) -> None:
+    def events(self, job_id: str, after: str = "") -> list[events.Event]:
+        """The events of a job in order; those behind the event `after`, or all."""
+        return events.read(self.client, events_key(job_id), after)
+
+    def _state_event(self, state: str, attempt: int, problem: str | None = None) -> dict[str, Any]:
+        told = {"state": state, "attempt": attempt, "at": self._clock()}
+        return told if problem is None else {**told, "problem": json.loads(problem)}
+
+    def _write(
+        self,
+        job_id: str,
+        token: int | None,
+        fields: dict[str, str],
+        *,
+        ends: bool = False,
+        progress: Mapping[str, Any] | None = None,
+    ) -> None:
         if ends:
             fields["finished_at"] = repr(self._clock())
 
@@ -280,6 +300,11 @@ class Store:
             if token is not None and (state != b"running" or int(attempt) != token):
                 raise Superseded
             pipe.hset(_key(job_id), mapping=fields)
+            if progress is not None:
+                events.add(pipe, events_key(job_id), "progress", progress)
+            if "state" in fields:
+                told = self._state_event(fields["state"], int(attempt), fields.get("problem"))
+                events.add(pipe, events_key(job_id), "state", told)
             if ends:
                 pipe.srem(_ACTIVE, job_id)
 
@@ -296,6 +321,11 @@ class Store:
 
 def _key(job_id: str) -> str:
     return f"automap:job:{job_id}"
+
+
+def events_key(job_id: str) -> str:
+    """Key of the stream of a job's events."""
+    return f"{_key(job_id)}:events"
 
 
 def _dumps(value: object) -> str:

@@ -28,6 +28,7 @@ from automap.errors import UserError
 from automap.records import to_json
 from ir import lifetime
 from service.jobs import graphs, job_queue
+from service.jobs.events import Thinning
 from service.jobs.run_job import run_job
 from service.jobs.store import Store, Superseded, connect, impatient
 from service.problems import problem, problem_of
@@ -199,15 +200,16 @@ def run(
         store.fail(job_id, token, job.problem or {})
         return
     counts = _paced(lambda: hurried.check(job_id, token))
-    written = -_PACE_S
+    written, thinning = -_PACE_S, Thinning()
 
     def on_progress(progress: Any) -> None:
         nonlocal written
         now = time.monotonic()
         if now - written >= _PACE_S or progress.fraction >= 1:
             written = now
+            told = to_json(progress)
             with contextlib.suppress(redis.ConnectionError, redis.TimeoutError):
-                hurried.set_progress(job_id, token, to_json(progress))
+                hurried.set_progress(job_id, token, told, is_event=thinning.passes(told))
 
     try:
         try:

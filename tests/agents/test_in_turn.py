@@ -43,6 +43,10 @@ def test_each_reaches_what_it_reaches_alone_with_its_share(gpt):
     told = [(p.evaluations, p.fraction) for p in seen]
     assert told == sorted(told)
     assert {p.searcher for p in seen} == set(NAMES)
+    for told in seen:
+        assert sum(member.evaluations for member in told.members.values()) == told.evaluations
+        times = [m.best_step_time_s for m in told.members.values() if m.best_step_time_s is not None]
+        assert min(times, default=None) == told.best_step_time_s
     steps = [step for _, _, step in found.improvements]
     assert steps == sorted(steps, reverse=True) and steps[-1] == found.plan.estimate.step_time_s
 

@@ -32,11 +32,13 @@ SHARED = {"constants", "fitting", "fleet", "priced_runs"}
 SCRIPTS = {
     "auto_map": "--budget 16 --models vgg19",
     "cost_graph": "--plans 2 --skeletons 1 --models vgg19",
+    "dapple_table4": "{profiles}/dapple --models GNMT-16 --clusters A",
     "decision_speed": "0.001 --problems resnet50_on_2x4xV100 --warm-up 0.001",
     "dqn_ablation": "--evaluations 40 --seeds 1 --problems 12 --variants from_scratch",
     "dqn_alone": "--seeds 1 --seconds 2 --evaluations 64 --only vgg19 --search 16 --known {known}",
     "dqn_pruning": "--evaluations 16 --seeds 1 --models vit",
     "equality": "ZeRO_1",
+    "first_use": "--installed",
     "fit_attention": "{attention}",
     "fit_collectives": "{collectives}",
     "fit_gemm": "{gemm}",
@@ -78,6 +80,7 @@ MISSING = {
     "fit_trainers": "missing.json",
     "memory_band": "missing.json",
     "import_profiles": "missing",
+    "dapple_table4": "missing",
     "pipedream_speedups": "missing",
     "real_models": "--models gnmt-16 --profiles missing",
 }
@@ -191,7 +194,7 @@ def run(script, arguments, monkeypatch, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_it_runs(script, files, monkeypatch, tmp_path, capsys):
-    if script == "hf_models":
+    if script in ("hf_models", "first_use"):
         pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
     arguments = [word.replace("_", " ") for word in SCRIPTS[script].split()]

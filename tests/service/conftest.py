@@ -105,7 +105,7 @@ def instant_search(problem: Problem, budget: Any, *, on_progress: Any, **rest: A
             )
         )
     plan = made_up_plan(problem)
-    return SearchResult(plan=plan, unlike=lambda count: (plan,), evaluations=7, seconds=0.0)
+    return SearchResult(plan=plan, unlike=lambda count: (plan,), others=lambda count: (), evaluations=7, seconds=0.0)
 
 
 @pytest.fixture(scope="session")
@@ -149,7 +149,8 @@ def settings(tmp_path: Path) -> Settings:
 @contextlib.contextmanager
 def listening(settings: Settings, connection: redis.Redis) -> Iterator[httpx.Client]:
     """The application on a free port, served by a thread of this process."""
-    config = uvicorn.Config(create_app(settings, connection), log_config=None, lifespan="off", ws="none")
+    app = create_app(settings, connection)
+    config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none")
     server = uvicorn.Server(config)
     with bind("127.0.0.1", 0) as bound:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
@@ -161,6 +162,7 @@ def listening(settings: Settings, connection: redis.Redis) -> Iterator[httpx.Cli
         finally:
             server.should_exit = True
             thread.join()
+            app.state.side_processes.close()
 
 
 @pytest.fixture

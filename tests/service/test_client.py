@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,6 +10,8 @@ import pytest
 import redis
 
 from automap.errors import ClusterError, ModelError, NothingFits, UserError
+from service.async_client import AsyncAutomapClient
+from service.calls import JobEvent
 from service.client import AutomapClient
 from service.jobs import worker
 from service.jobs.store import Store
@@ -73,6 +77,103 @@ def test_a_cancelled_job_has_no_plan(automap: AutomapClient, job: dict[str, Any]
 def test_waiting_has_an_end(automap: AutomapClient, job: dict[str, Any]) -> None:
     with pytest.raises(TimeoutError):
         automap.wait(job["id"], on_progress=lambda document: None, every_s=0.01, timeout_s=0.05)
+
+
+def test_a_job_is_watched_to_its_end(
+    automap: AutomapClient, job: dict[str, Any], client: redis.Redis, search: Any
+) -> None:
+    worker.run(job["id"], client, search=search)
+    told = list(automap.watch(job["id"]))
+    assert [event.data["state"] for event in told if event.kind == "state"] == ["queued", "running", "succeeded"]
+    assert [event.ends for event in told] == [False] * (len(told) - 1) + [True]
+    assert list(automap.watch(job["id"], after=told[1].id)) == told[2:]
+    assert list(automap.watch(job["id"], after=told[-1].id)) == []
+    with pytest.raises(RemoteError, match="No such job"):
+        list(automap.watch("nobody"))
+
+
+def test_both_clients_are_alike(api: httpx.Client, job: dict[str, Any], client: redis.Redis, search: Any) -> None:
+    worker.run(job["id"], client, search=search)
+
+    async def ask() -> tuple[list[JobEvent], Any]:
+        async with AsyncAutomapClient(str(api.base_url)) as own:
+            told = [event async for event in own.watch(job["id"])]
+            assert (await own.wait(job["id"]))["state"] == "succeeded"
+            assert (await own.jobs())[0]["id"] == job["id"]
+            with pytest.raises(RemoteError, match="No such job"):
+                await own.job("nobody")
+            return told, await own.plan(job["id"])
+
+    told, plan = asyncio.run(ask())
+    with AutomapClient(str(api.base_url)) as other:
+        assert told == list(other.watch(job["id"]))
+        assert plan == other.plan(job["id"])
+    names = {name for name in vars(AutomapClient) if not name.startswith("_")}
+    assert names == {name for name in vars(AsyncAutomapClient) if not name.startswith("_")}
+
+
+class Failing(httpx.BaseTransport):
+    """Cuts connections after some bytes, and says now and then that it is busy."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self._real = httpx.HTTPTransport()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self.calls += 1
+        if self.calls % 3 == 1:
+            raise httpx.ConnectError("cut")
+        if self.calls % 3 == 2:
+            return httpx.Response(503, json={"title": "busy", "status": 503}, headers={"Retry-After": "0"})
+        answer = self._real.handle_request(request)
+        return httpx.Response(answer.status_code, headers=answer.headers, stream=_Cut(answer))
+
+    def close(self) -> None:
+        self._real.close()
+
+
+class _Cut(httpx.SyncByteStream):
+    def __init__(self, answer: httpx.Response) -> None:
+        self._answer = answer
+
+    def __iter__(self) -> Iterator[bytes]:
+        left = 700
+        for data in self._answer.iter_raw():
+            yield data[:left]
+            left -= len(data)
+            if left <= 0:
+                raise httpx.ReadError("cut")
+
+    def close(self) -> None:
+        self._answer.close()
+
+
+def test_a_bad_network_loses_no_event(
+    api: httpx.Client, automap: AutomapClient, job: dict[str, Any], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    token = store.begin(job["id"])
+    assert token is not None
+    for number in range(30):
+        store.set_progress(job["id"], token, {"evaluations": number})
+    store.cancel(job["id"])
+    transport = Failing()
+    with AutomapClient(str(api.base_url), transport=transport) as unlucky:
+        assert list(unlucky.watch(job["id"])) == list(automap.watch(job["id"]))
+    assert transport.calls > 10
+
+
+def test_a_job_that_is_sent_again_has_the_same_key() -> None:
+    keys = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        keys.append(request.headers["idempotency-key"])
+        return httpx.Response(503 if len(keys) < 3 else 202, json={"id": "x"}, headers={"Retry-After": "0"})
+
+    with AutomapClient("http://x", key="amk_1", transport=httpx.MockTransport(answer)) as client:
+        assert client.submit("zoo:gpt2", "8xV100-16GB", TRAINING) == {"id": "x"}
+        client.submit("zoo:gpt2", "8xV100-16GB", TRAINING)
+    assert len(keys) == 4 and keys[0] == keys[1] == keys[2] != keys[3]
 
 
 def test_nobody_there() -> None:

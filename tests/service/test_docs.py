@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -103,9 +104,11 @@ def test_the_tree_of_the_readme_is_the_real_one() -> None:
 
 def shown_commands() -> list[tuple[Path, str, str]]:
     """(page, command, output) of each block that begins with a command and shows what it prints below a blank line."""
+    # `benchmarks/first_use.py` runs the tutorial as a whole: its commands need the files of those before them.
     blocks = [
         (page, *block)
         for page in ALL
+        if page.name != "tutorial.md"
         for block in re.findall(r"^```\n(automap [^`]*?)\n\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
     ]
     return [
@@ -166,3 +169,22 @@ def test_the_measured_run_that_is_shown_is_priced(tmp_path: Path) -> None:
     assert case.assumed == ()
     assert case.problem.trainer.name == "megatron-lm"
     assert case.problem.cluster.num_devices == 8
+
+
+@pytest.mark.slow
+def test_the_site_is_built_and_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
+    """`make docs`, with one link too many: it is all that Sphinx complains about."""
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "docs" / "broken.md").write_text("# Broken\n\n[No such heading](search.md#no-such-heading)\n")
+    command = [sys.executable, "-m", "sphinx", "-q", "-c", "docs", ".", "site"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    complaints = re.findall(r"^.*/docs/(.*?\.md).*WARNING: (.*)$", ran.stderr, re.MULTILINE)
+    assert [page for page, _ in complaints] == ["broken.md", "broken.md"], ran.stderr
+    assert any("no-such-heading" in text for _, text in complaints)
+    page = (tmp_path / "site" / "docs" / "README.html").read_text()
+    parts = re.findall(r'<span class="caption-text">(.*?)</span>', page)
+    assert parts == ["Tutorial", "How to", "Reference", "Background", "The project"]
+    # Each page is in the contents.
+    assert all(f'href="{path.stem}.html"' in page for path in PAGES if path.stem != "README")

@@ -24,7 +24,7 @@ def test_schemathesis_finds_nothing(settings: Settings, client: redis.Redis, ser
     program = shutil.which("schemathesis", path=str(Path(sys.executable).parent))
     assert program is not None, "make setup installs it"
     # Nobody runs the jobs, so that waiting for their end only takes time.
-    with serve_app(settings.model_copy(update={"max_wait_s": 0.2}), client) as api:
+    with serve_app(settings.model_copy(update={"max_wait_s": 0.2, "max_stream_s": 0.2}), client) as api:
         words = ["--config-file", str(ROOT / "schemathesis.toml"), "run", f"{api.base_url.join('/openapi.json')}"]
         limits = ["--max-examples", "10", "--no-color", "--report-dir", str(tmp_path)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}

@@ -8,11 +8,12 @@ from typing import Any, get_args
 import pytest
 
 from automap.cluster import parse_cluster
+from automap.comparisons import Beside
 from automap.plan import AxisSharding, AxisUse, Degrees, Plan, Schedule, Sync, Zero
 from automap.problem import Problem
 from ir.onnx.sandbox import import_model
-from service.report import against, seconds, summary
-from service.strategy import strategy
+from service.report import against, seconds, side_by_side, summary
+from service.strategy import data_parallel, strategy
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +131,40 @@ def test_a_tie_is_called_one(plan: Plan) -> None:
     slower = replace(plan, search=replace(plan.search, found_by="expert", baselines={"expert": 0.5, "yours": 0.4}))
     assert against(slower).endswith("1.00x the best expert template, 0.80x your plan")
     assert dict(summary(slower))["found by"].startswith("the templates in ")
+
+
+def test_other_plans_stand_beside_the_best_with_their_ties(plan: Plan) -> None:
+    assert plan.search is not None
+    pipeline = Beside(strategy="pipeline 2", step_time_s=0.49, memory=0.5, tie=True)
+    replicas = Beside(strategy="8 replicas", step_time_s=0.505, memory=0.9, tie=True, data_parallel="DDP")
+    slow = Beside(strategy="tensor parallel 8", step_time_s=0.75, memory=0.25, tie=False)
+    # The fake plan is data parallel itself.
+    one = replace(plan, stages=plan.stages * 2, search=replace(plan.search, beside=(pipeline, replicas, slow)))
+    assert side_by_side(one) == [
+        ("others", "490 ms (−2.0%, a tie), 50% of the memory: pipeline 2"),
+        ("", "505 ms (+1.0%, a tie), 90% of the memory: 8 replicas"),
+        ("", "750 ms (+50.0%), 25% of the memory: tensor parallel 8"),
+        ("simplest", "pure data parallelism is as fast, as far as the estimate can tell: use DDP"),
+    ]
+    assert one.search is not None
+    slower = replace(one, search=replace(one.search, beside=(pipeline, replace(replicas, tie=False))))
+    assert [label for label, _ in side_by_side(slower)] == ["others", ""]
+    with_target = replace(one, training=replace(one.training, target="megatron-core"))
+    assert [label for label, _ in side_by_side(with_target)] == ["others", "", ""]
+    assert side_by_side(plan) == [("simplest", "this plan is pure data parallelism: use DDP")]
+
+
+def test_what_runs_pure_data_parallelism(plan: Plan) -> None:
+    (stage,) = plan.stages
+
+    def of(zero: int = 0, *mesh: tuple[str, int], **uses: str) -> str | None:
+        own = replace(stage, mesh=mesh or stage.mesh, zero=Zero(stage=zero, axes=("dp",)))
+        return data_parallel(used(replace(plan, stages=(own,)), **uses))
+
+    assert [of(zero) for zero in (0, 1, 3)] == ["DDP", "DDP with ZeRO 1", "FSDP"]
+    assert of(0, ("dp", 2), ("tp", 4)) is None, "gradients that are reduced inside hosts first are more than DDP does"
+    assert of(0, ("tp", 8), tp="tensor") is None
+    assert data_parallel(replace(plan, sync=Sync(kind="local_sgd", period=1))) is None
 
 
 def test_idle_devices_are_said(plan: Plan) -> None:

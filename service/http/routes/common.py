@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, TypeVar, cast
 
 from fastapi import HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 
 from automap.documents import read_document
 from automap.records import from_json
-from service.http.schemas import JobBody
-from service.jobs.store import Store
+from service.http.feed import Feed
+from service.http.side_processes import SideProcesses
+from service.jobs.store import ACTIVE, Job, Store
 from service.problems import problem
 from service.settings import Settings
 
@@ -25,22 +26,60 @@ def store_of(request: Request) -> Store:
     return cast("Store", request.app.state.store)
 
 
+def feed_of(request: Request) -> Feed:
+    """The events of the service's jobs."""
+    return cast("Feed", request.app.state.feed)
+
+
+def side_processes_of(request: Request) -> SideProcesses:
+    """The children that price and draw plans."""
+    return cast("SideProcesses", request.app.state.side_processes)
+
+
+def find_job(store: Store, job_id: str) -> Job:
+    """The record of a job.
+
+    Raises:
+        HTTPException: there is none.
+    """
+    job = store.job(job_id)
+    if job is None:
+        raise refusal(404, "No such job", field="job_id", value=job_id[:80])
+    return job
+
+
+def plan_of(store: Store, job: Job) -> dict[str, Any]:
+    """The plan of a job.
+
+    Raises:
+        HTTPException: it has none.
+    """
+    document = store.plan(job.id)
+    if document is None:
+        repair = "Wait for it: GET the job with ?wait=30." if job.state in ACTIVE else "See the job's problem."
+        raise refusal(409, f"The job has no plan: it is {job.state}", field="state", value=job.state, repair=repair)
+    return document
+
+
 def refusal(status: int, title: str, detail: str = "", **more: object) -> HTTPException:
     """The error that answers with a problem document, to be raised by the caller; see `service.problems.problem`."""
     return HTTPException(status, problem(status, title, detail, **more))
 
 
-async def job_body(request: Request) -> JobBody:
-    """The job in the body of a request.
+B = TypeVar("B")
+
+
+async def read_body(request: Request, kind: type[B]) -> B:
+    """The record in the body of a request.
 
     Raises:
         UserError: names what is wrong with it.
         HTTPException: the Content-Type is not JSON. Other web pages cannot set it without a preflight request.
     """
-    kind = request.headers.get("content-type", "nothing").partition(";")[0].strip().lower()
-    if kind != "application/json":
+    media_type = request.headers.get("content-type", "nothing").partition(";")[0].strip().lower()
+    if media_type != "application/json":
         repair = "Send the header Content-Type: application/json."
-        raise refusal(415, "The body is not JSON", field="Content-Type", value=kind, repair=repair)
+        raise refusal(415, "The body is not JSON", field="Content-Type", value=media_type, repair=repair)
     data = await request.body()
     # Some megabytes take a second, in which others must be served.
-    return await run_in_threadpool(lambda: from_json(JobBody, read_document(data), path=""))
+    return await run_in_threadpool(lambda: from_json(kind, read_document(data), path=""))

@@ -1,0 +1,146 @@
+"""Placements by simple rules: at random, beside each other, packed, and packed by flows.
+
+Each rule orders the tasks and ranks the machines for the next one; `placed` keeps to the room of the machines, and
+starts again in a random order where a task finds none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from automap.arrays import Floats, Ints
+from automap.errors import NothingFits
+from automap.gnn.simulator import Simulator
+
+Rate = Callable[[int, Ints, Floats], Floats]
+"""(task, [tasks] machine or -1, [machines, resources] room) -> [machines] how good each machine is for the task."""
+TRIES = 200
+"""Orders that are tried until every task finds room (assumed)."""
+
+
+def placed(simulator: Simulator, order: Ints, rate: Rate, rng: np.random.Generator) -> Ints:
+    """Places one task after the other on the machine that is rated best among those with room.
+
+    Args:
+        simulator: the problem.
+        order: [...] the tasks that are not pinned.
+        rate: rates machines.
+        rng: for other orders where this one leaves a task without room.
+
+    Returns:
+        [tasks] machine of each task.
+
+    Raises:
+        NothingFits: no order that was tried leaves room for all tasks.
+    """
+    demands = simulator.demands
+    scale = simulator.room.sum(axis=0) + 1e-12
+    for attempt in range(TRIES):
+        place, room = simulator.pinned.copy(), simulator.room.astype(float)
+        for task in np.flatnonzero(place >= 0):
+            room[place[task]] -= demands[task]
+        for task in order.tolist():
+            free = (room >= demands[task] - 1e-9).all(axis=1)
+            if not free.any():
+                break
+            place[task] = int(np.where(free, rate(task, place, room), -np.inf).argmax())
+            room[place[task]] -= demands[task]
+        else:
+            return place
+        # Large tasks first, as far as luck lets them: what needs most of the scarcest resource has the fewest places.
+        size = (demands[order] / scale).max(axis=1)
+        order = order[np.argsort(-size * np.exp(rng.normal(size=len(order)) * min(attempt, 3) / 3.0), kind="stable")]
+    raise NothingFits(
+        "no placement was found",
+        field="problem.tasks",
+        value=f"{len(order)} tasks on {len(room)} machines",
+        repair="Add a machine, or demand less: together the tasks fill the machines too far.",
+    )
+
+
+def movable(simulator: Simulator) -> Ints:
+    """[...] tasks that are not pinned."""
+    return np.flatnonzero(simulator.pinned < 0)
+
+
+def place_randomly(simulator: Simulator, rng: np.random.Generator) -> Ints:
+    """[tasks] every task on a random machine with room."""
+    order = rng.permutation(movable(simulator))
+    return placed(simulator, order, lambda task, place, room: rng.random(len(room)), rng)
+
+
+def place_together(simulator: Simulator, rng: np.random.Generator) -> Ints:
+    """[tasks] workers spread evenly, each sampler on the machine of its worker while there is room (as DistDGL does).
+
+    Where there is none it goes to the machine with the most free cores; so do parameter servers.
+    """
+    roles = [task.role for task in simulator.problem.tasks]
+    tasks = movable(simulator)
+    order = np.array(
+        sorted(tasks.tolist(), key=lambda task: ("worker", "sampler", "server", "store").index(roles[task]))
+    )
+    arrays = simulator.arrays
+
+    def rate(task: int, place: Ints, room: Floats) -> Floats:
+        gpus, cpus = room[:, 0], room[:, 1]
+        found = cpus / (1.0 + cpus.max()) + (gpus if roles[task] == "worker" else 0.0)
+        if roles[task] == "sampler":
+            for worker in arrays.fed[arrays.fed_begin[task] : arrays.fed_begin[task + 1]]:
+                found[place[worker]] += 10.0 * (place[worker] >= 0)
+        return np.asarray(found)
+
+    return placed(simulator, order, rate, rng)
+
+
+def place_packed(simulator: Simulator, rng: np.random.Generator) -> Ints:
+    """[tasks] large tasks first, each on the machine that it leaves the least room on (best-fit decreasing)."""
+    scale = simulator.room.max(axis=0) + 1e-12
+    tasks = movable(simulator)
+    order = tasks[np.argsort(-(simulator.demands[tasks] / scale).sum(axis=1), kind="stable")]
+    return placed(simulator, order, lambda task, place, room: -(room / scale).sum(axis=1), rng)
+
+
+def place_by_flows(simulator: Simulator, rng: np.random.Generator) -> Ints:
+    """[tasks] each task on the machine that it exchanges the most bytes with: the start of the search.
+
+    A worker is followed by its samplers, so that these find room beside it; workers with large mini-batches are first.
+    """
+    arrays, roles = simulator.arrays, [task.role for task in simulator.problem.tasks]
+    volume = np.zeros(len(roles))
+    np.add.at(volume, arrays.target, arrays.mean_bytes)
+    followers: dict[int, list[int]] = {}
+    for sampler in range(len(roles)):
+        for worker in arrays.fed[arrays.fed_begin[sampler] : arrays.fed_begin[sampler + 1]][:1].tolist():
+            followers.setdefault(worker, []).append(sampler)
+    workers = sorted((t for t in range(len(roles)) if roles[t] == "worker"), key=lambda t: -volume[t])
+    wanted = [task for worker in workers for task in (worker, *followers.get(worker, ()))]
+    wanted += [task for task in range(len(roles)) if task not in set(wanted)]
+    order = np.array([task for task in wanted if simulator.pinned[task] < 0], dtype=np.int64)
+    # What the samplers of a worker read draws the worker to the store, since they will stand beside it.
+    pull = np.zeros((len(roles), len(simulator.problem.machines)))
+    for flow, (source, target) in enumerate(zip(arrays.source.tolist(), arrays.target.tolist(), strict=True)):
+        if arrays.is_store[source]:
+            for worker in arrays.fed[arrays.fed_begin[target] : arrays.fed_begin[target + 1]].tolist():
+                pull[worker, simulator.pinned[source]] += arrays.mean_bytes[flow]
+
+    def rate(task: int, place: Ints, room: Floats) -> Floats:
+        found = pull[task].copy()
+        for begin, flows, ends in (
+            (arrays.in_begin, arrays.in_flows, arrays.source),
+            (arrays.out_begin, arrays.out_flows, arrays.target),
+        ):
+            own = flows[begin[task] : begin[task + 1]]
+            others = place[ends[own]]
+            np.add.at(found, others[others >= 0], arrays.mean_bytes[own][others >= 0])
+        for follower in followers.get(task, ()):
+            # Where its samplers do not fit either, half of what draws it there is lost.
+            found[(room[:, 1] < simulator.demands[[task, follower], 1].sum())] *= 0.5
+        return found + 1e-6 * room[:, 1]
+
+    return placed(simulator, order, rate, rng)
+
+
+BASELINES = {"random": place_randomly, "co-location": place_together, "greedy packing": place_packed}
+"""Rules that a search is compared with."""

@@ -1,0 +1,202 @@
+"""The search for a plan of distributed GNN training: packing, loads, exact enumeration or Metropolis, or the DQN.
+
+Every placement is simulated under strict priority on the same volumes. The plan's estimate, and the simple rules that
+it is compared with, are simulated on volumes that the search has not seen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from agents.gnn.baselines import BASELINES, place_by_flows
+from agents.gnn.enumeration import MOST, count, enumerate_placements
+from agents.gnn.metropolis import search_by_loads, search_metropolis
+from agents.searcher import Budget
+from automap.arrays import Floats, Ints
+from automap.errors import NothingFits, ProblemError, one_of
+from automap.gnn.plan import GnnEstimate, GnnPlan, GnnSearch, ProblemRef, digest
+from automap.gnn.problem import GnnProblem
+from automap.gnn.simulator import BOUNDS, POLICIES, Simulator
+
+SEARCHERS = ("auto", "metropolis", "enumeration", "dqn")
+ITERATIONS, DRAWS = 20, 8
+"""Iterations of a simulation, and draws of an estimate (assumed: spreads of 30 % average out to 2 %)."""
+MOST_TRANSFERS = 20_000
+"""Transfers of one simulation in the search, so that it takes some 40 ms at most; large problems get fewer
+iterations."""
+LEAST_ITERATIONS = 4
+"""Fewest iterations of a simulation: the first two differ from the others, since parameters are there already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best placement of a search."""
+
+    place: Ints
+    searcher: str
+    evaluations: int
+    is_optimal: bool = False
+
+
+def search_iterations(problem: GnnProblem) -> int:
+    """Iterations of a simulation in the search."""
+    return int(np.clip(MOST_TRANSFERS // max(1, len(problem.flows)), LEAST_ITERATIONS, ITERATIONS))
+
+
+def search(
+    problem: GnnProblem,
+    budget: Budget,
+    *,
+    seed: int = 0,
+    searcher: str = "auto",
+    on_progress: Callable[[float], None] = lambda fraction: None,
+) -> GnnPlan:
+    """Searches for the placement with the least time of an iteration.
+
+    Args:
+        problem: the problem.
+        budget: seconds, or a number of simulated placements; with the latter two runs give the same plan.
+        seed: seed of the volumes and of the search.
+        searcher: one of `SEARCHERS`; `auto` enumerates small problems and walks through large ones.
+        on_progress: takes the share of the budget that is spent.
+
+    Raises:
+        ProblemError: there is no such searcher, or the problem is too large for it.
+        NothingFits: no placement with room for all tasks was found.
+    """
+    if searcher not in SEARCHERS:
+        raise ProblemError("unknown", field="searcher", value=searcher, repair=one_of(SEARCHERS, searcher))
+    begin = time.perf_counter()
+
+    def share_left(evaluations: int) -> float:
+        spent = (time.perf_counter() - begin) / budget.seconds if budget.seconds else 0.0
+        spent = max(spent, evaluations / budget.evaluations if budget.evaluations else 0.0)
+        on_progress(min(1.0, spent))
+        return max(0.0, 1.0 - spent)
+
+    simulator = Simulator(problem, iterations=search_iterations(problem), seed=seed)
+    found = _find(simulator, searcher, np.random.default_rng(seed), share_left)
+    seconds = time.perf_counter() - begin
+    return make_plan(simulator, found, seconds=seconds, seed=seed)
+
+
+def _find(simulator: Simulator, searcher: str, rng: np.random.Generator, share_left: Callable[[int], float]) -> Found:
+    if searcher == "enumeration" or (searcher == "auto" and count(simulator) <= MOST):
+        if count(simulator) > MOST:
+            repair = f"Use metropolis; at most {MOST:,} placements are enumerated."
+            raise ProblemError("too many placements", field="searcher", value=f"{count(simulator):.3g}", repair=repair)
+        place, best_s, simulated = enumerate_placements(simulator)
+        if not np.isfinite(best_s):
+            raise NothingFits(
+                "no placement has room for all tasks",
+                field="problem.tasks",
+                value=f"{count(simulator):,.0f} placements",
+                repair="Add a machine, or demand less.",
+            )
+        return Found(place, "enumeration", simulated, is_optimal=True)
+    starts = {"packing by flows": place_by_flows(simulator, rng)}
+    starts |= {name: rule(simulator, rng) for name, rule in BASELINES.items() if name != "random"}
+    proposals = int(np.clip(200 * len(simulator.pinned), 20_000, 400_000))
+    starts |= {
+        f"loads from {name}": search_by_loads(simulator, place, proposals, rng) for name, place in starts.items()
+    }
+    seconds = simulator.makespans(list(starts.values()))
+    name, place = list(starts.items())[int(seconds.argmin())]
+    if searcher == "dqn":
+        from agents.gnn.dqn import search_dqn
+
+        found, found_s, evaluations = search_dqn(simulator, place, rng, share_left=share_left)
+    else:
+        found, found_s, evaluations = search_metropolis(simulator, place, rng, share_left=share_left)
+    if found_s < seconds.min():
+        name, place = searcher if searcher == "dqn" else "metropolis", found
+    return Found(place, name, evaluations + len(starts))
+
+
+def make_plan(simulator: Simulator, found: Found, *, seconds: float, seed: int) -> GnnPlan:
+    """The plan of a placement, with its estimate on fresh volumes and what speaks for it.
+
+    Args:
+        simulator: the problem as the search saw it.
+        found: the placement.
+        seconds: what the search took.
+        seed: seed of the search.
+    """
+    problem, place = simulator.problem, found.place
+    fresh = [Simulator(problem, iterations=simulator.iterations, seed=seed + 1 + n) for n in range(DRAWS)]
+    iterations = simulator.iterations
+    seen: Floats = np.array([one.run(place).iteration_s for one in fresh])
+    bounds = np.array([one.bounds(place) for one in fresh]).mean(axis=0) / iterations
+    rng = np.random.default_rng(seed)
+    against = {}
+    for name, rule in BASELINES.items():
+        other = rule(simulator, rng)
+        by_policy = {p: float(np.mean([one.run(other, p).iteration_s for one in fresh[:2]])) for p in POLICIES[1:4]}
+        policy = min(by_policy, key=lambda p: by_policy[p])
+        against[f"{name}, {policy}"] = by_policy[policy]
+    order = np.argsort(simulator.ranks(place))
+    estimate = GnnEstimate(
+        iteration_s=float(seen.mean()),
+        low_s=float(np.percentile(seen, 5)),
+        high_s=float(np.percentile(seen, 95)),
+        lower_bound_s=float(bounds.max()),
+        bound_by=BOUNDS[int(bounds.argmax())],
+        iterations=iterations,
+        draws=DRAWS,
+    )
+    return GnnPlan(
+        problem=ProblemRef(name=problem.name, sha256=digest(problem)),
+        placement={t.name: problem.machines[m].name for t, m in zip(problem.tasks, place.tolist(), strict=True)},
+        priorities=tuple((problem.flows[f].source, problem.flows[f].target) for f in order.tolist()),
+        estimate=estimate,
+        against=against,
+        search=GnnSearch(
+            searcher=found.searcher,
+            evaluations=found.evaluations,
+            seconds=seconds,
+            seed=seed,
+            is_optimal=found.is_optimal,
+        ),
+        why=_why(simulator, place, estimate, against),
+    )
+
+
+def _why(simulator: Simulator, place: Ints, estimate: GnnEstimate, against: dict[str, float]) -> tuple[str, ...]:
+    """What speaks for a placement, in sentences."""
+    problem, arrays = simulator.problem, simulator.arrays
+    far = place[arrays.source] != place[arrays.target]
+    total = arrays.mean_bytes.sum() or 1.0
+    load = np.zeros((2, len(problem.machines)))
+    np.add.at(load[0], place[arrays.source[far]], (arrays.mean_bytes / arrays.rate_out[place[arrays.source]])[far])
+    np.add.at(load[1], place[arrays.target[far]], (arrays.mean_bytes / arrays.rate_in[place[arrays.target]])[far])
+    side, machine = np.unravel_index(int(load.argmax()), load.shape)
+    beside = [place[s] == place[arrays.fed[at]] for s in range(len(place)) for at in _fed(simulator, s)]
+    name, best_s = min(against.items(), key=lambda item: item[1])
+    ratio = best_s / estimate.iteration_s
+    gap = estimate.iteration_s / estimate.lower_bound_s - 1.0 if estimate.lower_bound_s else 0.0
+    found = [
+        f"{arrays.mean_bytes[~far].sum() / total:.0%} of the bytes stay on their machine; "
+        f"{sum(beside)} of {len(beside)} samplers stand beside their worker",
+        f"the busiest interface is that of {problem.machines[int(machine)].name}: "
+        f"{('sending', 'receiving')[int(side)]} takes {load.max():.4g} s of an iteration",
+        f"no order of flows gets this placement below {estimate.lower_bound_s:.4g} s ({estimate.bound_by}); "
+        f"it is {gap:.1%} above that",
+        f"{ratio:.2f}x the best of simple rules ({name}: {best_s:.4g} s)",
+    ]
+    workers = [t for t, task in enumerate(problem.tasks) if task.role == "worker"]
+    if workers:
+        slowest = max(workers, key=lambda t: arrays.mean_time_s[t])
+        found.append(
+            f"training on a mini-batch takes {arrays.mean_time_s[slowest]:.4g} s on the slowest worker "
+            f"({problem.tasks[slowest].name})"
+        )
+    return tuple(found)
+
+
+def _fed(simulator: Simulator, sampler: int) -> range:
+    begin = simulator.arrays.fed_begin
+    return range(int(begin[sampler]), int(begin[sampler + 1]))

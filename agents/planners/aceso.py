@@ -1,0 +1,222 @@
+"""Aceso: iterative relief of bottlenecks, after Liu et al., "Aceso: Efficient Parallel DNN Training through Iterative
+Bottleneck Alleviation" (EuroSys 2024).
+
+The search begins at one balanced plan for each number of stages. In each iteration it finds the bottleneck: the rank
+that overflows memory most, else the slowest one. Primitives that relieve it are applied (the paper's table 1): units go
+to a neighbour, the rank has other devices, it or all ranks recompute more (where memory is short) or less (where time
+is), ZeRO's stage rises or falls, micro-batches are of half or twice the size, and a factor of two goes from one degree
+of parallelism to another.
+
+If no primitive gives a better plan, primitives are applied to the changed plans again, up to `MOST_HOPS` hops from the
+plan at hand (section 3.3), the most promising first. A better plan begins the next iteration. At the end the signatures
+of single operators are tuned (section 4.1). All plans are in the plan space and priced exactly. Units: seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from agents.incumbent import Incumbent
+from agents.planners.skeletons import Worth, worth_of
+from agents.searcher import SearchResult, SearchTask
+from automap.bounds.known_plans import priced_templates
+from automap.cost_graph.sensitivities import MEMORY
+from automap.price.lowered_plan import RECOMPUTE_MODES
+from automap.space.shape import Shape
+from automap.space.space import PlanSpace, Values
+from automap.space.templates import megatron_signatures
+
+MOST_HOPS = 4
+"""Largest number of primitives between a plan and the next better one; the paper uses 7, on a price that is cheaper."""
+WIDTH = 6
+"""Number of changed plans from which each further hop begins."""
+MOVED = (1, 2, 4, 8)
+"""Numbers of units that a primitive moves from one rank to another."""
+
+
+class Primitives:
+    """The primitives that relieve the bottleneck of a plan."""
+
+    def __init__(self, space: PlanSpace) -> None:
+        self.space = space
+        self._signatures: dict[tuple[int, ...], list[Values]] = {}
+
+    def of(self, values: Values) -> list[Values]:
+        """The plans that one primitive leads to, distinct and legal."""
+        rank, lacks_memory = self.bottleneck(values)
+        found = list(self._moved(values, rank))
+        found += self._resized(values, rank)
+        found += self._recomputed(values, rank, more=lacks_memory)
+        found += self._sharded(values, more=lacks_memory)
+        found += self._reshaped(values)
+        repaired = (self.space.repair(plan) for plan in found)
+        return [plan for plan in dict.fromkeys(repaired) if plan != values]
+
+    def bottleneck(self, values: Values) -> tuple[int, bool]:
+        """The rank that holds a plan back, and whether it lacks memory; otherwise it lacks time."""
+        ranks = self.space.evaluator.evaluate(self.space.lowered(values)).ranks
+        used = sum(ranks[name] for name in MEMORY)
+        fullness = used / ranks["capacity_bytes"]
+        if fullness.max() > 1.0:
+            return int(fullness.argmax()), True
+        return int(ranks["end_s"].argmax()), False
+
+    def _moved(self, values: Values, rank: int) -> Iterator[list[int]]:
+        """Units of the rank go to the rank before it or behind it; the ends of the others stay."""
+        space, shape = self.space, self.space.shape(values)
+        if shape.pp == 1 or shape.virtual > 1:
+            return
+        ends = [*space.cuts(values, shape.pp - 1), space.num_units]
+        shares = space.cut_shares(values)
+        for count in MOVED:
+            for at, step in ((rank - 1, count), (rank, -count)):
+                if 0 <= at < shape.pp - 1:
+                    changed = ends.copy()
+                    changed[at] += step
+                    row, start = list(values), 0
+                    for chunk, end in enumerate(changed[:-1]):
+                        candidates = space.candidates(start, chunk, shape.pp, shares[chunk]).tolist()
+                        if end not in candidates:
+                            break
+                        row[space.first.cut + chunk] = candidates.index(end)
+                        start = end
+                    else:
+                        yield row
+
+    def _resized(self, values: Values, rank: int) -> Iterator[list[int]]:
+        """The rank has more devices, or fewer, at the expense of the last stage."""
+        space = self.space
+        slots = space.slots[space.first.devices : space.first.shares]
+        for number, slot in enumerate(slots):
+            if slot.index == rank:
+                at = space.first.devices + number
+                for size in np.flatnonzero(space.legal(values[:at])).tolist():
+                    yield [*values[:at], size, *values[at + 1 :]]
+
+    def _recomputed(self, values: Values, rank: int, *, more: bool) -> Iterator[list[int]]:
+        """The rank, or all ranks, recompute more or less."""
+        space, shape = self.space, self.space.shape(values)
+        mine = space.first.recompute + rank
+        every = range(space.first.recompute, space.first.recompute + shape.pp)
+        for mode in np.flatnonzero(space.modes).tolist():
+            if mode != values[mine] and (mode > values[mine]) == more:
+                yield [*values[:mine], mode, *values[mine + 1 :]]
+                yield [mode if at in every else value for at, value in enumerate(values)]
+
+    def _sharded(self, values: Values, *, more: bool) -> Iterator[list[int]]:
+        """ZeRO has a higher or a lower stage."""
+        at = self.space.first.zero
+        for stage in np.flatnonzero(self.space.legal(values[:at])).tolist():
+            if stage != values[at] and (stage > values[at]) == more:
+                yield [*values[:at], stage, *values[at + 1 :]]
+
+    def _reshaped(self, values: Values) -> Iterator[list[int]]:
+        """Micro-batches of half or twice the size, other virtual stages, and a factor of two between two of the
+        degrees of parallelism; where the mesh changes, with Megatron-LM's signatures for it."""
+        space, shape = self.space, self.space.shape(values)
+        for other in space.shapes:
+            same_mesh = (other.pp, other.tp, other.middle) == (shape.pp, shape.tp, shape.middle)
+            ratio = other.num_micro_batches / shape.num_micro_batches
+            if same_mesh and (ratio in (0.5, 2.0) or (ratio == 1.0 and other.virtual != shape.virtual)):
+                row = space.meshes.values(other)
+                plan = [*row, *values[len(row) :]]
+                if other.virtual != shape.virtual:
+                    cuts = space.first.recompute - space.first.cut
+                    plan[space.first.cut : space.first.recompute] = [0] * cuts
+                    plan[space.first.schedule] = 0
+                yield plan
+            elif not same_mesh and _is_near(shape, other) and ratio == 1.0 and other.virtual == 1:
+                mode = RECOMPUTE_MODES[max(values[space.first.recompute : space.first.recompute + shape.pp])]
+                prefix = space.even_values(other, recompute=mode, zero=values[space.first.zero])
+                yield from ([*prefix, *signatures] for signatures in self._of_mesh(other, prefix))
+
+    def _of_mesh(self, shape: Shape, prefix: Values) -> list[Values]:
+        key = (*self.space.meshes.mesh(shape), shape.pp, shape.samples)
+        if key not in self._signatures:
+            ways = (False, True) if shape.tp > 1 else (False,)
+            plans = [megatron_signatures(self.space, shape, prefix, sequence_parallel=way) for way in ways]
+            self._signatures[key] = [plan[len(prefix) :] for plan in plans]
+        return self._signatures[key]
+
+
+def _is_near(shape: Shape, other: Shape) -> bool:
+    """Whether one factor of two goes from one degree of parallelism to another."""
+    ratios = [other.pp / shape.pp, other.tp / shape.tp, other.middle / shape.middle, other.dp / shape.dp]
+    changed = sorted(ratio for ratio in ratios if ratio != 1.0)
+    return changed == [0.5, 2.0]
+
+
+def relieve(incumbent: Incumbent, primitives: Primitives, start: Values, seen: set[Values]) -> Values:
+    """Relieves bottlenecks of a plan until no better one is within `MOST_HOPS` primitives; returns the last plan."""
+    space = incumbent.space
+    best, ((seconds, overflow),) = start, incumbent.price([start]).tolist()
+    worth = worth_of(seconds, overflow)
+    while not incumbent.finished:
+        waiting: list[Values] = [best]
+        better: tuple[Worth, Values] | None = None
+        for _ in range(MOST_HOPS):
+            fresh = [plan for one in waiting for plan in primitives.of(one) if plan not in seen]
+            fresh = list(dict.fromkeys(fresh))[: incumbent.left]
+            if not fresh or incumbent.finished:
+                break
+            seen.update(fresh)
+            prices = incumbent.price(fresh).tolist()
+            ranked = sorted(zip((worth_of(*price) for price in prices), fresh, strict=True))
+            if ranked[0][0] < worth:
+                better = ranked[0]
+                break
+            waiting = [plan for _, plan in ranked[:WIDTH]]
+        if better is None:
+            break
+        worth, best = better
+    return _tuned(incumbent, space, best, worth)
+
+
+def _tuned(incumbent: Incumbent, space: PlanSpace, values: Values, worth: Worth) -> Values:
+    """The plan with other signatures of single linkage groups, as long as one of them makes it better."""
+    while not incumbent.finished:
+        plans = []
+        for at in range(space.first.signature, len(space.slots)):
+            legal = np.flatnonzero(space.legal(values[:at])).tolist()
+            plans += [space.repair([*values[:at], other, *values[at + 1 :]]) for other in legal if other != values[at]]
+        plans = list(dict.fromkeys(plans))[: incumbent.left]
+        if not plans:
+            break
+        prices = incumbent.price(plans).tolist()
+        found = min(zip((worth_of(*price) for price in prices), plans, strict=True))
+        if found[0] >= worth:
+            break
+        worth, values = found
+    return values
+
+
+def starts(space: PlanSpace) -> list[Values]:
+    """A balanced plan for each number of stages, the best template first."""
+    values, prices = priced_templates(space)
+    best: dict[tuple[int, int], tuple[Worth, Values]] = {}
+    for row, price in zip(values.tolist(), prices.tolist(), strict=True):
+        shape = space.shape(row)
+        one = worth_of(*price), tuple(row)
+        key = shape.pp, shape.middle
+        best[key] = min(best.get(key, one), one)
+    return [plan for _, plan in sorted(best.values())]
+
+
+def run_aceso(incumbent: Incumbent) -> None:
+    """Relieves the bottlenecks of one start after the other."""
+    primitives, seen = Primitives(incumbent.space), set[Values]()
+    for start in starts(incumbent.space):
+        if incumbent.finished:
+            return
+        relieve(incumbent, primitives, start, seen)
+
+
+def search_aceso(task: SearchTask) -> SearchResult:
+    """The best plan of iterative relief; see `Searcher`."""
+    incumbent = Incumbent.begin(task, "aceso")
+    for plan in incumbent.price_start(task):
+        relieve(incumbent, Primitives(incumbent.space), plan, set())
+    run_aceso(incumbent)
+    return incumbent.result(seed=task.seed)

@@ -1,0 +1,104 @@
+"""SPP's partition: the layers of a model over stages of devices that follow each other in a fixed order.
+
+A dynamic program over suffixes. W(k, l, i, r) is the least time that the slowest stage or channel needs for one
+micro-batch when the last k stages have the layers from l and the devices from place i of the order, r of them the first
+of these stages:
+
+    W(1, l, i, V - i) = s(1, i, V - i)[l, L]
+    W(k, l, i, r)     = min over l' > l and r' of max(s(k, i, r)[l, l'], x(i, r, r')[l'], W(k - 1, l', i + r, r'))
+
+s is what a stage takes for its layers, its share of the reduction of gradients included, x what the channel between two
+stages takes (SPP, Luo et al., INFOCOM 2022, arXiv 2204.10562; the recurrence is reconstructed). Going from the last
+stage to the first, k says how many micro-batches a stage holds under 1F1B, so that s can be infinite where they do not
+fit. The best partition is found for every number of stages. Units: seconds, layers, devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from automap.arrays import Floats, Ints
+
+
+class StageOf(NamedTuple):
+    """A stage of a partition."""
+
+    first: int
+    """First layer."""
+    last: int
+    """One past the last layer."""
+    place: int
+    """Place of its first device in the order."""
+    devices: int
+    """Number of its devices, which follow each other in the order."""
+
+
+class Partition(NamedTuple):
+    """Stages in the order of the layers, and what the slowest stage or channel takes for one micro-batch."""
+
+    load_s: float
+    stages: tuple[StageOf, ...]
+
+
+StageSeconds = Callable[[int, int, int], Floats]
+"""(stages from this one to the last, place, devices) -> [layers + 1, layers + 1] seconds of the layers from the first
+index to before the second; infinite where they do not fit or where there are none."""
+ChannelSeconds = Callable[[int, int, int], Floats]
+"""(place, devices, devices of the next stage) -> [layers + 1] seconds of what crosses before each layer."""
+
+
+def partitions(
+    layers: int, devices: int, sizes: Sequence[int], seconds: StageSeconds, channel: ChannelSeconds, most: int
+) -> Iterator[Partition]:
+    """The best partition for each number of stages, from 1, that has one.
+
+    Args:
+        layers, devices: how many there are; every device is used.
+        sizes: numbers of devices that a stage may have.
+        most: largest number of stages.
+    """
+    sizes = sorted(sizes)
+    # (place, devices of the first stage) -> [layers + 1] W, of the number of stages before.
+    worth: dict[tuple[int, int], Floats] = {}
+    ways: list[dict[tuple[int, int], tuple[Ints, Ints]]] = []
+    for count in range(1, min(most, layers, devices) + 1):
+        found: dict[tuple[int, int], Floats] = {}
+        way: dict[tuple[int, int], tuple[Ints, Ints]] = {}
+        for place in range(devices):
+            for size in sizes:
+                rest = place + size
+                if count == 1:
+                    if rest == devices:
+                        found[place, size] = seconds(1, place, size)[:, layers].copy()
+                    continue
+                behind = [other for other in sizes if (rest, other) in worth]
+                if not behind:
+                    continue
+                # What is behind the cut before each layer takes, with the best size of the next stage.
+                after = np.array([np.maximum(worth[rest, other], channel(place, size, other)) for other in behind])
+                which = after.argmin(axis=0)
+                total = np.maximum(seconds(count, place, size), after[which, np.arange(layers + 1)])
+                ends = total.argmin(axis=1)
+                best = total[np.arange(layers + 1), ends]
+                if np.isfinite(best).any():
+                    found[place, size] = best
+                    way[place, size] = ends, np.array(behind)[which]
+        ways.append(way)
+        worth = found
+        firsts = [size for size in sizes if (0, size) in worth and np.isfinite(worth[0, size][0])]
+        if firsts:
+            first = min(firsts, key=lambda size: float(worth[0, size][0]))
+            yield Partition(float(worth[0, first][0]), tuple(_traced(ways, layers, first)))
+
+
+def _traced(ways: Sequence[dict[tuple[int, int], tuple[Ints, Ints]]], layers: int, size: int) -> Iterator[StageOf]:
+    layer = place = 0
+    for count in range(len(ways), 1, -1):
+        ends, nexts = ways[count - 1][place, size]
+        end = int(ends[layer])
+        yield StageOf(layer, end, place, size)
+        layer, place, size = end, place + size, int(nexts[end])
+    yield StageOf(layer, layers, place, size)

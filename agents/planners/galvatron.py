@@ -1,0 +1,257 @@
+"""Galvatron: a strategy for every layer by dynamic programming within memory, after Miao et al., "Galvatron: Efficient
+Transformer Training over Multiple GPUs Using Automatic Parallelism" (VLDB 2023, arXiv 2211.13878).
+
+As in its decision tree the pipeline comes first: stages of equally many devices, then the mesh of a stage. In a stage
+each layer chooses by itself whether the inner axis splits its weights (Megatron-LM, with or without sequence
+parallelism) or its batch, and whether it recomputes. The dynamic program goes through the layers and the memory that
+they may use (section 4, equation 5):
+
+    C(l, e, s) = min over s' of C(l - 1, e - memory(l, s), s') + time(l, s) + conversion(l, s', s)
+
+Equal layers of a stage share a sharding, while each recomputes or not; so l counts kinds of layers, and a strategy of a
+kind says how many of its layers recompute. The layers are dealt to the stages by the fastest slowest stage, as in
+Galvatron-BMW. ZeRO has one stage for the plan; its stage, the mesh and the micro-batches come from the templates, one
+after the other. Units: seconds, bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from agents.incumbent import Incumbent
+from agents.planners.pipeline_cuts import partition
+from agents.planners.span_costs import SpanCosts
+from agents.planners.stage_table import StageTable, Strategy
+from agents.planners.staged_plan import StageChoice, StagedPlan, price_staged
+from agents.searcher import SearchResult, SearchTask
+from automap.arrays import Floats, Ints
+from automap.bounds.known_plans import priced_templates
+from automap.price.evaluator import by_type
+from automap.price.kernels.stage_records import Stage
+from automap.price.lowered_plan import RECOMPUTE_MODES, Segment, spread
+from automap.space.shape import Shape
+from automap.space.space import PlanSpace
+from automap.space.templates import megatron_signatures
+from ir.factors import BROADCAST, PARTIAL
+
+LEVELS = 128
+"""Number of equal parts in which the memory of a device is counted."""
+MOST_COUNTS = 12
+"""Numbers of recomputed layers of one kind that are tried, at most."""
+PATIENCE = 24
+"""Meshes without a better plan after which the search ends (assumed)."""
+
+
+class Option(NamedTuple):
+    """What all layers of one kind in a stage may do."""
+
+    strategy: int
+    """Number of the sharding."""
+    mode: int
+    """Recompute mode of some of them."""
+    recomputed: int
+    """So many of them, the first ones; the others recompute nothing."""
+    seconds: float
+    """Time of all of them for one micro-batch."""
+    level: int
+    """Parts of the memory that they use."""
+
+
+def shardings(space: PlanSpace, shape: Shape) -> list[Strategy]:
+    """What the inner axis may do with a layer: split weights, sequence and weights, or the batch."""
+    ways = [(False, False)]
+    if shape.tp > 1:
+        splits = spread(shape.samples, shape.dp) // shape.dp % shape.tp == 0
+        ways += [(True, False), *([(False, True)] if splits else [])]
+    found = []
+    for sequence_parallel, only_batch in ways:
+        prefix = space.even_values(shape, recompute="none", zero=0)
+        values = megatron_signatures(space, shape, prefix, sequence_parallel=sequence_parallel, only_batch=only_batch)
+        found.append(Strategy(tp=shape.tp, signatures=space.signatures(values)))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerChoice:
+    """The dynamic program of one stage."""
+
+    table: StageTable
+    begin: int
+    """First unit of the stage."""
+    end: int
+    """One past its last unit."""
+    place: int
+    """Place of its first device."""
+    devices: int
+    alive: int
+    """Micro-batches that it holds."""
+
+    def best(self) -> StageChoice | None:
+        """The fastest strategies that fit, or None where none do."""
+        kinds, costs = self._kinds(), self._costs()
+        room = [costs[0].capacity - float(of.fixed_bytes[0]) for of in costs]
+        if min(room) <= 0.0:
+            return None
+        worth = np.zeros((len(costs), LEVELS + 1))
+        ways: list[tuple[list[Option], Ints, Ints]] = []
+        for number, kind in enumerate(kinds):
+            options = [option for s, of in enumerate(costs) for option in self._options(s, of, kind, room[s])]
+            change = self._conversions(kinds[number - 1], kind) if number else np.zeros((len(costs), len(costs)))
+            worth, picked, came = add_kind(worth, options, change)
+            ways.append((options, picked, came))
+        if not np.isfinite(worth).any():
+            return None
+        strategy, level = (int(at) for at in np.unravel_index(worth.argmin(), worth.shape))
+        modes, chosen = ["none"] * (self.end - self.begin), self.table.strategies[0].signatures.copy()
+        for kind, (options, picked, came) in zip(reversed(kinds), reversed(ways), strict=True):
+            option = options[picked[strategy, level]]
+            strategy, level = int(came[strategy, level]), level - option.level
+            self._write(kind, option, modes, chosen)
+        devices = self.table.devices(self.place, self.devices)
+        tp = self.table.strategies[0].tp
+        return StageChoice(end=self.end, devices=devices, tp=tp, recompute=tuple(modes), signatures=chosen)
+
+    def _kinds(self) -> list[list[int]]:
+        """The units of each kind of layer, in the order in which the kinds first appear."""
+        found: dict[int, list[int]] = {}
+        for unit in range(self.begin, self.end):
+            found.setdefault(self.table.space.linkage.blocks.units[unit].type, []).append(unit)
+        return list(found.values())
+
+    def _costs(self) -> list[SpanCosts]:
+        return [self.table.spans(self.place, self.devices, strategy) for strategy in self.table.strategies]
+
+    def _options(self, number: int, costs: SpanCosts, kind: Sequence[int], room: float) -> Iterator[Option]:
+        times, saved = (costs.forward_s + costs.backward_s)[:, kind], self.alive * costs.saved_bytes[:, kind]
+        state, reduced = float(costs.unit_state_bytes[kind].sum()), float(costs.unit_reduce_s[kind].sum())
+        legal = np.flatnonzero(costs.space.modes).tolist()
+        counts = sorted({round(share * len(kind)) for share in np.linspace(0.0, 1.0, MOST_COUNTS + 1)})
+        for mode, count in itertools.product(legal, counts):
+            # Of mode 0, "none", there is one option; the others are of layers some of which recompute.
+            if count == 0 if mode else count > 0:
+                continue
+            if count < len(kind) and 0 not in legal:
+                continue
+            seconds = float(times[mode, :count].sum() + times[0, count:].sum())
+            # What is alive while a layer is recomputed counts once for each kind of layer, which is a little too much.
+            used = float(saved[mode, :count].sum() + saved[0, count:].sum()) + state
+            used += float(costs.fixed_bytes[mode] - costs.fixed_bytes[0])
+            level = int(np.ceil(used / room * LEVELS))
+            if level <= LEVELS:
+                yield Option(number, mode, count, seconds + reduced / self.table.num_micro_batches, level)
+
+    def _conversions(self, before: Sequence[int], kind: Sequence[int]) -> Floats:
+        """[strategies, strategies] seconds by which the first layer of a kind is longer behind another strategy."""
+        space, table = self.table.space, self.table
+        evaluator, strategies = space.evaluator, table.strategies
+        found = np.zeros((len(strategies), len(strategies)))
+        unit, previous = kind[0], kind[0] - 1
+        if previous not in before:
+            return found
+        exposed = evaluator.exposed
+        for of, strategy in enumerate(strategies):
+            layout = self._costs()[of].layout
+            nothing = np.zeros(len(layout.axes), dtype=np.bool_)
+            samples = spread(table.samples, self.devices // strategy.tp)
+            stage = Stage(layout.axes, layout.links, layout.hardware, nothing, float(samples))
+            mine = _segment(space, unit, strategy)
+            seconds = []
+            for other in strategies:
+                incoming = evaluator.crossing_placement(_segment(space, previous, other))
+                cost = evaluator.unit_cost(mine, np.where(incoming == PARTIAL, BROADCAST, incoming), stage)
+                comm = (cost.forward_comm_s + cost.backward_comm_s) @ exposed
+                seconds.append(float(cost.forward_s + cost.backward_s + comm))
+            found[:, of] = np.array(seconds) - seconds[of]
+        return found
+
+    def _write(self, kind: Sequence[int], option: Option, modes: list[str], chosen: Ints) -> None:
+        """Writes what a kind of layers does."""
+        for unit in kind[: option.recomputed]:
+            modes[unit - self.begin] = RECOMPUTE_MODES[option.mode]
+        rows = self.table.space.evaluator.tables.rows(self.table.space.linkage.blocks.units[kind[0]].type)
+        chosen[rows.start : rows.stop] = self.table.strategies[option.strategy].signatures[rows.start : rows.stop]
+
+
+def _segment(space: PlanSpace, unit: int, strategy: Strategy) -> Segment:
+    evaluator = space.evaluator
+    masks = evaluator.masks(space.linkage.blocks.units[unit].type)
+    return evaluator.segment(unit, by_type(evaluator, strategy.signatures), masks["none"])
+
+
+def add_kind(worth: Floats, options: Sequence[Option], change: Floats) -> tuple[Floats, Ints, Ints]:
+    """Adds a kind of layers.
+
+    Args:
+        worth: [strategies, levels + 1] least seconds so far, by strategy of the last kind and memory used.
+        options: what the kind may do.
+        change: [strategies, strategies] seconds of a conversion from one strategy to another.
+
+    Returns:
+        The same with the kind; [strategies, levels + 1] number of the option, and strategy of the kind before.
+    """
+    found = np.full_like(worth, np.inf)
+    picked, came = np.zeros(worth.shape, dtype=np.int64), np.zeros(worth.shape, dtype=np.int64)
+    before = {of: worth + change[:, of, None] for of in {option.strategy for option in options}}
+    for number, option in enumerate(options):
+        behind = before[option.strategy]
+        best, which = behind.min(axis=0), behind.argmin(axis=0)
+        total = np.full(worth.shape[1], np.inf)
+        total[option.level :] = best[: worth.shape[1] - option.level] + option.seconds
+        is_better = total < found[option.strategy]
+        found[option.strategy] = np.where(is_better, total, found[option.strategy])
+        picked[option.strategy] = np.where(is_better, number, picked[option.strategy])
+        moved = np.zeros(worth.shape[1], dtype=np.int64)
+        moved[option.level :] = which[: worth.shape[1] - option.level]
+        came[option.strategy] = np.where(is_better, moved, came[option.strategy])
+    return found, picked, came
+
+
+def layered(space: PlanSpace, shape: Shape, zero: int) -> StagedPlan | None:
+    """The plan of a mesh: layers dealt to its stages, each with the strategies of `LayerChoice`; None where no stage
+    can hold its share."""
+    order, size = tuple(range(space.meshes.devices)), space.meshes.devices // shape.pp
+    table = StageTable(space, order, shape.num_micro_batches, shardings(space, shape), zero=zero)
+    seconds = [table.seconds(shape.pp - rank, rank * size, size) for rank in range(shape.pp)]
+    ends = partition(seconds)
+    if ends is None:
+        return None
+    stages = []
+    for rank, (begin, end) in enumerate(itertools.pairwise([0, *ends, space.num_units])):
+        alive = min(shape.pp - rank, shape.num_micro_batches)
+        choice = LayerChoice(table=table, begin=begin, end=end, place=rank * size, devices=size, alive=alive).best()
+        if choice is None:
+            return None
+        stages.append(choice)
+    return StagedPlan(stages=tuple(stages), num_micro_batches=shape.num_micro_batches, zero=zero)
+
+
+def run_galvatron(incumbent: Incumbent) -> None:
+    """Plans for one mesh, number of micro-batches and ZeRO stage after the other, those of the best templates first."""
+    space = incumbent.space
+    values, prices = priced_templates(space)
+    worth = np.where(prices[:, 1] <= 0.0, prices[:, 0], prices[:, 0] * (1.0 + prices[:, 1]))
+    seen, best_s, waited = set(), float("inf"), 0
+    for row in np.argsort(worth, kind="stable").tolist():
+        shape, zero = space.shape(values[row].tolist()), int(values[row][space.first.zero])
+        if shape.middle > 1 or shape.virtual > 1 or (shape, zero) in seen:
+            continue
+        seen.add((shape, zero))
+        plan = layered(space, shape, zero)
+        mine = float("inf") if plan is None else price_staged(incumbent, [plan])
+        waited = 0 if mine < best_s else waited + 1
+        best_s = min(best_s, mine)
+        if incumbent.finished or waited > PATIENCE:
+            return
+
+
+def search_galvatron(task: SearchTask) -> SearchResult:
+    """The best plan of Galvatron's dynamic program; see `Searcher`."""
+    incumbent = Incumbent.begin(task, "galvatron")
+    incumbent.price_start(task)
+    run_galvatron(incumbent)
+    return incumbent.result(seed=task.seed)

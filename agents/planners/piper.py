@@ -1,0 +1,59 @@
+"""Piper: pipelines whose stages differ in data and tensor parallelism, after Tarnawski et al., "Piper: Multidimensional
+Planner for DNN Parallelization" (NeurIPS 2021).
+
+A dynamic program over what is left of the model, the devices and the stages (the paper's section 4) makes the slowest
+stage as fast as possible: its time per sample, which contains the reduction of its gradients and its transfers. Every
+stage chooses its number of devices, its degree of tensor parallelism, and whether it recomputes; it must have room for
+as many micro-batches as stages follow it, which the state of the dynamic program counts. Layers are those of our graph,
+a chain of units, so that the paper's sets of layers that are closed under predecessors are suffixes of it; a layer's
+tensor parallelism is Megatron-LM's, with or without sequence parallelism.
+
+The paper's users give the micro-batches; here they and ZeRO's stage come from the best templates, one pair after the
+other. Units: seconds, devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agents.incumbent import Incumbent
+from agents.planners.device_partition import Partition, partitions
+from agents.planners.stage_table import StageTable, aligned_sizes, megatron_strategies, settings_by_templates
+from agents.planners.staged_plan import fastest_staged, price_staged
+from agents.searcher import SearchResult, SearchTask
+
+PATIENCE = 6
+"""Pairs of micro-batches and ZeRO stage without a better plan after which the search ends (assumed)."""
+OFFERED = 2
+"""Partitions of each pair that are verified: of all numbers of stages the fastest at the exact price."""
+
+
+def piper_partitions(table: StageTable) -> Iterator[Partition]:
+    """For every number of stages the partition with the fastest slowest stage."""
+    sizes, devices = aligned_sizes(table), len(table.order)
+    most = devices // min(sizes) if sizes else 0
+    return partitions(table.space.num_units, devices, sizes, table.aligned_seconds, table.nothing, most)
+
+
+def run_piper(incumbent: Incumbent) -> None:
+    """Plans for one pair of micro-batches and ZeRO stage after the other."""
+    space = incumbent.space
+    strategies = megatron_strategies(space)
+    best_s, waited = float("inf"), 0
+    for setting in settings_by_templates(space):
+        if incumbent.finished or waited > PATIENCE:
+            return
+        for order in space.meshes.orders[:2]:
+            table = StageTable(space, order, setting.num_micro_batches, strategies, zero=setting.zero)
+            found = fastest_staged(incumbent, map(table.staged, piper_partitions(table)), OFFERED)
+            mine = price_staged(incumbent, found)
+            waited = 0 if mine < best_s else waited + 1
+            best_s = min(best_s, mine)
+
+
+def search_piper(task: SearchTask) -> SearchResult:
+    """The best plan of Piper's dynamic program; see `Searcher`."""
+    incumbent = Incumbent.begin(task, "piper")
+    incumbent.price_start(task)
+    run_piper(incumbent)
+    return incumbent.result(seed=task.seed)

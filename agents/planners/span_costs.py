@@ -1,0 +1,126 @@
+"""Span costs: what any run of consecutive units costs on one stage of a pipeline, for planners that divide a model.
+
+The costs of units are those of the price, with given signatures, each unit behind the one before it. What the schedule,
+hosts and overlap do to them is left to the exact price. Units: seconds, bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from agents.planners.unit_profile import unit_costs
+from automap.arrays import Floats, Ints, Mask
+from automap.price.evaluator import by_type
+from automap.price.kernels.array_types import Record
+from automap.price.kernels.collectives import RAMP_UNIT_S
+from automap.price.kernels.memory import state_bytes
+from automap.price.kernels.records import ALL_REDUCE
+from automap.price.kernels.stage_records import Stage
+from automap.price.lowered_plan import RECOMPUTE_MODES
+from automap.price.stage_layout import StageLayout
+from automap.space.space import PlanSpace
+
+
+class SpanCosts:
+    """Costs of all spans of units on one stage.
+
+    A span is given by two indices: [units + 1, units + 1] from the first index to before the second; infinite where
+    there is none.
+
+    Attributes:
+        forward_s, backward_s: [modes, units] seconds of a micro-batch, with what is recomputed in the backward pass and
+            with the collectives that nothing hides.
+        crossing_bytes: [units + 1] bytes that a rank sends where a stage begins before each unit.
+        saved_bytes: [modes, units] bytes kept from the forward to the backward pass of a micro-batch.
+        fixed_bytes: [modes] bytes besides state and saved activations.
+        reduce_s: span -> seconds of the reduction of gradients that nothing hides.
+        unit_reduce_s: [units] the same of each unit by itself.
+        capacity: bytes that a plan may use on a device.
+    """
+
+    def __init__(self, space: PlanSpace, chosen: Ints, layout: StageLayout, samples: float, zero: int) -> None:
+        """Prices all units.
+
+        Args:
+            chosen: [operator rows, axes] signatures.
+            layout: the stage.
+            samples: samples of a micro-batch, a multiple of the ranks that split them.
+            zero: ZeRO stage, over all axes but the innermost.
+        """
+        self.space, self.layout = space, layout
+        zero_axes = (layout.axes > 1.0) & (np.arange(len(layout.axes)) < len(layout.axes) - 1)
+        stage = Stage(layout.axes, layout.links, layout.hardware, zero_axes, float(samples))
+        evaluator, of_types = space.evaluator, by_type(space.evaluator, chosen)
+        units = enumerate(space.linkage.blocks.units)
+        segments = [evaluator.segment(n, of_types, evaluator.masks(unit.type)["none"]) for n, unit in units]
+        costs = unit_costs(evaluator, segments, stage)
+        settings = evaluator.settings(zero)
+        self._settings, exposed = settings, evaluator.exposed
+        comm_s = (costs["backward_comm_s"] + costs["recompute_comm_s"]) @ exposed
+        self.forward_s: Floats = costs["forward_s"] + costs["forward_host_s"] + costs["forward_comm_s"] @ exposed
+        self.backward_s: Floats = costs["backward_s"] + costs["backward_host_s"] + costs["recompute_s"] + comm_s
+        self.crossing_bytes: Floats = np.concatenate([[0.0], costs["boundary_bytes"][0]])
+        self.capacity = float(layout.capacity)
+        self.saved_bytes: Floats = costs["saved_bytes"]
+        self._saved = spans(self.saved_bytes)
+        live = np.where(np.array(RECOMPUTE_MODES) == "full", costs["live_bytes"].max(axis=1), 0.0)
+        self.fixed_bytes: Floats = settings.reserved_bytes + 2.0 * costs["workspace_bytes"].max(axis=1) + live
+        self._costs, self._fastest = costs[0], dict[int, tuple[Floats, Ints]]()
+        elements = costs["scattered" if zero else "reduced"][0]
+        self.reduce_s: Floats = np.zeros_like(self._saved[0])
+        self.unit_reduce_s: Floats = np.zeros(space.num_units)
+        shown = 1.0 - space.problem.trainer.gradient_overlap
+        for axis, size in enumerate(layout.axes.tolist()):
+            sent, link = elements[:, axis] * settings.sent_gradient_bytes, layout.links[axis]
+            self.reduce_s += shown * _all_reduce_s(size, link, spans(sent))
+            self.unit_reduce_s += shown * _all_reduce_s(size, link, sent)
+
+    @functools.cached_property
+    def unit_state_bytes(self) -> Floats:
+        """[units] bytes of parameters, gradients and optimizer state."""
+        rows, settings = self._costs, self._settings
+        found = [sum(state_bytes(row.parameters, row.zero_parameters, settings)) for row in rows]
+        return np.array(found)
+
+    @functools.cached_property
+    def state_bytes(self) -> Floats:
+        """Span -> bytes of parameters, gradients and optimizer state."""
+        return spans(self.unit_state_bytes)
+
+    @functools.cached_property
+    def pass_s(self) -> Floats:
+        """[modes, units + 1, units + 1] seconds of the forward and the backward pass of a micro-batch."""
+        return spans(self.forward_s + self.backward_s)
+
+    def used_bytes(self, alive: int) -> Floats:
+        """[modes, units + 1, units + 1] bytes of a device with so many micro-batches between their passes."""
+        found: Floats = self.state_bytes + alive * self._saved + self.fixed_bytes[:, None, None]
+        return found
+
+    def fastest(self, alive: int) -> tuple[Floats, Ints]:
+        """Of each span the seconds of both passes in the fastest recompute mode that fits, and that mode."""
+        if alive not in self._fastest:
+            fits = (self.used_bytes(alive) <= self.capacity) & self.space.modes[:, None, None]
+            times = np.where(fits, self.pass_s, np.inf)
+            self._fastest[alive] = times.min(axis=0), times.argmin(axis=0)
+        return self._fastest[alive]
+
+
+def spans(of_units: Floats) -> Floats:
+    """Sums over the units from one to before another, […, units + 1, units + 1]; infinite where there is none."""
+    sums = np.concatenate([np.zeros((*of_units.shape[:-1], 1)), np.cumsum(of_units, axis=-1)], axis=-1)
+    found: Floats = sums[..., None, :] - sums[..., :, None]
+    empty: Mask = np.tril(np.ones(found.shape[-2:], dtype=np.bool_))
+    return np.where(empty, np.inf, found)
+
+
+def _all_reduce_s(size: float, link: Record, sent: Floats) -> Floats:
+    """`automap.price.kernels.collectives.collective_s` of many all-reduces."""
+    if size <= 1.0:
+        return np.zeros_like(sent)
+    is_sent = np.isfinite(sent) & (sent > 0.0)
+    x = 2.0 * (size - 1.0) / size * np.where(is_sent, sent, 0.0) / link["bytes_per_s"][ALL_REDUCE]
+    found: Floats = link["latency_s"][ALL_REDUCE] + x + link["ramp"][ALL_REDUCE] * np.sqrt(x * RAMP_UNIT_S)
+    return np.where(is_sent, found, 0.0)

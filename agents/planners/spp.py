@@ -1,0 +1,143 @@
+"""SPP: pipelines over any network of devices, after Luo et al., INFOCOM 2022 (arXiv 2204.10562).
+
+1. *Order of the devices* (`automap.space.device_order`): recursive minimum cuts, so that slow links are between stages.
+   Without measured bandwidths the matrix is made from the links of the cluster.
+2. *Partition* (`agents.planners.device_partition`): for every number of stages the layers and the devices in that order
+   are divided so that the slowest stage or channel is fastest.
+3. *Schedule* (`agents.planners.list_schedule`): list scheduling gives the order of the micro-batches, with at most
+
+       (1 + (4 S - 4) / M) x (M x the load of the slowest of S stages and channels) + the longest reduction of gradients
+
+   for M micro-batches. That factor is recalled, not read; it held in every random instance that was tried
+   (`benchmarks/spp_bound.py`).
+
+The plan has an explicit order, unless the order turns out to be 1F1B. The number of micro-batches is climbed over. The
+body of the paper could not be read: formulas are reconstructed, so its tables are not claimed here. Our price holds a
+rank while it sends, so the schedule is listed again with the passes of the price, which contain the transfers.
+Units: seconds, bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from agents.incumbent import Incumbent
+from agents.planners.device_partition import partitions
+from agents.planners.list_schedule import Stages, list_schedule
+from agents.planners.stage_table import StageTable, Strategy, links_matrix
+from agents.planners.staged_plan import StagedPlan, data_parallel, fastest_staged, lower_staged, price_staged
+from agents.searcher import SearchResult, SearchTask
+from automap.arrays import Floats
+from automap.schedule import A_CHUNK, A_MICRO_BATCH, A_WORD, BACKWARD, FORWARD, write_order
+from automap.space.device_order import MAX_CUT, Order, min_cut_order
+from automap.space.space import PlanSpace
+
+FEW_DEVICES = 16
+"""Devices up to which stages of all sizes are tried; of more devices, sizes with few factors and what is left over
+(assumed: sizes between them gain little, and the time grows with their square)."""
+LISTED = 2
+"""Number of partitions whose schedules are listed for each number of micro-batches: those that are fastest in 1F1B."""
+FIRST_COUNT = 32
+"""Number of micro-batches from which is climbed (assumed)."""
+MOST_ACTIONS = 20_000
+"""Largest number of actions of an explicit order (assumed): more make a plan of megabytes."""
+
+
+def recursive_order(space: PlanSpace) -> Order:
+    """The order of the devices by recursive minimum cuts; of very large clusters that of their numbers."""
+    matrix = links_matrix(space)
+    return min_cut_order(matrix) if len(matrix) <= MAX_CUT else tuple(range(len(matrix)))
+
+
+def sizes_of(devices: int) -> list[int]:
+    """Numbers of devices that a stage may have."""
+    if devices <= FEW_DEVICES:
+        return list(range(1, devices + 1))
+    some = {size for size in range(1, devices + 1) if any(size == odd << k for odd in (1, 3) for k in range(12))}
+    return sorted(some | {devices - size for size in some if size < devices and devices - size < 8} | {devices})
+
+
+def plans(incumbent: Incumbent, order: Order, num_micro_batches: int) -> Iterator[StagedPlan]:
+    """SPP's plans for a number of micro-batches: of the best partitions, in the order of list scheduling."""
+    space = incumbent.space
+    plain = Strategy(tp=1, signatures=data_parallel(space.evaluator, len(space.axes)))
+    table = StageTable(space, order, num_micro_batches, [plain], holds=False)
+    devices = len(order)
+    sizes = [size for size in sizes_of(devices) if size in table.sizes]
+    found = partitions(space.num_units, devices, sizes, table.seconds, table.channel, devices)
+    for plan in fastest_staged(incumbent, map(table.staged, found), LISTED):
+        yield plan
+        if len(plan.stages) > 1 and 2 * len(plan.stages) * num_micro_batches <= MOST_ACTIONS:
+            yield from _listed(space, plan)
+
+
+def _listed(space: PlanSpace, plan: StagedPlan) -> Iterator[StagedPlan]:
+    """A plan with the orders of list scheduling: with any number of micro-batches on their way, and with a few more
+    than 1F1B has, for ranks whose memory is short."""
+    count, micro_batches = len(plan.stages), plan.num_micro_batches
+    stages = passes(space, plan)
+    fewest = list(range(count, 0, -1))
+    seen = {write_order("1f1b", count, count, micro_batches)}
+    for registers in (None, [2 * n - 1 for n in fewest], [n + 1 for n in fewest]):
+        listed = list_schedule(stages, micro_batches, registers)
+        if listed.order not in seen:
+            seen.add(listed.order)
+            yield StagedPlan(
+                stages=plan.stages, num_micro_batches=micro_batches, schedule="explicit", order=listed.order
+            )
+
+
+def passes(space: PlanSpace, plan: StagedPlan) -> Stages:
+    """The passes of a plan of one chunk a rank as the price has them: transfers are part of them."""
+    program, times = space.evaluator.timeline(lower_staged(space, plan))
+    first = program[:, A_MICRO_BATCH] == 0
+    took: dict[int, Floats] = {}
+    for word in (FORWARD, BACKWARD):
+        rows = np.flatnonzero(first & (program[:, A_WORD] == word))
+        rows = rows[np.argsort(program[rows, A_CHUNK])]
+        took[word] = times[rows, 1] - times[rows, 0]
+    nothing = np.zeros(len(plan.stages) - 1)
+    return Stages(
+        forward_s=took[FORWARD],
+        backward_s=took[BACKWARD],
+        onward_s=nothing,
+        back_s=nothing,
+        reduce_s=np.zeros(len(plan.stages)),
+    )
+
+
+def search_spp(task: SearchTask) -> SearchResult:
+    """The best plan of SPP; see `Searcher`."""
+    incumbent = Incumbent.begin(task, "spp")
+    incumbent.price_start(task)
+    run_spp(incumbent)
+    return incumbent.result(seed=task.seed)
+
+
+def run_spp(incumbent: Incumbent) -> None:
+    """Climbs over the numbers of micro-batches, from `FIRST_COUNT`.
+
+    There all orders of the devices are tried, the best one goes on: minimum cuts like to cut off single devices, so
+    that the order of the numbers is better on many clusters (assumed to hold for other numbers of micro-batches too).
+    """
+    space = incumbent.space
+    orders = list(dict.fromkeys([recursive_order(space), *space.meshes.orders]))
+    counts = sorted({shape.num_micro_batches for shape in space.shapes})
+    at = min(range(len(counts)), key=lambda i: abs(math.log(counts[i] / FIRST_COUNT)))
+    reached: dict[tuple[int, Order], float] = {}
+
+    def best_of(at: int, order: Order) -> float:
+        if (at, order) not in reached:
+            proposed = plans(incumbent, order, counts[at])
+            reached[at, order] = price_staged(incumbent, proposed)
+        return reached[at, order]
+
+    order = min(orders, key=lambda one: best_of(at, one))
+    while not incumbent.finished:
+        best = min((i for i in (at, at - 1, at + 1) if 0 <= i < len(counts)), key=lambda i: best_of(i, order))
+        if best == at:
+            return
+        at = best

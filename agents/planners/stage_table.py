@@ -1,0 +1,250 @@
+"""Stage table: what the stages of a pipeline may be on a given order of the devices, for planners that divide a model.
+
+A stage has some units, some consecutive devices of the order, and a strategy: the size of its inner mesh axis and the
+signatures of all operators. The table knows the seconds of every such stage in its fastest strategy and recompute mode
+that fit, and what crosses between two stages. `agents.planners.device_partition` asks it. Units: seconds, bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from agents.planners.device_partition import Partition
+from agents.planners.span_costs import SpanCosts
+from agents.planners.staged_plan import StageChoice, StagedPlan
+from automap.arrays import Floats, Ints
+from automap.bounds.known_plans import priced_templates
+from automap.group_links import group_link
+from automap.price.lowered_plan import RECOMPUTE_MODES, spread
+from automap.space.device_order import Order
+from automap.space.space import PlanSpace, Values
+from automap.space.templates import megatron_signatures
+
+MOST_SUBMESHES = 32
+"""Largest number of stages on submeshes (assumed): the time of planners grows with its square."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Strategy:
+    """How a stage spreads its operators over its devices."""
+
+    tp: int
+    """Size of the inner mesh axis; the outer axis has the other devices."""
+    signatures: Ints
+    """[operator rows, axes] signatures."""
+
+
+class StageTable:
+    """The stages of plans with one number of micro-batches, one ZeRO stage and some strategies."""
+
+    def __init__(
+        self,
+        space: PlanSpace,
+        order: Order,
+        num_micro_batches: int,
+        strategies: Sequence[Strategy],
+        *,
+        zero: int = 0,
+        holds: bool = True,
+    ) -> None:
+        """Begins a table; what it knows it computes when it is asked.
+
+        Args:
+            order: numbers of the devices.
+            strategies: those that a stage may have; where several take equally long, the first.
+            holds: whether a stage is held by its transfers, as in our price; otherwise the channel has them alone.
+        """
+        self.space, self.order, self.strategies, self.zero = space, order, strategies, zero
+        self.num_micro_batches, self.holds = num_micro_batches, holds
+        self.samples = space.problem.training.global_batch // num_micro_batches
+        self.matrix = links_matrix(space)
+        self._spans: dict[object, SpanCosts] = {}
+        self._at: dict[tuple[int, int, Strategy], SpanCosts] = {}
+        self._fastest: dict[object, tuple[Floats, Ints, Ints]] = {}
+        self._channels: dict[tuple[float, int, int], Floats] = {}
+        self._rates: dict[tuple[int, int, int], float] = {}
+
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers of devices with which some strategy is possible: no rank is left without a sample."""
+        found = range(1, len(self.order) + 1)
+        return [size for size in found if any(self._fits(size, strategy) for strategy in self.strategies)]
+
+    def _fits(self, size: int, strategy: Strategy) -> bool:
+        return size % strategy.tp == 0 and size // strategy.tp <= self.samples
+
+    def devices(self, place: int, size: int) -> tuple[int, ...]:
+        """The devices of a stage."""
+        return self.order[place : place + size]
+
+    def spans(self, place: int, size: int, strategy: Strategy) -> SpanCosts:
+        """Costs of all spans on the devices at a place; equal devices behind equal links are priced once."""
+        known = self._at.get((place, size, strategy))
+        if known is not None:
+            return known
+        cluster = self.space.problem.cluster
+        devices = self.devices(place, size)
+        hosts = [cluster.node_of[device] for device in devices]
+        kinds = frozenset(int(cluster.alike[host]) for host in hosts)
+        _, counts = np.unique(hosts, return_counts=True)
+        key = (size, strategy, kinds, counts.tobytes(), self._rate(place, place + size, place + size))
+        if key not in self._spans:
+            inner = [1] * (len(self.space.axes) - 2)
+            mesh = (size // strategy.tp, *inner, strategy.tp)
+            (stage,) = self.space.evaluator.layout_of([(devices, mesh)]).stages
+            samples = spread(self.samples, size // strategy.tp)
+            self._spans[key] = SpanCosts(self.space, strategy.signatures, stage, samples, self.zero)
+        self._at[place, size, strategy] = self._spans[key]
+        return self._spans[key]
+
+    def _rate(self, first: int, middle: int, last: int) -> float:
+        """Least bandwidth between the devices at the first places and those at the last ones; where there are no last
+        ones, between the first ones."""
+        key = (first, middle, last)
+        if key not in self._rates:
+            ones, others = self.order[first:middle], self.order[middle:last] or self.order[first:middle]
+            between = self.matrix[np.ix_(ones, others)]
+            self._rates[key] = float(between[between > 0.0].min(initial=np.inf))
+        return self._rates[key]
+
+    def seconds(self, behind: int, place: int, size: int) -> Floats:
+        """See `StageSeconds`: both passes, and the share of a micro-batch in the reduction of gradients."""
+        return self._best(behind, place, size)[0]
+
+    def _best(self, behind: int, place: int, size: int) -> tuple[Floats, Ints, Ints]:
+        """Of each span the seconds, the number of the fastest strategy, and its recompute mode."""
+        possible = [number for number, strategy in enumerate(self.strategies) if self._fits(size, strategy)]
+        found = [self.spans(place, size, self.strategies[number]) for number in possible]
+        alive = min(behind, self.num_micro_batches)
+        sends = self._sends(place, size) if self.holds else (0.0, 0.0)
+        key = (alive, *sends, *map(id, found))
+        if key not in self._fastest:
+            worth, modes = zip(*(self._one(costs, alive, sends) for costs in found), strict=True)
+            which = np.argmin(worth, axis=0)
+            best = np.take_along_axis(np.array(worth), which[None], axis=0)[0]
+            mode = np.take_along_axis(np.array(modes), which[None], axis=0)[0]
+            self._fastest[key] = best, np.array(possible)[which], mode
+        return self._fastest[key]
+
+    def _one(self, costs: SpanCosts, alive: int, sends: tuple[float, float]) -> tuple[Floats, Ints]:
+        """Seconds of all spans in one strategy, and their recompute modes; `sends`: seconds a byte to either side."""
+        times, modes = costs.fastest(alive)
+        crossing = costs.crossing_bytes
+        outward = np.concatenate([crossing[:-1], [0.0]])
+        held = 2.0 * (crossing[:, None] * sends[0] + outward[None, :] * sends[1])
+        more = np.where(np.isfinite(times), costs.reduce_s / self.num_micro_batches + held, 0.0)
+        return times + more, modes
+
+    def _sends(self, place: int, size: int) -> tuple[float, float]:
+        """Seconds of a byte from the device before a stage and to the device behind it; 0 where there is none."""
+        before = 1.0 / self._rate(place - 1, place, place + 1) if place > 0 else 0.0
+        end = place + size
+        behind = 1.0 / self._rate(end - 1, end, end + 1) if end < len(self.order) else 0.0
+        return before, behind
+
+    def channel(self, place: int, size: int, following: int) -> Floats:
+        """See `ChannelSeconds`: activations on their way and gradients on their way back, over all ways between the
+        devices of the two stages."""
+        rate = self._rate(place, place + size, place + size + following)
+        key = (rate, size, following)
+        if key not in self._channels:
+            crossing = self.spans(place, size, self.strategies[0]).crossing_bytes * size
+            self._channels[key] = 2.0 * crossing / (size * following * rate)
+        return self._channels[key]
+
+    def aligned_seconds(self, behind: int, place: int, size: int) -> Floats:
+        """`seconds` of submeshes that tile the cluster; infinite for others."""
+        if place % size:
+            return np.full((self.space.num_units + 1,) * 2, np.inf)
+        return self.seconds(behind, place, size)
+
+    def nothing(self, place: int, size: int, following: int) -> Floats:
+        """A channel that takes no time: stages are held by their transfers."""
+        return np.zeros(self.space.num_units + 1)
+
+    def staged(self, partition: Partition) -> StagedPlan:
+        """The plan of a partition, in 1F1B order."""
+        count, found = len(partition.stages), []
+        for number, stage in enumerate(partition.stages):
+            _, which, modes = self._best(count - number, stage.place, stage.devices)
+            strategy = self.strategies[int(which[stage.first, stage.last])]
+            found.append(
+                StageChoice(
+                    end=stage.last,
+                    devices=self.devices(stage.place, stage.devices),
+                    tp=strategy.tp,
+                    recompute=RECOMPUTE_MODES[int(modes[stage.first, stage.last])],
+                    signatures=strategy.signatures,
+                )
+            )
+        return StagedPlan(stages=tuple(found), num_micro_batches=self.num_micro_batches, zero=self.zero)
+
+
+def links_matrix(space: PlanSpace) -> Floats:
+    """[devices, devices] bytes/s between two devices: measured, or of the links between them."""
+    cluster = space.problem.cluster
+    if cluster.bandwidth_GBps is not None:
+        return np.array(cluster.bandwidth_GBps) * 1e9 * (1.0 - np.eye(cluster.num_devices))
+    count = cluster.num_devices
+    found = np.zeros((count, count))
+    known: dict[tuple[int, int, bool], float] = {}
+    for one in range(count):
+        for other in range(count):
+            hosts = cluster.node_of[one], cluster.node_of[other]
+            key = (int(cluster.alike[hosts[0]]), int(cluster.alike[hosts[1]]), hosts[0] == hosts[1])
+            if one != other:
+                if key not in known:
+                    known[key] = group_link(cluster, (one, other)).bytes_per_s
+                found[one, other] = known[key]
+    return found
+
+
+def megatron_strategies(space: PlanSpace) -> list[Strategy]:
+    """Megatron-LM's signatures for every size of the inner axis, without and with sequence parallelism; without a
+    middle axis."""
+    found: dict[tuple[int, bytes], Strategy] = {}
+    for shape in space.shapes:
+        if shape.middle > 1 or shape.virtual > 1:
+            continue
+        for sequence_parallel in (False, True) if shape.tp > 1 else (False,):
+            key = (shape.tp, bytes([sequence_parallel]))
+            if key not in found:
+                prefix = space.even_values(shape, recompute="none", zero=0)
+                values = megatron_signatures(space, shape, prefix, sequence_parallel=sequence_parallel)
+                found[key] = Strategy(tp=shape.tp, signatures=space.signatures(values))
+    return list(found.values())
+
+
+class Setting(NamedTuple):
+    """What a pipeline has besides its stages, as users of a planner give it."""
+
+    num_micro_batches: int
+    zero: int
+    """ZeRO stage."""
+    of_each_tp: Mapping[int, Values]
+    """Size of the inner axis -> the best template with this setting, without a middle axis."""
+
+
+def settings_by_templates(space: PlanSpace) -> Iterator[Setting]:
+    """The settings that templates have, that of the fastest template first; those that do not fit last."""
+    values, prices = priced_templates(space)
+    worth = np.where(prices[:, 1] <= 0.0, prices[:, 0], prices[:, 0] + prices[:, 0].max() * (1.0 + prices[:, 1]))
+    found: dict[tuple[int, int], dict[int, Values]] = {}
+    for row in np.argsort(worth, kind="stable").tolist():
+        plan = tuple(values[row].tolist())
+        shape = space.shape(plan)
+        if shape.middle == shape.virtual == 1:
+            found.setdefault((shape.num_micro_batches, plan[space.first.zero]), {}).setdefault(shape.tp, plan)
+    for (num_micro_batches, zero), of_each_tp in found.items():
+        yield Setting(num_micro_batches, zero, of_each_tp)
+
+
+def aligned_sizes(table: StageTable) -> list[int]:
+    """Numbers of devices of submeshes that tile the cluster, at most `MOST_SUBMESHES` of the smallest."""
+    devices = len(table.order)
+    least = -(-devices // MOST_SUBMESHES)
+    return [size for size in table.sizes if devices % size == 0 and size >= least]

@@ -1,0 +1,83 @@
+"""Side by side: the best plans of unlike degrees of parallelism, for people who want to see what else there is.
+
+They are shown, not run: each is priced, but only the plan that a search returns is verified. So five of them take a
+tenth of a second for most models, and not a second. Units: seconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from agents.results.plainest import plain
+from automap.plan import Degrees, Plan
+from automap.price.degrees import degrees_of
+from automap.price.estimate import annotate
+from automap.price.lowered_plan import LoweredPlan
+from automap.price.plan_writer import to_plan
+from automap.space.space import PlanSpace, Values
+from automap.space.templates import templates
+
+Key = frozenset[tuple[int, ...]]
+"""Ranks of each kind, in every stage; plans with the same key differ in details."""
+
+
+def key_of(degrees: Sequence[Degrees]) -> Key:
+    """The key of a plan with these degrees."""
+    return frozenset(
+        (one.pipeline, one.data, one.tensor, one.context, one.expert, one.other, one.repeated) for one in degrees
+    )
+
+
+def fastest_of_each(plans: Iterable[Plan], count: int) -> tuple[Plan, ...]:
+    """The fastest plan of each key, at most `count`, the fastest first.
+
+    Args:
+        plans: plans with estimates.
+        count: largest number of plans.
+    """
+    found: dict[Key, Plan] = {}
+    for plan in sorted(plans, key=_step_s):
+        found.setdefault(key_of(plan.degrees), plan)
+    return tuple(found.values())[:count]
+
+
+def of_unlike_degrees(space: PlanSpace, known: Sequence[Values], count: int) -> tuple[Plan, ...]:
+    """The best plans of a space that are known, one for each key, the fastest first.
+
+    Args:
+        space: space of the plans.
+        known: the best plans of a search, the fastest first; where they have too few keys, templates are added.
+        count: largest number of plans.
+    """
+    evaluator = space.evaluator
+    found: dict[Key, LoweredPlan] = {}
+    for values in itertools.chain(known, _fastest_templates(space)):
+        if len(found) == count:
+            break
+        lowered = space.lowered(values)
+        found.setdefault(key_of(degrees_of(lowered, evaluator)), lowered)
+    plain_ones = [plain(lowered, evaluator, 0.0) for lowered in found.values()]
+    written = [annotate(to_plan(lowered, evaluator), lowered, evaluator) for lowered in plain_ones]
+    return tuple(sorted(written, key=_step_s))
+
+
+def _fastest_templates(space: PlanSpace) -> Iterator[Values]:
+    """The fastest template that fits into memory of each mesh and sharding, the fastest first."""
+    listed = list(templates(space))
+    prices = space.price(np.array([values for _, values in listed], dtype=np.int64))
+    times = np.where(prices[:, 1] <= 0.0, prices[:, 0], np.inf)
+    seen: set[object] = set()
+    for at in np.argsort(times, kind="stable").tolist():
+        shape, values = listed[at]
+        kind = shape.pp, shape.tp, shape.middle, shape.dp, values[space.first.signature :]
+        if times[at] < np.inf and kind not in seen:
+            seen.add(kind)
+            yield values
+
+
+def _step_s(plan: Plan) -> float:
+    assert plan.estimate is not None
+    return plan.estimate.step_time_s

@@ -1,0 +1,1 @@
+"""Compiled: the simulation of a placement, and its lower bounds."""

@@ -1,0 +1,209 @@
+"""What the Python clients of the service share: each request as data, each answer read, what is sent again.
+
+Knows the addresses and forms of the REST API, and no connection.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+from httpx_retries import Retry, RetryTransport
+from httpx_sse import ServerSentEvent
+
+from automap.errors import UserError
+from service.problems import RemoteError, error_of, problem
+
+Document = dict[str, Any]
+ENDED = ("succeeded", "failed", "cancelled")
+PATIENCE_S = 120.0
+"""Seconds that `watch` goes on trying to reach a service that has gone away (assumed: a restart takes some)."""
+SILENCE_S = 45.0
+"""Seconds without a byte after which a stream of events is dead: the service sends a comment every 15."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobEvent:
+    """Something that happened to a job."""
+
+    id: str
+    """Rises with time; `watch(job, after=id)` goes on behind it."""
+    kind: Literal["state", "progress"]
+    """Whether the job has another state, or its search has come on."""
+    data: Mapping[str, Any]
+    """Of `state`: state, attempt, at, problem. Of `progress`: searcher, evaluations, seconds, best_step_time_s,
+    lower_bound_s, fraction, members (name -> evaluations, best_step_time_s), attempt."""
+
+    @property
+    def ends(self) -> bool:
+        """Whether it is the last one."""
+        return self.kind == "state" and self.data["state"] in ENDED
+
+    @staticmethod
+    def of(event: ServerSentEvent) -> JobEvent:
+        """The event of a line on the wire."""
+        return JobEvent(
+            id=event.id, kind="state" if event.event == "state" else "progress", data=json.loads(event.data)
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """A request."""
+
+    method: str
+    path: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of `httpx.Client.request`."""
+
+
+def get(path: str, **query: Any) -> Call:
+    """A request that only asks; query parameters that are None are left out."""
+    return Call(method="GET", path=path, options={"params": {k: v for k, v in query.items() if v is not None}})
+
+
+def upload_model(
+    model: bytes | Path,
+    *,
+    name: str,
+    dims: Mapping[str, int] | None,
+    parameters: Sequence[str],
+    batch_dims: Mapping[str, int | None] | None,
+) -> Call:
+    """See `AutomapClient.upload_model`."""
+    data = model if isinstance(model, bytes) else model.read_bytes()
+    query: list[tuple[str, str]] = [("name", name)]
+    query += [("dim", f"{key}={size}") for key, size in (dims or {}).items()]
+    query += [("parameters", glob) for glob in parameters]
+    places = {name: "none" if place is None else place for name, place in (batch_dims or {}).items()}
+    query += [("batch_dim", f"{name}={place}") for name, place in places.items()]
+    headers = {"Content-Type": "application/octet-stream"}
+    return Call(method="POST", path="/v1/models", options={"params": query, "content": data, "headers": headers})
+
+
+def _about(model: str) -> Document:
+    return {"zoo": model.removeprefix("zoo:")} if model.startswith("zoo:") else {"model_id": model}
+
+
+def submit(
+    model: str, cluster: str | Mapping[str, Any], training: Mapping[str, Any], options: Mapping[str, Any]
+) -> Call:
+    """See `AutomapClient.submit`. Its key makes it safe to send again: one key is one job."""
+    body = {**_about(model), "cluster": cluster, "training": training, **options}
+    headers = {"Idempotency-Key": uuid.uuid4().hex}
+    return Call(method="POST", path="/v1/jobs", options={"json": body, "headers": headers})
+
+
+def estimate(
+    model: str, cluster: str | Mapping[str, Any], training: Mapping[str, Any], options: Mapping[str, Any]
+) -> Call:
+    """See `AutomapClient.estimate`."""
+    body = {**_about(model), "cluster": cluster, "training": training, **options}
+    return Call(method="POST", path="/v1/estimates", options={"json": body})
+
+
+def read(response: httpx.Response, url: str) -> Document:
+    """The document of an answer.
+
+    Raises:
+        UserError: what was asked can be repaired.
+        RemoteError: it was refused otherwise, or no AutoMAP service has answered.
+    """
+    try:
+        document = response.json()
+    except ValueError:
+        document = problem(response.status_code, "Not an AutoMAP service", f"{url} answered something else.")
+        raise RemoteError(document) from None
+    if response.is_error:
+        raise error_of(document)
+    return dict(document)
+
+
+def fault_of(fault: Exception, url: str) -> Exception:
+    """The error for a request that got no answer."""
+    if isinstance(fault, httpx.InvalidURL | httpx.UnsupportedProtocol):
+        repair = "Write it as in http://127.0.0.1:8080."
+        return UserError(f"not a URL ({fault})", field="url", value=url, repair=repair)
+    text = f"{url} does not answer ({fault}). Is `automap serve` running there?"
+    return RemoteError(problem(0, "No answer", text))
+
+
+def check_end(job: Mapping[str, Any]) -> None:
+    """Raises what became of a job that has ended without a plan, see `AutomapClient.wait`."""
+    if job["state"] == "failed":
+        raise error_of(job["problem"])
+    if job["state"] == "cancelled":
+        raise RemoteError(problem(409, "The job was cancelled"))
+
+
+def headers(key: str | None) -> dict[str, str]:
+    """Headers of every request.
+
+    Args:
+        key: the user's key, or None where the service asks for none.
+    """
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+
+def patient(transport: httpx.BaseTransport | httpx.AsyncBaseTransport | None) -> RetryTransport:
+    """A transport that sends a request again where it reached nobody, or the service says that it can do nothing now.
+
+    Every request of the clients may come twice: models have the digest of their bytes as id, a job is submitted with a
+    key of its own, and a job that has been cancelled stays so.
+    """
+    again = Retry(
+        total=3,
+        backoff_factor=0.05,
+        max_backoff_wait=2.0,
+        allowed_methods=("GET", "POST", "DELETE"),
+        status_forcelist=(502, 503, 504),
+        retry_on_exceptions=(httpx.NetworkError, httpx.RemoteProtocolError),
+    )
+    return RetryTransport(transport=transport, retry=again)
+
+
+class Reconnecting:
+    """What `watch` remembers between two connections.
+
+    Attributes:
+        last: the id of the last event.
+        connected: whether the service has answered once; before, it is not waited for.
+    """
+
+    def __init__(self, after: str) -> None:
+        self.last = after
+        self.connected = False
+        self._tries = 0
+        self._waited_s = 0.0
+
+    def heard(self, event: JobEvent) -> None:
+        """An event has come."""
+        self.last, self._tries, self._waited_s = event.id, 0, 0.0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Arguments of the request."""
+        return {
+            "headers": {"Last-Event-ID": self.last} if self.last else {},
+            "timeout": httpx.Timeout(10.0, read=SILENCE_S),
+        }
+
+    def pause_s(self, fault: Exception) -> float:
+        """Seconds to wait before the next try, behind a fault.
+
+        Raises:
+            Exception: the fault, if it does not go away by waiting, or has not in `PATIENCE_S`.
+        """
+        if not self.connected or (isinstance(fault, RemoteError) and fault.status not in (0, 502, 503, 504)):
+            raise fault
+        pause_s: float = min(5.0, 0.1 * 2**self._tries)
+        if self._waited_s + pause_s > PATIENCE_S:
+            raise fault
+        self._tries += 1
+        self._waited_s += pause_s
+        return pause_s

@@ -1,0 +1,127 @@
+"""Verbs of distributed GNN training: `automap gnn search`, `profile`, `export` and `schema`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from automap.documents import read_file
+from automap.errors import PlanError, ProblemError, one_of
+from service.command.options import JsonOption, SeedOption, writable
+from service.command.output import print_json
+
+if TYPE_CHECKING:
+    from automap.gnn.plan import GnnPlan
+
+app = typer.Typer(name="gnn", no_args_is_help=True, help="Places distributed GNN training: samplers, workers, servers.")
+
+ProblemArgument = Annotated[
+    Path, typer.Argument(metavar="PROBLEM.json", help="Machines, tasks and flows, as docs/gnn.md describes them.")
+]
+OutputOption = Annotated[
+    Path | None, typer.Option("-o", "--output", callback=writable, help="Where to write the document.")
+]
+
+
+@app.command()
+def search(
+    problem: ProblemArgument,
+    budget: Annotated[str, typer.Option(help="Seconds as in 20s, or a number of simulated placements.")] = "20s",
+    searcher: Annotated[str, typer.Option(help="auto, metropolis, enumeration or dqn.")] = "auto",
+    seed: SeedOption = 0,
+    output: OutputOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Searches for the placement and the order of flows with the least time of an iteration."""
+    from agents.gnn import search as searching
+    from agents.searcher import Budget
+    from automap.gnn.problem import GnnProblem
+    from service.command.terminal import progress_line
+
+    amount = Budget.parse(budget)
+    read = GnnProblem.from_json(read_file(problem, field="problem", error=ProblemError))
+    with progress_line("placing") as show:
+        plan = searching.search(
+            read, amount, seed=seed, searcher=searcher, on_progress=lambda fraction: show("", fraction, 0, None)
+        )
+    _write(output, plan.to_json())
+    if as_json:
+        print_json(plan.to_json())
+        return
+    _show(plan)
+    if output is not None:
+        typer.echo(f"plan      {output}")
+
+
+def _show(plan: GnnPlan) -> None:
+    estimate, made = plan.estimate, plan.search
+    machines: dict[str, list[str]] = {}
+    for task, machine in plan.placement.items():
+        machines.setdefault(machine, []).append(task)
+    typer.echo(
+        f"iteration {estimate.iteration_s:.4g} s (between {estimate.low_s:.4g} s and {estimate.high_s:.4g} s), "
+        f"schedule {plan.schedule}"
+    )
+    optimal = ", the best of all placements" if made.is_optimal else ""
+    typer.echo(f"found by  {made.searcher} in {made.evaluations:,} simulations, {made.seconds:.1f} s{optimal}")
+    for name, seconds in plan.against.items():
+        typer.echo(f"against   {name}: {seconds:.4g} s, {seconds / estimate.iteration_s:.2f}x")
+    for machine in sorted(machines, key=lambda name: (len(name), name))[:16]:
+        tasks = machines[machine]
+        more = f" and {len(tasks) - 8} more" if len(tasks) > 8 else ""
+        typer.echo(f"on        {machine}: {', '.join(tasks[:8])}{more}")
+    for line in plan.why:
+        typer.echo(f"why       {line}")
+
+
+@app.command()
+def export(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan of `gnn search`.")],
+    problem: ProblemArgument,
+    style: Annotated[str, typer.Option(help="dgl or pyg: whose environment variables the processes get.")] = "dgl",
+    output: OutputOption = None,
+) -> None:
+    """Writes a plan as a launch list: which process of which role runs on which host, with its environment."""
+    from automap.gnn.launch import launch_list
+    from automap.gnn.plan import GnnPlan
+    from automap.gnn.problem import GnnProblem
+    from automap.gnn.simulator import Simulator
+
+    read = GnnProblem.from_json(read_file(problem, field="problem", error=ProblemError))
+    made = GnnPlan.from_json(read_file(plan, field="plan", error=PlanError))
+    made.places(Simulator(read, iterations=1, seed=0))
+    if style not in ("dgl", "pyg"):
+        raise ProblemError("unknown", field="style", value=style, repair=one_of(("dgl", "pyg"), style))
+    found = launch_list(made, read, "dgl" if style == "dgl" else "pyg")
+    for line in found["warnings"]:
+        typer.echo(f"warning   {line}", err=True)
+    if output is None:
+        print_json(found)
+    _write(output, found)
+
+
+@app.command()
+def schema(
+    document: Annotated[str, typer.Argument(metavar="DOCUMENT", help="problem or plan.")] = "problem",
+) -> None:
+    """Prints the JSON Schema of problems or of plans."""
+    from automap.gnn.plan import gnn_plan_schema
+    from automap.gnn.problem import problem_schema
+
+    known = {"problem": problem_schema, "plan": gnn_plan_schema}
+    if document not in known:
+        raise ProblemError("unknown", field="document", value=document, repair=one_of(known, document))
+    print_json(known[document]())
+
+
+def _write(output: Path | None, document: object) -> None:
+    if output is not None:
+        try:
+            output.write_text(json.dumps(document, indent=1) + "\n")
+        except OSError as fault:
+            raise PlanError(
+                f"cannot be written ({fault.strerror})", field="output", value=str(output), repair="Name another file."
+            ) from None

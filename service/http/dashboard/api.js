@@ -1,0 +1,107 @@
+// The REST API: requests with the user's key, faults as problem documents, events of a job.
+
+const NAME = "automap-key";
+
+export class Fault extends Error {
+  constructor(document) {
+    super(document.detail || document.title || "The service does not answer.");
+    this.document = document;
+  }
+}
+
+export const keys = {
+  get: () => sessionStorage.getItem(NAME) ?? "",
+  set: (key) => (key ? sessionStorage.setItem(NAME, key) : sessionStorage.removeItem(NAME)),
+};
+
+let asking = null;
+
+/** Asks the user for a key, once at a time. Resolves to whether one was given. */
+export function askForKey() {
+  asking ??= new Promise((resolve) => {
+    const dialog = document.getElementById("key-dialog");
+    const input = document.getElementById("key");
+    input.value = keys.get();
+    dialog.showModal();
+    dialog.addEventListener("close", () => {
+      asking = null;
+      const given = dialog.returnValue === "save";
+      if (given) keys.set(input.value.trim());
+      input.value = "";
+      resolve(given);
+    }, { once: true });
+  });
+  return asking;
+}
+
+async function send(path, options) {
+  const headers = new Headers(options.headers);
+  if (keys.get()) headers.set("Authorization", `Bearer ${keys.get()}`);
+  let answer;
+  try {
+    answer = await fetch(path, { ...options, headers });
+  } catch (fault) {
+    if (fault.name === "AbortError") throw fault;
+    throw new Fault({ title: "No answer", detail: "The service does not answer. Is it running?" });
+  }
+  if (answer.status === 401 && (await askForKey())) return send(path, options);
+  if (!answer.ok) {
+    throw new Fault(await answer.json().catch(() => ({ title: `Status ${answer.status}` })));
+  }
+  return answer;
+}
+
+export const get = async (path, signal) => (await send(path, { signal })).json();
+export const text = async (path, signal) => (await send(path, { signal })).text();
+export const post = async (path, body, headers = {}) =>
+  (await send(path, body instanceof Blob
+    ? { method: "POST", body, headers }
+    : { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json", ...headers } })).json();
+
+const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+/**
+ * The events of a job until its end. Not EventSource, which cannot send a key. Where the connection is cut, it goes on
+ * behind the last event.
+ */
+export async function* events(job, signal) {
+  let last = "";
+  let pause = 500;
+  while (!signal.aborted) {
+    try {
+      const answer = await send(`/v1/jobs/${job}/events`, { signal, headers: last ? { "Last-Event-ID": last } : {} });
+      if (answer.status === 204) return;
+      for await (const event of read(answer.body)) {
+        last = event.id;
+        pause = 500;
+        yield event;
+        if (event.kind === "state" && !["queued", "running"].includes(event.data.state)) return;
+      }
+    } catch (fault) {
+      if (signal.aborted) return;
+      const status = fault.document?.status;
+      if (status && status < 500) throw fault;
+      await sleep(pause);
+      pause = Math.min(2 * pause, 10_000);
+    }
+  }
+}
+
+async function* read(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const blocks = (rest + value).split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) {
+      const fields = {};
+      for (const line of block.split("\n")) {
+        const at = line.indexOf(": ");
+        if (at > 0) fields[line.slice(0, at)] = line.slice(at + 2);
+      }
+      if (fields.data) yield { id: fields.id, kind: fields.event, data: JSON.parse(fields.data) };
+    }
+  }
+}

@@ -1,0 +1,40 @@
+// The pages of the dashboard, each behind an address of its own.
+
+import { askForKey } from "./api.js";
+import { h } from "./dom.js";
+import { showForm } from "./form.js";
+import { showJob } from "./job.js";
+import { showJobs } from "./jobs.js";
+
+const main = document.getElementById("main");
+let leaving = new AbortController();
+
+async function show() {
+  leaving.abort();
+  leaving = new AbortController();
+  const { signal } = leaving;
+  const [, page, id] = location.hash.split("/");
+  for (const link of document.querySelectorAll("nav a")) {
+    const here = link.getAttribute("href") === `#/${page ?? ""}`;
+    if (here) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  const root = h("div");
+  main.replaceChildren(root);
+  try {
+    if (page === "jobs" && id) await showJob(root, id, signal);
+    else if (page === "new") await showForm(root, signal);
+    else await showJobs(root, signal);
+  } catch (fault) {
+    if (!signal.aborted) root.append(h("p", { class: "fault", role: "alert" }, fault.message));
+  }
+}
+
+document.getElementById("key-button").addEventListener("click", async () => {
+  if (await askForKey()) show();
+});
+addEventListener("hashchange", () => {
+  show();
+  main.focus();
+});
+show();

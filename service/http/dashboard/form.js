@@ -1,0 +1,82 @@
+// The form that starts a search, for a known model or a file.
+
+import { get, post } from "./api.js";
+import { h } from "./dom.js";
+
+function field(id, label, input, note) {
+  input.id = id;
+  if (note) input.setAttribute("aria-describedby", `${id}-note`);
+  return h("div", { class: "field" }, h("label", { for: id }, label), input,
+    note ? h("div", { id: `${id}-note`, class: "quiet" }, note) : null);
+}
+
+const choice = (values) => h("select", {}, values.map(([value, text]) => h("option", { value }, text)));
+const listed = (id, values) => h("datalist", { id }, values.map((value) => h("option", { value })));
+
+export async function showForm(root, signal) {
+  document.title = "New search · AutoMAP";
+  const [clusters, { models }, { targets }] = await Promise.all(
+    ["/v1/clusters", "/v1/zoo", "/v1/targets"].map((path) => get(path, signal)));
+  const zoo = h("input", { list: "zoo-names", value: "gpt2-xl", required: true, spellcheck: "false" });
+  const file = h("input", { type: "file", accept: ".onnx" });
+  const parts = {
+    zoo: field("zoo", "Name of the model", zoo, "Sizes may be given, as in gpt2:seq_len=512."),
+    file: field("file", "ONNX file", file, "Weights are not needed: automap strip takes them out."),
+  };
+  const kind = (value, text) => h("label", {},
+    h("input", { type: "radio", name: "source", value, checked: value === "zoo", onchange: () => choose(value) }), ` ${text} `);
+  function choose(value) {
+    parts.zoo.hidden = value !== "zoo";
+    parts.file.hidden = value !== "file";
+    zoo.required = value === "zoo";
+    file.required = value === "file";
+  }
+  const cluster = h("input", { list: "cluster-names", value: "4x8xA100-80GB", required: true, spellcheck: "false" });
+  const batch = h("input", { type: "number", min: "1", value: "512", required: true });
+  const precision = choice([["", "the devices' best"], ["bf16", "bf16"], ["fp16", "fp16"], ["fp32", "fp32"]]);
+  const target = choice([["", "any trainer"], ...Object.keys(targets).map((name) => [name, name])]);
+  const budget = h("input", { value: "30s", required: true, spellcheck: "false" });
+  const fault = h("div", { role: "alert" });
+  const button = h("button", {}, "Search");
+  const form = h("form", { novalidate: false, onsubmit: submit },
+    h("fieldset", {}, h("legend", {}, "Model"), h("p", {}, kind("zoo", "a known model"), kind("file", "a file")), parts.zoo, parts.file),
+    field("cluster", "Cluster", cluster, `${clusters.form}, as in 2x8xV100-16GB@25Gbit.`),
+    field("global_batch", "Samples of a step", batch, "Over all devices."),
+    field("precision", "Precision", precision),
+    field("target", "Trainer that must be able to run the plan", target),
+    field("budget", "Budget", budget, "A time, as in 30s or 2m, or a number of plans."),
+    listed("zoo-names", models), listed("cluster-names", clusters.presets), fault, h("p", {}, button));
+  root.append(h("h1", {}, "New search"), form);
+  choose("zoo");
+
+  async function submit(event) {
+    event.preventDefault();
+    fault.replaceChildren();
+    for (const input of form.querySelectorAll("[aria-invalid]")) input.removeAttribute("aria-invalid");
+    button.disabled = true;
+    try {
+      const training = { global_batch: Number(batch.value) };
+      if (precision.value) training.precision = precision.value;
+      if (target.value) training.target = target.value;
+      const body = { cluster: cluster.value, training, budget: budget.value };
+      if (file.required) {
+        const name = encodeURIComponent(file.files[0].name.replace(/\.onnx$/, ""));
+        const uploaded = await post(`/v1/models?name=${name}`, file.files[0], { "Content-Type": "application/octet-stream" });
+        body.model_id = uploaded.id;
+      } else body.zoo = zoo.value;
+      const job = await post("/v1/jobs", body, { "Idempotency-Key": crypto.randomUUID() });
+      location.hash = `#/jobs/${job.id}`;
+    } catch (wrong) {
+      const told = wrong.document ?? { title: wrong.message };
+      const name = (told.field ?? "").split(/[.[]/).pop();
+      const input = form.querySelector(`#${CSS.escape(name === "model" ? (file.required ? "file" : "zoo") : name || "none")}`);
+      fault.replaceChildren(h("div", { class: "fault" }, h("strong", {}, told.title), h("div", {}, wrong.message)));
+      if (input) {
+        input.setAttribute("aria-invalid", "true");
+        input.focus();
+      }
+    } finally {
+      button.disabled = false;
+    }
+  }
+}

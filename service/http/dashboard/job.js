@@ -1,0 +1,72 @@
+// A job: its search as it goes on, and its plan.
+
+import { events, get, post } from "./api.js";
+import { Course, chart, swatch } from "./chart.js";
+import { announce, count, h, seconds, share, table } from "./dom.js";
+import { bar, model, place, state } from "./jobs.js";
+import { showPlan } from "./plan.js";
+
+export async function showJob(root, id, signal) {
+  let job = await get(`/v1/jobs/${encodeURIComponent(id)}`, signal);
+  document.title = `${model(job)} · AutoMAP`;
+  const head = h("div"), search = h("section", { "aria-label": "Search" }), plan = h("div");
+  root.append(h("h1", {}, `${model(job)} on ${place(job.request)}`), head, search, plan);
+  const course = new Course();
+  if (job.progress) course.add({ attempt: job.attempt, ...job.progress });
+  showHead();
+
+  function showHead() {
+    const active = ["queued", "running"].includes(job.state);
+    const cancel = h("button", { type: "button", onclick: stop }, "Cancel the job");
+    const facts = [h("p", {}, state(job.state), " ", bar(job, course.latest), " ",
+      h("span", { class: "quiet" }, `job ${job.id}${job.attempt > 1 ? `, run ${job.attempt}` : ""}`))];
+    if (active) facts.push(h("p", {}, cancel));
+    if (job.problem) facts.push(h("div", { class: "fault" }, h("strong", {}, job.problem.title), h("div", {}, job.problem.detail)));
+    head.replaceChildren(...facts);
+  }
+
+  async function stop(event) {
+    event.target.disabled = true;
+    job = await post(`/v1/jobs/${job.id}/cancel`, {});
+    showHead();
+  }
+
+  function showSearch() {
+    const { latest } = course;
+    if (!latest) return;
+    const bound = latest.lower_bound_s;
+    const rows = [...course.members].map(([name, member]) => {
+      const best = member.points.at(-1)?.[1];
+      return [h("span", {}, swatch(member.look), name), count(member.evaluations), seconds(best),
+        best && bound ? `+${share(best / bound - 1)}` : "–"];
+    });
+    search.replaceChildren(
+      h("h2", {}, "Search"),
+      h("p", {}, `${latest.searcher}: ${count(latest.evaluations)} plans in ${seconds(latest.seconds)}, `,
+        latest.best_step_time_s === null ? "none fits yet" : `the best ${seconds(latest.best_step_time_s)} a step`,
+        bound ? `; no plan takes less than ${seconds(bound)}.` : "."),
+      chart(course),
+      rows.length ? table("Searchers", [["searcher"], ["plans", true], ["best step", true], ["above the bound", true]], rows) : "");
+  }
+
+  showSearch();
+  let due = null;
+  for await (const event of events(job.id, signal)) {
+    if (event.kind === "progress") {
+      course.add(event.data);
+      due ??= requestAnimationFrame(() => {
+        due = null;
+        showSearch();
+        head.querySelector("progress")?.replaceWith(bar(job, course.latest));
+      });
+    } else if (event.data.state !== job.state || event.data.attempt !== job.attempt) {
+      job = { ...job, state: event.data.state, attempt: event.data.attempt, problem: event.data.problem ?? null };
+      announce(`The job is ${job.state}.`);
+      showHead();
+    }
+  }
+  if (signal.aborted) return;
+  job = await get(`/v1/jobs/${job.id}`, signal);
+  showHead();
+  if (job.state === "succeeded") await showPlan(plan, job, signal);
+}

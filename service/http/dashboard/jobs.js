@@ -1,0 +1,49 @@
+// The list of jobs, looked at again every two seconds while the page is seen.
+
+import { get } from "./api.js";
+import { h, seconds, table } from "./dom.js";
+
+const AGAIN_MS = 2000;
+
+export const place = (request) =>
+  typeof request?.cluster === "string" ? request.cluster : request?.cluster?.name || "a cluster of its own";
+export const model = (job) => job.request?.model.name || job.model_id.slice(0, 12) || "a model";
+export const state = (name) => h("span", { class: `state state-${name}` }, name);
+
+export function bar(job, progress = job.progress) {
+  if (job.state === "queued") return h("span", { class: "quiet" }, "waits");
+  const fraction = job.state === "running" ? progress?.fraction ?? 0 : 1;
+  return h("progress", { value: fraction, max: 1, "aria-label": `Progress of ${model(job)}` }, `${Math.round(100 * fraction)} %`);
+}
+
+export async function showJobs(root, signal) {
+  document.title = "Jobs · AutoMAP";
+  const list = h("div");
+  root.append(h("h1", {}, "Jobs"), list);
+  let before = "";
+  for (;;) {
+    if (!document.hidden) {
+      const { jobs } = await get("/v1/jobs?limit=50", signal);
+      const now = JSON.stringify(jobs);
+      // Untouched while nothing changes, so that who reads or tabs through it is not thrown out.
+      if (now !== before) list.replaceChildren(jobs.length ? rows(jobs) : nothing());
+      before = now;
+    }
+    await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
+    if (signal.aborted) return;
+  }
+}
+
+const nothing = () => h("p", {}, "There are no jobs yet. ", h("a", { href: "#/new" }, "Start a search."));
+
+function rows(jobs) {
+  return table("The latest jobs, newest first", [["model"], ["cluster"], ["state"], ["progress"], ["best step", true], ["begun"]],
+    jobs.map((job) => [
+      h("a", { href: `#/jobs/${job.id}` }, model(job)),
+      place(job.request),
+      state(job.state),
+      bar(job),
+      seconds(job.progress?.best_step_time_s),
+      new Date(1000 * job.created_at).toLocaleString(),
+    ]));
+}

@@ -1,0 +1,159 @@
+"""Events of jobs, from Redis to everybody who listens here: one thread reads, however many listen.
+
+The thread runs while somebody listens. It reads the stream of changes, and each changed job's own stream once; a
+listener that cannot keep up is let go, and comes back with the id of the last event that it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import redis
+from fastapi.concurrency import run_in_threadpool
+
+from service.jobs import events
+from service.jobs.events import CHANGES, Event
+from service.jobs.store import impatient
+
+LOG = logging.getLogger("automap.api")
+MOST_LISTENERS = 2000
+"""Listeners of all jobs together (assumed: two connections for each of a thousand people)."""
+_BLOCK_MS = 500
+"""Longest time that a read waits for changes, within which the thread also sees that nobody listens any more."""
+_PAUSE_S = 0.5
+"""Seconds between two attempts while Redis is away."""
+_WAITING = 256
+"""Batches of events that wait for a listener at most."""
+
+Batch = Sequence[Event]
+"""Events in order; an empty batch tells the listener to go."""
+
+
+class FeedFull(Exception):
+    """So many listen already."""
+
+
+@dataclass(slots=True)
+class _Topic:
+    """A stream that somebody listens to."""
+
+    last: str
+    """Id of the last event that was handed on."""
+    listeners: set[_Listener] = field(default_factory=set)
+
+
+class _Listener:
+    """One who listens, on an event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.queue: asyncio.Queue[Batch] = asyncio.Queue()
+
+    def give(self, batch: Batch) -> None:
+        """Hands events on, from any thread."""
+        with contextlib.suppress(RuntimeError):  # its loop has ended
+            self._loop.call_soon_threadsafe(self._put, batch)
+
+    def _put(self, batch: Batch) -> None:
+        self.queue.put_nowait(batch if self.queue.qsize() < _WAITING else ())
+
+
+class Feed:
+    """The events of all jobs of one Redis."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        # Its own connections: the thread may outlive by a moment what it was made from.
+        self._client = impatient(client)
+        self._topics: dict[str, _Topic] = {}
+        self._lock = threading.Lock()
+        self._changed: str | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+
+    @contextlib.asynccontextmanager
+    async def listen(self, stream: str) -> AsyncIterator[asyncio.Queue[Batch]]:
+        """Gives a queue with everything that is added to a stream from now on.
+
+        Args:
+            stream: key of the stream.
+
+        Raises:
+            FeedFull: so many listen already.
+            redis.RedisError: the store does not answer.
+        """
+        listener = _Listener()
+        await run_in_threadpool(self._add, stream, listener)
+        try:
+            yield listener.queue
+        finally:
+            self._remove(stream, listener)
+
+    @property
+    def num_listeners(self) -> int:
+        """Number of those who listen."""
+        with self._lock:
+            return sum(len(topic.listeners) for topic in self._topics.values())
+
+    def close(self) -> None:
+        """Lets every listener go."""
+        self._closed.set()
+        with self._lock:
+            for topic in self._topics.values():
+                for listener in topic.listeners:
+                    listener.give(())
+
+    def _add(self, stream: str, listener: _Listener) -> None:
+        if self.num_listeners >= MOST_LISTENERS or self._closed.is_set():
+            raise FeedFull
+        last, changed = events.latest(self._client, stream), events.latest(self._client, CHANGES)
+        with self._lock:
+            self._topics.setdefault(stream, _Topic(last)).listeners.add(listener)
+            if self._thread is None:
+                self._changed = changed
+                self._thread = threading.Thread(target=self._run, name="events", daemon=True)
+                self._thread.start()
+
+    def _remove(self, stream: str, listener: _Listener) -> None:
+        with self._lock:
+            topic = self._topics[stream]
+            topic.listeners.discard(listener)
+            if not topic.listeners:
+                del self._topics[stream]
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._topics or self._closed.is_set():
+                    self._thread = None
+                    self._client.connection_pool.disconnect(inuse_connections=False)
+                    return
+            try:
+                self._hand_on()
+            except redis.RedisError as fault:
+                LOG.debug("events: %s", fault)
+                self._closed.wait(_PAUSE_S)
+
+    def _hand_on(self) -> None:
+        """Waits for changes and hands the new events on."""
+        assert self._changed is not None
+        found = cast("list[Any]", self._client.xread({CHANGES: self._changed}, block=_BLOCK_MS))
+        rows = found[0][1] if found else ()
+        for stream in dict.fromkeys(row[b"stream"].decode() for _, row in rows):
+            with self._lock:
+                topic = self._topics.get(stream)
+            if topic is None:
+                continue
+            batch = events.read(self._client, stream, topic.last)
+            if batch:
+                topic.last = batch[-1].id
+                with self._lock:
+                    for listener in topic.listeners:
+                        listener.give(batch)
+        if rows:
+            self._changed = rows[-1][0].decode()

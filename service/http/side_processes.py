@@ -1,0 +1,123 @@
+"""Children that price and draw plans for requests, a few at a time; see `service.side_process`.
+
+A child serves one request after another. One that takes too long, or dies, is gone with its request alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+from anyio import CapacityLimiter
+from fastapi import HTTPException
+
+from service.problems import problem
+
+LOG = logging.getLogger("automap.api")
+MOST = 2
+"""Children (assumed: they must leave processors to the searches)."""
+MOST_WAITING = 16
+"""Requests that wait for a child; more are told to come again."""
+LIMIT_S = 60
+"""Seconds that a request may take in a child, the start of the child included."""
+
+
+class SideProcesses:
+    """The children of one service; they are started when they are first needed."""
+
+    def __init__(self) -> None:
+        self._idle: list[subprocess.Popen[bytes]] = []
+        self._lock = threading.Lock()
+        self._closed = False
+        self._limiter: CapacityLimiter | None = None
+
+    async def ask(self, task: str, document: Mapping[str, Any], graph: bytes) -> dict[str, Any]:
+        """What a child answers to a task.
+
+        Args:
+            task: one of `service.side_process.TASKS`.
+            document: what the task needs.
+            graph: the model, see `ir.serialize`.
+
+        Raises:
+            HTTPException: the task cannot be met, takes too long, or too many wait.
+        """
+        if self._limiter is None:
+            self._limiter = CapacityLimiter(MOST)
+        if self._limiter.statistics().tasks_waiting >= MOST_WAITING:
+            raise HTTPException(503, problem(503, "Too many wait", "Try again shortly."), {"Retry-After": "5"})
+        head = {"task": task, "document": document, "num_bytes": len(graph), "limit_s": LIMIT_S}
+        data = json.dumps(head).encode() + b"\n" + graph
+        line = await anyio.to_thread.run_sync(self._ask, data, limiter=self._limiter)
+        if not line:
+            repair = "Give a smaller model, cluster or number of micro-batches."
+            raise HTTPException(422, problem(422, "It took too long or too much memory", repair, repair=repair))
+        answer: dict[str, Any] = json.loads(line)
+        if "problem" in answer:
+            raise HTTPException(answer["problem"]["status"], answer["problem"])
+        found: dict[str, Any] = answer["found"]
+        return found
+
+    def close(self) -> None:
+        """Ends the children."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for child in idle:
+            _end(child)
+
+    def _ask(self, data: bytes) -> bytes:
+        """A child's answer; empty where it died."""
+        with self._lock:
+            child = self._idle.pop() if self._idle else None
+        child = child or _start()
+        assert child.stdin is not None and child.stdout is not None
+        timer = threading.Timer(LIMIT_S, child.kill)
+        timer.start()
+        try:
+            child.stdin.write(data)
+            child.stdin.flush()
+            line = child.stdout.readline()
+        except OSError:
+            line = b""
+        finally:
+            timer.cancel()
+        with self._lock:
+            if line and not self._closed:
+                self._idle.append(child)
+                return line
+        _end(child)
+        if not line:
+            LOG.warning("a child that prices plans died with status %s", child.returncode)
+        return line
+
+
+def _start() -> subprocess.Popen[bytes]:
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
+    # It ends with its input, which ends with this process, however that ends.
+    return subprocess.Popen(
+        (sys.executable, "-P", "-m", "service.side_process"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        # The address and password of the store are nothing for it.
+        env={k: v for k, v in os.environ.items() if not k.startswith("AUTOMAP_")} | {"PYTHONPATH": path},
+    )
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            with contextlib.suppress(BrokenPipeError):  # what it had not read
+                pipe.close()
+    child.wait()

@@ -1,0 +1,54 @@
+"""Plans with a price: one of stated degrees, and one that somebody has written, with all that a picture of it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from automap.plan import Plan
+    from automap.price.evaluator import Evaluator
+
+
+def hand_made_plan(evaluator: Evaluator, stated: Mapping[str, Any]) -> Plan:
+    """The plan of the stated degrees, with its estimate and reasons.
+
+    Args:
+        evaluator: of the problem.
+        stated: fields of `automap.space.stated_strategy.Strategy`.
+
+    Raises:
+        PlanError: a degree that does not fit.
+    """
+    from automap.price.estimate import annotate
+    from automap.price.plan_writer import to_plan
+    from automap.space.stated_strategy import Strategy, hand_made, recomputes_nothing, undivided
+
+    degrees = Strategy(**stated)
+    lowered = hand_made(evaluator, degrees)
+    plan = annotate(to_plan(lowered, evaluator), lowered, evaluator)
+    notes = (*undivided(evaluator, lowered), *recomputes_nothing(degrees, lowered, plan.training.trainer))
+    return replace(plan, warnings=(*plan.warnings, *notes))
+
+
+def priced_anew(plan: Plan, evaluator: Evaluator, *, with_timeline: bool = False) -> Plan:
+    """A plan with a new estimate and new reasons.
+
+    Args:
+        plan: any plan.
+        evaluator: of its problem.
+        with_timeline: whether the estimate says when each action of the step begins and ends, for pictures.
+
+    Raises:
+        PlanError: the plan is illegal, or for another model.
+    """
+    from automap.price.estimate import annotate, timeline
+    from automap.price.plan_reader import lower_plan
+
+    lowered = lower_plan(plan, evaluator)
+    plan = annotate(plan, lowered, evaluator)
+    assert plan.estimate is not None
+    if not with_timeline:
+        return plan
+    return replace(plan, estimate=replace(plan.estimate, timeline=timeline(lowered, evaluator)))

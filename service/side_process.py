@@ -1,0 +1,107 @@
+"""A child of the service that prices and draws plans, so that the process that answers requests never computes.
+
+It reads tasks from standard input and writes an answer to each: a line of JSON, and behind the line of a task the
+bytes of its model's graph. It knows no store and no queue. It ends when its input does, when a task takes longer than
+it may, and when it needs more memory than it may. Run as `python -m service.side_process`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from automap.errors import UserError
+from automap.records import to_json
+from service.problems import problem, problem_of
+
+MEMORY_BYTES = 4 << 30
+"""Memory that it may have, its libraries included: the largest plans that are found take 1 GiB (assumed)."""
+_GRACE_S = 2
+"""Seconds after which it ends itself should the parent, which ends it sooner, be gone."""
+
+Task = Callable[[Mapping[str, Any], bytes], dict[str, Any]]
+
+
+def estimate(document: Mapping[str, Any], graph: bytes) -> dict[str, Any]:
+    """Prices a plan, or stated degrees: {request, plan | degrees} → the plan with its estimate."""
+    from automap.plan import Plan
+    from service.priced import hand_made_plan, priced_anew
+
+    if document["plan"] is None:
+        return hand_made_plan(_evaluator(document, graph), document["degrees"]).to_json()
+    plan = Plan.from_json(document["plan"])
+    return priced_anew(plan, _evaluator(document, graph, plan)).to_json()
+
+
+def draw(document: Mapping[str, Any], graph: bytes) -> dict[str, Any]:
+    """Draws a plan: {request, plan} → {html, lines, pictures: {name: {about, svg}}}."""
+    from automap.plan import Plan
+    from service.drawing.page import ABOUT, report, svg
+    from service.drawing.pictures import PICTURES
+    from service.priced import priced_anew
+    from service.report import head, summary
+
+    plan = Plan.from_json(document["plan"])
+    # What the search has recorded stays; the price of today fills in the timeline.
+    drawn = priced_anew(plan, _evaluator(document, graph, plan), with_timeline=True)
+    return {
+        "html": report(drawn),
+        "lines": [list(line) for line in (summary(drawn) if drawn.search is not None else head(drawn))],
+        "pictures": {name: {"about": ABOUT[name], "svg": svg(picture(drawn))} for name, picture in PICTURES.items()},
+    }
+
+
+TASKS: Mapping[str, Task] = {"estimate": estimate, "draw": draw}
+
+
+def _evaluator(document: Mapping[str, Any], graph: bytes, plan: Any = None) -> Any:
+    from automap.price.evaluator import Evaluator
+    from ir.serialize import graph_from_bytes
+    from service.jobs.run_job import JobRequest, build_problem, import_graph
+
+    request = JobRequest.from_json(document["request"])
+    if plan is not None:
+        request = replace(request, cluster=plan.cluster, training=to_json(plan.training))
+    if request.model.zoo:
+        return Evaluator(build_problem(import_graph(b"", request), request))
+    own = replace(graph_from_bytes(graph), sha256=document["model_id"])
+    return Evaluator(build_problem(own, request))
+
+
+def answer(line: bytes, graph: bytes) -> dict[str, Any]:
+    """The answer to a task: {found}, or {problem} if it cannot be met."""
+    task = json.loads(line)
+    try:
+        return {"found": TASKS[task["task"]](task["document"], graph)}
+    except UserError as fault:
+        return {"problem": problem_of(fault)}
+    except MemoryError:
+        return {"problem": problem(422, "The plan is too large", "It needs more memory than the service gives it.")}
+    except ModuleNotFoundError as fault:
+        return {"problem": problem(501, "Not installed", f"The service lacks {fault.name}.")}
+
+
+def main() -> None:
+    """Answers tasks until the input ends."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        os.environ[name] = "1"
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print is no answer
+    while line := sys.stdin.buffer.readline():
+        head = json.loads(line)
+        graph = sys.stdin.buffer.read(head["num_bytes"])
+        signal.alarm(head["limit_s"] + _GRACE_S)
+        output.write(json.dumps(answer(line, graph)).encode() + b"\n")
+        output.flush()
+        signal.alarm(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""Placement searchers: what they hand out fits, is what they say it is, and is the optimum where that is known."""
+
+import itertools
+from dataclasses import replace
+
+import jsonschema
+import numpy as np
+import pytest
+
+from agents.gnn.baselines import BASELINES, place_by_flows
+from agents.gnn.enumeration import count, enumerate_placements, feasible
+from agents.gnn.metropolis import begin_walk, search_by_loads, search_metropolis
+from agents.gnn.search import search
+from agents.searcher import Budget
+from automap.errors import NothingFits, PlanError, ProblemError
+from automap.gnn.kernels.moves import walk_on
+from automap.gnn.launch import launch_list
+from automap.gnn.made_up import Shape, make_problem
+from automap.gnn.plan import GnnPlan, gnn_plan_schema
+from automap.gnn.problem import GnnProblem
+from automap.gnn.simulator import Simulator
+
+TINY = Shape(machines=3, workers=2, samplers=1, nic_Gbps=10)
+MIDDLE = Shape(machines=6, workers=8, samplers=2)
+
+
+def simulator(shape: Shape, seed: int, iterations: int = 6) -> Simulator:
+    return Simulator(make_problem(shape, seed), iterations=iterations, seed=seed)
+
+
+def evaluations(most: int):
+    return lambda done: max(0.0, 1.0 - done / most)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_rule_keeps_to_the_room_of_the_machines(seed):
+    one = simulator(MIDDLE, seed)
+    for rule in (*BASELINES.values(), place_by_flows):
+        assert one.fits(rule(one, np.random.default_rng(seed)))
+
+
+def test_packing_by_flows_moves_fewer_bytes_than_any_other_rule():
+    far = dict.fromkeys((*BASELINES, "flows"), 0.0)
+    for seed in range(6):
+        one = simulator(MIDDLE, seed)
+        for name, rule in (*BASELINES.items(), ("flows", place_by_flows)):
+            place = rule(one, np.random.default_rng(seed))
+            is_far = place[one.arrays.source] != place[one.arrays.target]
+            far[name] += one.arrays.mean_bytes[is_far].sum()
+    assert min(far, key=far.get) == "flows"
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_a_walk_keeps_its_books(simulated):
+    one, rng = simulator(MIDDLE, 0), np.random.default_rng(0)
+    start = place_by_flows(one, rng)
+    begin_s = float(one.makespans([start])[0]) if simulated else 1.0
+    walk = begin_walk(one, start, begin_s)
+    walk_on(one.arrays, walk, rng.random((600 if simulated else 5000, 5)), np.full(5000, 0.05), simulated)
+    again = begin_walk(one, walk.place, 0.0)
+    assert not np.array_equal(walk.place, start)
+    assert one.fits(walk.place) and one.fits(walk.best)
+    np.testing.assert_allclose(walk.room, again.room, atol=1e-9)
+    np.testing.assert_allclose(walk.load_s, again.load_s, atol=1e-9)
+    if simulated:
+        assert one.makespans([walk.place, walk.best]).tolist() == walk.value_s.tolist()
+
+
+def test_a_search_by_loads_makes_the_busiest_interface_less_busy():
+    one, rng = simulator(MIDDLE, 1), np.random.default_rng(1)
+    start = BASELINES["random"](one, rng)
+    found = search_by_loads(one, start, 20_000, rng)
+    assert begin_walk(one, found, 0.0).load_s.max() < 0.7 * begin_walk(one, start, 0.0).load_s.max()
+
+
+def test_enumeration_knows_every_placement_that_fits():
+    one = simulator(TINY, 0, iterations=2)
+    choices = [range(3) if pinned < 0 else [pinned] for pinned in one.pinned]
+    brute = [place for place in map(np.array, itertools.product(*choices)) if one.fits(place)]
+    assert sorted(map(tuple, feasible(one))) == sorted(map(tuple, brute))
+    assert len(brute) < count(one)
+    _, best_s, simulated = enumerate_placements(one)
+    assert best_s == min(one.run(place).makespan_s for place in brute) and simulated == len(brute)
+
+
+def test_metropolis_finds_the_optimum_of_small_problems():
+    hits = 0
+    for seed in range(8):
+        one = simulator(TINY, seed)
+        start = BASELINES["random"](one, np.random.default_rng(seed))
+        _, found_s, done = search_metropolis(one, start, np.random.default_rng(seed), share_left=evaluations(600))
+        hits += found_s <= enumerate_placements(one)[1] * (1 + 1e-9)
+        assert done >= 600
+    assert hits >= 7
+
+
+def test_a_budget_in_evaluations_gives_one_plan():
+    problem = make_problem(MIDDLE, 2)
+    first, second = (search(problem, Budget(evaluations=60), seed=3, searcher="metropolis") for _ in range(2))
+    assert replace(first, search=second.search) == second
+
+
+@pytest.fixture(scope="module")
+def made():
+    problem = make_problem(TINY, 5)
+    return problem, search(problem, Budget(evaluations=100), seed=0)
+
+
+def test_a_plan_is_read_back_and_says_what_was_simulated(made):
+    problem, plan = made
+    document = plan.to_json()
+    jsonschema.validate(document, gnn_plan_schema())
+    assert GnnPlan.from_json(document) == plan
+    again = Simulator(problem, iterations=plan.estimate.iterations, seed=1)
+    place = plan.places(again)
+    seconds = again.run(place, ranks=plan.ranks(problem)).iteration_s
+    assert plan.estimate.low_s * 0.9 <= seconds <= plan.estimate.high_s * 1.1
+    assert plan.estimate.lower_bound_s <= plan.estimate.iteration_s <= plan.estimate.high_s
+    assert plan.search.is_optimal and plan.search.searcher == "enumeration"
+    assert all(plan.estimate.iteration_s <= seconds * 1.02 for seconds in plan.against.values())
+
+
+def test_plans_of_other_problems_and_broken_plans_are_refused(made):
+    problem, plan = made
+    one = Simulator(problem, iterations=1, seed=0)
+    with pytest.raises(PlanError, match="another problem"):
+        plan.places(simulator(MIDDLE, 0))
+    with pytest.raises(PlanError, match=r"placement.worker0.*unknown machine.*m0"):
+        replace(plan, placement={**plan.placement, "worker0": "m9"}).places(one)
+    with pytest.raises(PlanError, match="does not fit"):
+        replace(plan, placement={**plan.placement, "store0": "m1"}).places(one)
+    with pytest.raises(PlanError, match="Name each of the"):
+        replace(plan, priorities=plan.priorities[1:]).ranks(problem)
+
+
+@pytest.mark.parametrize("style", ["dgl", "pyg"])
+def test_a_launch_list_names_every_process_once_and_gives_each_gpu_once(made, style):
+    problem, plan = made
+    found = launch_list(plan, problem, style)
+    assert {p["name"]: p["host"] for p in found["processes"]} == plan.placement
+    gpus = [(p["host"], gpu) for p in found["processes"] for gpu in p.get("gpus", ())]
+    room = {m.name: m.gpus for m in problem.machines}
+    assert len(set(gpus)) == len(gpus) == 2 and all(gpu < room[host] for host, gpu in gpus)
+    ranks = [p["environment"]["RANK"] for p in found["processes"] if p["role"] == "worker"]
+    assert ranks == ["0", "1"]
+    apart = [p for p in found["processes"] if p.get("beside_worker") is False]
+    assert bool(found["warnings"]) == bool(apart)
+
+
+def test_what_cannot_be_searched_is_named():
+    problem = make_problem(MIDDLE, 0)
+    with pytest.raises(ProblemError, match="auto, metropolis"):
+        search(problem, Budget(evaluations=1), searcher="annealing")
+    with pytest.raises(ProblemError, match="too many placements"):
+        search(problem, Budget(evaluations=1), searcher="enumeration")
+    document = problem.to_json()
+    for task in document["tasks"]:
+        if task["role"] == "sampler":
+            task["cpus"] = 5.0
+    crowded = GnnProblem.from_json(document)
+    with pytest.raises(NothingFits, match="Add a machine"):
+        search(crowded, Budget(evaluations=1))

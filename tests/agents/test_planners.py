@@ -1,0 +1,156 @@
+"""Planners of the literature: their programs against brute force, and their plans against what every plan must hold."""
+
+import itertools
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from agents import Budget, search
+from agents.incumbent import Incumbent
+from agents.planners.aceso import Primitives, relieve, starts
+from agents.planners.alpa import least_sums
+from agents.planners.galvatron import Option, add_kind
+from agents.planners.skeletons import worth_of
+from agents.planners.whale import balance
+from automap.cluster import parse_cluster
+from automap.plan import Plan
+from automap.price.estimate import price
+from automap.problem import Problem
+from automap.space.space import PlanSpace
+
+NAMES = ("spp", "alpa", "piper", "galvatron", "aceso", "whale")
+
+
+def random_table(rng, layers, devices):
+    """Seconds of stages on aligned submeshes; some do not fit."""
+    times = {}
+
+    def seconds(behind, place, size):
+        if (behind, place, size) not in times:
+            ends = np.concatenate([[0.0], np.cumsum(rng.random(layers))]) / size
+            span = ends[None, :] - ends[:, None] + 0.05 * rng.random()
+            span[np.tril_indices(layers + 1)] = np.inf
+            span[rng.random(span.shape) < 0.1] = np.inf
+            times[behind, place, size] = span
+        return times[behind, place, size]
+
+    return SimpleNamespace(space=SimpleNamespace(num_units=layers), order=tuple(range(devices)), seconds=seconds)
+
+
+def tilings(place, devices, sizes):
+    """All ways to tile the devices from a place on with aligned submeshes."""
+    if place == devices:
+        yield ()
+    for size in sizes:
+        if place % size == 0 and place + size <= devices:
+            yield from ((size, *others) for others in tilings(place + size, devices, sizes))
+
+
+def test_alpas_sums_are_brute_force():
+    rng = np.random.default_rng(0)
+    solved = 0
+    for _ in range(25):
+        layers, devices, sizes = int(rng.integers(2, 7)), 4, (1, 2, 4)
+        table, limit = random_table(rng, layers, devices), float(rng.uniform(0.5, 2.0))
+        found = {len(p.stages): (total, p) for total, p in least_sums(table, sizes, limit)}
+        best = {}
+        for tiling in tilings(0, devices, sizes):
+            places = np.cumsum([0, *tiling]).tolist()
+            for cuts in itertools.combinations(range(1, layers), len(tiling) - 1):
+                at, count = (0, *cuts, layers), len(tiling)
+                times = [table.seconds(count - n, places[n], size)[at[n], at[n + 1]] for n, size in enumerate(tiling)]
+                if max(times) <= limit:
+                    best[count] = min(best.get(count, np.inf), sum(times))
+        assert set(found) == set(best)
+        for count, (total, partition) in found.items():
+            assert total == pytest.approx(best[count])
+            assert partition.load_s <= limit
+            solved += 1
+    assert solved > 25
+
+
+def test_galvatrons_layers_are_brute_force():
+    """Three kinds of layers, two strategies, conversions, and memory for some of the combinations."""
+    rng = np.random.default_rng(1)
+    fitting = 0
+    for _ in range(20):
+        levels = 12
+        kinds = [
+            [
+                Option(strategy, 0, 0, float(rng.random()), int(rng.integers(1, 7)))
+                for strategy in (0, 1)
+                for _ in range(3)
+            ]
+            for _ in range(3)
+        ]
+        changes = [np.zeros((2, 2)), *(rng.random((2, 2)) * (1 - np.eye(2)) for _ in range(2))]
+        worth = np.zeros((2, levels + 1))
+        for options, change in zip(kinds, changes, strict=True):
+            worth, _, _ = add_kind(worth, options, change)
+        best = np.inf
+        for picked in itertools.product(*kinds):
+            if sum(option.level for option in picked) <= levels:
+                moved = sum(changes[n][picked[n - 1].strategy, picked[n].strategy] for n in (1, 2))
+                best = min(best, sum(option.seconds for option in picked) + moved)
+        assert worth.min() == pytest.approx(best)
+        fitting += np.isfinite(best)
+    assert fitting > 10
+
+
+def test_whales_balance_is_nearly_the_best_that_fits():
+    """The slowest device has at most two samples more than in the best of all shares that fit."""
+    rng = np.random.default_rng(2)
+    for _ in range(60):
+        count, samples = int(rng.integers(2, 4)), int(rng.integers(4, 13))
+        rate, fixed = rng.uniform(1.0, 3.0, count), rng.uniform(0.0, 3.0, count)
+        room, each = rng.uniform(4.0, 12.0, count), rng.uniform(0.5, 1.5, count)
+        every = [
+            shares
+            for shares in itertools.product(range(1, samples + 1), repeat=count)
+            if sum(shares) == samples and (fixed + np.array(shares) * each <= room).all()
+        ]
+        found = balance(samples, rate, room, fixed, each)
+        if not every:
+            assert found is None
+            continue
+        assert tuple(found) in every
+        best = min((np.array(shares) / rate).max() for shares in every)
+        assert (np.array(found) / rate).max() <= best + 2.0 / rate.min()
+
+
+def test_whale_shares_in_proportion_where_all_have_room():
+    assert balance(40, [3.0, 1.0], [1e3, 1e3], [0.0, 0.0], [1.0, 1.0]) == [30, 10]
+    assert balance(40, [3.0, 1.0], [20.0, 1e3], [0.0, 0.0], [1.0, 1.0]) == [20, 20]
+
+
+@pytest.fixture(scope="module")
+def problem(gpt):
+    graph = gpt(layers=4, hidden=64)
+    return Problem.build(graph, parse_cluster("2xV100-16GB+2xP100-16GB@10Gbit"), {"global_batch": 16})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_plans_hold(problem, name):
+    """Verified (else the search fails), of the same price when read back, and the same again with the same budget."""
+    found = search(problem, Budget.parse(40), searcher=name)
+    assert found.plan.search.found_by == name
+    assert found.plan.search.searchers[name] == found.step_time_s
+    again = Plan.from_json(json.loads(json.dumps(found.plan.to_json())))
+    assert price(problem, again) == found.plan.estimate
+    assert search(problem, Budget.parse(40), searcher=name).step_time_s == found.step_time_s
+
+
+def test_aceso_only_goes_to_better_plans(problem):
+    space = PlanSpace(problem)
+    incumbent = Incumbent(space, Budget(evaluations=2_000), searcher="aceso")
+    primitives = Primitives(space)
+    for start in starts(space):
+        ((seconds, overflow),) = space.price(np.array([start])).tolist()
+        end = relieve(incumbent, primitives, start, set())
+        ((last_s, last_overflow),) = space.price(np.array([end])).tolist()
+        assert worth_of(last_s, last_overflow) <= worth_of(seconds, overflow)
+        # What is one primitive away is no better.
+        near = space.price(np.array(primitives.of(end)))
+        assert min(worth_of(*one) for one in near.tolist()) >= worth_of(last_s, last_overflow)

@@ -1,0 +1,146 @@
+"""The dashboard in a real browser: from the form to the plan and a file; without a request to anybody else."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis
+
+from agents.searcher import Progress, Reached
+from service.jobs import worker
+from service.jobs.store import Store
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+GPT = "gpt:layers=4,hidden=256,heads=4,vocab_size=1024,seq_len=128"
+FOLDER = Path(__file__).resolve().parents[2] / "service" / "http" / "dashboard"
+
+
+def test_its_files_are_served_strictly(api: httpx.Client) -> None:
+    page = api.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    named = re.findall(r'(?:src|href)="(/[^"]+)"', page.text)
+    assert {Path(name).name for name in named} <= {path.name for path in FOLDER.iterdir()}
+    for path in FOLDER.iterdir():
+        answer = api.get(f"/dashboard/{path.name}")
+        assert answer.content == path.read_bytes()
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+        assert api.get(f"/dashboard/{path.name}", headers={"If-None-Match": answer.headers["etag"]}).status_code == 304
+        for imported in re.findall(r'from "\./([^"]+)"', path.read_text()):
+            assert (FOLDER / imported).exists()
+    assert api.get("/dashboard/..%2f__init__.py").status_code == 404
+    assert api.get("/dashboard/app.py").status_code == 404
+
+
+def told(number: int) -> Progress:
+    members = {
+        "expert": Reached(evaluations=10 * number, best_step_time_s=0.9),
+        "mcmc": Reached(evaluations=100 * number, best_step_time_s=0.9 - 0.01 * number),
+    }
+    return Progress(
+        searcher="mcmc", evaluations=110 * number, seconds=0.5 * number, best_step_time_s=0.9 - 0.01 * number,
+        lower_bound_s=0.4, fraction=number / 20, members=members,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("not run: the dashboard in a browser (apt-get install chromium)")
+    playwright = pytest.importorskip("playwright.sync_api", reason="not run: the dashboard in a browser (playwright)")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield started
+        started.close()
+
+
+@pytest.mark.slow
+def test_from_the_form_to_the_plan(
+    browser: Any, api: httpx.Client, store: Store, client: redis.Redis, until: Any, tmp_path: Path
+) -> None:
+    context = browser.new_context(color_scheme="dark", accept_downloads=True, viewport={"width": 1100, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    faults: list[str] = []
+    asked: list[str] = []
+    page.on("console", lambda line: faults.append(line.text) if line.type == "error" else None)
+    page.on("pageerror", lambda fault: faults.append(str(fault)))
+    page.on("request", lambda request: asked.append(request.url))
+    may_end = threading.Event()
+
+    def search(problem: Any, budget: Any, *, on_progress: Any, **rest: Any) -> Any:
+        from agents import search_offer
+
+        on_progress(told(1))
+        for _ in range(600):
+            if may_end.wait(0.05):
+                break
+            on_progress(told(10))
+        return search_offer(problem, budget, on_progress=on_progress, **rest)
+
+    def work() -> None:
+        (job,) = until(store.active)
+        worker.run(job.id, client, search=search)
+
+    page.goto(str(api.base_url))
+    page.get_by_role("link", name="Start a search.").click()
+    # A request that is refused says where: the field has the focus, and says that it is wrong.
+    page.get_by_label("Name of the model").fill(GPT)
+    page.get_by_label("Cluster").fill("8xZ9000")
+    page.get_by_role("button", name="Search").click()
+    page.get_by_role("alert").get_by_text("Z9000").wait_for()
+    assert page.evaluate("document.activeElement.id") == "cluster"
+    assert page.get_by_label("Cluster").get_attribute("aria-invalid") == "true"
+    faults.clear()  # the browser itself reports the status 422
+    page.get_by_label("Cluster").fill("8xA100-80GB")
+    page.get_by_label("Samples of a step").fill("64")
+    page.get_by_label("Precision").select_option("bf16")
+    page.get_by_label("Budget").fill("300")
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    # By keyboard alone.
+    page.get_by_label("Budget").press("Enter")
+    page.get_by_role("heading", name="Search", exact=True).wait_for()
+    # The search is shown while it goes on, each searcher for itself.
+    page.get_by_role("img", name="Best step time of each searcher").wait_for()
+    page.get_by_role("row", name="mcmc").get_by_text("1,000").wait_for()
+    assert page.locator("svg.chart path").count() == 2
+    assert page.get_by_text("running", exact=True).is_visible()
+    may_end.set()
+    page.get_by_role("heading", name="Plan:").wait_for()
+    page.get_by_role("img", name="What each pipeline rank does in a step").wait_for()
+    thread.join()
+    (job,) = store.jobs(1)
+    plan = store.plan(job.id)
+    assert plan is not None
+    shown = page.locator("main").inner_text()
+    for line in plan["why"]:
+        assert line in shown
+    sizes = page.locator("figure img").evaluate_all("images => images.map(i => i.naturalWidth)")
+    assert len(sizes) == 5 and all(sizes)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download plan.json").click()
+    download.value.save_as(tmp_path / "plan.json")
+    assert json.loads((tmp_path / "plan.json").read_text()) == plan
+    page.get_by_label("Configuration of a trainer").select_option("deepspeed")
+    page.get_by_role("button", name="Export").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download deepspeed.json").click()
+    download.value.save_as(tmp_path / "deepspeed.json")
+    assert json.loads((tmp_path / "deepspeed.json").read_text())["train_batch_size"] == 64
+    # The list, and everything it links to, by the keyboard.
+    page.get_by_role("link", name="Jobs").click()
+    page.get_by_role("link", name=GPT).focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Plan:").wait_for()
+    assert not faults
+    assert {httpx.URL(url).host for url in asked if not url.startswith(("data:", "blob:"))} == {api.base_url.host}
+    context.close()

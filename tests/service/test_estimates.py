@@ -1,0 +1,137 @@
+"""Plans priced and drawn over REST: the same figures as on the command line, in another process, within limits."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import redis
+
+from service import side_process
+from service.command.main import main
+from service.drawing.pictures import PICTURES
+from service.http import side_processes
+from service.http.side_processes import SideProcesses
+from service.jobs import worker
+
+GPT = "gpt:layers=4,hidden=256,heads=4,vocab_size=1024,seq_len=128"
+ASKED = {"zoo": GPT, "cluster": "8xA100-80GB", "training": {"global_batch": 64}}
+
+
+def children() -> list[psutil.Process]:
+    found = psutil.Process().children()
+    return [child for child in found if "service.side_process" in child.cmdline()]
+
+
+def test_degrees_are_priced_as_on_the_command_line(api: httpx.Client, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--cluster", "8xA100-80GB", "--global-batch", "64", "--pp", "2", "--tp", "2", "--zero", "1", "--json"]
+    assert main(["estimate", f"zoo:{GPT}", *words]) == 0
+    own = json.loads(capsys.readouterr().out)
+    found = api.post("/v1/estimates", json={**ASKED, "degrees": {"pp": 2, "tp": 2, "zero": 1}})
+    assert found.status_code == 200, found.text
+    plan = found.json()
+    assert plan["model"]["name"] == GPT
+    assert {**plan, "model": None} == {**own, "model": None}
+    # The plan as a document has the same price; here nothing was computed.
+    again = api.post("/v1/estimates", json={**ASKED, "plan": plan}).json()
+    assert again["estimate"] == plan["estimate"]
+    assert len(children()) == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "field"),
+    [
+        ({"degrees": {"pp": 3}}, 422, "pp"),
+        ({"degrees": {"tp": 0}}, 422, "degrees.tp"),
+        ({"degrees": {"speed": 2}}, 422, "degrees.speed"),
+        ({"plan": {}}, 422, "plan"),
+        ({"plan": {"schema": "automap.plan/1"}, "degrees": {"tp": 2}}, 422, "degrees"),
+        ({"zoo": "gpt9"}, 404, "model"),
+        ({"cluster": "cluster.json"}, 422, "cluster"),
+        ({"training": {"global_batch": 63}, "degrees": {"dp": 8}}, 422, "micro_batch"),
+    ],
+)
+def test_what_cannot_be_priced(api: httpx.Client, more: dict[str, Any], status: int, field: str) -> None:
+    answer = api.post("/v1/estimates", json={**ASKED, **more})
+    document = answer.json()
+    assert answer.status_code == status, document
+    assert document["field"].startswith(field), document
+    assert document["repair"]
+
+
+def test_an_uploaded_model_is_priced_and_drawn(
+    api: httpx.Client, client: redis.Redis, light: Callable[[str], bytes], search: Any
+) -> None:
+    model = api.post("/v1/models?name=net", content=light("squeezenet")).json()
+    asked = {"model_id": model["id"], "cluster": "8xV100-16GB", "training": {"global_batch": 64}}
+    plan = api.post("/v1/estimates", json=asked).json()
+    assert plan["model"] == {"name": "net", "sha256": model["id"], "num_parameters": 1235496}
+    job = api.post("/v1/jobs", json=asked).json()
+    assert api.get(job["links"]["self"] + "/pictures").status_code == 409
+    worker.run(job["id"], client, search=search)
+    drawn = api.get(job["links"]["self"] + "/pictures")
+    assert drawn.status_code == 200, drawn.text
+    pictures = drawn.json()["pictures"]
+    assert set(pictures) == set(PICTURES)
+    for picture in pictures.values():
+        assert picture["about"] and picture["svg"].startswith("<svg ")
+    assert dict(drawn.json()["lines"])["step"]
+    page = api.get(job["links"]["self"] + "/report")
+    assert page.text.startswith("<!doctype html>") and page.headers["content-disposition"].startswith("attachment")
+
+
+GRAPH = b""
+
+
+def test_a_child_that_hangs_or_dies_takes_only_its_request_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    import anyio
+
+    own, before = SideProcesses(), children()
+    told = {"request": {"cluster": "8xA100-80GB", "training": {"global_batch": 64}, "model": {"zoo": GPT}}}
+    told |= {"model_id": "", "plan": None, "degrees": {}}
+    try:
+        # Killed in the middle of its start: whoever asked is told so, and the next one gets another child.
+        def kill() -> None:
+            while not (found := [child for child in children() if child not in before]):
+                time.sleep(0.001)
+            found[0].kill()
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        with pytest.raises(side_processes.HTTPException) as raised:
+            anyio.run(own.ask, "estimate", told, GRAPH)
+        thread.join()
+        assert raised.value.status_code == 422
+        # No time at all: it is ended.
+        monkeypatch.setattr(side_processes, "LIMIT_S", 0)
+        with pytest.raises(side_processes.HTTPException):
+            anyio.run(own.ask, "estimate", told, GRAPH)
+    finally:
+        own.close()
+    assert children() == before
+
+
+def test_it_ends_with_its_input_and_knows_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOMAP_REDIS_URL", "redis://:secret@nowhere")
+    child = side_processes._start()
+    assert b"secret" not in Path(f"/proc/{child.pid}/environ").read_bytes()
+    assert child.stdin is not None and child.stdout is not None
+    child.stdin.close()
+    assert child.wait(30) == 0
+    child.stdout.close()
+
+
+def test_a_task_that_needs_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def greedy(document: Any, graph: bytes) -> dict[str, Any]:
+        raise MemoryError
+
+    monkeypatch.setattr(side_process, "TASKS", {"greedy": greedy})
+    answer = side_process.answer(b'{"task": "greedy", "document": {}}', b"")
+    assert answer["problem"]["status"] == 422

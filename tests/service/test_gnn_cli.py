@@ -1,0 +1,41 @@
+"""`automap gnn` from a problem to a plan and its launch list."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from service.command.main import main
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "gnn_products.json"
+
+
+def test_the_example_becomes_a_plan_and_a_launch_list(tmp_path, capsys):
+    plan, launch = tmp_path / "plan.json", tmp_path / "launch.json"
+    assert main(["gnn", "search", str(EXAMPLE), "--budget", "50", "-o", str(plan)]) == 0
+    said = capsys.readouterr().out
+    assert "iteration 0." in said and "against" in said and "why" in said
+    assert json.loads(plan.read_text())["schema"] == "automap.gnn-plan/1"
+    assert main(["gnn", "export", str(plan), str(EXAMPLE), "--style", "pyg", "-o", str(launch)]) == 0
+    assert json.loads(launch.read_text())["style"] == "pyg"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["search", "missing.json"], "problem: cannot be read"),
+        (["search", str(EXAMPLE), "--budget", "soon"], "budget: not a budget"),
+        (["search", str(EXAMPLE), "--searcher", "luck"], "searcher: unknown"),
+        (["export", str(EXAMPLE), str(EXAMPLE)], "plan.name: unknown key"),
+        (["schema", "cluster"], "document: unknown"),
+    ],
+)
+def test_what_is_wrong_is_named(arguments, said, capsys):
+    assert main(["gnn", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("document", ["problem", "plan"])
+def test_schemas_are_printed(document, capsys):
+    assert main(["gnn", "schema", document]) == 0
+    assert json.loads(capsys.readouterr().out)["title"] == f"automap.gnn-{document}/1"
