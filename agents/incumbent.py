@@ -10,10 +10,8 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +19,13 @@ import numpy.typing as npt
 from agents.results.diverse_top_k import MOST, DiverseTopK, Found, unlike
 from agents.results.infeasibility_advice import nothing_fits
 from agents.results.local_sgd import PlanWithSync, with_sync_modes
-from agents.results.plainest import IllegalPlan, Offer, as_it_is, plainest, plainness
-from agents.results.side_by_side import of_unlike_degrees
+from agents.results.plainest import IllegalPlan, Offer, Outside, as_it_is, plainest
+from agents.results.side_by_side import fastest_of_each, of_unlike_degrees
 from agents.searcher import Budget, OnProgress, Progress, Reached, SearchResult, SearchTask, ShouldStop
+from agents.spending import Spending
 from automap.bounds.partial_plans import BoundTable
 from automap.plan import Plan, SearchRecord, Sync
 from automap.price.estimate import annotate, lower_bound_s
-from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import LoweredPlan
 from automap.price.plan_reader import same_lowered
 from automap.price.plan_writer import to_plan
@@ -44,35 +42,14 @@ REPORT_EVERY_S = 0.2
 """Least time between two progress reports, in seconds."""
 
 
-class Outside(NamedTuple):
-    """A plan that fits and lies outside the plan space."""
-
-    step_time_s: float
-    """Step time of the plan."""
-    plan: Plan
-    """The plan with its estimate."""
-    lowered: LoweredPlan
-    """The same plan in numbers."""
-    found_by: str
-    """Searcher that found it."""
-
-    def offer(self, evaluator: Evaluator) -> Offer:
-        """The plan as it is; it has no decisions that could be counted."""
-        rank = plainness(self.lowered, evaluator, is_template=False)
-        return Offer(plan=self.plan, found_by=self.found_by, plainness=rank, num_decisions=0, num_operator_decisions=0)
-
-
-class Incumbent:
+class Incumbent(Spending):
     """The best plan that one search has priced.
 
     Attributes:
         space: plan space of the problem.
-        budget: budget of the whole search.
-        should_stop: whether the caller wants the search to end.
         evaluations: number of plans priced so far.
         look_aheads: number of completions priced to look ahead, which are no plans of a searcher.
         first_proposal: step time of the network's first plan and seconds since the start, or None.
-        charged: number of plans that count against the budget.
         best: values of the best plan that fits, or None.
         best_s: step time of that plan, or infinity.
         best_by: name of the searcher that found it.
@@ -83,6 +60,7 @@ class Incumbent:
         least_overflow: its overflow, as a share of a device's memory.
         baselines: step times of the baselines that have been priced, see `agents.sampling.expert.price_grid`.
         improvements: (evaluations, seconds, step time) of each plan that was the best when it was priced.
+        by_searcher: the same of each searcher, of the plans that were its best.
     """
 
     def __init__(
@@ -95,13 +73,11 @@ class Incumbent:
         should_stop: ShouldStop = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(budget, should_stop, clock)
         self.space = space
-        self.budget = budget
-        self.should_stop = should_stop
         self.evaluations = 0
         self.look_aheads = 0
         self.first_proposal: tuple[float, float] | None = None
-        self.charged = 0
         self.best: Values | None = None
         self.best_s = float("inf")
         self.best_by = searcher
@@ -113,13 +89,10 @@ class Incumbent:
         self.least_overflow = float("inf")
         self.baselines: Mapping[str, float | None] = {}
         self.improvements: list[tuple[int, float, float]] = []
+        self.by_searcher: dict[str, list[tuple[int, float, float]]] = {}
         self._on_progress = on_progress
-        self._clock = clock
-        self._start = clock()
         self._diverse = DiverseTopK(space)
         self._reported = -REPORT_EVERY_S
-        self._pause_s: float | None = None
-        self._pause_at: int | None = None
         self._bound_s = lower_bound_s(space.problem)
 
     @staticmethod
@@ -152,21 +125,6 @@ class Incumbent:
         return BoundTable(self.space)
 
     @property
-    def seconds(self) -> float:
-        """Seconds since the start of the search."""
-        return self._clock() - self._start
-
-    @property
-    def fraction(self) -> float:
-        """Share of the budget that is spent, from 0 to 1."""
-        spent = 0.0
-        if self.budget.seconds is not None:
-            spent = self.seconds / self.budget.seconds
-        if self.budget.evaluations is not None:
-            spent = max(spent, self.charged / self.budget.evaluations)
-        return min(spent, 1.0)
-
-    @property
     def searcher(self) -> str:
         """Name of the searcher at work, which is credited with the plans that are priced."""
         return self._searcher
@@ -175,36 +133,6 @@ class Incumbent:
     def searcher(self, name: str) -> None:
         self._searcher = name
         self.reached.setdefault(name, None)
-
-    @property
-    def left(self) -> int | None:
-        """Evaluations that are still allowed; None where only seconds count."""
-        limits = [n for n in (self.budget.evaluations, self._pause_at) if n is not None]
-        return max(0, min(limits) - self.charged) if limits else None
-
-    @property
-    def left_s(self) -> float | None:
-        """Seconds that are still allowed; None where only evaluations count."""
-        limits = [s for s in (self.budget.seconds, self._pause_s) if s is not None]
-        return max(0.0, min(limits) - self.seconds) if limits else None
-
-    @property
-    def finished(self) -> bool:
-        """Whether the searcher has to stop now: its budget or its share is spent, or the caller wants it."""
-        return self.left == 0 or self.left_s == 0.0 or self.should_stop()
-
-    @contextmanager
-    def share(self, *, seconds: float | None = None, evaluations: int | None = None) -> Iterator[None]:
-        """Limits what is done inside the `with` block: `finished` is true after so much more at the latest."""
-        outer = self._pause_s, self._pause_at
-        if seconds is not None:
-            self._pause_s = self.seconds + min(seconds, self.left_s if self.left_s is not None else seconds)
-        if evaluations is not None:
-            self._pause_at = self.charged + min(evaluations, self.left if self.left is not None else evaluations)
-        try:
-            yield
-        finally:
-            self._pause_s, self._pause_at = outer
 
     def price(self, plans: Sequence[Values] | Ints) -> npt.NDArray[np.float64]:
         """Prices plans and keeps the best.
@@ -243,7 +171,7 @@ class Incumbent:
         if overflow <= 0.0:
             before = self.reached[searcher]
             if before is None or step_time_s < before:
-                self.reached[searcher] = step_time_s
+                self._reach(searcher, step_time_s)
                 self._add_diverse(searcher, values, step_time_s)
             if step_time_s < self.best_s:
                 self.best, self.best_s, self.best_by = values, step_time_s, searcher
@@ -271,7 +199,7 @@ class Incumbent:
         if outcome.fits and (before is None or seconds < before):
             plan = annotate(to_plan(lowered, space.evaluator), lowered, space.evaluator)
             if not Verifier(space.problem).violations(plan):
-                self.reached[self.searcher] = seconds
+                self._reach(self.searcher, seconds)
                 if seconds < self.least_s:
                     self.improvements.append((self.evaluations, self.seconds, seconds))
                 if self.outside is None or seconds < self.outside.step_time_s:
@@ -284,6 +212,10 @@ class Incumbent:
     def least_s(self) -> float:
         """Step time of the best plan, in the space or outside; infinity where none fits."""
         return self.best_s if self.outside is None else min(self.best_s, self.outside.step_time_s)
+
+    def _reach(self, searcher: str, step_time_s: float) -> None:
+        self.reached[searcher] = step_time_s
+        self.by_searcher.setdefault(searcher, []).append((self.evaluations, self.seconds, step_time_s))
 
     def _add_diverse(self, searcher: str, values: Values, step_time_s: float) -> None:
         self._diverse.add(np.array([values], dtype=np.int64), np.array([step_time_s]), searcher)
@@ -309,8 +241,23 @@ class Incumbent:
                     name: Reached(evaluations=self.priced[name], best_step_time_s=best_s)
                     for name, best_s in self.reached.items()
                 },
+                best=None if self.best is None else self._best_so_far,
             )
         )
+
+    def _best_so_far(self, seed: int) -> Plan:
+        assert self.best is not None
+        record = SearchRecord(
+            found_by=self.best_by,
+            seed=seed,
+            evaluations=self.evaluations,
+            look_aheads=self.look_aheads,
+            baselines=dict(self.baselines),
+            searchers=dict(self.reached),
+            seconds=self.seconds,
+            lower_bound_s=self._bound_s,
+        )
+        return self.plan(self.best, Sync(), record)
 
     def priced_templates(self) -> Iterator[tuple[list[tuple[Shape, Values]], npt.NDArray[np.float64]]]:
         """The templates of the space, `TEMPLATES` at a time, with their prices, see `price`."""
@@ -376,9 +323,6 @@ class Incumbent:
                 return as_it_is(self.space, (values, found_by), best)
             return plainest(self.space, (values, found_by), self._diverse.best(MOST, first), limit_s)
 
-        def others(count: int) -> tuple[Plan, ...]:
-            return of_unlike_degrees(self.space, [row for row, _ in self._diverse.best(MOST, first)], count)
-
         return SearchResult(
             plan=best,
             plainest=plainest_plan,
@@ -386,8 +330,9 @@ class Incumbent:
             seconds=self.seconds,
             proven=proven,
             improvements=tuple(self.improvements),
+            by_searcher=self.by_searcher,
             unlike=unlike_plans,
-            others=others,
+            others=self._others,
         )
 
     def _record(self, found_by: str, seed: int, bound_s: float, *, proven: bool) -> SearchRecord:
@@ -424,9 +369,14 @@ class Incumbent:
             evaluations=self.evaluations,
             seconds=self.seconds,
             improvements=tuple(self.improvements),
+            by_searcher=self.by_searcher,
             unlike=lambda count: (plan,),
-            others=lambda count: (),
+            others=lambda count: fastest_of_each((plan, *self._others(count)), count),
         )
+
+    def _others(self, count: int) -> tuple[Plan, ...]:
+        """The best plans of the space, each with other degrees, to be shown."""
+        return of_unlike_degrees(self.space, [row for row, _ in self.unlike(MOST)], count)
 
     def unlike(self, count: int) -> list[Found]:
         """The best plans that are unlike each other, all synchronous; none where nothing fits."""

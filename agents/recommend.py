@@ -6,10 +6,12 @@ mostly by some percent. Prices of devices come from the user. Units: seconds, de
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +33,8 @@ SINGLE_STEPS = 16
 """Number of nodes up to which every number is a candidate; beyond it, steps are a quarter of a power of two."""
 FEW = 16
 """Number of candidates below which processes of their own take longer to begin than they save (assumed)."""
+WAVE = 16
+"""Number of candidates that are rated before those that they beat are left out (assumed)."""
 HOUR, DAY = 3600.0, 86400.0
 
 
@@ -60,7 +64,8 @@ class Candidate:
     lower_bound_s: float | None = None
     """Step time that no plan on it goes below; null if the problem cannot be posed on it."""
     step_time_s: float | None = None
-    """Step time of the best template; null where there is none, or none was looked for."""
+    """Step time of the best template; null where there is none, or where none was looked for, because another candidate
+    costs no more, has no more devices, and is faster than any plan on this one."""
     fault: str | None = None
     """Why there is no step time."""
     plan: Plan | None = None
@@ -269,14 +274,45 @@ def _rated(
     goals: Goals,
     processes: int,
 ) -> Iterator[Candidate]:
-    """The candidates with their plans, in any order."""
+    """The candidates with their step times, in any order; those that are beaten whatever their plan have none.
+
+    Bounds take milliseconds and templates tenths of a second. So all bounds come first, then waves of candidates from
+    the least device-seconds on, as the fastest devices beat many others. What is known after a wave does not depend on
+    the number of processes.
+    """
     rater = _Rater(graph, training, hints, goals)
-    if processes == 1 or len(candidates) < FEW:
-        yield from map(rater.rate, candidates)
-        return
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(processes, _Rater.begin, (rater, os.getpid())) as pool:
-        yield from pool.imap_unordered(_Rater.rate_here, candidates)
+    known: list[Candidate] = []
+    waiting = sorted(map(rater.bounded, candidates), key=lambda one: (one.lower_bound_s or 0.0) * one.num_devices)
+    with contextlib.ExitStack() as stack:
+        rate: Callable[[Sequence[Candidate]], Iterable[Candidate]] = rater.rate_each
+        if processes > 1 and len(candidates) >= FEW:
+            context = multiprocessing.get_context("spawn")
+            pool = stack.enter_context(context.Pool(processes, _Rater.begin, (rater, os.getpid())))
+            rate = functools.partial(pool.imap_unordered, _Rater.rate_here)
+        while waiting:
+            left = []
+            for one in waiting:
+                better = None if one.fault is not None else _unbeatable(one, known)
+                if one.fault is not None:
+                    yield one
+                elif better is not None:
+                    yield replace(one, fault=f"no plan on it is as fast as {better.cluster}, which costs no more")
+                else:
+                    left.append(one)
+            for one in rate(left[:WAVE]):
+                known.append(one)
+                yield one
+            waiting = left[WAVE:]
+
+
+def _unbeatable(candidate: Candidate, known: Iterable[Candidate]) -> Candidate | None:
+    """One that costs no more, has no more devices and is faster than any plan on this candidate; None without one."""
+    bound_s = candidate.lower_bound_s
+    for one in known:
+        no_more = one.num_devices <= candidate.num_devices and _expense(one) <= _expense(candidate)
+        if no_more and bound_s is not None and one.step_time_s is not None and one.step_time_s < bound_s:
+            return one
+    return None
 
 
 class _Rater:
@@ -301,19 +337,29 @@ class _Rater:
         """Rates a candidate in the process that `begin` has prepared."""
         return cls.here.rate(candidate)
 
+    def rate_each(self, candidates: Sequence[Candidate]) -> Iterable[Candidate]:
+        """Rates candidates one after another in this process."""
+        return map(self.rate, candidates)
+
+    def bounded(self, candidate: Candidate) -> Candidate:
+        """The candidate with its lower bound, or with the reason why nothing on it needs to be rated."""
+        try:
+            bound_s, target_s = lower_bound_s(self._problem(candidate)), self._goals.target_step_s
+        except UserError as refused:
+            return replace(candidate, fault=str(refused))
+        late = f"no plan takes less than {bound_s:.4g} s" if target_s is not None and bound_s > target_s else None
+        return replace(candidate, lower_bound_s=bound_s, fault=late)
+
     def rate(self, candidate: Candidate) -> Candidate:
         """The candidate with its best template, or with the reason why there is none."""
-        bound_s, step_s, fault = None, None, None
         try:
-            problem = Problem.build(self._graph, candidate.cluster, self._training, self._hints)
-            bound_s, target_s = lower_bound_s(problem), self._goals.target_step_s
-            if target_s is not None and bound_s > target_s:
-                fault = f"no plan takes less than {bound_s:.4g} s"
-            else:
-                grid = grid_of(PlanSpace(problem))
-                fitting = grid.prices[grid.prices[:, 1] <= 0.0, 0]
-                step_s = float(fitting.min()) if len(fitting) else None
-                fault = "no template fits into memory" if step_s is None else None
+            grid = grid_of(PlanSpace(self._problem(candidate)))
         except UserError as refused:
-            fault = str(refused)
-        return replace(candidate, lower_bound_s=bound_s, step_time_s=step_s, fault=fault)
+            return replace(candidate, fault=str(refused))
+        fitting = grid.prices[grid.prices[:, 1] <= 0.0, 0]
+        if not len(fitting):
+            return replace(candidate, fault="no template fits into memory")
+        return replace(candidate, step_time_s=float(fitting.min()))
+
+    def _problem(self, candidate: Candidate) -> Problem:
+        return Problem.build(self._graph, candidate.cluster, self._training, self._hints)

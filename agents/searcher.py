@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from automap.errors import ProblemError, one_of
 from automap.plan import Plan, SearchRecord
 from automap.problem import Problem
+from ir.notebook import shown
 
 if TYPE_CHECKING:
     from agents.results.plainest import Offer
@@ -86,6 +87,9 @@ class Progress:
     """Share of the budget that is spent, from 0 to 1."""
     members: Mapping[str, Reached] = field(default_factory=dict)
     """Each searcher that has taken part so far, such as the members of a portfolio."""
+    best: Callable[[int], Plan] | None = field(default=None, compare=False, repr=False)
+    """Makes the best plan so far, in full and verified, with a seed for its record; to be called before the report
+    returns. None until the searcher at work has one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +115,8 @@ class SearchResult:
     """Whether it is proven that no plan of the space that fits into memory is faster."""
     improvements: Sequence[tuple[int, float, float]] = ()
     """(evaluations, seconds, step time in seconds) at each moment when a faster plan that fits was found."""
+    by_searcher: Mapping[str, Sequence[tuple[int, float, float]]] = field(default_factory=dict)
+    """The same of each searcher by itself: the moments when it found a faster plan than it had."""
 
     @property
     def step_time_s(self) -> float:
@@ -123,6 +129,12 @@ class SearchResult:
         """What the best plan says of the search."""
         assert self.plan.search is not None
         return self.plan.search
+
+    def __repr__(self) -> str:
+        return f"SearchResult({self.plan!r}, {self.evaluations:,} plans priced in {self.seconds:.3g} s)"
+
+    def _repr_html_(self) -> str | None:
+        return shown(self)
 
 
 OnProgress = Callable[[Progress], None]

@@ -19,6 +19,8 @@ Samples = Annotated[int, Range(1, 1 << 20)]
 Seconds = Annotated[float, Range(0, 1e6, above=True)]
 """A time above 0 and of at most 11 days."""
 
+MAX_CONSTRAINTS = 1_000
+"""Largest number of constraints: each is compared with every operator."""
 MAX_GLOBS = 1_000
 """Largest number of globs with wildcards in one table: each is compared with every operator (some thousands)."""
 
@@ -101,7 +103,7 @@ class Hints:
     costs: Annotated[Mapping[str, Cost], Items(20_000)] = field(default_factory=dict)
     """Glob over operators -> cost; at most `MAX_GLOBS` with wildcards, the others are names."""
     measured_blocks: Annotated[tuple[BlockTime, ...], Items(1_000)] = ()
-    constraints: Annotated[tuple[Constraint, ...], Items(1_000)] = ()
+    constraints: Annotated[tuple[Constraint, ...], Items(MAX_CONSTRAINTS)] = ()
     fix: Fix = Fix()
     baseline: Mapping[str, Any] | None = None
     """What the user runs today: a plan as JSON, or the configuration of a trainer as {"file": its name, "text": its

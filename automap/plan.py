@@ -19,6 +19,7 @@ from automap.problem import Problem, SyncKind, Training
 from automap.records import Range, from_json, json_schema, to_json
 from ir.factors import Signature, placement_text
 from ir.graph import Graph
+from ir.notebook import shown
 from ir.serialize import graph_digest
 
 ScheduleKind = Literal["1f1b", "gpipe", "interleaved", "zb1p", "zb2p", "eager-1f1b", "explicit"]
@@ -352,6 +353,9 @@ class Plan:
         parts.append(f"{self.num_micro_batches} x {self.samples_per_micro_batch} samples a step")
         parts += [f"{self.estimate.step_time_s:.4g} s a step"] if self.estimate is not None else []
         return f"Plan({self.model.name!r}: {', '.join(parts)})"
+
+    def _repr_html_(self) -> str | None:
+        return shown(self)
 
     def to_json(self) -> dict[str, Any]:
         """The document, `schema` first."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from importlib import resources
 from typing import Annotated, Any, Literal
 
+from automap.annotations import annotated
 from automap.cluster import Cluster, Device, parse_cluster
 from automap.documents import read_document
 from automap.errors import ProblemError, one_of
@@ -220,6 +221,7 @@ class Problem:
         training = replace(training, precision=precision)
         _check_target(training, target)
         graph = with_loss(graph, training.loss)
+        hints = replace(hints, constraints=(*hints.constraints, *annotated(graph, hints.constraints)))
         problem = Problem(graph=_with_costs(graph, hints), cluster=cluster, training=training, hints=hints)
         problem._check_names()
         problem._check_fix()

@@ -47,7 +47,7 @@ def lacking(shown: str, printed: str) -> list[str]:
 
 def in_shell(commands: str, folder: Path) -> str:
     """What commands print in the environment that the tutorial makes; ends the script where one fails."""
-    environment = {**os.environ, "COLUMNS": "120", "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache")}
+    environment = {**os.environ, "COLUMNS": "120", "PIP_QUIET": "1", "XDG_CACHE_HOME": str(folder / "cache")}
     environment.pop("PYTHONPATH", None)
     activate = "source .venv/bin/activate 2> /dev/null || true\n"
     ran = subprocess.run(
@@ -89,6 +89,8 @@ def main() -> int:
             folder.mkdir()
         else:
             subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
+        load = f"{len(os.sched_getaffinity(0))} cores, on which {os.getloadavg()[0]:.1f} processes run"
+        print(f"{time.strftime('%Y-%m-%d %H:%M')}, {load}\n")
         began, planned = time.monotonic(), 0.0
         for number, (kind, what, text) in enumerate(steps(TUTORIAL.read_text())):
             if kind == "file":

@@ -67,6 +67,7 @@ class Features:
             middles=arrays.middles,
             micro_batches=arrays.micro_batches,
             virtuals=arrays.virtuals,
+            recomputed=space.levels.shares().astype(np.float32),
             place=np.array([_index(decisions[s.kind], s) for s in slots], dtype=np.float32) / np.float32(8.0),
             num_values=np.array([slot.num_values for slot in slots], dtype=np.float32),
             cluster=np.array([_cluster_features(space)], dtype=CLUSTER),

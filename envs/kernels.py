@@ -80,7 +80,7 @@ STATE = np.dtype(
         ("place", "f4"),  # index of the slot among those of its kind / 8
         ("axis", "f4", (3,)),  # 1 for the axis of a signature: outermost, innermost, the one between them
         ("shape", SHAPE),  # the shape, once it is decided
-        ("recompute", "f4", (3,)),  # share of the decided ranks that recompute in each mode
+        ("recompute", "f4", (3,)),  # share of the decided ranks, and of their units, in each recompute mode
         ("zero", "f4", (4,)),  # 1 for the ZeRO stage, once it is decided
         ("group", GROUP),  # the linkage group of a signature
         ("input_is_split", "f4"),  # whether the leader's input is split on the axis
@@ -151,6 +151,8 @@ class Facts(NamedTuple):
     micro_batches: Ints
     virtuals: Ints
     """Numbers for which the values of the slots of the shape stand, see `SpaceArrays`."""
+    recomputed: Annotated[npt.NDArray[np.float32], float32[:, ::1]]
+    """[levels, modes] share of the units that each level of recomputation has in each mode."""
     place: Floats32
     """[slots] feature `STATE["place"]`."""
     num_values: Floats32
@@ -223,7 +225,9 @@ def _write_state(facts, value, slot, bound, made, state):
         _write_shape(facts, value, state.shape)
         decided = min(slot, facts.first.zero) - facts.first.recompute
         for rank in range(decided):
-            state.recompute[value[facts.first.recompute + rank]] += float32(1.0) / float32(decided)
+            level = value[facts.first.recompute + rank]
+            for mode in range(facts.recomputed.shape[1]):
+                state.recompute[mode] += facts.recomputed[level, mode] / float32(decided)
         if slot > facts.first.zero:
             state.zero[value[facts.first.zero]] = 1.0
     if slot >= facts.first.signature:

@@ -134,6 +134,17 @@ def balanced_cuts(space: PlanSpace) -> Limits:
     return Limits(windows=windows)
 
 
+# -- recomputation --------------------------------------------------------------------------------------------------
+
+
+def one_mode_a_rank(space: PlanSpace) -> Limits:
+    """Leaves one recompute mode for all units of a pipeline rank. Lossy.
+
+    It loses the optimum where nothing fits unless some of the units run again.
+    """
+    return Limits(mixes=False)
+
+
 # -- signatures -----------------------------------------------------------------------------------------------------
 
 
@@ -200,6 +211,7 @@ RULES: dict[str, tuple[Callable[[PlanSpace], Limits], bool]] = {
     "beaten_shapes": (beaten_shapes, True),
     "dominated_signatures": (dominated_signatures, True),
     "balanced_cuts": (balanced_cuts, False),
+    "one_mode_a_rank": (one_mode_a_rank, False),
     "influential_groups": (influential_groups, False),
 }
 """Name -> rule, and whether it is lossless; in the order in which rules are applied."""
@@ -221,6 +233,7 @@ def _limited(space: PlanSpace, more: Limits) -> PlanSpace:
         shapes=lambda shape: old.shapes(shape) and more.shapes(shape),
         windows={**old.windows, **more.windows},
         signatures=_both(old.signatures, more.signatures),
+        mixes=old.mixes and more.mixes,
     )
     return PlanSpace(space.problem, space.evaluator, limits=merged)
 

@@ -26,12 +26,14 @@ MAX_VALUE_ELEMENTS = 4096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stated:
-    """What a source states about an operator whose kind is outside the table."""
+    """What a source states about an operator besides its kind and operands."""
 
     shapes: Sequence[tuple[tuple[int, ...], str] | None] = ()
-    """Exported shape and dtype of each result, where the source has them."""
+    """Exported shape and dtype of each result of a kind outside the table, where the source has them."""
     costs: Mapping[str, float] = field(default_factory=dict)
     """Costs for one sample: forward_s and backward_s in seconds, flops and bytes of the forward pass."""
+    annotations: tuple[tuple[str, int], ...] = ()
+    """See `Operator.annotations`."""
 
 
 @dataclass
@@ -217,7 +219,7 @@ class GraphBuilder:
             scope: dotted path of the module that the operator belongs to.
             attributes: ONNX attributes.
             opset: version of the operator set.
-            stated: what the source states about a kind outside the table.
+            stated: what else the source states about it.
 
         Returns:
             the names of its results.
@@ -231,6 +233,8 @@ class GraphBuilder:
         unique = self.unique(base)
         built = _named(like, unique, scope, names, outputs)
         operator = built.operator.with_costs(stated.costs) if stated.costs else built.operator
+        if stated.annotations:
+            operator = replace(operator, annotations=stated.annotations)
         for used in operator.inputs:
             if used not in self.tensors:
                 self._emit_constant(used)

@@ -14,6 +14,7 @@ from math import prod
 from typing import Any, Literal, TypeVar
 
 from ir.factors import FactorRule
+from ir.notebook import shown
 
 T = TypeVar("T")
 
@@ -121,6 +122,8 @@ class Operator:
     """Measured seconds of the backward pass of one sample; None beside a measured forward pass = twice that."""
     stated_bytes: float | None = None
     """Bytes moved forward for one sample, as the file states them, which replace those of the operands."""
+    annotations: tuple[tuple[str, int], ...] = ()
+    """What the file wants of a plan, see `ir.onnx.readers.annotations`."""
 
     @property
     def is_live(self) -> bool:
@@ -180,6 +183,7 @@ class Operator:
             measured_forward_s=self.measured_forward_s,
             measured_backward_s=self.measured_backward_s,
             stated_bytes=self.stated_bytes,
+            annotations=self.annotations,
         )
 
 
@@ -205,6 +209,9 @@ class Graph:
 
     def __repr__(self) -> str:
         return f"Graph({self.name!r}: {len(self.operators):,} operators, {self.num_parameters / 1e6:,.1f} M parameters)"
+
+    def _repr_html_(self) -> str | None:
+        return shown(self)
 
     @cached_property
     def by_name(self) -> Mapping[str, Operator]:

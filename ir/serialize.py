@@ -100,6 +100,8 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
             entry["saved"] = list(op.saved)
         entry.update((key, getattr(op, key)) for key in FLAGS if getattr(op, key))
         entry.update((key, getattr(op, key)) for key in STATED if getattr(op, key) is not None)
+        if op.annotations:
+            entry["annotations"] = [list(pair) for pair in op.annotations]
         if op.attributes:
             entry["attributes"] = [[k, _number(v)] for k, v in op.attributes]
         operators.append(entry)
@@ -175,6 +177,7 @@ def _read_graph(data: Mapping[str, Any]) -> Graph:
                 traffic=(entry["traffic"][0], entry["traffic"][1]),
                 saved=tuple(entry.get("saved", ())),
                 attributes=tuple((k, _value(v)) for k, v in entry.get("attributes", ())),
+                annotations=tuple((k, int(v)) for k, v in entry.get("annotations", ())),
                 **{key: entry[key] for key in (*FLAGS, *STATED) if key in entry},
             )
         )

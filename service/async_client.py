@@ -119,9 +119,9 @@ class AsyncAutomapClient:
         """Cancels a job that has not ended; returns the job."""
         return await self._send(Call(method="POST", path=f"/v1/jobs/{job_id}/cancel"))
 
-    async def plan(self, job_id: str) -> Plan:
+    async def plan(self, job_id: str, *, so_far: bool = False) -> Plan:
         """The plan of a job that succeeded, see `AutomapClient.plan`."""
-        return Plan.from_json(await self._send(calls.get(f"/v1/jobs/{job_id}/plan")))
+        return Plan.from_json(await self._send(calls.plan(job_id, so_far=so_far)))
 
     async def export(self, job_id: str, target: str) -> Document:
         """The plan of a job as the configuration of a trainer, see `AutomapClient.export`."""

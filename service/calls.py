@@ -67,6 +67,11 @@ def get(path: str, **query: Any) -> Call:
     return Call(method="GET", path=path, options={"params": {k: v for k, v in query.items() if v is not None}})
 
 
+def plan(job_id: str, *, so_far: bool) -> Call:
+    """Asks for the plan of a job."""
+    return get(f"/v1/jobs/{job_id}/plan", best="so-far" if so_far else None)
+
+
 def upload_model(
     model: bytes | Path,
     *,

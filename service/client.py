@@ -190,13 +190,13 @@ class AutomapClient:
         """Cancels a job that has not ended; returns the job."""
         return self._send(Call(method="POST", path=f"/v1/jobs/{job_id}/cancel"))
 
-    def plan(self, job_id: str) -> Plan:
-        """The plan of a job that succeeded.
+    def plan(self, job_id: str, *, so_far: bool = False) -> Plan:
+        """The plan of a job that succeeded; with `so_far` also the best so far of one that has not.
 
         Raises:
             RemoteError: there is none (yet).
         """
-        return Plan.from_json(self._send(calls.get(f"/v1/jobs/{job_id}/plan")))
+        return Plan.from_json(self._send(calls.plan(job_id, so_far=so_far)))
 
     def export(self, job_id: str, target: str) -> Document:
         """The plan of a job as the configuration of a trainer: {target, version, files, launch, notes}.

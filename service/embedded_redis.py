@@ -8,6 +8,7 @@ wheel, of which nothing else is used. Knows nothing of jobs or models.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib.util
 import os
@@ -15,18 +16,20 @@ import re
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import redis
 
 from automap.errors import UserError
-from service import processes
+from service import processes, temporary
 
 START_TIMEOUT_S = 60.0
 LOCK_TIMEOUT_S = 10.0
 _POLL_S = 0.02
+_ADDRESS = "address"
+"""Name of the file in the server's folder that tells where it listens."""
 
 
 def redis_binary() -> str:
@@ -76,7 +79,8 @@ class EmbeddedRedis:
             raise self._fault(f"cannot be written ({fault.strerror})", repair) from None
         try:
             self._take_lock()
-            self._socket_folder = tempfile.mkdtemp(prefix="automap-")
+            temporary.sweep()
+            self._socket_folder = temporary.make("redis")
             self.start()
         except BaseException:
             self._clean()
@@ -129,6 +133,7 @@ class EmbeddedRedis:
             while True:
                 try:
                     client.ping()
+                    (self._folder / _ADDRESS).write_text(self.url)
                     return
                 except (redis.ConnectionError, redis.exceptions.BusyLoadingError):
                     if not self.is_alive() or time.monotonic() > deadline:
@@ -162,6 +167,30 @@ class EmbeddedRedis:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+@contextlib.contextmanager
+def reach(data_dir: Path) -> Iterator[str]:
+    """The address of the private server of a data folder: of the running one, else of one that runs for the block.
+
+    Raises:
+        UserError: none runs and none can be started.
+    """
+    address = data_dir / "redis" / _ADDRESS
+    url = address.read_text() if address.exists() else ""
+    if url and _answers(url):
+        yield url
+        return
+    with EmbeddedRedis(data_dir) as server:
+        yield server.url
+
+
+def _answers(url: str) -> bool:
+    try:
+        with redis.Redis.from_url(url) as client:
+            return bool(client.ping())
+    except redis.ConnectionError:
+        return False
 
 
 def _major_version(binary: str) -> int:

@@ -10,6 +10,7 @@ import contextlib
 import ipaddress
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -23,15 +24,19 @@ from automap.errors import UserError
 from service import processes
 from service.embedded_redis import EmbeddedRedis
 from service.http.api import create_app
+from service.http.connections import server_config
 from service.http.feed import Feed
 from service.jobs import job_queue
-from service.jobs.store import Store, connect
+from service.jobs.connection import connect
+from service.jobs.keys import Keys
+from service.jobs.store import Store
 from service.settings import Settings
 
 LOG = logging.getLogger("automap.serve")
 _LOOK_S = 0.25
+_OWN_FILES = 128
+"""Open files beside connections: of Redis, uploads, children and libraries (assumed)."""
 _MAX_PAUSE_S = 10.0
-_GRACE_S = 5
 
 
 def serve(
@@ -39,28 +44,23 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8080,
-    insecure: bool = False,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Runs the service until SIGTERM or Ctrl-C.
 
     Args:
         settings: see `Settings`.
-        host: address to bind.
+        host: address to bind. Where others reach it, every request needs a key.
         port: 0 = any free one.
-        insecure: allow an address that others can reach, although there is no authentication yet.
         on_ready: called with the URL once the port is bound.
 
     Raises:
         UserError: the address is refused or taken, or the store cannot be used.
     """
-    if not insecure and not _is_loopback(host):
-        raise UserError(
-            "anybody who reaches this address could use the service: it has no authentication yet",
-            field="host",
-            value=host,
-            repair="Bind 127.0.0.1, or say --insecure if something in front of it decides who may come in.",
-        )
+    if not _is_loopback(host):
+        settings = settings.model_copy(update={"require_keys": True})
+    most = min(settings.max_connections, _raise_open_files() - _OWN_FILES)
+    settings = settings.model_copy(update={"max_connections": most})
     with contextlib.ExitStack() as stack:
         signal.signal(
             signal.SIGTERM, lambda *_: sys.exit(0)
@@ -72,26 +72,23 @@ def serve(
         url = settings.redis_url or (embedded.url if embedded else "")
         client = connect(url)
         stack.callback(client.close)
+        if settings.require_keys and not Keys(client).any_usable():
+            repair = "Make one: `automap keys create --tenant NAME`. Or bind 127.0.0.1, where none is needed."
+            raise UserError(
+                "anybody could use the service: there is no key yet", field="host", value=host, repair=repair
+            )
         if embedded is not None:
             store = Store(client)
             store.forget_graphs()
-            job_queue.recover(client, store, settings.max_budget_s)
+            job_queue.recover(store)
         stack.enter_context(_supervised(url, settings.num_workers, embedded))
         app = create_app(settings, client)
         stack.callback(app.state.side_processes.close)
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=_GRACE_S,
-            h11_max_incomplete_event_size=64 * 1024,
-        )
         name = f"[{host}]" if ":" in host else host
         on_ready(f"http://{name}:{bound.getsockname()[1]}")
         # After its own shutdown uvicorn raises the signal again; ours then unwinds the stack.
         with contextlib.suppress(KeyboardInterrupt, SystemExit):
-            _Server(config, app.state.feed).run(sockets=[bound])
+            _Server(server_config(app, settings), app.state.feed).run(sockets=[bound])
 
 
 class _Server(uvicorn.Server):
@@ -105,6 +102,15 @@ class _Server(uvicorn.Server):
         """Ends all connections."""
         self._feed.close()
         await super().shutdown(sockets)
+
+
+def _raise_open_files() -> int:
+    """Allows this process as many open files as its user may have; returns their number."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 1 << 20 if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
 
 
 def _is_loopback(host: str) -> bool:

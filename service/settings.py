@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 MIB = 1 << 20
+GIB = 1 << 30
 
 
 class Settings(BaseSettings):
@@ -28,12 +29,22 @@ class Settings(BaseSettings):
     """Worker processes that `automap serve` supervises; each runs one job at a time."""
     max_model_bytes: int = Field(default=64 * MIB, ge=1)
     """Largest model file."""
+    max_uploads: int = Field(default=16, ge=1, le=1000)
+    """Largest number of uploads at a time; their bytes are kept in temporary files while they arrive."""
     max_stored_bytes: int = Field(default=1024 * MIB, ge=1)
-    """Largest size of all model files together."""
-    max_request_bytes: int = Field(default=4 * MIB, ge=1)
+    """Largest size of what a tenant stores: model files, requests and plans."""
+    max_kept_bytes: int = Field(default=256 * MIB, ge=1)
+    """Largest size of a tenant's requests and plans; beyond it the oldest jobs that have ended are removed."""
+    keep_days: float = Field(default=90.0, gt=0)
+    """Days for which a job that has ended is kept."""
+    max_request_bytes: int = Field(default=1 * MIB, ge=1)
     """Largest body of every other request."""
     max_queued_jobs: int = Field(default=1000, ge=1)
-    """Largest number of jobs that wait."""
+    """Largest number of a tenant's jobs that wait."""
+    max_search_s_per_day: float = Field(default=1e9, gt=0)
+    """Largest sum of a tenant's searches in a day (UTC)."""
+    max_job_bytes: int = Field(default=8 * GIB, ge=64 * MIB)
+    """Memory that the process of a job may take beyond what its worker has."""
     max_budget_s: float = Field(default=3600.0, gt=0)
     """Longest search; also the time that a budget in evaluations gets."""
     max_wait_s: float = Field(default=30.0, ge=0)
@@ -41,9 +52,17 @@ class Settings(BaseSettings):
     max_stream_s: float = Field(default=900.0, gt=0)
     """Longest stream of events; clients that listen on open another, which goes on where this one ended."""
     upload_timeout_s: float = Field(default=120.0, gt=0)
-    """Longest upload; one that takes longer is refused."""
+    """Longest time in which an upload arrives."""
+    body_timeout_s: float = Field(default=20.0, gt=0)
+    """Longest time in which a client sends the headers of a request, and the body of one that is no upload."""
+    max_connections: int = Field(default=2000, ge=8)
+    """Largest number of open connections; more are answered with 503 and closed."""
+    require_keys: bool = False
+    """Whether requests need an API key also where only this host reaches the service, as behind a proxy."""
     allowed_hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "::1")
     """Names that the Host header may have (against DNS rebinding); `*` = any."""
+    log_format: Literal["text", "json"] = "text"
+    """Form of the log: lines for people, or one JSON object a line."""
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(str.upper)] = (
         "WARNING"
     )

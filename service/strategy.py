@@ -165,4 +165,7 @@ def _recompute(stage: Stage) -> str:
     if not stage.recompute:
         return ""
     # Whole modules, or single operators in them.
-    return "full" if any("/" not in name for name in stage.recompute) else "selective"
+    modules = [name for name in stage.recompute if "/" not in name]
+    if not modules or any("*" in name for name in modules):
+        return "full" if modules else "selective"
+    return f"full in {len(modules)} module{'s' if len(modules) > 1 else ''}"

@@ -1,5 +1,6 @@
 """What ranks do in the tests of the module trainer; imported once by the process that they are forked from."""
 
+import collections
 import contextlib
 import datetime
 import functools
@@ -9,6 +10,7 @@ import multiprocessing
 import os
 import sys
 import traceback
+import warnings
 from pathlib import Path
 from unittest import mock
 
@@ -75,6 +77,8 @@ def untraced(gpt):
 def module_of(name):
     """The network of a case: with other layers, or another forward, where its name asks for them."""
     gpt = untraced(build()) if UNTRACED in name else build()
+    if DROPOUT in name:
+        dropping(gpt)
     if OTHER in name:
         for block in gpt.h:
             for part, layer in (
@@ -121,6 +125,34 @@ def batch(seed=1):
     return ids, labels
 
 
+GRAPH = "by the graph"
+"""In the name of a plan that is finer than modules."""
+DROPOUT = "dropout"
+SPLIT, WHOLE = "drop", "last"
+"""The dropouts of `dropping`: on the features between the two layers of an MLP, and on its result."""
+
+
+def dropping(gpt):
+    """The network with dropout inside of its MLPs and behind them."""
+    for block in gpt.h:
+        up, act, down = block.mlp.children()
+        layers = {"c_fc": up, "act": act, SPLIT: nn.Dropout(0.3), "c_proj": down, WHOLE: nn.Dropout(0.4)}
+        block.mlp = nn.Sequential(collections.OrderedDict(layers))
+    return gpt
+
+
+def masks(gpt, seen):
+    """Notes what each dropout of a network keeps in its first pass of training, by path."""
+
+    def note(path, child, args, y):
+        if child.training:
+            seen.setdefault(path, y.detach() != 0)
+
+    for path, child in gpt.named_modules():
+        if isinstance(child, nn.Dropout):
+            child.register_forward_hook(functools.partial(note, path))
+
+
 OVERFLOW, HALF = "after an overflow", "weights of 4 bytes"
 
 
@@ -147,10 +179,18 @@ def run(name, document, folder, resume):
             parallelize(count_heads(build(), elsewhere=True), plan, graph)
             raise AssertionError("was not refused")
         module, per_rank = count_heads(module, elsewhere=True), ("h.?.heads",)
-    trainer = parallelize(module.float() if HALF in name else module, plan, graph, per_rank=per_rank)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trainer = parallelize(module.float() if HALF in name else module, plan, graph, per_rank=per_rank)
+    assert bool(trainer.why) == (GRAPH in name.partition(" of ")[0]), trainer.why
+    assert (dist.get_rank() == 0 and bool(trainer.why)) == any("in place of the module" in str(w.message) for w in told)
     optimizer = torch.optim.SGD(trainer.parameters(), lr=1.0, momentum=0.9)
     if OVERFLOW in name:
         overflow(trainer, optimizer)
+    seen = {}
+    if DROPOUT in name:
+        torch.manual_seed(dist.get_rank())
+        masks(trainer.module, seen)
     step = trainer.load(Path(folder) / resume, optimizer, step=0)["step"] if resume else 1
     losses = []
     for number in range(step, 3):
@@ -158,11 +198,12 @@ def run(name, document, folder, resume):
             losses.append(trainer.step(*(x[trainer.rows] for x in batch(number))))
         stage = plan.stages[0].zero.stage
         rounds = 0 if stage == 0 else 1 if stage == 1 else plan.num_micro_batches
-        assert rounds <= scattered.call_count, "gradients are kept whole"
+        assert trainer.why or rounds <= scattered.call_count, "gradients are kept whole"
         optimizer.step()
         optimizer.zero_grad()
         if number == 1:
             trainer.save(Path(folder) / name, optimizer, step=2)
+            torch.save(seen, Path(folder) / f"{name}.{dist.get_rank()}.masks")
     return losses
 
 

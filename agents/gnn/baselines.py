@@ -71,21 +71,33 @@ def place_randomly(simulator: Simulator, rng: np.random.Generator) -> Ints:
     return placed(simulator, order, lambda task, place, room: rng.random(len(room)), rng)
 
 
-def place_together(simulator: Simulator, rng: np.random.Generator) -> Ints:
-    """[tasks] workers spread evenly, each sampler on the machine of its worker while there is room (as DistDGL does).
+def read_from(simulator: Simulator) -> Floats:
+    """[tasks, machines] bytes that the samplers of each worker read from the stores of each machine; 0 for others."""
+    arrays = simulator.arrays
+    found = np.zeros((len(simulator.pinned), len(simulator.room)))
+    for flow in np.flatnonzero(arrays.is_store[arrays.source]).tolist():
+        sampler = arrays.target[flow]
+        workers = arrays.fed[arrays.fed_begin[sampler] : arrays.fed_begin[sampler + 1]]
+        found[workers, simulator.pinned[arrays.source[flow]]] += arrays.mean_bytes[flow]
+    return found
 
-    Where there is none it goes to the machine with the most free cores; so do parameter servers.
+
+def place_together(simulator: Simulator, rng: np.random.Generator) -> Ints:
+    """[tasks] workers beside the store that they read most, samplers beside their workers, as DistDGL does.
+
+    A worker for which there is no GPU goes where most GPUs are free; a sampler for which there are no cores, and a
+    parameter server, goes where most cores are free.
     """
     roles = [task.role for task in simulator.problem.tasks]
     tasks = movable(simulator)
-    order = np.array(
-        sorted(tasks.tolist(), key=lambda task: ("worker", "sampler", "server", "store").index(roles[task]))
-    )
-    arrays = simulator.arrays
+    order = np.array(sorted(tasks.tolist(), key=lambda t: ("worker", "sampler", "server", "store").index(roles[t])))
+    arrays, read = simulator.arrays, read_from(simulator)
 
     def rate(task: int, place: Ints, room: Floats) -> Floats:
         gpus, cpus = room[:, 0], room[:, 1]
         found = cpus / (1.0 + cpus.max()) + (gpus if roles[task] == "worker" else 0.0)
+        if roles[task] == "worker" and read[task].any():
+            found[read[task].argmax()] += 1e6
         if roles[task] == "sampler":
             for worker in arrays.fed[arrays.fed_begin[task] : arrays.fed_begin[task + 1]]:
                 found[place[worker]] += 10.0 * (place[worker] >= 0)
@@ -119,11 +131,7 @@ def place_by_flows(simulator: Simulator, rng: np.random.Generator) -> Ints:
     wanted += [task for task in range(len(roles)) if task not in set(wanted)]
     order = np.array([task for task in wanted if simulator.pinned[task] < 0], dtype=np.int64)
     # What the samplers of a worker read draws the worker to the store, since they will stand beside it.
-    pull = np.zeros((len(roles), len(simulator.problem.machines)))
-    for flow, (source, target) in enumerate(zip(arrays.source.tolist(), arrays.target.tolist(), strict=True)):
-        if arrays.is_store[source]:
-            for worker in arrays.fed[arrays.fed_begin[target] : arrays.fed_begin[target + 1]].tolist():
-                pull[worker, simulator.pinned[source]] += arrays.mean_bytes[flow]
+    pull = read_from(simulator)
 
     def rate(task: int, place: Ints, room: Floats) -> Floats:
         found = pull[task].copy()
@@ -137,7 +145,7 @@ def place_by_flows(simulator: Simulator, rng: np.random.Generator) -> Ints:
         for follower in followers.get(task, ()):
             # Where its samplers do not fit either, half of what draws it there is lost.
             found[(room[:, 1] < simulator.demands[[task, follower], 1].sum())] *= 0.5
-        return found + 1e-6 * room[:, 1]
+        return np.asarray(found + 1e-6 * room[:, 1])
 
     return placed(simulator, order, rate, rng)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,9 +14,9 @@ MOST = 50_000
 """Placements, feasible or not, up to which a problem is enumerated: some seconds of simulations."""
 
 
-def count(simulator: Simulator) -> float:
+def count(simulator: Simulator) -> int:
     """Number of placements, feasible or not."""
-    return float(len(simulator.room)) ** int((simulator.pinned < 0).sum())
+    return math.prod([len(simulator.room)] * int((simulator.pinned < 0).sum()))
 
 
 def feasible(simulator: Simulator) -> Iterator[Ints]:

@@ -88,7 +88,12 @@ def _find(simulator: Simulator, searcher: str, rng: np.random.Generator, share_l
     if searcher == "enumeration" or (searcher == "auto" and count(simulator) <= MOST):
         if count(simulator) > MOST:
             repair = f"Use metropolis; at most {MOST:,} placements are enumerated."
-            raise ProblemError("too many placements", field="searcher", value=f"{count(simulator):.3g}", repair=repair)
+            raise ProblemError(
+                "too many placements",
+                field="searcher",
+                value=f"{len(simulator.room)}^{int((simulator.pinned < 0).sum())}",
+                repair=repair,
+            )
         place, best_s, simulated = enumerate_placements(simulator)
         if not np.isfinite(best_s):
             raise NothingFits(

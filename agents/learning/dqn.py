@@ -83,7 +83,7 @@ class MaskedQNetwork(QNetwork):
         return more - REWARD_SCALE * actions[:, COMPLETION]
 
 
-class _Sizes(torch.nn.Module):
+class Sizes(torch.nn.Module):
     """Tells stable-baselines3 the number of inputs of the network."""
 
     def __init__(self, observation_space: spaces.Dict) -> None:
@@ -137,7 +137,7 @@ class MaskedDQN(DQN):
             replay_buffer_kwargs={"seed": seed},
             policy_kwargs={
                 "net_arch": list(parameters.hidden),
-                "features_extractor_class": _Sizes,
+                "features_extractor_class": Sizes,
                 "dropout": parameters.dropout,
                 "optimizer_class": torch.optim.AdamW,
                 "optimizer_kwargs": {"fused": True, "weight_decay": parameters.weight_decay},

@@ -14,6 +14,7 @@ of single operators are tuned (section 4.1). All plans are in the plan space and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -101,9 +102,10 @@ class Primitives:
         mine = space.first.recompute + rank
         every = range(space.first.recompute, space.first.recompute + shape.pp)
         for mode in np.flatnonzero(space.modes).tolist():
-            if mode != values[mine] and (mode > values[mine]) == more:
-                yield [*values[:mine], mode, *values[mine + 1 :]]
-                yield [mode if at in every else value for at, value in enumerate(values)]
+            level = space.levels.of_mode(RECOMPUTE_MODES[mode])
+            if level != values[mine] and (level > values[mine]) == more:
+                yield [*values[:mine], level, *values[mine + 1 :]]
+                yield [level if at in every else value for at, value in enumerate(values)]
 
     def _sharded(self, values: Values, *, more: bool) -> Iterator[list[int]]:
         """ZeRO has a higher or a lower stage."""
@@ -128,7 +130,8 @@ class Primitives:
                     plan[space.first.schedule] = 0
                 yield plan
             elif not same_mesh and _is_near(shape, other) and ratio == 1.0 and other.virtual == 1:
-                mode = RECOMPUTE_MODES[max(values[space.first.recompute : space.first.recompute + shape.pp])]
+                level = max(values[space.first.recompute : space.first.recompute + shape.pp])
+                mode = RECOMPUTE_MODES[math.ceil(space.levels.amount(level))]
                 prefix = space.even_values(other, recompute=mode, zero=values[space.first.zero])
                 yield from ([*prefix, *signatures] for signatures in self._of_mesh(other, prefix))
 

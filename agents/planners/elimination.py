@@ -38,7 +38,7 @@ HELD_PASSES = 3
 """Number of times at most that all held nodes are freed in turn."""
 PRICES = (0.01, 100.0)
 """Least and greatest price of a device's whole memory, in step times."""
-BISECTIONS = 6
+BISECTIONS = 4
 """Number of bisections of that price."""
 FULLEST = 16.0
 """Exponent by which fuller ranks weigh more in the price of memory."""
@@ -59,16 +59,23 @@ def eliminate(scalars: Scalars, held: dict[int, int]) -> tuple[Picked | None, in
     for around, table in scalars.factors:
         at = tuple(held.get(n, slice(None)) for n in around)
         factors.append((tuple(n for n in around if n not in held), table[at]))
-    left = [n for n in range(len(sizes)) if n not in held]
     factors = [(nodes, table) for nodes, table in factors if nodes]
+    neighbours: dict[int, set[int]] = {n: set() for n in range(len(sizes)) if n not in held}
+    for nodes, _ in factors:
+        for n in nodes:
+            neighbours[n].update(nodes)
+
+    def weigh(n: int) -> float:
+        """Number of entries of the table from which a node is eliminated."""
+        return math.prod(sizes[m] for m in neighbours[n] | {n})
+
+    weight = {n: weigh(n) for n in neighbours}
     steps: list[tuple[int, tuple[int, ...], npt.NDArray[np.int64]]] = []
-    while left:
-        neighbours = {n: {m for around, _ in factors if n in around for m in around} - {n} for n in left}
-        weight = {n: float(np.prod([sizes[m] for m in (n, *neighbours[n])])) for n in left}
-        node = min(left, key=lambda n: (weight[n], n))
+    while weight:
+        node = min(weight, key=lambda n: (weight[n], n))
         if weight[node] > LARGEST_TABLE:
-            return None, max(left, key=lambda n: (len(neighbours[n]), sizes[n], -n))
-        around = tuple(sorted(neighbours[node]))
+            return None, max(weight, key=lambda n: (len(neighbours[n] - {n}), sizes[n], -n))
+        around = tuple(sorted(neighbours[node] - {node}))
         order = (*around, node)
         total = scalars.nodes[node].reshape((1,) * len(around) + (-1,))
         for nodes, table in factors:
@@ -79,7 +86,11 @@ def eliminate(scalars: Scalars, held: dict[int, int]) -> tuple[Picked | None, in
         steps.append((node, around, total.argmin(axis=-1)))
         if around:
             factors = _add(factors, around, total.min(axis=-1))
-        left.remove(node)
+        del weight[node]
+        for n in around:
+            neighbours[n].update(around)
+            neighbours[n].discard(node)
+            weight[n] = weigh(n)
     picked = dict(held)
     for node, around, best in reversed(steps):
         picked[node] = int(best[tuple(picked[m] for m in around)])

@@ -93,7 +93,9 @@ class _Side:
         return self.started < self.arrived
 
 
-def list_schedule(stages: Stages, micro_batches: int, registers: Sequence[int] | None = None) -> Listed:
+def list_schedule(
+    stages: Stages, micro_batches: int, registers: Sequence[int] | None = None, *, forward_first: bool = False
+) -> Listed:
     """The order in which list scheduling runs the micro-batches of a step.
 
     Args:
@@ -101,6 +103,8 @@ def list_schedule(stages: Stages, micro_batches: int, registers: Sequence[int] |
         micro_batches: of the step.
         registers: [stages] micro-batches that may be between their forward and their backward pass, at least 1 each;
             None = any number.
+        forward_first: whether forward passes go before backward passes, as in GPipe. That is faster where the
+            reduction of gradients of a late stage takes long.
     """
     count = len(stages.forward_s)
     # Resources in the order of the chain: stage 0, channel 0, stage 1, …; of each its way onward and its way back.
@@ -120,10 +124,13 @@ def list_schedule(stages: Stages, micro_batches: int, registers: Sequence[int] |
 
     def start(at: int) -> None:
         stage = at // 2
-        way, is_back = (back[at], True) if back[at].waits else (onward[at], False)
+        is_full = at % 2 == 0 and alive[stage] >= room[stage]
+        can_go, can_return = onward[at].waits and not is_full, back[at].waits
+        if not (can_go or can_return):
+            return
+        is_back = can_return and not (forward_first and can_go)
+        way = back[at] if is_back else onward[at]
         if at % 2 == 0:
-            if not is_back and alive[stage] >= room[stage]:
-                return
             order[stage].append(f"{stage}{'B' if is_back else 'F'}{way.started}")
             alive[stage] += 0 if is_back else 1
             most[stage] = max(most[stage], alive[stage])
@@ -133,7 +140,7 @@ def list_schedule(stages: Stages, micro_batches: int, registers: Sequence[int] |
 
     while True:
         for at in touched:
-            if not is_busy[at] and (back[at].waits or onward[at].waits):
+            if not is_busy[at]:
                 start(at)
         if not events:
             break

@@ -14,6 +14,7 @@ begins from them. The budget is charged for them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,8 +22,8 @@ from agents.incumbent import Incumbent
 from agents.planners.elimination import propose
 from agents.planners.skeletons import SkeletonSearch, run_skeletons
 from agents.sampling.expert import Grid
-from automap.bounds.known_plans import worth_s
-from automap.space.space import Ints, PlanSpace
+from automap.arrays import Floats
+from automap.space.space import Ints, PlanSpace, Values
 
 SECONDS, SHARE = 0.5, 0.25
 """Seconds that it takes at most, but for a solve that is under way, unless the budget is in evaluations alone; and its
@@ -30,7 +31,15 @@ share of a budget at most."""
 FEWEST_SOLVES = 2
 """Number of solves that are granted to the smallest budget in evaluations."""
 LOOKED_AROUND = 0.5
-"""Share of this that the changes of templates take at most; elimination has the rest."""
+"""Share of this that the changes of templates take at most; elimination has as much again."""
+NEARLY_FITS = 0.2
+"""Overflow up to which a plan may be made to fit, as share of a device's memory. On the problems of
+`benchmarks/network_gap.py`, templates that led to the best plan overflow by 0.17 at most, those by 0.5 led to none."""
+FITTING = 2.0
+"""Share of the step time that a plan loses for each share of a device's memory by which it is made smaller; 1 and 4
+rank the templates of these problems nearly alike."""
+FIRST_MESHES = 4
+"""Number of meshes of which a skeleton is solved before the best one is worked out further."""
 MESHES = 32
 """Number of meshes around whose best templates is looked, at most."""
 KEPT = 64
@@ -49,32 +58,52 @@ def work_out(incumbent: Incumbent, grid: Grid) -> Grid:
     """
     incumbent.searcher = "elimination"
     left, left_s = incumbent.left, incumbent.left_s
-    most, most_s = None if left is None else int(SHARE * left), None if left_s is None else SHARE * left_s
+    most = None if left is None else int(SHARE * LOOKED_AROUND * left)
+    most_s = None if left_s is None else SHARE * LOOKED_AROUND * left_s
     if left is None:
-        most_s = min(SECONDS, math.inf if most_s is None else most_s)
+        most_s = min(SECONDS * LOOKED_AROUND, math.inf if most_s is None else most_s)
+    search = SkeletonSearch(incumbent, propose, FEWEST_SOLVES)
     with incumbent.share(evaluations=most, seconds=most_s):
-        search = SkeletonSearch(incumbent, propose, FEWEST_SOLVES)
-        with incumbent.share(
-            evaluations=None if most is None else int(LOOKED_AROUND * most),
-            seconds=None if most_s is None else LOOKED_AROUND * most_s,
-        ):
-            for row in _best_of_meshes(incumbent.space, grid)[:MESHES]:
-                if incumbent.finished:
-                    break
-                values, (seconds, overflow) = grid.values[row], grid.prices[row].tolist()
-                search.look_around(tuple(values.tolist()), seconds, overflow)
-        ranked = [values for _, values in sorted(search.best.values())]
-        run_skeletons(search, ranked)
-    found = [values for _, values in sorted(search.best.values())[:KEPT]]
-    values = np.array(found, dtype=np.int64).reshape(len(found), grid.values.shape[1])
-    return Grid(values, incumbent.space.price(values))
+        for row in _best_of_meshes(incumbent.space, grid)[:MESHES].tolist():
+            if incumbent.finished:
+                break
+            values, (seconds, overflow) = grid.values[row], grid.prices[row].tolist()
+            search.look_around(tuple(values.tolist()), seconds, overflow)
+    # Elimination has a share of its own, however long the last look around took.
+    with incumbent.share(evaluations=most, seconds=most_s):
+        around = _rows(grid, [values for _, values in search.best.values()])
+        ranked = ranked_in_turn(incumbent.space.price(around))
+        run_skeletons(search, list(map(tuple, around[ranked].tolist())), FIRST_MESHES)
+    found = _rows(grid, [values for _, values in sorted(search.best.values())[:KEPT]])
+    return Grid(found, incumbent.space.price(found))
+
+
+def _rows(grid: Grid, plans: Sequence[Values]) -> Ints:
+    """[n, slots] plans as rows, also where there are none."""
+    return np.array(plans, dtype=np.int64).reshape(len(plans), grid.values.shape[1])
+
+
+def ranked_in_turn(prices: Floats) -> Ints:
+    """Numbers of plans, the best first: in turn the fastest that fits and the most promising of all.
+
+    Where memory is scarce, a plan that overflows a little is often the beginning of a much faster one than those
+    templates that fit as they are: other cuts, recomputation or signatures make it fit. Often it is not, so that each
+    ranking has every other turn. They are the same where the fastest plans fit.
+
+    Args:
+        prices: [n, 2] seconds of a step and overflow of memory.
+    """
+    seconds, overflow = prices[:, 0], np.maximum(prices[:, 1], 0.0)
+    fits, hopeless = overflow <= 0.0, overflow > NEARLY_FITS
+    fastest = np.lexsort((np.where(fits, seconds, overflow), ~fits))
+    promising = np.lexsort((np.where(hopeless, overflow, seconds * (1.0 + FITTING * overflow)), hopeless))
+    in_turn = np.stack([fastest, promising], axis=1).ravel()
+    return np.array(list(dict.fromkeys(in_turn.tolist())), dtype=np.int64)
 
 
 def _best_of_meshes(space: PlanSpace, grid: Grid) -> Ints:
-    """Numbers of the best template of each mesh and number of stages, the best first; those that do not fit last."""
-    fitting = grid.prices[grid.prices[:, 1] <= 0.0, 0]
-    worth = worth_s(grid.prices, float(fitting.min(initial=grid.prices[:, 0].min())))
-    order = np.argsort(worth, kind="stable")
+    """Numbers of the best template of each mesh and number of stages, the best first."""
+    order = ranked_in_turn(grid.prices)
     _, first = np.unique(grid.values[order, : space.first.micro_batches], axis=0, return_index=True)
     ranked: Ints = order[np.sort(first)]
     return ranked

@@ -61,9 +61,8 @@ class States:
     @property
     def narrows(self) -> Mask:
         """[states] whether a state is a part of each other one, or they of it: where the model does not branch."""
-        related = self.before | self.before.T | np.eye(len(self.seconds), dtype=np.bool_)
-        found: Mask = np.logical_and.reduce(related, axis=0)
-        return found
+        either = self.before | self.before.T | np.eye(len(self.seconds), dtype=np.bool_)
+        return np.asarray(either.all(axis=0), dtype=np.bool_)
 
     def only(self, kept: Mask) -> States:
         """Some of the states."""

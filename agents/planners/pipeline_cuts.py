@@ -2,19 +2,20 @@
 
 As in PipeDream (arXiv 1806.03377) and DAPPLE (arXiv 2007.01045), the best cut of the first units over the first ranks
 follows from those of fewer units, with the slowest rank as cost. The costs of units are those of given signatures; each
-rank takes the fastest recompute mode with which its chunk, its state and the micro-batches in flight fit. Gradient
-reductions and the exchange between ranks are left to the exact price. Units: seconds, bytes.
+rank takes the fastest level of recomputation with which its chunk, its state and the micro-batches in flight fit.
+Gradient reductions and the exchange between ranks are left to the exact price. Units: seconds, bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from agents.planners.unit_profile import unit_costs
-from automap.price.kernels.array_types import Rows
+from automap.price.kernels.array_types import Record, Rows
 from automap.price.kernels.memory import in_flight, state_bytes
 from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.space.space import PlanSpace, Values
@@ -63,68 +64,91 @@ def partition(seconds: Sequence[Floats], slack: float = 1.0) -> list[int] | None
 
 
 def cut_anew(space: PlanSpace, values: Values) -> list[Values]:
-    """Plans with the shape and the signatures of a plan, and with the cuts and recompute modes of `partition`.
+    """Plans with the shape and the signatures of a plan, and with the cuts and levels of recomputation of `partition`.
 
     There are none for plans of one stage or with virtual stages. The exact price says whether the plans are better.
     """
     shape = space.shape(values)
     if shape.pp == 1 or shape.virtual > 1:
         return []
-    seconds, modes = _chunks(space, values)
+    seconds, levels = _chunks(space, values)
     found = []
     for slack in SLACKS:
         ends = partition(seconds, slack)
         if ends is not None:
-            found.append(_with_cuts(space, values, ends, modes))
+            found.append(_with_cuts(space, values, ends, levels))
     return list(dict.fromkeys(found))
 
 
 def _chunks(space: PlanSpace, values: Values) -> tuple[list[Floats], list[Ints]]:
-    """For each rank, [units + 1, units + 1] seconds of a micro-batch in the fastest mode that fits, and that mode."""
+    """For each rank, [units + 1, units + 1] the fastest level of recomputation that fits: seconds of a micro-batch, and
+    the level."""
     evaluator, lowered = space.evaluator, space.lowered(values).views[0]
     shape, settings = space.shape(values), evaluator.settings(lowered.zero)
-    known: dict[tuple[int, float], Rows] = {}
-    seconds, modes = [], []
+    levels = np.flatnonzero(space.levels.legal(shape.num_chunks))
+    known: dict[tuple[int, float], _Spans] = {}
+    seconds, chosen = [], []
     for rank, stage in enumerate(lowered.layout.stages):
         key = (lowered.layout.numbers[rank], float(lowered.rank_samples[rank]))
         if key not in known:
             segments = [segment for chunk in lowered.chunks for segment in chunk]
-            known[key] = unit_costs(evaluator, segments, lowered.stages[rank])
-        costs = known[key]
-        spent = costs["forward_s"] + costs["forward_host_s"] + costs["backward_s"] + costs["backward_host_s"]
-        spent += costs["recompute_s"]
-        comm = costs["forward_comm_s"] + costs["backward_comm_s"] + costs["recompute_comm_s"]
-        spent += comm @ evaluator.exposed
-        state = np.array(
-            [[sum(state_bytes(cost.parameters, cost.zero_parameters, settings)) for cost in row] for row in costs]
-        )
+            known[key] = _spans(space, unit_costs(evaluator, segments, lowered.stages[rank]), levels, settings)
+        spans = known[key]
         alive = in_flight(rank, shape.pp, shape.pp, shape.num_micro_batches)
         if lowered.kind == "gpipe":
             alive = shape.num_micro_batches
-        live = np.where(np.array(RECOMPUTE_MODES) == "full", costs["live_bytes"].max(axis=1), 0.0)
-        room = stage.capacity - settings.reserved_bytes - 2.0 * costs["workspace_bytes"].max(axis=1) - live
-        time, used = _spans(spent), _spans(state + alive * costs["saved_bytes"])
-        fits = (used <= room[:, None, None]) & space.modes[:, None, None]
-        time = np.where(fits, time, np.inf)
+        room = stage.capacity - settings.reserved_bytes - spans.held
+        time = np.where(spans.state + alive * spans.saved <= room[:, None, None], spans.seconds, np.inf)
         low, high = space.constrained.window(rank, shape.pp) if rank < shape.pp - 1 else (space.num_units,) * 2
         ends = np.arange(space.num_units + 1)
         time[:, :, (ends < low) | (ends > high)] = np.inf
         seconds.append(time.min(axis=0))
-        modes.append(time.argmin(axis=0))
-    return seconds, modes
+        chosen.append(levels[time.argmin(axis=0)])
+    return seconds, chosen
 
 
-def _spans(of_units: Floats) -> Floats:
-    """Sums over the units from one to before another, [modes, units + 1, units + 1]; infinite where there is none."""
-    sums = np.concatenate([np.zeros((len(of_units), 1)), np.cumsum(of_units, axis=1)], axis=1)
-    spans = sums[:, None, :] - sums[:, :, None]
-    empty = np.tril(np.ones(spans.shape[1:], dtype=np.bool_))
-    found: Floats = np.where(empty, np.inf, spans)
-    return found
+class _Spans(NamedTuple):
+    """Units from the first index to before the second on one rank, [levels, units + 1, units + 1]."""
+
+    seconds: Floats
+    """Seconds of a micro-batch; infinite where there is no unit."""
+    state: Floats
+    """Bytes of parameters, gradients and moments."""
+    saved: Floats
+    """Bytes that a micro-batch leaves for its backward pass."""
+    held: Floats
+    """[levels] bytes of work space, and of a unit that runs again."""
 
 
-def _with_cuts(space: PlanSpace, values: Values, ends: Sequence[int], modes: Sequence[Ints]) -> Values:
-    """A plan with other ends of the ranks' units, and with the recompute mode of each rank's span."""
+def _spans(space: PlanSpace, costs: Rows, levels: Ints, settings: Record) -> _Spans:
+    """What spans of units cost at some levels of recomputation; `costs` are those of `unit_costs`."""
+    spent = costs["forward_s"] + costs["forward_host_s"] + costs["backward_s"] + costs["backward_host_s"]
+    spent += costs["recompute_s"]
+    comm = costs["forward_comm_s"] + costs["backward_comm_s"] + costs["recompute_comm_s"]
+    spent += comm @ space.evaluator.exposed
+    # Repeated blocks are alike, so that few numbers of parameters are distinct.
+    parameters = np.stack([costs["parameters"].ravel(), costs["zero_parameters"].ravel()])
+    distinct, at = np.unique(parameters, axis=1, return_inverse=True)
+    state = np.array([sum(state_bytes(whole, sharded, settings)) for whole, sharded in distinct.T.tolist()])
+    before = np.zeros((3, len(costs), space.num_units + 1))
+    np.cumsum([spent, state[at.reshape(costs.shape)], costs["saved_bytes"]], axis=2, out=before[:, :, 1:])
+    begin, end = np.indices((space.num_units + 1, space.num_units + 1))
+    found = np.empty((3, len(levels), *begin.shape))
+    held = np.full(len(levels), 2.0 * costs["workspace_bytes"].max())
+    for number, level in enumerate(space.levels.levels[level] for level in levels.tolist()):
+        turn = begin + space.levels.first_units(level.steps, np.maximum(0, end - begin))
+        heavy, light = before[:, level.heavy], before[:, level.light]
+        found[:, number] = heavy[:, turn] - heavy[:, begin] + light[:, end] - light[:, turn]
+        if RECOMPUTE_MODES[level.heavy] == "full":
+            # The last unit, which holds the scores of the loss, runs again with all others alone.
+            last = space.num_units - int(level.steps > 0 and space.num_units > 1)
+            held[number] += costs[level.heavy]["live_bytes"][:last].max()
+    found[0, :, end <= begin] = np.inf
+    return _Spans(seconds=found[0], state=found[1], saved=found[2], held=held)
+
+
+def _with_cuts(space: PlanSpace, values: Values, ends: Sequence[int], levels: Sequence[Ints]) -> Values:
+    """A plan with other ends of the ranks' units, and with the level of recomputation of each rank's span."""
     found = list(values)
     shape = space.shape(values)
     shares = space.cut_shares(values)
@@ -133,6 +157,8 @@ def _with_cuts(space: PlanSpace, values: Values, ends: Sequence[int], modes: Seq
         if chunk < shape.pp - 1:
             candidates = space.candidates(start, chunk, shape.num_chunks, shares[chunk]).tolist()
             found[space.first.cut + chunk] = candidates.index(end) if end in candidates else 0
-        found[space.first.recompute + chunk] = int(modes[chunk][start, end])
+        found[space.first.recompute + chunk] = int(levels[chunk][start, end])
         start = end
-    return space.repair(found)
+    # The signatures stay legal: the mesh and the samples are the same.
+    first = space.first.signature
+    return (*space.repair(found[:first]), *found[first:])

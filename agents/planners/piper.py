@@ -18,7 +18,13 @@ from collections.abc import Iterator
 
 from agents.incumbent import Incumbent
 from agents.planners.device_partition import Partition, partitions
-from agents.planners.stage_table import StageTable, aligned_sizes, megatron_strategies, settings_by_templates
+from agents.planners.stage_table import (
+    FEW_DEVICES,
+    StageTable,
+    aligned_sizes,
+    megatron_strategies,
+    settings_by_templates,
+)
 from agents.planners.staged_plan import fastest_staged, price_staged
 from agents.searcher import SearchResult, SearchTask
 
@@ -29,10 +35,14 @@ OFFERED = 2
 
 
 def piper_partitions(table: StageTable) -> Iterator[Partition]:
-    """For every number of stages the partition with the fastest slowest stage."""
-    sizes, devices = aligned_sizes(table), len(table.order)
+    """For every number of stages the partition with the fastest slowest stage. Stages have any number of devices, on
+    more than `FEW_DEVICES` those of submeshes that tile the cluster."""
+    devices = len(table.order)
+    is_small = devices <= FEW_DEVICES
+    sizes = table.sizes if is_small else aligned_sizes(table)
+    seconds = table.seconds if is_small else table.aligned_seconds
     most = devices // min(sizes) if sizes else 0
-    return partitions(table.space.num_units, devices, sizes, table.aligned_seconds, table.nothing, most)
+    return partitions(table.space.num_units, devices, sizes, seconds, table.nothing, most)
 
 
 def run_piper(incumbent: Incumbent) -> None:
@@ -43,12 +53,13 @@ def run_piper(incumbent: Incumbent) -> None:
     for setting in settings_by_templates(space):
         if incumbent.finished or waited > PATIENCE:
             return
+        mine = float("inf")
         for order in space.meshes.orders[:2]:
             table = StageTable(space, order, setting.num_micro_batches, strategies, zero=setting.zero)
             found = fastest_staged(incumbent, map(table.staged, piper_partitions(table)), OFFERED)
-            mine = price_staged(incumbent, found)
-            waited = 0 if mine < best_s else waited + 1
-            best_s = min(best_s, mine)
+            mine = min(mine, price_staged(incumbent, found))
+        waited = 0 if mine < best_s else waited + 1
+        best_s = min(best_s, mine)
 
 
 def search_piper(task: SearchTask) -> SearchResult:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,12 +20,15 @@ import numpy.typing as npt
 
 from agents.incumbent import Incumbent
 from agents.planners.pipeline_cuts import cut_anew
+from agents.planners.recompute_less import recompute_less
 from agents.sampling.expert import price_grid
 from agents.searcher import SearchResult, SearchTask
 from automap.cost_graph.graph import CostGraph, CostGraphCache
 from automap.cost_graph.sensitivities import Sensitivities, sensitivities
+from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.space.batch_shares import NUM_WAYS
-from automap.space.space import Ints, Values
+from automap.space.shape import Shape
+from automap.space.space import Ints, PlanSpace, Values
 
 Floats = npt.NDArray[np.float64]
 
@@ -43,6 +46,10 @@ LATER = 0.005
 """Share by which each turn of a mesh raises the rank of its other skeletons."""
 TRIED_CUTS = 4
 """Number of ends of a chunk that are tried, those nearest to its share of the work first."""
+CLIMBS = 3
+"""Number of times at most that changes which gain alone are made together, see `SkeletonSearch.look_around`."""
+TRIED_LEVELS = (1, 2, 4)
+"""How many legal levels of recomputation further on either side of a rank's are tried, beside the modes themselves."""
 TRIED_ORDERS = 8
 """Number of orders of the devices that are tried."""
 
@@ -112,14 +119,20 @@ def search_skeletons(task: SearchTask, name: str, propose: Propose) -> SearchRes
     return incumbent.result(seed=task.seed)
 
 
-def run_skeletons(search: SkeletonSearch, start: Sequence[Values]) -> None:
+def run_skeletons(search: SkeletonSearch, start: Sequence[Values], in_breadth: int = 0) -> None:
     """Solves skeletons until the budget ends or nothing is left to try.
 
     Args:
         search: what it finds.
         start: plans whose skeletons are solved, the best first.
+        in_breadth: so many of them are solved before the best one is worked out further.
     """
     waiting = _by_mesh(search, start)
+    for values in waiting[:in_breadth]:
+        if search.finished:
+            return
+        search.solve(values, rounds=1)
+    del waiting[:in_breadth]
     for turn in itertools.count():
         if search.finished:
             return
@@ -248,9 +261,34 @@ class SkeletonSearch:
         return True
 
     def look_around(self, values: Values, step_time_s: float, overflow: float) -> None:
-        """Prices the neighbours of a plan with this price on its mesh."""
-        self._keep(values, worth_of(step_time_s, overflow))
-        self._price(self.neighbours(values))
+        """Prices the neighbours of a plan with this price on its mesh, then those changes together that gain alone.
+
+        Of each decision the best change is taken. While the changes together are better than any single one, the same
+        is done around the plan that they give, `CLIMBS` times at most.
+        """
+        worth = worth_of(step_time_s, overflow)
+        self._keep(values, worth)
+        for _ in range(CLIMBS):
+            plans = self.neighbours(values)
+            gains: dict[int, tuple[Worth, int]] = {}
+            found = self._price(plans)
+            for plan, one in zip(plans, found, strict=False):
+                changed = np.flatnonzero(plan[: self.space.first.signature] != values[: self.space.first.signature])
+                if one < worth and len(changed) == 1:
+                    at, gain = int(changed[0]), (one, int(plan[changed[0]]))
+                    gains[at] = min(gains.get(at, gain), gain)
+            if len(gains) < 2:
+                return
+            together, steps = list(values), []
+            for _, at, value in sorted((one, at, value) for at, (one, value) in gains.items()):
+                together[at] = value
+                steps.append(self._repaired(together, values))
+            plans = np.array(steps[1:], dtype=np.int64)
+            joint = self._price(plans)
+            if not joint or min(joint) >= min(found):
+                return
+            best = min(range(len(joint)), key=joint.__getitem__)
+            values, worth = tuple(plans[best].tolist()), joint[best]
 
     def _price(self, plans: Ints) -> list[Worth]:
         """Prices plans, [n, slots], as many of the first ones as the budget allows, and returns their worth."""
@@ -281,12 +319,20 @@ class SkeletonSearch:
             self._price(graph.moved(picked, [ranked[:count] for count in range(2, len(ranked) + 1)]))
             picked = graph.picked(self.best[graph.skeleton][1]) if ranked else None
 
+    def _repaired(self, plan: Sequence[int], values: Values) -> Values:
+        """The nearest legal plan to one whose signatures are those of the plan `values`."""
+        first = self.space.first
+        if tuple(plan[: first.cut]) != values[: first.cut]:
+            return self.space.repair(plan)
+        # On the same mesh with the same samples the signatures stay legal, and most of the slots are signatures.
+        return (*self.space.repair(plan[: first.signature]), *plan[first.signature :])
+
     def neighbours(self, values: Values) -> Ints:
         """[n, slots] plans of other skeletons on the same mesh; signatures are kept as far as they are legal."""
         space, first = self.space, self.space.first.signature
         shape = space.shape(values)
         found: list[list[int]] = []
-        tried = {"cut": TRIED_CUTS, "recompute": len(space.modes), "zero": len(space.zeros)}
+        tried = {"cut": TRIED_CUTS, "zero": len(space.zeros)}
         tried["shares"] = NUM_WAYS
         tried["order"] = min(TRIED_ORDERS, space.meshes.num_orders(shape.pp))
         if shape.pp > 1 and shape.virtual == 1:
@@ -294,11 +340,13 @@ class SkeletonSearch:
         idle = {"cut": shape.num_chunks - 1, "recompute": shape.pp}
         for at, slot in enumerate(space.slots[:first]):
             if slot.index < idle.get(slot.kind, 1):
-                others = range(min(slot.num_values, tried.get(slot.kind, 0)))
+                others: Iterable[int] = range(min(slot.num_values, tried.get(slot.kind, 0)))
+                if slot.kind == "recompute":
+                    others = _levels_near(space, shape, values[at])
                 found += [[*values[:at], other, *values[at + 1 :]] for other in others if other != values[at]]
         ranks = range(space.first.recompute, space.first.recompute + shape.pp)
-        for mode in np.flatnonzero(space.modes).tolist():
-            found.append([mode if at in ranks else v for at, v in enumerate(values)])
+        for level in np.flatnonzero(space.levels.legal(shape.num_chunks)).tolist():
+            found.append([level if at in ranks else v for at, v in enumerate(values)])
         for other in space.shapes:
             if other != shape and (other.pp, other.tp, other.middle) == (shape.pp, shape.tp, shape.middle):
                 row = space.meshes.values(other)
@@ -308,8 +356,16 @@ class SkeletonSearch:
                 if other.virtual > 1:
                     plan[space.first.schedule] = 0
                 found.append(plan)
-        signatures = values[first:]
-        repaired = dict.fromkeys(space.repair([*plan[:first], *signatures]) for plan in found)
-        plans = dict.fromkeys([*cut_anew(space, values), *repaired])
+        repaired = (self._repaired(plan, values) for plan in found)
+        plans = dict.fromkeys([*recompute_less(space, values), *cut_anew(space, values), *repaired])
         fresh = [plan for plan in plans if plan[:first] != values[:first] and plan[:first] not in self.best]
         return np.array(fresh, dtype=np.int64).reshape(len(fresh), len(values))
+
+
+def _levels_near(space: PlanSpace, shape: Shape, level: int) -> list[int]:
+    """Levels of recomputation that are tried in place of one."""
+    legal = np.flatnonzero(space.levels.legal(shape.num_chunks)).tolist()
+    at = int(np.searchsorted(legal, level))
+    near = {at + by for by in (*TRIED_LEVELS, *(-by for by in TRIED_LEVELS))}
+    pure = [space.levels.of_mode(mode) for mode in RECOMPUTE_MODES]
+    return sorted({legal[i] for i in near if 0 <= i < len(legal)} | {value for value in pure if value in legal})

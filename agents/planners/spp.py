@@ -11,7 +11,7 @@
    for M micro-batches. That factor is recalled, not read; it held in every random instance that was tried
    (`benchmarks/spp_bound.py`).
 
-The plan has an explicit order, unless the order turns out to be 1F1B. The number of micro-batches is climbed over. The
+The plan has an explicit order, unless the order turns out to be 1F1B. All numbers of micro-batches are tried. The
 body of the paper could not be read: formulas are reconstructed, so its tables are not claimed here. Our price holds a
 rank while it sends, so the schedule is listed again with the passes of the price, which contain the transfers.
 Units: seconds, bytes.
@@ -27,21 +27,19 @@ import numpy as np
 from agents.incumbent import Incumbent
 from agents.planners.device_partition import partitions
 from agents.planners.list_schedule import Stages, list_schedule
-from agents.planners.stage_table import StageTable, Strategy, links_matrix
+from agents.planners.stage_table import FEW_DEVICES, StageTable, Strategy, links_matrix
 from agents.planners.staged_plan import StagedPlan, data_parallel, fastest_staged, lower_staged, price_staged
 from agents.searcher import SearchResult, SearchTask
 from automap.arrays import Floats
 from automap.schedule import A_CHUNK, A_MICRO_BATCH, A_WORD, BACKWARD, FORWARD, write_order
 from automap.space.device_order import MAX_CUT, Order, min_cut_order
+from automap.space.shape import divisors
 from automap.space.space import PlanSpace
 
-FEW_DEVICES = 16
-"""Devices up to which stages of all sizes are tried; of more devices, sizes with few factors and what is left over
-(assumed: sizes between them gain little, and the time grows with their square)."""
 LISTED = 2
 """Number of partitions whose schedules are listed for each number of micro-batches: those that are fastest in 1F1B."""
 FIRST_COUNT = 32
-"""Number of micro-batches from which is climbed (assumed)."""
+"""Number of micro-batches that is tried first (assumed)."""
 MOST_ACTIONS = 20_000
 """Largest number of actions of an explicit order (assumed): more make a plan of megabytes."""
 
@@ -53,36 +51,40 @@ def recursive_order(space: PlanSpace) -> Order:
 
 
 def sizes_of(devices: int) -> list[int]:
-    """Numbers of devices that a stage may have."""
-    if devices <= FEW_DEVICES:
-        return list(range(1, devices + 1))
-    some = {size for size in range(1, devices + 1) if any(size == odd << k for odd in (1, 3) for k in range(12))}
-    return sorted(some | {devices - size for size in some if size < devices and devices - size < 8} | {devices})
+    """Numbers of devices that a stage may have: any on few devices, else divisors of all."""
+    return list(range(1, devices + 1)) if devices <= FEW_DEVICES else divisors(devices)
 
 
 def plans(incumbent: Incumbent, order: Order, num_micro_batches: int) -> Iterator[StagedPlan]:
     """SPP's plans for a number of micro-batches: of the best partitions, in the order of list scheduling."""
     space = incumbent.space
     plain = Strategy(tp=1, signatures=data_parallel(space.evaluator, len(space.axes)))
-    table = StageTable(space, order, num_micro_batches, [plain], holds=False)
     devices = len(order)
-    sizes = [size for size in sizes_of(devices) if size in table.sizes]
-    found = partitions(space.num_units, devices, sizes, table.seconds, table.channel, devices)
-    for plan in fastest_staged(incumbent, map(table.staged, found), LISTED):
+
+    def divided() -> Iterator[StagedPlan]:
+        # Channels that work beside the stages, as in the paper; then stages that are held by them, as in our price.
+        for holds in (False, True):
+            table = StageTable(space, order, num_micro_batches, [plain], holds=holds)
+            sizes = [size for size in sizes_of(devices) if size in table.sizes]
+            channel = table.nothing if holds else table.channel
+            yield from map(table.staged, partitions(space.num_units, devices, sizes, table.seconds, channel, devices))
+
+    for plan in fastest_staged(incumbent, divided(), LISTED):
         yield plan
         if len(plan.stages) > 1 and 2 * len(plan.stages) * num_micro_batches <= MOST_ACTIONS:
             yield from _listed(space, plan)
 
 
 def _listed(space: PlanSpace, plan: StagedPlan) -> Iterator[StagedPlan]:
-    """A plan with the orders of list scheduling: with any number of micro-batches on their way, and with a few more
-    than 1F1B has, for ranks whose memory is short."""
+    """A plan with the orders of list scheduling: with any number of micro-batches on their way, backward or forward
+    passes first, and with a few more than 1F1B has, for ranks whose memory is short."""
     count, micro_batches = len(plan.stages), plan.num_micro_batches
     stages = passes(space, plan)
     fewest = list(range(count, 0, -1))
     seen = {write_order("1f1b", count, count, micro_batches)}
-    for registers in (None, [2 * n - 1 for n in fewest], [n + 1 for n in fewest]):
-        listed = list_schedule(stages, micro_batches, registers)
+    ways = [(None, False), (None, True), ([2 * n - 1 for n in fewest], False), ([n + 1 for n in fewest], False)]
+    for registers, forward_first in ways:
+        listed = list_schedule(stages, micro_batches, registers, forward_first=forward_first)
         if listed.order not in seen:
             seen.add(listed.order)
             yield StagedPlan(
@@ -118,26 +120,16 @@ def search_spp(task: SearchTask) -> SearchResult:
 
 
 def run_spp(incumbent: Incumbent) -> None:
-    """Climbs over the numbers of micro-batches, from `FIRST_COUNT`.
+    """Plans for every number of micro-batches, those near `FIRST_COUNT` first.
 
     There all orders of the devices are tried, the best one goes on: minimum cuts like to cut off single devices, so
     that the order of the numbers is better on many clusters (assumed to hold for other numbers of micro-batches too).
     """
     space = incumbent.space
     orders = list(dict.fromkeys([recursive_order(space), *space.meshes.orders]))
-    counts = sorted({shape.num_micro_batches for shape in space.shapes})
-    at = min(range(len(counts)), key=lambda i: abs(math.log(counts[i] / FIRST_COUNT)))
-    reached: dict[tuple[int, Order], float] = {}
-
-    def best_of(at: int, order: Order) -> float:
-        if (at, order) not in reached:
-            proposed = plans(incumbent, order, counts[at])
-            reached[at, order] = price_staged(incumbent, proposed)
-        return reached[at, order]
-
-    order = min(orders, key=lambda one: best_of(at, one))
-    while not incumbent.finished:
-        best = min((i for i in (at, at - 1, at + 1) if 0 <= i < len(counts)), key=lambda i: best_of(i, order))
-        if best == at:
+    counts = {shape.num_micro_batches for shape in space.shapes}
+    for count in sorted(counts, key=lambda count: abs(math.log(count / FIRST_COUNT))):
+        if incumbent.finished:
             return
-        at = best
+        reached = {order: price_staged(incumbent, plans(incumbent, order, count)) for order in orders}
+        orders = [min(orders, key=reached.__getitem__)]

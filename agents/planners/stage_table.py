@@ -24,6 +24,9 @@ from automap.space.device_order import Order
 from automap.space.space import PlanSpace, Values
 from automap.space.templates import megatron_signatures
 
+FEW_DEVICES = 16
+"""Devices up to which stages of all sizes are tried (assumed: on more they gain little, and the time grows with the
+square of their number)."""
 MOST_SUBMESHES = 32
 """Largest number of stages on submeshes (assumed): the time of planners grows with its square."""
 

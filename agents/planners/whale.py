@@ -73,7 +73,7 @@ def balance(
         found[valley] += moved
 
 
-class _Devices:
+class Balance:
     """The devices of a cluster in Whale's order, and what the model takes on them."""
 
     def __init__(self, space: PlanSpace) -> None:
@@ -159,16 +159,16 @@ class _Devices:
 def plans(incumbent: Incumbent) -> Iterator[StagedPlan]:
     """Balanced plans of every number of stages and of micro-batches, without recomputation where that fits."""
     space = incumbent.space
-    devices = _Devices(space)
+    balance_of = Balance(space)
     counts = sorted({shape.num_micro_batches for shape in space.shapes})
-    for count in divisors(len(devices.order)):
+    for count in divisors(len(balance_of.order)):
         if count > space.num_units:
             break
         for num_micro_batches in counts:
-            if space.problem.training.global_batch // num_micro_batches < len(devices.order) // count:
+            if space.problem.training.global_batch // num_micro_batches < len(balance_of.order) // count:
                 break
             for mode in np.flatnonzero(space.modes).tolist():
-                plan = devices.pipeline(count, num_micro_batches, mode)
+                plan = balance_of.pipeline(count, num_micro_batches, mode)
                 if plan is not None:
                     yield plan
                     break

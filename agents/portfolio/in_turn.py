@@ -121,6 +121,7 @@ class _Turns:
         self._count, self._number = count, 0
         self._evaluations = 0
         self._improvements: list[tuple[int, float, float]] = []
+        self._by_searcher: dict[str, list[tuple[int, float, float]]] = {}
         self._best_s = float("inf")
         self._members: dict[str, Reached] = {}
         self._latest: Mapping[str, Reached] = {}
@@ -163,6 +164,11 @@ class _Turns:
             if step_time_s < self._best_s:
                 self._best_s = step_time_s
                 self._improvements.append((self._evaluations + evaluations, self._turn_began_s + seconds, step_time_s))
+        for searcher, own in found.by_searcher.items():
+            self._by_searcher[searcher if name in found.by_searcher else f"{name}: {searcher}"] = [
+                (self._evaluations + evaluations, self._turn_began_s + seconds, step_time_s)
+                for evaluations, seconds, step_time_s in own
+            ]
         self._evaluations += found.evaluations
         self._reached[name] = found.record.searchers.get(name, found.step_time_s)
         self._results[name] = found
@@ -228,6 +234,7 @@ class _Turns:
             seconds=self._seconds,
             proven=record.proven,
             improvements=tuple(self._improvements),
+            by_searcher=self._by_searcher,
             unlike=unlike,
             others=others,
         )

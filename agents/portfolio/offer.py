@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agents.portfolio.any_trainer import WORTH_TELLING, AnyTrainer, search_any, set_aside
@@ -51,36 +51,35 @@ def search_offer(
     tie: float = TIE,
     on_progress: OnProgress = lambda progress: None,
     should_stop: ShouldStop = lambda: False,
-    clock: Callable[[], float] = time.monotonic,
+    start: Sequence[Plan] = (),
 ) -> SearchResult:
     """The plainest of the plans that the price cannot tell from the fastest one found within `budget`.
 
     Args:
-        problem, budget, seed, on_progress, should_stop: see `agents.searcher.search`.
+        problem, budget, seed, on_progress, should_stop, start: see `agents.searcher.search`.
         searchers: names of `agents.searcher.SEARCHERS`, in the order of their turns.
         tie: share of the error band, to either side of an estimate, within which plans count as equally fast.
-        clock: returns the time in seconds.
 
     Raises:
         NothingFits: no plan that fits was found.
         ProblemError: see `search_in_turn` and `check_tie`.
     """
     check_tie(tie)
-    began = clock()
+    began = time.monotonic()
 
     def looked_enough() -> bool:
         limit_s = budget.seconds and LOOK_SHARE * budget.seconds
-        return should_stop() or (limit_s is not None and clock() - began > limit_s)
+        return should_stop() or (limit_s is not None and time.monotonic() - began > limit_s)
 
     own, aside = set_aside(budget, problem)
     parts = promising(problem, looked_enough)
     part = part_to_search(parts)
-    mine, rest = _divided(own, clock() - began, has_part=part is not None)
-    run = functools.partial(search_in_turn, searchers=searchers, seed=seed, should_stop=should_stop, clock=clock)
+    mine, rest = _divided(own, time.monotonic() - began, has_part=part is not None)
+    run = functools.partial(search_in_turn, searchers=searchers, seed=seed, should_stop=should_stop)
     share = 1.0 if part is None else 1.0 - PART_SHARE
-    yours = read_baseline(Evaluator(problem))
-    start = [yours.plan] if yours is not None else []
-    main = run(problem, mine, start=start, on_progress=lambda p: on_progress(_scaled(p, 0.0, share, None)))
+    yours = None if problem.hints.baseline is None else read_baseline(Evaluator(problem))
+    begin = [*start, *([yours.plan] if yours is not None else [])]
+    main = run(problem, mine, start=begin, on_progress=lambda p: on_progress(_scaled(p, 0.0, share, None)))
     on_part: SearchResult | None = None
     if part is not None and rest is not None and not should_stop():
         # It may be that no plan of the part fits, or that no searcher accepts it.
@@ -185,11 +184,22 @@ class _Found:
             plan=chosen,
             unlike=unlike,
             others=others,
+            by_searcher=self._by_searcher(),
             evaluations=record.evaluations,
             seconds=record.seconds or main.seconds,
             proven=record.proven,
             plainest=None,
         )
+
+    def _by_searcher(self) -> dict[str, list[tuple[int, float, float]]]:
+        """What each searcher reached when, on all devices and then on the part."""
+        found = {name: list(own) for name, own in self.main.by_searcher.items()}
+        for name, own in self.on_part.by_searcher.items() if self.on_part is not None else ():
+            before = found.setdefault(name, [])
+            for evaluations, seconds, step_s in own:
+                if not before or step_s < before[-1][2]:
+                    before.append((self.main.evaluations + evaluations, self.main.seconds + seconds, step_s))
+        return found
 
     def _kept(self, evaluator: Evaluator) -> Offer | None:
         """The plan that the user runs today; None where there is none, or the search may not return it."""

@@ -29,6 +29,7 @@ from agents.incumbent import Incumbent
 from agents.learning.proposals import NETWORK, PROPOSALS, SIDE_BY_SIDE, propose, readable
 from agents.learning.search_tree import SearchTree
 from agents.planners.opening import work_out
+from agents.planners.recompute_less import lightened_templates
 from agents.portfolio.members import Kind, Member, MemberTask, wait
 from agents.sampling.exhaustive import run_exhaustive
 from agents.sampling.expert import Grid, price_grid
@@ -97,6 +98,7 @@ def search_portfolio(task: SearchTask) -> SearchResult:
     grid = price_grid(incumbent)
     incumbent.price_start(task, credit="start")
     if not incumbent.finished:
+        grid = grid.joined(lightened_templates(incumbent, grid))
         grid = grid.joined(work_out(incumbent, grid))
     proposed = [] if incumbent.finished else _propose(incumbent, grid, task.seed)
     proven = not incumbent.finished and _is_provable(incumbent) and _prove(incumbent)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from agents.results.diverse_top_k import Found
 from automap.plan import Plan
 from automap.price.estimate import annotate
 from automap.price.evaluator import Evaluator
-from automap.price.lowered_plan import LoweredPlan
+from automap.price.lowered_plan import LoweredPlan, Segment
 from automap.price.plan_reader import default_signatures
 from automap.price.plan_writer import to_plan
 from automap.space.simplified_axes import ROUNDING, canonical, merges, num_unlike, repeats, sizes, without_idle
@@ -57,6 +58,24 @@ class Offer:
     """Number of decisions with more than one legal value, see `automap.plan.SearchRecord`."""
     num_operator_decisions: int
     """Number of those that are about operators."""
+
+
+class Outside(NamedTuple):
+    """A plan that fits and lies outside the plan space."""
+
+    step_time_s: float
+    """Step time of the plan."""
+    plan: Plan
+    """The plan with its estimate."""
+    lowered: LoweredPlan
+    """The same plan in numbers."""
+    found_by: str
+    """Searcher that found it."""
+
+    def offer(self, evaluator: Evaluator) -> Offer:
+        """The plan as it is; it has no decisions that could be counted."""
+        rank = plainness(self.lowered, evaluator, is_template=False)
+        return Offer(plan=self.plan, found_by=self.found_by, plainness=rank, num_decisions=0, num_operator_decisions=0)
 
 
 def plainest(space: PlanSpace, best: Found, others: Sequence[Found], limit_s: float) -> Offer:
@@ -124,6 +143,7 @@ def plainness(lowered: LoweredPlan, evaluator: Evaluator, *, is_template: bool) 
         lowered.zero,
         modes != {(False, False)},
         len(modes - {(False, False)}) > 1,
+        any(_mixes(segments, evaluator) for segments in lowered.chunks),
         len(lowered.chunks) > len(stages),
         lowered.kind not in ("1f1b", "interleaved"),
         lowered.num_micro_batches > 1 and len(stages) == 1,
@@ -136,6 +156,12 @@ def plainness(lowered: LoweredPlan, evaluator: Evaluator, *, is_template: bool) 
     step_s = evaluator.evaluate(lowered).step_time_s
     num_odd = num_unlike(lowered, evaluator) + sum(odd)
     return repeats(lowered, evaluator), not is_template, num_axes, num_odd, len(devices), step_s
+
+
+def _mixes(segments: Sequence[Segment], evaluator: Evaluator) -> bool:
+    """Whether equal units of a chunk are not recomputed alike."""
+    again = {(evaluator.blocks.units[s.unit].type, s.recomputed.tobytes()) for s in segments}
+    return len(again) > len({unit_type for unit_type, _ in again})
 
 
 def plain(lowered: LoweredPlan, evaluator: Evaluator, limit_s: float) -> LoweredPlan:

@@ -51,6 +51,9 @@ class Enumeration:
     def __init__(self, space: PlanSpace) -> None:
         self.space = space
         self.table = BoundTable(space)
+        # [levels] steps of a chunk that run again as a whole.
+        full = RECOMPUTE_MODES.index("full")
+        self._full_steps = np.rint(space.levels.shares()[:, full] * space.levels.steps).astype(np.int64)
         self._shapes = {space.meshes.values(shape): number for number, shape in enumerate(space.shapes)}
         self._meshes: dict[tuple[tuple[tuple[float, ...], int], ...], int] = {}
         self._masks: dict[tuple[int, ...], Mask] = {}
@@ -201,8 +204,8 @@ class Enumeration:
             work[:, chunk] = least[rank, last] - least[rank, first]
             slot = space.first.recompute + rank
             if slot < some.values.shape[1]:
-                is_full = some.values[:, slot] == RECOMPUTE_MODES.index("full")
-                work[:, chunk] += (added[rank, last] - added[rank, first]) * is_full
+                again = first + space.levels.first_units(self._full_steps[some.values[:, slot]], last - first)
+                work[:, chunk] += added[rank, again] - added[rank, first]
             busy[:, rank] += work[:, chunk]
         before = np.zeros_like(busy)
         passed = min(known, shape.pp - 1)

@@ -10,18 +10,19 @@ left, which proves that it is the optimum of the graph.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from automap.arrays import Floats, Ints
 from automap.cost_graph.graph import CostGraph, Scalars
 from automap.cost_graph.kernels.message_passing import WIDEST, FactorGraph, pass_messages
 
-SWEEPS, PASSES = 2, 4
-"""Number of sweeps there and back; and of times that they are repeated while better assignments are found."""
+SWEEPS, PASSES = 1, 8
+"""Number of sweeps there and back in one pass; and of passes: two, and more while better assignments are found."""
 TOLERANCE = 1e-9
 """Share of the known cost within which bounds are not trusted, so that rounding leaves no optimum out."""
 MANY_VALUES = 80
@@ -62,43 +63,79 @@ def candidates(
     Returns:
         For each node, the values that may be in an optimum; the best assignment met; a lower bound on all assignments.
     """
-    sizes = np.array([len(costs) for costs in scalars.nodes], dtype=np.int64)
-    first = np.concatenate([[0], np.cumsum(sizes)])
-    nodes = np.full((len(scalars.factors), WIDEST), -1, dtype=np.int64)
-    for row, (some, _) in zip(nodes, scalars.factors, strict=True):
-        row[: len(some)] = some
-    graph = FactorGraph(
-        nodes=nodes,
-        begins=np.cumsum([0, *(table.size for _, table in scalars.factors)]),
-        sizes=sizes,
-        first=first[:-1].copy(),
-        costs=np.concatenate(scalars.nodes),
-        tables=np.concatenate([np.empty(0), *(table.reshape(-1) for _, table in scalars.factors)]),
-        is_left=np.ones(first[-1], dtype=np.bool_),
-    )
-    picked, margins = np.zeros(len(sizes), dtype=np.int64), np.zeros(first[-1])
+    graph = _factor_graph(scalars)
+    left = [np.arange(len(costs)) for costs in scalars.nodes]
     best = descend(scalars, start)
     least = scalars.value(best)
     is_given, bound = np.isfinite(known), -np.inf
-    for _ in range(PASSES):
+    for number in range(PASSES):
         limit = known if is_given else least
         slack = limit - scalars.constant + TOLERANCE * abs(limit)
+        if number:
+            graph, left = _without_left_out(graph, left)
+        picked, margins = np.zeros(len(left), dtype=np.int64), np.zeros(len(graph.costs))
         found = float(pass_messages(graph, slack, SWEEPS, picked, margins))
         bound = max(bound, found + scalars.constant)
-        other = descend(scalars, picked.tolist())
+        other = descend(scalars, [int(keep[v]) for keep, v in zip(left, picked.tolist(), strict=True)])
         is_better = scalars.value(other) < least
         if is_better:
             best, least = other, scalars.value(other)
-        if is_given or not is_better or graph.is_left.sum() == len(sizes):
+        if graph.is_left.sum() == len(left) or (number and (is_given or not is_better)):
             break
-    left = [np.flatnonzero(graph.is_left[begin:end]) for begin, end in itertools.pairwise(first)]
+    is_left, of_values = _by_node(graph, graph.is_left), _by_node(graph, margins)
+    left = [keep[some] for keep, some in zip(left, is_left, strict=True)]
     if most is not None:
-        ranked = [
-            np.argsort(margins[begin:end][keep], kind="stable")
-            for begin, end, keep in zip(first[:-1], first[1:], left, strict=True)
-        ]
+        ranked = [np.argsort(of[some], kind="stable") for of, some in zip(of_values, is_left, strict=True)]
         left = [np.sort(keep[order[:most]]) for keep, order in zip(left, ranked, strict=True)]
     return left, best, bound
+
+
+def _factor_graph(scalars: Scalars) -> FactorGraph:
+    """The arrays of a graph, all values left."""
+    sizes = np.array([len(costs) for costs in scalars.nodes], dtype=np.int64)
+    nodes = np.full((len(scalars.factors), WIDEST), -1, dtype=np.int64)
+    for row, (some, _) in zip(nodes, scalars.factors, strict=True):
+        row[: len(some)] = some
+    return FactorGraph(
+        nodes=nodes,
+        begins=np.cumsum([0, *(table.size for _, table in scalars.factors)]),
+        sizes=sizes,
+        first=np.cumsum(sizes) - sizes,
+        costs=np.concatenate(scalars.nodes),
+        tables=np.concatenate([np.empty(0), *(table.reshape(-1) for _, table in scalars.factors)]),
+        is_left=np.ones(sizes.sum(), dtype=np.bool_),
+    )
+
+
+def _without_left_out(graph: FactorGraph, left: Sequence[Ints]) -> tuple[FactorGraph, list[Ints]]:
+    """The arrays without the values that were left out, and which values of each node of the whole graph are left.
+
+    Args:
+        graph: arrays, whose costs and tables messages have changed.
+        left: for each node, the values that it has in the arrays, as numbers in the whole graph.
+    """
+    kept = [np.flatnonzero(some) for some in _by_node(graph, graph.is_left)]
+    tables = []
+    for row, begin, end in zip(graph.nodes.tolist(), graph.begins[:-1], graph.begins[1:], strict=True):
+        nodes = [n for n in row if n >= 0]
+        table = graph.tables[begin:end].reshape([int(graph.sizes[n]) for n in nodes])
+        tables.append(table[np.ix_(*(kept[n] for n in nodes))].reshape(-1))
+    sizes = np.array([len(some) for some in kept], dtype=np.int64)
+    smaller = FactorGraph(
+        nodes=graph.nodes,
+        begins=np.cumsum([0, *map(len, tables)]),
+        sizes=sizes,
+        first=np.cumsum(sizes) - sizes,
+        costs=graph.costs[graph.is_left],
+        tables=np.concatenate([np.empty(0), *tables]),
+        is_left=np.ones(sizes.sum(), dtype=np.bool_),
+    )
+    return smaller, [keep[some] for keep, some in zip(left, kept, strict=True)]
+
+
+def _by_node(graph: FactorGraph, values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    """Something of each value, [values], for each node."""
+    return np.split(values, graph.first[1:])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,6 +18,7 @@ from automap.export.configuration import Export, Note, Run
 from automap.schedule import write_order
 
 LOADER = "plan_loader.py"
+SCHEMA = "automap.pytorch/1"
 
 
 def write(run: Run) -> Export:
@@ -53,7 +54,7 @@ def _document(run: Run) -> dict[str, Any]:
         for path, module in module_paths.as_globs(split, graph).items()
     }
     return {
-        "schema": "automap.pytorch/1",
+        "schema": SCHEMA,
         "about": f"Written by AutoMAP for {run.target.version}: model {run.plan.model.name}, {run.devices} devices.",
         "mesh": {"dim_names": names, "shape": shape},
         "global_batch": run.problem.training.global_batch,
@@ -65,6 +66,7 @@ def _document(run: Run) -> dict[str, Any]:
         "recompute": list(module_paths.recomputed_paths(run)),
         "tensor_parallel": styles,
         "loss_parallel": has_split_scores,
+        "schedule": run.plan.schedule.kind,
         "stages": [list(paths) for paths in module_paths.stage_paths(run)] if degrees.pipeline > 1 else [[]],
     }
 

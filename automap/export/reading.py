@@ -1,7 +1,8 @@
 """Configurations that people train with, read as stated strategies: the way back of the exports.
 
-Read are bash scripts and YAML maps of Megatron-LM's arguments, torchtitan's TOML, DeepSpeed's JSON and accelerate's
-YAML. What has no bearing on the plan is listed as not read; what has one and no place in a stated strategy is refused.
+Read are bash scripts and YAML maps of Megatron-LM's arguments, torchtitan's TOML, DeepSpeed's JSON, accelerate's YAML
+and our own pytorch.json. What has no bearing on the plan is listed as not read; what has one and no place in a stated
+strategy is refused.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from automap.documents import read_document
 from automap.errors import PlanError
+from automap.export.pytorch import SCHEMA as PYTORCH_SCHEMA
 from automap.targets import targets
 
 
@@ -277,10 +279,42 @@ def _torchtitan(text: str) -> Stated:
     return found
 
 
-def _deepspeed(text: str) -> Stated:
+def _json(text: str) -> Stated:
     document = read_document(text, field="from", error=PlanError)
     if not isinstance(document, dict):
-        raise PlanError("is no object", field="from", value=text[:20], repair="Give DeepSpeed's JSON.")
+        raise PlanError("is no object", field="from", value=text[:20], repair="Give DeepSpeed's JSON, or pytorch.json.")
+    if document.get("schema") != PYTORCH_SCHEMA:
+        return _deepspeed(document)
+    try:
+        return _pytorch(document)
+    except (KeyError, TypeError, ValueError, AttributeError) as fault:
+        raise _refuse("json", str(fault), "is no pytorch.json as it was exported", "Export it again.") from None
+
+
+def _pytorch(document: Mapping[str, Any]) -> Stated:
+    mesh, layers, stages = _section(document, "mesh"), document["layers"], document["stages"]
+    sizes = dict(zip(mesh["dim_names"], mesh["shape"], strict=True))
+    is_outer = mesh["dim_names"].index("tensor") < mesh["dim_names"].index("shard")
+    if is_outer and sizes["tensor"] > 1 and sizes["replicate"] * sizes["shard"] > 1:
+        raise _refuse(
+            "mesh.dim_names", mesh["dim_names"], "ranks of one replica are not side by side", "Turn the mesh."
+        )
+    _check_shards("mesh.shape", sizes["replicate"], sizes["shard"])
+    again = set(document["recompute"])
+    if again and again != set(layers):
+        raise _refuse("recompute", sorted(again), "is a part of the layers", "Recompute all of them, or none.")
+    degrees = {"tp": sizes["tensor"], "pp": sizes["pipe"], "zero": document["zero"], "sequence_parallel": False}
+    degrees |= {"micro_batch": document["micro_batch"], "recompute": "full" if again else "none"}
+    if sizes["pipe"] > 1:
+        counts = tuple(sum(path in layers for path in paths) for paths in stages)
+        degrees |= {"virtual": len(stages) // sizes["pipe"], "layers": counts}
+        if document["schedule"] != "interleaved":
+            degrees["schedule"] = document["schedule"]
+    training = {"global_batch": document["global_batch"], "precision": document["precision"]}
+    return Stated(target="pytorch", training=training, degrees=degrees)
+
+
+def _deepspeed(document: Mapping[str, Any]) -> Stated:
     # "auto" is filled in by transformers.
     given = {name: value for name, value in document.items() if value != "auto"}
     found = Stated(target="deepspeed")
@@ -396,7 +430,7 @@ def _plain(text: str) -> Any:
 _READERS: Mapping[str, Callable[[str], Stated]] = {
     ".sh": _megatron_script,
     ".toml": _torchtitan,
-    ".json": _deepspeed,
+    ".json": _json,
     ".yaml": _yaml,
     ".yml": _yaml,
 }

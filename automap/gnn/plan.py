@@ -13,7 +13,7 @@ import numpy as np
 from automap.arrays import Ints
 from automap.errors import PlanError, one_of
 from automap.gnn.problem import GnnProblem
-from automap.gnn.simulator import Simulator
+from automap.gnn.simulator import Bound, Simulator
 from automap.records import Range, from_json, json_schema, to_json
 
 SCHEMA: Final = "automap.gnn-plan/1"
@@ -42,7 +42,7 @@ class GnnEstimate:
     """The same of the slowest draws: 95th percentile."""
     lower_bound_s: Seconds
     """What no order of the flows goes below with this placement; mean over the draws."""
-    bound_by: Literal["critical path", "sending", "receiving"]
+    bound_by: Bound
     """What the bound comes from."""
     iterations: int
     """Iterations of a draw."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -13,8 +14,9 @@ from automap.gnn.draws import draw
 from automap.gnn.kernels import bounds, simulation
 from automap.gnn.problem import RESOURCES, GnnProblem
 
+Bound = Literal["critical path", "sending", "receiving"]
 POLICIES = simulation.POLICIES
-BOUNDS = ("critical path", "sending", "receiving")
+BOUNDS: tuple[Bound, ...] = ("critical path", "sending", "receiving")
 """What each lower bound of `Simulator.bounds` comes from."""
 
 

@@ -184,10 +184,12 @@ def _recompute(evaluator: Evaluator, segments: Sequence[Segment], names: Sequenc
     found: list[str] = []
     named: set[str] = set()
     for paths in modules.values():
-        members = set(select(_glob(paths), names)) if all(paths) else set()
-        if members and members <= inside:
-            found.append(_glob(paths))
-            named |= members
+        # One glob for all modules or, where others of their kind do not run again, their names.
+        for glob in (_glob(paths), *paths) if all(paths) else ():
+            members = set(select(glob, names))
+            if members <= inside and not members <= named:
+                found.append(glob)
+                named |= members
     for group in groups.values():
         if set(group) <= named:
             continue

@@ -13,7 +13,7 @@ from automap.price.kernels.stage_records import HARDWARE_DTYPE, LINK_DTYPE
 from automap.schedule import KINDS
 from automap.space.batch_shares import share_out
 from automap.space.decisions import DECISIONS, SpaceOutline
-from automap.space.kernels.records import EVEN_LAYOUT, GROUP, MOVED, SHAPE_NODE, TIED, Scalars, SpaceArrays
+from automap.space.kernels.records import EVEN_LAYOUT, GROUP, LEVEL, MOVED, SHAPE_NODE, TIED, Scalars, SpaceArrays
 from ir.factors import whole_signature
 
 
@@ -33,6 +33,10 @@ def compile_space(space: SpaceOutline) -> SpaceArrays:
     for num_chunks in {shape.num_chunks for shape in space.shapes}:
         windows[num_chunks, :num_chunks] = [space.constrained.window(c, num_chunks) for c in range(num_chunks)]
     modes = len(evaluator.masks(0))
+    legal_levels = np.zeros((most + 1, len(space.levels)), dtype=np.bool_)
+    for num_chunks in {shape.num_chunks for shape in space.shapes}:
+        legal_levels[num_chunks] = space.levels.legal(num_chunks)
+    levels = [(level.light, level.heavy, level.steps) for level in space.levels.levels]
     masks = np.zeros((modes, len(tables.type_of)), dtype=np.bool_)
     for unit_type in range(evaluator.blocks.num_types):
         rows_type = tables.rows(unit_type)
@@ -66,6 +70,7 @@ def compile_space(space: SpaceOutline) -> SpaceArrays:
         assignments=assignments,
         groups=groups,
         tied=np.array(tied, dtype=TIED),
+        levels=np.array([*levels, (modes, modes, 0)], dtype=LEVEL),
         mixed=_ints(mixed.numbers),
         quanta=mixed.quanta,
         kind_rows=mixed.rows,
@@ -91,6 +96,7 @@ def compile_space(space: SpaceOutline) -> SpaceArrays:
         obeys=obeys,
         kept=np.ascontiguousarray(space.constrained.kept),
         again=np.ascontiguousarray(space.constrained.again),
+        legal_levels=legal_levels,
         modes=space.modes,
         zeros=space.zeros,
         zeros_with_others=space.zeros_with_others,
@@ -110,6 +116,7 @@ def _scalars(space: SpaceOutline, most_meshes: int) -> Scalars:
         proportional=int(space.problem.hints.fix.batch_shares == "proportional"),
         binds_modes=int(space.constrained.recomputes),
         one_mode=int(space.meshes.alike),
+        level_steps=space.levels.steps,
     )
 
 

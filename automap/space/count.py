@@ -71,7 +71,6 @@ def count_decades(space: SteppedSpace, *, limit: int | None = None, signing: Sig
         signing: groups whose signatures are decided, all others being forced; None = all linkage groups.
     """
     signing = signing or grouped(space)
-    modes = int(space.modes.sum())
     cuts: dict[int, float] = {}
     signatures: dict[object, float] = {}
     total = -math.inf
@@ -80,11 +79,12 @@ def count_decades(space: SteppedSpace, *, limit: int | None = None, signing: Sig
             continue
         if shape.num_chunks not in cuts:
             cuts[shape.num_chunks] = cut_decades(space, shape.num_chunks, limit)
-        here = cuts[shape.num_chunks] + (1 if space.meshes.alike else shape.pp) * math.log10(modes)
+        here = cuts[shape.num_chunks]
         for decision in reversed(DECISIONS):
             ways = decision.ways(space, shape)
-            # ZeRO stages are few: all of them are offered everywhere.
-            here += math.log10(ways if limit is None or decision.kind == "zero" else min(ways, limit))
+            # ZeRO stages and levels of recomputation are few: all of them are offered everywhere.
+            is_few = decision.kind in ("zero", "recompute")
+            here += math.log10(ways if limit is None or is_few else min(ways, limit))
         for outer, number in stage_ways(space, shape, limit).items():
             key = (outer, shape.tp, shape.middle)
             if key not in signatures:

@@ -36,6 +36,7 @@ from automap.space.constraints import Constrained
 from automap.space.kernels.records import FirstSlots
 from automap.space.limits import WHOLE, Limits
 from automap.space.mesh_shapes import Meshes
+from automap.space.recomputation import Levels
 from automap.space.shape import Shape
 from ir.graph import Operator
 
@@ -101,6 +102,7 @@ class SpaceOutline:
         meshes, shapes: shapes of plans and the numbers that they are made of.
         axes: names of the mesh axes, outermost first.
         modes: [modes] recompute modes that the trainer and `hints.fix` leave.
+        levels: levels of recomputation of a rank; configurations of other trainers know no mixtures of two modes.
         zeros, zeros_with_others: [4] ZeRO stages that `hints.fix` and the target leave where there are replicas; the
             latter beside a pipeline or other mesh axes.
         schedules: schedules of plans without virtual stages, the usual one first.
@@ -130,6 +132,7 @@ class SpaceOutline:
         self.modes = np.array([fix.recompute in (None, mode) and mode in kept for mode in RECOMPUTE_MODES])
         if fix.recompute is None:
             self.modes[RECOMPUTE_MODES.index("selective")] &= self.evaluator.has_core
+        self.levels = Levels(self.modes, self.num_units, mixes=target is None and limits.mixes)
         self.zeros, self.zeros_with_others = _zero_stages(problem)
         by_kind = [decision.slots(self) for decision in DECISIONS]
         self.slots = tuple(slot for slots in by_kind for slot in slots)
@@ -261,7 +264,12 @@ def _cuts(space: SpaceOutline) -> list[Slot]:
 
 
 def _recompute(space: SpaceOutline) -> list[Slot]:
-    return _several("recompute", "recompute on rank", len(RECOMPUTE_MODES), max(s.pp for s in space.shapes))
+    return _several("recompute", "recompute on rank", len(space.levels), max(s.pp for s in space.shapes))
+
+
+def _ways_to_recompute(space: SpaceOutline, shape: Shape) -> int:
+    ways: int = int(space.levels.legal(shape.num_chunks).sum()) ** (1 if space.meshes.alike else shape.pp)
+    return ways
 
 
 def _signatures(space: SpaceOutline) -> list[Slot]:
@@ -326,7 +334,8 @@ DECISIONS = (
         slots=_recompute,
         moved=0.12,
         is_numbered=True,
-        amounts=lambda s: np.arange(len(RECOMPUTE_MODES)) / 8.0,
+        ways=_ways_to_recompute,
+        amounts=lambda s: np.array([s.levels.amount(level) for level in range(len(s.levels))]) / 8.0,
     ),
     Decision(
         kind="zero",

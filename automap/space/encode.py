@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from automap.arrays import Ints
-from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
+from automap.price.lowered_plan import LoweredPlan, Segment
 from automap.space.decisions import DECISIONS, SHAPE_KINDS, Values
 from automap.space.shape import Shape
 from automap.space.stepping import SteppedSpace
@@ -80,17 +80,28 @@ def _cuts(space: SteppedSpace, values: Sequence[int], lowered: LoweredPlan) -> l
     return found
 
 
-def _modes(space: SteppedSpace, values: Sequence[int], lowered: LoweredPlan) -> list[int]:
-    """The first recompute mode that all chunks of each rank follow; 0 where none does."""
+def _levels(space: SteppedSpace, values: Sequence[int], lowered: LoweredPlan) -> list[int] | None:
+    """The first level of recomputation that all chunks of each rank follow; None where none does."""
     found = [0] * (space.first.zero - space.first.recompute)
-    num_ranks, units = len(lowered.layout.stages), space.linkage.blocks.units
+    num_ranks = len(lowered.layout.stages)
+    legal = np.flatnonzero(space.levels.legal(len(lowered.chunks))).tolist()
     for rank in range(num_ranks):
-        segments = [s for chunk in lowered.chunks[rank::num_ranks] for s in chunk]
-        masks = [space.evaluator.masks(units[s.unit].type) for s in segments]
-        for mode, name in reversed(list(enumerate(RECOMPUTE_MODES))):
-            if all(np.array_equal(s.recomputed, mask[name]) for s, mask in zip(segments, masks, strict=True)):
-                found[rank] = mode
+        chunks = lowered.chunks[rank::num_ranks]
+        level = next((level for level in legal if all(_follows(space, chunk, level) for chunk in chunks)), None)
+        if level is None:
+            return None
+        found[rank] = level
     return found
+
+
+def _follows(space: SteppedSpace, chunk: Sequence[Segment], level: int) -> bool:
+    """Whether the units of a chunk run again as a level of recomputation says."""
+    units = space.linkage.blocks.units
+    for place, segment in enumerate(chunk):
+        mask = space.evaluator.masks(units[segment.unit].type)[space.levels.mode(level, place, len(chunk))]
+        if not np.array_equal(segment.recomputed, mask):
+            return False
+    return True
 
 
 def _signatures(space: SteppedSpace, values: Sequence[int], lowered: LoweredPlan) -> list[int]:
@@ -109,7 +120,7 @@ _READERS: dict[str, Callable[[SteppedSpace, Sequence[int], LoweredPlan], list[in
     "devices": _devices,
     "shares": _shares,
     "cut": _cuts,
-    "recompute": _modes,
+    "recompute": _levels,
     "signature": _signatures,
 }
 """Kinds of decisions that can only be read behind the values before them: space, these values and the plan to the

@@ -19,6 +19,8 @@ class Limits:
     """Number of chunks -> first and last end of each chunk that stay; for other numbers all that constraints leave."""
     signatures: Mask | None = None
     """[axes, values of all groups] whether a signature stays, see `SpaceArrays.obeys`; None = all stay."""
+    mixes: bool = True
+    """Whether a pipeline rank may have two recompute modes."""
 
 
 WHOLE = Limits()

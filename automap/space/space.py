@@ -2,9 +2,9 @@
 
 One meaning of "optimum" for every searcher: environments, exhaustive search and templates all walk these decisions.
 A plan of the space has meshes on pp pipeline ranks that are equal but for the outer axis
-(`automap.space.mesh_shapes`), chunks cut between units, one recompute mode a rank, one ZeRO stage, and for each linkage
-group of each unit type one signature on each mesh axis; equal units are decided once. `values` is a tuple with one
-number a slot (`automap.space.decisions`); a slot with a single legal value is forced.
+(`automap.space.mesh_shapes`), chunks cut between units, one level of recomputation a rank, one ZeRO stage, and for each
+linkage group of each unit type one signature on each mesh axis; equal units are decided once. `values` is a tuple with
+one number a slot (`automap.space.decisions`); a slot with a single legal value is forced.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from automap.arrays import Ints
 from automap.plan import Plan
 from automap.price.evaluator import by_type
-from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
+from automap.price.lowered_plan import LoweredPlan
 from automap.price.plan_reader import lower_plan, same_lowered
 from automap.price.plan_writer import to_plan
 from automap.space.count import count_decades
@@ -41,12 +41,12 @@ class PlanSpace(SteppedSpace):
             zero: ZeRO stage, where there are replicas.
             stages: values of the slots of schedule, order and devices; those left out are 0.
         """
-        mode = RECOMPUTE_MODES.index(recompute)
+        level = self.levels.of_mode(recompute)
         values = [*self.meshes.values(shape), *stages]
         values += [0] * (self.first.recompute - len(values))
         for _ in range(shape.pp):
             legal = self.legal(values) if self.constrained.recomputes else None
-            values.append(mode if legal is None or legal[mode] else int(np.flatnonzero(legal)[0]))
+            values.append(level if legal is None or legal[level] else int(np.flatnonzero(legal)[0]))
         values += [0] * (self.first.zero - len(values))
         values.append(zero if shape.replicas > 1 else 0)
         return (*values, *[0] * (self.first.signature - len(values)))
@@ -62,8 +62,9 @@ class PlanSpace(SteppedSpace):
         ends = [0, *self.cuts(values, shape.num_chunks - 1), self.num_units]
         evaluator, units, chunks = self.evaluator, self.linkage.blocks.units, []
         for chunk, (begin, end) in enumerate(itertools.pairwise(ends)):
-            mode = RECOMPUTE_MODES[values[self.first.recompute + chunk % shape.pp]]
-            masks = [evaluator.masks(units[number].type)[mode] for number in range(begin, end)]
+            level = values[self.first.recompute + chunk % shape.pp]
+            modes = [self.levels.mode(level, place, end - begin) for place in range(end - begin)]
+            masks = [evaluator.masks(units[begin + place].type)[mode] for place, mode in enumerate(modes)]
             chunks.append(tuple(evaluator.segment(begin + i, chosen, mask) for i, mask in enumerate(masks)))
         fields: dict[str, Any] = {"zero_axes": self.zero_axes(shape)}
         for number, decision in enumerate(DECISIONS):

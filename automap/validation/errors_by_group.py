@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,11 +62,8 @@ def predict(run: Run) -> Predicted:
     )
 
 
-def validate(runs: Iterable[Run], on_progress: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
-    """Prices all runs and compares, group by group.
-
-    Args:
-        on_progress: called with the number of runs that are priced.
+def by_group(rows: Iterable[Predicted]) -> dict[str, Any]:
+    """Compares runs with their prices, group by group.
 
     Returns:
         {groups: {name: {n, mape, median, bias, spearman, memory_mape, band_coverage, band_half_width, infeasible,
@@ -78,14 +75,13 @@ def validate(runs: Iterable[Run], on_progress: Callable[[int], None] = lambda _:
         fastest.
     """
     groups: dict[str, list[Predicted]] = {}
-    for number, run in enumerate(runs):
-        groups.setdefault(run.group, []).append(predict(run))
-        on_progress(number + 1)
+    for row in rows:
+        groups.setdefault(row.run.group, []).append(row)
     return {"groups": {name: summarize(rows) for name, rows in groups.items()}}
 
 
 def summarize(rows: Sequence[Predicted]) -> dict[str, Any]:
-    """The figures of one group, see `validate`."""
+    """The figures of one group, see `by_group`."""
     priced = [row for row in rows if row.why is None]
     ratios = [row.step_time_s / row.run.iteration_s - 1.0 for row in priced]
     memory = [
@@ -158,7 +154,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def table(document: Mapping[str, Any]) -> str:
-    """The document of `validate` as a table for readers, one line for each group."""
+    """The document of `by_group` as a table for readers, one line for each group."""
     names = ("mape", "median", "bias", "rank", "inside", "band", "memory", "regret", "of 3")
     lines = [f"{'group':20}{'n':>5}" + "".join(f"{name:>8}" for name in names) + "  unpriced"]
 

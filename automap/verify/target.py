@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from automap.plan import Plan, parse_devices
 from automap.targets import Target
 from automap.verify.model import Model, Placed
+from automap.verify.modules import check_modules
 from automap.verify.reading import Chunk, Violation, layer_operators, num_ranks
 
 SIDES = {"batch": "data", "weights": "tensor", "positions": "context", "experts": "expert"}
@@ -38,12 +39,26 @@ def check_target(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[
         yield from _unlike(plan, chunks, model, target, ranks)
     for chunk in chunks if target.patterned else ():
         yield from _pattern(chunk, model, target)
+    if target.whole_modules:
+        yield from check_modules(chunks, model, target)
     for chunk in chunks:
+        yield from _mixed(chunk, model, target)
         others = ranks > 1 or len(_live(chunk)) > 1 or (bool(_live(chunk)) and _replicas(chunk) == 1)
         stages = target.zero_with_others if others else target.zero
         # Without replicas there is nothing to shard.
         if chunk.stage.zero.stage not in stages and _replicas(chunk) > 1:
             yield Violation(f"{chunk.where}.zero.stage", f"{target.name} has no ZeRO {chunk.stage.zero.stage} there")
+
+
+def _mixed(chunk: Chunk, model: Model, target: Target) -> Iterator[Violation]:
+    """Equal blocks of a stage of which not all are computed again alike."""
+    again: dict[int, set[frozenset[int]]] = {}
+    for number in dict.fromkeys(model.unit_of[i] for i in chunk.operators):
+        unit = model.blocks.units[number]
+        mine = frozenset(i - unit.start for i in range(unit.start, unit.stop) if i in chunk.again)
+        again.setdefault(unit.type, set()).add(mine)
+    if any(len(kinds) > 1 for kinds in again.values()):
+        yield Violation(f"{chunk.where}.recompute", f"{target.name} has one mode for all equal blocks of a stage")
 
 
 def _live(chunk: Chunk) -> list[str]:

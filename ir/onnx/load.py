@@ -216,13 +216,17 @@ class _Importer:
         if node.kind == "Gemm" and len(inputs) > 2 and not {"alpha", "beta"} & set(attributes):
             # Added apart, the bias does not keep the contraction whole (see the entry of Gemm).
             product, bias = f"{node.outputs[0]}#product", f"{node.name}#bias" if node.name else ""
-            builder.add("Gemm", inputs[:2], [product], name=node.name, scope=scope, attributes=attributes, opset=opset)
-            builder.add("Add", [product, inputs[2]], outputs, name=bias, scope=scope, opset=opset)
+            wanted = Stated(annotations=node.annotations)
+            builder.add(
+                "Gemm", inputs[:2], [product], name=node.name, scope=scope, attributes=attributes, opset=opset,
+                stated=wanted,
+            )  # fmt: skip
+            builder.add("Add", [product, inputs[2]], outputs, name=bias, scope=scope, opset=opset, stated=wanted)
             return
         # Numbers in node names depend on details of the export; the kind alone does not.
         label = node.kind if self.source.has_metadata and not scope else node.name
         shapes = self._stated_shapes(node, inputs) if node.kind not in KINDS else ()
-        stated = Stated(shapes=shapes, costs=node.costs)
+        stated = Stated(shapes=shapes, costs=node.costs, annotations=node.annotations)
         builder.add(
             node.kind, inputs, outputs, name=label, scope=scope, attributes=attributes, opset=opset, stated=stated
         )

@@ -1,8 +1,9 @@
 """Import in a child process with limits, so that a hostile upload can harm the child only.
 
 Parent and child speak JSON over pipes: the upload goes in after one line of options, the Graph (or the error) comes
-back. The child imports `ir` only; before it parses the upload it gives up opening files, sockets and processes. The
-parent never imports onnx. Run by `python -m ir.onnx.sandbox`.
+back. The child imports `ir` only; before it parses the upload it gives up opening files, sockets and processes, and
+where the kernel offers it every other system call that computing does not need. The parent never imports onnx. Run by
+`python -m ir.onnx.sandbox`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ir.graph import Graph
 from ir.lifetime import die_with_parent
 from ir.onnx.options import ReadOptions
 from ir.onnx.readers.limits import check_size
+from ir.onnx.system_calls import keep_computing_only
 from ir.serialize import graph_from_bytes, graph_to_bytes
 
 MIB = 1 << 20
@@ -178,6 +180,7 @@ def _read(size: int, max_bytes: int, options: ReadOptions) -> bytes:
     data = sys.stdin.buffer.read(size)
     mapped = _address_space()
     forbid_opening()
+    keep_computing_only()
     with _parse_budget(mapped, size):
         model = parse(data, Limits(max_bytes=max_bytes))
     sha256 = hashlib.sha256(data).hexdigest()

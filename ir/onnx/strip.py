@@ -25,6 +25,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from ir.build import MAX_VALUE_ELEMENTS
 from ir.errors import refuse
 from ir.onnx.read import read_model
+from ir.onnx.readers.annotations import ANNOTATION_KEYS
 from ir.onnx.readers.guard import check
 from ir.onnx.readers.limits import Limits
 from ir.onnx.readers.nodes import (
@@ -42,7 +43,9 @@ from ir.onnx.readers.roles import roles_without_metadata, stored_role
 from ir.onnx.readers.stated_costs import COST_KEYS
 from ir.onnx.rewrites.exporter_quirks import content, is_filled
 
-KEPT_METADATA = frozenset({KIND_KEY, SCOPE_KEY, FOLDED_KEY, FILLED_KEY, CONTENT_KEY, TURNED_KEY, *COST_KEYS})
+KEPT_METADATA = frozenset(
+    {KIND_KEY, SCOPE_KEY, FOLDED_KEY, FILLED_KEY, CONTENT_KEY, TURNED_KEY, *COST_KEYS, *ANNOTATION_KEYS}
+)
 MAX_COMPARED_BYTES = 1 << 30
 """Bytes of the largest file whose weights are compared with each other before they are dropped (assumed): where an
 exporter does not mark parameters, only their numbers tell a tied head from another one."""

@@ -18,6 +18,7 @@ from service.command.options import (
     PlanArgument,
     PrecisionOption,
     TargetOption,
+    drawable,
     gathers,
     read_model_and_hints,
     stated,
@@ -158,7 +159,13 @@ def recommend(
     trainer: Annotated[str | None, typer.Option(help="The training software; default: generic.")] = None,
     target: TargetOption = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", callback=writable, help="Where to write the answer as JSON.")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            callback=drawable,
+            help="Where to write the answer: .json, or a picture (.html, .svg, .png).",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -192,7 +199,9 @@ def recommend(
         stopped = interrupted()
     document = to_json(found, steps)
     if output is not None:
-        output.write_text(json.dumps(document, indent=1) + "\n")
+        from service.drawing.charts import front, write
+
+        write(output, f"Clusters for {graph.name}", document, lambda: front(found))
     print_json(document) if as_json else typer.echo("\n".join(page(found, steps)))
     if stopped:
         raise typer.Exit(130)

@@ -50,13 +50,12 @@ def draw_file(data: bytes, request: JobRequest, path: Path, output: Path, pictur
         UserError: as `explain_file`; or an unknown kind of output, or an unknown picture.
     """
     from automap.price.evaluator import Evaluator
+    from service.drawing.charts import check_kind
     from service.drawing.pictures import PICTURES
     from service.drawing.trace import trace
 
+    check_kind(output)
     kind = output.suffix.lower()
-    if kind not in (".html", ".svg", ".png", ".json"):
-        repair = "Name a file that ends in .html, .svg, .png or .json."
-        raise PlanError("an unknown kind of picture", field="output", value=str(output), repair=repair)
     if picture is not None and picture not in PICTURES:
         raise PlanError("unknown picture", field="picture", value=picture, repair=one_of(PICTURES, picture))
     if picture is not None and kind in (".html", ".json"):

@@ -78,6 +78,58 @@ def _show(plan: GnnPlan) -> None:
 
 
 @app.command()
+def profile(
+    graph: Annotated[
+        str, typer.Argument(metavar="EDGES.txt|NODESxDEGREE", help="An edge list, or a power-law graph as 100000x15.")
+    ],
+    output: OutputOption = None,
+    machines: Annotated[int, typer.Option(min=1, max=1024, help="Machines, each with one partition.")] = 4,
+    gpus: Annotated[int, typer.Option(min=0, max=64, help="GPUs of a machine.")] = 2,
+    cpus: Annotated[float, typer.Option(min=1, help="Cores of a machine.")] = 16.0,
+    nic: Annotated[float, typer.Option(min=0.001, help="Gbit/s that a machine sends and receives.")] = 25.0,
+    workers: Annotated[int, typer.Option(min=1, max=4096, help="Workers, of one GPU each.")] = 6,
+    samplers: Annotated[int, typer.Option(min=1, max=64, help="Samplers of a worker.")] = 2,
+    batch: Annotated[int, typer.Option(min=1, help="Seeds in a mini-batch of a worker.")] = 1000,
+    fan_outs: Annotated[str, typer.Option(help="Neighbours of a node, hop by hop.")] = "15,10,5",
+    features: Annotated[int, typer.Option(min=1, help="Numbers of a node, 4 bytes each.")] = 100,
+    train_s: Annotated[float, typer.Option(min=0, help="Seconds of training on a mini-batch.")] = 0.06,
+    iterations: Annotated[int, typer.Option(min=1, max=10_000, help="Iterations to sample.")] = 20,
+    seed: SeedOption = 0,
+) -> None:
+    """Makes a problem of a graph: partitions it, samples mini-batches, and counts what crosses between machines."""
+    import numpy as np
+
+    from automap.gnn.graphs import power_law_graph, read_edges
+    from automap.gnn.profile import Setting, parse_made_up, profile_graph, told
+
+    hops = fan_outs.split(",")
+    if not all(hop.strip().isdigit() and 0 < int(hop) <= 10_000 for hop in hops):
+        raise ProblemError("no fan-outs", field="fan_outs", value=fan_outs, repair="Give numbers as in 15,10,5.")
+    setting = Setting(
+        machines=machines,
+        gpus=gpus,
+        cpus=cpus,
+        nic_Gbps=nic,
+        workers=workers,
+        samplers=samplers,
+        batch=batch,
+        fan_outs=tuple(map(int, hops)),
+        features=features,
+        train_s=train_s,
+        iterations=iterations,
+    )
+    rng = np.random.default_rng(seed)
+    is_made_up = graph.partition("x")[0].isdigit() and not Path(graph).exists()
+    read = power_law_graph(*parse_made_up(graph), rng) if is_made_up else read_edges(Path(graph))
+    found = profile_graph(read, setting, rng)
+    for label, text in told(found).items():
+        typer.echo(f"{label:9} {text}", err=True)
+    if output is None:
+        print_json(found.problem.to_json())
+    _write(output, found.problem.to_json())
+
+
+@app.command()
 def export(
     plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan of `gnn search`.")],
     problem: ProblemArgument,

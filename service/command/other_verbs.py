@@ -14,6 +14,7 @@ from service.command.options import (
     JsonOption,
     ParametersOption,
     SeedOption,
+    drawable,
     gathers,
     read_model,
     writable,
@@ -165,13 +166,28 @@ def validate(
     runs: Annotated[
         Path, typer.Argument(metavar="RUNS.json", help="Measured runs, as docs/measured-runs.md describes them.")
     ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            callback=drawable,
+            help="A picture of predicted against measured step times (.html, .svg, .png), or its numbers (.json).",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compares the price with measured runs, group by group."""
     from automap.validation import errors_by_group as validation
     from automap.validation.published_runs import load_runs
 
-    document = validation.validate(load_runs(runs))
+    rows = [validation.predict(run) for run in load_runs(runs)]
+    document = validation.by_group(rows)
+    if output is not None:
+        from service.drawing.charts import predicted_against_measured, validation_numbers, write
+
+        title = f"Predicted against measured: {runs.name}"
+        write(output, title, validation_numbers(rows), lambda: predicted_against_measured(rows))
     print_json(document) if as_json else typer.echo(validation.table(document))
 
 

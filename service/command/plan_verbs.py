@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,7 @@ from service.command.options import (
     PlanArgument,
     PrecisionOption,
     SeedOption,
+    drawable,
     gathers,
     read_job,
     read_model_and_hints,
@@ -24,6 +25,9 @@ from service.command.options import (
 )
 from service.command.output import print_json, show_plan, write_plan
 from service.jobs.run_job import import_graph, run_job
+
+if TYPE_CHECKING:
+    from agents.searcher import SearchResult
 
 app = typer.Typer()
 
@@ -33,23 +37,39 @@ INTERRUPTED = "The search was interrupted before its budget was spent; this is t
 
 @app.command()
 @gathers(job=read_job)
-def search(job: Job, output: OutputOption = None, as_json: JsonOption = False) -> None:
+def search(
+    job: Job,
+    output: OutputOption = None,
+    progress: Annotated[
+        Path | None,
+        typer.Option(
+            callback=drawable, help="A picture of how the search went (.html, .svg, .png), or its numbers (.json)."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
     """Finds a plan on this machine. Ctrl-C ends the search with the best plan so far and exit code 130."""
     from service.command.terminal import interruptible, progress_line
 
     if job.request.budget.isdigit():
         text = f"{int(job.request.budget):,} plans; {job.request.budget}s would be a time"
         typer.echo(f"{'budget':9} {text}", err=True)
+    results: list[SearchResult] = []
     with progress_line() as show, interruptible() as interrupted:
         plan = run_job(
             job.request,
             lambda: import_graph(*job),
-            on_progress=lambda progress: show(
-                progress.searcher, progress.fraction, progress.evaluations, progress.best_step_time_s
-            ),
+            on_progress=lambda now: show(now.searcher, now.fraction, now.evaluations, now.best_step_time_s),
             should_stop=interrupted,
+            on_result=results.append,
         )
         stopped = interrupted()
+    if progress is not None:
+        from service.drawing.charts import progress_numbers, search_progress, write
+
+        (result,) = results
+        title = f"A search for {plan.model.name}"
+        write(progress, title, progress_numbers(result), lambda: search_progress(result))
     if stopped:
         plan = replace(plan, warnings=(*plan.warnings, INTERRUPTED))
     show_plan(plan, output, as_json=as_json)

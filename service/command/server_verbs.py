@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
-import re
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from automap.errors import UserError
+from service import logs
 from service.command.options import Job, JobArgument, JsonOption, OutputOption, UrlOption, gathers, read_job
 from service.command.output import print_json, show_plan
+from service.command.server_settings import read_settings
 from service.problems import RemoteError
 
 if TYPE_CHECKING:
@@ -28,32 +28,33 @@ URL = "http://127.0.0.1:8080"
 
 @app.command()
 def serve(
-    host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to bind; where others reach it, every request needs a key.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 = any free port.")] = 8080,
     workers: Annotated[int | None, typer.Option(min=0, help="Worker processes; default: AUTOMAP_NUM_WORKERS.")] = None,
-    insecure: Annotated[bool, typer.Option(help="Allow an address that others can reach.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Runs the service: store, workers and REST, until Ctrl-C."""
     from service import serve as server
 
-    settings = _settings()
+    settings = read_settings()
     if workers is not None:
         settings = settings.model_copy(update={"num_workers": workers})
-    _log(settings.log_level)
+    logs.configure(settings.log_level, settings.log_format)
 
     def ready(url: str) -> None:
         typer.echo(json.dumps({"url": url}) if as_json else f"AutoMAP serves {url}/v1 (Ctrl-C ends it)")
         sys.stdout.flush()
 
-    server.serve(settings, host=host, port=port, insecure=insecure, on_ready=ready)
+    server.serve(settings, host=host, port=port, on_ready=ready)
 
 
 @app.command()
 def worker(parent: Annotated[int | None, typer.Option(hidden=True)] = None) -> None:
     """Runs jobs of the service whose Redis AUTOMAP_REDIS_URL names; any number, on any machine."""
-    settings = _settings()
-    _log(settings.log_level)
+    settings = read_settings()
+    logs.configure(settings.log_level, settings.log_format)
     if settings.redis_url is None:
         repair = "Set AUTOMAP_REDIS_URL; `automap serve` on its own starts its workers itself."
         raise UserError("a worker needs the service's Redis", field="redis_url", value="unset", repair=repair)
@@ -62,7 +63,7 @@ def worker(parent: Annotated[int | None, typer.Option(hidden=True)] = None) -> N
     from service.jobs.worker import main as work
 
     try:
-        work(settings.redis_url, parent=parent)
+        work(settings, parent=parent)
     except redis.ConnectionError as fault:
         from service.problems import problem
 
@@ -148,10 +149,18 @@ def cancel(job: JobArgument, url: UrlOption = URL, as_json: JsonOption = False) 
 
 
 @app.command()
-def plan(job: JobArgument, url: UrlOption = URL, output: OutputOption = None, as_json: JsonOption = False) -> None:
+def plan(
+    job: JobArgument,
+    so_far: Annotated[
+        bool, typer.Option("--so-far", help="Of a job that runs, failed or was cancelled: the best plan that it found.")
+    ] = False,
+    url: UrlOption = URL,
+    output: OutputOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Fetches the plan of a job that succeeded."""
     with _client(url) as client:
-        found = client.plan(job)
+        found = client.plan(job, so_far=so_far)
     show_plan(found, output, as_json=as_json)
 
 
@@ -190,27 +199,3 @@ def _client(url: str) -> AutomapClient:
     from service.client import AutomapClient
 
     return AutomapClient(url, key=os.environ.get("AUTOMAP_KEY"))
-
-
-def _settings() -> Any:
-    from pydantic import ValidationError
-    from pydantic_settings import SettingsError
-
-    from service.settings import Settings
-
-    try:
-        return Settings()
-    except SettingsError as fault:
-        named = re.search(r'"(\w+)"', str(fault))
-        name = f"AUTOMAP_{named[1].upper()}" if named else "AUTOMAP_..."
-        repair = """Write JSON, as in '["automap.example.org", "127.0.0.1"]'."""
-        raise UserError("cannot be read", field=name, value=os.environ.get(name, ""), repair=repair) from None
-    except ValidationError as fault:
-        first = fault.errors()[0]
-        name = "AUTOMAP_" + str(first["loc"][0]).upper()
-        repair = f"Set {name} to another value."
-        raise UserError(first["msg"], field=name, value=first.get("input"), repair=repair) from None
-
-
-def _log(level: str) -> None:
-    logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -104,6 +104,23 @@ def report(plan: Plan) -> str:
 """
 
 
+def page_of(title: str, figure: Figure) -> str:
+    """A page with one picture."""
+    element = svg(figure).replace("<svg ", f'<svg role="img" aria-label="{_safe(title)}" ', 1)
+    return f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{_safe(title)}</title>
+<style>{STYLE}</style>
+<main>
+<h1>{_safe(title)}</h1>
+<figure>{element}</figure>
+</main>
+</html>
+"""
+
+
 def _picture(plan: Plan, name: str) -> str:
     element = svg(PICTURES[name](plan)).replace("<svg ", f'<svg role="img" aria-label="{ABOUT[name]}" ', 1)
     return f'<figure id="{name}">{element}</figure>'

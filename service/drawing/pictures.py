@@ -38,7 +38,7 @@ WIDTH = 10.0
 def timeline(plan: Plan) -> Figure:
     """What each pipeline rank does in a step, and when."""
     actions, estimate = _actions(plan), _estimate(plan)
-    figure, axes = _figure(len(actions), "A step of each pipeline rank")
+    figure, axes = figure_of(len(actions), "A step of each pipeline rank")
     many = sum(map(len, actions)) > MOST_SHAPES
     for rank, own in enumerate(actions):
         for letter in KINDS:
@@ -59,7 +59,7 @@ def timeline(plan: Plan) -> Figure:
 def memory_over_time(plan: Plan) -> Figure:
     """Memory of a device of each pipeline rank in the course of a step, as micro-batches come and go."""
     actions, estimate = _actions(plan), _estimate(plan)
-    figure, axes = _figure(6, "Memory of a device of each pipeline rank")
+    figure, axes = figure_of(6, "Memory of a device of each pipeline rank")
     for rank, own in enumerate(actions):
         memory = _memory_of(plan, rank, len(actions))
         times, kept = in_flight(own)
@@ -100,7 +100,7 @@ def in_flight(actions: Sequence[Action]) -> tuple[Floats, Ints]:
 def memory(plan: Plan) -> Figure:
     """What fills the memory of the devices, with their capacity."""
     rows = _estimate(plan).memory_bytes
-    figure, axes = _figure(len(rows), "Memory of each device at its peak")
+    figure, axes = figure_of(len(rows), "Memory of each device at its peak")
     left = np.zeros(len(rows))
     for name, colour in zip(MEMORY_CLASSES, PARTS, strict=False):
         amounts = np.array([getattr(row, name) for row in rows]) / GIB
@@ -119,7 +119,7 @@ def breakdown(plan: Plan) -> Figure:
     """Where the time of the slowest rank goes."""
     estimate = _estimate(plan)
     parts = {name: value for name, value in time_parts(estimate).items() if value > 0.0}
-    figure, axes = _figure(len(parts), "Where the time of the slowest rank goes")
+    figure, axes = figure_of(len(parts), "Where the time of the slowest rank goes")
     bars = axes.barh(range(len(parts)), list(parts.values()), color=PARTS[0])
     share = [f"{seconds(value)}, {value / estimate.step_time_s:.1%}" for value in parts.values()]
     axes.bar_label(bars, share, padding=3, fontsize=8)
@@ -133,7 +133,7 @@ def breakdown(plan: Plan) -> Figure:
 def placement(plan: Plan) -> Figure:
     """Which part of the model is on which devices, and how it is spread there."""
     stages, ranks = plan.stages, len(_actions(plan))
-    figure, axes = _figure(len(stages), "The model from the input to the loss, and its devices")
+    figure, axes = figure_of(len(stages), "The model from the input to the loss, and its devices")
     for number, stage in enumerate(stages):
         rank = number % ranks
         axes.barh(number, 0.96, left=rank + 0.02, height=0.86, color=PARTS[rank % len(PARTS)], alpha=0.25)
@@ -174,7 +174,8 @@ def _mesh_text(stage: Stage) -> str:
     return " × ".join(words) or "one device"
 
 
-def _figure(rows: int, title: str) -> tuple[Figure, Axes]:
+def figure_of(rows: int, title: str) -> tuple[Figure, Axes]:
+    """An empty figure, as high as so many rows."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, 1.4 + 0.45 * min(rows, 24)), layout="constrained")

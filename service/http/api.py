@@ -6,18 +6,22 @@ request id that the client got. Knows nothing of how processes are started.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import re
+import time
 import uuid
 from http import HTTPStatus
 from itertools import chain
 from typing import Any
 
+import anyio
 import redis
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -25,14 +29,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from automap.errors import UserError
 from service.about import version
 from service.http import openapi
+from service.http.access import audit, authorize
 from service.http.feed import Feed
+from service.http.metrics import Metrics
 from service.http.routes import dashboard, drawings, estimates, events, jobs, meta, models
 from service.http.side_processes import SideProcesses
+from service.jobs.keys import Keys
 from service.jobs.store import Store
+from service.logs import REQUEST
 from service.problems import MEDIA_TYPE, problem, problem_of
 from service.settings import Settings
 
 LOG = logging.getLogger("automap.api")
+ACCESS = logging.getLogger("automap.access")
+SUBMITS = 4
+"""Submissions that are checked at a time: each may hold a model of some hundred MB, and all share one processor."""
 ROUTERS = (
     models.router, jobs.router, events.router, drawings.router, estimates.router, meta.router, dashboard.router,
 )  # fmt: skip
@@ -46,10 +57,15 @@ def create_app(settings: Settings, client: redis.Redis) -> FastAPI:
         client: the service's Redis.
     """
     # No pages that load scripts from elsewhere; /openapi.json is there for every tool.
-    app = FastAPI(title="AutoMAP", version=version(), docs_url=None, redoc_url=None)
+    admitted = [Depends(authorize)]
+    app = FastAPI(title="AutoMAP", version=version(), docs_url=None, redoc_url=None, dependencies=admitted)
     app.state.settings = settings
     app.state.store = Store(client)
+    app.state.submits = anyio.CapacityLimiter(SUBMITS)
+    app.state.uploads = anyio.CapacityLimiter(settings.max_uploads)
+    app.state.keys = Keys(client) if settings.require_keys else None
     app.state.feed = Feed(client)
+    app.state.metrics = Metrics(client, app.state.feed)
     app.state.side_processes = SideProcesses()
     for router in ROUTERS:
         app.include_router(router)
@@ -58,7 +74,7 @@ def create_app(settings: Settings, client: redis.Redis) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(redis.RedisError, _on_redis_error)
     app.add_middleware(_Guard, settings=settings)
-    document = functools.cache(lambda: openapi.describe(app))
+    document = functools.cache(lambda: openapi.describe(app, _routes()))
     app.openapi = document  # type: ignore[method-assign]
     return app
 
@@ -76,12 +92,15 @@ class _Guard:
             return
         request = Request(scope)
         request_id = request.state.request_id = uuid.uuid4().hex
-        started = False
+        began, started = time.perf_counter(), False
+        REQUEST.set(request_id)
 
         async def tagged(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
+                _note(request, message["status"], time.perf_counter() - began)
+                audit(request, message["status"])
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
 
@@ -90,7 +109,7 @@ class _Guard:
             if refusal is not None:
                 await refusal(scope, receive, tagged)
                 return
-            await self.app(scope, _capped(receive, self._limit(request)), tagged)
+            await self.app(scope, _capped(receive, self._limit(request), self._within_s(request)), tagged)
         except Exception:
             LOG.exception("request %s: %s %s", request_id, request.method, request.url.path)
             if started:
@@ -111,8 +130,26 @@ class _Guard:
         return None
 
     def _limit(self, request: Request) -> int:
-        is_upload = request.url.path == "/v1/models"
-        return self.settings.max_model_bytes if is_upload else self.settings.max_request_bytes
+        """Most bytes of the body."""
+        return self.settings.max_model_bytes if _is_upload(request) else self.settings.max_request_bytes
+
+    def _within_s(self, request: Request) -> float:
+        """Longest time in which the body arrives, in seconds."""
+        return self.settings.upload_timeout_s if _is_upload(request) else self.settings.body_timeout_s
+
+
+def _is_upload(request: Request) -> bool:
+    return bool(request.url.path == "/v1/models")
+
+
+def _note(request: Request, status: int, seconds: float) -> None:
+    """Counts an answer that begins now, and writes a line about it."""
+    route = getattr(request.scope.get("route"), "path", "other")
+    request.app.state.metrics.answered(request.method, route, status, seconds)
+    # Without the query, which names files and models.
+    told = {"method": request.method, "route": route, "status": status, "seconds": round(seconds, 6)}
+    told |= {name: value for name, value in request.path_params.items() if name == "job_id"}
+    ACCESS.info("%s %s -> %d", request.method, route, status, extra={"fields": told})
 
 
 class _TooLarge(HTTPException):
@@ -121,13 +158,21 @@ class _TooLarge(HTTPException):
         self.limit = limit
 
 
-def _capped(receive: Receive, limit: int) -> Receive:
-    """`receive` with a count of the bytes, because the length header may be missing or wrong."""
-    seen = 0
+def _capped(receive: Receive, limit: int, within_s: float) -> Receive:
+    """`receive` with a count of the bytes, because the length header may be missing or wrong, and of the time."""
+    seen, ends_at, is_whole = 0, time.monotonic() + within_s, False
 
     async def counted() -> Message:
-        nonlocal seen
-        message = await receive()
+        nonlocal seen, is_whole
+        if is_whole:
+            return await receive()  # which waits for the client to leave
+        try:
+            message = await asyncio.wait_for(receive(), max(0.0, ends_at - time.monotonic()))
+        except TimeoutError:
+            repair = "Send it faster, or in a smaller form."
+            document = problem(408, "The body took too long", field="body", value=f"{within_s:g} s", repair=repair)
+            raise HTTPException(408, document, {"Connection": "close"}) from None
+        is_whole = not message.get("more_body", False)
         seen += len(message.get("body", b""))
         if seen > limit:
             raise _TooLarge(limit)
@@ -163,6 +208,10 @@ def _on_http_error(request: Request, fault: Exception) -> Response:
     title = HTTPStatus(fault.status_code).phrase
     detail = fault.detail if fault.detail != title else f"{request.method} {request.url.path}"
     return _respond(request, problem(fault.status_code, title, detail), headers)
+
+
+def _routes() -> list[APIRoute]:
+    return [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
 
 
 def _methods(request: Request) -> set[str]:

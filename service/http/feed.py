@@ -18,8 +18,8 @@ import redis
 from fastapi.concurrency import run_in_threadpool
 
 from service.jobs import events
+from service.jobs.connection import impatient
 from service.jobs.events import CHANGES, Event
-from service.jobs.store import impatient
 
 LOG = logging.getLogger("automap.api")
 MOST_LISTENERS = 2000

@@ -6,32 +6,34 @@ name: what a route may answer beside the common faults stands at the route.
 
 from __future__ import annotations
 
-from itertools import chain
+import functools
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 
 from automap.plan import Plan
 from automap.records import definition
+from service.http.access import access_of
 from service.http.schemas import EstimateBody, Fault, JobBody, ProblemBody
 from service.problems import MEDIA_TYPE
 
 AT = "#/components/schemas/"
 ALWAYS = {
     "400": "The Host header is not this service's.",
+    "408": "The body took too long.",
     "413": "The body is too large.",
     "500": "A fault of the service; its log has the request id.",
     "503": "The store does not answer; nothing was accepted.",
 }
 """Status -> the cause of an error that any request may get."""
-EVENTS = """\
-event: state
-data: {"state": "running", "attempt": 1, "at": 1763876543.21}
-id: 1763876543210-0
-
-"""
-"""What a stream of events looks like."""
+LOCKED = {"401": "No key, or one that may not be used.", "403": "The key has not the scope."}
+"""Status -> the cause of an error of requests that need a key."""
+_EXAMPLES = Path(__file__).with_name("examples.json")
 RETRY = ("429", "503")
 """Statuses with Retry-After."""
 _HEADERS = {
@@ -40,6 +42,12 @@ _HEADERS = {
         "description": "Seconds to wait before the request is sent again.",
         "schema": {"type": "integer", "minimum": 1},
     },
+    "RateLimit-Policy": {
+        "description": "Limits of the tenant: jobs that wait, and seconds of search in a day.",
+        "schema": {"type": "string"},
+    },
+    "RateLimit": {"description": "What is left of them.", "schema": {"type": "string"}},
+    "WWW-Authenticate": {"description": "Bearer.", "schema": {"type": "string"}},
     "Location": {"description": "Address of the new resource.", "schema": {"type": "string"}},
 }
 
@@ -60,7 +68,7 @@ def problem_body(kind: type[ProblemBody]) -> dict[str, Any]:
 
 def event_stream() -> dict[int | str, dict[str, Any]]:
     """The answer of a route that sends events."""
-    text = {"schema": {"type": "string"}, "example": EVENTS}
+    text = {"schema": {"type": "string"}}
     return {
         200: {"description": "Events, until the one that says how it ended.", "content": {"text/event-stream": text}}
     }
@@ -71,8 +79,8 @@ def plan_body() -> dict[str, Any]:
     return {"content": {"application/json": {"schema": {"$ref": f"{AT}{Plan.__name__}"}}}}
 
 
-def describe(app: FastAPI) -> dict[str, Any]:
-    """The document of an application."""
+def describe(app: FastAPI, routes: Iterable[APIRoute]) -> dict[str, Any]:
+    """The document of an application with these routes."""
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     schemas: dict[str, Any] = document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
@@ -81,19 +89,52 @@ def describe(app: FastAPI) -> dict[str, Any]:
         definition(kind, schemas, at=AT)
     fault = Fault.model_json_schema(ref_template=AT + "{model}")
     schemas[Fault.__name__] = fault
-    for operation in chain.from_iterable(path.values() for path in document["paths"].values()):
+    document["components"]["securitySchemes"] = {
+        "key": {"type": "http", "scheme": "bearer", "description": "Needed unless only this host reaches the service."}
+    }
+    needed = {(route.path, method.lower()): access_of(route) for route in routes for method in route.methods or ()}
+    for (path, method), scope in needed.items():
+        operation = document["paths"].get(path, {}).get(method)
+        if operation is None:
+            continue  # a page, which is no operation
+        # Where keys are not needed, everybody may call: hence the empty alternative.
+        operation["security"] = [{}] if scope == "anybody" else [{}, {"key": [scope]}]
         responses: dict[str, Any] = operation["responses"]
-        for status, text in ALWAYS.items():
+        for status, text in {**ALWAYS, **({} if scope == "anybody" else LOCKED)}.items():
             responses.setdefault(status, {"description": text})
         for status, response in responses.items():
             response.setdefault("headers", {}).update(_headers(status))
+            if "429" in responses and status in ("202", "429"):
+                response["headers"].update({name: _HEADERS[name] for name in ("RateLimit-Policy", "RateLimit")})
             if status >= "400":
                 response["content"] = {MEDIA_TYPE: {"schema": {"$ref": f"{AT}{Fault.__name__}"}}}
         operation["responses"] = dict(sorted(responses.items()))
+        for content, example in _examples(f"{method} {path}", operation):
+            content["example"] = example
     return document
+
+
+@functools.cache
+def examples() -> dict[str, dict[str, Any]]:
+    """`method path` -> {request, answer}: real exchanges, cut short where they are lists."""
+    found: dict[str, dict[str, Any]] = json.loads(_EXAMPLES.read_text())
+    return found
+
+
+def _examples(name: str, operation: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
+    """The contents of an operation that have an example, and the example."""
+    example = examples().get(name, {})
+    for content in operation.get("requestBody", {}).get("content", {}).values():
+        if "request" in example:
+            yield content, example["request"]
+    for status, response in operation["responses"].items():
+        for content in response.get("content", {}).values():
+            if status < "300" and "answer" in example:
+                yield content, example["answer"]
 
 
 def _headers(status: str) -> dict[str, Any]:
     names = ["X-Request-Id", *(["Retry-After"] if status in RETRY else [])]
+    names += ["WWW-Authenticate"] if status == "401" else []
     names += ["Location"] if status in ("201", "202") else []
     return {name: {**_HEADERS[name], "required": True} for name in names}

@@ -19,8 +19,8 @@ from automap.hints import Hints
 from automap.plan import Plan
 from automap.problem import Training
 from automap.records import DocumentOf, Length, Range, to_json
-from service.jobs.run_job import DimPlace, DimSize, JobRequest, ModelOptions, Seed
-from service.jobs.store import Job, Model, State
+from service.jobs.records import Job, Model, State
+from service.jobs.run_job import DimPlace, DimSize, JobRequest, ModelOptions, Priority, Seed
 from service.jobs.trial_options import Trials
 
 Text = Annotated[str, Length(500)]
@@ -77,6 +77,7 @@ class JobBody(ProblemBody):
         Trials | None,
         "Run plans, led by the DQN, where the worker runs, if that is the cluster, and choose by what is measured.",
     ] = None
+    priority: Annotated[Priority, "A job with a higher one is begun before the sender's other jobs."] = 0
 
     def request(self) -> JobRequest:
         """The job as a record of the service."""
@@ -90,6 +91,7 @@ class JobBody(ProblemBody):
             tie=self.tie,
             seed=self.seed,
             trials=self.trials,
+            priority=self.priority,
         )
 
 
@@ -138,6 +140,12 @@ class ModelView(BaseModel):
     def of(model: Model) -> ModelView:
         """The view of a model's record."""
         return ModelView(**to_json(model))
+
+
+class ModelList(BaseModel):
+    """All models of a tenant, by name."""
+
+    models: list[ModelView]
 
 
 class JobView(BaseModel):
@@ -201,9 +209,11 @@ class Drawing(BaseModel):
 
 
 class JobList(BaseModel):
-    """The latest jobs."""
+    """Jobs, newest first."""
 
     jobs: list[JobView]
+    next: str | None
+    """The `cursor` of the next page; null at the end."""
 
 
 class Fault(BaseModel):
@@ -240,6 +250,13 @@ class Version(BaseModel):
 
 
 class Health(BaseModel):
-    """Whether the service and its store answer."""
+    """Whether the service answers."""
 
     status: Literal["ok"]
+
+
+class Readiness(Health):
+    """Whether jobs are accepted, and by how many workers they are run."""
+
+    workers: int
+    """Workers that have given a sign of life within a minute."""

@@ -17,7 +17,8 @@ from ir.serialize import graph_from_bytes, graph_to_bytes
 from service.jobs.run_job import JobRequest, import_graph
 from service.jobs.store import Store
 
-_IMPORTS = threading.BoundedSemaphore(2)
+IMPORTS = threading.BoundedSemaphore(2)
+"""To be held while a model file is in memory and read: each takes a few hundred MB, in a process of its own too."""
 
 
 def load(store: Store, model_id: str, request: JobRequest) -> Graph:
@@ -37,7 +38,8 @@ def load(store: Store, model_id: str, request: JobRequest) -> Graph:
     if data is None:
         repair = "Upload the file first: POST /v1/models."
         raise ModelError("no such model", field="model_id", value=model_id, repair=repair)
-    graph = read(data, request)
+    with IMPORTS:
+        graph = import_graph(data, request)
     store.add_graph(key, graph_to_bytes(graph))
     return graph
 
@@ -51,16 +53,6 @@ def load_bytes(store: Store, model_id: str, request: JobRequest) -> bytes:
     if request.model.zoo:
         return b""
     return store.graph(_key(model_id, request)) or graph_to_bytes(load(store, model_id, request))
-
-
-def read(data: bytes, request: JobRequest) -> Graph:
-    """The graph of a model file, a few at a time: each import is a process of up to a few hundred MB.
-
-    Raises:
-        ModelError: the file or what the request says about it.
-    """
-    with _IMPORTS:
-        return import_graph(data, request)
 
 
 def keep(store: Store, model_id: str, request: JobRequest, graph: Graph) -> None:

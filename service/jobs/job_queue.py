@@ -1,37 +1,47 @@
-"""The queue: RQ on the store's Redis, with JSON in place of pickle.
+"""The queue: which job is begun next, and whose runs have lost their worker.
 
-RQ holds nothing but job ids; the store holds the truth. Knows nothing of what a job does.
+It is part of the store: a job is begun in the transaction that takes it out of the queue, and belongs to its worker for
+`LEASE_S` seconds after each sign of life, so that there is no moment in which a death could lose it. The tenant with
+the fewest runs under way comes first, then the one whose last job began longest ago; within a tenant high priorities
+come first, then the oldest. Times of leases are Redis's, whose clock is one for all. Knows nothing of what a job does.
+Units: seconds.
 """
 
 from __future__ import annotations
 
 import math
+import time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
 import redis
-from redis.client import Pipeline
-from rq import Queue, Retry
-from rq.command import send_stop_job_command
-from rq.exceptions import InvalidJobOperation, NoSuchJobError
-from rq.job import Job
-from rq.serializers import JSONSerializer
 
 from agents.searcher import Budget
 from service.jobs.run_job import JobRequest
-from service.jobs.store import Store
+from service.jobs.store import BELL, LEASES, TURNS, Store, Superseded
 
-NAME = "automap"
-ENTRY = "service.jobs.worker.perform"
-NUM_RETRIES = 2
-"""Largest number of further runs of a job whose worker dies."""
+LEASE_S = 12.0
+"""Time without a sign of life of its worker after which a run counts as dead."""
+HEARTBEAT_S = 3.0
+REAP_S = 4.0
+"""Time between two looks for dead runs. A run is dead where two looks in a row find its lease over, so that a Redis
+that was away does not end the runs that could not speak to it."""
 OVERHEAD_S = 120
 """Seconds for import, set-up and writing, beside search and trials."""
-_KEEP_S = 600
+WORKERS = "automap:workers"
+"""Name of each worker -> its last sign of life."""
 
 
-def queue(client: redis.Redis) -> Queue:
-    """The queue of `client`'s Redis."""
-    return Queue(NAME, connection=client, serializer=JSONSerializer)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """A run that has begun."""
+
+    tenant: str
+    job_id: str
+    token: int
 
 
 def time_limit_s(request: JobRequest, max_budget_s: float) -> int:
@@ -41,54 +51,118 @@ def time_limit_s(request: JobRequest, max_budget_s: float) -> int:
     return math.ceil((max_budget_s if seconds is None else seconds) + trials_s) + OVERHEAD_S
 
 
-def enqueuer(client: redis.Redis, limit_s: int) -> Callable[[Pipeline, str], None]:
-    """The function that `Store.create` calls inside its transaction."""
+class Queue:
+    """The queue of a Redis, as one worker sees it.
 
-    def enqueue(pipe: Pipeline, job_id: str) -> None:
-        queue(client).enqueue_call(
-            ENTRY,
-            args=(job_id,),
-            timeout=limit_s,
-            result_ttl=_KEEP_S,
-            failure_ttl=_KEEP_S,
-            retry=Retry(max=NUM_RETRIES),
-            job_id=job_id,
-            description=job_id,
-            pipeline=pipe,
-        )
+    Args:
+        client: connection to it.
+        worker: name of the worker.
+        lease_s: see `LEASE_S`.
+    """
 
-    return enqueue
+    def __init__(self, client: redis.Redis, worker: str, *, lease_s: float = LEASE_S) -> None:
+        self._redis: Any = client
+        self._store = Store(client)
+        self._worker = worker
+        self._lease_s = lease_s
+        self._expired: dict[bytes, float] = {}
+
+    def claim(self) -> Claim | None:
+        """Begins the next job, if one waits."""
+        while True:
+            store = self._next()
+            if store is None or (job_id := store.next_waiting()) is None:
+                return None
+            token = store.begin(job_id, self._now() + self._lease_s)
+            if token is not None:
+                return Claim(tenant=store.tenant, job_id=job_id, token=token)
+            # Another worker was faster, or the job was cancelled.
+
+    def wait(self, seconds: float) -> None:
+        """Waits until a job may have come, or for some seconds."""
+        self._redis.blpop([BELL], seconds)
+
+    def renew(self, claim: Claim | None) -> None:
+        """Gives a sign of life of this worker, and of the run that it has under way."""
+        now = self._now()
+        with self._redis.pipeline() as pipe:
+            pipe.zadd(WORKERS, {self._worker: now})
+            if claim is not None:
+                pipe.zadd(LEASES, {f"{claim.tenant}/{claim.job_id}": now + self._lease_s}, xx=True)
+            pipe.execute()
+
+    def leave(self) -> None:
+        """Takes this worker out of the list."""
+        self._redis.zrem(WORKERS, self._worker)
+
+    def reap(self) -> int:
+        """Ends runs whose workers have died, to be called every `REAP_S`; returns their number."""
+        now = self._now()
+        self._redis.zremrangebyscore(WORKERS, "-inf", now - 60)
+        expired = dict(self._redis.zrangebyscore(LEASES, "-inf", now, withscores=True))
+        again = [name for name, end in expired.items() if self._expired.get(name) == end]
+        self._expired = expired
+        for name in again:
+            tenant, _, job_id = name.decode().partition("/")
+            store = self._store.of(tenant)
+            job = store.job(job_id)
+            if job is None or job.state != "running":
+                self._redis.zrem(LEASES, name)
+                continue
+            with suppress(Superseded):
+                store.died(job_id, job.attempt)
+        return len(again)
+
+    def _next(self) -> Store | None:
+        """The tenant whose turn it is, of those with jobs that wait."""
+        running = Counter(name.partition(b"/")[0] for name in self._redis.zrange(LEASES, 0, -1))
+        turns = self._redis.zrange(TURNS, 0, -1, withscores=True)
+        with self._redis.pipeline(transaction=False) as pipe:
+            stores = [self._store.of(tenant.decode()) for tenant, _ in turns]
+            for store in stores:
+                store.count_waiting(pipe)
+            waiting = pipe.execute()
+        ready = [
+            (running[tenant], at, store) for (tenant, at), store, num in zip(turns, stores, waiting, strict=True) if num
+        ]
+        return min(ready, key=lambda turn: turn[:2])[2] if ready else None
+
+    def _now(self) -> float:
+        seconds, micros = self._redis.time()
+        return float(seconds + micros * 1e-6)
 
 
-def stop(client: redis.Redis, job_id: str) -> None:
-    """Takes a cancelled job out of the queue, or kills the process that runs it."""
-    try:
-        job = Job.fetch(job_id, connection=client, serializer=JSONSerializer)
-        queue(client).remove(job)
-        send_stop_job_command(client, job_id, serializer=JSONSerializer)
-    except (NoSuchJobError, InvalidJobOperation):
-        return  # RQ has forgotten it, or nobody has begun: `Store.begin` will refuse
+def recover(store: Store) -> int:
+    """Puts every job whose run was under way back into the queue, after a restart of the whole service.
 
-
-def recover(client: redis.Redis, store: Store, max_budget_s: float) -> int:
-    """Queues every job that has not ended, after a restart of the whole service.
-
-    It drops RQ's own state, so it is only for a Redis whose workers are all gone (the private one). A job whose record
-    cannot be read has failed.
+    It ends runs of workers that are alive, so it is only for a Redis whose workers are all gone (the private one). A
+    job whose record cannot be read has failed.
 
     Returns:
-        Number of jobs queued.
+        Number of jobs that wait then.
     """
-    for key in client.scan_iter("rq:*"):
-        client.delete(key)
-    jobs = []
-    for job in store.active():
-        if job.request is None:
-            store.fail(job.id, None, job.problem or {})
-            continue
-        jobs.append(job)
-        store.requeue(job.id, None)
-        with client.pipeline() as pipe:
-            enqueuer(client, time_limit_s(job.request, max_budget_s))(pipe, job.id)
-            pipe.execute()
-    return len(jobs)
+    count = 0
+    for tenant in store.tenants():
+        own = store.of(tenant)
+        for job in own.active():
+            if job.request is None:
+                own.fail(job.id, None, job.problem or {})
+                continue
+            count += 1
+            if job.state == "running":
+                own.requeue(job.id, None)
+    return count
+
+
+def paced(action: Callable[[], object], *, every_s: float) -> Callable[[], None]:
+    """`action`, done at most every `every_s` seconds; without Redis it is left out."""
+    last = -math.inf
+
+    def act() -> None:
+        nonlocal last
+        if time.monotonic() - last >= every_s:
+            last = time.monotonic()
+            with suppress(redis.ConnectionError, redis.TimeoutError):
+                action()
+
+    return act

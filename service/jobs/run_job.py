@@ -26,6 +26,7 @@ DimSize = Annotated[int, Range(1, 2**31 - 1)]
 DimPlace = Annotated[int, Range(0, 63)]
 """Position of a dim in its tensor; numpy allows at most 64 dims."""
 Seed = Annotated[int, Range(0, 2**32 - 1)]
+Priority = Annotated[int, Range(-10, 10)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +72,8 @@ class JobRequest:
     seed: Seed = 0
     trials: Trials | None = None
     """How plans are tried; None = the plan is chosen by its estimate alone."""
+    priority: Priority = 0
+    """A job with a higher one is begun before the sender's other jobs."""
 
     def to_json(self) -> dict[str, Any]:
         """The request as JSON types."""
@@ -190,6 +193,8 @@ def run_job(
     on_progress: OnProgress,
     should_stop: ShouldStop,
     search: Callable[..., SearchResult] | None = None,
+    on_result: Callable[[SearchResult], None] = lambda result: None,
+    start: Sequence[Plan] = (),
 ) -> Plan:
     """The fastest plan that fits, by the estimate or, if so many are tried, by what is measured.
 
@@ -199,6 +204,8 @@ def run_job(
         on_progress: called a few times a second.
         should_stop: called often; once it returns true, the best plan so far is returned.
         search: in place of `agents.search_offer`.
+        on_result: called with the result of the search, before any trials.
+        start: plans with which the search begins.
 
     Raises:
         UserError: the request, the model, or that nothing fits.
@@ -224,7 +231,9 @@ def run_job(
             seed=request.seed,
             on_progress=lambda progress: on_progress(replace(progress, fraction=share * progress.fraction)),
             should_stop=should_stop,
+            start=start,
         )
+    on_result(result)
     if trials is None:
         return _side_by_side(problem, result, request.tie)
     if lacks is not None:

@@ -3,194 +3,142 @@
 A job is a hash; its transitions are optimistic transactions (WATCH/MULTI, no scripts). Each run of a job takes a rising
 number, its fencing token: a writer with an older one, or to a job that has ended, is refused with `Superseded`,
 so that a worker which was thought dead cannot overwrite anything. Models are kept by the sha256 of their bytes and
-are in Redis too, so that workers on other machines reach them. Knows nothing of HTTP or of who runs jobs.
+are in Redis too, so that workers on other machines reach them. Every key of a model or job carries its tenant, so that
+no tenant can name what is another's. Knows nothing of HTTP or of who runs jobs.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
-import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal, cast, get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
 
-import redis
-from redis.backoff import ExponentialBackoff, NoBackoff
-from redis.client import Pipeline
-from redis.retry import Retry
-
-from automap.documents import read_document
-from automap.errors import UserError
-from service.jobs import events
+from service.jobs import counts, events
+from service.jobs.model_store import TENANTS, ModelStore
+from service.jobs.records import ACTIVE, FIELDS, Job, State, dumps, job_of
 from service.jobs.run_job import JobRequest
 from service.problems import problem
 
-State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
-ACTIVE: tuple[State, ...] = ("queued", "running")
-GRAPH_TTL_S = 3600
-"""Seconds that imported models are kept; they can always be made again from the file."""
+NUM_RETRIES = 2
+"""Largest number of further runs of a job whose process or worker dies."""
+REPLAY_TTL_S = 24 * 3600
+"""Seconds for which an Idempotency-Key is remembered."""
+DAY_S = 24 * 3600
+PAGE_BYTES = 4 << 20
+"""Largest size of the requests on one page of a list, so that no list is larger than memory."""
+_CHUNK = 100
+"""Jobs that are read at once while a list is filtered."""
+_GROUP_BYTES = 1 << 20
+_MOST_READ = 5000
+"""Jobs that one page reads at most; a rare filter takes several pages."""
+_PRIORITY_S = 1e11
+"""Seconds of age that one step of priority outweighs: more than any clock shows."""
 
-LONGEST_PAUSE_S = 1.0
-"""Longest time between two attempts of a patient client, so that work goes on soon after Redis is back."""
-
-_MODELS, _JOBS, _ACTIVE = "automap:models", "automap:jobs", "automap:active"
-_FIELDS = (
-    "state", "model_id", "request", "progress", "problem", "attempt", "created_at", "started_at", "finished_at",
-)  # fmt: skip
+TURNS, LEASES, BELL = "automap:turns", "automap:leases", "automap:bell"
+"""Tenant -> when a job of it was begun last; `tenant/job` -> when its lease ends; a list on which
+idle workers wait."""
+_LISTENED_S = 10
+"""Seconds for which the events of a deleted job are kept, so that those who listen hear of its end."""
+_BELLS = 64
+"""Rings that are kept at most; a worker that finds nothing to do waits for the next one."""
 
 
 class Superseded(Exception):
     """Another run of the job has begun, or the job has ended: the run must stop and write nothing."""
 
 
-class StoreFull(Exception):
-    """The limit on stored models is reached."""
+class AnotherRequest(Exception):
+    """The Idempotency-Key came before, with another request."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Model:
-    """A stored model file."""
+class Once:
+    """An Idempotency-Key and what it stands for."""
 
-    id: str
-    name: str
-    num_bytes: int
-    summary: Mapping[str, Any]
+    key: str
+    request_sha256: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """A job's record, without its plan."""
-
-    id: str
-    state: State = "queued"
-    model_id: str
-    request: JobRequest | None
-    """None where the record cannot be read, as after a change of the format; `problem` then says so."""
-    attempt: int = 0
-    """Number of runs so far, which is the fencing token of the latest run."""
-    progress: Mapping[str, Any] | None = None
-    problem: Mapping[str, Any] | None = None
-    created_at: float
-    """Seconds since 1970, like the other two."""
-    started_at: float | None = None
-    finished_at: float | None = None
-
-
-def connect(url: str, *, patient: bool = False) -> redis.Redis:
-    """A client for `url`.
-
-    Args:
-        url: address of a Redis.
-        patient: whether commands wait for a Redis that is away, however long; else they fail at once.
-
-    Raises:
-        UserError: not such a URL.
-    """
-    more = {"retry": Retry(ExponentialBackoff(cap=LONGEST_PAUSE_S, base=0.05), retries=-1)} if patient else {}
-    try:
-        return redis.Redis.from_url(url, socket_connect_timeout=5, **more)
-    except ValueError:
-        repair = "Write it as in redis://host:6379/0."
-        # Without what is before the host: it may be a password.
-        shown = re.sub(r"//[^/]*@", "//...@", url)
-        raise UserError("not a Redis URL", field="redis_url", value=shown, repair=repair) from None
-
-
-def impatient(client: redis.Redis) -> redis.Redis:
-    """A client of the same Redis whose commands fail at once where it is away."""
-    pool = client.connection_pool
-    given = {**pool.connection_kwargs, "retry": Retry(NoBackoff(), 0)}
-    return redis.Redis(connection_pool=redis.ConnectionPool(connection_class=pool.connection_class, **given))
-
-
-class Store:
-    """Models and jobs of one Redis.
+class Store(ModelStore):
+    """Models and jobs of one tenant in one Redis.
 
     What a run writes raises `Superseded` if the run is not the latest of its job, or the job has ended.
-
-    Args:
-        client: connection to it.
-        clock: seconds since 1970.
     """
 
-    def __init__(self, client: redis.Redis, *, clock: Callable[[], float] = time.time) -> None:
-        self.client = client
-        self._redis: Any = client  # redis-py types every reply as bytes or text; this connection never decodes
-        self._clock = clock
+    def of(self, tenant: str) -> Store:
+        """The store of another tenant."""
+        return Store(self.client, tenant, clock=self._clock)
 
-    # Models
+    def job_key(self, job_id: str) -> str:
+        """Key of a job's hash."""
+        return f"{self._at}job:{job_id}"
 
-    def add_model(self, data: bytes, *, name: str, summary: Mapping[str, Any], capacity: int) -> Model:
-        """Stores a model file; the same bytes have the same id and are stored once, with the name they had first.
+    def events_key(self, job_id: str) -> str:
+        """Key of the stream of a job's events."""
+        return f"{self.job_key(job_id)}:events"
 
-        Raises:
-            StoreFull: all files together would exceed `capacity` bytes.
-        """
-        model_id = hashlib.sha256(data).hexdigest()
-        known = self.model(model_id)
-        if known is not None:
-            # What is said about its dims may differ.
-            return replace(known, summary=summary)
-        sizes = self._redis.hgetall(_MODELS)
-        if sum(map(int, sizes.values())) + len(data) > capacity:
-            raise StoreFull
-        with self._redis.pipeline() as pipe:
-            pipe.hset(_MODELS, model_id, str(len(data)))
-            about = {"name": name, "summary": _dumps(summary), "data": data}
-            pipe.hset(f"automap:model:{model_id}", mapping=about)
-            pipe.execute()
-        return Model(id=model_id, name=name, num_bytes=len(data), summary=summary)
-
-    def model(self, model_id: str) -> Model | None:
-        """The record of a model, or None."""
-        name, summary = self._redis.hmget(f"automap:model:{model_id}", ["name", "summary"])
-        size = self._redis.hget(_MODELS, model_id)
-        if name is None or summary is None or size is None:
-            return None
-        return Model(id=model_id, name=name.decode(), num_bytes=int(size), summary=json.loads(summary))
-
-    def model_bytes(self, model_id: str) -> bytes | None:
-        """The bytes of a model's file, or None."""
-        return cast("bytes | None", self._redis.hget(f"automap:model:{model_id}", "data"))
-
-    def add_graph(self, key: str, data: bytes) -> None:
-        """Keeps an imported model for a while."""
-        self._redis.set(f"automap:graph:{key}", data, ex=GRAPH_TTL_S)
-
-    def graph(self, key: str) -> bytes | None:
-        """An imported model, or None."""
-        return cast("bytes | None", self._redis.get(f"automap:graph:{key}"))
-
-    def forget_graphs(self) -> None:
-        """Drops all imported models: another version of the importer may read them differently."""
-        for key in self._redis.scan_iter("automap:graph:*"):
-            self._redis.delete(key)
-
-    # Jobs
-
-    def create(self, model_id: str, request: JobRequest, enqueue: Callable[[Pipeline, str], None]) -> Job:
+    def create(self, model_id: str, request: JobRequest, *, reserve_s: float = 0.0, once: Once | None = None) -> Job:
         """Records a job and puts it into the queue, both or neither.
 
         Args:
             model_id: id of a stored model.
             request: the request of the job.
-            enqueue: adds the queue's own commands to the transaction.
+            reserve_s: seconds of search that count against the tenant's day from now on; what a job does not use is
+                given back at its end.
+            once: the Idempotency-Key of the request, if it has one.
+
+        Returns:
+            The job as it was when it was created, also where its key has come before.
+
+        Raises:
+            AnotherRequest: the key came with another request.
         """
-        job_id, now = uuid.uuid4().hex, self._clock()
-        with self._redis.pipeline() as pipe:
-            fields = {"state": "queued", "model_id": model_id, "request": _dumps(request.to_json())}
-            fields |= {"attempt": "0", "created_at": repr(now)}
-            pipe.multi()  # RQ opens the transaction itself unless it is open
-            pipe.hset(_key(job_id), mapping=fields)
-            pipe.zadd(_JOBS, {job_id: now})
-            pipe.sadd(_ACTIVE, job_id)
-            events.add(pipe, events_key(job_id), "state", self._state_event("queued", 0))
-            enqueue(pipe, job_id)
-            pipe.execute()
-        return Job(id=job_id, model_id=model_id, request=request, created_at=now)
+        job_id, now, text = uuid.uuid4().hex, self._clock(), dumps(request.to_json())
+        fields = {"state": "queued", "model_id": model_id, "request": text, "attempt": "0", "deaths": "0"}
+        fields |= {"created_at": repr(now), "reserved_s": repr(reserve_s)}
+        replay = self._replay_key(once)
+        before: Job | None = None
+
+        def change(pipe: Any) -> None:
+            nonlocal before
+            before = self.replayed(once)
+            pipe.multi()
+            if before is not None:
+                return
+            if once is not None:
+                pipe.hset(replay, mapping={"request": once.request_sha256, "job": job_id})
+                pipe.expire(replay, REPLAY_TTL_S)
+            pipe.sadd(TENANTS, self.tenant)
+            pipe.hset(self.job_key(job_id), mapping=fields)
+            pipe.hset(f"{self._at}sizes", job_id, str(len(text)))
+            pipe.zadd(f"{self._at}jobs", {job_id: now})
+            pipe.sadd(f"{self._at}active", job_id)
+            self._wait(pipe, job_id, request.priority, now)
+            self._tell(pipe, job_id, "queued", 0)
+            if reserve_s:
+                self._charge(pipe, now, reserve_s)
+
+        self._redis.transaction(change, replay)
+        return before or Job(id=job_id, model_id=model_id, request=request, created_at=now)
+
+    def replayed(self, once: Once | None) -> Job | None:
+        """The job that came of a request with the same Idempotency-Key, as it was when it was created; else None.
+
+        Raises:
+            AnotherRequest: the key came with another request.
+        """
+        if once is None:
+            return None
+        request, job_id = self._redis.hmget(self._replay_key(once), ["request", "job"])
+        job = None if job_id is None else self.job(job_id.decode())
+        if job is None:
+            return None
+        if request.decode() != once.request_sha256:
+            raise AnotherRequest
+        return Job(id=job.id, model_id=job.model_id, request=job.request, created_at=job.created_at)
 
     def job(self, job_id: str) -> Job | None:
         """A job's record, or None."""
@@ -198,25 +146,77 @@ class Store:
 
     def state(self, job_id: str) -> State | None:
         """A job's state, or None."""
-        found = self._redis.hget(_key(job_id), "state")
+        found = self._redis.hget(self.job_key(job_id), "state")
         return None if found is None else cast("State", found.decode())
 
-    def jobs(self, limit: int) -> list[Job]:
-        """The latest jobs, newest first."""
-        return self._read(name.decode() for name in self._redis.zrevrange(_JOBS, 0, limit - 1))
+    def jobs(
+        self,
+        limit: int,
+        *,
+        cursor: tuple[float, str] | None = None,
+        wanted: Callable[[Job], bool] = lambda job: True,
+    ) -> tuple[list[Job], tuple[float, str] | None]:
+        """A page of jobs, newest first, and the cursor of the next page, None at the end.
+
+        Args:
+            limit: most jobs on the page; large requests end it earlier.
+            cursor: (created_at, id) of the job behind which the page begins; None = the newest.
+            wanted: which jobs are listed.
+        """
+        found: list[Job] = []
+        num_bytes = 0
+        for num_read, (job, place, size) in enumerate(self._newest(cursor), 1):
+            if wanted(job):
+                found.append(job)
+                num_bytes += size
+            if len(found) == limit or num_bytes >= PAGE_BYTES or num_read == _MOST_READ:
+                return found, place
+        return found, None
+
+    def _newest(self, cursor: tuple[float, str] | None) -> Iterator[tuple[Job, tuple[float, str], int]]:
+        """Each job behind a cursor, its place in the list and the bytes of its request."""
+        count = _CHUNK
+        while True:
+            highest = "+inf" if cursor is None else repr(cursor[0])
+            rows = self._redis.zrevrangebyscore(f"{self._at}jobs", highest, "-inf", 0, count, withscores=True)
+            places = [(at, name.decode()) for name, at in rows]
+            if cursor is not None:
+                places = [place for place in places if place < cursor]
+            with self._redis.pipeline(transaction=False) as pipe:
+                for _, job_id in places:
+                    pipe.hstrlen(self.job_key(job_id), "request")
+                sizes = pipe.execute()
+            # Large requests are read a few at a time: nobody may want the whole chunk.
+            group = max(1, _GROUP_BYTES // max(1, *sizes, 1))
+            for begin in range(0, len(places), group):
+                several = places[begin : begin + group]
+                read = {job.id: job for job in self._read(job_id for _, job_id in several)}
+                for place, size in zip(several, sizes[begin:], strict=False):
+                    if place[1] in read:
+                        yield read[place[1]], place, size
+            cursor = places[-1] if places else cursor
+            if len(rows) < count:
+                return
+            # Jobs of one moment may fill a chunk.
+            count = _CHUNK if places else 2 * count
 
     def active(self) -> list[Job]:
         """Jobs that have not ended, oldest first."""
-        found = self._read(name.decode() for name in self._redis.smembers(_ACTIVE))
+        found = self._read(name.decode() for name in self._redis.smembers(f"{self._at}active"))
         return sorted((job for job in found if job.state in ACTIVE), key=lambda job: (job.created_at, job.id))
 
-    def plan(self, job_id: str) -> dict[str, Any] | None:
-        """The plan of a job that succeeded, or None."""
-        found = self._redis.hget(_key(job_id), "plan")
+    def plan(self, job_id: str, *, so_far: bool = False) -> dict[str, Any] | None:
+        """The plan of a job that succeeded; with `so_far` else the best one that a run of it has found; or None."""
+        found, best = self._redis.hmget(self.job_key(job_id), ["plan", "best"])
+        found = found or (best if so_far else None)
         return None if found is None else json.loads(found)
 
-    def begin(self, job_id: str) -> int | None:
+    def begin(self, job_id: str, lease_end: float = 0.0) -> int | None:
         """Starts a run of a job that is queued.
+
+        Args:
+            job_id: id of the job.
+            lease_end: the run belongs to its worker until then, by Redis's clock.
 
         Returns:
             The run's fencing token; None when there is nothing to run: the job is unknown, has ended, or another run of
@@ -226,18 +226,24 @@ class Store:
 
         def change(pipe: Any) -> None:
             nonlocal token
-            state, attempt = pipe.hmget(_key(job_id), ["state", "attempt"])
+            state, attempt, created_at = pipe.hmget(self.job_key(job_id), ["state", "attempt", "created_at"])
             pipe.multi()
             if state != b"queued":
                 raise Superseded
             token = int(attempt) + 1
-            started = {"state": "running", "attempt": str(token), "started_at": repr(self._clock())}
-            pipe.hset(_key(job_id), mapping=started)
-            pipe.hdel(_key(job_id), "progress")
-            events.add(pipe, events_key(job_id), "state", self._state_event("running", token))
+            now = self._clock()
+            started = {"state": "running", "attempt": str(token), "started_at": repr(now)}
+            pipe.hset(self.job_key(job_id), mapping=started)
+            pipe.hdel(self.job_key(job_id), "progress")
+            pipe.zrem(f"{self._at}waiting", job_id)
+            pipe.zadd(TURNS, {self.tenant: now})
+            pipe.zadd(LEASES, {f"{self.tenant}/{job_id}": lease_end})
+            self._tell(pipe, job_id, "running", token)
+            if token == 1:
+                counts.took(pipe, "wait", now - float(created_at))
 
         try:
-            self._redis.transaction(change, _key(job_id))
+            self._redis.transaction(change, self.job_key(job_id))
         except Superseded:
             return None
         return token
@@ -245,127 +251,197 @@ class Store:
     def set_progress(self, job_id: str, token: int, progress: Mapping[str, Any], *, is_event: bool = True) -> None:
         """Writes the progress of a run; `is_event` = those who listen to the job are told too."""
         told = {**progress, "attempt": token} if is_event else None
-        self._write(job_id, token, {"progress": _dumps(progress)}, progress=told)
+        self._write(job_id, token, {"progress": dumps(progress)}, told=told)
+
+    def set_best(self, job_id: str, token: int, plan: Mapping[str, Any]) -> None:
+        """Keeps the best plan of a run so far."""
+        self._write(job_id, token, {"best": dumps(plan)})
 
     def check(self, job_id: str, token: int) -> bool:
         """Whether the run is still the one that counts."""
-        state, attempt = self._redis.hmget(_key(job_id), ["state", "attempt"])
+        state, attempt = self._redis.hmget(self.job_key(job_id), ["state", "attempt"])
         return state == b"running" and attempt is not None and int(attempt) == token
 
     def succeed(self, job_id: str, token: int, plan: Mapping[str, Any]) -> None:
         """Ends a job with its plan."""
-        self._write(job_id, token, {"state": "succeeded", "plan": _dumps(plan)}, ends=True)
+        self._write(job_id, token, {"state": "succeeded", "plan": dumps(plan)})
 
     def fail(self, job_id: str, token: int | None, problem: Mapping[str, Any]) -> None:
         """Ends a job with a problem document; `token` None = whatever run is the latest."""
-        self._write(job_id, token, {"state": "failed", "problem": _dumps(problem)}, ends=True)
+        self._write(job_id, token, {"state": "failed", "problem": dumps(problem)})
 
     def requeue(self, job_id: str, token: int | None) -> None:
-        """Puts a job back into the queue whose run has died, so that another run follows; `token` as in `fail`."""
+        """Puts a job back into the queue whose run has ended early, so that another follows; `token` as in `fail`."""
         self._write(job_id, token, {"state": "queued"})
+
+    def died(self, job_id: str, token: int) -> None:
+        """Puts a job back into the queue whose run has died, or ends it after too many deaths."""
+        deaths = int(self._redis.hget(self.job_key(job_id), "deaths") or 0) + 1
+        if deaths <= NUM_RETRIES:
+            self._write(job_id, token, {"state": "queued", "deaths": str(deaths)})
+        else:
+            self.fail(job_id, token, problem(500, "The job's process died", f"It died {deaths} times."))
 
     def cancel(self, job_id: str) -> bool:
         """Ends a job as cancelled; returns whether it had not ended before."""
         try:
-            self._write(job_id, None, {"state": "cancelled"}, ends=True)
+            self._write(job_id, None, {"state": "cancelled"})
         except Superseded:
             return False
         return True
 
+    def delete(self, job_id: str) -> bool:
+        """Ends a job and removes all of it; returns whether there was one. A run of it writes nothing more."""
+        ended_now = self.cancel(job_id)
+        with self._redis.pipeline() as pipe:
+            pipe.expire(self.events_key(job_id), _LISTENED_S if ended_now else 0)
+            pipe.delete(self.job_key(job_id))
+            pipe.zrem(f"{self._at}jobs", job_id)
+            pipe.hdel(f"{self._at}sizes", job_id)
+            return bool(pipe.execute()[2])
+
+    def delete_all(self) -> None:
+        """Removes everything of the tenant but what it has used up of its day."""
+        for name in self._redis.zrange(f"{self._at}jobs", 0, -1):
+            self.delete(name.decode())
+        for key in self._redis.scan_iter(f"{self._at}*"):
+            if not key.startswith(f"{self._at}searched:".encode()):
+                self._redis.delete(key)
+        self._redis.zrem(TURNS, self.tenant)
+        self._redis.srem(TENANTS, self.tenant)
+
     def events(self, job_id: str, after: str = "") -> list[events.Event]:
         """The events of a job in order; those behind the event `after`, or all."""
-        return events.read(self.client, events_key(job_id), after)
+        return events.read(self.client, self.events_key(job_id), after)
 
-    def _state_event(self, state: str, attempt: int, problem: str | None = None) -> dict[str, Any]:
-        told = {"state": state, "attempt": attempt, "at": self._clock()}
-        return told if problem is None else {**told, "problem": json.loads(problem)}
+    # What a tenant uses
+
+    def num_waiting(self) -> int:
+        """Number of jobs that wait."""
+        return int(self.count_waiting(self._redis))
+
+    def count_waiting(self, pipe: Any) -> Any:
+        """Asks in a pipeline for the number of jobs that wait."""
+        return pipe.zcard(f"{self._at}waiting")
+
+    def next_waiting(self) -> str | None:
+        """The job that the tenant has begun next."""
+        found = self._redis.zrange(f"{self._at}waiting", 0, 0)
+        return found[0].decode() if found else None
+
+    def searched_s(self) -> float:
+        """Seconds of search that the tenant has used or reserved today (UTC)."""
+        return float(self._redis.get(self._day_key(self._clock())) or 0.0)
+
+    def trim(self, *, oldest_s: float, most_bytes: int) -> int:
+        """Removes jobs that ended too long ago, and the oldest ended ones while all jobs take too many bytes.
+
+        Args:
+            oldest_s: seconds for which a job is kept after its creation.
+            most_bytes: bytes of requests and plans that are kept.
+
+        Returns:
+            Number of jobs removed.
+        """
+        sizes = {name.decode(): int(size) for name, size in self._redis.hgetall(f"{self._at}sizes").items()}
+        total, removed, oldest = sum(sizes.values()), 0, self._clock() - oldest_s
+        active = {name.decode() for name in self._redis.smembers(f"{self._at}active")}
+        for name, created_at in self._redis.zrange(f"{self._at}jobs", 0, -1, withscores=True):
+            if created_at >= oldest and total <= most_bytes:
+                break
+            if (job_id := name.decode()) not in active:
+                removed += self.delete(job_id)
+                total -= sizes.get(job_id, 0)
+        return removed
+
+    # Behind all of these
 
     def _write(
-        self,
-        job_id: str,
-        token: int | None,
-        fields: dict[str, str],
-        *,
-        ends: bool = False,
-        progress: Mapping[str, Any] | None = None,
+        self, job_id: str, token: int | None, fields: dict[str, str], *, told: Mapping[str, Any] | None = None
     ) -> None:
-        if ends:
-            fields["finished_at"] = repr(self._clock())
+        """Changes a job that has not ended; a new `state` moves it in or out of the queue.
+
+        Args:
+            job_id: id of the job.
+            token: the run that writes; None = whatever run is the latest.
+            fields: what is written.
+            told: progress that those who listen are told of.
+        """
+        state_after = fields.get("state")
+        ends = state_after not in (None, *ACTIVE)
 
         def change(pipe: Any) -> None:
-            state, attempt = pipe.hmget(_key(job_id), ["state", "attempt"])
+            key = self.job_key(job_id)
+            names = ["state", "attempt", "created_at", "started_at", "reserved_s", "progress"]
+            state, attempt, created_at, started_at, reserved_s, progress = pipe.hmget(key, names)
+            # Large, and not needed to write progress.
+            request, best = pipe.hmget(key, ["request", "best"]) if state_after is not None else (None, None)
             pipe.multi()
             if state is None or state.decode() not in ACTIVE:
                 raise Superseded
             if token is not None and (state != b"running" or int(attempt) != token):
                 raise Superseded
-            pipe.hset(_key(job_id), mapping=fields)
-            if progress is not None:
-                events.add(pipe, events_key(job_id), "progress", progress)
-            if "state" in fields:
-                told = self._state_event(fields["state"], int(attempt), fields.get("problem"))
-                events.add(pipe, events_key(job_id), "state", told)
-            if ends:
-                pipe.srem(_ACTIVE, job_id)
+            now = self._clock()
+            pipe.hset(key, mapping={**fields, "finished_at": repr(now)} if ends else fields)
+            if told is not None:
+                events.add(pipe, self.events_key(job_id), "progress", told)
+            if "progress" in fields:
+                counts.priced(pipe, progress, fields["progress"])
+            if state_after is None:
+                return
+            self._tell(pipe, job_id, state_after, int(attempt), fields.get("problem"))
+            pipe.zrem(LEASES, f"{self.tenant}/{job_id}")
+            used = 0.0
+            if state == b"running":
+                # Of the time that was reserved, each run takes what it has used; the end gives the rest back.
+                used = now - float(started_at)
+                pipe.hincrbyfloat(key, "reserved_s", -used)
+                reserved_s = float(reserved_s or 0) - used
+            if not ends:
+                priority = json.loads(request or "{}").get("priority", 0)
+                self._wait(pipe, job_id, priority, float(created_at))
+                return
+            counts.took(pipe, f"run:{state_after}", used)
+            pipe.zrem(f"{self._at}waiting", job_id)
+            pipe.srem(f"{self._at}active", job_id)
+            if "plan" in fields:
+                pipe.hdel(key, "best")
+                best = None
+            size = (
+                len(request or b"") + len(best or b"") + sum(len(fields.get(name, "")) for name in ("plan", "problem"))
+            )
+            pipe.hset(f"{self._at}sizes", job_id, str(size))
+            self._charge(pipe, float(created_at), -float(reserved_s or 0))
 
-        self._redis.transaction(change, _key(job_id))
+        self._redis.transaction(change, self.job_key(job_id))
+
+    def _tell(self, pipe: Any, job_id: str, state: str, attempt: int, problem: str | None = None) -> None:
+        """Tells those who listen of a job's new state."""
+        about = {} if problem is None else {"problem": json.loads(problem)}
+        told = {"state": state, "attempt": attempt, "at": self._clock(), **about}
+        events.add(pipe, self.events_key(job_id), "state", told)
+
+    def _wait(self, pipe: Any, job_id: str, priority: int, created_at: float) -> None:
+        """Puts a job among those that wait: high priorities first, then the oldest."""
+        pipe.zadd(f"{self._at}waiting", {job_id: created_at - priority * _PRIORITY_S})
+        pipe.zadd(TURNS, {self.tenant: 0.0}, nx=True)
+        pipe.lpush(BELL, "")
+        pipe.ltrim(BELL, 0, _BELLS - 1)
+
+    def _charge(self, pipe: Any, at: float, seconds: float) -> None:
+        pipe.incrbyfloat(self._day_key(at), seconds)
+        pipe.expire(self._day_key(at), 2 * DAY_S)
+
+    def _day_key(self, at: float) -> str:
+        return f"{self._at}searched:{int(at // DAY_S)}"
+
+    def _replay_key(self, once: Once | None) -> str:
+        return f"{self._at}once:{hashlib.sha256(once.key.encode()).hexdigest()}" if once else f"{self._at}once"
 
     def _read(self, ids: Iterable[str]) -> list[Job]:
         names = list(ids)
         with self._redis.pipeline(transaction=False) as pipe:
             for name in names:
-                pipe.hmget(_key(name), list(_FIELDS))
+                pipe.hmget(self.job_key(name), list(FIELDS))
             rows = pipe.execute()
-        return [_job(name, row) for name, row in zip(names, rows, strict=True) if row[0] is not None]
-
-
-def _key(job_id: str) -> str:
-    return f"automap:job:{job_id}"
-
-
-def events_key(job_id: str) -> str:
-    """Key of the stream of a job's events."""
-    return f"{_key(job_id)}:events"
-
-
-def _dumps(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
-
-
-def _job(job_id: str, row: list[bytes | None]) -> Job:
-    """The record of a row. One that cannot be read has no request and says why: it must not hide the others."""
-    field = {name: (value or b"").decode(errors="replace") for name, value in zip(_FIELDS, row, strict=True)}
-    faults = []
-
-    def read(name: str, parse: Callable[[str], Any], *, otherwise: Any = None) -> Any:
-        if not field[name]:
-            return otherwise
-        try:
-            return parse(field[name])
-        except (ValueError, UserError) as fault:
-            faults.append(f"{name}: {fault}")
-            return otherwise
-
-    request = read("request", lambda text: JobRequest.from_json(read_document(text)))
-    found = Job(
-        id=job_id,
-        state=read("state", _state, otherwise="failed"),
-        model_id=field["model_id"],
-        request=request,
-        attempt=read("attempt", int, otherwise=0),
-        progress=read("progress", read_document),
-        problem=read("problem", read_document),
-        created_at=read("created_at", read_document, otherwise=0.0),
-        started_at=read("started_at", read_document),
-        finished_at=read("finished_at", read_document),
-    )
-    if request is not None and not faults:
-        return found
-    detail = "; ".join(faults) or "request: missing"
-    return replace(found, request=None, problem=problem(500, "The stored record cannot be read", detail))
-
-
-def _state(text: str) -> State:
-    if text not in get_args(State):
-        raise ValueError(f"no state: {text!r}")
-    return cast("State", text)
+        return [job_of(name, row) for name, row in zip(names, rows, strict=True) if row[0] is not None]

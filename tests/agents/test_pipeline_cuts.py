@@ -62,10 +62,10 @@ def plain(space, values):
 def every_cut(space, values):
     changed_plans = []
     for cut in range(space.num_units - 1):
-        for modes in itertools.product(np.flatnonzero(space.modes).tolist(), repeat=2):
+        for levels in itertools.product(np.flatnonzero(space.levels.legal(2)).tolist(), repeat=2):
             changed = list(values)
             changed[space.first.cut] = cut
-            changed[space.first.recompute : space.first.recompute + 2] = modes
+            changed[space.first.recompute : space.first.recompute + 2] = levels
             changed_plans.append(changed)
     return space.price(np.array(changed_plans))
 

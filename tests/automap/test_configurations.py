@@ -33,8 +33,10 @@ FILES = {
     "torchtitan": ("torchtitan.toml",),
     "deepspeed": ("deepspeed.json",),
     "accelerate": ("accelerate.yaml",),
+    "pytorch": ("pytorch.json",),
 }
-CASES = [(model, target) for model in MODELS for target in FILES if (model, target) != ("long", "deepspeed")]
+NO_PLANS = {("long", "deepspeed"), ("long", "pytorch"), ("moe", "pytorch")}
+CASES = [(model, target) for model in MODELS for target in FILES if (model, target) not in NO_PLANS]
 
 
 @functools.cache
@@ -68,6 +70,27 @@ def test_an_export_read_back_has_the_same_price(model: str, target: str, tmp_pat
             lowered = hand_made(evaluator, Strategy(**degrees))
             assert plan.estimate is not None
             assert evaluator.evaluate(lowered).step_time_s == pytest.approx(plan.estimate.step_time_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("recompute", ["h.0"], "recompute: is a part of the layers"),
+        ("mesh", {"dim_names": ["pipe", "tensor", "replicate", "shard"], "shape": [1, 2, 4, 1]}, "side by side"),
+        ("mesh", {"dim_names": ["pipe", "replicate", "shard", "tensor"], "shape": [1, 2, 2, 2]}, "are not priced"),
+        ("mesh", {"dim_names": ["pipe"], "shape": [1, 2]}, "Export it again"),
+        ("stages", None, "Export it again"),
+    ],
+)
+def test_a_pytorch_file_that_no_degrees_describe_is_refused(key: str, value: Any, words: str, tmp_path: Path) -> None:
+    mesh = {"dim_names": ["pipe", "replicate", "shard", "tensor"], "shape": [2, 2, 1, 2]}
+    sound = {"schema": "automap.pytorch/1", "mesh": mesh, "layers": ["h.0", "h.1"], "recompute": [], "zero": 0}
+    sound |= {"micro_batch": 1, "stages": [["h.0"], ["h.1"]], "schedule": "1f1b", "precision": "bf16"}
+    sound["global_batch"] = 8
+    found = read_configuration(written(tmp_path / "pytorch.json", json.dumps(sound)))
+    assert found.degrees["layers"] == (1, 1)
+    with pytest.raises(PlanError, match=words):
+        read_configuration(written(tmp_path / "pytorch.json", json.dumps(sound | {key: value})))
 
 
 SCRIPT = """

@@ -12,7 +12,6 @@ from automap.bounds.partial_plans import BoundTable
 from automap.cluster import parse_cluster
 from automap.errors import ProblemError
 from automap.globs import select
-from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.problem import Problem
 from automap.space.count import cut_decades
 from automap.space.space import PlanSpace
@@ -50,7 +49,8 @@ def test_stages(gpt):
         assert stage_of(space, values, "h.1.mlp.up/MatMul") == 0
         assert stage_of(space, values, "h.2.mlp.up/MatMul") == 1
         assert space.repair(values) == tuple(values)
-        assert space.encode(space.decode(values)) == tuple(values)
+        plan = space.decode(values)
+        assert space.decode(space.encode(plan)) == plan
 
 
 def test_cuts_under_constraints_are_all_there(mlp):
@@ -105,8 +105,8 @@ def _span(stage, names):
 
 def test_selective_recomputation_satisfies_attention_scopes(gpt):
     space = PlanSpace(problem(gpt(), [{"scope": "h.*.attn/Softmax", "recompute": True}], trainer="ddp", pp=1))
-    modes = {RECOMPUTE_MODES[v[space.first.recompute]] for v in drawn(space)}
-    assert modes == {"selective", "full"}
+    levels = [space.levels.levels[v[space.first.recompute]] for v in drawn(space)]
+    assert {(level.light, level.heavy) for level in levels} == {(1, 1), (1, 2), (2, 2)}
 
 
 def test_modules_are_split_replicated_and_sharded(gpt):
@@ -177,7 +177,7 @@ def test_a_search_obeys(gpt):
     assert len(plan.stages) >= 2
     assert "h.2" not in plan.stages[0].operators[1]
     assert "h.1" not in plan.stages[1].operators[0]
-    assert plan.stages[0].recompute == ("**",)
+    assert plan.stages[0].recompute == ("**",) or "h.0" in plan.stages[0].recompute
 
 
 @pytest.mark.parametrize(
@@ -205,4 +205,4 @@ def test_counting_knows_what_is_fixed(mlp):
     graph = mlp((16, 32, 16))
     free = PlanSpace(problem(graph, [], "2xA100", 4, pp=1, tp=1, num_micro_batches=2))
     fixed = PlanSpace(problem(graph, [], "2xA100", 4, pp=1, tp=1, num_micro_batches=2, zero=1, recompute="full"))
-    assert free.decades - fixed.decades == pytest.approx(math.log10(4 * 2))
+    assert free.decades - fixed.decades == pytest.approx(math.log10(4 * free.levels.legal(1).sum()))

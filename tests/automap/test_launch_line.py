@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import math
+import re
 import shlex
 import subprocess
 import sys
@@ -64,6 +66,21 @@ def test_another_model_needs_a_script_of_the_users_own():
     assert "parallelize(" in (ROOT / page).read_text()
 
 
+def torchrun(words, folder, path=""):
+    """What torchrun prints in a folder, given the words behind its name."""
+    done = subprocess.run(
+        [sys.executable, str(Path(sysconfig.get_path("scripts")) / "torchrun"), *words],
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "PATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
 @pytest.mark.slow
 def test_what_a_searched_plan_says_starts_its_training(tmp_path):
     """The two commands of examples/train_gpt.py, for a smaller network."""
@@ -74,17 +91,50 @@ def test_what_a_searched_plan_says_starts_its_training(tmp_path):
     assert plan.search is not None
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     program, *words = shlex.split(plan.launch)
-    done = subprocess.run(
-        [sys.executable, str(Path(sysconfig.get_path("scripts")) / program), *words],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "PATH": "", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    losses = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines()]
+    assert program == "torchrun"
+    printed = torchrun(words, tmp_path)
+    losses = [float(line.rpartition(" ")[2]) for line in printed.splitlines()]
     assert len(losses) == 10
     assert losses[-1] < losses[0]
+    assert (tmp_path / "checkpoint").is_dir()
+
+
+SCRIPT = """
+import copy, json
+from pathlib import Path
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from automap.plan import Plan
+from automap.runtime.trainer import parallelize
+
+torch.manual_seed(0)
+module = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained("my-llama", num_hidden_layers=4))
+ids, labels = torch.randint(64, (2, 8, 16))
+one = torch.nn.functional.cross_entropy(copy.deepcopy(module)(ids).logits.flatten(0, 1), labels.flatten()).item()
+{page}
+print("losses", one, loss)
+"""
+"""A script without a plan, and at {page} the lines of the page."""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_the_recipe_for_a_script_of_ones_own_runs_as_printed(tmp_path, monkeypatch):
+    """From a configuration of transformers to a training, by the commands and the lines of docs/training.md."""
+    page = (ROOT / "docs" / "training.md").read_text()
+    lines, commands = re.search(r"```python\n(.*?)```.*?```\n(automap export-onnx.*?)```", page, re.DOTALL).groups()
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    sizes |= {"vocab_size": 64, "max_position_embeddings": 16, "num_hidden_layers": 9}
+    (tmp_path / "my-llama").mkdir()
+    document = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **sizes}
+    (tmp_path / "my-llama" / "config.json").write_text(json.dumps(document))
+    (tmp_path / "train.py").write_text(SCRIPT.format(page=lines))
+    monkeypatch.chdir(tmp_path)
+    *searches, last = [shlex.split(line) for line in commands.replace("\\\n", " ").splitlines()]
+    for program, *words in searches:
+        assert program == "automap"
+        assert main(words) == 0
+    assert last[0] == "torchrun"
+    _, one, plan = re.search(r"(losses) (\S+) (\S+)", torchrun(last[1:], tmp_path)).groups()
+    assert math.isclose(float(one), float(plan), rel_tol=1e-5)
     assert (tmp_path / "checkpoint").is_dir()

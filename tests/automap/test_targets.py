@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -136,6 +137,36 @@ def test_what_a_target_cannot_express_is_found_by_the_verifier() -> None:
     up = next(key for key in first.shardings if "mlp" in key and "MatMul" in key)
     whole = {key: entry for key, entry in first.shardings.items() if key != up}
     assert "repetition and tensor" in faults(replace(sound, stages=(replace(first, shardings=whole), second)))
+
+
+def test_what_is_finer_than_modules_is_found_by_the_verifier() -> None:
+    def faults(model: str, change: Callable[[Plan], Plan], **fix: int) -> str:
+        space = plan_space(problem_of(model, "automap", "2xA100", **fix))
+        plan = decoded(space, next(values for _, values in templates(space)))
+        return "; ".join(violation.what for violation in Verifier(space.problem).violations(change(plan)))
+
+    def with_entry(name: str, axis: str, entry: AxisSharding | None) -> Callable[[Plan], Plan]:
+        def change(plan: Plan) -> Plan:
+            (stage,) = plan.stages
+            own = {key: axes for key, axes in stage.shardings.items() if name not in key}
+            return replace(plan, stages=(replace(stage, shardings=own | ({name: {axis: entry}} if entry else {})),))
+
+        return change
+
+    assert faults("gpt", lambda plan: plan, tp=2) == ""
+    softmax = faults("gpt", with_entry("h.*.attn/Softmax", "tp", None), tp=2)
+    assert "whole modules: h.0.attn/Add makes" in softmax
+    assert "read as B on tp" in softmax
+    table = AxisSharding(inputs=("S(0)", "B"), outputs=("P",))
+    assert "wte/Gather does not split its batch on dp" in faults(
+        "gpt", with_entry("wte/Gather", "dp", table), tp=1, pp=1
+    )
+    assert faults("gpt", lambda plan: plan, pp=2) == ""
+    deep = zoo.build(MODELS["t5"][0].replace("layers=2", "layers=4"))
+    space = PlanSpace(Problem.build(deep, parse_cluster("2xA100"), {"global_batch": 16}, {"fix": {"pp": 2}}))
+    plan = decoded(space, next(values for _, values in templates(space)))
+    beyond = Verifier(space.problem).beyond(plan, "automap")
+    assert any("share one tensor and no layer" in violation.what for violation in beyond)
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,13 @@ def test_the_pruned_size_is_the_number_of_plans_that_are_offered(mlp, space):
 
 
 def test_the_pipeline_environment_spreads_experts_over_ep(space):
-    s = space(zoo.build("moe:layers=2,hidden=64,heads=4,ffn=64,experts=4,seq_len=32,vocab_size=128"), "4xA100", 8, ep=4)
+    s = space(
+        zoo.build("moe:layers=2,hidden=64,heads=4,ffn=64,experts=4,seq_len=32,vocab_size=128"),
+        "4xA100",
+        8,
+        ep=4,
+        recompute="none",
+    )
     _, _, info = episode(make("pipeline", s), np.random.default_rng(0))
     assert (
         info["finished"].values in {values for _, values in templates(s)}

@@ -29,7 +29,9 @@ from service import processes
 from service.client import AutomapClient
 from service.embedded_redis import EmbeddedRedis
 from service.http.api import create_app
-from service.jobs.store import Store, connect
+from service.http.connections import server_config
+from service.jobs.connection import connect
+from service.jobs.store import Store
 from service.serve import bind
 from service.settings import Settings
 
@@ -150,8 +152,7 @@ def settings(tmp_path: Path) -> Settings:
 def listening(settings: Settings, connection: redis.Redis) -> Iterator[httpx.Client]:
     """The application on a free port, served by a thread of this process."""
     app = create_app(settings, connection)
-    config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none")
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(server_config(app, settings))
     with bind("127.0.0.1", 0) as bound:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()

@@ -13,11 +13,13 @@ import jsonschema
 import onnx
 import pytest
 import redis
+import service_work
 from onnx import TensorProto, helper
 
 from service.embedded_redis import EmbeddedRedis
-from service.jobs import worker
-from service.jobs.store import Store, connect
+from service.jobs import graphs
+from service.jobs.connection import connect
+from service.jobs.store import Store
 from service.problems import MEDIA_TYPE
 from service.serve import bind
 from service.settings import Settings
@@ -68,6 +70,75 @@ def test_upload(api: httpx.Client, light: Callable[[str], bytes]) -> None:
     assert api.post("/v1/models?name=resnet50", content=light("resnet50")).json()["id"] == body["id"]
 
 
+def test_an_upload_without_a_name_is_imported_once(
+    api: httpx.Client, light: Callable[[str], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = api.post("/v1/models", content=light("squeezenet")).json()
+    monkeypatch.setattr(graphs, "import_graph", lambda *given: pytest.fail("imported again"))
+    answer = api.post("/v1/jobs", json={"model_id": model["id"], **JOB})
+    assert (answer.status_code, answer.json()["request"]["model"]["name"]) == (202, model["name"])
+
+
+def test_what_a_tenant_may_submit(settings: Settings, client: redis.Redis, serve_app: Any) -> None:
+    few = settings.model_copy(update={"max_queued_jobs": 3, "max_search_s_per_day": 100.0})
+    body = {**JOB, "zoo": "gpt2:layers=2"}
+    with serve_app(few, client) as api:
+        first = api.post("/v1/jobs", json={**body, "budget": "60s"})
+        assert first.headers["ratelimit"].startswith('"queued-jobs";r=2, "search-seconds";r=40;t=')
+        assert first.headers["ratelimit-policy"] == '"queued-jobs";q=3, "search-seconds";q=100;w=86400'
+        answer = api.post("/v1/jobs", json={**body, "budget": "60s"})
+        check_problem(answer, 429)
+        assert 0 < int(answer.headers["retry-after"]) <= 24 * 3600
+        # What was reserved and not used is there again.
+        api.post(f"/v1/jobs/{first.json()['id']}/cancel")
+        assert api.post("/v1/jobs", json={**body, "budget": "60s"}).status_code == 202
+
+
+def test_a_submission_that_is_sent_again(api: httpx.Client) -> None:
+    body, headers = {**JOB, "zoo": "gpt2:layers=2"}, {"Idempotency-Key": "one"}
+    first, second = (api.post("/v1/jobs", json=body, headers=headers) for _ in range(2))
+    assert first.status_code == second.status_code == 202
+    assert first.json() == second.json()
+    assert len(api.get("/v1/jobs").json()["jobs"]) == 1
+    check_problem(api.post("/v1/jobs", json={**body, "seed": 1}, headers=headers), 422, "Idempotency-Key")
+
+
+def test_lists_page_by_page(api: httpx.Client) -> None:
+    ids = [api.post("/v1/jobs", json={**JOB, "zoo": "gpt2:layers=2", "seed": seed}).json()["id"] for seed in range(3)]
+    api.post(f"/v1/jobs/{ids[1]}/cancel")
+    page = api.get("/v1/jobs?limit=2").json()
+    assert [job["id"] for job in page["jobs"]] == [ids[2], ids[1]]
+    page = api.get("/v1/jobs", params={"limit": 2, "cursor": page["next"]}).json()
+    assert ([job["id"] for job in page["jobs"]], page["next"]) == ([ids[0]], None)
+    found = api.get("/v1/jobs?state=queued&state=running").json()["jobs"]
+    assert [job["id"] for job in found] == [ids[2], ids[0]]
+    assert api.get("/v1/jobs?model_id=x").json()["jobs"] == []
+
+
+def test_more_uploads_than_there_may_be(settings: Settings, client: redis.Redis, serve_app: Any, light: Any) -> None:
+    with serve_app(settings.model_copy(update={"max_uploads": 1}), client) as api:
+        begun, ended = threading.Event(), threading.Event()
+
+        def slowly() -> Any:
+            yield light("squeezenet")[:10]
+            begun.set()
+            ended.wait(10)
+            yield light("squeezenet")[10:]
+
+        answers: list[Any] = []
+        upload = threading.Thread(target=lambda: answers.append(api.post("/v1/models", content=slowly())))
+        upload.start()
+        begun.wait(10)
+        refused = None
+        while refused is None or refused.status_code == 422:  # until the first one has its place
+            refused = httpx.post(f"{api.base_url}/v1/models", content=b"x", timeout=30)
+        check_problem(refused, 503)
+        assert refused.headers["retry-after"]
+        ended.set()
+        upload.join()
+        assert answers[0].status_code == 201
+
+
 PROFILE = """\
 node1 -- cell_1 -- forward_compute_time=3, backward_compute_time=5, activation_size=1600, parameter_size=4000
 node2 -- cell_2 -- forward_compute_time=3, backward_compute_time=5, activation_size=1600, parameter_size=4000
@@ -81,7 +152,7 @@ def test_a_layer_profile(api: httpx.Client, client: redis.Redis, search: Any) ->
     assert model["summary"]["num_parameters"] == 2000
     assert model["summary"]["coverage"]["measured"] == 1.0
     job = api.post("/v1/jobs", json={**JOB, "model_id": model["id"]}).json()
-    worker.run(job["id"], client, search=search)
+    service_work.run(job["id"], client, search=search)
     plan = api.get(f"/v1/jobs/{job['id']}/plan").json()
     assert plan["model"]["num_parameters"] == 2000
     # The name under which it was uploaded tells the batch of the profile, to the job too.
@@ -115,7 +186,7 @@ def test_a_job_to_its_plan(api: httpx.Client, store: Store, model_id: str, searc
     assert here == job["links"]["self"]
     assert job["state"] == "queued"
     check_problem(api.get(here + "/plan"), 409, "state")
-    worker.run(job["id"], client, search=search)
+    service_work.run(job["id"], client, search=search)
     job = api.get(here).json()
     assert (job["state"], job["attempt"], job["problem"]) == ("succeeded", 1, None)
     assert job["progress"]["fraction"] == 1.0
@@ -129,7 +200,7 @@ def test_a_plan_is_exported(api: httpx.Client, model_id: str, search: Any, clien
     job = api.post("/v1/jobs", json={"model_id": model_id, **JOB}).json()
     here = job["links"]["self"] + "/exports"
     check_problem(api.get(f"{here}/deepspeed"), 409, "state")
-    worker.run(job["id"], client, search=search)
+    service_work.run(job["id"], client, search=search)
     found = api.get(f"{here}/deepspeed")
     assert found.status_code == 200, found.text
     assert json.loads(found.json()["files"]["deepspeed.json"])["train_batch_size"] == JOB["training"]["global_batch"]
@@ -159,9 +230,9 @@ def test_cancel_a_queued_job(api: httpx.Client, model_id: str, client: redis.Red
     job = api.post("/v1/jobs", json={"model_id": model_id, **JOB}).json()
     for _ in range(2):
         assert api.post(f"/v1/jobs/{job['id']}/cancel").json()["state"] == "cancelled"
-    worker.run(job["id"], client, search=search)
+    service_work.run(job["id"], client, search=search)
     assert api.get(f"/v1/jobs/{job['id']}").json()["state"] == "cancelled"
-    assert client.llen("rq:queue:automap") == 0
+    assert Store(client).num_waiting() == 0
 
 
 def test_meta(api: httpx.Client) -> None:
@@ -178,6 +249,10 @@ def test_meta(api: httpx.Client) -> None:
     [
         ("GET", "/nowhere", 404),
         ("DELETE", "/v1/jobs", 405),
+        ("DELETE", "/v1/jobs/x", 404),
+        ("DELETE", "/v1/models/x", 404),
+        ("GET", "/v1/jobs?cursor=x", 422),
+        ("GET", "/v1/jobs?state=asleep", 422),
         ("GET", "/v1/jobs/x", 404),
         ("POST", "/v1/jobs/x/cancel", 404),
         ("GET", "/v1/jobs/x/plan", 404),
@@ -267,7 +342,7 @@ def test_a_named_model(api: httpx.Client, client: redis.Redis, search: Any) -> N
     assert answer.status_code == 202, answer.text
     job = answer.json()
     assert (job["model_id"], job["request"]["model"]["name"]) == ("", "gpt2:layers=2")
-    worker.run(job["id"], client, search=search)
+    service_work.run(job["id"], client, search=search)
     job = api.get(f"/v1/jobs/{job['id']}").json()
     assert (job["state"], job["problem"]) == ("succeeded", None)
     model = api.get(f"/v1/jobs/{job['id']}/plan").json()["model"]
@@ -339,7 +414,7 @@ def test_own_hosts_are_served(api: httpx.Client, host: str) -> None:
 
 
 def test_the_unexpected_stays_inside(api: httpx.Client, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    def explode(*given: object) -> None:
+    def explode(*given: object, **rest: object) -> None:
         raise RuntimeError("secret detail")
 
     monkeypatch.setattr(Store, "jobs", explode)

@@ -23,7 +23,7 @@ from service.about import version
 from service.command.main import EXTRAS, main
 from service.command.plan_verbs import INTERRUPTED
 
-HEAVY = ("torch", "numba", "stable_baselines3", "gymnasium", "onnx", "fastapi", "rq", "redis", "numpy")
+HEAVY = ("torch", "numba", "stable_baselines3", "gymnasium", "onnx", "fastapi", "redis", "numpy")
 
 
 PROFILE = """\
@@ -52,6 +52,23 @@ def test_start_up_is_light() -> None:
     code = f"import sys, service.command.main; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_verb_alone_is_the_verb_of_the_whole_command_line() -> None:
+    import typer.main
+
+    from service.command.main import _with_verb, app
+
+    whole: Any = typer.main.get_command(app)
+    for name, command in whole.commands.items():
+        if hasattr(command, "commands"):
+            assert _with_verb([name]) is app
+            continue
+        (alone,) = typer.main.get_command(_with_verb([name, "--help"])).commands.items()  # type: ignore[attr-defined]
+        assert alone[0] == name
+        assert [p.opts for p in alone[1].params] == [p.opts for p in command.params]
+    for words in ([], ["--help"], ["serch"], ["-o", "--json"]):
+        assert _with_verb(words) is app
 
 
 def test_an_estimate_loads_only_what_it_needs() -> None:
@@ -327,9 +344,12 @@ def test_no_server(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "automap serve" in capsys.readouterr().err
 
 
-def test_serve_refuses_to_be_reached_by_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_refuses_to_be_reached_by_others_without_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AUTOMAP_DATA_DIR", str(tmp_path))
     assert main(["serve", "--host", "0.0.0.0", "--port", "0"]) == 2
-    assert "--insecure" in capsys.readouterr().err
+    assert "automap keys create" in capsys.readouterr().err
 
 
 def test_a_worker_needs_redis(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import httpx
 import pytest
 import redis
+import service_work
 
 from automap.errors import ClusterError, ModelError, NothingFits, UserError
 from service.async_client import AsyncAutomapClient
 from service.calls import JobEvent
 from service.client import AutomapClient
-from service.jobs import worker
 from service.jobs.store import Store
 from service.problems import RemoteError
 
@@ -33,7 +33,7 @@ def job(automap: AutomapClient, light: Callable[[str], bytes]) -> dict[str, Any]
 
 
 def test_from_upload_to_plan(automap: AutomapClient, job: dict[str, Any], client: redis.Redis, search: Any) -> None:
-    worker.run(job["id"], client, search=search)
+    service_work.run(job["id"], client, search=search)
     seen: list[dict[str, Any]] = []
     assert automap.wait(job["id"], on_progress=seen.append)["state"] == "succeeded"
     assert seen[-1]["progress"]["best_step_time_s"] == 0.5
@@ -48,7 +48,7 @@ def test_from_upload_to_plan(automap: AutomapClient, job: dict[str, Any], client
 
 def test_a_named_model_needs_no_upload(automap: AutomapClient, client: redis.Redis, search: Any) -> None:
     job = automap.submit("zoo:gpt2:layers=2", "8xV100-16GB", TRAINING, budget=7)
-    worker.run(job["id"], client, search=search)
+    service_work.run(job["id"], client, search=search)
     assert automap.wait(job["id"])["state"] == "succeeded"
 
 
@@ -82,7 +82,7 @@ def test_waiting_has_an_end(automap: AutomapClient, job: dict[str, Any]) -> None
 def test_a_job_is_watched_to_its_end(
     automap: AutomapClient, job: dict[str, Any], client: redis.Redis, search: Any
 ) -> None:
-    worker.run(job["id"], client, search=search)
+    service_work.run(job["id"], client, search=search)
     told = list(automap.watch(job["id"]))
     assert [event.data["state"] for event in told if event.kind == "state"] == ["queued", "running", "succeeded"]
     assert [event.ends for event in told] == [False] * (len(told) - 1) + [True]
@@ -93,7 +93,7 @@ def test_a_job_is_watched_to_its_end(
 
 
 def test_both_clients_are_alike(api: httpx.Client, job: dict[str, Any], client: redis.Redis, search: Any) -> None:
-    worker.run(job["id"], client, search=search)
+    service_work.run(job["id"], client, search=search)
 
     async def ask() -> tuple[list[JobEvent], Any]:
         async with AsyncAutomapClient(str(api.base_url)) as own:

@@ -13,10 +13,12 @@ from typing import Any
 import httpx
 import pytest
 import redis
+from service_work import run
 
 from agents.searcher import Progress, Reached
-from service.jobs import worker
+from service.jobs.keys import Keys
 from service.jobs.store import Store
+from service.settings import Settings
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 GPT = "gpt:layers=4,hidden=256,heads=4,vocab_size=1024,seq_len=128"
@@ -51,7 +53,7 @@ def told(number: int) -> Progress:
     )  # fmt: skip
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("not run: the dashboard in a browser (apt-get install chromium)")
@@ -88,7 +90,7 @@ def test_from_the_form_to_the_plan(
 
     def work() -> None:
         (job,) = until(store.active)
-        worker.run(job.id, client, search=search)
+        run(job.id, client, search=search)
 
     page.goto(str(api.base_url))
     page.get_by_role("link", name="Start a search.").click()
@@ -118,7 +120,7 @@ def test_from_the_form_to_the_plan(
     page.get_by_role("heading", name="Plan:").wait_for()
     page.get_by_role("img", name="What each pipeline rank does in a step").wait_for()
     thread.join()
-    (job,) = store.jobs(1)
+    (job,), _ = store.jobs(1)
     plan = store.plan(job.id)
     assert plan is not None
     shown = page.locator("main").inner_text()
@@ -144,3 +146,27 @@ def test_from_the_form_to_the_plan(
     assert not faults
     assert {httpx.URL(url).host for url in asked if not url.startswith(("data:", "blob:"))} == {api.base_url.host}
     context.close()
+
+
+@pytest.mark.slow
+def test_where_a_key_is_needed_it_is_asked_for(
+    browser: Any, settings: Settings, client: redis.Redis, serve_app: Any
+) -> None:
+    text, _ = Keys(client).create("a", ["read"])
+    with serve_app(settings.model_copy(update={"require_keys": True}), client) as locked:
+        context = browser.new_context(color_scheme="light")
+        page = context.new_page()
+        page.set_default_timeout(60_000)
+        page.goto(str(locked.base_url))
+        page.get_by_role("dialog").wait_for()
+        page.get_by_label("Key", exact=True).fill("amk_wrong")
+        page.get_by_role("button", name="Use it").click()
+        # It is refused, and asked for again; the right one opens the list.
+        page.get_by_role("dialog").wait_for()
+        page.get_by_label("Key", exact=True).fill(text)
+        page.keyboard.press("Enter")
+        page.get_by_text("There are no jobs yet.").wait_for()
+        # It is kept for this tab alone, and stands nowhere on the page.
+        assert page.evaluate("localStorage.length") == 0
+        assert text not in page.content()
+        context.close()

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,9 @@ import psutil
 import pytest
 
 from automap.errors import UserError
-from service import embedded_redis
+from service import embedded_redis, temporary
 from service.embedded_redis import EmbeddedRedis, redis_binary
-from service.jobs.store import connect
+from service.jobs.connection import connect
 
 
 def test_what_was_written_survives_kill_9(tmp_path: Path) -> None:
@@ -83,3 +85,16 @@ def test_no_redis_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.setattr("importlib.util.find_spec", nothing)
     with pytest.raises(UserError, match="AUTOMAP_REDIS_URL"):
         redis_binary()
+
+
+def test_folders_of_processes_that_were_killed_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    dead = [tmp_path / f"automap-{kind}-{gone.pid}-abc" for kind in ("job", "redis")]
+    others = [tmp_path / "automap-x", tmp_path / f"automap-ranks-{gone.pid}-abc", tmp_path / "automap-job-1-abc"]
+    for folder in (*dead, *others):
+        folder.mkdir()
+    mine = Path(temporary.make("job"))
+    temporary.sweep()
+    assert sorted(tmp_path.iterdir()) == sorted([mine, *others])

@@ -13,13 +13,13 @@ import httpx
 import psutil
 import pytest
 import redis
+import service_work
 
 from service import side_process
 from service.command.main import main
 from service.drawing.pictures import PICTURES
 from service.http import side_processes
 from service.http.side_processes import SideProcesses
-from service.jobs import worker
 
 GPT = "gpt:layers=4,hidden=256,heads=4,vocab_size=1024,seq_len=128"
 ASKED = {"zoo": GPT, "cluster": "8xA100-80GB", "training": {"global_batch": 64}}
@@ -75,7 +75,7 @@ def test_an_uploaded_model_is_priced_and_drawn(
     assert plan["model"] == {"name": "net", "sha256": model["id"], "num_parameters": 1235496}
     job = api.post("/v1/jobs", json=asked).json()
     assert api.get(job["links"]["self"] + "/pictures").status_code == 409
-    worker.run(job["id"], client, search=search)
+    service_work.run(job["id"], client, search=search)
     drawn = api.get(job["links"]["self"] + "/pictures")
     assert drawn.status_code == 200, drawn.text
     pictures = drawn.json()["pictures"]

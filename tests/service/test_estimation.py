@@ -16,7 +16,7 @@ from service.command.main import main
 
 GPT = "zoo:gpt:layers=4,hidden=256,heads=4,vocab_size=1024"
 PLACE = ["--cluster", "1x8xA100", "--global-batch", "64", "--seq-len", "128"]
-HEAVY = ("torch", "stable_baselines3", "gymnasium", "onnx", "fastapi", "rq", "redis", "rich")
+HEAVY = ("torch", "stable_baselines3", "gymnasium", "onnx", "fastapi", "redis", "rich")
 
 
 def test_a_page_for_people(capsys: pytest.CaptureFixture[str]) -> None:

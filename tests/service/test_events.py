@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import pytest
 import redis
+import service_work
 
-from service.jobs import events, worker
-from service.jobs.store import Store, Superseded, events_key
+from service.jobs import events
+from service.jobs.store import Store, Superseded
 from service.settings import Settings
 
 JOB = {"zoo": "gpt2:layers=2", "cluster": "8xV100-16GB", "training": {"global_batch": 64}, "budget": "1s"}
@@ -35,7 +36,7 @@ def job(api: httpx.Client) -> dict[str, Any]:
 
 
 def test_a_job_tells_its_life(api: httpx.Client, job: dict[str, Any], client: redis.Redis, search: Any) -> None:
-    worker.run(job["id"], client, search=search)
+    service_work.run(job["id"], client, search=search)
     answer = api.get(job["links"]["events"])
     assert answer.headers["content-type"].startswith("text/event-stream")
     found = told(answer)
@@ -122,7 +123,7 @@ def test_what_cannot_be_listened_to(api: httpx.Client, job: dict[str, Any], clie
         assert (answer.status_code, answer.json()["field"]) == (422, "last-event-id")
     # A job from before there were events.
     store.cancel(job["id"])
-    client.delete(events_key(job["id"]))
+    client.delete(Store(client).events_key(job["id"]))
     ((_, kind, data),) = told(api.get(job["links"]["events"]))
     assert (kind, data["state"]) == ("state", "cancelled")
 

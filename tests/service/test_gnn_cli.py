@@ -39,3 +39,14 @@ def test_what_is_wrong_is_named(arguments, said, capsys):
 def test_schemas_are_printed(document, capsys):
     assert main(["gnn", "schema", document]) == 0
     assert json.loads(capsys.readouterr().out)["title"] == f"automap.gnn-{document}/1"
+
+
+def test_a_graph_becomes_a_problem_that_is_searched(tmp_path, capsys):
+    problem = tmp_path / "problem.json"
+    made = ["2000x8", "--batch", "50", "--fan-outs", "4,3", "--iterations", "4", "-o", str(problem)]
+    assert main(["gnn", "profile", *made]) == 0
+    assert "2,000 nodes" in capsys.readouterr().err
+    assert main(["gnn", "search", str(problem), "--budget", "20", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "automap.gnn-plan/1"
+    assert main(["gnn", "profile", "2000x8", "--fan-outs", "four"]) == 2
+    assert "fan_outs" in capsys.readouterr().err

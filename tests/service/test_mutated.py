@@ -10,10 +10,10 @@ import httpx
 import jsonschema
 import pytest
 import redis
+import service_work
 from mutated_jobs import mutated, valid, written
 
 from service.command.main import main
-from service.jobs import worker
 from service.jobs.store import Store
 from service.problems import MEDIA_TYPE
 
@@ -66,7 +66,7 @@ def test_no_body_is_a_fault_of_the_service(
         request = json.loads(client.hget(f"automap:job:{job_id}", "request") or b"")  # type: ignore[arg-type]
         short = {**request, "budget": "20", "searchers": ["mcmc"], "trials": None}
         client.hset(f"automap:job:{job_id}", "request", json.dumps(short))
-        worker.run(job_id, client)
+        service_work.run(job_id, client)
         job = store.job(job_id)
         assert job is not None
         assert job.state == "succeeded" or (job.problem or {}).get("repair"), (request, job.problem)
@@ -129,7 +129,7 @@ def test_a_job_whose_record_cannot_be_read_has_failed(
 ) -> None:
     job_id = post(api, written(bases[5]).encode()).json()["id"]
     client.hset(f"automap:job:{job_id}", "request", b"{")
-    worker.run(job_id, client)
+    service_work.run(job_id, client)
     job = store.job(job_id)
     assert job is not None and job.state == "failed"
     assert job.problem is not None and "request" in job.problem["detail"]

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 import redis
 
+from service.http.openapi import examples
 from service.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,12 +42,36 @@ def test_every_operation_tells_its_errors(api: httpx.Client) -> None:
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             answers = operation["responses"]
-            assert {"400", "413", "500", "503"} <= set(answers), (path, method)
+            assert {"400", "408", "413", "500", "503"} <= set(answers), (path, method)
             for status, answer in answers.items():
                 assert "X-Request-Id" in answer["headers"]
                 if status >= "400":
                     assert list(answer["content"]) == ["application/problem+json"], (path, method, status)
     assert "HTTPValidationError" not in document["components"]["schemas"]
+
+
+def test_every_operation_has_an_example_that_its_schema_allows(api: httpx.Client) -> None:
+    document = api.get("/openapi.json").json()
+    known = {"components": document["components"]}
+
+    def check(content: dict[str, Any], name: str) -> None:
+        assert "example" in content, name
+        if content["schema"]:
+            jsonschema.Draft202012Validator({**content["schema"], **known}).validate(content["example"])
+
+    names = set()
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            name = f"{method} {path}"
+            names.add(name)
+            for media_type, content in operation.get("requestBody", {}).get("content", {}).items():
+                if media_type == "application/json":
+                    check(content, name)
+            for status, answer in operation["responses"].items():
+                for content in answer.get("content", {}).values():
+                    if status < "300":
+                        check(content, name)
+    assert set(examples()) <= names
 
 
 def test_allow_names_all_methods_of_a_path(api: httpx.Client) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 import redis
+import service_work
 
 from automap.errors import NothingFits, ProblemError
 from automap.problem import Problem
 from service.command.main import main
-from service.jobs import worker
 from service.jobs.store import Store
 
 WORDS = ["zoo:gpt2:layers=2", "--cluster", "8xV100-16GB", "--global-batch", "64", "--budget", "7"]
@@ -59,13 +59,13 @@ def test_submit_exits_by_outcome(
 ) -> None:
     def work() -> None:
         (job,) = until(store.active)
-        worker.run(job.id, client, search=search if kind is None else kind(store))
+        service_work.run(job.id, client, search=search if kind is None else kind(store))
 
     thread = threading.Thread(target=work)
     thread.start()
     assert main(["submit", *WORDS, "--url", str(api.base_url)]) == code
     thread.join()
-    (job,) = store.jobs(1)
+    (job,), _ = store.jobs(2)
     output = capsys.readouterr()
     assert f"job {job.id}" in output.err
     assert said in output.out + output.err
@@ -77,6 +77,6 @@ def test_submit_exits_by_outcome(
 
 def test_submit_and_leave(api: httpx.Client, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["submit", *WORDS, "--url", str(api.base_url), "--detach"]) == 0
-    (job,) = store.jobs(1)
+    (job,), _ = store.jobs(2)
     assert capsys.readouterr().out.split() == [job.id]
     assert job.state == "queued"

@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
+
 import pytest
 import redis
 
+from service.jobs.connection import connect
+from service.jobs.model_store import StoreFull
 from service.jobs.run_job import JobRequest
-from service.jobs.store import Store, StoreFull, Superseded
+from service.jobs.store import AnotherRequest, Once, Store, Superseded
 
 REQUEST = JobRequest(cluster="8xV100-16GB", training={"global_batch": 64})
 
 
 def create(store: Store) -> str:
-    return store.create("m", REQUEST, lambda pipe, job_id: None).id
+    return store.create("m", REQUEST).id
 
 
 def test_a_job_from_birth_to_plan(store: Store) -> None:
@@ -71,23 +76,149 @@ def test_the_end_of_a_job_is_final(store: Store) -> None:
     assert store.state(job_id) == "cancelled"
 
 
-def test_a_job_and_its_queue_entry_are_one_transaction(store: Store, client: redis.Redis) -> None:
-    def explode(pipe: object, job_id: str) -> None:
+def test_a_job_and_its_place_in_the_queue_are_one_transaction(
+    store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def explode(*given: object) -> None:
         raise RuntimeError("no queue")
 
+    monkeypatch.setattr(Store, "_wait", explode)
     with pytest.raises(RuntimeError):
-        store.create("m", REQUEST, explode)
-    assert store.jobs(10) == []
+        create(store)
     assert list(client.scan_iter("*")) == []
 
 
 def test_lists(client: redis.Redis) -> None:
-    now = iter(range(100))
+    now = iter(range(1000))
     store = Store(client, clock=lambda: float(next(now)))
     ids = [create(store) for _ in range(3)]
-    assert [job.id for job in store.jobs(2)] == [ids[2], ids[1]]
+    page, cursor = store.jobs(2)
+    assert [job.id for job in page] == [ids[2], ids[1]]
+    page, end = store.jobs(2, cursor=cursor)
+    assert ([job.id for job in page], end) == ([ids[0]], None)
     store.cancel(ids[1])
     assert [job.id for job in store.active()] == [ids[0], ids[2]]
+    page, _ = store.jobs(9, wanted=lambda job: job.state == "cancelled")
+    assert [job.id for job in page] == [ids[1]]
+
+
+def test_pages_hold_every_job_once_also_when_all_are_of_one_moment(client: redis.Redis) -> None:
+    store = Store(client, clock=lambda: 5.0)
+    ids = {create(store) for _ in range(120)}
+    seen: list[str] = []
+    cursor = None
+    while True:
+        page, cursor = store.jobs(7, cursor=cursor)
+        seen += [job.id for job in page]
+        if cursor is None:
+            break
+    assert len(seen) == len(ids)
+    assert set(seen) == ids
+
+
+def test_large_requests_end_a_page(store: Store) -> None:
+    large = replace(REQUEST, hints={"parameters": ["x" * 1_000_000]})
+    for _ in range(8):
+        store.create("m", large)
+    page, cursor = store.jobs(100)
+    assert len(page) == 5
+    assert len(store.jobs(100, cursor=cursor)[0]) == 3
+
+
+def test_a_key_that_comes_again_makes_no_second_job(client: redis.Redis, redis_url: str) -> None:
+    """100 requests at once, from connections of their own."""
+    found: set[str] = set()
+
+    def submit() -> None:
+        with connect(redis_url) as own:
+            found.add(Store(own).create("m", REQUEST, once=Once(key="k", request_sha256="a")).id)
+
+    threads = [threading.Thread(target=submit) for _ in range(100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    store = Store(client)
+    assert len(found) == 1
+    assert {job.id for job in store.jobs(200)[0]} == found
+    assert store.num_waiting() == 1
+    with pytest.raises(AnotherRequest):
+        store.create("m", REQUEST, once=Once(key="k", request_sha256="b"))
+    # A tenant's keys are its own, and a job that was deleted frees its key.
+    assert store.of("other").create("m", REQUEST, once=Once(key="k", request_sha256="b")).id not in found
+    store.delete(found.pop())
+    store.create("m", REQUEST, once=Once(key="k", request_sha256="b"))
+
+
+def test_tenants_do_not_see_each_other(store: Store) -> None:
+    other = store.of("other")
+    job_id = create(store)
+    model = store.add_model(b"abc", name="a", summary={}, capacity=10_000)
+    store.add_graph("k", b"graph")
+    assert other.job(job_id) is None
+    assert other.jobs(9) == ([], None)
+    assert other.plan(job_id, so_far=True) is None
+    assert not other.cancel(job_id)
+    assert not other.delete(job_id)
+    assert (other.model(model.id), other.model_bytes(model.id), other.graph("k")) == (None, None, None)
+    assert not other.delete_model(model.id)
+    assert other.stored_bytes() == 0 < store.stored_bytes()
+    other.delete_all()
+    assert store.state(job_id) == "queued"
+    assert store.model_bytes(model.id) == b"abc"
+
+
+def test_nothing_is_left_of_what_is_deleted(store: Store, client: redis.Redis) -> None:
+    first, second = create(store), create(store)
+    token = store.begin(first) or 0
+    store.set_best(first, token, {"schema": "automap.plan/1"})
+    for job_id in (first, second):
+        assert store.delete(job_id)
+        assert not store.delete(job_id)
+    with pytest.raises(Superseded):
+        store.succeed(first, token, {})
+    assert not any(first in name.decode() or second in name.decode() for name in client.scan_iter("*"))
+    create(store)
+    store.add_model(b"abc", name="a", summary={}, capacity=10_000)
+    store.delete_all()
+    assert [name for name in client.scan_iter("automap:t:*") if b":searched:" not in name] == []
+    assert store.tenants() == []
+
+
+def test_old_and_too_many_jobs_are_removed(client: redis.Redis) -> None:
+    now = [0.0]
+    store = Store(client, clock=lambda: now[0])
+    old, running, *rest = [create(store) for _ in range(5)]
+    store.begin(running)
+    for job_id in (old, *rest):
+        store.cancel(job_id)
+    now[0] = 50.0
+    young = create(store)
+    store.cancel(young)
+    assert store.trim(oldest_s=100.0, most_bytes=1 << 20) == 0
+    assert store.trim(oldest_s=40.0, most_bytes=1 << 20) == 4
+    assert {job.id for job in store.jobs(9)[0]} == {running, young}
+    assert store.trim(oldest_s=100.0, most_bytes=1) == 1
+    assert [job.id for job in store.jobs(9)[0]] == [running]
+
+
+def test_the_searches_of_a_day(client: redis.Redis) -> None:
+    now = [1000.0]
+    store = Store(client, clock=lambda: now[0])
+    kept = store.create("m", REQUEST, reserve_s=60.0).id
+    cancelled = store.create("m", REQUEST, reserve_s=60.0).id
+    assert store.searched_s() == 120.0
+    store.cancel(cancelled)
+    assert store.searched_s() == 60.0
+    token = store.begin(kept) or 0
+    now[0] += 10.0
+    store.requeue(kept, token)
+    token = store.begin(kept) or 0
+    now[0] += 7.0
+    store.succeed(kept, token, {})
+    assert store.searched_s() == pytest.approx(17.0)
+    now[0] += 24 * 3600
+    assert store.searched_s() == 0.0
 
 
 def test_models_are_kept_by_content(store: Store) -> None:

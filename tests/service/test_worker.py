@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import redis
-from rq.serializers import JSONSerializer
+import service_work
 
+from agents import search_offer
 from automap.errors import NothingFits
 from service.jobs import job_queue, worker
+from service.jobs.connection import connect
+from service.jobs.job_queue import Queue
 from service.jobs.run_job import JobRequest, ModelOptions
-from service.jobs.store import Store, connect
+from service.jobs.store import NUM_RETRIES, Store, Superseded
 from service.jobs.trial_options import PROPOSE_S, Trials
 
 REQUEST = JobRequest(cluster="8xV100-16GB", training={"global_batch": 64}, model=ModelOptions(name="net"), budget="1s")
@@ -23,18 +26,18 @@ REQUEST = JobRequest(cluster="8xV100-16GB", training={"global_batch": 64}, model
 def submit(store: Store, client: redis.Redis, light: Callable[[str], bytes]) -> Callable[[], str]:
     def begin() -> str:
         model = store.add_model(light("squeezenet"), name="net", summary={}, capacity=1 << 30)
-        return store.create(model.id, REQUEST, job_queue.enqueuer(client, 100)).id
+        return store.create(model.id, REQUEST).id
 
     return begin
 
 
 def test_a_run(store: Store, client: redis.Redis, submit: Callable[[], str], search: Any) -> None:
     job_id = submit()
-    worker.run(job_id, client, search=search)
+    service_work.run(job_id, client, search=search)
     plan = store.plan(job_id)
     assert plan is not None
     assert plan["search"]["found_by"] == "fake"
-    worker.run(job_id, client, search=None)  # a second delivery of a job that has ended does nothing
+    service_work.run(job_id, client, search=None)  # a second delivery of a job that has ended does nothing
     job = store.job(job_id)
     assert job is not None
     assert job.attempt == 1
@@ -45,7 +48,7 @@ def test_what_the_user_can_repair(store: Store, client: redis.Redis, submit: Cal
         raise NothingFits("too big", field="cluster", value="8xV100-16GB", repair="Take more devices.")
 
     job_id = submit()
-    worker.run(job_id, client, search=nothing)
+    service_work.run(job_id, client, search=nothing)
     job = store.job(job_id)
     assert job is not None
     assert job.state == "failed"
@@ -61,7 +64,7 @@ def test_what_nobody_expected(
         raise RuntimeError("secret detail")
 
     job_id = submit()
-    worker.run(job_id, client, search=explode)
+    service_work.run(job_id, client, search=explode)
     job = store.job(job_id)
     assert job is not None
     assert job.state == "failed"
@@ -81,41 +84,72 @@ def test_a_superseded_run_stops_and_writes_nothing(
         stopped.append(should_stop())
         return search(problem, budget, should_stop=should_stop, **rest)
 
-    worker.run(job_id, client, search=slow)
+    service_work.run(job_id, client, search=slow)
     assert stopped == [True]
     assert store.state(job_id) == "running"
     assert store.plan(job_id) is None
 
 
-def test_dead_runs_are_repeated_and_then_given_up(store: Store, client: redis.Redis, submit: Callable[[], str]) -> None:
+def test_dead_runs_are_repeated_and_then_given_up(store: Store, submit: Callable[[], str]) -> None:
     job_id = submit()
-    queued = job_queue.queue(client).fetch_job(job_id)
-    assert queued.retries_left == job_queue.NUM_RETRIES
-    assert queued.serializer is JSONSerializer
-    store.begin(job_id)
-    worker._run_died(queued, None)
-    assert store.state(job_id) == "queued"
-    queued.retries_left = 0
-    store.begin(job_id)
-    worker._run_died(queued, None)
+    for _ in range(NUM_RETRIES):
+        token = store.begin(job_id) or 0
+        store.requeue(job_id, token)  # as when a worker is stopped: no death
+        token = store.begin(job_id) or 0
+        store.died(job_id, token)
+        assert store.state(job_id) == "queued"
+    store.died(job_id, store.begin(job_id) or 0)
     job = store.job(job_id)
     assert job is not None
     assert job.state == "failed"
     assert "died 3 times" in str(job.problem)
-    worker._run_died(queued, None)  # the end is final
+    with pytest.raises(Superseded):
+        store.died(job_id, job.attempt)  # the end is final
 
 
-def test_a_late_death_does_not_end_the_run_after_it(
-    store: Store, client: redis.Redis, submit: Callable[[], str]
+def test_the_best_plan_so_far_is_kept_and_the_next_run_begins_with_it(
+    store: Store, client: redis.Redis, light: Callable[[str], bytes]
 ) -> None:
+    """With real searches: the second run has next to no time of its own."""
+    model = store.add_model(light("squeezenet"), name="net", summary={}, capacity=1 << 30)
+    job_id = store.create(model.id, replace(REQUEST, budget="600s", searchers=("mcmc",))).id
+    began: list[Any] = []
+
+    def stopped(problem: Any, budget: Any, *, start: Any, on_progress: Any, should_stop: Any, **rest: Any) -> Any:
+        began.append(start)
+
+        def enough() -> bool:
+            return store.plan(job_id, so_far=True) is not None or should_stop()
+
+        found = search_offer(problem, budget, start=start, on_progress=on_progress, should_stop=enough, **rest)
+        store.requeue(job_id, None)  # as when the worker is stopped before it can write the plan
+        return found
+
+    service_work.run(job_id, client, search=stopped)
+    kept = store.plan(job_id, so_far=True)
+    assert kept is not None
+    assert (store.state(job_id), store.plan(job_id)) == ("queued", None)
+    service_work.run(job_id, client, search=stopped)
+    assert [[plan.to_json() for plan in start] for start in began] == [[], [kept]]
+    assert kept["search"]["seed"] == REQUEST.seed
+    assert store.cancel(job_id)
+    assert store.plan(job_id, so_far=True) == kept
+
+
+def test_a_budget_in_evaluations_begins_anew(store: Store, client: redis.Redis, submit: Callable[[], str]) -> None:
     job_id = submit()
-    queued = job_queue.queue(client).fetch_job(job_id)
+    store.set_best(job_id, store.begin(job_id) or 0, {"schema": "automap.plan/1"})
+    assert worker._checkpointed(store, job_id, replace(REQUEST, budget="50")) == []
+
+
+def test_a_late_death_does_not_end_the_run_after_it(store: Store, submit: Callable[[], str]) -> None:
+    job_id = submit()
     assert store.begin(job_id) == 1
     store.requeue(job_id, 1)
     assert store.begin(job_id) == 2
-    for retries in (1, 0):
-        queued.retries_left = retries
-        worker._run_died(queued, 1)
+    for _ in range(NUM_RETRIES + 1):
+        with pytest.raises(Superseded):
+            store.died(job_id, 1)
         assert store.check(job_id, 2)
     # A second delivery does not take over from a run that is under way.
     assert store.begin(job_id) is None
@@ -130,7 +164,7 @@ def test_a_search_goes_on_while_redis_is_away() -> None:
         asked.append(1)
         return store.check("job", 1)
 
-    counts = worker._paced(ask)
+    counts = worker._remembered(ask)
     assert counts()
     assert asked == [1]
 
@@ -139,10 +173,10 @@ def test_recovery_queues_what_has_not_ended(store: Store, client: redis.Redis, s
     first, second, third = submit(), submit(), submit()
     store.begin(first)
     store.cancel(second)
-    client.delete("rq:queue:automap")
-    assert job_queue.recover(client, store, 3600) == 2
-    assert job_queue.queue(client).get_job_ids() == [first, third]
+    assert job_queue.recover(store) == 2
     assert store.state(first) == "queued"
+    queue = Queue(client, "w")
+    assert [claim and claim.job_id for claim in (queue.claim(), queue.claim(), queue.claim())] == [first, third, None]
 
 
 def test_time_limits() -> None:

@@ -21,6 +21,7 @@ from automap.price.kernels.array_types import Floats, Floats2, Floats3, Ints, In
 from automap.space.group_flow import FLOW, GroupFlow
 from automap.space.kernels.draft import DRAFT, pick_all
 from automap.space.kernels.layout import decide_stages
+from automap.space.kernels.levels import nearest_legal
 from automap.space.kernels.price_one import price_one
 from automap.space.kernels.records import COMPILED, SPACE
 from automap.space.kernels.stepper import decide, is_idle, legal_values
@@ -183,20 +184,13 @@ def follow_known(episodes, known, actions):
 
 @borrowing(int64(COMPILED, int64[::1], int64, int64, DRAFT), inner=True)
 def _settled(compiled, value, slot, wanted, draft):
-    """The value that a slot has where `wanted` is preferred: that one if it is legal, else whole operators, else the
-    first legal one; as `step_many` fills in slots that are not asked."""
+    """The value that a slot has where `wanted` is preferred: that one if it is legal, else whole operators, else what
+    `nearest_legal` says; as `step_many` fills in slots that are not asked."""
     space = compiled.space
-    num_values = legal_values(compiled, value, slot, draft)
-    if wanted < num_values and draft.mask[wanted]:
-        return wanted
-    if slot >= space.first.signature:
-        whole = space.groups[(slot - space.first.signature) // space.obeys.shape[0]].whole
-        if draft.mask[whole]:
-            return whole
-    found = 0
-    while not draft.mask[found]:
-        found += 1
-    return found
+    mask = draft.mask[: legal_values(compiled, value, slot, draft)]
+    if slot >= space.first.signature and not (wanted < mask.shape[0] and mask[wanted]):
+        wanted = space.groups[(slot - space.first.signature) // space.obeys.shape[0]].whole
+    return nearest_legal(space, slot, wanted, mask)
 
 
 @borrowing(int64(SPACE, FLOW, int64[::1], int64), inner=True)

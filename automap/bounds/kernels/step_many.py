@@ -17,7 +17,6 @@ from automap.bounds.kernels.unit_lower_bounds import pick_forced
 from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Floats2, Floats3, Ints, Ints2, Mask2, tuple_type
 from automap.price.kernels.memory import in_flight
-from automap.price.kernels.step import rank_overflow
 from automap.schedule import ZB1P, ZB2P
 from automap.space.kernels.cuts import nth_cut
 from automap.space.kernels.draft import DRAFT, pick, pick_all
@@ -226,10 +225,8 @@ def _look_at_cuts(compiled, bounds, episodes, number, slot, workspace):
 
 
 @borrowing(void(COMPILED, int64[::1], int64, int64, WORKSPACE, float64[::1]), inner=True)
-def _look_at_mode(compiled, value, slot, mode, workspace, out):
-    """Bounds what follows a recompute mode of a rank: the modes of ranks behind it and ZeRO at their best.
-
-    A rank is fastest where nothing is computed again; which mode needs least memory is tried.
+def _look_at_level(compiled, value, slot, level, workspace, out):
+    """Bounds what follows a level of recomputation of a rank: the levels of ranks behind it and ZeRO at their best.
 
     Args:
         value: [slots], those before `slot` are decided; the others are scratch.
@@ -237,30 +234,17 @@ def _look_at_mode(compiled, value, slot, mode, workspace, out):
         out: [2] seconds, overflow; written.
     """
     space, frame = compiled.space, workspace.draft.layout.frame[0]
-    behind = space.first.recompute + frame.num_ranks
-    value[slot] = mode
-    seconds = np.inf
-    used = workspace.used[:, : frame.num_ranks]
-    used[:] = np.inf
-    for other in range(space.modes.shape[0]):
-        if other > 0 and (slot == behind - 1 or not space.modes[other]):
-            continue
-        value[slot + 1 : behind] = other
-        set_rows(space, value, workspace)
-        cost_rows(compiled, -1, workspace)
-        for zero in range(4):
-            if space.zeros[zero] if frame.has_replicas else zero == 0:
-                workspace.settings[0].zero_stage = zero
-                finish(compiled, workspace, False, out)
-                seconds = min(seconds, out[0])
-                for rank in range(frame.num_ranks):
-                    used[zero, rank] = min(used[zero, rank], rank_overflow(workspace.ranks[rank]))
-    out[0], out[1] = seconds, np.inf
+    value[slot] = level
+    value[slot + 1 : space.first.recompute + frame.num_ranks] = space.levels.shape[0] - 1
+    set_rows(space, value, workspace)
+    cost_rows(compiled, -1, workspace)
+    seconds, over = np.inf, np.inf
     for zero in range(4):
-        worst = -np.inf
-        for rank in range(frame.num_ranks):
-            worst = max(worst, used[zero, rank])
-        out[1] = min(out[1], worst)
+        if space.zeros[zero] if frame.has_replicas else zero == 0:
+            workspace.settings[0].zero_stage = zero
+            finish(compiled, workspace, False, out)
+            seconds, over = min(seconds, out[0]), min(over, out[1])
+    out[0], out[1] = seconds, over
 
 
 @borrowing(void(COMPILED, LOWER_BOUNDS, EPISODES, int64, int64, WORKSPACE), inner=True)
@@ -280,7 +264,7 @@ def _look(compiled, bounds, episodes, number, slot, workspace):
     elif first.recompute <= slot < first.zero:
         pick_forced(compiled, workspace.draft)
         for i in range(count):
-            _look_at_mode(compiled, value, slot, legal[i], workspace, ahead[i])
+            _look_at_level(compiled, value, slot, legal[i], workspace, ahead[i])
     elif slot == first.zero:
         value[slot] = 0
         set_rows(space, value, workspace)
@@ -316,17 +300,20 @@ def _accept(space, bounds, episodes, number, picked):
 
 @borrowing(int64(SPACE, EPISODES, int64, int64, int64), inner=True)
 def _unasked(space, episodes, number, slot, count):
-    """The value of a slot that is not asked: what is preferred, else whole operators, else the first legal one."""
-    legal = episodes.legal[number]
+    """The value of a slot that is not asked: what is preferred, else whole operators or the nearest level of
+    recomputation, else the first legal one."""
+    legal, wanted = episodes.legal[number], episodes.preferred[number, slot]
+    is_level = space.first.recompute <= slot < space.first.zero
     whole = -1
     if slot >= space.first.signature:
         whole = space.groups[(slot - space.first.signature) // space.obeys.shape[0]].whole
     found = legal[0]
     for i in range(count):
-        if legal[i] == episodes.preferred[number, slot]:
+        if legal[i] == wanted:
             return legal[i]
-        if legal[i] == whole:
-            found = whole
+        # Of two levels that are equally near the heavier one comes last, see `nearest_legal`.
+        if legal[i] == whole or (is_level and abs(legal[i] - wanted) <= abs(found - wanted)):
+            found = legal[i]
     return found
 
 

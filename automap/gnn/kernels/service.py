@@ -11,7 +11,7 @@ import math
 from numba import float64, int64, void
 
 from automap.gnn.kernels.records import GNN
-from automap.gnn.kernels.state import STATE, first_from
+from automap.gnn.kernels.state import STATE, first_from, give_back
 from automap.jit import borrowing, kernel
 
 EMPTY = 1e-9
@@ -41,56 +41,48 @@ def _less(left, rate, of):
     return 0.0 if left - rate <= EMPTY * of else left - rate
 
 
-@borrowing(void(GNN, int64[::1], STATE), inner=True)
-def serve_by_key(gnn, place, state):
+@borrowing(void(GNN, STATE), inner=True)
+def serve_by_key(gnn, state):
     """Finds the rates of all flows whose key is no less than `dirty`; the others keep theirs."""
-    moment = state.moment[0]
-    dirty, served = moment.dirty, moment.served
-    for machine in range(len(gnn.rate_out)):
-        state.out_left[machine], state.in_left[machine] = gnn.rate_out[machine], gnn.rate_in[machine]
-        if state.out_full[machine] >= dirty:
-            state.out_full[machine] = math.inf
-        if state.in_full[machine] >= dirty:
-            state.in_full[machine] = math.inf
-    moment.served = 0
-    for number in range(served):
-        flow = state.served[number]
-        if state.key[flow] < dirty:
-            source, target, rate = place[gnn.source[flow]], place[gnn.target[flow]], state.rate[flow]
-            state.out_left[source] = _less(state.out_left[source], rate, gnn.rate_out[source])
-            state.in_left[target] = _less(state.in_left[target], rate, gnn.rate_in[target])
-            moment.served += 1
-        else:
-            _settle(state, flow)
-    open_out = open_in = 0
-    for machine in range(len(gnn.rate_out)):
-        open_out += state.out_left[machine] > 0.0 and state.out_active[machine] > 0
-        open_in += state.in_left[machine] > 0.0 and state.in_active[machine] > 0
-    for number in range(first_from(state, dirty), moment.active):
+    moment, key, order = state.moment[0], state.key, state.order
+    out_left, in_left, near, far = state.out_left, state.in_left, state.near, state.far
+    while moment.served > 0 and key[state.served[moment.served - 1]] >= moment.dirty:
+        moment.served -= 1
+        flow = state.served[moment.served]
+        give_back(gnn, state, flow)
+        _settle(state, flow)
+    open_out, open_in = moment.open_out, moment.open_in
+    for number in range(first_from(state, moment.dirty), moment.active):
         if open_out == 0 or open_in == 0:
             break
-        flow = state.order[number]
-        source, target = place[gnn.source[flow]], place[gnn.target[flow]]
-        rate = min(state.out_left[source], state.in_left[target])
+        flow = order[number]
+        source, target = near[flow], far[flow]
+        rate = min(out_left[source], in_left[target])
         if rate <= 0.0:
             continue
-        state.out_left[source] = _less(state.out_left[source], rate, gnn.rate_out[source])
-        state.in_left[target] = _less(state.in_left[target], rate, gnn.rate_in[target])
-        if state.out_left[source] == 0.0:
-            state.out_full[source] = state.key[flow]
+        out_left[source] = _less(out_left[source], rate, gnn.rate_out[source])
+        in_left[target] = _less(in_left[target], rate, gnn.rate_in[target])
+        if out_left[source] == 0.0:
+            state.out_full[source] = key[flow]
             open_out -= 1
-        if state.in_left[target] == 0.0:
-            state.in_full[target] = state.key[flow]
+        if in_left[target] == 0.0:
+            state.in_full[target] = key[flow]
             open_in -= 1
+        state.out_served[source] += 1
+        state.in_served[target] += 1
         state.since[flow] = moment.now
         _serve(state, flow, rate)
+    moment.open_out, moment.open_in = open_out, open_in
     moment.dirty = math.inf
 
 
-@borrowing(void(GNN, int64[::1], STATE), inner=True)
-def serve_shortest(gnn, place, state):
+@borrowing(void(GNN, STATE), inner=True)
+def serve_shortest(gnn, state):
     """Serves the flows with the fewest bytes left first."""
     order, key = state.order, state.key
+    for number in range(state.moment[0].served):
+        give_back(gnn, state, state.served[number])
+    state.moment[0].served = 0
     for number in range(state.moment[0].active):
         flow = order[number]
         _settle(state, flow)
@@ -101,11 +93,11 @@ def serve_shortest(gnn, place, state):
             at -= 1
         order[at] = flow
     state.moment[0].dirty = -math.inf
-    serve_by_key(gnn, place, state)
+    serve_by_key(gnn, state)
 
 
-@kernel(void(GNN, int64[::1], STATE), inner=True)
-def serve_fairly(gnn, place, state):
+@kernel(void(GNN, STATE), inner=True)
+def serve_fairly(gnn, state):
     """Gives all flows max-min fair rates: the narrowest interface is shared evenly, then the next."""
     moment, machines = state.moment[0], len(gnn.rate_out)
     for number in range(moment.active):
@@ -122,7 +114,7 @@ def serve_fairly(gnn, place, state):
                 share, narrowest = in_left[machine] / in_count[machine], machines + machine
         for number in range(moment.active):
             flow = state.order[number]
-            source, target = place[gnn.source[flow]], place[gnn.target[flow]]
+            source, target = state.near[flow], state.far[flow]
             if state.rate[flow] == 0.0 and narrowest in (source, machines + target):
                 out_left[source] = max(out_left[source] - share, EMPTY * gnn.rate_out[source])
                 in_left[target] = max(in_left[target] - share, EMPTY * gnn.rate_in[target])

@@ -81,7 +81,7 @@ def _activate(gnn, place, rank, policy, state, flow):
                 key = volume
             elif policy == COFLOW:
                 key = _coflow_s(gnn, place, state, flow, iteration)
-            insert_flow(gnn, place, state, flow, key)
+            insert_flow(state, flow, key)
             if policy == FAIR:
                 state.moment[0].dirty = -math.inf
             return
@@ -168,14 +168,17 @@ def simulate(gnn, place, rank, policy, log, end_s):
     while True:
         if moment.dirty < math.inf:
             if policy == FAIR:
-                serve_fairly(gnn, place, state)
+                serve_fairly(gnn, state)
             elif policy == SRPT:
-                serve_shortest(gnn, place, state)
+                serve_shortest(gnn, state)
             else:
-                serve_by_key(gnn, place, state)
-        now = state.heap_s[0] if moment.running > 0 else math.inf
+                serve_by_key(gnn, state)
+        now, first = math.inf, -1
         for number in range(moment.served):
-            now = min(now, state.arrival_s[served[number]])
+            if state.arrival_s[served[number]] < now:
+                now, first = state.arrival_s[served[number]], number
+        if moment.running > 0 and state.heap_s[0] <= now:
+            now, first = state.heap_s[0], -1
         if now == math.inf:
             break
         if len(log) > 0:
@@ -183,17 +186,13 @@ def simulate(gnn, place, rank, policy, log, end_s):
         moment.now = now
         if policy == SRPT:
             moment.dirty = -math.inf  # what is served grows shorter, so that the order may change at any event
-        while moment.running > 0 and state.heap_s[0] <= now:
+        if first < 0:
             _complete(gnn, place, rank, policy, state, pop_running(state))
-        number = 0
-        while number < moment.served:
-            flow = served[number]
-            if state.arrival_s[flow] <= now:
-                remove_flow(gnn, place, state, number)
-                _arrive(gnn, state, flow)
-                _activate(gnn, place, rank, policy, state, flow)
-            else:
-                number += 1
+            continue
+        flow = served[first]
+        remove_flow(gnn, state, first)
+        _arrive(gnn, state, flow)
+        _activate(gnn, place, rank, policy, state, flow)
     end_s[:] = state.end_s
     return moment.logged
 

@@ -31,6 +31,10 @@ class Moment:
     """Number of flows released so far."""
     logged: int
     """Number of rows of the log."""
+    open_out: int
+    """Number of machines with active flows and a free rate at the sending side."""
+    open_in: int
+    """The same of the receiving side."""
 
 
 MOMENT = dtype_of(Moment)
@@ -41,6 +45,10 @@ class State(NamedTuple):
 
     moment: Annotated[Rows, rows_type(MOMENT)]
     """[1] the moment."""
+    near: Ints
+    """[flows] machine that each leaves."""
+    far: Ints
+    """[flows] machine that each enters."""
     done: Ints
     """[tasks] iterations that each has ended."""
     begun: Ints
@@ -85,6 +93,10 @@ class State(NamedTuple):
     """[machines] active flows that leave it."""
     in_active: Ints
     """[machines] active flows that enter it."""
+    out_served: Ints
+    """[machines] served flows that leave it."""
+    in_served: Ints
+    """[machines] served flows that enter it."""
     coflow_key: Floats
     """[groups] seconds of the narrowest interface of a group."""
     coflow_of: Ints
@@ -102,6 +114,8 @@ def new_state(gnn, place, log):
     tasks, flows, machines = len(gnn.order), len(gnn.source), len(gnn.rate_out)
     state = State(
         np.zeros(1, MOMENT),
+        place[gnn.source],
+        place[gnn.target],
         np.zeros(tasks, np.int64),
         np.zeros(tasks, np.int64),
         np.zeros(tasks, np.int64),
@@ -122,6 +136,8 @@ def new_state(gnn, place, log):
         gnn.rate_in.copy(),
         np.full(machines, math.inf),
         np.full(machines, math.inf),
+        np.zeros(machines, np.int64),
+        np.zeros(machines, np.int64),
         np.zeros(machines, np.int64),
         np.zeros(machines, np.int64),
         np.zeros(2 * tasks),
@@ -180,8 +196,8 @@ def first_from(state, key):
     return low
 
 
-@borrowing(void(GNN, int64[::1], STATE, int64, float64), inner=True)
-def insert_flow(gnn, place, state, flow, key):
+@borrowing(void(STATE, int64, float64), inner=True)
+def insert_flow(state, flow, key):
     """Makes a flow active."""
     moment, order = state.moment[0], state.order
     at = first_from(state, key)
@@ -190,7 +206,9 @@ def insert_flow(gnn, place, state, flow, key):
     order[at] = flow
     state.key[flow], state.rate[flow], state.since[flow] = key, 0.0, moment.now
     moment.active += 1
-    source, target = place[gnn.source[flow]], place[gnn.target[flow]]
+    source, target = state.near[flow], state.far[flow]
+    moment.open_out += state.out_active[source] == 0 and state.out_left[source] > 0.0
+    moment.open_in += state.in_active[target] == 0 and state.in_left[target] > 0.0
     state.out_active[source] += 1
     state.in_active[target] += 1
     # A flow that meets an interface which more urgent ones fill changes no rate.
@@ -198,8 +216,28 @@ def insert_flow(gnn, place, state, flow, key):
         moment.dirty = min(moment.dirty, key)
 
 
-@borrowing(void(GNN, int64[::1], STATE, int64), inner=True)
-def remove_flow(gnn, place, state, number):
+@borrowing(void(GNN, STATE, int64), inner=True)
+def give_back(gnn, state, flow):
+    """Gives the rate of a flow back to the interfaces at both ends, exactly where no other flow is served there."""
+    moment, source, target = state.moment[0], state.near[flow], state.far[flow]
+    moment.open_out += state.out_left[source] <= 0.0
+    moment.open_in += state.in_left[target] <= 0.0
+    state.out_served[source] -= 1
+    state.in_served[target] -= 1
+    state.out_left[source] += state.rate[flow]
+    state.in_left[target] += state.rate[flow]
+    if state.out_served[source] == 0:
+        state.out_left[source] = gnn.rate_out[source]
+    if state.in_served[target] == 0:
+        state.in_left[target] = gnn.rate_in[target]
+    if state.out_full[source] >= state.key[flow]:
+        state.out_full[source] = math.inf
+    if state.in_full[target] >= state.key[flow]:
+        state.in_full[target] = math.inf
+
+
+@borrowing(void(GNN, STATE, int64), inner=True)
+def remove_flow(gnn, state, number):
     """Ends the service of the flow that is `number` among the served ones."""
     moment, order, served = state.moment[0], state.order, state.served
     flow = served[number]
@@ -212,6 +250,10 @@ def remove_flow(gnn, place, state, number):
     moment.served -= 1
     for later in range(number, moment.served):
         served[later] = served[later + 1]
-    state.out_active[place[gnn.source[flow]]] -= 1
-    state.in_active[place[gnn.target[flow]]] -= 1
+    give_back(gnn, state, flow)
+    source, target = state.near[flow], state.far[flow]
+    state.out_active[source] -= 1
+    state.in_active[target] -= 1
+    moment.open_out -= state.out_active[source] == 0
+    moment.open_in -= state.in_active[target] == 0
     moment.dirty = min(moment.dirty, state.key[flow])

@@ -130,6 +130,7 @@ class Parameters:
 
     Attributes:
         leaves: the leaves that the optimizer updates, by name.
+        members: leaf -> the parameters that it holds.
     """
 
     def __init__(self, stage: StageProgram, values: Mapping[str, Tensor], zero: Zero, device: torch.device) -> None:
@@ -162,6 +163,11 @@ class Parameters:
                 self.leaves[f"zero.{number}.{flat.names[0]}"] = flat.piece
             else:
                 self.leaves.update({n: t for n, t in flat.leaves.items() if n in stage.trained})
+        self._vectors = {id(flat.piece): flat for flat in self.flats if flat.piece is not None}
+        self.members = {
+            key: self._vectors[id(leaf)].names if id(leaf) in self._vectors else (key,)
+            for key, leaf in self.leaves.items()
+        }
 
     def _readers(self) -> dict[str, tuple[int, ...]]:
         """Parameter -> the units that read it."""
@@ -189,11 +195,8 @@ class Parameters:
         stage = self.stage
         parts = []
         for name in names:
-            tensor = stage.graph.tensors[name]
-            whole = value_of(stage.graph, name, values).detach()
-            box = stage.layouts.here(tensor, stage.placements[name])
-            dtype = stage.dtype if tensor.is_float else whole.dtype
-            parts.append(whole[tuple(slice(*span) for span in box)].to(self.device, dtype))
+            part = self._part(name, value_of(stage.graph, name, values).detach())
+            parts.append(part.to(stage.dtype) if stage.graph.tensors[name].is_float else part)
         flat = _Flat(
             names=tuple(names),
             shapes=tuple(tuple(p.shape) for p in parts),
@@ -215,6 +218,11 @@ class Parameters:
         if zero == 1:
             flat.leaves = {n: v.detach().requires_grad_() for n, v in flat.views(vector).items()}
         return flat
+
+    def _part(self, name: str, whole: Tensor) -> Tensor:
+        """This rank's part of a parameter, or of a tensor of its shape."""
+        box = self.stage.layouts.here(self.stage.graph.tensors[name], self.stage.placements[name])
+        return whole[tuple(slice(*span) for span in box)].to(self.device)
 
     def read(self, name: str, env: MutableMapping[object, Tensor], unit: int) -> Tensor:
         """The local part of a parameter, connected to its leaf.
@@ -331,27 +339,43 @@ class Parameters:
                     flat.whole.copy_(flat.gather(flat.piece))
 
     @torch.no_grad()
-    def wholes(self, *, gradients: bool) -> dict[str, Tensor]:
-        """Every parameter, or its gradient, whole on every rank. A collective."""
+    def wholes(self, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Parameter -> its whole tensor on every rank. A collective.
+
+        Args:
+            local: for `leaves`, or all parameters that are no part of a vector, the tensors of their shapes that are
+                made whole: their values, their gradients, or moments of an optimizer.
+        """
         found: dict[str, Tensor] = {}
         whole = (BROADCAST,) * len(self.stage.mesh.axes)
-        for flat in self.flats:
-            if gradients and flat.names[0] not in self.stage.trained:
-                continue
-            local: Mapping[str, Tensor]
-            if flat.piece is not None:
-                mine = flat.piece.grad if gradients else flat.piece.detach()
-                assert mine is not None
-                local = flat.views(flat.gather(mine))
-            else:
-                local = {
-                    n: (torch.zeros_like(t) if t.grad is None else t.grad) if gradients else t.detach()
-                    for n, t in flat.leaves.items()
-                }
-            for name, part in local.items():
+        for key, held in local.items():
+            flat = self._vector(key)
+            for name, part in ({key: held} if flat is None else flat.views(flat.gather(held))).items():
                 tensor = self.stage.graph.tensors[name]
                 steps = self.stage.layouts.steps(tensor, self.stage.placements[name], whole)
                 found[name] = move(part, steps).clone()
+        return found
+
+    def _vector(self, leaf: str) -> _Flat | None:
+        """The vector that a leaf is a piece of."""
+        return self._vectors.get(id(self.leaves.get(leaf)))
+
+    def values(self) -> dict[str, Tensor]:
+        """What `wholes` makes the parameters of, those included that are not trained."""
+        fixed = {n: t for flat in self.flats if flat.piece is None for n, t in flat.leaves.items()}
+        return {name: t.detach() for name, t in {**self.leaves, **fixed}.items()}
+
+    def gradients(self) -> dict[str, Tensor]:
+        """What `wholes` makes the gradients of, after `finish`."""
+        return {n: torch.zeros_like(t) if t.grad is None else t.grad for n, t in self.leaves.items()}
+
+    def own(self, wholes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The inverse of `wholes`: leaf -> this rank's part."""
+        found = {}
+        for key, names in self.members.items():
+            if names[0] in wholes:
+                flat, parts = self._vector(key), [self._part(name, wholes[name]) for name in names]
+                found[key] = parts[0] if flat is None else flat.cut(flat.flatten(parts, parts[0]))
         return found
 
 

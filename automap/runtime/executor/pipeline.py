@@ -29,7 +29,11 @@ the memory of gradients that are received late. A rank so far ahead of its peer 
 
 
 class Pipeline:
-    """The stages of one rank, and the tensors between them and the stages of other ranks."""
+    """The stages of one rank, and the tensors between them and the stages of other ranks.
+
+    Attributes:
+        stages: what is to be known of all stages.
+    """
 
     def __init__(
         self,
@@ -48,7 +52,7 @@ class Pipeline:
         """
         self.rank = rank
         self.executors = dict(sorted(executors.items()))
-        self._stages, self._order = stages, order
+        self.stages, self._order = stages, order
         self._forward, self._backward = forward_routes(stages), backward_routes(stages)
         self._tied = tied_routes(stages)
         self._maker = {(route.reader, route.name): route.maker for route in self._forward}
@@ -96,7 +100,7 @@ class Pipeline:
 
     def _box(self, number: int, tensor: StageTensor) -> Box:
         """This rank's box of a tensor in a stage."""
-        return tensor.boxes[self._stages[number].ranks.index(self.rank)]
+        return tensor.boxes[self.stages[number].ranks.index(self.rank)]
 
     def _trained(self, number: int) -> Sequence[Tensor]:
         """The parameters of a stage whose gradients may be put off."""
@@ -184,7 +188,7 @@ class Pipeline:
         totals: list[tuple[Tensor, Tensor]] = []
         for name, between in self._tied.items():
             for number in sorted({route.reader for route in between if route.reader in own}):
-                box = self._box(number, self._stages[number].parameters[name])
+                box = self._box(number, self.stages[number].parameters[name])
                 terms = {number: own[number][name]}
                 for route in between:
                     if route.reader == number:

@@ -34,6 +34,7 @@ class StageExecutor:
     Attributes:
         program: the operators and placements of the stage.
         parameters: leaves for the optimizer, by name. Under ZeRO these are flat pieces with names of their own.
+        members: leaf -> the parameters that it holds.
         loss: the name of the loss among the results of `forward`, None if another stage makes it. The backward pass
             starts from it with a gradient of one.
     """
@@ -54,7 +55,7 @@ class StageExecutor:
         self.program, self.scale, self.device = program, scale, device
         self.inputs, self.outputs, self.data, self.loss = program.inputs, program.outputs, program.data, program.loss
         self._held = Parameters(program, values, plan.stages[program.number].zero, device)
-        self.parameters = self._held.leaves
+        self.parameters, self.members = self._held.leaves, self._held.members
         self._fixed = self._make_fixed(values)
         self._regions = build_regions(program, self._held, device, local_batch_norm=plan.training.batch_norm == "local")
         self._sends = [sent_operand(program, sent) for sent in program.outputs]
@@ -169,11 +170,23 @@ class StageExecutor:
 
     def whole_parameters(self) -> dict[str, Tensor]:
         """Every parameter of the graph that this stage reads, whole on every rank. A collective."""
-        return self._held.wholes(gradients=False)
+        return self._held.wholes(self._held.values())
 
     def whole_gradients(self) -> dict[str, Tensor]:
         """The gradient of every trained parameter that this stage reads, whole, after `finish`. A collective."""
-        return self._held.wholes(gradients=True)
+        return self._held.wholes(self._held.gradients())
+
+    def wholes(self, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Trained parameter -> the whole of a tensor of its shape, such as a moment of an optimizer. A collective.
+
+        Args:
+            local: for each of `parameters`, this rank's part.
+        """
+        return self._held.wholes(local)
+
+    def own(self, wholes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The inverse of `wholes`, without communication."""
+        return self._held.own(wholes)
 
 
 def _narrowed(value: Tensor, dtype: torch.dtype) -> Tensor:

@@ -13,16 +13,25 @@ def _wrapped(indices: Tensor, size: int) -> Tensor:
     return torch.where(indices < 0, indices + size, indices)
 
 
+def fixed_row(rows: Tensor, ids: Tensor, padding: int | None) -> Tensor:
+    """Rows that were looked up, those of the id `padding` without a gradient, as `torch.nn.Embedding` has it."""
+    return rows if padding is None else torch.where((ids == padding).unsqueeze(-1), rows.detach(), rows)
+
+
 @function("Gather")
 def gather(use: Use) -> Tensor:
-    """The elements of the operand at some indices along `axis`; a constant scalar index is an attribute."""
+    """The elements of the operand at some indices along `axis`; a constant scalar index is an attribute.
+
+    An attribute `padding_idx`, which no file has, is the row of a table that is not trained by the look-up.
+    """
     x = use.x
     axis = use.integer("axis") % max(x.ndim, 1)
     if "indices" in use.attributes:
         return x.select(axis, use.integer("indices"))
     indices = _wrapped(use.operand(1), x.shape[axis])
     rows = x.index_select(axis, indices.reshape(-1))
-    return rows.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    rows = rows.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    return fixed_row(rows, indices, use.attributes.get("padding_idx"))
 
 
 @function("GatherElements")

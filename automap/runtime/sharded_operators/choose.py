@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from automap.errors import PlanError
+from automap.runtime.operators.embedding import fixed_row
 from automap.runtime.operators.weight_gradients import product
 from automap.runtime.sharded_operators.call import Call, ShardedFunction, ShardedOperator
 from automap.runtime.sharded_operators.convolution import halo
@@ -99,12 +100,13 @@ def look_up(call: Call) -> list[Tensor]:
         row = table.select(axis, min(max(index, 0), size - 1))
         return [row if 0 <= index < size else row * 0.0]
     ids = call.operands[1].to(torch.int64)
-    ids = torch.where(ids < 0, ids + call.operator.whole[0][axis], ids) - start
+    ids = torch.where(ids < 0, ids + call.operator.whole[0][axis], ids)
+    padded, ids = ids, ids - start
     mine = (ids >= 0) & (ids < size)
     rows = table.index_select(axis, torch.where(mine, ids, 0).reshape(-1))
     rows = rows.reshape(*table.shape[:axis], *ids.shape, *table.shape[axis + 1 :])
     mask = mine.reshape([1] * axis + list(ids.shape) + [1] * (table.ndim - axis - 1))
-    return [rows * mask]
+    return [fixed_row(rows * mask, padded, call.operator.attributes.get("padding_idx"))]
 
 
 def experts(call: Call) -> tuple[Tensor, ...]:

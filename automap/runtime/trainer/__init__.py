@@ -11,7 +11,10 @@
 The modules of this package import only `ir` and `automap`: they run where the user trains.
 """
 
-from automap.runtime.trainer.module_trainer import IGNORED, ModuleTrainer, parallelize
+from automap.runtime.trainer.entry import parallelize
+from automap.runtime.trainer.graph_trainer import GraphTrainer
+from automap.runtime.trainer.losses import IGNORED
+from automap.runtime.trainer.module_trainer import ModuleTrainer
 from automap.runtime.trainer.training_graph import training_graph
 
-__all__ = ["IGNORED", "ModuleTrainer", "parallelize", "training_graph"]
+__all__ = ["IGNORED", "GraphTrainer", "ModuleTrainer", "parallelize", "training_graph"]

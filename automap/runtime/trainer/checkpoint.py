@@ -44,14 +44,11 @@ class Checkpoint:
 
     def save(self, folder: Path, optimizer: torch.optim.Optimizer, more: Mapping[str, Any]) -> None:
         """Writes everything to a folder; a checkpoint that is there is replaced once the new one is complete."""
-        fresh = Path(f"{folder}.writing")
-        self._on_first_process(lambda: shutil.rmtree(fresh, ignore_errors=True))
-        save({**self._file_tensors(optimizer), "more": more}, checkpoint_id=fresh)
-        self._on_first_process(lambda: _replace(folder, fresh))
+        write(folder, {**self._file_tensors(optimizer), "more": more}, self._device)
 
     def load(self, folder: Path, optimizer: torch.optim.Optimizer, more: Mapping[str, Any]) -> dict[str, Any]:
         """Reads what `save` wrote; returns `more` as it was saved."""
-        _allocate_state(optimizer)
+        allocate_state(optimizer)
         state = {**self._file_tensors(optimizer), "more": dict(more)}
         load(state, checkpoint_id=folder)
         with torch.no_grad():
@@ -63,14 +60,6 @@ class Checkpoint:
                     value.copy_(state[key])
         found: dict[str, Any] = state["more"]
         return found
-
-    def _on_first_process(self, work: Callable[[], None]) -> None:
-        """The first process works, the others wait for it."""
-        if dist.get_rank() == 0:
-            work()
-        done = torch.zeros((), device=self._device)
-        dist.all_reduce(done)
-        float(done)
 
     def _tensors(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """Every tensor of this rank by its name in files."""
@@ -116,6 +105,23 @@ class Checkpoint:
         return parts[index] if index < len(parts) else part[:0]
 
 
+def write(folder: Path, state: Mapping[str, Any], device: torch.device) -> None:
+    """Writes what every process holds to a folder; what is there is replaced once all is written."""
+    fresh = Path(f"{folder}.writing")
+    _on_first_process(lambda: shutil.rmtree(fresh, ignore_errors=True), device)
+    save(dict(state), checkpoint_id=fresh)
+    _on_first_process(lambda: _replace(folder, fresh), device)
+
+
+def _on_first_process(work: Callable[[], None], device: torch.device) -> None:
+    """The first process works, the others wait for it."""
+    if dist.get_rank() == 0:
+        work()
+    done = torch.zeros((), device=device)
+    dist.all_reduce(done)
+    float(done)
+
+
 def _replace(folder: Path, fresh: Path) -> None:
     if folder.exists():
         shutil.rmtree(folder)
@@ -130,7 +136,7 @@ def _whole(value: Tensor) -> Tensor:
     return value.redistribute(placements=[*outer, value.placements[-1]]).full_tensor()
 
 
-def _allocate_state(optimizer: torch.optim.Optimizer) -> None:
+def allocate_state(optimizer: torch.optim.Optimizer) -> None:
     """Makes an optimizer that has taken no step allocate its state, by a step of zero gradients and zero rates."""
     if optimizer.state:
         return

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from automap.runtime.trainer.gradients import local_of
 
@@ -33,10 +33,14 @@ class LossScale:
         self.num_skipped = 0
         self._good_steps = 0
 
-    def finish(self, parameters: Iterable[nn.Parameter]) -> None:
+    def finish(self, parameters: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> None:
         """Divides gradients by the scale, or removes all of them where one of any rank is not finite.
 
         An optimizer changes neither parameters without gradients nor their state. All ranks must call this.
+
+        Args:
+            parameters: those of this rank.
+            group: the ranks that train together; None = all.
         """
         if not self._on:
             return
@@ -46,7 +50,7 @@ class LossScale:
         for gradient in gradients:
             found += (~torch.isfinite(gradient)).any()
         if dist.get_world_size() > 1:
-            dist.all_reduce(found)
+            dist.all_reduce(found, group=group)
         if found:
             for parameter in held:
                 parameter.grad = None

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -28,10 +27,10 @@ from automap.plan import Plan
 from automap.runtime.trainer.checkpoint import Checkpoint
 from automap.runtime.trainer.gradients import OverlappedSums, sum_gradients
 from automap.runtime.trainer.loss_scaling import LossScale
-from automap.runtime.trainer.module_tree import LOSS, tied_names, unit_paths
+from automap.runtime.trainer.losses import IGNORED, LossFunction
+from automap.runtime.trainer.module_tree import LOSS, called_parts, tied_names, unit_paths
 from automap.runtime.trainer.pipeline_schedules import make_schedule
 from automap.runtime.trainer.process_mesh import make_mesh, own_device, own_samples, sharding_axis
-from automap.runtime.trainer.role_reader import read_roles
 from automap.runtime.trainer.roles import Roles
 from automap.runtime.trainer.sharded_modules import layouts_of, split_cross_entropy, split_modules
 from automap.runtime.trainer.skipping_stages import SkippingStage, cut_untraced, drop_weights
@@ -43,80 +42,29 @@ from automap.runtime.trainer.split_check import (
     run_again,
     sizes_of_ranks,
 )
+from automap.runtime.trainer.split_dropout import alike, drop_independently
 from automap.runtime.trainer.stage_modules import Untraced, cut, prune
-from automap.runtime.trainer.training_graph import input_names, scores_of, training_graph
-from automap.runtime.transformers_models import is_transformers, without_cache
+from automap.runtime.trainer.training_graph import input_names, scores_of
 from ir.graph import Graph
 
-IGNORED = -100
-"""The label of rows that are left out of the loss, as in torch."""
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Number formats of 2 bytes by precision."""
 SCALE = "loss scale"
 """The name of the scale of the loss in checkpoints; no argument of `save` can have it."""
 
-LossFunction = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, labels) of some samples -> the sum of their losses."""
-
-
-def summed_cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
-    """The cross-entropy of [..., classes] scores and [...] labels, summed over labels that are not `IGNORED`."""
-    return F.cross_entropy(scores.flatten(0, -2), labels.flatten(), reduction="sum", ignore_index=IGNORED)
-
-
-def count_labels(labels: Tensor) -> Tensor:
-    """The number of labels that are not `IGNORED`."""
-    return (labels != IGNORED).sum()
-
-
-def parallelize(
-    module: nn.Module,
-    plan: Plan,
-    model: str | Path | Graph,
-    *,
-    loss: LossFunction = summed_cross_entropy,
-    count: Callable[[Tensor], Tensor] = count_labels,
-    per_rank: Sequence[str] = (),
-) -> ModuleTrainer:
-    """Applies a plan to a network; every process of the plan calls it, started by torchrun.
-
-    Args:
-        module: the network, built alike on every process; the values of rank 0 count.
-        plan: a plan of `model`.
-        model: the model that was searched: the path of its ONNX file, `zoo:NAME`, or its graph. Scopes of its operators
-            are paths of modules.
-        loss: (outputs, labels) of some samples -> the sum of their losses.
-        count: labels of some samples -> the number that the sum over all samples is divided by.
-        per_rank: globs of attributes that hold sizes of one rank, such as `h.*.attn.num_heads`: they are divided by the
-            size of the sharding axis. Where none is named, they are looked for, if the code does not run without.
-
-    Raises:
-        PlanError: the plan is for another model or number of devices, or is finer than modules.
-        ModelError: the model cannot be read.
-    """
-    graph = training_graph(model, plan)
-    roles = read_roles(plan, graph, module)
-    if is_transformers(module):
-        without_cache(module)
-    if roles.splits_classes and loss is not summed_cross_entropy:
-        raise PlanError(
-            "only the built-in cross-entropy runs on split classes", field="loss", value=loss,
-            repair="Leave it out, or take a plan that keeps the classes whole.",
-        )  # fmt: skip
-    if not dist.is_initialized():
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    return ModuleTrainer(module, plan, graph, roles, loss, count, per_rank)
-
 
 class ModuleTrainer:
-    """A network that is trained by a plan; see `parallelize`.
+    """A network whose modules are trained by a plan; see `automap.runtime.trainer.entry.parallelize`.
 
     Attributes:
         module: the modules that this rank holds, under the user's names.
         rows: [samples] positions in a global batch of the samples that this rank trains on, by micro-batch.
         device: the device of the inputs.
         scaling: the scale of the loss, for plans in fp16, and the number of steps that were skipped for it.
+        why: empty: modules run the plan; see `GraphTrainer`.
     """
+
+    why = ""
 
     def __init__(
         self,
@@ -164,13 +112,7 @@ class ModuleTrainer:
     # -- Setting up
 
     def _broadcast(self, module: nn.Module) -> None:
-        """Gives every process the values of rank 0, and refuses modules whose ranks would differ."""
-        for path, child in module.named_modules():
-            if self.roles.axis and isinstance(child, nn.Dropout) and child.p > 0.0:
-                raise PlanError(
-                    "ranks of a split layer would drop different elements", field=f"module.{path}.p", value=child.p,
-                    repair="Set it to 0, or take a plan without split weights.",
-                )  # fmt: skip
+        """Gives every process the values of rank 0."""
         module.to(self.device)
         with torch.no_grad():
             for tensor in (*module.parameters(), *module.buffers()):
@@ -193,6 +135,7 @@ class ModuleTrainer:
                     raise
                 divide_sizes(module, found, roles.axis_size)
                 check()
+            drop_independently(module, lambda: computes(module, inputs, self._inputs), self._axis)
         for path in filter(None, roles.recomputed):
             child = module.get_submodule(path)
             child.forward = functools.partial(run_again, child.forward)
@@ -245,7 +188,8 @@ class ModuleTrainer:
         again = self._zero == 3
         for root in kept:
             inside = dict(root.named_modules())
-            for unit in (*(inside[path] for path in units if path in inside), root):
+            blocks = (part for path in units if path in inside for part in called_parts(inside[path]))
+            for unit in (*blocks, root):
                 fully_shard(unit, mesh=over, reshard_after_forward=again, mp_policy=policy)
             for part in root.modules():
                 if isinstance(part, FSDPModule):
@@ -284,7 +228,8 @@ class ModuleTrainer:
         run = self._accumulate if self._schedule is None else self._run_schedule
         if self._sums is not None:
             self._sums.begin()
-        losses = run(inputs, labels)
+        with alike(self._axis, self.device):
+            losses = run(inputs, labels)
         self._finish()
         loss = sum(losses, torch.zeros((), device=self.device)).double() / self.scaling.scale
         self.scaling.finish(self.module.parameters())

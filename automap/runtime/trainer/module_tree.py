@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 from torch import nn
@@ -41,3 +42,12 @@ def unit_paths(module: nn.Module) -> list[str]:
                 if not any(inner.startswith(f"{p}.") for p in found) and any(True for _ in block.parameters()):
                     found.append(inner)
     return found
+
+
+def called_parts(module: nn.Module) -> Iterator[nn.Module]:
+    """A module, or the parts of one that a pipeline stage holds in part: what code calls, and hooks see."""
+    if type(module) is nn.Module:
+        for child in module.children():
+            yield from called_parts(child)
+    else:
+        yield module

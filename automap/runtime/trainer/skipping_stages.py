@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from automap.errors import PlanError
 from automap.runtime.trainer.roles import Roles
 from automap.runtime.trainer.split_check import computes
 from automap.runtime.trainer.stage_modules import refuse_cut, span_of
+from automap.runtime.trainer.supported_plans import FinerThanModules
 from automap.runtime.trainer.training_graph import scores_of
 
 
@@ -121,7 +121,7 @@ def cut_untraced(
         names: the names of the inputs; empty = they are the first arguments of `forward`.
 
     Raises:
-        PlanError: a stage needs more of the others than one tensor.
+        FinerThanModules: a stage needs more of the others than one tensor.
     """
     units = _units(module, roles)
     run = _Run()
@@ -142,7 +142,7 @@ def _units(module: nn.Module, roles: Roles) -> dict[str, int]:
     """Path of the largest modules that lie in one stage -> its number.
 
     Raises:
-        PlanError: a module with parts in several stages has parameters of its own.
+        FinerThanModules: a module with parts in several stages has parameters of its own.
     """
     found: dict[str, int] = {}
     for path, child in module.named_modules():
@@ -227,7 +227,7 @@ def _check(stages: Sequence[nn.Module], inputs: Mapping[str, Tensor], wanted: Te
         raise _different("stages compute something else than the network")
 
 
-def _different(message: str) -> PlanError:
+def _different(message: str) -> FinerThanModules:
     return refuse_cut(message, "Blocks must hand on one tensor; use a plan without a pipeline for others.")
 
 

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 import torch.fx
 from torch import nn
 
-from automap.errors import PlanError
 from automap.runtime.trainer.roles import Roles
-from automap.runtime.trainer.supported_plans import INSTEAD
+from automap.runtime.trainer.supported_plans import INSTEAD, FinerThanModules, refuse
 
 CROSSING = "crossing"
 """The name of a stage's argument that the stage before makes."""
@@ -50,7 +49,7 @@ def cut(module: nn.Module, roles: Roles, num_stages: int) -> tuple[list[nn.Modul
 
     Raises:
         Untraced: the forward cannot be traced.
-        PlanError: it cannot be cut where the plan says.
+        FinerThanModules: it cannot be cut where the plan says.
     """
     try:
         traced = _Tracer(roles).trace(module)
@@ -151,8 +150,6 @@ def prune(module: nn.Module, stages: Sequence[nn.Module]) -> None:
                 delattr(module, name)
 
 
-def refuse_cut(message: str, repair: str) -> PlanError:
+def refuse_cut(message: str, repair: str) -> FinerThanModules:
     """The error for a network that cannot be cut where the plan says."""
-    return PlanError(
-        f"cannot be cut there: {message}", field="plan.stages", value="modules", repair=f"{repair} {INSTEAD}"
-    )
+    return refuse("stages", "modules", f"cannot be cut there: {message}", f"{repair} {INSTEAD}")

@@ -14,14 +14,15 @@ from automap.schedule import SPLIT_KINDS
 from automap.targets import OWN, targets
 from ir.graph import Graph
 
-INSTEAD = (
-    "Search with --target automap, whose plans modules run, or run this one with `automap trial`, whose interpreter "
-    "executes the graph itself."
-)
+INSTEAD = "Search with --target automap, whose plans modules run."
 """The repair that holds for every plan which is finer than modules."""
 
 
-def refuse(field_name: str, value: object, message: str, repair: str = INSTEAD) -> PlanError:
+class FinerThanModules(PlanError):
+    """A plan that modules cannot run, but the operators of the graph can."""
+
+
+def refuse(field_name: str, value: object, message: str, repair: str = INSTEAD) -> FinerThanModules:
     """The error for a plan that modules cannot run.
 
     Args:
@@ -30,15 +31,21 @@ def refuse(field_name: str, value: object, message: str, repair: str = INSTEAD) 
         message: why modules cannot run it.
         repair: what the user can do instead.
     """
-    return PlanError(message, field=f"plan.{field_name}", value=value, repair=repair)
+    return FinerThanModules(message, field=f"plan.{field_name}", value=value, repair=repair)
 
 
 def check_rectangular(plan: Plan) -> None:
     """Refuses plans whose stages are not alike, and what modules cannot do.
 
     Raises:
-        PlanError: names the field.
+        PlanError: names the field; `FinerThanModules` where the graph can be run in their place.
     """
+    precisions = targets()[OWN].precisions
+    if plan.training.precision not in precisions:
+        raise PlanError(
+            f"is trained in {', '.join(precisions)}", field="plan.training.precision", value=plan.training.precision,
+            repair="Use bf16.",
+        )  # fmt: skip
     first = plan.stages[0]
     for number, stage in enumerate(plan.stages):
         for name in ("mesh", "batch_axes", "batch_shares", "zero"):
@@ -61,10 +68,6 @@ def check_rectangular(plan: Plan) -> None:
             f"gradients are scattered in whole backward passes, which {plan.schedule.kind} takes apart",
             "Use ZeRO 1 or 0, or schedule 1f1b. " + INSTEAD,
         )  # fmt: skip
-    precisions = targets()[OWN].precisions
-    if plan.training.precision not in precisions:
-        known = ", ".join(precisions)
-        raise refuse("training.precision", plan.training.precision, f"modules train in {known}", "Use bf16.")
 
 
 def check_parameters(graph: Graph, module: nn.Module) -> None:

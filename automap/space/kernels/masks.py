@@ -1,5 +1,5 @@
 """Rules of the decisions that have some: how many devices a stage may get, how samples are shared out over unlike
-devices, which recompute modes and which signatures are legal. `automap.space.kernels.stepper` applies them in turn."""
+devices, which levels of recomputation and which signatures are legal. `automap.space.kernels.stepper` applies them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from automap.jit import borrowing, kernel
 from automap.price.kernels.placements import divides
 from automap.price.kernels.records import TABLES
 from automap.space.kernels.layout import LAYOUT, middle_of
+from automap.space.kernels.levels import mode_of
 from automap.space.kernels.records import SPACE
 
 
@@ -78,34 +79,37 @@ def copy(source, mask):
 
 
 @borrowing(boolean(SPACE, LAYOUT, int64, int64, boolean), inner=True, forceinline=True)
-def _obeys(space, layout, rank, mode, wholly):
-    """Whether a recompute mode obeys the constraints for recomputation on a rank, and `wholly` those against it."""
+def _obeys(space, layout, rank, level, wholly):
+    """Whether a level of recomputation obeys the constraints for it on a rank, and `wholly` those against it."""
     frame, ends = layout.frame[0], layout.ends
     for chunk in range(rank, frame.num_chunks, frame.num_ranks):
-        for unit in range(ends[chunk - 1] if chunk > 0 else 0, ends[chunk]):
+        start = ends[chunk - 1] if chunk > 0 else 0
+        for unit in range(start, ends[chunk]):
+            mode = mode_of(space, level, unit - start, ends[chunk] - start)
             if not space.again[unit, mode] or (wholly and not space.kept[unit, mode]):
                 return False
     return True
 
 
 @borrowing(void(SPACE, LAYOUT, int64, boolean[::1]), inner=True)
-def mode_mask(space, layout, rank, mask):
-    """Writes which recompute modes are legal on a pipeline rank, [modes].
+def level_mask(space, layout, rank, mask):
+    """Writes which levels of recomputation are legal on a pipeline rank, [levels].
 
-    Where the rank holds units that must and units that must not be recomputed, the former win; where no mode obeys,
-    all are legal.
+    Where the rank holds units that must and units that must not be recomputed, and no level does both, the former win;
+    where no level obeys, all are legal.
     """
+    legal = space.legal_levels[layout.frame[0].num_chunks]
     if space.scalars.binds_modes == 0:
-        copy(space.modes, mask)
+        copy(legal, mask)
         return
     for wholly in (True, False):
         found = False
-        for mode in range(mask.shape[0]):
-            mask[mode] = space.modes[mode] and _obeys(space, layout, rank, mode, wholly)
-            found = found or mask[mode]
+        for level in range(mask.shape[0]):
+            mask[level] = legal[level] and _obeys(space, layout, rank, level, wholly)
+            found = found or mask[level]
         if found:
             return
-    copy(space.modes, mask)
+    copy(legal, mask)
 
 
 @borrowing(void(TABLES, SPACE, int64, int64, int64[:, ::1], float64[:, ::1], int64[::1], boolean[::1]))

@@ -17,6 +17,7 @@ from automap.price.kernels.array_types import Ints, Mask, tuple_type
 from automap.space.kernels.cuts import cut_number, nth_cut
 from automap.space.kernels.draft import DRAFT, new_draft
 from automap.space.kernels.layout import LAYOUT, Layout, cut_window, decide_stages, new_layout
+from automap.space.kernels.levels import nearest_legal
 from automap.space.kernels.records import COMPILED, SPACE
 from automap.space.kernels.stepper import active_slots, decide, legal_values
 
@@ -76,16 +77,9 @@ def _copy_ends(ends, layout):
         ends[chunk] = layout.ends[chunk]
 
 
-@borrowing(int64(uint64[::1], boolean[::1], int64, int64), inner=True)
-def _settle(state, mask, required, present):
-    """`required` if it is legal, else the first legal value; `KEEP` stands for any other than `present`."""
-    if required != KEEP:
-        if mask[required]:
-            return required
-        for value in range(mask.shape[0]):
-            if mask[value]:
-                return value
-        return -1
+@borrowing(int64(uint64[::1], boolean[::1], int64), inner=True)
+def _another(state, mask, present):
+    """A legal value other than the present one, which is kept where there is none."""
     legal = 0
     for value in range(mask.shape[0]):
         legal += mask[value] and value != present
@@ -131,15 +125,39 @@ def _sharding(space, most_ranks, state):
     return space.first.signature + _below(state, space.groups.shape[0]) * num_axes + at
 
 
+@borrowing(int64(SPACE, MOVE), inner=True)
+def _drawn_steps(space, move):
+    """Steps by which a level of recomputation moves: one or two units of a chunk more, or fewer."""
+    num_chunks, num_units = move.layout.frame[0].num_chunks, space.units.shape[0]
+    a_unit = max(1, -(-space.scalars.level_steps * num_chunks // num_units))
+    by = a_unit * (1 + _below(move.state, 2))
+    return by if _number(move.state) < 0.5 else -by
+
+
 @borrowing(void(SPACE, int64, MOVE), inner=True)
 def _vary(space, slot, move):
-    """Requires another value of a slot; an end of a chunk stays between its neighbours."""
-    chunk, ends = slot - space.first.cut, move.ends
-    if chunk < 0 or slot >= space.first.recompute:
-        move.required[slot] = KEEP
-    else:
+    """Requires another value of a slot; an end of a chunk stays between its neighbours, a level often near by."""
+    chunk, ends, first = slot - space.first.cut, move.ends, space.first
+    if first.cut <= slot < first.recompute:
         start = ends[chunk - 1] if chunk > 0 else 0
         ends[chunk] = start + 1 + _below(move.state, ends[chunk + 1] - start - 1)
+    elif first.recompute <= slot < first.zero and _number(move.state) < 0.5:
+        move.required[slot] += _drawn_steps(space, move)
+    else:
+        move.required[slot] = KEEP
+
+
+@borrowing(void(SPACE, MOVE), inner=True)
+def _change_levels(space, move):
+    """Requires one mode or one level of all ranks, or a little more or less recomputation of each."""
+    begin, number = space.first.recompute, _number(move.state)
+    by, level = _drawn_steps(space, move), _below(move.state, space.legal_levels.shape[1])
+    mode = _below(move.state, space.modes.shape[0]) * space.scalars.level_steps
+    for slot in range(begin, begin + move.layout.frame[0].num_ranks):
+        if number < 0.3:
+            move.required[slot] += by
+        else:
+            move.required[slot] = mode if number < 0.7 else level
 
 
 @borrowing(void(SPACE, MOVE), inner=True)
@@ -269,8 +287,7 @@ def _require(space, shapes, kind, value, donors, move):
         _hand_over(space, move)
         move.is_even[0] = _number(state) < 0.5
     elif kind == M_MODE:
-        mode = _below(state, space.modes.shape[0])
-        move.required[space.first.recompute : space.first.recompute + frame.num_ranks] = mode
+        _change_levels(space, move)
     elif kind in (M_GROUP, M_PAIR):
         _change_group(space, kind, value, move)
     elif kind == M_BATCH:
@@ -292,7 +309,11 @@ def _settle_slot(compiled, value, slot, move, draft, result):
     num_values = legal_values(compiled, result, slot, draft)
     result[slot] = 0
     if num_values > 1:
-        result[slot] = _settle(move.state, draft.mask[:num_values], move.required[slot], value[slot])
+        mask, wanted = draft.mask[:num_values], move.required[slot]
+        is_drawn = wanted == KEEP
+        result[slot] = (
+            _another(move.state, mask, value[slot]) if is_drawn else nearest_legal(compiled.space, slot, wanted, mask)
+        )
     decide(compiled.space, result, slot, draft)
 
 

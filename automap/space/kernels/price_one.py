@@ -122,10 +122,17 @@ def _cost_row(compiled, number, workspace):
     unit = Unit(first, last, workspace.draft.chosen[first:last])
     stage = Stage(space.axes[at], space.links[at], space.hardware[at], layout.zero_axes, float64(samples))
     shard_unit(tables, unit, stage, is_known, workspace.unit)
-    recomputed, cost = space.masks[row.mode, first:last], workspace.costs[number : number + 1]
-    workspace.covered[number] = unit_cost(
-        tables, unit, recomputed, workspace.incoming, space.boundary[row.type], stage, workspace.unit, cost
-    )
+    incoming, crossing, num_modes = workspace.incoming, space.boundary[row.type], space.masks.shape[0]
+    recomputed, cost = space.masks[row.mode % num_modes, first:last], workspace.costs[number : number + 1]
+    covered = unit_cost(tables, unit, recomputed, incoming, crossing, stage, workspace.unit, cost)
+    workspace.covered[number] = covered
+    if row.mode == num_modes:
+        # Whatever mode leaves least: nothing is faster than a unit that does not run again, others may keep less of it.
+        for mode in range(1, num_modes):
+            if space.modes[mode]:
+                again, tried = space.masks[mode, first:last], workspace.tried
+                unit_cost(tables, unit, again, incoming, crossing, stage, workspace.unit, tried)
+                cost[0].saved_bytes = min(cost[0].saved_bytes, tried[0].saved_bytes)
 
 
 @borrowing(void(COMPILED, WORKSPACE), inner=True)

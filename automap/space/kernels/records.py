@@ -76,6 +76,8 @@ class Scalars(NamedTuple):
     """Whether constraints bind the recompute modes of some units, 0 or 1."""
     one_mode: int
     """Whether all pipeline ranks have the same recompute mode, 0 or 1."""
+    level_steps: int
+    """Steps of recomputation from one mode to the next, see `automap.space.recomputation`."""
 
 
 GROUP = np.dtype(
@@ -99,6 +101,8 @@ TIED = np.dtype(
     ]
 )
 """A parameter that two units use."""
+LEVEL = np.dtype([("light", np.int64), ("heavy", np.int64), ("steps", np.int64)])
+"""A level of recomputation, see `automap.space.recomputation.Level`."""
 EVEN_LAYOUT = np.dtype([("first", np.int64), ("is_uniform", np.bool_)])
 """Layout of stages with equally many devices: row of `SpaceArrays.stages` of its first rank, -1 = no such layout; and
 whether one rank stands for all."""
@@ -147,6 +151,9 @@ class SpaceArrays(NamedTuple):
     """[groups] see `GROUP`."""
     tied: Annotated[Rows, rows_type(TIED)]
     """[pairs of units that share a parameter] see `TIED`."""
+    levels: Annotated[Rows, rows_type(LEVEL)]
+    """[levels + 1] see `LEVEL`. The last one can be chosen by no plan: whatever mode leaves least of each unit, for
+    lower bounds; its mode is the number of modes."""
     mixed: Ints
     """[distinct stages] number among those of several kinds of devices, or -1."""
     quanta: Ints
@@ -200,6 +207,8 @@ class SpaceArrays(NamedTuple):
     """[units, modes] modes that obey constraints against recomputation."""
     again: Mask2
     """[units, modes] modes that obey constraints for recomputation."""
+    legal_levels: Mask2
+    """[chunks + 1, levels] levels that may be chosen, by the number of chunks."""
     modes: Mask
     """[modes] recompute modes that the trainer, the target and `hints.fix` leave."""
     zeros: Mask

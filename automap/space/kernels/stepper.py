@@ -12,7 +12,8 @@ from numba import boolean, int64, types, void
 from automap.jit import borrowing, kernel
 from automap.space.kernels.draft import DRAFT, legal_signatures, pick
 from automap.space.kernels.layout import LAYOUT, cut_window, decide_stages, find_stages, middle_of, set_end, set_layout
-from automap.space.kernels.masks import copy, mode_mask, shape_node, share_mask, size_mask
+from automap.space.kernels.levels import nearest_legal
+from automap.space.kernels.masks import copy, level_mask, shape_node, share_mask, size_mask
 from automap.space.kernels.records import COMPILED, SPACE
 
 
@@ -102,11 +103,11 @@ def legal_values(compiled, value, slot, draft):
         num_values = high - low + 1
         mask[:num_values] = True
     elif slot < first.zero:
-        num_values = space.modes.shape[0]
-        mode_mask(space, layout, slot - begin, mask[:num_values])
+        num_values = space.legal_levels.shape[1]
+        level_mask(space, layout, slot - begin, mask[:num_values])
         if space.scalars.one_mode == 1 and slot > begin:
-            for mode in range(num_values):
-                mask[mode] = mode == value[begin]
+            for level in range(num_values):
+                mask[level] = level == value[begin]
     elif slot < first.signature:
         num_values = space.zeros.shape[0]
         others = (
@@ -156,7 +157,7 @@ def follow(compiled, value, count, draft):
 
 @kernel(void(COMPILED, int64, int64[::1], DRAFT))
 def repair(compiled, kept, value, draft):
-    """Replaces each value that is not legal behind those before it by the first legal one.
+    """Replaces each value that is not legal behind those before it, see `nearest_legal`.
 
     Args:
         kept: so many of the first values are known to be legal.
@@ -165,10 +166,7 @@ def repair(compiled, kept, value, draft):
     for slot in range(value.shape[0]):
         if slot >= kept:
             num_values = legal_values(compiled, value, slot, draft)
-            if not (0 <= value[slot] < num_values and draft.mask[value[slot]]):
-                value[slot] = 0
-                while not draft.mask[value[slot]]:
-                    value[slot] += 1
+            value[slot] = nearest_legal(compiled.space, slot, value[slot], draft.mask[:num_values])
         decide(compiled.space, value, slot, draft)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numba import boolean, int64, void
 
 from automap.jit import borrowing, kernel
-from automap.price.kernels.array_types import Floats, Floats2, Ints, Ints2, Mask, Rows, rows_type, tuple_type
+from automap.price.kernels.array_types import Floats, Ints, Ints2, Mask, Rows, rows_type, tuple_type
 from automap.price.kernels.cost_records import (
     MAX_AXES,
     PART_DTYPE,
@@ -26,6 +26,7 @@ from automap.price.kernels.cost_records import (
 from automap.price.kernels.step_records import StepWorkspace, new_step_workspace
 from automap.price.kernels.unit_workspace import UnitWorkspace, new_unit_workspace
 from automap.space.kernels.draft import Draft, new_draft
+from automap.space.kernels.levels import mode_of
 from automap.space.kernels.records import COMPILED, SPACE
 
 COUNTS = np.dtype([("num_rows", np.int64), ("num_parts", np.int64)])
@@ -33,7 +34,7 @@ COUNTS = np.dtype([("num_rows", np.int64), ("num_parts", np.int64)])
 ROW = np.dtype(
     [
         ("type", np.int64),  # unit type
-        ("mode", np.int64),  # recompute mode
+        ("mode", np.int64),  # recompute mode; the number of modes: whichever leaves least, see `SpaceArrays.levels`
         ("rank", np.int64),  # pipeline rank; the first one where one rank stands for all
         ("before", np.int64),  # type of the unit before, or -1
         ("opens", np.bool_),  # whether the unit opens a chunk
@@ -58,6 +59,8 @@ class Workspace(NamedTuple):
     """[rows] whether the unit is recomputed as a whole."""
     parts: Annotated[Rows, rows_type(PART_DTYPE)]
     """[parts] see `PartRow`."""
+    tried: Annotated[Rows, rows_type(UNIT_COST_DTYPE)]
+    """[1] scratch: costs of a unit in one mode of several."""
     home: Ints
     """[units] pipeline rank of each unit."""
     prepared: Ints2
@@ -83,8 +86,6 @@ class Workspace(NamedTuple):
     """[ranks] scratch of `automap.bounds.kernels.step_many`."""
     rest: Floats
     """[units + 1] scratch of `automap.bounds.kernels.step_many`."""
-    used: Floats2
-    """[4, ranks] scratch of `automap.bounds.kernels.step_many`."""
     settings: Annotated[Rows, rows_type(SETTINGS_DTYPE)]
     """[1] settings of a step, with the plan's ZeRO stage."""
     ranks: Annotated[Rows, rows_type(RANK_COST_DTYPE)]
@@ -108,6 +109,7 @@ def new_workspace(compiled):
         costs=np.empty(num_units, UNIT_COST_DTYPE),
         covered=np.empty(num_units, np.bool_),
         parts=np.empty(num_units, PART_DTYPE),
+        tried=np.empty(1, UNIT_COST_DTYPE),
         home=np.empty(num_units, np.int64),
         prepared=np.full((num_types, 3), -1),
         incoming=np.empty(num_axes, np.int64),
@@ -120,7 +122,6 @@ def new_workspace(compiled):
         seen=np.empty(2),
         least=np.empty(most, np.int64),
         rest=np.empty(num_units + 1),
-        used=np.empty((4, most)),
         settings=np.empty(1, SETTINGS_DTYPE),
         ranks=np.empty(most, RANK_COST_DTYPE),
     )
@@ -140,10 +141,12 @@ def set_rows(space, value, workspace):
     for chunk in range(frame.num_chunks):
         rank = chunk % frame.num_ranks
         where = 0 if frame.is_uniform else rank
-        mode = value[space.first.recompute + rank]
+        level = value[space.first.recompute + rank]
+        start = unit
         opens = True
         while unit < layout.ends[chunk]:
             kind = space.units[unit]
+            mode = mode_of(space, level, unit - start, layout.ends[chunk] - start)
             workspace.home[unit] = rank
             row = _row_of(rows[: counts.num_rows], kind, mode, where, before, opens)
             if row == counts.num_rows:

@@ -13,6 +13,7 @@ from onnx import numpy_helper
 
 from ir.build import MAX_VALUE_ELEMENTS
 from ir.errors import refuse
+from ir.onnx.readers.annotations import annotations
 from ir.onnx.readers.control_flow import Branch, bags, free_names, graphs
 from ir.onnx.readers.stated_costs import stated_costs
 from ir.operators import Value
@@ -67,6 +68,8 @@ class Node:
     opset: int = 0
     costs: dict[str, float] = field(default_factory=dict)
     """Costs that the file states; see `ir.onnx.readers.stated_costs`."""
+    annotations: tuple[tuple[str, int], ...] = ()
+    """What the file wants of a plan; see `ir.onnx.readers.annotations`."""
     label: str = ""
     """Name that the exporter gave the node inside its module."""
 
@@ -273,6 +276,7 @@ class Reader:
                     scope=own_scope,
                     opset=opsets.get("" if standard else proto.domain, 0),
                     costs=stated_costs(notes, proto.name or proto.op_type),
+                    annotations=annotations(notes, proto.name or proto.op_type),
                     label=label,
                 )
             )

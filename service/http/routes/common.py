@@ -8,10 +8,11 @@ from fastapi import HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 
 from automap.documents import read_document
-from automap.records import from_json
+from automap.records import Record, from_json
 from service.http.feed import Feed
 from service.http.side_processes import SideProcesses
-from service.jobs.store import ACTIVE, Job, Store
+from service.jobs.records import ACTIVE, Job
+from service.jobs.store import Store
 from service.problems import problem
 from service.settings import Settings
 
@@ -22,8 +23,8 @@ def settings_of(request: Request) -> Settings:
 
 
 def store_of(request: Request) -> Store:
-    """The service's store."""
-    return cast("Store", request.app.state.store)
+    """The store of the tenant whose request it is."""
+    return cast("Store", request.app.state.store).of(request.state.tenant)
 
 
 def feed_of(request: Request) -> Feed:
@@ -44,17 +45,22 @@ def find_job(store: Store, job_id: str) -> Job:
     """
     job = store.job(job_id)
     if job is None:
-        raise refusal(404, "No such job", field="job_id", value=job_id[:80])
+        raise no_job(job_id)
     return job
 
 
-def plan_of(store: Store, job: Job) -> dict[str, Any]:
-    """The plan of a job.
+def no_job(job_id: str) -> HTTPException:
+    """The error for a job that is not there, to be raised by the caller."""
+    return refusal(404, "No such job", field="job_id", value=job_id[:80])
+
+
+def plan_of(store: Store, job: Job, *, so_far: bool = False) -> dict[str, Any]:
+    """The plan of a job; with `so_far` also the best so far of one that has not succeeded.
 
     Raises:
         HTTPException: it has none.
     """
-    document = store.plan(job.id)
+    document = store.plan(job.id, so_far=so_far)
     if document is None:
         repair = "Wait for it: GET the job with ?wait=30." if job.state in ACTIVE else "See the job's problem."
         raise refusal(409, f"The job has no plan: it is {job.state}", field="state", value=job.state, repair=repair)
@@ -66,7 +72,7 @@ def refusal(status: int, title: str, detail: str = "", **more: object) -> HTTPEx
     return HTTPException(status, problem(status, title, detail, **more))
 
 
-B = TypeVar("B")
+B = TypeVar("B", bound=Record)
 
 
 async def read_body(request: Request, kind: type[B]) -> B:

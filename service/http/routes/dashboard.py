@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 
+from service.http.access import access
 from service.http.etag import matches
 from service.http.routes.common import refusal
 
@@ -35,12 +36,14 @@ def _files() -> dict[str, tuple[bytes, str]]:
 
 
 @router.get("/")
+@access("anybody")
 def page(request: Request) -> Response:
     """The page."""
     return _file(request, "index.html")
 
 
 @router.get("/dashboard/{name}")
+@access("anybody")
 def file(request: Request, name: str) -> Response:
     """A script, a style or a picture of the page."""
     return _file(request, name)

@@ -20,7 +20,7 @@ from service.http import openapi
 from service.http.feed import Batch, FeedFull
 from service.http.routes.common import feed_of, find_job, settings_of, store_of
 from service.jobs.events import Event, place_of
-from service.jobs.store import ACTIVE, Job, events_key
+from service.jobs.records import ACTIVE, Job
 from service.problems import problem
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -75,7 +75,7 @@ async def listen(
 
 async def _lines(request: Request, job_id: str, after: str) -> AsyncIterator[bytes]:
     store, ends_at = store_of(request), time.monotonic() + settings_of(request).max_stream_s
-    async with feed_of(request).listen(events_key(job_id)) as news:
+    async with feed_of(request).listen(store.events_key(job_id)) as news:
         batch: Batch = await run_in_threadpool(store.events, job_id, after)
         yield KEEPALIVE_COMMENT
         sent = place_of(after or "0-0")

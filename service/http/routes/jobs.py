@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import json
 import time
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, cast
 
-from fastapi import APIRouter, Depends, Header, HTTPException, Query, Request, Response
+import anyio.to_thread
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
+from agents.searcher import Budget
 from automap.errors import ProblemError
 from automap.records import to_json
-from service.http import openapi
+from service.http import openapi, quotas
 from service.http.etag import etag, matches
 from service.http.feed import FeedFull
 from service.http.requested import check_cluster, model_name
-from service.http.routes.common import feed_of, find_job, plan_of, read_body, settings_of, store_of
+from service.http.routes.common import feed_of, find_job, no_job, plan_of, read_body, refusal, settings_of, store_of
 from service.http.schemas import ExportView, JobBody, JobList, JobView
-from service.jobs import graphs, job_queue
+from service.jobs import graphs
+from service.jobs.records import ACTIVE, Job, State
 from service.jobs.run_job import JobRequest, build_problem, check_search
-from service.jobs.store import ACTIVE, Job, Store, events_key
-from service.problems import problem
+from service.jobs.store import AnotherRequest, Once, Store
 from service.settings import Settings
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -49,21 +53,65 @@ async def job_body(request: Request) -> JobBody:
     responses=openapi.refusals(
         s404="No such model.",
         s415="The body does not say that it is JSON.",
-        s422="The request cannot be met as it is.",
-        s429="Too many jobs are waiting.",
+        s422="The request cannot be met as it is, or its Idempotency-Key came before with another one.",
+        s429="Too many jobs are waiting, or the day's searches are used up.",
+        s507="The tenant has stored as much as it may.",
     ),
 )
-def submit(request: Request, response: Response, body: Annotated[JobBody, Depends(job_body)]) -> JobView:
+async def submit(
+    request: Request,
+    response: Response,
+    body: Annotated[JobBody, Depends(job_body)],
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            min_length=1,
+            max_length=255,
+            pattern="^[!-~]+$",
+            description="Any text: for a day, a request with the same key and body gets the job of the first one.",
+        ),
+    ] = None,
+) -> JobView:
     """Accepts a job."""
-    job = _submit(body.model_id, body.request(), store_of(request), settings_of(request))
+    store, settings = store_of(request), settings_of(request)
+    once = idempotency_key and Once(key=idempotency_key, request_sha256=_digest(body))
+    # A limit of their own, so that checks of requests leave threads for all else.
+    limiter = cast("anyio.CapacityLimiter", request.app.state.submits)
+    try:
+        job = await anyio.to_thread.run_sync(_accept, body, store, settings, once or None, limiter=limiter)
+    except AnotherRequest:
+        repair = "Send the same body again, or another key."
+        raise refusal(
+            422,
+            "The key came before with another request",
+            field="Idempotency-Key",
+            value=idempotency_key,
+            repair=repair,
+        ) from None
     response.headers["Location"] = f"/v1/jobs/{job.id}"
+    response.headers.update(await run_in_threadpool(quotas.headers, store, settings))
     return JobView.of(job)
 
 
 @router.get("", responses=_BAD_QUERY)
-def latest(request: Request, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> JobList:
-    """The latest jobs, newest first."""
-    return JobList(jobs=[JobView.of(job) for job in store_of(request).jobs(limit)])
+def latest(
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    cursor: Annotated[
+        str | None,
+        Query(pattern="^[0-9]{1,12}(\\.[0-9]{1,9})?_[0-9a-f]{1,40}$", description="`next` of the page before"),
+    ] = None,
+    state: Annotated[list[State] | None, Query(description="only jobs in one of these states; repeatable")] = None,
+    model_id: Annotated[str | None, Query(max_length=80, description="only jobs of this model")] = None,
+) -> JobList:
+    """Jobs, newest first; large ones make a page shorter than its limit."""
+
+    def wanted(job: Job) -> bool:
+        return (not state or job.state in state) and model_id in (None, job.model_id)
+
+    at, _, last = (cursor or "").partition("_")
+    found, after = store_of(request).jobs(limit, cursor=(float(at), last) if cursor else None, wanted=wanted)
+    return JobList(jobs=[JobView.of(job) for job in found], next=after and f"{after[0]!r}_{after[1]}")
 
 
 @router.get(
@@ -85,7 +133,7 @@ async def show(
     deadline = time.monotonic() + min(wait, settings_of(request).max_wait_s)
     if _lasts(job, if_none_match) and wait > 0:
         with contextlib.suppress(FeedFull):
-            async with feed_of(request).listen(events_key(job_id)) as news:
+            async with feed_of(request).listen(store.events_key(job_id)) as news:
                 job = await run_in_threadpool(find_job, store, job_id)
                 while _lasts(job, if_none_match) and (left := deadline - time.monotonic()) > 0:
                     with contextlib.suppress(TimeoutError):
@@ -113,19 +161,35 @@ def cancel(request: Request, job_id: str) -> JobView:
     """Ends a job that is queued or running; one that has ended stays as it is."""
     store = store_of(request)
     find_job(store, job_id)
-    if store.cancel(job_id):
-        job_queue.stop(store.client, job_id)
+    store.cancel(job_id)
     return JobView.of(find_job(store, job_id))
+
+
+@router.delete("/{job_id}", status_code=204, responses=_NO_JOB)
+def delete(request: Request, job_id: str) -> None:
+    """Ends a job and removes all of it, its plan too."""
+    if not store_of(request).delete(job_id):
+        raise no_job(job_id)
 
 
 @router.get(
     "/{job_id}/plan",
-    responses=_NO_JOB | openapi.refusals(s409="The job has no plan, or none yet.") | {200: openapi.plan_body()},
+    responses=_BAD_QUERY
+    | _NO_JOB
+    | openapi.refusals(s409="The job has no plan, or none yet.")
+    | {200: openapi.plan_body()},
 )
-def plan(request: Request, job_id: str) -> dict[str, Any]:
-    """The plan of a job that succeeded."""
+def plan(
+    request: Request,
+    job_id: str,
+    best: Annotated[
+        Literal["final", "so-far"],
+        Query(description="so-far: of a job that has not succeeded, the best plan that it has found"),
+    ] = "final",
+) -> dict[str, Any]:
+    """The plan of a job that succeeded, or of one that has not, the best so far."""
     store = store_of(request)
-    return plan_of(store, find_job(store, job_id))
+    return plan_of(store, find_job(store, job_id), so_far=best == "so-far")
 
 
 @router.get(
@@ -149,7 +213,16 @@ def export(request: Request, job_id: str, target: str) -> ExportView:
     return ExportView.of(exported(plan, build_problem(graphs.load(store, job.model_id, job.request), own), target))
 
 
-def _submit(model_id: str, request: JobRequest, store: Store, settings: Settings) -> Job:
+def _digest(body: JobBody) -> str:
+    """Names a request; bodies that mean the same have the same digest."""
+    return hashlib.sha256(json.dumps(to_json(body), sort_keys=True).encode()).hexdigest()
+
+
+def _accept(body: JobBody, store: Store, settings: Settings, once: Once | None) -> Job:
+    return store.replayed(once) or _submit(body.model_id, body.request(), store, settings, once)
+
+
+def _submit(model_id: str, request: JobRequest, store: Store, settings: Settings, once: Once | None) -> Job:
     name = model_name(model_id, request, store)
     budget = check_search(request)
     if (budget.seconds or 0) > settings.max_budget_s:
@@ -162,8 +235,15 @@ def _submit(model_id: str, request: JobRequest, store: Store, settings: Settings
     check_cluster(request)
     if not request.model.name:
         request = replace(request, model=replace(request.model, name=name))
+    reserve_s = _reserved_s(budget, request)
+    # Asked before the costly checks.
+    quotas.check(store, settings, reserve_s)
+    if store.stored_bytes() >= settings.max_stored_bytes:
+        raise refusal(507, "Nothing more can be stored", "Delete models or jobs.")
     build_problem(graphs.load(store, model_id, request), request)
-    if len(job_queue.queue(store.client)) >= settings.max_queued_jobs:
-        raise HTTPException(429, problem(429, "Too many jobs are waiting", "Try again later."), {"Retry-After": "30"})
-    limit_s = job_queue.time_limit_s(request, settings.max_budget_s)
-    return store.create(model_id, request, job_queue.enqueuer(store.client, limit_s))
+    return store.create(model_id, request, reserve_s=reserve_s, once=once)
+
+
+def _reserved_s(budget: Budget, request: JobRequest) -> float:
+    """Seconds that are taken from the tenant's day when a job is accepted; evaluations count afterwards."""
+    return (budget.seconds or 0.0) + (0.0 if request.trials is None else request.trials.seconds)

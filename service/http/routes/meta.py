@@ -1,18 +1,25 @@
-"""Clusters, schemas, and the health and version of the service."""
+"""Clusters, schemas, the health and version of the service, and a tenant as a whole."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request
+import redis
+from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi.responses import PlainTextResponse
 
 from automap.plan import plan_schema
 from automap.targets import targets
 from ir import zoo
 from service.about import version
 from service.clusters import describe_clusters
+from service.http import openapi
+from service.http.access import access
+from service.http.metrics import MEDIA_TYPE, Metrics
 from service.http.routes.common import store_of
-from service.http.schemas import Health, NamedModels, Targets, Version
+from service.http.schemas import Health, NamedModels, Readiness, Targets, Version
+from service.jobs.job_queue import WORKERS
+from service.problems import problem
 
 router = APIRouter(tags=["meta"])
 
@@ -42,13 +49,44 @@ def schema() -> dict[str, Any]:
 
 
 @router.get("/healthz")
-def health(request: Request) -> Health:
-    """Whether the service and its store answer."""
-    store_of(request).client.ping()
+@access("anybody")
+def health() -> Health:
+    """Whether this process answers. It says nothing of others: to start it again would not help them."""
     return Health(status="ok")
 
 
+@router.get("/readyz", responses=openapi.refusals(s503="The store cannot be written."))
+@access("anybody")
+def ready(request: Request) -> Readiness:
+    """Whether a job that comes now is kept; and how many workers there are to run it."""
+    client = request.app.state.store.client
+    try:
+        client.set("automap:probe", "", ex=60)
+        workers = int(client.zcard(WORKERS))
+    except redis.ResponseError as fault:  # as of a memory that is full, or a copy that is read only
+        raise HTTPException(
+            503, problem(503, "The store cannot be written", str(fault)), {"Retry-After": "5"}
+        ) from None
+    return Readiness(status="ok", workers=workers)
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+@access("admin")
+def metrics(request: Request) -> Response:
+    """The metrics of the service, for Prometheus."""
+    found: Metrics = request.app.state.metrics
+    return PlainTextResponse(found.text(), media_type=MEDIA_TYPE)
+
+
 @router.get("/version")
+@access("anybody")
 def about() -> Version:
     """The version of the installed package."""
     return Version(version=version())
+
+
+@router.delete("/v1/tenant", status_code=204)
+@access("admin")
+def forget(request: Request) -> None:
+    """Ends all jobs of the key's tenant and removes them, its models and its plans; keys stay."""
+    store_of(request).delete_all()

@@ -6,19 +6,27 @@ be used. No archives, no forms, no URLs.
 
 from __future__ import annotations
 
-import asyncio
-from typing import Annotated
+import contextlib
+import errno
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import IO, Annotated, cast
 
-from fastapi import APIRouter, Query, Request, Response
+import anyio
+from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from service.dims import parse_batch_dims, parse_dims
 from service.http import openapi
 from service.http.routes.common import refusal, settings_of, store_of
-from service.http.schemas import ModelView
+from service.http.schemas import ModelList, ModelView
 from service.jobs import graphs
-from service.jobs.run_job import JobRequest, ModelOptions
-from service.jobs.store import Model, Store, StoreFull
+from service.jobs.model_store import StoreFull
+from service.jobs.records import Model
+from service.jobs.run_job import JobRequest, ModelOptions, import_graph
+from service.jobs.store import Store
+from service.problems import problem
 from service.settings import Settings
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
@@ -28,9 +36,8 @@ router = APIRouter(prefix="/v1/models", tags=["models"])
     "",
     status_code=201,
     responses=openapi.refusals(
-        s408="The upload took too long.",
         s422="The model cannot be used, or what is said about it does not fit it.",
-        s507="The model store is full.",
+        s507="The tenant has stored as much as it may, or the disk is full.",
     ),
     openapi_extra={
         "requestBody": {
@@ -58,20 +65,22 @@ async def upload(
     options = ModelOptions(
         name=name, dims=parse_dims(dim), parameters=tuple(parameters), batch_dims=parse_batch_dims(batch_dim)
     )
-    try:
-        async with asyncio.timeout(settings.upload_timeout_s):
-            data = bytearray()
-            async for chunk in request.stream():
-                data += chunk
-    except TimeoutError:
-        raise refusal(408, "The upload took too long") from None
-    try:
-        model = await run_in_threadpool(_import_and_store, bytes(data), options, store, settings)
-    except StoreFull:
-        detail = "Ask the operator to raise AUTOMAP_MAX_STORED_BYTES."
-        raise refusal(507, "The model store is full", detail) from None
+    with _place(request), tempfile.TemporaryFile() as file:
+        # To a file, so that uploads that arrive slowly take no memory; without a name, so that no kill leaves it.
+        await _receive(request, file)
+        try:
+            model = await run_in_threadpool(_import_and_store, file, options, store, settings)
+        except StoreFull:
+            detail = "Delete models or jobs, or ask the operator to raise AUTOMAP_MAX_STORED_BYTES."
+            raise refusal(507, "Nothing more can be stored", detail) from None
     response.headers["Location"] = f"/v1/models/{model.id}"
     return ModelView.of(model)
+
+
+@router.get("")
+def everything(request: Request) -> ModelList:
+    """All models, by name."""
+    return ModelList(models=[ModelView.of(model) for model in store_of(request).models()])
 
 
 @router.get("/{model_id}", responses=openapi.refusals(s404="No such model."))
@@ -83,13 +92,63 @@ def show(request: Request, model_id: str) -> ModelView:
     return ModelView.of(model)
 
 
-def _import_and_store(data: bytes, options: ModelOptions, store: Store, settings: Settings) -> Model:
+@router.delete(
+    "/{model_id}",
+    status_code=204,
+    responses=openapi.refusals(s404="No such model.", s409="Jobs that have not ended need it."),
+)
+def delete(request: Request, model_id: str) -> None:
+    """Removes a model; jobs that have ended keep their plans."""
+    store = store_of(request)
+    users = [job.id for job in store.active() if job.model_id == model_id]
+    if users:
+        repair = "Cancel it first, or wait for its end."
+        raise refusal(409, "A job that has not ended needs the model", field="job_id", value=users[0], repair=repair)
+    if not store.delete_model(model_id):
+        raise refusal(404, "No such model", field="model_id", value=model_id[:80])
+
+
+@contextlib.contextmanager
+def _place(request: Request) -> Iterator[None]:
+    """One of the places for uploads, for the block.
+
+    Raises:
+        HTTPException: 503, all are taken.
+    """
+    places, me = cast("anyio.CapacityLimiter", request.app.state.uploads), object()
+    try:
+        places.acquire_on_behalf_of_nowait(me)
+    except anyio.WouldBlock:
+        document = problem(503, "Too many uploads at a time", "Try again shortly; nothing was stored.")
+        raise HTTPException(503, document, {"Retry-After": "5"}) from None
+    try:
+        yield
+    finally:
+        places.release_on_behalf_of(me)
+
+
+async def _receive(request: Request, file: IO[bytes]) -> None:
+    try:
+        async for chunk in request.stream():
+            await run_in_threadpool(file.write, chunk)
+    except OSError as fault:
+        if fault.errno != errno.ENOSPC:
+            raise
+        raise refusal(507, "The disk is full", "Ask the operator for room in the temporary folder.") from None
+
+
+def _import_and_store(file: IO[bytes], options: ModelOptions, store: Store, settings: Settings) -> Model:
     from ir.summary import summarize
 
     request = JobRequest(cluster="", training={}, model=options)
-    graph = graphs.read(data, request)
-    model = store.add_model(
-        data, name=options.name or graph.name, summary=summarize(graph), capacity=settings.max_stored_bytes
-    )
-    graphs.keep(store, model.id, request, graph)
+    # A few at a time: each takes a few hundred MB, here and in a process of its own.
+    with graphs.IMPORTS:
+        file.seek(0)
+        data = file.read()
+        graph = import_graph(data, request)
+        name = options.name or graph.name
+        model = store.add_model(data, name=name, summary=summarize(graph), capacity=settings.max_stored_bytes)
+    if model.name == name:
+        # Under the name that jobs will give it.
+        graphs.keep(store, model.id, replace(request, model=replace(options, name=name)), graph)
     return model

@@ -12,14 +12,19 @@ import torch.nn.functional as F  # noqa: N812
 from runtime_ranks import expert_plan, make_problem
 from trainer_ranks import (
     BATCH,
+    DROPOUT,
+    GRAPH,
     HALF,
     IGNORED,
     MODEL,
     OTHER,
     OVERFLOW,
+    SPLIT,
     UNTRACED,
+    WHOLE,
     batch,
     build,
+    dropping,
     graph_of,
     module_of,
     run_ranks,
@@ -28,8 +33,9 @@ from trainer_ranks import (
 from automap.cluster import parse_cluster
 from automap.errors import PlanError
 from automap.globs import matches
-from automap.plan import Schedule, Sync, Zero
+from automap.plan import Schedule, Sync, Zero, parse_devices
 from automap.problem import Problem
+from automap.runtime.trainer import parallelize
 from automap.runtime.trainer.role_reader import read_roles
 from automap.schedule import write_order
 from automap.space.target_limits import plan_space
@@ -65,14 +71,51 @@ def names(first, last):
     return every[every.index(STARTS[first]) : every.index(ENDS[last]) + 1]
 
 
+def changed(plan, **changes):
+    return replace(plan, stages=tuple(replace(stage, **changes) for stage in plan.stages))
+
+
 def shared(plan, *shares):
-    return replace(plan, stages=tuple(replace(stage, batch_shares=shares) for stage in plan.stages))
+    return changed(plan, batch_shares=shares)
 
 
 def in_order(plan, kind):
     """The plan with the order of a kind written out."""
     order = write_order(kind, 2, len(plan.stages), plan.num_micro_batches)
     return replace(plan, schedule=Schedule(kind="explicit", order=order))
+
+
+def finer(plan):
+    """The tensor-parallel plan with a softmax that all ranks compute whole."""
+    left = {k: v for k, v in plan.stages[0].shardings.items() if k != "h.*.attn/Softmax"}
+    return changed(plan, shardings=left)
+
+
+def cut_in_block(plan):
+    """The pipeline with the attention of the last block in its first stage, and the MLP in the second."""
+    one, two = plan.stages
+    ends = one.operators[0], "h.1/Add"
+    return replace(
+        plan,
+        stages=(
+            replace(one, operators=ends),
+            replace(two, operators=("h.1.ln_2/LayerNormalization", two.operators[1])),
+        ),
+    )
+
+
+def unlike(plan, *devices):
+    """The pipeline with other numbers of replicas in its stages."""
+    sizes = [len(parse_devices(text)) for text in devices]
+    stages = [
+        replace(stage, devices=text, mesh=(("dp", size),), batch_axes=("dp",))
+        for stage, text, size in zip(plan.stages, devices, sizes, strict=True)
+    ]
+    return replace(plan, stages=tuple(stages), cluster=parse_cluster(f"{sum(sizes)}xcpu").to_json())
+
+
+def apart(plan, sync):
+    return replace(plan, sync=sync, training=replace(plan.training, sync_modes=("synchronous", sync.kind)))
 
 
 def in_fp16(plan):
@@ -96,6 +139,52 @@ def one_process(other=""):
     return losses, gradients
 
 
+APART = "local SGD"
+
+
+@functools.cache
+def two_replicas():
+    """The losses of each of two replicas, whose weights are averaged after every step, and their mean gradients."""
+    replicas = [module_of("") for _ in range(2)]
+    optimizers = [torch.optim.SGD(replica.parameters(), lr=1.0, momentum=0.9) for replica in replicas]
+    losses, gradients = [[], []], {}
+    for number in (1, 2):
+        ids, labels = batch(number)
+        for i, (replica, optimizer) in enumerate(zip(replicas, optimizers, strict=True)):
+            rows = [first + 2 * i + k for first in (0, BATCH // 2) for k in range(2)]
+            loss = F.cross_entropy(replica(ids[rows]).flatten(0, 1), labels[rows].flatten(), ignore_index=IGNORED)
+            optimizer.zero_grad()
+            loss.backward()
+            losses[i].append(float(loss.detach()))
+            optimizer.step()
+        for (name, one), (_, two) in zip(*(replica.named_parameters() for replica in replicas), strict=True):
+            gradients.setdefault(name, (one.grad + two.grad) / 2)
+            with torch.no_grad():
+                one.copy_((one + two) / 2)
+                two.copy_(one)
+    return losses, gradients
+
+
+def check_masks(folder, name):
+    """What ranks hold alike is dropped alike, and one process that drops the same has the same loss and gradients."""
+    of_ranks = [torch.load(folder / f"{name}.{rank}.masks") for rank in range(2)]
+    module, (ids, labels) = module_of(name), batch(1)
+    for path, child in module.named_modules():
+        if path in of_ranks[0]:
+            one, two = (masks[path] for masks in of_ranks)
+            along = 1 if "sequence" in name else -1
+            if path.endswith(SPLIT) or along == 1:
+                assert 0.3 < (one != two).double().mean() < 0.7, "parts are dropped alike"
+                one = torch.cat([one, two], -1 if path.endswith(SPLIT) else 1)
+            else:
+                assert path.endswith(WHOLE)
+                assert torch.equal(one, two), "what is whole is not dropped alike"
+            child.forward = functools.partial(torch.mul, one.double() / (1 - child.p))
+    loss = F.cross_entropy(module(ids).flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+    loss.backward()
+    return [loss.item()], {n: p.grad for n, p in module.named_parameters()}
+
+
 def saved_gradients(folder):
     """By the weights that plain SGD of rate 1 left."""
     before = {f"model.{n}": p.detach() for n, p in module_of(folder.name).named_parameters()}
@@ -110,11 +199,17 @@ def check(size, plans, folder, resumed=()):
     ranks = run_ranks(size, cases, folder)
     for number, (name, *_, resume) in enumerate(cases):
         losses, gradients = one_process(OTHER if OTHER in name else "")
+        wanted = [losses[1:] if resume else losses] * size
+        if APART in name:
+            wanted, gradients = two_replicas()
+        assert not any(isinstance(found[number], str) for found in ranks), f"{name}\n{ranks[0][number]}"
+        if DROPOUT in name:
+            first, gradients = check_masks(folder, name)
+            wanted = [[*first, *found[number][1:]] for found in ranks]
         top = max(float(g.abs().max()) for g in gradients.values())
-        for found in ranks:
-            assert not isinstance(found[number], str), f"{name}\n{found[number]}"
+        for found, of_rank in zip(ranks, wanted, strict=True):
             near = 4e-3 if HALF in name else 1e-9
-            assert found[number] == pytest.approx(losses[1:] if resume else losses, abs=near), name
+            assert found[number] == pytest.approx(of_rank, abs=near), name
         if not resume:
             of_plan = saved_gradients(folder / name)
             for n, wanted in gradients.items():
@@ -162,8 +257,17 @@ def test_two_processes(tmp_path):
         f"tp2, {HALF}": in_fp16(plan_of(2, tp=2, count=2)),
         f"ZeRO 3, {HALF}": in_fp16(plan_of(2, count=2, zero=3)),
         f"pp2, {HALF}": in_fp16(pipeline(plan_of(1, count=2))),
+        f"tp2, {DROPOUT}": plan_of(2, tp=2, count=1, recompute="full"),
+        f"tp2, sequence parallel, {DROPOUT}": plan_of(2, tp=2, count=1, sequence_parallel=True),
+        f"softmax whole, {GRAPH}": finer(plan_of(2, tp=2, count=2)),
+        f"ZeRO 1 over tp, {GRAPH}": changed(plan_of(2, tp=2, count=2), zero=Zero(stage=1, axes=("tp",))),
+        f"softmax whole, {GRAPH}, {OVERFLOW}": in_fp16(finer(plan_of(2, tp=2, count=2))),
+        f"{APART}, {GRAPH}": apart(dp, Sync(kind="local_sgd", period=1)),
     }
-    check(2, plans, tmp_path, [("dp2", "dp2"), ("pp2", "tp2"), ("tp2", "dp2, ZeRO 3"), ("dp2, ZeRO 1", "pp2")])
+    resumed = [("tp2", f"softmax whole, {GRAPH}"), (f"ZeRO 1 over tp, {GRAPH}", "dp2, ZeRO 1")]
+    check(
+        2, plans, tmp_path, [*resumed, ("dp2", "dp2"), ("pp2", "tp2"), ("tp2", "dp2, ZeRO 3"), ("dp2, ZeRO 1", "pp2")]
+    )
 
 
 @pytest.mark.slow
@@ -186,12 +290,13 @@ def test_four_processes(tmp_path):
         "pp2 x dp2, ZeRO 1, zb1p": pipeline(plan_of(2, count=4, zero=1), "zb1p"),
         "pp2 x dp2, zb1p": pipeline(plan_of(2, count=4), "zb1p"),
         "dp2 x tp2, ZeRO 3": plan_of(4, tp=2, count=2, zero=3, sequence_parallel=True),
+        **{
+            f"pp2 x dp2, ZeRO {zero}, a block in two stages": cut_in_block(pipeline(plan_of(2, count=4, zero=zero)))
+            for zero in (1, 3)
+        },
+        f"1 and 3 replicas, {GRAPH}": unlike(pipeline(plan_of(1, count=2)), "0", "1-3"),
     }
     check(4, plans, tmp_path, [("dp2 x tp2", "dp2 x tp2, ZeRO 3"), ("dp2 x tp2, ZeRO 3", "pp2 x tp2")])
-
-
-def changed(plan, **changes):
-    return replace(plan, stages=tuple(replace(stage, **changes) for stage in plan.stages))
 
 
 def test_roles_of_a_tensor_parallel_plan():
@@ -209,12 +314,10 @@ def test_roles_of_a_tensor_parallel_plan():
 def test_refusals():
     graph, module, dp = zoo.build(MODEL), build(), plan_of(2)
     tp = plan_of(2, tp=2)
-    inside = dict(tp.stages[0].shardings)
-    del inside["h.*.attn/Softmax"]
     pp = pipeline(plan_of(1, count=4))
     uneven = replace(pp, stages=(pp.stages[0], replace(pp.stages[1], batch_axes=())))
     for plan, field in (
-        (changed(tp, shardings=inside), "shardings"),
+        (finer(tp), "shardings"),
         (changed(dp, recompute=("h.*.attn/Softmax",)), "recompute"),
         (replace(dp, sync=Sync(kind="local_sgd", period=2)), "sync"),
         (changed(replace(pp, schedule=Schedule(kind="zb1p")), zero=Zero(stage=3, axes=("dp",))), "zero"),
@@ -226,3 +329,21 @@ def test_refusals():
     module.h[1].mlp.c_fc.bias = None
     with pytest.raises(PlanError, match=r"h\.1\.mlp\.c_fc\.bias"):
         read_roles(dp, graph, module)
+
+
+def frozen(gpt):
+    gpt.ln_f.weight.requires_grad_(False)
+    return gpt
+
+
+def test_what_the_graph_does_not_have_is_refused(monkeypatch):
+    """In place of a module, where a plan is finer than modules."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    graph, plan = zoo.build(MODEL), finer(plan_of(2, tp=2))
+    for module, loss, what in (
+        (dropping(build()), {}, r"graph cannot take their place: dropout .* Set it to 0"),
+        (frozen(build()), {}, r"ln_f\.weight: .* trains all weights"),
+        (build(), {"loss": lambda scores, labels: scores.sum()}, "Search with --target automap"),
+    ):
+        with pytest.raises(PlanError, match=what):
+            parallelize(module, plan, graph, **loss)

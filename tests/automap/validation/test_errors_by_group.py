@@ -9,7 +9,7 @@ import pytest
 
 from automap.errors import ProblemError
 from automap.space.stated_parts import Unpriced
-from automap.validation.errors_by_group import Predicted, choice_regrets, spearman, summarize, table, validate
+from automap.validation.errors_by_group import Predicted, by_group, choice_regrets, predict, spearman, summarize, table
 from automap.validation.published_cases import case_of
 from automap.validation.published_runs import load_runs
 from service.command.main import main
@@ -188,7 +188,7 @@ def test_rank_correlation_with_ties() -> None:
 
 def test_validate_lists_what_it_could_not_price(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = runs_of(tmp_path, row(), row(id="r1", ep=4), row(id="r2", recompute=None))
-    document = validate(load_runs(path))
+    document = by_group(map(predict, load_runs(path)))
     group = document["groups"]["made-up"]
     assert (group["n"], group["assumed"]) == (2, 1)
     assert [u["id"] for u in group["unpriced"]] == ["r1"]

@@ -1,0 +1,108 @@
+"""Plans that recompute no more than it takes to fit: the lightest level of recomputation of each pipeline rank.
+
+The memory of a rank does not depend on what other ranks recompute, and less recomputation is never slower. So the best
+levels of a plan whose other decisions are given are found rank by rank, with as many prices as a bisection takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from agents.incumbent import Incumbent
+from agents.sampling.expert import Grid
+from automap.arrays import Floats, Ints, Mask
+from automap.space.space import PlanSpace, Values
+
+MOST_TEMPLATES = 48
+"""Number of templates that are made to fit, those first that promise most."""
+
+
+def recompute_less(space: PlanSpace, values: Values) -> list[Values]:
+    """The plan with the lightest level on each rank that fits, and the one with the lightest level for all ranks.
+
+    There are none where no level for all ranks makes the plan fit. The signatures are kept.
+    """
+    begin, pp = space.first.recompute, space.shape(values).pp
+    legal = [np.flatnonzero(space.legal(values[: begin + rank])) for rank in range(pp)]
+    common = [level for level in legal[0].tolist() if all(level in mine for mine in legal)]
+    uniform = _with_levels(space, values, [[level] * pp for level in common])
+    fits = np.flatnonzero(_fits(space, uniform))
+    if not len(fits):
+        return []
+    base = uniform[fits[0]]
+    if pp == 1 or space.meshes.alike or fits[0] == 0:
+        return [tuple(base.tolist())]
+    # Of each rank the lightest level that fits is `high`, and every lighter one than `low` does not.
+    lighter = [mine[mine <= base[begin]] for mine in legal]
+    low, high = np.zeros(pp, dtype=np.int64), np.array([len(mine) - 1 for mine in lighter])
+    while (low < high).any():
+        middle = (low + high) // 2
+        tried = np.repeat(base[None], pp, axis=0)
+        for rank in range(pp):
+            tried[rank, begin + rank] = lighter[rank][middle[rank]]
+        fit = _fits(space, tried)
+        high = np.where(fit, middle, high)
+        low = np.where(fit, low, np.minimum(middle + 1, high))
+    best = _with_levels(space, values, [[int(mine[at]) for mine, at in zip(lighter, high.tolist(), strict=True)]])
+    return [tuple(best[0].tolist()), tuple(base.tolist())]
+
+
+def _with_levels(space: PlanSpace, values: Values, levels: Sequence[Sequence[int]]) -> Ints:
+    """[n, slots] a plan with other levels on its ranks."""
+    found = np.repeat(np.array([values], dtype=np.int64), len(levels), axis=0)
+    begin = space.first.recompute
+    found[:, begin : begin + len(levels[0])] = levels
+    return found
+
+
+def _fits(space: PlanSpace, plans: Ints) -> Mask:
+    fits: Mask = space.price(plans)[:, 1] <= 0.0
+    return fits
+
+
+def lightened_templates(incumbent: Incumbent, grid: Grid) -> Grid:
+    """Templates that do not fit as they are, with as little recomputation as it takes.
+
+    Args:
+        incumbent: takes the plans, credited to `expert`.
+        grid: the templates with their prices.
+    """
+    space, found = incumbent.space, list[Values]()
+    for row in _promising(space, grid, incumbent.best_s)[:MOST_TEMPLATES]:
+        if incumbent.finished:
+            break
+        found += recompute_less(space, tuple(grid.values[row].tolist()))
+    rows = np.array(list(dict.fromkeys(found)), dtype=np.int64).reshape(-1, len(space.slots))
+    rows = rows[: incumbent.left]
+    return Grid(rows, incumbent.price(rows))
+
+
+def _promising(space: PlanSpace, grid: Grid, best_s: float) -> Ints:
+    """Rows of templates without recomputation that do not fit, and that may be the best if they did, the best first.
+
+    What a template takes when it fits is estimated between its prices with the least and the most recomputation.
+    """
+    first = space.first
+    plain = grid.values.copy()
+    plain[:, first.recompute : first.zero] = 0
+    _, group = np.unique(plain, axis=0, return_inverse=True)
+    group = group.reshape(-1)
+    level = grid.values[:, first.recompute]
+    # Of each group the rows with the lightest and the heaviest level.
+    order = np.lexsort((level, group))
+    starts = np.flatnonzero(np.r_[True, np.diff(group[order]) > 0])
+    light, heavy = order[starts], order[np.r_[starts[1:], len(order)] - 1]
+    one, other = grid.prices[light], grid.prices[heavy]
+    share = _share(one[:, 1], other[:, 1])
+    expected = one[:, 0] + share * (other[:, 0] - one[:, 0])
+    may = (one[:, 1] > 0.0) & (one[:, 0] < best_s) & (light != heavy)
+    ranked: Ints = light[may][np.argsort(expected[may], kind="stable")]
+    return ranked
+
+
+def _share(over: Floats, under: Floats) -> Floats:
+    """Share of the way from one overflow to another at which memory suffices, at most 1."""
+    way: Floats = np.minimum(1.0, over / np.maximum(over - under, 1e-9))
+    return way

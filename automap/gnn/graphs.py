@@ -1,0 +1,148 @@
+"""Graphs to profile: made with a power law of degrees, or read from an edge list; their partitions and samples.
+
+A graph is a symmetric CSR matrix of ones. pymetis partitions it where it is installed; otherwise nodes are assigned
+greedily, in the order of a breadth-first search (linear deterministic greedy, Stanton and Kliot, KDD 2012).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+from scipy.sparse import csgraph
+
+from automap.arrays import Ints
+from automap.errors import ProblemError
+
+Graph = Any
+"""A `scipy.sparse.csr_matrix`, symmetric, without self-loops."""
+EXPONENT = 0.5
+"""Exponent of a node's weight over its rank: degrees have a tail of exponent 3, as with preferential attachment."""
+MIXING = 0.2
+"""Share of the edges of a made-up graph that leave their community (assumed)."""
+COMMUNITY = 500
+"""Nodes of a community of a made-up graph (assumed)."""
+MOST_EDGES = 200_000_000
+"""Edges of a file up to which it is read: some gigabytes of memory."""
+
+
+def power_law_graph(nodes: int, degree: float, rng: np.random.Generator) -> Graph:
+    """A random graph with a power law of degrees and communities.
+
+    Args:
+        nodes: number of nodes.
+        degree: mean number of neighbours, before edges that were drawn twice are merged.
+        rng: where randomness comes from.
+    """
+    count = int(nodes * degree / 2)
+    weight = (1.0 + rng.permutation(nodes)) ** -EXPONENT
+    heads = rng.choice(nodes, count, p=weight / weight.sum())
+    tails = rng.choice(nodes, count, p=weight / weight.sum())
+    near = rng.random(count) > MIXING
+    tails[near] = np.minimum(heads[near] // COMMUNITY * COMMUNITY + tails[near] % COMMUNITY, nodes - 1)
+    return _graph(heads, tails, nodes)
+
+
+def read_edges(path: Path) -> Graph:
+    """A graph from a text file with an edge in each line: two whole numbers; lines with # are comments.
+
+    Raises:
+        ProblemError: the file cannot be read, a line is no edge, or there are none.
+    """
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as fault:
+        why = fault.strerror if isinstance(fault, OSError) else "no text"
+        repair = "Name a text file with two numbers a line."
+        raise ProblemError(f"cannot be read ({why})", field="edges", value=str(path), repair=repair) from None
+    pairs: list[int] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].replace(",", " ").split()
+        if not words:
+            continue
+        if len(words) < 2 or not all(word.isascii() and word.isdigit() for word in words[:2]):
+            repair = "Write two whole numbers from 0 on, with a blank, a tab or a comma between them."
+            raise ProblemError("no edge", field=f"edges, line {number}", value=line[:60], repair=repair)
+        pairs += int(words[0]), int(words[1])
+        if len(pairs) > 2 * MOST_EDGES:
+            raise ProblemError("too many", field="edges", value=str(path), repair=f"Give at most {MOST_EDGES:,}.")
+    if not pairs:
+        raise ProblemError("no edges", field="edges", value=str(path), repair="Write two numbers a line.")
+    # Numbers of nodes need not be consecutive in the file.
+    _, numbers = np.unique(np.array(pairs, dtype=np.int64), return_inverse=True)
+    return _graph(numbers[::2], numbers[1::2], int(numbers.max()) + 1)
+
+
+def _graph(heads: Ints, tails: Ints, nodes: int) -> Graph:
+    other = heads != tails
+    ones = np.ones(2 * int(other.sum()), dtype=np.int8)
+    rows = np.concatenate([heads[other], tails[other]])
+    columns = np.concatenate([tails[other], heads[other]])
+    found = sparse.csr_matrix((ones, (rows, columns)), shape=(nodes, nodes))
+    found.data[:] = 1
+    return found
+
+
+def partition(graph: Graph, parts: int) -> tuple[Ints, str]:
+    """[nodes] the part of each node, and the name of the partitioner."""
+    nodes = graph.shape[0]
+    if parts == 1:
+        return np.zeros(nodes, dtype=np.int64), "none"
+    if importlib.util.find_spec("pymetis") is not None:
+        import pymetis
+
+        adjacency = pymetis.CSRAdjacency(graph.indptr.tolist(), graph.indices.tolist())
+        _, found = pymetis.part_graph(parts, adjacency=adjacency)
+        return np.array(found, dtype=np.int64), "METIS"
+    return _greedy_parts(graph, parts), "linear deterministic greedy"
+
+
+def _greedy_parts(graph: Graph, parts: int) -> Ints:
+    nodes, indptr, indices = graph.shape[0], graph.indptr, graph.indices
+    found = np.full(nodes, -1, dtype=np.int64)
+    room = np.full(parts, 1.05 * nodes / parts)
+    size = np.zeros(parts)
+    order: list[int] = []
+    seen = np.zeros(nodes, dtype=bool)
+    for first in range(nodes):
+        if not seen[first]:
+            reached = csgraph.breadth_first_order(graph, first, directed=False, return_predecessors=False)
+            seen[reached] = True
+            order += reached.tolist()
+    for node in order:
+        near = found[indices[indptr[node] : indptr[node + 1]]]
+        count = np.bincount(near[near >= 0], minlength=parts)
+        best = int(((count + 1e-3) * (1.0 - size / room)).argmax())
+        found[node] = best
+        size[best] += 1
+    return found
+
+
+def sample(graph: Graph, seeds: Ints, fan_outs: Sequence[int], rng: np.random.Generator) -> Ints:
+    """[...] the different nodes of a mini-batch: its seeds, and neighbours of neighbours.
+
+    A node with no more neighbours than the fan-out takes all of them, any other draws as many as the fan-out with
+    replacement, so that it has slightly fewer different ones than with DGL's default.
+
+    Args:
+        graph: the graph.
+        seeds: [...] nodes to train on.
+        fan_outs: neighbours of each node, hop by hop.
+        rng: where randomness comes from.
+    """
+    found = front = np.unique(seeds)
+    for fan_out in fan_outs:
+        begin, degree = graph.indptr[front].astype(np.int64), np.diff(graph.indptr)[front].astype(np.int64)
+        few = degree <= fan_out
+        counts = degree[few]
+        offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        taken = graph.indices[np.repeat(begin[few], counts) + offsets]
+        drawn = (rng.random((int((~few).sum()), fan_out)) * degree[~few, None]).astype(np.int64)
+        others = graph.indices[(begin[~few, None] + drawn).ravel()]
+        front = np.unique(np.concatenate([taken, others]).astype(np.int64))
+        found = np.union1d(found, front)
+    return found

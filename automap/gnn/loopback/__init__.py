@@ -1,0 +1,5 @@
+"""A plan really run on this host: a process for every machine, real bytes over loopback sockets, limited rates.
+
+`machine.py` is such a process. `controller.py` runs the tasks and the online schedule: it computes by waiting, decides
+which flow gets which rate whenever something ends, and tells the senders. It shares no code with the simulator.
+"""

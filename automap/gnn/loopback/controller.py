@@ -1,0 +1,236 @@
+"""The controller of a real run: it starts tasks, releases flows and gives them rates whenever something ends.
+
+Tasks compute by waiting for the time that was drawn for them. Times are the wall clock's: what the controller and the
+machines need themselves counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import math
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from automap.arrays import Ints
+from automap.gnn.kernels.records import GnnArrays
+from automap.gnn.loopback.machine import Lines
+
+START_S = 30.0
+"""Seconds that the processes may take to start."""
+
+
+@dataclass(slots=True)
+class Transfer:
+    """A flow of one iteration that is under way."""
+
+    flow: int
+    iteration: int
+    source: int
+    """Machine that sends."""
+    target: int
+    left: float
+    since: float
+    rate: float
+    key: float
+
+
+class Hosts:
+    """The processes of the machines, which run one plan after the other."""
+
+    def __init__(self, lines: Sequence[Lines], arrays: GnnArrays) -> None:
+        """Takes connected processes, one for each machine of the problem."""
+        self.lines, self.arrays = lines, arrays
+
+    def run(self, place: Ints, ranks: Ints, policy: str) -> float:
+        """Runs all iterations; returns the seconds that they took.
+
+        Args:
+            place: [tasks] machine of each task.
+            ranks: [flows] order of the flows, for the policy `priority`.
+            policy: `priority`, `fifo`, `fair` or `srpt`.
+        """
+        return _Training(self, place, ranks, policy).run()
+
+
+@contextlib.contextmanager
+def hosts(arrays: GnnArrays) -> Iterator[Hosts]:
+    """Starts a process for each machine of a problem, and ends them."""
+    count = len(arrays.rate_out)
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
+        port = listener.getsockname()[1]
+        listener.settimeout(START_S)
+        command = [sys.executable, "-m", "automap.gnn.loopback.machine", str(port)]
+        started = [subprocess.Popen([*command, str(number)]) for number in range(count)]
+        try:
+            lines: dict[int, Lines] = {}
+            ports = [0] * count
+            for _ in range(count):
+                connection, _address = listener.accept()
+                one = Lines(stack.enter_context(connection))
+                (told,) = one.receive()
+                lines[int(told["machine"])] = one
+                ports[int(told["machine"])] = int(told["port"])
+            for number, one in lines.items():
+                rates = {"out": float(arrays.rate_out[number]), "in": float(arrays.rate_in[number])}
+                one.send({"peers": ports, **rates})
+            for one in lines.values():
+                one.receive()
+            yield Hosts([lines[number] for number in range(count)], arrays)
+        finally:
+            stack.close()
+            for process in started:
+                try:
+                    process.wait(5.0)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+
+class _Training:
+    """The tasks and flows of one run."""
+
+    def __init__(self, hosts: Hosts, place: Ints, ranks: Ints, policy: str) -> None:
+        self.hosts, self.a = hosts, hosts.arrays
+        self.place, self.ranks, self.policy = place.tolist(), ranks.tolist(), policy
+        tasks, flows = len(self.a.order), len(self.a.source)
+        self.iterations = len(self.a.time_s)
+        self.source, self.target, self.lag = self.a.source.tolist(), self.a.target.tolist(), self.a.lag.tolist()
+        self.into = [[f for f in range(flows) if self.target[f] == t] for t in range(tasks)]
+        self.out = [[f for f in range(flows) if self.source[f] == t] for t in range(tasks)]
+        self.fed = [self.a.fed[self.a.fed_begin[t] : self.a.fed_begin[t + 1]].tolist() for t in range(tasks)]
+        self.is_store = [bool(one) for one in self.a.is_store]
+        self.done, self.begun = [0] * tasks, [0] * tasks
+        self.running: list[tuple[float, int]] = []
+        self.is_running = [False] * tasks
+        self.released, self.sent = [0] * flows, [0] * flows
+        self.transfers: dict[int, Transfer] = {}
+        self.count = 0
+        self.is_changed = False
+
+    def run(self) -> float:
+        begin = time.perf_counter()
+        lines = {one.connection: one for one in self.hosts.lines}
+        for task in range(len(self.done)):
+            self.try_begin(task)
+        while self.running or self.transfers:
+            if self.is_changed:
+                self.tell_rates()
+            wait = max(0.0, self.running[0][0] - time.perf_counter()) if self.running else None
+            for connection in select.select(list(lines), [], [], wait)[0]:
+                for told in lines[connection].receive():
+                    self.arrive(int(told["arrived"]))
+            while self.running and self.running[0][0] <= time.perf_counter():
+                self.complete(heapq.heappop(self.running)[1])
+        return time.perf_counter() - begin
+
+    def try_begin(self, task: int) -> None:
+        n = self.done[task]
+        if self.is_store[task] or n >= self.iterations:
+            return
+        if self.begun[task] == n and all(self.done[w] >= n - self.a.prefetch for w in self.fed[task]):
+            self.begun[task] = n + 1
+            for flow in self.into[task]:
+                if self.is_store[self.source[flow]]:
+                    self.release(flow)
+        self.try_start(task)
+
+    def try_start(self, task: int) -> None:
+        n = self.done[task]
+        if n >= self.iterations or self.begun[task] <= n or self.is_running[task]:
+            return
+        if all(self.sent[flow] > n - self.lag[flow] for flow in self.into[task]):
+            self.is_running[task] = True
+            heapq.heappush(self.running, (time.perf_counter() + self.a.time_s[n, task], task))
+
+    def complete(self, task: int) -> None:
+        n = self.done[task]
+        self.done[task], self.is_running[task] = n + 1, False
+        for flow in self.out[task]:
+            if n + self.lag[flow] < self.iterations:
+                self.release(flow)
+        self.try_begin(task)
+        for flow in self.into[task]:
+            if self.fed[self.source[flow]]:
+                self.try_begin(self.source[flow])
+
+    def release(self, flow: int) -> None:
+        self.released[flow] += 1
+        if self.released[flow] == self.sent[flow] + 1:
+            self.send(flow)
+
+    def send(self, flow: int) -> None:
+        """Begins the next transfer of a flow; between tasks on one machine it takes no time."""
+        source, target = self.place[self.source[flow]], self.place[self.target[flow]]
+        n = self.sent[flow]
+        volume = math.ceil(self.a.bytes[n, flow])
+        if source == target or volume == 0:
+            self.end_transfer(flow)
+            return
+        self.count += 1
+        key = float(self.count)
+        if self.policy == "priority":
+            key = (n + self.lag[flow]) * len(self.source) + self.ranks[flow]
+        self.transfers[self.count] = Transfer(flow, n, source, target, volume, time.perf_counter(), 0.0, key)
+        first = {"id": self.count, "to": target, "bytes": volume, "rate": 0.0}
+        self.hosts.lines[source].send(first)
+        self.is_changed = True
+
+    def arrive(self, number: int) -> None:
+        self.is_changed = True
+        self.end_transfer(self.transfers.pop(number).flow)
+
+    def end_transfer(self, flow: int) -> None:
+        self.sent[flow] += 1
+        self.try_start(self.target[flow])
+        if self.released[flow] > self.sent[flow]:
+            self.send(flow)
+
+    def tell_rates(self) -> None:
+        """Finds the rates of all transfers and tells the senders those that change."""
+        now, self.is_changed = time.perf_counter(), False
+        for one in self.transfers.values():
+            one.left, one.since = max(0.0, one.left - one.rate * (now - one.since)), now
+        rates = self.fair_rates() if self.policy == "fair" else self.strict_rates()
+        changes: dict[int, list[dict[str, float]]] = {}
+        for number, one in self.transfers.items():
+            rate = rates.get(number, 0.0)
+            if rate != one.rate:
+                one.rate = rate
+                changes.setdefault(one.source, []).append({"id": number, "rate": rate})
+        for source, told in changes.items():
+            self.hosts.lines[source].send(*told)
+
+    def strict_rates(self) -> dict[int, float]:
+        out, into = self.a.rate_out.tolist(), self.a.rate_in.tolist()
+        found = {}
+        is_short = self.policy == "srpt"
+        for number, one in sorted(self.transfers.items(), key=lambda t: t[1].left if is_short else t[1].key):
+            rate = min(out[one.source], into[one.target])
+            if rate > 1.0:
+                found[number] = rate
+                out[one.source] -= rate
+                into[one.target] -= rate
+        return found
+
+    def fair_rates(self) -> dict[int, float]:
+        left = {(side, m): rate for side in (0, 1) for m, rate in enumerate((self.a.rate_out, self.a.rate_in)[side])}
+        ends = {number: ((0, one.source), (1, one.target)) for number, one in self.transfers.items()}
+        found: dict[int, float] = {}
+        while ends:
+            users: dict[tuple[int, int], list[int]] = {}
+            for number, both in ends.items():
+                for end in both:
+                    users.setdefault(end, []).append(number)
+            narrowest = min(users, key=lambda end: left[end] / len(users[end]))
+            share = float(left[narrowest] / len(users[narrowest]))
+            for number in users[narrowest]:
+                found[number] = share
+                for end in ends.pop(number):
+                    left[end] -= share
+        return found

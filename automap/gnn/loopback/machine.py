@@ -1,0 +1,170 @@
+"""One "machine": sends and receives real bytes, no faster than its network interface would.
+
+    python -m automap.gnn.loopback.machine PORT NUMBER
+
+It connects to the controller on PORT, listens for the other machines, and then obeys lines of JSON:
+`{"peers": [ports], "out": bytes a second, "in": bytes a second}` at first, then
+`{"id": transfer, "to": machine, "bytes": left, "rate": bytes a second}` for every change of a rate. It answers
+`{"arrived": id}` when the last byte of a transfer has come. Both directions have a token bucket.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import struct
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+HEADER = struct.Struct("!qqi")
+"""Of each chunk: number of the transfer, bytes that follow it within the transfer, bytes of the chunk."""
+TICK_S = 0.001
+"""Seconds between two looks at the transfers that are sent."""
+CHUNK = 1 << 17
+"""Most bytes of a chunk."""
+LEAST = 1 << 13
+"""Bytes that a transfer saves up before a chunk is sent, unless it is the last one."""
+BURST_S = 0.01
+"""Seconds of its rate that a token bucket holds at most: some ticks, so that a late tick loses nothing."""
+
+
+class Bucket:
+    """A token bucket: whoever takes tokens waits until there are enough."""
+
+    def __init__(self, rate: float) -> None:
+        """A bucket that is filled with `rate` bytes a second."""
+        self.rate, self.tokens, self.at = rate, rate * BURST_S, time.perf_counter()
+        self.lock = threading.Lock()
+
+    def take(self, count: int) -> None:
+        """Waits for the tokens of `count` bytes."""
+        with self.lock:
+            now = time.perf_counter()
+            self.tokens = min(self.tokens + (now - self.at) * self.rate, self.rate * BURST_S) - count
+            self.at = now
+            missing = -self.tokens
+        if missing > 0:
+            time.sleep(missing / self.rate)
+
+
+@dataclass(slots=True)
+class Sending:
+    """A transfer that is being sent."""
+
+    to: int
+    left: int
+    rate: float
+    credit: float
+    at: float
+
+
+class Lines:
+    """Lines of JSON over a socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Lines over a connected socket."""
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.connection, self.lock, self.rest = connection, threading.Lock(), b""
+
+    def send(self, *documents: object) -> None:
+        """Sends documents."""
+        with self.lock:
+            self.connection.sendall(b"".join(json.dumps(document).encode() + b"\n" for document in documents))
+
+    def receive(self) -> list[dict[str, float]]:
+        """The documents that have come, at least one.
+
+        Raises:
+            EOFError: the other side has gone.
+        """
+        while True:
+            data = self.connection.recv(1 << 16)
+            if not data:
+                raise EOFError
+            *lines, self.rest = (self.rest + data).split(b"\n")
+            if lines:
+                return [json.loads(line) for line in lines]
+
+
+def _read(connection: socket.socket, into: memoryview) -> bool:
+    """Fills a buffer; whether the other side is still there."""
+    while len(into):
+        count = connection.recv_into(into)
+        if count == 0:
+            return False
+        into = into[count:]
+    return True
+
+
+def receive(connection: socket.socket, bucket: Bucket, control: Lines) -> None:
+    """Receives chunks until the other side has gone."""
+    head, body = bytearray(HEADER.size), bytearray(CHUNK)
+    while _read(connection, memoryview(head)):
+        number, following, count = HEADER.unpack(head)
+        if not _read(connection, memoryview(body)[:count]):
+            return
+        bucket.take(count)
+        if following == 0:
+            control.send({"arrived": number})
+
+
+def send_due(sendings: dict[int, Sending], peers: dict[int, socket.socket], bucket: Bucket) -> None:
+    """Sends what the rates of the transfers have allowed since the last time."""
+    payload = memoryview(bytes(CHUNK))
+    for number, sending in list(sendings.items()):
+        now = time.perf_counter()
+        sending.credit += sending.rate * (now - sending.at)
+        sending.at = now
+        while sending.credit >= min(LEAST, sending.left):
+            count = int(min(sending.credit, sending.left, CHUNK))
+            bucket.take(count)
+            sending.left -= count
+            sending.credit -= count
+            peers[sending.to].sendall(HEADER.pack(number, sending.left, count) + payload[:count])
+            if sending.left == 0:
+                del sendings[number]
+                break
+
+
+def obey(control: Lines, sendings: dict[int, Sending]) -> None:
+    """Takes new transfers and changes of rates."""
+    for told in control.receive():
+        number, rate, now = int(told["id"]), told["rate"], time.perf_counter()
+        if number not in sendings:
+            if "bytes" in told:
+                sendings[number] = Sending(int(told["to"]), int(told["bytes"]), rate, 0.0, now)
+            continue
+        sending = sendings[number]
+        sending.credit += sending.rate * (now - sending.at)
+        sending.rate, sending.at = rate, now
+
+
+def main(port: int, number: int) -> None:
+    """Connects to the controller and works until it hangs up."""
+    control = Lines(socket.create_connection(("127.0.0.1", port)))
+    listener = socket.create_server(("127.0.0.1", 0))
+    control.send({"machine": number, "port": listener.getsockname()[1]})
+    (told,) = control.receive()
+    ports: list[int] = told["peers"]  # type: ignore[assignment]
+    incoming = Bucket(told["in"])
+    peers = {other: socket.create_connection(("127.0.0.1", at)) for other, at in enumerate(ports) if other != number}
+    for _ in peers:
+        connection, _address = listener.accept()
+        threading.Thread(target=receive, args=(connection, incoming, control), daemon=True).start()
+    control.send({"ready": number})
+    sendings: dict[int, Sending] = {}
+    outgoing = Bucket(told["out"])
+    while True:
+        if select.select([control.connection], [], [], TICK_S if sendings else None)[0]:
+            try:
+                obey(control, sendings)
+            except EOFError:
+                return
+        send_due(sendings, peers, outgoing)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,174 @@
+"""A problem profiled from a graph: it is partitioned and sampled, and what crosses in every iteration is counted.
+
+Volumes become traces, so that what is large in one iteration stays together. Times of computing are not measured here:
+they depend on devices that this host may not have, and are stated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from automap.errors import ProblemError
+from automap.gnn.graphs import Graph, partition, sample
+from automap.gnn.problem import Amount, Flow, GnnProblem, Machine, Task
+
+NODE_BYTES = 8.0
+"""Bytes of a node's number, which are sent with its features."""
+SAMPLE_S = 2e-7
+"""Seconds of a sampler's core for a node of the mini-batch (assumed: five million nodes a second)."""
+FEATURE_BYTES = 4.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """A cluster and a training, for which a graph is profiled."""
+
+    machines: int = 4
+    """Machines, each with one partition."""
+    gpus: int = 2
+    cpus: float = 16.0
+    memory_GiB: float = 256.0  # noqa: N815
+    nic_Gbps: float = 25.0  # noqa: N815
+    workers: int = 6
+    samplers: int = 2
+    """Samplers of one worker."""
+    servers: int = 1
+    batch: int = 1000
+    """Seeds of one worker's mini-batch."""
+    fan_outs: tuple[int, ...] = (15, 10, 5)
+    features: int = 100
+    hidden: int = 256
+    classes: int = 47
+    train_s: float = 0.06
+    """Seconds of training on a mini-batch (assumed: a GraphSAGE on a V100)."""
+    iterations: int = 20
+    """Iterations of the traces."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profiled:
+    """A profiled problem, and what was seen on the way."""
+
+    problem: GnnProblem
+    nodes: int
+    edges: int
+    partitioner: str
+    cut: float
+    """Share of the edges that connect two parts."""
+    batch_nodes: float
+    """Nodes of a worker's mini-batch in the mean; those that several samplers found count several times."""
+    own_share: float
+    """Share of them that lie in the partition of their seeds."""
+
+
+def profile_graph(graph: Graph, setting: Setting, rng: np.random.Generator) -> Profiled:
+    """Partitions a graph, samples mini-batches of every worker, and makes the problem of them.
+
+    The seeds of a worker are of one partition, and workers take turns over the partitions, as in DistDGL.
+
+    Args:
+        graph: the graph.
+        setting: cluster and training.
+        rng: where randomness comes from.
+
+    Raises:
+        ProblemError: the graph has fewer nodes than machines, or the tasks do not fit (see `GnnProblem`).
+    """
+    nodes = graph.shape[0]
+    if nodes < setting.machines:
+        repair = f"Use at most {nodes} machines, one node each."
+        raise ProblemError("more than nodes", field="machines", value=setting.machines, repair=repair)
+    part, partitioner = partition(graph, setting.machines)
+    rows = np.repeat(part, np.diff(graph.indptr))
+    cut = float((rows != part[graph.indices]).mean()) if graph.nnz else 0.0
+    home = [worker % setting.machines for worker in range(setting.workers)]
+    members = [np.flatnonzero(part == m) for m in range(setting.machines)]
+    count = np.zeros((setting.iterations, setting.workers, setting.samplers, setting.machines))
+    seeds = -(-setting.batch // setting.samplers)
+    for iteration in range(setting.iterations):
+        for worker in range(setting.workers):
+            own = members[home[worker]] if len(members[home[worker]]) else np.arange(nodes)
+            for sampler in range(setting.samplers):
+                found = sample(graph, rng.choice(own, min(seeds, len(own)), replace=False), setting.fan_outs, rng)
+                count[iteration, worker, sampler] = np.bincount(part[found], minlength=setting.machines)
+    batch_nodes = float(count.sum(axis=(2, 3)).mean())
+    own_share = float(sum(count[:, w, :, home[w]].sum() for w in range(setting.workers)) / count.sum())
+    return Profiled(
+        problem=_problem(count, home, setting),
+        nodes=nodes,
+        edges=graph.nnz // 2,
+        partitioner=partitioner,
+        cut=cut,
+        batch_nodes=batch_nodes,
+        own_share=own_share,
+    )
+
+
+def _problem(count: np.ndarray, home: list[int], setting: Setting) -> GnnProblem:
+    """The problem of [iterations, workers, samplers, machines] numbers of nodes."""
+    node_bytes = NODE_BYTES + FEATURE_BYTES * setting.features
+    model_bytes = FEATURE_BYTES * 2 * setting.hidden * (setting.features + setting.hidden + setting.classes)
+    machines = tuple(
+        Machine(
+            name=f"m{m}",
+            gpus=setting.gpus,
+            cpus=setting.cpus,
+            memory_GiB=setting.memory_GiB,
+            nic_in_Gbps=setting.nic_Gbps,
+            nic_out_Gbps=setting.nic_Gbps,
+        )
+        for m in range(setting.machines)
+    )
+    tasks = [Task(name=f"store{m}", role="store", machine=f"m{m}", cpus=2.0) for m in range(setting.machines)]
+    flows: list[Flow] = []
+
+    def trace(values: np.ndarray) -> Amount:
+        return Amount(trace=tuple(float(value) for value in values))
+
+    for w in range(setting.workers):
+        tasks.append(Task(name=f"worker{w}", role="worker", gpus=1, cpus=1.0, time_s=Amount(mean=setting.train_s)))
+        for s in range(setting.samplers):
+            name, read = f"sampler{w}.{s}", count[:, w, s]
+            tasks.append(Task(name=name, role="sampler", cpus=2.0, time_s=trace(SAMPLE_S * read.sum(axis=1))))
+            flows += [
+                Flow(source=f"store{m}", target=name, bytes=trace(node_bytes * read[:, m]))
+                for m in sorted(range(setting.machines), key=lambda m: m != home[w])
+                if read[:, m].any()
+            ]
+            flows.append(Flow(source=name, target=f"worker{w}", bytes=trace(node_bytes * read.sum(axis=1))))
+    for p in range(setting.servers):
+        tasks.append(Task(name=f"server{p}", role="server", cpus=1.0, time_s=Amount(mean=0.002)))
+        model = Amount(mean=model_bytes / setting.servers)
+        for w in range(setting.workers):
+            flows.append(Flow(source=f"worker{w}", target=f"server{p}", bytes=model))
+            flows.append(Flow(source=f"server{p}", target=f"worker{w}", bytes=model))
+    return GnnProblem(name="profiled", machines=machines, tasks=tuple(tasks), flows=tuple(flows))
+
+
+def parse_made_up(text: str) -> tuple[int, float]:
+    """Nodes and mean degree of a text such as `100000x15`.
+
+    Raises:
+        ProblemError: the text says something else.
+    """
+    nodes, _, degree = text.partition("x")
+    try:
+        found = int(nodes), float(degree)
+    except ValueError:
+        found = 0, 0.0
+    if not (2 <= found[0] <= 100_000_000 and 0.0 < found[1] <= 10_000.0):
+        repair = "Give nodes and mean degree as in 100000x15."
+        raise ProblemError("not a graph", field="graph", value=text, repair=repair)
+    return found
+
+
+def told(found: Profiled) -> Mapping[str, str]:
+    """What a profile found, in words."""
+    return {
+        "graph": f"{found.nodes:,} nodes, {found.edges:,} edges",
+        "parts": f"by {found.partitioner}, {found.cut:.0%} of the edges are cut",
+        "batch": f"{found.batch_nodes:,.0f} nodes a worker, {found.own_share:.0%} in the partition of its seeds",
+    }

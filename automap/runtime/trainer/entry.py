@@ -1,0 +1,82 @@
+"""A plan applied to a network: by its modules where they can run it, else by the operators of its graph."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from automap.errors import PlanError
+from automap.plan import Plan
+from automap.runtime.trainer.graph_trainer import GraphTrainer, Whole
+from automap.runtime.trainer.losses import LossFunction, count_labels, summed_cross_entropy
+from automap.runtime.trainer.module_trainer import ModuleTrainer
+from automap.runtime.trainer.role_reader import read_roles
+from automap.runtime.trainer.supported_plans import FinerThanModules
+from automap.runtime.trainer.training_graph import training_graph
+from automap.runtime.transformers_models import is_transformers, without_cache
+from ir.graph import Graph
+
+
+def parallelize(
+    module: nn.Module,
+    plan: Plan,
+    model: str | Path | Graph,
+    *,
+    loss: LossFunction = summed_cross_entropy,
+    count: Callable[[Tensor], Tensor] = count_labels,
+    per_rank: Sequence[str] = (),
+) -> ModuleTrainer | GraphTrainer:
+    """Applies a plan to a network; every process of the plan calls it, started by torchrun.
+
+    A plan that is finer than modules is run by the operators of the graph, with the weights of the network and without
+    its code; a warning says why.
+
+    Args:
+        module: the network, built alike on every process; the values of rank 0 count.
+        plan: a plan of `model`.
+        model: the model that was searched: the path of its ONNX file, `zoo:NAME`, or its graph. Scopes of its operators
+            are paths of modules.
+        loss: (outputs, labels) of some samples -> the sum of their losses.
+        count: labels of some samples -> the number that the sum over all samples is divided by.
+        per_rank: globs of attributes that hold sizes of one rank, such as `h.*.attn.num_heads`: they are divided by the
+            size of the sharding axis. Where none is named, they are looked for, if the code does not run without.
+
+    Raises:
+        PlanError: the plan is for another model or number of devices, or is finer than modules where the graph cannot
+            stand for them: `GraphTrainer` says when.
+        ModelError: the model cannot be read.
+    """
+    graph = training_graph(model, plan)
+    if is_transformers(module):
+        without_cache(module)
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    # A cut may turn out to be impossible when modules have been changed already.
+    whole = Whole.of(module, graph) if len(plan.stages) > 1 else None
+    try:
+        return _by_modules(module, plan, graph, loss, count, per_rank)
+    except FinerThanModules as finer:
+        if loss is not summed_cross_entropy or count is not count_labels:
+            raise
+        found = GraphTrainer(module, plan, graph, whole or Whole.of(module, graph), finer)
+    if dist.get_rank() == 0:
+        warnings.warn(f"the graph is trained in place of the module's code: {found.why}", stacklevel=2)
+    return found
+
+
+def _by_modules(
+    module: nn.Module, plan: Plan, graph: Graph, loss: LossFunction, count: Callable[[Tensor], Tensor],
+    per_rank: Sequence[str],
+) -> ModuleTrainer:  # fmt: skip
+    roles = read_roles(plan, graph, module)
+    if roles.splits_classes and loss is not summed_cross_entropy:
+        raise PlanError(
+            "only the built-in cross-entropy runs on split classes", field="loss", value=loss,
+            repair="Leave it out, or take a plan that keeps the classes whole.",
+        )  # fmt: skip
+    return ModuleTrainer(module, plan, graph, roles, loss, count, per_rank)

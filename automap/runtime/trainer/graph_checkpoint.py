@@ -1,0 +1,131 @@
+"""Checkpoints of a graph that is trained in place of its modules, in the form of `checkpoint.Checkpoint`.
+
+Weights and moments are written whole, under the names of the user's module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from automap.runtime.executor.optimizer import Masters
+from automap.runtime.executor.stage_executor import StageExecutor
+from automap.runtime.operators.apply import value_of
+from automap.runtime.trainer.checkpoint import allocate_state, write
+from ir.graph import Graph
+
+
+class GraphCheckpoint:
+    """The weights, buffers and optimizer state of the stages of this rank, by their names in files."""
+
+    def __init__(
+        self, graph: Graph, ties: Mapping[str, str], executors: Mapping[int, StageExecutor], masters: Masters,
+        buffers: Mapping[str, Tensor],
+    ) -> None:  # fmt: skip
+        """Takes stages that are ready to run.
+
+        Args:
+            graph: the graph of the network.
+            ties: the names of shared parameters -> the first name of each.
+            executors: the stages of this rank, by number.
+            masters: what the optimizer updates, in the order of the stages and of their leaves.
+            buffers: persistent buffers of the network, which no step changes.
+        """
+        self._graph, self._ties, self._executors, self._buffers = graph, ties, executors, buffers
+        self._masters = masters
+        self._device = next((executor.device for executor in executors.values()), torch.device("cpu"))
+
+    def save(self, folder: Path, optimizer: torch.optim.Optimizer, more: Mapping[str, Any]) -> None:
+        """Writes everything to a folder; a checkpoint that is there is replaced once the new one is complete."""
+        write(folder, {**self._tensors(optimizer), "more": more}, self._device)
+
+    @torch.no_grad()
+    def load(self, folder: Path, optimizer: torch.optim.Optimizer, more: Mapping[str, Any]) -> dict[str, Any]:
+        """Reads what `save` wrote, or `checkpoint.Checkpoint.save`; returns `more` as it was saved."""
+        allocate_state(optimizer)
+        state = {**self._tensors(optimizer), "more": dict(more)}
+        load(state, checkpoint_id=folder)
+        for executor, held in self._held():
+            self._take(executor, held, state, "model.", "")
+            for key, moments in self._states(optimizer, held).items():
+                if all(moment.dim() for moment in moments.values()):
+                    self._take(executor, moments, state, "optimizer.", f".{key}")
+                else:
+                    for leaf, moment in moments.items():
+                        name = next(self._file_names(executor.members[leaf]))
+                        moment.copy_(state[f"optimizer.{name}.{key}"])
+        found: dict[str, Any] = state["more"]
+        return found
+
+    def _held(self) -> Iterator[tuple[StageExecutor, dict[str, Tensor]]]:
+        """The stages of this rank, each with what the optimizer updates of it, by leaf."""
+        masters = iter(self._masters.masters)
+        for executor in self._executors.values():
+            yield executor, dict(zip(executor.parameters, masters, strict=False))
+
+    @staticmethod
+    def _states(optimizer: torch.optim.Optimizer, held: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+        """What an optimizer keeps: name -> leaf -> a tensor of its shape, or a number of steps."""
+        found: dict[str, dict[str, Tensor]] = {}
+        for leaf, part in held.items():
+            for key, value in optimizer.state.get(part, {}).items():
+                if isinstance(value, Tensor):
+                    found.setdefault(key, {})[leaf] = value
+        return found
+
+    def _tensors(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Every tensor of this rank, whole, by its name in files. A collective."""
+        found: dict[str, Any] = {f"model.{name}": value for name, value in self._buffers.items()}
+        for executor, held in self._held():
+            found.update({f"model.{n}": t for n, t in self._in_file(executor.wholes(held)).items()})
+            for key, moments in self._states(optimizer, held).items():
+                if all(moment.dim() for moment in moments.values()):
+                    whole = self._in_file(executor.wholes(moments))
+                else:
+                    whole = {n: v for leaf, v in moments.items() for n in self._file_names(executor.members[leaf])}
+                found.update({f"optimizer.{name}.{key}": value for name, value in whole.items()})
+        return found
+
+    def _take(
+        self, executor: StageExecutor, parts: Mapping[str, Tensor], state: Mapping[str, Any], head: str, tail: str
+    ) -> None:
+        """Copies this rank's parts of what was read, by leaf."""
+        names = [name for leaf in parts for name in executor.members[leaf]]
+        read = {name: state[f"{head}{name}{tail}"] for name in self._file_names(names)}
+        read |= {alias: read[first] for alias, first in self._ties.items() if first in read}
+        for leaf, part in executor.own({name: value_of(self._graph, name, read) for name in names}).items():
+            parts[leaf].copy_(part)
+
+    def _file_names(self, names: Iterable[str]) -> Iterator[str]:
+        """The names in files of parameters of the graph, each once."""
+        found: dict[str, None] = {}
+        for name in names:
+            parts = [part for part, (source, *_) in self._graph.pieces.items() if source == name]
+            source = self._graph.pieces[name][0] if name in self._graph.pieces else name
+            found.update(dict.fromkeys(self._ties.get(n, n) for n in parts or [source]))
+        yield from found
+
+    def _in_file(self, wholes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of parameters of the graph as files hold them: pieces joined, stacks of experts apart."""
+        found: dict[str, Tensor] = {}
+        joined: dict[str, list[tuple[int, int, Tensor]]] = {}
+        for name, value in wholes.items():
+            parts = sorted(
+                (start, part) for part, (source, _, start, _) in self._graph.pieces.items() if source == name
+            )
+            if name in self._graph.pieces:
+                source, dim, start, _ = self._graph.pieces[name]
+                joined.setdefault(source, []).append((start, dim, value))
+            elif parts:
+                found.update({part: value[number] for number, (_, part) in enumerate(parts)})
+            else:
+                found[name] = value
+        for source, some in joined.items():
+            ordered = sorted(some, key=lambda piece: piece[0])
+            found[source] = torch.cat([value for *_, value in ordered], ordered[0][1])
+        return {self._ties.get(name, name): value.contiguous() for name, value in found.items()}

@@ -1,0 +1,334 @@
+"""Trains the graph of a network by a plan that is finer than its modules.
+
+The operators of the graph run in place of the network's code, by the executor that trials use, with the weights of the
+network: stages of unlike meshes, operators that split what they like, experts, ZeRO over any axis, replicas that are
+averaged periodically. What code does and the graph does not (dropout, running statistics, frozen weights) is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from automap.cluster import parse_cluster
+from automap.errors import PlanError
+from automap.hints import Hints
+from automap.plan import Plan, model_ref
+from automap.price.evaluator import Evaluator
+from automap.problem import Problem
+from automap.runtime.executor.optimizer import Masters
+from automap.runtime.executor.pipeline import Pipeline
+from automap.runtime.executor.runner import DTYPES, join, replicas_of
+from automap.runtime.executor.stage_executor import StageExecutor
+from automap.runtime.mesh_groups import Groups
+from automap.runtime.operators.apply import run
+from automap.runtime.sharded_operators.call import with_attributes
+from automap.runtime.tensor_layout import Box, StageTensor
+from automap.runtime.trainer.graph_checkpoint import GraphCheckpoint
+from automap.runtime.trainer.loss_scaling import LossScale
+from automap.runtime.trainer.losses import IGNORED
+from automap.runtime.trainer.module_tree import tied_names
+from automap.runtime.trainer.process_mesh import own_device
+from automap.runtime.trainer.skipping_stages import drop_weights
+from automap.runtime.trainer.split_check import PROBE_ULPS, computes, probe_inputs
+from automap.runtime.trainer.supported_plans import INSTEAD
+from automap.runtime.trainer.training_graph import data_inputs, input_names, scores_of
+from ir.graph import Graph
+from ir.operators.experts import DISPATCH
+
+LOSS_KIND = "SoftmaxCrossEntropyLoss"
+PROBED = 2
+"""The samples on which graph and network are compared: two, so that one can leak into the other."""
+SCALE = "loss scale"
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A network before anything is changed."""
+
+    values: Mapping[str, Tensor]
+    """Its parameters and buffers under all of their names."""
+    inputs: list[Tensor]
+    """Random inputs."""
+    scores: Tensor
+    """What it computes of them, without dropout."""
+    trained: Tensor
+    """What it computes of them as it is, in training or not."""
+
+    @classmethod
+    def of(cls, module: nn.Module, graph: Graph) -> Self:
+        """Keeps the tensors of a network, and runs it twice."""
+        inputs, names = probe_inputs(graph, module, PROBED), input_names(graph, module)
+        values = dict(module.named_parameters(remove_duplicate=False))
+        buffers = dict(module.named_buffers(remove_duplicate=False))
+        found = computes(module, inputs, names)
+        trained = found
+        if not any(isinstance(child, _BatchNorm) for child in module.modules()):
+            with torch.no_grad(), torch.random.fork_rng(devices=[] if found.device.type == "cpu" else [found.device]):
+                trained = scores_of(module, inputs, names)
+        return cls({**values, **buffers}, inputs, found, trained)
+
+
+class GraphTrainer:
+    """A network whose graph is trained by a plan; `ModuleTrainer` says what its methods do.
+
+    `parameters` are this rank's parts of the weights, under ZeRO vectors of several, in float32 where the plan computes
+    in less. Where replicas are trained apart, they are averaged at the beginning of the step after a period.
+
+    Attributes:
+        why: why modules cannot run the plan.
+        rows: [samples] positions in a global batch of the samples that this rank reads, by micro-batch; stages in the
+            middle of a pipeline read none.
+        device: the device of the inputs.
+        scaling: the scale of the loss, for plans in fp16, and the number of steps that were skipped for it.
+    """
+
+    def __init__(self, module: nn.Module, plan: Plan, graph: Graph, whole: Whole, finer: PlanError) -> None:
+        """Takes the weights of a network; the module keeps none.
+
+        Raises:
+            PlanError: the graph cannot stand for the network.
+        """
+        _check_code(module, graph, whole, finer)
+        self.plan, self.why, self.device = plan, str(finer), own_device()
+        _check_scores(graph, whole, self.device)
+        self.scaling = LossScale(self.device, on=plan.training.precision == "fp16")
+        values = {name: tensor.detach().to(self.device) for name, tensor in whole.values.items()}
+        for tensor in {id(t): t for t in values.values()}.values():
+            dist.broadcast(tensor, 0)
+        self._labels, self._inputs = graph.operators[-1].inputs[1], [tensor.name for tensor in data_inputs(graph)]
+        self._executors: dict[int, StageExecutor]
+        self._pipeline, self._executors = _joined(plan, as_trained(graph, module), values, self.device)
+        self._masters = Masters(
+            {f"{n}.{name}": leaf for n, e in self._executors.items() for name, leaf in e.parameters.items()}
+        )
+        self._replicas = replicas_of(plan, self._executors, self._masters.masters)
+        persistent = {n: values[n] for n in module.state_dict() if n in dict(module.named_buffers())}
+        self._checkpoint = GraphCheckpoint(graph, tied_names(module), self._executors, self._masters, persistent)
+        self._replica = self._own_replica()
+        drop_weights(module, ())
+        self._rows()
+        self._given: dict[str, Tensor] = {}
+        self._is_updated = False
+
+    def _rows(self) -> None:
+        """Sets `rows`: the samples between the first and the last that any input of this rank's stages needs."""
+        spans = [box[0] for executor in self._executors.values() for tensor in executor.data
+                 for box in [self._box(executor, tensor)]]  # fmt: skip
+        self._first = min((start for start, _ in spans), default=0)
+        self._num_samples = max((stop for _, stop in spans), default=0) - self._first
+        starts = torch.arange(self.plan.num_micro_batches)[:, None] * self.plan.samples_per_micro_batch
+        self.rows = (starts + self._first + torch.arange(self._num_samples)).flatten()
+
+    @staticmethod
+    def _box(executor: StageExecutor, tensor: StageTensor) -> Box:
+        return tensor.boxes[executor.program.mesh.devices.index(dist.get_rank())]
+
+    # -- Training
+
+    def parameters(self) -> list[dict[str, list[Tensor]]]:
+        """The parameters of this rank, for an optimizer."""
+        return [{"params": self._masters.masters}]
+
+    def step(self, *data: Tensor) -> float:
+        """Forward and backward passes of all micro-batches; see `ModuleTrainer.step`.
+
+        Returns:
+            The loss of the whole batch; where replicas are trained apart, that of the samples of this rank's replica.
+        """
+        if any(len(x) != len(self.rows) for x in data):
+            raise PlanError(
+                f"this rank reads {len(self.rows)} samples", field="data", value=[len(x) for x in data],
+                repair="Give the samples at `trainer.rows` of a global batch.",
+            )  # fmt: skip
+        self._take_up()
+        self._given = dict(zip((*self._inputs, self._labels), (x.to(self.device) for x in data), strict=True))
+        count, scale = self._sum(self._own_count()), self.scaling.scale
+        for executor in self._executors.values():
+            executor.scale = scale / count
+        loss = self._pipeline.step(self._part)
+        self._masters.take_gradients()
+        self.scaling.finish(self._masters.masters, self._replica)
+        self._is_updated = True
+        return self._sum(loss / scale if loss is not None and self._reports() else 0.0)
+
+    def finish(self) -> None:
+        """Averages replicas that are trained apart, so that all are equal."""
+        self._take_up()
+        if self._replicas is not None:
+            self._replicas.finish()
+            self._publish()
+
+    def _take_up(self) -> None:
+        """Takes over what the optimizer has changed since the last step."""
+        if self._is_updated:
+            if self._replicas is not None:
+                self._replicas.after_step()
+            self._publish()
+        self._is_updated = False
+
+    def _publish(self) -> None:
+        self._masters.publish()
+        self._pipeline.refresh()
+
+    def _part(self, name: str, box: Box, micro_batch: int) -> Tensor:
+        """The part of an input that a box of a micro-batch describes."""
+        start, stop = (micro_batch * self._num_samples - self._first + end for end in box[0])
+        part = self._given[name][start:stop][(slice(None), *(slice(*span) for span in box[1:]))]
+        return part.to(self._dtype) if part.is_floating_point() else part
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(executor.program.dtype for executor in self._executors.values())
+
+    def _last(self) -> tuple[StageExecutor, StageTensor] | None:
+        """The stage of this rank that makes the loss, and its labels."""
+        for executor in self._executors.values():
+            if executor.loss is not None:
+                return executor, next(tensor for tensor in executor.data if tensor.name == self._labels)
+        return None
+
+    def _own_count(self) -> float:
+        """The labels that this rank alone counts: the first of its stage that holds them."""
+        last = self._last()
+        if last is None:
+            return 0.0
+        executor, tensor = last
+        box = self._box(executor, tensor)
+        if executor.program.mesh.devices[tensor.boxes.index(box)] != dist.get_rank():
+            return 0.0
+        parts = (self._part(tensor.name, box, number) for number in range(self.plan.num_micro_batches))
+        return float(sum((part != IGNORED).sum() for part in parts))
+
+    def _reports(self) -> bool:
+        """Whether this rank reports the loss of its replica: the first rank of it in the last stage."""
+        last = self._last()
+        if last is None:
+            return False
+        mesh, axis = last[0].program.mesh, last[0].program.mesh.apart
+        own = 0 if axis is None else mesh.replicas.index(axis.index)
+        return mesh.devices[own] == dist.get_rank()
+
+    def _sum(self, value: float) -> float:
+        """The sum over the ranks that train together."""
+        found = torch.tensor(value, dtype=torch.float64 if self.device.type == "cpu" else torch.float32)
+        found = found.to(self.device)
+        if dist.get_world_size() > 1:
+            dist.all_reduce(found, group=self._replica)
+        return float(found)
+
+    def _own_replica(self) -> dist.ProcessGroup | None:
+        """The ranks of this rank's replica; None = all ranks, where no replicas are trained apart."""
+        ranks: dict[int, set[int]] = {}
+        for stage in self._pipeline.stages:
+            for rank, replica in zip(stage.ranks, stage.replicas, strict=False):
+                ranks.setdefault(replica, set()).add(rank)
+        groups = {replica: dist.new_group(sorted(ranks[replica])) for replica in sorted(ranks)}
+        return next((groups[replica] for replica in groups if dist.get_rank() in ranks[replica]), None)
+
+    # -- Checkpoints
+
+    def save(self, folder: str | Path, optimizer: torch.optim.Optimizer, **more: Any) -> None:
+        """Writes a checkpoint that any plan of the model reads; replicas that are trained apart are averaged first."""
+        self.finish()
+        self._checkpoint.save(Path(folder), optimizer, {**more, SCALE: self.scaling.state()})
+
+    def load(self, folder: str | Path, optimizer: torch.optim.Optimizer, **more: Any) -> dict[str, Any]:
+        """Reads what `save` of any trainer wrote; see `ModuleTrainer.load`."""
+        self._take_up()
+        found = self._checkpoint.load(Path(folder), optimizer, {**more, SCALE: self.scaling.state()})
+        self._publish()
+        self.scaling.restore(found.pop(SCALE))
+        return found
+
+
+def as_trained(graph: Graph, module: nn.Module) -> Graph:
+    """The graph with what no file says: labels that are `IGNORED`, and rows of embeddings that are not trained."""
+    fixed = {
+        path: child.padding_idx
+        for path, child in module.named_modules()
+        if isinstance(child, nn.Embedding) and child.padding_idx is not None
+    }
+    *operators, loss = (
+        with_attributes(op, padding_idx=fixed[op.scope]) if op.kind == "Gather" and op.scope in fixed else op
+        for op in graph.operators
+    )
+    operators.append(with_attributes(loss, ignore_index=IGNORED))
+    return replace(graph, operators=tuple(operators), sha256=model_ref(graph).sha256)
+
+
+def _joined(
+    plan: Plan, graph: Graph, values: Mapping[str, Tensor], device: torch.device
+) -> tuple[Pipeline, dict[int, StageExecutor]]:
+    """The pipeline of a plan on this rank."""
+    problem = Problem(graph=graph, cluster=parse_cluster(plan.cluster), training=plan.training, hints=Hints())
+    double = any(tensor.dtype == torch.float64 for tensor in values.values() if isinstance(tensor, Tensor))
+    dtype = torch.float64 if double else DTYPES[problem.precision]
+    torch.backends.cuda.matmul.allow_tf32 = problem.precision == "tf32"
+    return join(Evaluator(problem), plan, dist.get_rank(), values, Groups(), dtype=dtype, device=device)
+
+
+def _check_code(module: nn.Module, graph: Graph, whole: Whole, finer: PlanError) -> None:
+    """Refuses networks whose code does what their graph does not."""
+    faults: list[tuple[str, object, str, str]] = []
+    if not torch.equal(whole.trained, whole.scores):
+        dropouts = [path for path, child in module.named_modules() if isinstance(child, _DropoutNd) and child.p > 0.0]
+        where = f".{dropouts[0]}" if dropouts else ""
+        faults.append((f"module{where}", "dropout", "dropout is no part of the graph", "Set it to 0. "))
+    faults += [
+        (f"module.{path}", type(child).__name__, "the graph keeps no running statistics", "")
+        for path, child in module.named_modules()
+        if isinstance(child, _BatchNorm) and child.track_running_stats
+    ]
+    faults += [
+        (f"module.{name}", "frozen", "the graph trains all weights", "")
+        for name, parameter in module.named_parameters()
+        if not parameter.requires_grad
+    ]
+    faults += [
+        (f"model.{op.name}", dict(op.attributes)["capacity"], "experts of the graph drop what is above a capacity", "")
+        for op in graph.operators
+        if op.kind == DISPATCH
+    ]
+    loss = graph.operators[-1]
+    if loss.kind != LOSS_KIND or dict(loss.attributes).get("reduction") != "sum":
+        faults.append(("plan.training.loss", loss.kind, "the graph is trained by the built-in cross-entropy alone", ""))
+    faults += [
+        (f"inputs.{tensor.name}", tensor.batch_dim, "samples are not its first dim", "")
+        for tensor in graph.tensors.values()
+        if tensor.role == "input" and tensor.batch_dim != 0
+    ]
+    for field, value, what, repair in faults[:1]:
+        raise PlanError(
+            f"modules cannot run the plan ({finer}), and its graph cannot take their place: {what}",
+            field=field, value=value, repair=f"{repair}Or search with --target automap." if repair else INSTEAD,
+        )  # fmt: skip
+
+
+def _check_scores(graph: Graph, whole: Whole, device: torch.device) -> None:
+    """Refuses a graph that computes something else than the network, in float32."""
+    narrow = {n: t.detach().float() if t.is_floating_point() else t for n, t in whole.values.items()}
+    names = [tensor.name for tensor in data_inputs(graph)]
+    given = {n: x.float() if x.is_floating_point() else x for n, x in zip(names, whole.inputs, strict=True)}
+    labels = graph.tensors[graph.operators[-1].inputs[1]]
+    given[labels.name] = torch.zeros(labels.shape_at(PROBED), dtype=torch.int64, device=whole.scores.device)
+    with torch.no_grad():
+        found = run(graph, {**narrow, **given}, PROBED)[graph.outputs[0]]
+    eps = max(torch.finfo(whole.scores.dtype).eps, torch.finfo(torch.float32).eps)
+    limit = PROBE_ULPS * eps * float(whole.scores.abs().max())
+    error = float((found - whole.scores).abs().max()) if found.shape == whole.scores.shape else torch.inf
+    wrong = torch.tensor(float(not error <= limit), device=device)
+    dist.all_reduce(wrong)
+    if wrong:
+        raise PlanError(
+            "computes something else than the graph that was searched", field="module",
+            value=f"{error:.1e} where {limit:.1e} is rounding", repair="Export the module again, and search with that.",
+        )  # fmt: skip

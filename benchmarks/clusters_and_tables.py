@@ -1,0 +1,97 @@
+"""How long `recommend` takes on many clusters, and whether tables agree with single commands, cell by cell.
+
+    python benchmarks/clusters_and_tables.py [--model gpt2-xl] [--devices 512] [--tables 7] [--kinds H100,A100]
+
+First `recommend` rates every size up to --devices of every kind of device that is known, and every tenth candidate is
+searched again by `search --searcher expert`. Then --tables tables of `sweep`, of 16 cells over tensor and pipeline
+parallel each, are held against `estimate`. Any difference ends it with 1.
+"""
+
+import argparse
+import itertools
+import os
+import random
+import sys
+import time
+from dataclasses import replace
+
+from agents import Budget, search
+from agents.recommend import Goals, recommend, sizes
+from automap.cluster import known_devices
+from automap.errors import UserError
+from automap.plan import Plan
+from automap.problem import Problem
+from ir import zoo
+from service.command.estimation import price_hand_made
+from service.command.sweeping import Side, sweep
+from service.jobs.run_job import JobRequest, ModelOptions
+
+BATCH = 512
+SEARCHED = 10
+"""One of so many candidates is searched again."""
+SIDES = [Side("tp", (1, 2, 4, 8)), Side("pp", (1, 2, 4, 8))]
+STATED = {"micro_batch": (1, 2, 4), "zero": (0, 1, 3)}
+CLUSTERS = ("1x8xA100-80GB", "4x8xA100-80GB", "2x8xH100", "2x8xV100-16GB@25Gbit")
+
+
+def rated(model: str, kinds: list[str], most: int) -> list[str]:
+    """Times `recommend`, and searches some of its candidates again; returns what differs."""
+    graph, training = zoo.build(model), {"global_batch": BATCH}
+    clusters = sizes(kinds, most)
+    began, used = time.monotonic(), os.times()
+    found = recommend(graph, clusters, training, Goals(), processes=len(os.sched_getaffinity(0)))
+    taken, now = time.monotonic() - began, os.times()
+    cpu = sum(now[:4]) - sum(used[:4])
+    alone = [one for one in found.candidates if one.step_time_s is not None]
+    print(f"{model}: {len(clusters)} candidates of {len(kinds)} kinds in {taken:.1f} s, {cpu:.1f} s of processor time;")
+    print(f"{len(alone)} by templates, the others by bounds; {len(found.front)} on the front")
+    wrong = []
+    for one in alone[::SEARCHED]:
+        problem = Problem.build(graph, one.cluster, training)
+        step_s = search(problem, Budget(), searcher="expert").step_time_s
+        if step_s != one.step_time_s:
+            wrong.append(f"{one.cluster}: {one.step_time_s} and {step_s}")
+    print(f"{len(alone[::SEARCHED])} of them searched again, {len(wrong)} differ")
+    return wrong
+
+
+def step_s(plan: Plan | None) -> float | None:
+    """Step time of a plan; None without one."""
+    return None if plan is None or plan.estimate is None else plan.estimate.step_time_s
+
+
+def swept(model: str, count: int) -> list[str]:
+    """Prices cells as `sweep` does and as `estimate` does; returns what differs."""
+    tables = random.Random(0).sample(list(itertools.product(CLUSTERS, *STATED.values())), count)
+    wrong, priced, number = [], 0, 0
+    for cluster, *values in tables:
+        request = JobRequest(cluster=cluster, training={"global_batch": BATCH}, model=ModelOptions(zoo=model))
+        stated = dict(zip(STATED, values, strict=True))
+        for cell in sweep(b"", request, stated, SIDES, searched=False):
+            try:
+                alone, fault = step_s(price_hand_made(b"", replace(request), {**stated, **cell.at})), None
+            except UserError as refused:
+                alone, fault = None, str(refused)
+            number, priced = number + 1, priced + (alone is not None)
+            if (step_s(cell.plan), cell.fault) != (alone, fault):
+                wrong.append(f"{cluster} {stated} {cell.at}: {step_s(cell.plan)} {cell.fault} and {alone} {fault}")
+    print(f"{number} cells, {priced} of them plans and the others refused, {len(wrong)} differ from `estimate`")
+    return wrong
+
+
+def main() -> int:
+    """Rates, sweeps and compares; 1 if anything differs."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", default="gpt2-xl")
+    parser.add_argument("--devices", type=int, default=512)
+    parser.add_argument("--tables", type=int, default=7)
+    parser.add_argument("--kinds", help="kinds of devices; default: all that are known")
+    options = parser.parse_args()
+    kinds = options.kinds.split(",") if options.kinds else [device.name for device in known_devices()]
+    wrong = [*rated(options.model, kinds, options.devices), *swept(options.model, options.tables)]
+    print("\n".join(wrong) or "Nothing differs.")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

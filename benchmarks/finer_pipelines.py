@@ -1,0 +1,101 @@
+"""What recomputation by levels is worth: the same searches with and without levels between two recompute modes.
+
+    python benchmarks/finer_pipelines.py [--evaluations 1500] [--seeds 1] [--pairs WORD]
+
+For each pair of a model and a cluster, and each seed, a portfolio searches the whole space, and the space in which a
+pipeline rank has one recompute mode for all of its units (the pruning rule `one_mode_a_rank`), with equal budgets in
+evaluations. Prints both step times in the mean over the seeds, how much faster the first is, the spread of the seeds,
+the fullest device, and what the fastest plan recomputes on the pipeline ranks. The committed figures are in
+benchmarks/results/.
+"""
+
+import argparse
+import statistics
+from unittest import mock
+
+from agents import Budget, search
+from agents.searcher import SearchResult
+from automap.cluster import parse_cluster
+from automap.errors import NothingFits
+from automap.plan import Plan
+from automap.problem import Problem
+from automap.space.space import PlanSpace
+from automap.space.target_limits import plan_space
+from envs.pruning import prune
+from ir import zoo
+from service.strategy import strategy
+
+PAIRS = (
+    ("bert-large", "8xV100-16GB", 256),
+    ("gpt2-xl", "8xV100-16GB", 128),
+    ("llama-7b", "4xA100-40GB", 64),
+    ("llama-7b", "8xA100-40GB", 64),
+    ("bert-large", "8x8xV100-16GB@25Gbit", 2048),
+    ("gpt2-xl", "8x8xV100-16GB@25Gbit", 512),
+    ("vit-l", "8x8xV100-16GB@25Gbit", 8192),
+    ("t5-11b", "8x8xV100-32GB@25Gbit", 256),
+    ("mixtral-8x7b", "8x8xA100-40GB", 256),
+    ("llama-70b", "8x8xA100-80GB", 256),
+    ("bert-large", "64x8xV100-16GB@25Gbit", 16384),
+    ("gpt2-xl", "64x8xV100-32GB@25Gbit", 8192),
+    ("llama-70b", "64x8xA100-40GB", 1024),
+    ("gpt:layers=96,hidden=12288,heads=96,seq_len=2048,vocab_size=50304", "64x8xA100-80GB", 1536),
+)
+"""Model of the zoo, cluster, global batch: 8, 64 and 512 devices, where memory binds and where it does not."""
+
+
+def searched(problem: Problem, budget: Budget, seed: int, *, whole: bool) -> SearchResult | None:
+    """The result of a portfolio in the whole space, or where ranks have one mode; None where nothing fits."""
+
+    def made(asked: Problem) -> PlanSpace:
+        space = plan_space(asked)
+        return space if whole else prune(space, ("one_mode_a_rank",))
+
+    with mock.patch("agents.incumbent.plan_space", made):
+        try:
+            return search(problem, budget, seed=seed)
+        except NothingFits:
+            return None
+
+
+def fullest(plan: Plan) -> float:
+    """Share of its memory that the fullest device uses, of what a plan may use."""
+    assert plan.estimate is not None
+    return max(rank.total / (rank.capacity - rank.reserve) for rank in plan.estimate.memory_bytes)
+
+
+def pair(model: str, cluster: str, batch: int, budget: Budget, seeds: range) -> None:
+    """Runs the searches of one pair and prints its line."""
+    problem = Problem.build(zoo.build(model), parse_cluster(cluster), {"global_batch": batch})
+    found = [[searched(problem, budget, seed, whole=whole) for seed in seeds] for whole in (False, True)]
+    head = f"{model.partition(':')[0]:12} {cluster:21} {batch:5}"
+    times = [[r.plan.estimate.step_time_s for r in some if r and r.plan.estimate] for some in found]
+    if not all(times):
+        print(head, "nothing fits" + (" with one mode a rank" if times[1] else ""), flush=True)
+        return
+    before, after = map(statistics.mean, times)
+    spread = max(times[1]) / min(times[1]) - 1.0
+    best = min((r for r in found[1] if r), key=lambda r: r.plan.estimate.step_time_s if r.plan.estimate else 0.0)
+    print(
+        f"{head} {before:9.4f} s {after:9.4f} s {before / after - 1.0:7.1%} {spread:6.1%} "
+        f"{fullest(best.plan):6.0%}  {strategy(best.plan)}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Prints one line for each pair."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--evaluations", type=int, default=1500)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--pairs", default="", help="a word in the model or the cluster")
+    asked = parser.parse_args()
+    budget = Budget(evaluations=asked.evaluations)
+    print(f"{'model':12} {'cluster':21} {'batch':>5} {'one mode':>11} {'levels':>11}   gain spread memory  plan")
+    for model, cluster, batch in PAIRS:
+        if asked.pairs in f"{model} {cluster}":
+            pair(model, cluster, batch, budget, range(asked.seeds))
+
+
+if __name__ == "__main__":
+    main()

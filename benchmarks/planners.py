@@ -1,0 +1,153 @@
+"""Planners of the literature against the portfolio: predicted step, time of the search, and plan, on one price.
+
+    python benchmarks/planners.py [--budget 10s] [--portfolio 10s] [--models NAME,…] [--clusters NAME,…]
+                                  [--planners NAME,…] [--profiles FOLDER]
+
+For each pair every planner searches alone, then the portfolio does. Prints one line a pair and planner: the step time,
+by how much the portfolio's plan is faster (below 1: the planner wins), processor seconds of the search, and the plan in
+short. A planner that proposes nothing that fits has a dash. At the end: how often the portfolio is faster than all of
+them, and how often slower than one. A, B and C are the clusters of DAPPLE's evaluation. Layer profiles are read from
+FOLDER. The committed figures are in benchmarks/results/; docs/planners.md shows them.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from agents import Budget, search
+from agents.searcher import SEARCHERS, SearchResult
+from automap.cluster import Cluster, parse_cluster
+from automap.errors import NothingFits
+from automap.plan import Plan
+from automap.problem import Problem
+from ir import zoo
+from ir.graph import Graph
+from ir.profile_import import batch_in_name, load_profile
+
+MODELS = {
+    "resnet50": ("resnet50", 1024),
+    "vgg19": ("vgg19", 512),
+    "bert-large": ("bert-large", 256),
+    "gpt2-xl": ("gpt2-xl", 128),
+    "llama-7b": ("llama-7b", 256),
+    "mixtral-8x7b": ("mixtral-8x7b", 256),
+    "t5-3b": ("t5-3b", 128),
+    "gnmt-16": ("dapple/gnmt-16-pbs-64.txt", 1024),
+}
+"""Name: (model of the zoo or profile, global batch)."""
+PLANNERS = ("pipedream", "dapple", "spp", "alpa", "piper", "galvatron", "aceso", "whale", "elimination", "ilp")
+NAMED = {
+    "A": "2x8xV100-16GB@25Gbit",
+    "B": "16x1xV100-16GB@25Gbit",
+    "C": "16x1xV100-16GB@10Gbit",
+    "4x8 A100": "4x8xA100-80GB",
+    "8x8 H100": "8x8xH100-80GB",
+    "mixed": "8xV100-32GB+8xP100@50Gbit",
+    "7 A100": "1x7xA100-80GB",
+}
+CUBE_MESH = ("X112 2SSS", "1X21 S2SS", "12X2 SS1S", "212X SSS1", "2SSS X112", "S2SS 1X21", "SS1S 12X2", "SSS1 212X")
+"""Links between the eight V100s of a server: one NVLink, two, or the system's bus (DLPerf, report of 2020)."""
+RATES = {"X": 0.0, "1": 22.0, "2": 44.0, "S": 9.0}
+"""GB/s of one NVLink 2.0 or two, of 25 each by its data sheet, and of the bus (assumed: what is reached)."""
+SAME = 1.001
+"""Factor within which two plans are equally fast."""
+
+
+def clusters() -> dict[str, Cluster]:
+    """All clusters by name."""
+    found = {name: parse_cluster(text) for name, text in NAMED.items()}
+    found["cube mesh"] = _with_rates(
+        "8xV100-16GB", np.array([[RATES[c] for c in r.replace(" ", "")] for r in CUBE_MESH])
+    )
+    rates = np.exp(np.random.default_rng(0).uniform(np.log(0.3), np.log(30.0), (12, 12)))
+    found["random"] = _with_rates("12x1xV100-16GB@25Gbit", np.minimum(rates, rates.T))
+    return found
+
+
+def _with_rates(text: str, rates: np.ndarray) -> Cluster:
+    return parse_cluster({**parse_cluster(text).to_json(), "name": text, "bandwidth_GBps": rates.tolist()})
+
+
+def graph_of(spec: str, profiles: Path) -> Graph:
+    """The graph of a model of the zoo or of a profile."""
+    if not spec.endswith(".txt"):
+        return zoo.build(spec)
+    file = profiles / spec
+    return load_profile(file.read_text(), name=file.stem, batch=batch_in_name(file.stem))
+
+
+def short(plan: Plan) -> str:
+    """Stages with their meshes, micro-batches, ZeRO and schedule of a plan."""
+    meshes = ["x".join(str(size) for _, size in stage.mesh) for stage in plan.stages]
+    if len(meshes) > 4:
+        meshes = [f"{len(meshes)} stages", *dict.fromkeys(meshes)]
+    zero = plan.stages[0].zero.stage
+    words = [" ".join(meshes), f"M {plan.num_micro_batches}", f"ZeRO {zero}" if zero else "", plan.schedule.kind]
+    return ", ".join(word for word in words if word)
+
+
+def found_by(problem: Problem, name: str, budget: Budget) -> tuple[SearchResult | None, float]:
+    """What a searcher finds by itself, and the processor seconds that it takes; None where it has nothing that fits."""
+    began = time.process_time()
+    try:
+        found = search(problem, budget, searcher=name, seed=0)
+    except NothingFits:
+        return None, time.process_time() - began
+    is_own = name == "portfolio" or found.plan.search.searchers.get(name) is not None
+    return (found if is_own else None), time.process_time() - began
+
+
+def main() -> None:
+    """Searches all pairs with all planners."""
+    known = clusters()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--budget", default="10s")
+    parser.add_argument("--portfolio", default="10s")
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--clusters", default=",".join(known))
+    parser.add_argument("--planners", default=",".join(name for name in PLANNERS if name in SEARCHERS))
+    parser.add_argument("--profiles", type=Path, default=Path("../data/profiles"))
+    given = parser.parse_args()
+    faster, slower, pairs = 0, [], 0
+    print("model        cluster    planner      step ms  portfolio  seconds  plan")
+    for model in given.models.split(","):
+        spec, batch = MODELS[model]
+        if spec.endswith(".txt") and not (given.profiles / spec).is_file():
+            parser.error(f"--profiles: {given.profiles / spec} is no file: name the folder of the layer profiles")
+        graph = graph_of(spec, given.profiles)
+        for cluster in given.clusters.split(","):
+            problem = Problem.build(graph, known[cluster], {"global_batch": batch})
+            whole, took_s = found_by(problem, "portfolio", Budget.parse(given.portfolio))
+            if whole is None:
+                print(f"{model:12} {cluster:10} nothing fits", flush=True)
+                continue
+            pairs += 1
+            best_s = float("inf")
+            for name in given.planners.split(","):
+                found, seconds = found_by(problem, name, Budget.parse(given.budget))
+                head = f"{model:12} {cluster:10} {name:12}"
+                if found is None:
+                    print(f"{head} {'-':>8} {'-':>10} {seconds:8.1f}", flush=True)
+                    continue
+                best_s = min(best_s, found.step_time_s)
+                gain = found.step_time_s / whole.step_time_s
+                line = f"{head} {1e3 * found.step_time_s:8.2f} {gain:9.3f}x {seconds:8.1f}  {short(found.plan)}"
+                print(line, flush=True)
+                if gain < 1.0 / SAME:
+                    slower.append(f"{model} on {cluster}: {name} by {100 * (1 / gain - 1):.1f} %")
+            name = f"({whole.plan.search.found_by})"
+            print(
+                f"{model:12} {cluster:10} portfolio    {1e3 * whole.step_time_s:8.2f} {name:>10} {took_s:8.1f}  "
+                f"{short(whole.plan)}",
+                flush=True,
+            )
+            faster += best_s > whole.step_time_s * SAME
+    print(f"{pairs} pairs: the portfolio is faster than every planner on {faster}, slower than one on {len(slower)}")
+    sys.stdout.writelines(f"  {line}\n" for line in slower)
+
+
+if __name__ == "__main__":
+    main()

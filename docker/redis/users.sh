@@ -1,0 +1,17 @@
+#!/bin/sh
+# Writes the users of Redis and its address for the service, from a password that is there: users.sh FOLDER [HOST].
+set -eu
+folder=$1
+host=${2:-redis}
+umask 077
+password=$(cat "$folder/redis_password")
+digest=$(printf %s "$password" | sha256sum | cut -d ' ' -f 1)
+{
+    echo "user default off"
+    echo "user automap on #$digest ~automap:* &* +@all -@dangerous -@scripting +info"
+} >"$folder/redis_users"
+printf 'redis://automap:%s@%s:6379/0' "$password" "$host" >"$folder/redis_url"
+[ -e "$folder/metrics_key" ] || : >"$folder/metrics_key"
+# The containers read them as users of their own; on this host nobody but you comes into the folder.
+chmod 444 "$folder/redis_users" "$folder/redis_url" "$folder/redis_password" "$folder/metrics_key"
+chmod 700 "$folder"

@@ -1,0 +1,113 @@
+"""`automap keys`: makes, lists and revokes API keys, in the store itself. For who runs the service."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from automap.errors import UserError, one_of
+from automap.records import to_json
+from service.command.options import JsonOption
+from service.command.output import print_json
+from service.command.server_settings import read_settings
+
+if TYPE_CHECKING:
+    from service.jobs.keys import Key, Keys
+
+DAY_S = 24 * 3600.0
+
+app = typer.Typer()
+keys_app = typer.Typer(no_args_is_help=True, help="Makes, lists and revokes API keys of the service on this store.")
+app.add_typer(keys_app, name="keys")
+
+
+@keys_app.command()
+def create(
+    tenant: Annotated[str, typer.Option(help="Whose models and jobs the key opens, as in vision-team.")],
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="read, submit or admin (delete everything of the tenant); repeatable; default: read, submit."
+        ),
+    ] = None,
+    name: Annotated[str, typer.Option(help="Who has the key and what for; for people.")] = "",
+    days: Annotated[float | None, typer.Option(min=1e-3, help="Days after which it expires; default: never.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Makes a key and prints it; it cannot be shown again."""
+    from service.jobs.keys import SCOPES
+
+    for given in scope or ():
+        if given not in SCOPES:
+            raise UserError("no such scope", field="scope", value=given, repair=one_of(SCOPES, given))
+    scopes: Any = scope or ["read", "submit"]
+    with _keys() as keys:
+        text, key = keys.create(tenant, scopes, name=name, lasts_s=None if days is None else days * DAY_S)
+    print_json({"key": text, **_shown(key)}) if as_json else typer.echo(text)
+
+
+@keys_app.command("list")
+def show(as_json: JsonOption = False) -> None:
+    """Shows all keys, without their secrets."""
+    with _keys() as keys:
+        found = keys.all()
+    if as_json:
+        print_json({"keys": [{**_shown(key), "last_used_at": used} for key, used in found]})
+        return
+    for key, used in found:
+        last = f"used {_day(used)}" if used else "never used"
+        typer.echo(f"{key.id}  {key.tenant:16} {','.join(key.scopes):18} {_state(key):20} {last:16} {key.name}")
+
+
+@keys_app.command()
+def revoke(
+    key: Annotated[str, typer.Argument(metavar="ID", help="The key's id, the part behind amk_.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Makes a key useless at once."""
+    with _keys() as keys:
+        found = keys.revoke(key)
+    print_json(_shown(found)) if as_json else typer.echo(f"{found.id} of {found.tenant} is revoked")
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Keys]:
+    import redis
+
+    from service.embedded_redis import reach
+    from service.jobs.connection import connect
+    from service.jobs.keys import Keys
+
+    settings = read_settings()
+    with contextlib.ExitStack() as stack:
+        url = settings.redis_url or stack.enter_context(reach(settings.data_dir))
+        client = stack.enter_context(connect(url))
+        try:
+            yield Keys(client)
+        except redis.RedisError as fault:
+            repair = "Start it, or set AUTOMAP_REDIS_URL or AUTOMAP_DATA_DIR as the service has them."
+            raise UserError(
+                f"the store does not answer ({fault})", field="redis_url", value="...", repair=repair
+            ) from None
+
+
+def _shown(key: Key) -> dict[str, Any]:
+    document = to_json(key)
+    del document["sha256"]
+    return dict(document)
+
+
+def _state(key: Key) -> str:
+    if key.revoked_at is not None:
+        return f"revoked {_day(key.revoked_at)}"
+    if key.expires_at is None:
+        return "usable"
+    return f"{'expired' if key.expires_at <= time.time() else 'until'} {_day(key.expires_at)}"
+
+
+def _day(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(seconds))

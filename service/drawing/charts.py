@@ -1,0 +1,163 @@
+"""Pictures of searches, recommendations and validations, and how they are written to files.
+
+Like those of plans they are drawn by matplotlib. `.html` is a page that needs no network, `.json` holds the numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from automap.errors import PlanError
+from service.drawing.pictures import PARTS, figure_of
+from service.report import seconds
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from agents.recommend import Candidate, Recommendation
+    from agents.searcher import SearchResult
+    from automap.validation.errors_by_group import Predicted
+
+KINDS = (".html", ".svg", ".png", ".json")
+"""Ends of the names of files that can be written."""
+ROWS = 12
+"""Height of a picture, in rows."""
+
+
+def check_kind(path: Path) -> None:
+    """Refuses a file that cannot be written by what its name ends in.
+
+    Raises:
+        PlanError: the end of the name is unknown.
+    """
+    if path.suffix.lower() not in KINDS:
+        repair = "Name a file that ends in .html, .svg, .png or .json."
+        raise PlanError("an unknown kind of picture", field="output", value=str(path), repair=repair)
+
+
+def write(path: Path, title: str, document: Mapping[str, Any], draw: Callable[[], Figure]) -> None:
+    """Writes a picture, or the numbers that it shows.
+
+    Args:
+        path: file, see `check_kind`.
+        title: what the picture shows, for pages and for those who cannot see it.
+        document: the numbers.
+        draw: returns the picture; not called for `.json`.
+    """
+    kind = path.suffix.lower()
+    if kind == ".json":
+        path.write_text(json.dumps(document, indent=1) + "\n")
+    elif kind == ".png":
+        draw().savefig(path, dpi=150)
+    else:
+        from service.drawing.page import page_of, svg
+
+        path.write_text(page_of(title, draw()) if kind == ".html" else svg(draw()))
+
+
+def progress_numbers(result: SearchResult) -> dict[str, Any]:
+    """How a search went.
+
+    Returns:
+        step_time_s of the plan found; lower_bound_s of all plans of the space; searchers: name -> [[plans priced so far
+        by all, seconds, step time]] at each moment when it found a faster plan than it had.
+    """
+    return {
+        "step_time_s": result.step_time_s,
+        "lower_bound_s": result.record.lower_bound_s,
+        "searchers": {name: [list(one) for one in own] for name, own in result.by_searcher.items()},
+    }
+
+
+def search_progress(result: SearchResult) -> Figure:
+    """The best plan of each searcher in the course of a search, against the bound."""
+    figure, axes = figure_of(ROWS, "The best plan of each searcher so far")
+    for number, (name, own) in enumerate(result.by_searcher.items()):
+        times = [*(max(after, 1e-3) for _, after, _ in own), max(result.seconds, own[-1][1])]
+        steps = [step_s for _, _, step_s in own]
+        (line,) = axes.step(times, [*steps, steps[-1]], where="post", label=f"{name}, {seconds(steps[-1])}")
+        line.set_color(PARTS[number % len(PARTS)])
+        if number >= len(PARTS):
+            line.set_linestyle("--")
+    bound_s = result.record.lower_bound_s
+    if bound_s is not None:
+        text = f"no plan takes less, {seconds(bound_s)}"
+        axes.axhline(bound_s, color="#D55E00", linestyle="--", linewidth=1, label=text)
+    axes.set_xscale("log")
+    axes.set_xlabel("seconds since the beginning of the search")
+    axes.set_ylabel("seconds of a step")
+    axes.set_ylim(0.0)
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def front(found: Recommendation) -> Figure:
+    """Step time against devices, or against the price of an hour, of all candidates, with those that none beats."""
+    priced = found.fewest.cost_per_hour is not None
+    figure, axes = figure_of(ROWS, "Clusters: what they cost, and how fast they are")
+
+    def places(some: Sequence[Candidate]) -> tuple[list[float], list[float]]:
+        able = [one for one in some if one.step_time_s is not None]
+        costs = [one.cost_per_hour if one.cost_per_hour is not None else float(one.num_devices) for one in able]
+        return costs, [one.step_time_s for one in able if one.step_time_s is not None]
+
+    axes.scatter(*places(found.candidates), s=12, color=PARTS[-2], label="candidates")
+    axes.plot(
+        *places(found.front), marker="o", markersize=4, color=PARTS[0], label="no other one is cheaper and faster"
+    )
+    for one, cost, step_s in zip(found.front, *places(found.front), strict=True):
+        axes.annotate(one.cluster, (cost, step_s), xytext=(4, 4), textcoords="offset points", fontsize=7)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("price of an hour" if priced else "devices")
+    axes.set_ylabel("seconds of a step")
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def validation_numbers(rows: Sequence[Predicted]) -> dict[str, Any]:
+    """Measured and predicted step time of each run that has a price, with the band of the prediction."""
+    return {
+        "runs": [
+            {
+                "id": row.run.id,
+                "group": row.run.group,
+                "measured_s": row.run.iteration_s,
+                "predicted_s": row.step_time_s,
+                "error_band_s": list(row.error_band_s),
+            }
+            for row in rows
+            if row.why is None
+        ]
+    }
+
+
+def predicted_against_measured(rows: Sequence[Predicted]) -> Figure:
+    """Predicted against measured step times of runs, by group."""
+    figure, axes = figure_of(ROWS, "Predicted against measured step times")
+    priced = [row for row in rows if row.why is None]
+    for number, group in enumerate(dict.fromkeys(row.run.group for row in priced)):
+        own = [row for row in priced if row.run.group == group]
+        marker = "osv^D"[number // len(PARTS) % 5]
+        axes.scatter(
+            [row.run.iteration_s for row in own],
+            [row.step_time_s for row in own],
+            s=10,
+            color=PARTS[number % len(PARTS)],
+            marker=marker,
+            label=f"{group} ({len(own)})",
+        )
+    ends = [row.run.iteration_s for row in priced] or [1.0]
+    ends = [min(ends), max(ends)]
+    axes.plot(ends, ends, color="black", linewidth=0.8, label="as measured")
+    axes.plot(ends, [1.2 * end for end in ends], color="black", linewidth=0.5, linestyle=":", label="20% off")
+    axes.plot(ends, [end / 1.2 for end in ends], color="black", linewidth=0.5, linestyle=":")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("seconds measured")
+    axes.set_ylabel("seconds predicted")
+    figure.legend(frameon=False, fontsize=7, ncols=3, loc="outside lower center")
+    return figure

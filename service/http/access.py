@@ -1,0 +1,89 @@
+"""Who may call which route.
+
+A route is open to keys with the scope `read` if it is a GET, else `submit`; `access` states otherwise. Where no keys
+are needed everybody is the tenant `DEFAULT_TENANT`. Every refusal, and every admitted request that may change
+something, is one line of the logger `automap.audit`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, cast
+
+from fastapi import HTTPException, Request
+from fastapi.concurrency import run_in_threadpool
+
+from service.jobs.keys import BadKey, Key, Keys, Scope
+from service.jobs.model_store import DEFAULT_TENANT
+from service.problems import problem
+
+AUDIT = logging.getLogger("automap.audit")
+Access = Literal["anybody", Scope]
+SAFE = ("GET", "HEAD")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def access(needed: Access) -> Callable[[F], F]:
+    """Decorates the function of a route with the scope that it needs, `anybody` = no key."""
+
+    def mark(function: F) -> F:
+        function.access = needed  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def access_of(route: Any) -> Access:
+    """The scope that a route needs."""
+    stated = getattr(route.endpoint, "access", None)
+    return cast("Access", stated or ("read" if route.methods <= set(SAFE) else "submit"))
+
+
+async def authorize(request: Request) -> None:
+    """Admits a request, and notes whose it is; a dependency of every route.
+
+    Raises:
+        HTTPException: 401 without a key that may be used, 403 where it has not the scope.
+    """
+    request.state.tenant, request.state.key_id = DEFAULT_TENANT, "-"
+    keys: Keys | None = request.app.state.keys
+    needed = access_of(request.scope["route"])
+    if keys is None or needed == "anybody":
+        return
+    kind, _, text = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() != "bearer" or not text:
+        raise _unauthorized("Send the header Authorization: Bearer with a key; `automap keys create` makes one.")
+    try:
+        key: Key = await run_in_threadpool(keys.find, text.strip())
+    except BadKey as fault:
+        raise _unauthorized(str(fault)) from None
+    request.state.tenant, request.state.key_id = key.tenant, key.id
+    if needed not in key.scopes:
+        repair = f"Use a key with the scope {needed}."
+        document = problem(
+            403, "The key does not allow this", field="scopes", value=" ".join(key.scopes), repair=repair
+        )
+        raise HTTPException(403, document)
+
+
+def audit(request: Request, status: int) -> None:
+    """Writes a line for a request that was refused for its key, or that may have changed something."""
+    if request.app.state.keys is None or (request.method in SAFE and status not in (401, 403)):
+        return
+    state = request.state
+    AUDIT.info(
+        "tenant=%s key=%s %s %s -> %d request=%s",
+        getattr(state, "tenant", "-"),
+        getattr(state, "key_id", "-"),
+        request.method,
+        # Without the query, which names files; quoted, so that nobody writes lines of his own.
+        request.scope["path"].encode("unicode_escape").decode()[:200],
+        status,
+        state.request_id,
+    )
+
+
+def _unauthorized(detail: str) -> HTTPException:
+    document = problem(401, "A key is needed", detail)
+    return HTTPException(401, document, {"WWW-Authenticate": 'Bearer realm="automap"'})

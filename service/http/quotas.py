@@ -1,0 +1,57 @@
+"""What a tenant may still submit, as RateLimit headers (draft-ietf-httpapi-ratelimit-headers) and as refusals.
+
+Units: seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+from fastapi import HTTPException
+
+from service.jobs.store import DAY_S, Store
+from service.problems import problem
+from service.settings import Settings
+
+RETRY_S = 30
+"""After how long a place in a full queue is worth another request (assumed)."""
+
+
+def check(store: Store, settings: Settings, reserve_s: float) -> None:
+    """Refuses a job that the tenant may not submit now.
+
+    Args:
+        store: the tenant's store.
+        settings: limits.
+        reserve_s: seconds that the job will search.
+
+    Raises:
+        HTTPException: 429, with the seconds after which another request may be admitted.
+    """
+    if store.num_waiting() >= settings.max_queued_jobs:
+        detail = f"At most {settings.max_queued_jobs} may wait. Try again later."
+        raise _refusal("Too many jobs are waiting", detail, RETRY_S, headers(store, settings))
+    if store.searched_s() + reserve_s > settings.max_search_s_per_day:
+        left = max(0.0, settings.max_search_s_per_day - store.searched_s())
+        detail = f"{left:g} of {settings.max_search_s_per_day:g} seconds of search are left today (UTC)."
+        raise _refusal("The day's searches are used up", detail, _to_midnight_s(), headers(store, settings))
+
+
+def headers(store: Store, settings: Settings) -> dict[str, str]:
+    """The RateLimit headers of an answer to a submission."""
+    jobs, seconds = settings.max_queued_jobs, math.floor(settings.max_search_s_per_day)
+    jobs_left = max(0, jobs - store.num_waiting())
+    seconds_left = max(0, math.floor(seconds - store.searched_s()))
+    return {
+        "RateLimit-Policy": f'"queued-jobs";q={jobs}, "search-seconds";q={seconds};w={DAY_S}',
+        "RateLimit": f'"queued-jobs";r={jobs_left}, "search-seconds";r={seconds_left};t={_to_midnight_s()}',
+    }
+
+
+def _to_midnight_s() -> int:
+    return math.ceil(DAY_S - time.time() % DAY_S)
+
+
+def _refusal(title: str, detail: str, retry_s: int, limits: dict[str, str]) -> HTTPException:
+    return HTTPException(429, problem(429, title, detail), {"Retry-After": str(retry_s), **limits})

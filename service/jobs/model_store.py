@@ -1,0 +1,113 @@
+"""The record of models, in Redis: files by the sha256 of their bytes, and what was imported from them.
+
+Every key carries its tenant, so that no tenant can name what is another's, nor learn that another has the same file.
+Units: bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import redis
+
+from service.jobs.records import Model, dumps
+
+DEFAULT_TENANT = "default"
+"""Whose everything is where no keys are needed."""
+TENANTS = "automap:tenants"
+"""Names of all tenants that have stored anything."""
+GRAPH_TTL_S = 3600
+"""Seconds that imported models are kept; they can always be made again from the file."""
+
+
+class StoreFull(Exception):
+    """The limit on what a tenant may store is reached."""
+
+
+class ModelStore:
+    """Models of one tenant in one Redis.
+
+    Args:
+        client: connection to it.
+        tenant: whose models.
+        clock: seconds since 1970.
+    """
+
+    def __init__(
+        self, client: redis.Redis, tenant: str = DEFAULT_TENANT, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.client = client
+        self.tenant = tenant
+        self._redis: Any = client  # redis-py types every reply as bytes or text; this connection never decodes
+        self._clock = clock
+        self._at = f"automap:t:{tenant}:"
+
+    def tenants(self) -> list[str]:
+        """All tenants that have stored anything."""
+        return sorted(name.decode() for name in self._redis.smembers(TENANTS))
+
+    def stored_bytes(self) -> int:
+        """Bytes of model files, requests and plans."""
+        return sum(int(size) for table in ("models", "sizes") for size in self._redis.hvals(f"{self._at}{table}"))
+
+    def add_model(self, data: bytes, *, name: str, summary: Mapping[str, Any], capacity: int) -> Model:
+        """Stores a model file; the same bytes have the same id and are stored once, with the name they had first.
+
+        Raises:
+            StoreFull: the tenant would store more than `capacity` bytes.
+        """
+        model_id = hashlib.sha256(data).hexdigest()
+        known = self.model(model_id)
+        if known is not None:
+            # What is said about its dims may differ.
+            return replace(known, summary=summary)
+        if self.stored_bytes() + len(data) > capacity:
+            raise StoreFull
+        with self._redis.pipeline() as pipe:
+            pipe.sadd(TENANTS, self.tenant)
+            pipe.hset(f"{self._at}models", model_id, str(len(data)))
+            pipe.hset(f"{self._at}model:{model_id}", mapping={"name": name, "summary": dumps(summary), "data": data})
+            pipe.execute()
+        return Model(id=model_id, name=name, num_bytes=len(data), summary=summary)
+
+    def model(self, model_id: str) -> Model | None:
+        """The record of a model, or None."""
+        name, summary = self._redis.hmget(f"{self._at}model:{model_id}", ["name", "summary"])
+        size = self._redis.hget(f"{self._at}models", model_id)
+        if name is None or summary is None or size is None:
+            return None
+        return Model(id=model_id, name=name.decode(), num_bytes=int(size), summary=json.loads(summary))
+
+    def models(self) -> list[Model]:
+        """All models, by name."""
+        ids = [name.decode() for name in self._redis.hkeys(f"{self._at}models")]
+        return sorted(filter(None, map(self.model, ids)), key=lambda model: (model.name, model.id))
+
+    def model_bytes(self, model_id: str) -> bytes | None:
+        """The bytes of a model's file, or None."""
+        return cast("bytes | None", self._redis.hget(f"{self._at}model:{model_id}", "data"))
+
+    def delete_model(self, model_id: str) -> bool:
+        """Removes a model; returns whether there was one. Imports of it go when their time is over."""
+        with self._redis.pipeline() as pipe:
+            pipe.hdel(f"{self._at}models", model_id)
+            pipe.delete(f"{self._at}model:{model_id}")
+            return bool(pipe.execute()[0])
+
+    def add_graph(self, key: str, data: bytes) -> None:
+        """Keeps an imported model for a while."""
+        self._redis.set(f"{self._at}graph:{key}", data, ex=GRAPH_TTL_S)
+
+    def graph(self, key: str) -> bytes | None:
+        """An imported model, or None."""
+        return cast("bytes | None", self._redis.get(f"{self._at}graph:{key}"))
+
+    def forget_graphs(self) -> None:
+        """Drops all imported models: another version of the importer may read them differently."""
+        for key in self._redis.scan_iter("automap:t:*:graph:*"):
+            self._redis.delete(key)

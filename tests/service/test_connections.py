@@ -1,0 +1,109 @@
+"""Clients that are slow, silent or many, as plain sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import redis
+
+from service.settings import Settings
+
+HEAD_S = 0.3
+MOST = 12
+
+
+@pytest.fixture
+def api(settings: Settings, client: redis.Redis, serve_app: Any) -> Iterator[httpx.Client]:
+    limits = {"body_timeout_s": HEAD_S, "upload_timeout_s": 2 * HEAD_S, "max_connections": MOST}
+    with serve_app(settings.model_copy(update=limits), client) as found:
+        yield found
+
+
+def dial(api: httpx.Client) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", api.base_url.port), timeout=60)
+
+
+def answer(connection: socket.socket) -> bytes:
+    """Everything that comes until the other side closes."""
+    found = b""
+    with contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(65536):
+            found += part
+    return found
+
+
+HEAD = b"POST /v1/%s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+
+
+def test_a_connection_that_sends_nothing_is_closed(api: httpx.Client) -> None:
+    began = time.monotonic()
+    with dial(api) as silent:
+        assert answer(silent) == b""
+    assert time.monotonic() - began > HEAD_S * 0.9
+
+
+def drip(connection: socket.socket, data: bytes) -> int:
+    """Sends a byte at a time until the other side has closed; returns how many left."""
+    connection.settimeout(0.02)
+    for number, byte in enumerate(data):
+        try:
+            connection.send(bytes([byte]))
+            if not connection.recv(1):
+                return number
+        except TimeoutError:
+            continue
+        except OSError:
+            return number
+        return number  # an answer has begun
+    return len(data)
+
+
+@pytest.mark.parametrize("behind_an_answer", [False, True])
+def test_a_head_of_one_byte_at_a_time(api: httpx.Client, behind_an_answer: bool) -> None:
+    with dial(api) as slow:
+        if behind_an_answer:
+            slow.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b"200 OK" in slow.recv(65536)
+        assert drip(slow, b"GET /version HTTP/1.1\r\nX: " + b"x" * 10_000) < 1000
+
+
+@pytest.mark.parametrize("place", [b"jobs", b"models", b"estimates"])
+def test_a_body_of_one_byte_at_a_time(api: httpx.Client, place: bytes) -> None:
+    with dial(api) as slow:
+        slow.sendall(HEAD % (place, 10_000))
+        assert drip(slow, b" " * 10_000) < 1000
+        slow.settimeout(60)
+        rest = answer(slow)
+    assert b"The body took too long" in rest or rest == b""
+
+
+def test_a_body_that_goes_on_behind_its_refusal(api: httpx.Client) -> None:
+    with dial(api) as slow:
+        slow.sendall(HEAD % (b"jobs", 1 << 40))
+        assert b"413" in slow.recv(65536)
+        assert drip(slow, b" " * 10_000) < 1000
+
+
+def test_more_connections_than_there_may_be(api: httpx.Client) -> None:
+    with contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(dial(api)) for _ in range(MOST)]
+        late = stack.enter_context(dial(api))
+        text = answer(late)
+        assert text.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 5" in text
+        assert b"application/problem+json" in text
+        for one in idle:
+            answer(one)
+    assert api.get("/version").status_code == 200
+
+
+def test_a_long_poll_is_no_slow_client(api: httpx.Client) -> None:
+    body = {"zoo": "gpt2:layers=2", "cluster": "8xV100-16GB", "training": {"global_batch": 64}, "budget": "1s"}
+    job = api.post("/v1/jobs", json=body, timeout=60).json()
+    assert api.get(f"/v1/jobs/{job['id']}?wait={3 * HEAD_S}").json()["state"] == "queued"
