@@ -68,6 +68,7 @@ SCRIPTS = {
     "runtime_overhead": "--rounds 1 --model {model}",
     "search_scale": "--budget 16 --blocks 12 --devices 8",
     "searchers": "--searchers random --problems 12 --seeds 1 --evaluations 8",
+    "service_events": "--clients 4 --events 12",
     "spp_bound": "--instances 3",
     "step_parts": "--rounds 1 --cluster {cluster}",
     "sync_training": "--steps 2 --seeds 2 --timed 1",
