@@ -50,8 +50,8 @@ def grid(seconds: float, most: int) -> None:
             for schedule in SCHEDULES
         }
         plan = search(problem, Budget(seconds=seconds), searcher="metropolis")
-        place = plan.places(fresh[0])
-        ours = float(np.mean([one.run(place).iteration_s for one in fresh]))
+        place, ranks = plan.places(fresh[0]), plan.ranks(problem)
+        ours = float(np.mean([one.run(place, ranks=ranks).iteration_s for one in fresh]))
         bound = float(np.mean([one.bounds(place).max() / iterations for one in fresh]))
         best = min(timed, key=lambda name: timed[name])
         others = min(float(np.mean([one.run(place, s).iteration_s for one in fresh])) for s in SCHEDULES)

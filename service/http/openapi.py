@@ -19,7 +19,7 @@ from fastapi.routing import APIRoute
 from automap.plan import Plan
 from automap.records import definition
 from service.http.access import access_of
-from service.http.schemas import EstimateBody, Fault, JobBody, ModelBody, RecommendationBody
+from service.http.schemas import EstimateBody, Fault, GnnJobBody, JobBody, ModelBody, RecommendationBody
 from service.problems import MEDIA_TYPE
 
 AT = "#/components/schemas/"
@@ -66,6 +66,12 @@ def problem_body(kind: type[ModelBody]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": body}}}}
 
 
+def record_body(kind: type[Any]) -> dict[str, Any]:
+    """`openapi_extra` of a route that takes a record."""
+    schema = {"$ref": f"{AT}{kind.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
 def event_stream() -> dict[int | str, dict[str, Any]]:
     """The answer of a route that sends events."""
     text = {"schema": {"type": "string"}}
@@ -85,7 +91,7 @@ def describe(app: FastAPI, routes: Iterable[APIRoute]) -> dict[str, Any]:
     schemas: dict[str, Any] = document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    for kind in (JobBody, EstimateBody, RecommendationBody, Plan):
+    for kind in (JobBody, GnnJobBody, EstimateBody, RecommendationBody, Plan):
         definition(kind, schemas, at=AT)
     fault = Fault.model_json_schema(ref_template=AT + "{model}")
     schemas[Fault.__name__] = fault

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from agents.searcher import MAX_EVALUATIONS
 from automap.cluster import MAX_DEVICES, Cluster
 from automap.export.configuration import Export
+from automap.gnn.problem import GnnProblem
 from automap.hints import Hints
 from automap.problem import Training
 from automap.records import DocumentOf, Items, Length, Range, to_json
@@ -97,6 +98,29 @@ class JobBody(ProblemBody):
             seed=self.seed,
             trials=self.trials,
             priority=self.priority,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GnnJobBody:
+    """`POST /v1/gnn/jobs`."""
+
+    problem: Annotated[Mapping[str, Any], DocumentOf(GnnProblem)]
+    budget: Annotated[
+        Annotated[int, Range(1, MAX_EVALUATIONS)] | Text, "A time, as in 20s, or a number of simulated placements."
+    ] = "20s"
+    searcher: Annotated[Text, "auto, metropolis, enumeration or dqn."] = "auto"
+    seed: Seed = 0
+
+    def request(self) -> JobRequest:
+        """The job as a record of the service."""
+        return JobRequest(
+            cluster="",
+            training={},
+            budget=str(self.budget),
+            searchers=(self.searcher,),
+            seed=self.seed,
+            gnn=self.problem,
         )
 
 

@@ -69,6 +69,8 @@ SCRIPTS = {
     "search_scale": "--budget 16 --blocks 12 --devices 8",
     "searchers": "--searchers random --problems 12 --seeds 1 --evaluations 8",
     "service_events": "--clients 4 --events 12",
+    "service_chaos": "--jobs 3 --minutes 0.02 --every 0.5 --recoveries 0 --stale 0 --workers 1",
+    "service_load": "--jobs 4 --polls 160 --slow 8 --minutes 0.01 --workers 1",
     "spp_bound": "--instances 3",
     "step_parts": "--rounds 1 --cluster {cluster}",
     "sync_training": "--steps 2 --seeds 2 --timed 1",
