@@ -205,7 +205,11 @@ def main() -> int:
             search = one.post("/v1/jobs", json={**JOB, "budget": "600s", "searchers": ["mcmc"]}).json()["id"]
             path = f"/v1/jobs/{search}"
             if given.polls:
-                print(f"polls: {shown(poll_s(url, path, heads['a'], given.polls))} at {POLLS_A_SECOND}/s offered")
+                before = own.cpu_times()
+                told = shown(poll_s(url, path, heads["a"], given.polls))
+                after = own.cpu_times()
+                each_s = (after.user + after.system - before.user - before.system) / given.polls
+                print(f"polls: {told} at {POLLS_A_SECOND}/s offered; {each_s * 1000:.2f} ms of processor time each")
             if given.polls and given.slow:
                 alone = statistics.quantiles(poll_s(url, path, heads["a"], given.polls), n=20)[-1]
                 ended, closed = threading.Event(), list[int]()
