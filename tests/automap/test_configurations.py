@@ -202,6 +202,6 @@ def test_other_json_is_not_read_as_deepspeeds(tmp_path: Path) -> None:
 
 
 def test_a_part_of_pytorch_json_is_not_taken_for_the_whole(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="is no pytorch.json as it was exported") as fault:
+    with pytest.raises(PlanError, match=r"is no pytorch\.json as it was exported") as fault:
         read_configuration(written(tmp_path / "pytorch.json", json.dumps({"schema": "automap.pytorch/1", "zero": 3})))
     assert fault.value.repair == "Export it again."
