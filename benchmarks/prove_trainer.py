@@ -279,7 +279,12 @@ def train(module: nn.Module, plan: Plan, path: Path, graph: Graph) -> tuple[list
     for seed in (1, 2):
         inputs, labels = batch(graph, plan, seed)
         data = [x.double() if double and x.is_floating_point() else x for x in inputs]
-        losses.append(trainer.step(*(x[trainer.rows] for x in data), labels[trainer.rows]))
+        skipped = -1
+        # Dynamic loss scaling leaves out steps until the scale is small enough.
+        while skipped < trainer.scaling.num_skipped:
+            skipped = trainer.scaling.num_skipped
+            loss = trainer.step(*(x[trainer.rows] for x in data), labels[trainer.rows])
+        losses.append(loss)
         optimizer.step()
         optimizer.zero_grad()
     return losses, trainer.why
