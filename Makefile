@@ -11,7 +11,7 @@ export OMP_NUM_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit check fuzz prove prove-plans prove-pruning equality docs bench bench-search bench-runs bench-sync clean
+.PHONY: help setup demo test unit check fuzz prove prove-plans prove-pruning equality docs bench bench-search bench-runs bench-sync chaos soak clean
 
 help:
 	@echo "Times on two cores. The target that you make first also makes .venv, which downloads for some minutes."
@@ -24,6 +24,8 @@ help:
 	@echo "make prove         verifies ten thousand random plans; pruning and bounds"
 	@echo "                   against full enumeration                                   20 min"
 	@echo "make equality      plans of all kinds on real processes against one process   15-30 min"
+	@echo "make chaos         kills parts of the service while jobs run                  10 min"
+	@echo "make soak          throughput, polls and 30 minutes of everything             40 min"
 	@echo "make bench         speed of import, pricing and decisions                     10 min"
 	@echo "make bench-search  searchers against known optima, real models, growth        hours"
 	@echo "make bench-runs    predicted against measured plans, on a quiet host          5 min"
@@ -57,7 +59,11 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	@$(BIN)/automap demo
 
+# The page of the service is tested in a real browser, which is installed where that is allowed. What could not be run
+# is said in the last lines.
 test: $(STAMP)
+	@command -v chromium >/dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null \
+		|| apt-get install --quiet --quiet --yes chromium >/dev/null 2>&1 || true
 	@$(BIN)/python -m pytest $(WORKERS)
 
 unit: $(STAMP)
@@ -87,6 +93,12 @@ docs: $(STAMP)
 
 equality: $(STAMP)
 	@$(BIN)/python benchmarks/equality.py
+
+chaos: $(STAMP)
+	@$(BIN)/python benchmarks/service_chaos.py
+
+soak: $(STAMP)
+	@$(BIN)/python benchmarks/service_load.py
 
 bench: $(STAMP)
 	@for script in benchmarks/*_speed.py benchmarks/*_limits.py; do [ ! -e "$$script" ] || $(BIN)/python "$$script" || exit 1; done

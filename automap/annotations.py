@@ -56,5 +56,5 @@ def _scopes(op: Operator) -> list[str]:
 
 
 def _constraint(scope: str, values: dict[str, int]) -> Constraint:
-    flags = {key: bool(values[key]) for key in ("replicate", "split") if key in values}
-    return Constraint(scope=scope, stage=values.get("stage"), **flags)
+    replicate, split = (bool(values[key]) if key in values else None for key in ("replicate", "split"))
+    return Constraint(scope=scope, replicate=replicate, split=split, stage=values.get("stage"))

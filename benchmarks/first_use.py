@@ -107,7 +107,8 @@ def main() -> int:
             now = time.monotonic()
             print(f"[{now - start:.1f} s, {now - began:.0f} s since the beginning]\n", flush=True)
             planned = planned or (now - began if "automap search" in what else 0.0)
-        print(f"A plan after {planned:.0f} s, a training after {time.monotonic() - began:.0f} s.")
+        print(f"A plan after {planned:.0f} s, a training after {time.monotonic() - began:.0f} s, ", end="")
+        print(f"{sum(os.times()[:4]):.0f} s of processor time.")
     print("\n".join(wrong) or "All that the tutorial shows is printed.")
     return 1 if wrong else 0
 

@@ -50,8 +50,8 @@ def grid(seconds: float, most: int) -> None:
             for schedule in SCHEDULES
         }
         plan = search(problem, Budget(seconds=seconds), searcher="metropolis")
-        place = plan.places(fresh[0])
-        ours = float(np.mean([one.run(place).iteration_s for one in fresh]))
+        place, ranks = plan.places(fresh[0]), plan.ranks(problem)
+        ours = float(np.mean([one.run(place, ranks=ranks).iteration_s for one in fresh]))
         bound = float(np.mean([one.bounds(place).max() / iterations for one in fresh]))
         best = min(timed, key=lambda name: timed[name])
         others = min(float(np.mean([one.run(place, s).iteration_s for one in fresh])) for s in SCHEDULES)
@@ -134,10 +134,12 @@ def main() -> None:
     parser.add_argument("--dqn", type=int, default=20)
     parser.add_argument("--large", type=int, default=64)
     args = parser.parse_args()
-    grid(args.seconds, args.cells)
+    if args.cells:
+        grid(args.seconds, args.cells)
     if args.small:
         small(args.small, args.dqn)
-    large(args.large)
+    if args.large:
+        large(args.large)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,18 @@
 
     python benchmarks/planners.py [--budget 10s] [--portfolio 10s] [--models NAME,…] [--clusters NAME,…]
                                   [--planners NAME,…] [--profiles FOLDER]
+    python benchmarks/planners.py --table FILE
 
 For each pair every planner searches alone, then the portfolio does. Prints one line a pair and planner: the step time,
 by how much the portfolio's plan is faster (below 1: the planner wins), processor seconds of the search, and the plan in
 short. A planner that proposes nothing that fits has a dash. At the end: how often the portfolio is faster than all of
 them, and how often slower than one. A, B and C are the clusters of DAPPLE's evaluation. Layer profiles are read from
-FOLDER. The committed figures are in benchmarks/results/; docs/planners.md shows them.
+FOLDER. With --table, the lines of a FILE that this has printed become the table of docs/planners.md. The committed
+figures are in benchmarks/results/.
 """
 
 import argparse
+import re
 import sys
 import time
 from pathlib import Path
@@ -100,6 +103,24 @@ def found_by(problem: Problem, name: str, budget: Budget) -> tuple[SearchResult 
     return (found if is_own else None), time.process_time() - began
 
 
+def table(lines: list[str]) -> None:
+    """Prints the step times of printed lines as a table, each as a multiple of the portfolio's."""
+    found: dict[tuple[str, str], dict[str, float | None]] = {}
+    names = (*PLANNERS, "portfolio")
+    pattern = re.compile(rf"(\S+) +(\S.*?) +({'|'.join(names)}) +([\d.]+|-) ")
+    for match in filter(None, map(pattern.match, lines)):
+        model, cluster, name, step = match.groups()
+        found.setdefault((model, cluster), {})[name] = None if step == "-" else float(step)
+    there = [name for name in PLANNERS if any(name in steps for steps in found.values())]
+    print(f"| model | cluster | {' | '.join(there)} | portfolio |")
+    print("|---" * (len(there) + 3) + "|")
+    for (model, cluster), steps in found.items():
+        whole = steps.get("portfolio")
+        if whole is not None:
+            cells = [None if steps.get(name) is None else f"{steps[name] / whole:.2f}" for name in there]
+            print(f"| {model} | {cluster} | {' | '.join(cell or '–' for cell in cells)} | {whole:.1f} ms |")
+
+
 def main() -> None:
     """Searches all pairs with all planners."""
     known = clusters()
@@ -110,7 +131,11 @@ def main() -> None:
     parser.add_argument("--clusters", default=",".join(known))
     parser.add_argument("--planners", default=",".join(name for name in PLANNERS if name in SEARCHERS))
     parser.add_argument("--profiles", type=Path, default=Path("../data/profiles"))
+    parser.add_argument("--table", type=Path)
     given = parser.parse_args()
+    if given.table is not None:
+        table(given.table.read_text().splitlines())
+        return
     faster, slower, pairs = 0, [], 0
     print("model        cluster    planner      step ms  portfolio  seconds  plan")
     for model in given.models.split(","):

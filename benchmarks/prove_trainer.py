@@ -170,6 +170,8 @@ class Case:
     target: str
     plan: dict[str, Any]
     """Its document."""
+    number: int
+    """What its problem is drawn from, beside the seed."""
 
     @property
     def ranks(self) -> int:
@@ -225,7 +227,7 @@ def drawn(target: str, given: argparse.Namespace, folder: Path, number: int) -> 
         plan = search(problem, Budget(evaluations=int(rng.choice(BUDGETS))), seed=number + 1).plan
     except (NothingFits, ProblemError):
         return None
-    return Case(family=family, cluster=cluster, target=target, plan=plan.to_json())
+    return Case(family=family, cluster=cluster, target=target, plan=plan.to_json(), number=number)
 
 
 # -- Training
@@ -396,6 +398,21 @@ def report(target: str, done: Sequence[tuple[Case, str]], *, every: bool) -> int
     return modules
 
 
+def costs(done: Sequence[tuple[Case, str]], given: argparse.Namespace, folder: Path) -> None:
+    """Prints, for plans that were refused, how much longer the best plan for the target takes by its price."""
+    for case, what in done:
+        if what.startswith("refused"):
+            other = drawn("automap", given, folder, case.number)
+            own = Plan.from_json(case.plan).estimate
+            best = None if other is None else Plan.from_json(other.plan).estimate
+            more = (
+                "nothing that is known: there is no such plan"
+                if best is None or own is None
+                else f"{best.step_time_s / own.step_time_s - 1:.0%}"
+            )
+            print(f"  {case}: --target automap costs {more}", flush=True)
+
+
 def main() -> int:
     """Prints what became of the plans of each target."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -410,7 +427,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         for target in given.targets:
             cases = searched(target, given, Path(name))
-            good = report(target, run(cases, Path(name)), every=given.list)
+            done = run(cases, Path(name))
+            good = report(target, done, every=given.list)
+            costs(done, given, Path(name))
             failed |= target == "automap" and good < len(cases)
     return int(failed)
 

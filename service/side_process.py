@@ -39,6 +39,17 @@ def estimate(document: Mapping[str, Any], graph: bytes) -> dict[str, Any]:
     return priced_anew(plan, _evaluator(document, graph, plan)).to_json()
 
 
+def recommend(document: Mapping[str, Any], graph: bytes) -> dict[str, Any]:
+    """Compares clusters: {request, clusters, goals} → the answer of `automap recommend`."""
+    from agents.recommend import Goals
+    from agents.recommend import recommend as rate
+    from service.command.recommending import to_json as answer_of
+
+    request, goals = _request(document), Goals(**document["goals"])
+    found = rate(_graph(document, graph), document["clusters"], request.training, goals, hints=request.hints)
+    return answer_of(found, goals.steps)
+
+
 def draw(document: Mapping[str, Any], graph: bytes) -> dict[str, Any]:
     """Draws a plan: {request, plan} → {html, lines, pictures: {name: {about, svg}}}."""
     from automap.plan import Plan
@@ -57,21 +68,33 @@ def draw(document: Mapping[str, Any], graph: bytes) -> dict[str, Any]:
     }
 
 
-TASKS: Mapping[str, Task] = {"estimate": estimate, "draw": draw}
+TASKS: Mapping[str, Task] = {"estimate": estimate, "recommend": recommend, "draw": draw}
+
+
+def _request(document: Mapping[str, Any]) -> Any:
+    from service.jobs.run_job import JobRequest
+
+    return JobRequest.from_json(document["request"])
+
+
+def _graph(document: Mapping[str, Any], graph: bytes) -> Any:
+    from ir.serialize import graph_from_bytes
+    from service.jobs.run_job import import_graph
+
+    request = _request(document)
+    if request.model.zoo:
+        return import_graph(b"", request)
+    return replace(graph_from_bytes(graph), sha256=document["model_id"])
 
 
 def _evaluator(document: Mapping[str, Any], graph: bytes, plan: Any = None) -> Any:
     from automap.price.evaluator import Evaluator
-    from ir.serialize import graph_from_bytes
-    from service.jobs.run_job import JobRequest, build_problem, import_graph
+    from service.jobs.run_job import build_problem
 
-    request = JobRequest.from_json(document["request"])
+    request = _request(document)
     if plan is not None:
         request = replace(request, cluster=plan.cluster, training=to_json(plan.training))
-    if request.model.zoo:
-        return Evaluator(build_problem(import_graph(b"", request), request))
-    own = replace(graph_from_bytes(graph), sha256=document["model_id"])
-    return Evaluator(build_problem(own, request))
+    return Evaluator(build_problem(_graph(document, graph), request))
 
 
 def answer(line: bytes, graph: bytes) -> dict[str, Any]:

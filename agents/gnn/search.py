@@ -15,6 +15,7 @@ import numpy as np
 from agents.gnn.baselines import BASELINES, place_by_flows
 from agents.gnn.enumeration import MOST, count, enumerate_placements
 from agents.gnn.metropolis import search_by_loads, search_metropolis
+from agents.gnn.orders import search_order
 from agents.searcher import Budget
 from automap.arrays import Floats, Ints
 from automap.errors import NothingFits, ProblemError, one_of
@@ -28,16 +29,20 @@ ITERATIONS, DRAWS = 20, 8
 MOST_TRANSFERS = 20_000
 """Transfers of one simulation in the search, so that it takes some 40 ms at most; large problems get fewer
 iterations."""
+ORDER_SHARE = 0.3
+"""Share of the budget for the order of the flows, once the placement is found (assumed)."""
 LEAST_ITERATIONS = 4
 """Fewest iterations of a simulation: the first two differ from the others, since parameters are there already."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The best placement of a search."""
+    """The best placement of a search, and the order of the flows for it."""
 
     place: Ints
     searcher: str
+    ranks: Ints
+    """[flows] order of the flows, the most urgent 0."""
     evaluations: int
     is_optimal: bool = False
 
@@ -47,6 +52,16 @@ def search_iterations(problem: GnnProblem) -> int:
     return int(np.clip(MOST_TRANSFERS // max(1, len(problem.flows)), LEAST_ITERATIONS, ITERATIONS))
 
 
+def check_searcher(name: str) -> None:
+    """Refuses a searcher that there is not.
+
+    Raises:
+        ProblemError: there is none of this name.
+    """
+    if name not in SEARCHERS:
+        raise ProblemError("unknown", field="searcher", value=name, repair=one_of(SEARCHERS, name))
+
+
 def search(
     problem: GnnProblem,
     budget: Budget,
@@ -54,6 +69,7 @@ def search(
     seed: int = 0,
     searcher: str = "auto",
     on_progress: Callable[[float], None] = lambda fraction: None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> GnnPlan:
     """Searches for the placement with the least time of an iteration.
 
@@ -63,28 +79,35 @@ def search(
         seed: seed of the volumes and of the search.
         searcher: one of `SEARCHERS`; `auto` enumerates small problems and walks through large ones.
         on_progress: takes the share of the budget that is spent.
+        should_stop: asked often; once it returns true, the best placement so far is returned.
 
     Raises:
         ProblemError: there is no such searcher, or the problem is too large for it.
         NothingFits: no placement with room for all tasks was found.
     """
-    if searcher not in SEARCHERS:
-        raise ProblemError("unknown", field="searcher", value=searcher, repair=one_of(SEARCHERS, searcher))
+    check_searcher(searcher)
     begin = time.perf_counter()
 
     def share_left(evaluations: int) -> float:
         spent = (time.perf_counter() - begin) / budget.seconds if budget.seconds else 0.0
         spent = max(spent, evaluations / budget.evaluations if budget.evaluations else 0.0)
         on_progress(min(1.0, spent))
-        return max(0.0, 1.0 - spent)
+        return 0.0 if should_stop() else max(0.0, 1.0 - spent)
 
-    simulator = Simulator(problem, iterations=search_iterations(problem), seed=seed)
-    found = _find(simulator, searcher, np.random.default_rng(seed), share_left)
+    simulator, rng = Simulator(problem, iterations=search_iterations(problem), seed=seed), np.random.default_rng(seed)
+    place, name, evaluations = _find(
+        simulator, searcher, rng, lambda done: max(0.0, 1.0 - (1.0 - share_left(done)) / (1.0 - ORDER_SHARE))
+    )
+    ranks, more = search_order(simulator, place, rng, share_left=lambda done: share_left(evaluations + done))
+    found = Found(place, name, ranks, evaluations + more, is_optimal=name == "enumeration")
     seconds = time.perf_counter() - begin
     return make_plan(simulator, found, seconds=seconds, seed=seed)
 
 
-def _find(simulator: Simulator, searcher: str, rng: np.random.Generator, share_left: Callable[[int], float]) -> Found:
+def _find(
+    simulator: Simulator, searcher: str, rng: np.random.Generator, share_left: Callable[[int], float]
+) -> tuple[Ints, str, int]:
+    """The best placement, what found it, and the number of simulations."""
     if searcher == "enumeration" or (searcher == "auto" and count(simulator) <= MOST):
         if count(simulator) > MOST:
             repair = f"Use metropolis; at most {MOST:,} placements are enumerated."
@@ -102,7 +125,7 @@ def _find(simulator: Simulator, searcher: str, rng: np.random.Generator, share_l
                 value=f"{count(simulator):,.0f} placements",
                 repair="Add a machine, or demand less.",
             )
-        return Found(place, "enumeration", simulated, is_optimal=True)
+        return place, "enumeration", simulated
     starts = {"packing by flows": place_by_flows(simulator, rng)}
     starts |= {name: rule(simulator, rng) for name, rule in BASELINES.items() if name != "random"}
     proposals = int(np.clip(200 * len(simulator.pinned), 20_000, 400_000))
@@ -119,7 +142,7 @@ def _find(simulator: Simulator, searcher: str, rng: np.random.Generator, share_l
         found, found_s, evaluations = search_metropolis(simulator, place, rng, share_left=share_left)
     if found_s < seconds.min():
         name, place = searcher if searcher == "dqn" else "metropolis", found
-    return Found(place, name, evaluations + len(starts))
+    return place, name, evaluations + len(starts)
 
 
 def make_plan(simulator: Simulator, found: Found, *, seconds: float, seed: int) -> GnnPlan:
@@ -134,16 +157,18 @@ def make_plan(simulator: Simulator, found: Found, *, seconds: float, seed: int) 
     problem, place = simulator.problem, found.place
     fresh = [Simulator(problem, iterations=simulator.iterations, seed=seed + 1 + n) for n in range(DRAWS)]
     iterations = simulator.iterations
-    seen: Floats = np.array([one.run(place).iteration_s for one in fresh])
+    seen: Floats = np.array([one.run(place, ranks=found.ranks).iteration_s for one in fresh])
     bounds = np.array([one.bounds(place) for one in fresh]).mean(axis=0) / iterations
     rng = np.random.default_rng(seed)
     against = {}
     for name, rule in BASELINES.items():
         other = rule(simulator, rng)
-        by_policy = {p: float(np.mean([one.run(other, p).iteration_s for one in fresh[:2]])) for p in POLICIES[1:4]}
+        # Of large problems one draw is enough, since fair shares take long to simulate.
+        some = fresh[:1] if iterations < ITERATIONS else fresh[:2]
+        by_policy = {p: float(np.mean([one.run(other, p).iteration_s for one in some])) for p in POLICIES[1:4]}
         policy = min(by_policy, key=lambda p: by_policy[p])
         against[f"{name}, {policy}"] = by_policy[policy]
-    order = np.argsort(simulator.ranks(place))
+    order = np.argsort(found.ranks)
     estimate = GnnEstimate(
         iteration_s=float(seen.mean()),
         low_s=float(np.percentile(seen, 5)),

@@ -34,7 +34,7 @@ MOST_HOPS = 4
 WIDTH = 6
 """Number of changed plans from which each further hop begins."""
 MOVED = (1, 2, 4, 8)
-"""Numbers of units that a primitive moves from one rank to another."""
+"""Numbers of units that a primitive moves from one rank to another, and of levels by which a rank recomputes more."""
 
 
 class Primitives:
@@ -101,11 +101,14 @@ class Primitives:
         space, shape = self.space, self.space.shape(values)
         mine = space.first.recompute + rank
         every = range(space.first.recompute, space.first.recompute + shape.pp)
-        for mode in np.flatnonzero(space.modes).tolist():
-            level = space.levels.of_mode(RECOMPUTE_MODES[mode])
-            if level != values[mine] and (level > values[mine]) == more:
-                yield [*values[:mine], level, *values[mine + 1 :]]
-                yield [level if at in every else value for at, value in enumerate(values)]
+        legal = np.flatnonzero(space.levels.legal(shape.num_chunks)).tolist()
+        further = [level for level in legal if level != values[mine] and (level > values[mine]) == more]
+        nearest = further if more else further[::-1]
+        pure = [space.levels.of_mode(mode) for mode in RECOMPUTE_MODES]
+        near = [nearest[count - 1] for count in MOVED if count <= len(nearest)]
+        for level in dict.fromkeys([*near, *(level for level in pure if level in further)]):
+            yield [*values[:mine], level, *values[mine + 1 :]]
+            yield [level if at in every else value for at, value in enumerate(values)]
 
     def _sharded(self, values: Values, *, more: bool) -> Iterator[list[int]]:
         """ZeRO has a higher or a lower stage."""

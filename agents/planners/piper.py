@@ -6,7 +6,7 @@ stage as fast as possible: its time per sample, which contains the reduction of 
 stage chooses its number of devices, its degree of tensor parallelism, and whether it recomputes; it must have room for
 as many micro-batches as stages follow it, which the state of the dynamic program counts. Layers are those of our graph,
 a chain of units, so that the paper's sets of layers that are closed under predecessors are suffixes of it; a layer's
-tensor parallelism is Megatron-LM's, with or without sequence parallelism.
+tensor parallelism is Megatron-LM's, with or without sequence parallelism, and data parallelism may have two levels.
 
 The paper's users give the micro-batches; here they and ZeRO's stage come from the best templates, one pair after the
 other. Units: seconds, devices.
@@ -28,7 +28,7 @@ from agents.planners.stage_table import (
 from agents.planners.staged_plan import fastest_staged, price_staged
 from agents.searcher import SearchResult, SearchTask
 
-PATIENCE = 6
+PATIENCE = 4
 """Pairs of micro-batches and ZeRO stage without a better plan after which the search ends (assumed)."""
 OFFERED = 2
 """Partitions of each pair that are verified: of all numbers of stages the fastest at the exact price."""

@@ -48,8 +48,6 @@ TRIED_CUTS = 4
 """Number of ends of a chunk that are tried, those nearest to its share of the work first."""
 CLIMBS = 3
 """Number of times at most that changes which gain alone are made together, see `SkeletonSearch.look_around`."""
-TRIED_LEVELS = (1, 2, 4)
-"""How many legal levels of recomputation further on either side of a rank's are tried, beside the modes themselves."""
 TRIED_ORDERS = 8
 """Number of orders of the devices that are tried."""
 
@@ -345,7 +343,8 @@ class SkeletonSearch:
                     others = _levels_near(space, shape, values[at])
                 found += [[*values[:at], other, *values[at + 1 :]] for other in others if other != values[at]]
         ranks = range(space.first.recompute, space.first.recompute + shape.pp)
-        for level in np.flatnonzero(space.levels.legal(shape.num_chunks)).tolist():
+        for mode in np.flatnonzero(space.modes).tolist():
+            level = space.levels.of_mode(RECOMPUTE_MODES[mode])
             found.append([level if at in ranks else v for at, v in enumerate(values)])
         for other in space.shapes:
             if other != shape and (other.pp, other.tp, other.middle) == (shape.pp, shape.tp, shape.middle):
@@ -363,9 +362,8 @@ class SkeletonSearch:
 
 
 def _levels_near(space: PlanSpace, shape: Shape, level: int) -> list[int]:
-    """Levels of recomputation that are tried in place of one."""
+    """Levels of recomputation that are tried in place of one: the next lighter and heavier one, and the modes."""
     legal = np.flatnonzero(space.levels.legal(shape.num_chunks)).tolist()
     at = int(np.searchsorted(legal, level))
-    near = {at + by for by in (*TRIED_LEVELS, *(-by for by in TRIED_LEVELS))}
-    pure = [space.levels.of_mode(mode) for mode in RECOMPUTE_MODES]
-    return sorted({legal[i] for i in near if 0 <= i < len(legal)} | {value for value in pure if value in legal})
+    modes = [value for value in map(space.levels.of_mode, RECOMPUTE_MODES) if value in legal]
+    return sorted({*legal[max(0, at - 1) : at + 2], *modes})

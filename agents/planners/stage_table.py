@@ -39,6 +39,9 @@ class Strategy:
     """Size of the inner mesh axis; the outer axis has the other devices."""
     signatures: Ints
     """[operator rows, axes] signatures."""
+    splits_batch: bool = False
+    """Whether the inner axis splits the batch too, so that gradients are reduced in two levels; then the samples of a
+    micro-batch divide over all devices."""
 
 
 class StageTable:
@@ -78,6 +81,8 @@ class StageTable:
         return [size for size in found if any(self._fits(size, strategy) for strategy in self.strategies)]
 
     def _fits(self, size: int, strategy: Strategy) -> bool:
+        if strategy.splits_batch and self.samples % size:
+            return False
         return size % strategy.tp == 0 and size // strategy.tp <= self.samples
 
     def devices(self, place: int, size: int) -> tuple[int, ...]:
@@ -207,18 +212,28 @@ def links_matrix(space: PlanSpace) -> Floats:
 
 
 def megatron_strategies(space: PlanSpace) -> list[Strategy]:
-    """Megatron-LM's signatures for every size of the inner axis, without and with sequence parallelism; without a
-    middle axis."""
-    found: dict[tuple[int, bytes], Strategy] = {}
+    """What the inner axis of every size may do, without a middle axis: Megatron-LM's signatures, without and with
+    sequence parallelism; or the batch, where a host has so many devices and there are several hosts."""
+    hosts = (
+        {host.num_devices for host in space.problem.cluster.hosts} if len(space.problem.cluster.hosts) > 1 else set()
+    )
+    found: dict[tuple[int, bool, bool], Strategy] = {}
     for shape in space.shapes:
         if shape.middle > 1 or shape.virtual > 1:
             continue
-        for sequence_parallel in (False, True) if shape.tp > 1 else (False,):
-            key = (shape.tp, bytes([sequence_parallel]))
+        ways = [(False, False)]
+        if shape.tp > 1:
+            divides = shape.tp in hosts and shape.samples % (shape.dp * shape.tp) == 0
+            ways += [(True, False), *([(False, True)] if divides else [])]
+        for sequence_parallel, only_batch in ways:
+            key = (shape.tp, sequence_parallel, only_batch)
             if key not in found:
                 prefix = space.even_values(shape, recompute="none", zero=0)
-                values = megatron_signatures(space, shape, prefix, sequence_parallel=sequence_parallel)
-                found[key] = Strategy(tp=shape.tp, signatures=space.signatures(values))
+                values = megatron_signatures(
+                    space, shape, prefix, sequence_parallel=sequence_parallel, only_batch=only_batch
+                )
+                signatures = space.signatures(values)
+                found[key] = Strategy(tp=shape.tp, signatures=signatures, splits_batch=only_batch)
     return list(found.values())
 
 

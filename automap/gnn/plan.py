@@ -61,7 +61,7 @@ class GnnSearch:
     seconds: float
     seed: int
     is_optimal: bool
-    """Whether every feasible placement was compared, on the volumes of the search."""
+    """Whether every feasible placement was compared, on the volumes of the search and with flows by critical path."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -58,6 +58,8 @@ def alternatives(lowered: LoweredPlan, evaluator: Evaluator) -> tuple[Alternativ
             except UserError:
                 continue
             about = in_words(strategy, other, evaluator.problem.cluster.num_devices)
+            if not about:
+                break
             more_s = estimate.step_time_s - now.step_time_s
             found[about] = Alternative(about, estimate.step_time_s, more_s, shortage(estimate))
             break
@@ -68,9 +70,10 @@ def _runs(strategy: Strategy, evaluator: Evaluator) -> Iterator[list[Strategy]]:
     """Runs of strategies that differ in one degree; of each run the first that is a plan counts."""
 
     def changed(name: str, value: Any) -> Strategy:
-        # Layers and replicas follow.
-        return plain(replace(strategy, **{name: value}, layers=None))
+        # Replicas follow; the layers of each chunk stay where there are as many chunks.
+        return plain(replace(strategy, **{name: value}))
 
+    yield [replace(strategy, layers=None)]
     devices = evaluator.problem.cluster.num_devices
     sizes = divisors(devices)
     for name in ("tp", "pp", "cp", "ep"):

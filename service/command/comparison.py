@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from automap.space.alternatives import Alternative
 
 
+ROUNDING = 1e-9
+"""Share of a step by which sums of the same times differ in another order."""
+
+
 def explain_file(data: bytes, request: JobRequest, path: Path) -> tuple[Plan, tuple[Alternative, ...]]:
     """The plan of a file with a new estimate, and what each of its degrees could be instead.
 
@@ -85,7 +89,8 @@ def explanation(plan: Plan, found: Sequence[Alternative]) -> list[str]:
     lines = [page(plan), ""]
     for one in found:
         sign = "+" if one.more_s > 0.0 else "−"
-        beside = f"{sign}{seconds(abs(one.more_s))}" if one.more_s else "as fast"
+        is_more = abs(one.more_s) > ROUNDING * one.step_time_s
+        beside = f"{sign}{seconds(abs(one.more_s))}" if is_more else "as fast"
         text = f"{one.about}: {seconds(one.step_time_s)} ({beside})"
         lines.append(f"instead   {text}" + ("" if one.shortage is None else f"; does not fit: {one.shortage}"))
     return lines if found else [*lines, "instead   no degrees describe this plan, so none was changed"]

@@ -39,21 +39,30 @@ def search(
     from agents.gnn import search as searching
     from agents.searcher import Budget
     from automap.gnn.problem import GnnProblem
-    from service.command.terminal import progress_line
+    from service.command.terminal import interruptible, progress_line
 
     amount = Budget.parse(budget)
     read = GnnProblem.from_json(read_file(problem, field="problem", error=ProblemError))
-    with progress_line("placing") as show:
+    with progress_line("placing") as show, interruptible() as interrupted:
         plan = searching.search(
-            read, amount, seed=seed, searcher=searcher, on_progress=lambda fraction: show("", fraction, 0, None)
+            read,
+            amount,
+            seed=seed,
+            searcher=searcher,
+            on_progress=lambda fraction: show("", fraction, 0, None),
+            should_stop=interrupted,
         )
+        stopped = interrupted()
     _write(output, plan.to_json())
     if as_json:
         print_json(plan.to_json())
-        return
-    _show(plan)
-    if output is not None:
-        typer.echo(f"plan      {output}")
+    else:
+        _show(plan)
+        if output is not None:
+            typer.echo(f"plan      {output}")
+    if stopped:
+        typer.echo("automap: interrupted: this is the best placement so far", err=True)
+        raise typer.Exit(130)
 
 
 def _show(plan: GnnPlan) -> None:

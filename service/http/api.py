@@ -32,7 +32,7 @@ from service.http import openapi
 from service.http.access import audit, authorize
 from service.http.feed import Feed
 from service.http.metrics import Metrics
-from service.http.routes import dashboard, drawings, estimates, events, jobs, meta, models
+from service.http.routes import dashboard, drawings, estimates, events, gnn, jobs, meta, models, recommendations
 from service.http.side_processes import SideProcesses
 from service.jobs.keys import Keys
 from service.jobs.store import Store
@@ -45,7 +45,8 @@ ACCESS = logging.getLogger("automap.access")
 SUBMITS = 4
 """Submissions that are checked at a time: each may hold a model of some hundred MB, and all share one processor."""
 ROUTERS = (
-    models.router, jobs.router, events.router, drawings.router, estimates.router, meta.router, dashboard.router,
+    models.router, jobs.router, gnn.router, events.router, drawings.router, estimates.router, recommendations.router,
+    meta.router, dashboard.router,
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from fastapi.routing import APIRoute
 from automap.plan import Plan
 from automap.records import definition
 from service.http.access import access_of
-from service.http.schemas import EstimateBody, Fault, JobBody, ProblemBody
+from service.http.schemas import EstimateBody, Fault, GnnJobBody, JobBody, ModelBody, RecommendationBody
 from service.problems import MEDIA_TYPE
 
 AT = "#/components/schemas/"
@@ -57,13 +57,19 @@ def refusals(**when: str) -> dict[int | str, dict[str, Any]]:
     return {int(status.removeprefix("s")): {"description": text} for status, text in when.items()}
 
 
-def problem_body(kind: type[ProblemBody]) -> dict[str, Any]:
+def problem_body(kind: type[ModelBody]) -> dict[str, Any]:
     """`openapi_extra` of a route that takes a problem: exactly one of `model_id` and `zoo`."""
     body = {
         "allOf": [{"$ref": f"{AT}{kind.__name__}"}],
         "oneOf": [{"required": ["model_id"]}, {"required": ["zoo"]}],
     }
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": body}}}}
+
+
+def record_body(kind: type[Any]) -> dict[str, Any]:
+    """`openapi_extra` of a route that takes a record."""
+    schema = {"$ref": f"{AT}{kind.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def event_stream() -> dict[int | str, dict[str, Any]]:
@@ -85,7 +91,7 @@ def describe(app: FastAPI, routes: Iterable[APIRoute]) -> dict[str, Any]:
     schemas: dict[str, Any] = document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    for kind in (JobBody, EstimateBody, Plan):
+    for kind in (JobBody, GnnJobBody, EstimateBody, RecommendationBody, Plan):
         definition(kind, schemas, at=AT)
     fault = Fault.model_json_schema(ref_template=AT + "{model}")
     schemas[Fault.__name__] = fault

@@ -15,10 +15,10 @@ from pydantic import BaseModel
 from agents.searcher import MAX_EVALUATIONS
 from automap.cluster import MAX_DEVICES, Cluster
 from automap.export.configuration import Export
+from automap.gnn.problem import GnnProblem
 from automap.hints import Hints
-from automap.plan import Plan
 from automap.problem import Training
-from automap.records import DocumentOf, Length, Range, to_json
+from automap.records import DocumentOf, Items, Length, Range, to_json
 from service.jobs.records import Job, Model, State
 from service.jobs.run_job import DimPlace, DimSize, JobRequest, ModelOptions, Priority, Seed
 from service.jobs.trial_options import Trials
@@ -29,8 +29,8 @@ Degree = Annotated[int, Range(1, MAX_DEVICES)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProblemBody:
-    """A model, the cluster for its training, and the training."""
+class ModelBody:
+    """A model and its training."""
 
     model_id: Annotated[Name, "Id of an uploaded model."] = ""
     zoo: Annotated[Name, "A named model in place of an uploaded one, such as gpt2-xl or gpt2:seq_len=512."] = ""
@@ -40,10 +40,6 @@ class ProblemBody:
     batch_dims: Annotated[Mapping[str, DimPlace | None], "Data input -> its batch dim; null = none."] = field(
         default_factory=dict
     )
-    cluster: Annotated[
-        Text | Annotated[Mapping[str, Any], DocumentOf(Cluster)],
-        "A preset such as 4x8xA100-80GB, or a cluster document.",
-    ]
     training: Annotated[Mapping[str, Any], DocumentOf(Training)]
     hints: Annotated[Mapping[str, Any], DocumentOf(Hints)] = field(default_factory=dict)
 
@@ -56,6 +52,16 @@ class ProblemBody:
             batch_dims=self.batch_dims,
             zoo=self.zoo.removeprefix("zoo:"),
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProblemBody(ModelBody):
+    """A model, its training, and the cluster for it."""
+
+    cluster: Annotated[
+        Text | Annotated[Mapping[str, Any], DocumentOf(Cluster)],
+        "A preset such as 4x8xA100-80GB, or a cluster document.",
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +102,29 @@ class JobBody(ProblemBody):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GnnJobBody:
+    """`POST /v1/gnn/jobs`."""
+
+    problem: Annotated[Mapping[str, Any], DocumentOf(GnnProblem)]
+    budget: Annotated[
+        Annotated[int, Range(1, MAX_EVALUATIONS)] | Text, "A time, as in 20s, or a number of simulated placements."
+    ] = "20s"
+    searcher: Annotated[Text, "auto, metropolis, enumeration or dqn."] = "auto"
+    seed: Seed = 0
+
+    def request(self) -> JobRequest:
+        """The job as a record of the service."""
+        return JobRequest(
+            cluster="",
+            training={},
+            budget=str(self.budget),
+            searchers=(self.searcher,),
+            seed=self.seed,
+            gnn=self.problem,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DegreesBody:
     """A plan as people state it, by its degrees; see `automap.space.stated_strategy.Strategy`."""
 
@@ -119,13 +148,33 @@ class EstimateBody(ProblemBody):
 
     degrees: Annotated[DegreesBody, "The plan, by its degrees."] = DegreesBody()
     plan: Annotated[
-        Annotated[Mapping[str, Any], DocumentOf(Plan)] | None,
-        "The plan as a document, in place of degrees; its cluster and training are those that count.",
+        Mapping[str, Any] | None,
+        "The plan as a document (GET /v1/schemas/plan), in place of degrees; its cluster and training count.",
     ] = None
 
     def request(self) -> JobRequest:
         """What is priced, as a record of the service."""
         return JobRequest(cluster=self.cluster, training=self.training, hints=self.hints, model=self.options())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecommendationBody(ModelBody):
+    """`POST /v1/recommendations`."""
+
+    clusters: Annotated[tuple[Text, ...], Items(32), "Texts of the clusters that are compared, such as 4x8xA100-80GB."]
+    prices: Annotated[
+        Mapping[str, Annotated[float, Range(0, 1e9, above=True)]] | None,
+        "Kind of device -> your price of one for an hour; null = devices cost alike.",
+    ] = None
+    target_step_s: Annotated[Annotated[float, Range(0, 1e9, above=True)] | None, "Longest step."] = None
+    max_cost_per_hour: Annotated[
+        Annotated[float, Range(0, 1e12, above=True)] | None, "Highest price of a cluster for an hour; needs prices."
+    ] = None
+    steps: Annotated[Annotated[float, Range(1, 1e12)] | None, "Steps of the whole training, for days and cost."] = None
+
+    def request(self) -> JobRequest:
+        """The model and its training, as a record of the service."""
+        return JobRequest(cluster="", training=self.training, hints=self.hints, model=self.options())
 
 
 class ModelView(BaseModel):
@@ -189,6 +238,37 @@ class ExportView(BaseModel):
     def of(found: Export) -> ExportView:
         """The view of an export."""
         return ExportView(**to_json(found))
+
+
+class Rated(BaseModel):
+    """A cluster with what the best template on it takes."""
+
+    cluster: str
+    num_devices: int
+    lower_bound_s: float | None
+    step_time_s: float | None
+    cost_per_hour: float | None
+    cost_per_step: float | None
+    days: float | None
+    cost: float | None
+    fault: str | None
+    """Why it is left out."""
+
+
+class Chosen(Rated):
+    """A cluster that stands out, with its plan."""
+
+    plan: dict[str, Any] | None
+
+
+class RecommendationView(BaseModel):
+    """Which clusters no other one beats, and those that stand out."""
+
+    candidates: list[Rated]
+    front: list[str]
+    fewest: Chosen | None
+    cheapest: Chosen | None
+    fastest: Chosen | None
 
 
 class Picture(BaseModel):

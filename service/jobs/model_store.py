@@ -23,6 +23,8 @@ TENANTS = "automap:tenants"
 """Names of all tenants that have stored anything."""
 GRAPH_TTL_S = 3600
 """Seconds that imported models are kept; they can always be made again from the file."""
+MOST_GRAPHS = 32
+"""Imported models that a tenant has at most: each set of dims makes another one of the same file (assumed)."""
 
 
 class StoreFull(Exception):
@@ -100,8 +102,16 @@ class ModelStore:
             return bool(pipe.execute()[0])
 
     def add_graph(self, key: str, data: bytes) -> None:
-        """Keeps an imported model for a while."""
+        """Keeps an imported model for a while, and with it the latest ones of the tenant."""
         self._redis.set(f"{self._at}graph:{key}", data, ex=GRAPH_TTL_S)
+        with self._redis.pipeline() as pipe:
+            pipe.lrem(f"{self._at}graphs", 0, key)
+            pipe.lpush(f"{self._at}graphs", key)
+            pipe.lrange(f"{self._at}graphs", MOST_GRAPHS, -1)
+            pipe.ltrim(f"{self._at}graphs", 0, MOST_GRAPHS - 1)
+            old = pipe.execute()[2]
+        if old:
+            self._redis.delete(*(f"{self._at}graph:{name.decode()}" for name in old))
 
     def graph(self, key: str) -> bytes | None:
         """An imported model, or None."""

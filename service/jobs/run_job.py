@@ -75,6 +75,9 @@ class JobRequest:
     priority: Priority = 0
     """A job with a higher one is begun before the sender's other jobs."""
 
+    gnn: Mapping[str, Any] | None = None
+    """Problem of distributed GNN training, in place of model, cluster and training; None = it is about a model."""
+
     def to_json(self) -> dict[str, Any]:
         """The request as JSON types."""
         document: dict[str, Any] = to_json(self)

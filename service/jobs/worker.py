@@ -40,6 +40,7 @@ from service.jobs import graphs
 from service.jobs.connection import connect, impatient
 from service.jobs.deadline import deadline
 from service.jobs.events import Thinning
+from service.jobs.gnn_job import run_gnn
 from service.jobs.job_queue import HEARTBEAT_S, OVERHEAD_S, REAP_S, Claim, Queue, paced, time_limit_s
 from service.jobs.run_job import JobRequest, run_job
 from service.jobs.store import DAY_S, Store, Superseded
@@ -301,6 +302,10 @@ def run(claim: Claim, client: redis.Redis, *, search: Any = None) -> None:
 
     try:
         try:
+            if request.gnn is not None:
+                placed = run_gnn(request, on_progress=on_progress, should_stop=lambda: not counts())
+                store.succeed(job_id, token, placed.to_json())
+                return
             plan = run_job(
                 request,
                 lambda: graphs.load(store, job.model_id, request),

@@ -84,6 +84,20 @@ def test_processes_change_nothing():
     assert one.candidates == two.candidates
 
 
+def test_leaving_out_what_is_beaten_changes_no_answer(monkeypatch):
+    clusters, graph = sizes(["A100", "P40"], 8), zoo.build("vgg19")
+    answers = []
+    for wave in (1, 3, len(clusters)):
+        monkeypatch.setattr("agents.recommend.WAVE", wave)
+        found = recommend(graph, clusters, TRAINING, Goals(prices={"A100": 2.0, "P40": 2.0}))
+        standing = [one.cluster for one in (found.fewest, found.cheapest, found.fastest)]
+        rated = sum(one.step_time_s is not None for one in found.candidates)
+        answers.append(([one.cluster for one in found.front], standing, rated))
+    assert [answer[:2] for answer in answers] == [answers[2][:2]] * 3
+    # One after another, some are beaten before they are rated; all at once, none is.
+    assert answers[0][2] < answers[2][2]
+
+
 def test_contradictory_goals_are_told_what_is_possible(graph, found):
     steps = steps_of(graph, 64, 1e12)
     assert steps == 1e12 / (64 * 512)

@@ -27,6 +27,7 @@ from automap.export import plan_loader
 from automap.export.export import REPORT, WRITERS, export, save
 from automap.plan import Plan, parse_devices
 from automap.price.estimate import annotate
+from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
 from automap.space.space import PlanSpace
 from automap.space.target_limits import plan_space
@@ -431,6 +432,24 @@ def test_a_vocabulary_that_does_not_divide_is_called_rounded() -> None:
         elif plan.degrees[0].tensor == 1:
             assert rounded == []
     assert {1, 4} <= seen
+
+
+def test_gradients_that_torch_keeps_whole_in_pipelines_are_called_rounded() -> None:
+    space = space_of("gpt", "torchtitan")
+    seen = set()
+    for values in space.random_batch(np.random.default_rng(6), 24).tolist():
+        plan, files = exported(space, values, "torchtitan")
+        degrees, notes = plan.degrees[0], notes_of(files, "rounded")
+        kept = degrees.pipeline > 1 and degrees.zero > 1
+        seen.add((kept, degrees.zero))
+        assert [note["about"] for note in notes] == ["gradients"] * kept
+        if kept and degrees.zero == 2:
+            stages = tuple(replace(stage, zero=replace(stage.zero, stage=1)) for stage in plan.stages)
+            again = space.evaluator.evaluate(lower_plan(replace(plan, stages=stages), space.evaluator))
+            assert plan.estimate is not None
+            assert notes[0]["cost_s"] == pytest.approx(again.step_time_s - plan.estimate.step_time_s, abs=1e-9)
+            assert notes[0]["cost_s"] <= 0.0
+    assert {(True, 2), (True, 3)} <= seen and False in {kept for kept, _ in seen}
 
 
 def test_groups_of_replicas_are_called_rounded_and_priced_as_one_group() -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import tomllib
 from html.parser import HTMLParser
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from matplotlib.image import imread
 
 from agents import Budget, search_in_turn, search_offer
 from agents.recommend import Goals, recommend
@@ -23,6 +27,7 @@ from service.command.main import main
 from service.drawing import charts
 from service.drawing.notebook import shown
 
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 GPT = "gpt:layers=4,hidden=256,heads=4,vocab_size=512,seq_len=128"
 
 
@@ -102,6 +107,24 @@ def test_files_of_every_kind_are_written(
     capsys.readouterr()
     assert main([*words, "--progress", str(tmp_path / "s.gif")]) == 2
     assert ".html, .svg, .png or .json" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="not run: pictures in a browser (apt-get install chromium)")
+def test_a_browser_shows_a_search(result: SearchResult, tmp_path: Path) -> None:
+    path, picture = tmp_path / "search.html", tmp_path / "shown.png"
+    charts.write(path, "A search", {}, lambda: charts.search_progress(result))
+    words = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--window-size=1000,900"]
+    words += [f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={picture}", "--dump-dom", path.as_uri()]
+    assert CHROMIUM is not None
+    shown = subprocess.run([CHROMIUM, *words], capture_output=True, text=True, check=True, timeout=120)
+    assert "CONSOLE" not in shown.stderr
+    assert "no plan takes less" in shown.stdout
+    pixels = imread(picture)[..., :3]
+    # The curve of the first searcher, and the bound.
+    for colour in ("0072B2", "D55E00"):
+        wanted = np.array([int(colour[i : i + 2], 16) for i in (0, 2, 4)]) / 255.0
+        assert (np.abs(pixels - wanted).max(axis=2) < 0.02).sum() > 20, colour
 
 
 class Elements(HTMLParser):

@@ -6,6 +6,11 @@ from typing import Any
 
 import pytest
 
+from automap.price.evaluator import Evaluator
+from automap.problem import Problem
+from automap.space.alternatives import alternatives
+from automap.space.stated_strategy import Strategy, hand_made
+from ir import zoo
 from service.command.main import main
 
 GPT = "zoo:gpt:layers=4,hidden=256,heads=4,vocab_size=1024,seq_len=128"
@@ -65,6 +70,18 @@ def test_every_alternative_is_what_estimate_says(plans: list[str], capsys: pytes
     page = capsys.readouterr().out
     assert page.startswith("strategy  pipeline 2 × 2 replicas × tensor parallel 2")
     assert page.count("\ninstead   ") == len(alternatives)
+
+
+def test_layers_stay_as_they_are_while_something_else_changes() -> None:
+    problem = Problem.build(zoo.build(GPT.removeprefix("zoo:")), "8xA100-80GB", {"global_batch": 64})
+    evaluator = Evaluator(problem)
+    uneven = hand_made(evaluator, Strategy(pp=2, layers=(3, 1), micro_batch=2))
+    found = {one.about: one for one in alternatives(uneven, evaluator)}
+    even = hand_made(evaluator, Strategy(pp=2, micro_batch=2))
+    assert found["layers of each chunk uneven → even"].step_time_s == evaluator.evaluate(even).step_time_s
+    zero = hand_made(evaluator, Strategy(pp=2, layers=(3, 1), micro_batch=2, zero=1))
+    assert found["ZeRO 0 → 1"].step_time_s == evaluator.evaluate(zero).step_time_s
+    assert all("layers" not in about for about in found if "pipeline" not in about and "chunk" not in about)
 
 
 def test_the_changes_add_up_to_the_difference(plans: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,9 +55,10 @@ def readme() -> list[str]:
 def outline(lines: list[str]) -> list[str]:
     """Labels of the lines under a model; the other lines without their numbers.
 
-    Within the short budget of a test the network may not come to its first plan on a busy host.
+    Within the short budget of a test the network may not come to its first plan on a busy host, and other plans may
+    stand beside the best one; lines that go on with a label have none.
     """
-    lines = [line for line in lines if not line.startswith("  at first ")]
+    lines = [line for line in lines if not line.startswith(("  at first ", "   "))]
     labels = [re.match(r"  (\w+(?: \w+)?) +\S", line) for line in lines]
     return [
         label[1].split()[0] if label else re.sub(r"[\d.,]+", "#", line)

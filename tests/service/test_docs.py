@@ -22,7 +22,7 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 ALL = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 PACKAGES = ("ir", "automap", "envs", "agents", "service")
 FOLDERS = (*PACKAGES, "benchmarks", "tests", "docs", "docker", "examples")
-OF_ONNX_NODES = {"forward_s", "backward_s", "flops", "bytes"}
+OF_ONNX_NODES = {"forward_s", "backward_s", "flops", "bytes", "replicate", "split", "stage"}
 """What follows `automap.` in the metadata of an ONNX node; not modules."""
 
 

@@ -87,6 +87,26 @@ def test_an_uploaded_model_is_priced_and_drawn(
     assert page.text.startswith("<!doctype html>") and page.headers["content-disposition"].startswith("attachment")
 
 
+def test_clusters_are_compared_as_on_the_command_line(api: httpx.Client, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--clusters", "8xA100-80GB,2x8xA100-80GB", "--global-batch", "64", "--price", "A100-80GB=2", "--json"]
+    assert main(["recommend", f"zoo:{GPT}", *words]) == 0
+    own = json.loads(capsys.readouterr().out)
+    asked = {"zoo": GPT, "clusters": ["8xA100-80GB", "2x8xA100-80GB"], "training": {"global_batch": 64}}
+    found = api.post("/v1/recommendations", json={**asked, "prices": {"A100-80GB": 2.0}})
+    assert found.status_code == 200, found.text
+    document = found.json()
+    assert document["front"] == own["front"]
+    assert document["candidates"] == own["candidates"]
+    for more, field in (
+        ({"clusters": []}, "clusters"),
+        ({"clusters": ["x.json"]}, "clusters[0]"),
+        ({"max_cost_per_hour": 3.0}, "max_cost_per_hour"),
+        ({"target_step_s": 1e-9}, "target"),
+    ):
+        answer = api.post("/v1/recommendations", json={**asked, **more})
+        assert (answer.status_code, answer.json()["field"].startswith(field)) == (422, True), answer.text
+
+
 GRAPH = b""
 
 

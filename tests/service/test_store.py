@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from service.jobs.connection import connect
-from service.jobs.model_store import StoreFull
+from service.jobs.model_store import MOST_GRAPHS, StoreFull
 from service.jobs.run_job import JobRequest
 from service.jobs.store import AnotherRequest, Once, Store, Superseded
 
@@ -237,5 +237,8 @@ def test_models_are_kept_by_content(store: Store) -> None:
 def test_imported_models_can_be_forgotten(store: Store) -> None:
     store.add_graph("k", b"graph")
     assert store.graph("k") == b"graph"
+    for number in range(MOST_GRAPHS):
+        store.add_graph(str(number), b"graph")
+    assert (store.graph("k"), store.graph("0")) == (None, b"graph")
     store.forget_graphs()
-    assert store.graph("k") is None
+    assert store.graph("0") is None

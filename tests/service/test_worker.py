@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import psutil
 import pytest
 import redis
 import service_work
@@ -14,10 +18,11 @@ from agents import search_offer
 from automap.errors import NothingFits
 from service.jobs import job_queue, worker
 from service.jobs.connection import connect
-from service.jobs.job_queue import Queue
+from service.jobs.job_queue import Claim, Queue
 from service.jobs.run_job import JobRequest, ModelOptions
 from service.jobs.store import NUM_RETRIES, Store, Superseded
 from service.jobs.trial_options import PROPOSE_S, Trials
+from service.settings import Settings
 
 REQUEST = JobRequest(cluster="8xV100-16GB", training={"global_batch": 64}, model=ModelOptions(name="net"), budget="1s")
 
@@ -184,3 +189,67 @@ def test_time_limits() -> None:
     assert job_queue.time_limit_s(replace(REQUEST, budget="2000"), 3600) == 3720
     trials = Trials(top_k=2, time_limit_s=60.0)
     assert job_queue.time_limit_s(replace(REQUEST, budget="30s", trials=trials), 3600) == 150 + 2 * (60 + PROPOSE_S)
+
+
+@pytest.mark.parametrize(
+    ("end", "state", "title"),
+    [
+        ("memory", "failed", "The job ran out of memory"),
+        ("hangs", "failed", "The job took too long"),
+        ("killed", "queued", None),
+        ("cancelled", "cancelled", None),
+        ("stopped", "queued", None),
+    ],
+)
+def test_how_a_child_ends(
+    end: str,
+    state: str,
+    title: str | None,
+    store: Store,
+    client: redis.Redis,
+    settings: Settings,
+    submit: Callable[[], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a child of this process, which does what a job should not."""
+    job_id = submit()
+    boss = worker.Worker(client, settings.model_copy(update={"max_job_bytes": 64 << 20}))
+
+    def misbehave(claim: Claim, client: redis.Redis) -> None:
+        if end == "memory":
+            bytearray(1 << 30)
+        if end == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if end == "cancelled":
+            Store(client).cancel(claim.job_id)
+        if end == "stopped":
+            os.kill(os.getppid(), signal.SIGTERM)
+        signal.pause()
+
+    monkeypatch.setattr(worker, "run", misbehave)
+    monkeypatch.setattr(worker, "LOOK_S", 0.02)
+    if end == "hangs":
+        monkeypatch.setattr(worker, "KILL_S", 0.1)
+        monkeypatch.setattr(worker, "time_limit_s", lambda *given: 0)
+        monkeypatch.setattr(worker, "deadline", lambda *given: contextlib.nullcontext())
+    before = signal.signal(signal.SIGTERM, boss._stop)
+    try:
+        boss.run_child(claimed(client))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    job = store.job(job_id)
+    assert job is not None
+    assert job.state == state
+    assert job.problem is None if title is None else job.problem and job.problem["title"] == title
+    if end in ("killed", "stopped"):
+        # A stop is no death: two more deaths, and only then the job has failed.
+        for _ in range(NUM_RETRIES - (end == "killed")):
+            store.died(job_id, store.begin(job_id) or 0)
+            assert store.state(job_id) == "queued"
+    assert psutil.Process().children() == [p for p in psutil.Process().children() if "redis" in p.name()]
+
+
+def claimed(client: redis.Redis) -> Claim:
+    claim = Queue(client, "w").claim()
+    assert claim is not None
+    return claim

@@ -15,7 +15,7 @@ from numba import boolean, float64, int64, void
 
 from automap.gnn.kernels.bounds import critical_ranks
 from automap.gnn.kernels.records import GNN
-from automap.gnn.kernels.simulation import simulate
+from automap.gnn.kernels.simulation import PRIORITY, simulate
 from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Floats, Floats2, Ints, Ints2, tuple_type
 
@@ -178,7 +178,7 @@ def walk_on(gnn, walk, draws, temperatures, simulated):
         found_s = _load_s(walk, not simulated)
         if simulated and found_s * (1.0 - 1e-9) <= limit_s:
             critical_ranks(gnn, walk.place, rank)
-            simulate(gnn, walk.place, rank, 0, log, end_s)
+            simulate(gnn, walk.place, rank, PRIORITY, log, end_s)
             found_s = end_s[-1]
             walk.counts[0] += 1
         if found_s > limit_s:

@@ -203,7 +203,8 @@ class ModuleTrainer:
         groups: dict[Any, list[nn.Parameter]] = {}
         for parameter in self.module.parameters():
             groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
-        return [{"params": some} for some in groups.values()]
+        # A stage may be the loss alone; optimizers want a group.
+        return [{"params": some} for some in groups.values()] or [{"params": []}]
 
     def step(self, *data: Tensor) -> float:
         """Forward and backward passes of all micro-batches; gradients are complete afterwards.

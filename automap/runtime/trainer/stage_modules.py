@@ -60,8 +60,10 @@ def cut(module: nn.Module, roles: Roles, num_stages: int) -> tuple[list[nn.Modul
     output = next(n for n in traced.nodes if n.op == "output")
     if not isinstance(output.args[0], torch.fx.Node):
         raise refuse_cut("the model returns more than one tensor", "Return the logits alone.")
-    bounds = [_crossing(traced, stage_of, number) for number in range(last)]
-    ends = [*bounds, output.args[0]]
+    scores = output.args[0]
+    # Behind the scores there may be stages for the loss alone.
+    behind = max(stage_of.values(), default=0)
+    ends = [*(_crossing(traced, stage_of, number) if number < behind else scores for number in range(last)), scores]
     stages = [
         _stage(module, traced, None if number == 0 else ends[number - 1], ends[number], stage_of, number)
         for number in range(num_stages)

@@ -16,7 +16,7 @@ MAX_STAGE = 65_535
 """Largest number of a stage, that of `hints.constraints`."""
 
 
-def annotations(metadata: Mapping[str, str], name: str) -> tuple[tuple[str, int], ...]:
+def stated_annotations(metadata: Mapping[str, str], name: str) -> tuple[tuple[str, int], ...]:
     """The annotations among the metadata of node `name`: key without `automap.` and value, 0 or 1 for false and true.
 
     Raises:

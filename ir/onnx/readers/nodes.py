@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 from ir.build import MAX_VALUE_ELEMENTS
 from ir.errors import refuse
-from ir.onnx.readers.annotations import annotations
+from ir.onnx.readers.annotations import stated_annotations
 from ir.onnx.readers.control_flow import Branch, bags, free_names, graphs
 from ir.onnx.readers.stated_costs import stated_costs
 from ir.operators import Value
@@ -276,7 +276,7 @@ class Reader:
                     scope=own_scope,
                     opset=opsets.get("" if standard else proto.domain, 0),
                     costs=stated_costs(notes, proto.name or proto.op_type),
-                    annotations=annotations(notes, proto.name or proto.op_type),
+                    annotations=stated_annotations(notes, proto.name or proto.op_type),
                     label=label,
                 )
             )

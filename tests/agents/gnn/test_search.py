@@ -10,6 +10,7 @@ import pytest
 from agents.gnn.baselines import BASELINES, place_by_flows
 from agents.gnn.enumeration import count, enumerate_placements, feasible
 from agents.gnn.metropolis import begin_walk, search_by_loads, search_metropolis
+from agents.gnn.orders import search_order
 from agents.gnn.search import search
 from agents.searcher import Budget
 from automap.errors import NothingFits, PlanError, ProblemError
@@ -48,6 +49,15 @@ def test_packing_by_flows_moves_fewer_bytes_than_any_other_rule():
             is_far = place[one.arrays.source] != place[one.arrays.target]
             far[name] += one.arrays.mean_bytes[is_far].sum()
     assert min(far, key=far.get) == "flows"
+
+
+def test_an_order_that_was_searched_is_an_order_and_no_slower():
+    one, rng = simulator(MIDDLE, 3), np.random.default_rng(3)
+    place = BASELINES["random"](one, rng)
+    ranks, done = search_order(one, place, rng, share_left=evaluations(150))
+    assert sorted(ranks.tolist()) == list(range(len(one.problem.flows))) and done >= 150
+    found_s, by_path_s = (one.run(place, ranks=order).makespan_s for order in (ranks, None))
+    assert one.bounds(place).max() <= found_s < by_path_s
 
 
 @pytest.mark.parametrize("simulated", [False, True])

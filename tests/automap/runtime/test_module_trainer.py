@@ -91,6 +91,14 @@ def finer(plan):
     return changed(plan, shardings=left)
 
 
+def loss_alone(plan):
+    """The pipeline with nothing but the loss in its second stage."""
+    one, two = plan.stages
+    before = [op.name for op in zoo.build(MODEL)][-2]
+    stages = replace(one, operators=(one.operators[0], before)), replace(two, operators=("loss", "loss"))
+    return replace(plan, stages=stages)
+
+
 def cut_in_block(plan):
     """The pipeline with the attention of the last block in its first stage, and the MLP in the second."""
     one, two = plan.stages
@@ -244,6 +252,8 @@ def test_two_processes(tmp_path):
         f"tp2, {OTHER}": plan_of(2, OTHER, tp=2, count=2, sequence_parallel=True),
         "pp2": pipeline(plan_of(1, count=4)),
         "pp2, one micro-batch": pipeline(plan_of(1, count=1)),
+        "pp2, loss alone": loss_alone(pipeline(plan_of(1, count=4))),
+        f"pp2, loss alone, {UNTRACED}": loss_alone(pipeline(plan_of(1, count=2))),
         "pp2, gpipe": pipeline(plan_of(1, count=2), "gpipe", recompute=("h.*",)),
         "pp2, interleaved": pipeline(plan_of(1, count=4), "interleaved"),
         f"pp2, {UNTRACED}": pipeline(plan_of(1, count=4), recompute=("h.1*",)),

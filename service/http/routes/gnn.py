@@ -1,0 +1,47 @@
+"""Jobs of the kind `gnn`: placements of distributed GNN training. Once accepted they are jobs like any other."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from automap.errors import ProblemError
+from service.http import openapi, quotas
+from service.http.routes.common import read_body, refusal, settings_of, store_of
+from service.http.schemas import GnnJobBody, JobView
+from service.jobs.gnn_job import check_gnn
+
+router = APIRouter(prefix="/v1/gnn", tags=["jobs"])
+
+
+async def gnn_job_body(request: Request) -> GnnJobBody:
+    """The job in the body of a request, see `read_body`."""
+    return await read_body(request, GnnJobBody)
+
+
+@router.post(
+    "/jobs",
+    status_code=202,
+    openapi_extra=openapi.record_body(GnnJobBody),
+    responses=openapi.refusals(
+        s415="The body does not say that it is JSON.",
+        s422="The request cannot be met as it is.",
+        s429="Too many jobs are waiting, or the day's searches are used up.",
+        s507="The tenant has stored as much as it may.",
+    ),
+)
+def submit(request: Request, response: Response, body: Annotated[GnnJobBody, Depends(gnn_job_body)]) -> JobView:
+    """Accepts a search for a placement; its plan is an `automap.gnn-plan/1`."""
+    store, settings, asked = store_of(request), settings_of(request), body.request()
+    _, budget = check_gnn(asked)
+    if (budget.seconds or 0) > settings.max_budget_s:
+        repair = f"Give at most {settings.max_budget_s:g}s, or ask the operator to raise AUTOMAP_MAX_BUDGET_S."
+        raise ProblemError("too long", field="budget", value=asked.budget, repair=repair)
+    quotas.check(store, settings, budget.seconds or 0.0)
+    if store.stored_bytes() >= settings.max_stored_bytes:
+        raise refusal(507, "Nothing more can be stored", "Delete models or jobs.")
+    job = store.create("", asked, reserve_s=budget.seconds or 0.0)
+    response.headers["Location"] = f"/v1/jobs/{job.id}"
+    response.headers.update(quotas.headers(store, settings))
+    return JobView.of(job)
