@@ -171,6 +171,7 @@ _SEARCHERS = {
     "elimination": "planners.elimination.search_elimination",
     "ilp": "planners.ilp.search_ilp",
     "pipedream": "planners.pipedream.search_pipedream",
+    "dapple": "planners.dapple.search_dapple",
     "spp": "planners.spp.search_spp",
     "whale": "planners.whale.search_whale",
     "aceso": "planners.aceso.search_aceso",

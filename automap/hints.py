@@ -91,7 +91,7 @@ class Fix:
     or in proportion to their speed."""
     zero: Annotated[int, Range(0, 3)] | None = None
     recompute: Literal["none", "selective", "full"] | None = None
-    schedule: Literal["gpipe", "1f1b", "interleaved", "zb1p", "zb2p"] | None = None
+    schedule: Literal["gpipe", "1f1b", "eager-1f1b", "interleaved", "zb1p", "zb2p"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,7 @@ from ir.graph import Graph
 from ir.notebook import shown
 from ir.serialize import graph_digest
 
-ScheduleKind = Literal["1f1b", "gpipe", "interleaved", "zb1p", "zb2p", "explicit"]
+ScheduleKind = Literal["1f1b", "gpipe", "interleaved", "zb1p", "zb2p", "eager-1f1b", "explicit"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

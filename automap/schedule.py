@@ -17,9 +17,9 @@ import numpy as np
 from automap.arrays import Ints
 from automap.errors import PlanError
 
-GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB1P, ZB2P, EXPLICIT = range(6)
+GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB1P, ZB2P, EXPLICIT, EAGER = range(7)
 KINDS = {"gpipe": GPIPE, "1f1b": ONE_F_ONE_B, "interleaved": INTERLEAVED, "zb1p": ZB1P, "zb2p": ZB2P,
-         "explicit": EXPLICIT}  # fmt: skip
+         "eager-1f1b": EAGER, "explicit": EXPLICIT}  # fmt: skip
 WRITTEN_KINDS = tuple(KINDS)[:-1]
 """Kinds whose order follows from the numbers of ranks, chunks and micro-batches."""
 SPLIT_KINDS = ("zb1p", "zb2p")
@@ -40,9 +40,11 @@ NO_PROGRAM: Ints = np.empty((0, A_COUNT), dtype=np.int64)
 def pattern(kind: int, num_ranks: int, num_chunks: int, num_micro_batches: int) -> tuple[int, int]:
     """Base and step of a warm-up: rank r does base + step * (ranks - 1 - r) forwards before its first backward.
 
-    GPipe: all forwards first. 1F1B: as many as ranks follow (Megatron-LM, DAPPLE's early backward). Interleaved:
-    Megatron-LM's. ZB-1p and ZB-2p: the handcrafted schedules H1 and H2 of Qi et al., "Zero Bubble Pipeline
-    Parallelism", 2024; on rank r gradients of weights are step * r micro-batches later than gradients of inputs.
+    GPipe: all forwards first. 1F1B: as many as ranks follow (Megatron-LM; DAPPLE's early backward with warm-up policy
+    PA). Eager 1F1B: twice as many (DAPPLE's policy PB; arXiv 2211.05322), so that exchanges between ranks hide under
+    other micro-batches. Interleaved: Megatron-LM's. ZB-1p and ZB-2p: the handcrafted schedules H1 and H2 of Qi et al.,
+    "Zero Bubble Pipeline Parallelism", 2024; on rank r gradients of weights are step * r micro-batches later than
+    gradients of inputs.
     """
     if kind == GPIPE:
         return num_micro_batches - 1, 1
@@ -51,7 +53,7 @@ def pattern(kind: int, num_ranks: int, num_chunks: int, num_micro_batches: int) 
         if num_micro_batches == num_ranks:
             return virtual * num_micro_batches - 1, 2
         return (virtual - 1) * num_ranks, 2
-    return 0, 2 if kind == ZB2P else 1
+    return 0, 2 if kind in (ZB2P, EAGER) else 1
 
 
 def arrange(kind: int, num_ranks: int, num_chunks: int, num_micro_batches: int) -> Ints:
@@ -105,7 +107,7 @@ def write_order(kind: str, num_ranks: int, num_chunks: int, num_micro_batches: i
     """The actions of each rank under a schedule, in torch's words: what `schedule.order` of an explicit plan holds.
 
     Args:
-        kind: gpipe, 1f1b, interleaved, zb1p or zb2p.
+        kind: gpipe, 1f1b, eager-1f1b, interleaved, zb1p or zb2p.
         num_ranks: pipeline ranks.
         num_chunks: as many, or a multiple if interleaved.
         num_micro_batches: of one step; a multiple of the ranks if interleaved.

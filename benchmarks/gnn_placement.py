@@ -134,10 +134,12 @@ def main() -> None:
     parser.add_argument("--dqn", type=int, default=20)
     parser.add_argument("--large", type=int, default=64)
     args = parser.parse_args()
-    grid(args.seconds, args.cells)
+    if args.cells:
+        grid(args.seconds, args.cells)
     if args.small:
         small(args.small, args.dqn)
-    large(args.large)
+    if args.large:
+        large(args.large)
 
 
 if __name__ == "__main__":

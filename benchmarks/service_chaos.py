@@ -154,11 +154,11 @@ def attempt(service: Service, job_id: str, number: int) -> dict[str, Any]:
 
 
 def holder(service: Service) -> psutil.Process:
-    """The worker that runs the only job; one that starts may have children for a moment."""
+    """The worker that runs the only job; one that starts may have children of another kind."""
     while True:
         workers = service.parts().get("worker", ())
         with contextlib.suppress(psutil.NoSuchProcess):
-            found = [p for p in workers for child in p.children() if time.time() - child.create_time() > 1]
+            found = [p for p in workers if any(child.cmdline() == p.cmdline() for child in p.children())]
             if len(found) == 1:
                 return found[0]
         time.sleep(0.1)

@@ -119,6 +119,10 @@ class AsyncAutomapClient:
         """Cancels a job that has not ended; returns the job."""
         return await self._send(Call(method="POST", path=f"/v1/jobs/{job_id}/cancel"))
 
+    async def delete(self, job_id: str) -> None:
+        """Ends a job and removes all of it, its plan too."""
+        await self._send(Call(method="DELETE", path=f"/v1/jobs/{job_id}"))
+
     async def plan(self, job_id: str, *, so_far: bool = False) -> Plan:
         """The plan of a job that succeeded, see `AutomapClient.plan`."""
         return Plan.from_json(await self._send(calls.plan(job_id, so_far=so_far)))

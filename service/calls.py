@@ -119,6 +119,8 @@ def read(response: httpx.Response, url: str) -> Document:
         UserError: what was asked can be repaired.
         RemoteError: it was refused otherwise, or no AutoMAP service has answered.
     """
+    if response.status_code == 204:
+        return {}
     try:
         document = response.json()
     except ValueError:

@@ -190,6 +190,10 @@ class AutomapClient:
         """Cancels a job that has not ended; returns the job."""
         return self._send(Call(method="POST", path=f"/v1/jobs/{job_id}/cancel"))
 
+    def delete(self, job_id: str) -> None:
+        """Ends a job and removes all of it, its plan too."""
+        self._send(Call(method="DELETE", path=f"/v1/jobs/{job_id}"))
+
     def plan(self, job_id: str, *, so_far: bool = False) -> Plan:
         """The plan of a job that succeeded; with `so_far` also the best so far of one that has not.
 

@@ -41,6 +41,8 @@ def rank_orders(plan: Plan) -> list[list[Action]]:
         ]
     if kind == "1f1b":
         return [_alternating(r, ranks - 1 - r, count) for r in range(ranks)]
+    if kind == "eager-1f1b":
+        return [_alternating(r, 2 * (ranks - 1 - r), count) for r in range(ranks)]
     return [_zero_bubble(r, ranks, 2 if kind == "zb2p" else 1, count) for r in range(ranks)]
 
 
@@ -52,7 +54,7 @@ def _read(word: str) -> Action:
 
 
 def _alternating(rank: int, warm_up: int, count: int) -> list[Action]:
-    """1F1B: forward passes that fill the later ranks, then one of each, then the remaining backward passes."""
+    """1F1B: forward passes of the warm-up, then one of each, then the remaining backward passes."""
     forward = deque(("F", rank, m) for m in range(count))
     backward = deque(("B", rank, m) for m in range(count))
     order = [forward.popleft() for _ in range(min(warm_up, count))]

@@ -95,7 +95,9 @@ def read_strategy(
     virtual: Annotated[
         int | None, typer.Option(help="Virtual stages: chunks of layers that each pipeline rank holds.")
     ] = None,
-    schedule: Annotated[str | None, typer.Option(help="1f1b, gpipe, interleaved, zb1p or zb2p; default: 1f1b.")] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="1f1b, eager-1f1b, gpipe, interleaved, zb1p or zb2p; default: 1f1b.")
+    ] = None,
     zero: Annotated[int | None, typer.Option(help="ZeRO stage, 0 to 3.")] = None,
     recompute: Annotated[str | None, typer.Option(help="none, selective or full.")] = None,
     sequence_parallel: Annotated[

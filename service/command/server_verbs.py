@@ -149,6 +149,13 @@ def cancel(job: JobArgument, url: UrlOption = URL, as_json: JsonOption = False) 
 
 
 @app.command()
+def delete(job: JobArgument, url: UrlOption = URL) -> None:
+    """Ends a job and removes all of it from the service, its plan too."""
+    with _client(url) as client:
+        client.delete(job)
+
+
+@app.command()
 def plan(
     job: JobArgument,
     so_far: Annotated[

@@ -17,7 +17,6 @@ from automap.cluster import MAX_DEVICES, Cluster
 from automap.export.configuration import Export
 from automap.gnn.problem import GnnProblem
 from automap.hints import Hints
-from automap.plan import Plan
 from automap.problem import Training
 from automap.records import DocumentOf, Items, Length, Range, to_json
 from service.jobs.records import Job, Model, State
@@ -149,8 +148,8 @@ class EstimateBody(ProblemBody):
 
     degrees: Annotated[DegreesBody, "The plan, by its degrees."] = DegreesBody()
     plan: Annotated[
-        Annotated[Mapping[str, Any], DocumentOf(Plan)] | None,
-        "The plan as a document, in place of degrees; its cluster and training are those that count.",
+        Mapping[str, Any] | None,
+        "The plan as a document (GET /v1/schemas/plan), in place of degrees; its cluster and training count.",
     ] = None
 
     def request(self) -> JobRequest:

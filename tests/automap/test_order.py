@@ -17,7 +17,7 @@ from automap.schedule import (
 )
 
 SIZES = [("gpipe", 3, 1, 5), ("1f1b", 4, 1, 7), ("interleaved", 4, 3, 8), ("interleaved", 3, 2, 3), ("zb1p", 4, 1, 9),
-         ("zb2p", 4, 1, 9), ("zb2p", 5, 1, 2), ("1f1b", 1, 1, 1)]  # fmt: skip
+         ("zb2p", 4, 1, 9), ("zb2p", 5, 1, 2), ("eager-1f1b", 4, 1, 9), ("1f1b", 1, 1, 1)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "pp", "v", "m"), SIZES)
@@ -45,6 +45,14 @@ def test_programs_stand_behind_what_they_wait_for(kind, pp, v, m):
         assert program[before, A_MICRO_BATCH] == row[A_MICRO_BATCH]
         assert program[before, A_RANK] == neighbour % pp
         assert (program[before, A_WORD] == 0) == (word == 0)
+
+
+def test_eager_1f1b_injects_2_s_minus_i_minus_1_forwards():
+    """DAPPLE, section 3.2: stage i of S keeps K_i = 2 (S - i) - 1 micro-batches under policy PB, S - i under PA."""
+    for kind, step in (("1f1b", 1), ("eager-1f1b", 2)):
+        for i, line in enumerate(write_order(kind, 4, 4, 12)):
+            first = next(place for place, word in enumerate(line) if "B" in word)
+            assert first == step * (4 - i) - (step - 1)
 
 
 def test_1f1b_and_zero_bubble_read_as_in_their_papers():

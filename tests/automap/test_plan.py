@@ -138,7 +138,7 @@ def test_illegal_plans_are_refused_with_a_reason(gpt, space, change, word):
         price(s.problem, Plan.from_json(document), s.evaluator)
 
 
-@pytest.mark.parametrize("kind", ["gpipe", "1f1b", "interleaved", "zb1p", "zb2p"])
+@pytest.mark.parametrize("kind", ["gpipe", "1f1b", "eager-1f1b", "interleaved", "zb1p", "zb2p"])
 def test_a_written_order_is_a_plan_of_the_same_price(gpt, space, kind):
     virtual = 2 if kind == "interleaved" else 1
     s = space(gpt(layers=6), "4xA100", 16, pp=4, num_micro_batches=8, schedule=kind, virtual_stages=virtual)
@@ -164,7 +164,7 @@ def test_a_stuck_order_names_rank_and_action(gpt, space):
     assert caught.value.field == "plan.schedule.order[0][1]"
 
 
-@pytest.mark.parametrize("kind", ["1f1b", "zb1p", "zb2p"])
+@pytest.mark.parametrize("kind", ["1f1b", "eager-1f1b", "zb1p", "zb2p"])
 def test_the_timeline_is_that_of_the_price(gpt, space, kind):
     s = space(gpt(layers=4), "4xA100", 16, pp=4, num_micro_batches=8, schedule=kind)
     plan = s.decode(s.random(np.random.default_rng(1)))

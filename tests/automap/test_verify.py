@@ -115,7 +115,7 @@ def test_plans_that_obey_constraints_pass(constraint):
     assert not wrong_plans(build(GPT, constraints=[constraint]), 20)
 
 
-@pytest.mark.parametrize("kind", ["gpipe", "1f1b", "interleaved", "zb1p", "zb2p"])
+@pytest.mark.parametrize("kind", ["gpipe", "1f1b", "eager-1f1b", "interleaved", "zb1p", "zb2p"])
 @pytest.mark.parametrize(("ranks", "count"), [(1, 1), (2, 2), (3, 6), (4, 4), (4, 12), (4, 2)])
 def test_the_order_of_every_kind_is_that_which_is_written(sample, kind, ranks, count):
     """Two ways of writing schedules: by rank as in the papers, and by sweeps of all ranks."""

@@ -75,6 +75,15 @@ def test_submit_exits_by_outcome(
     assert ("schema" in document) == (code == 0)
 
 
+def test_delete(api: httpx.Client, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    at = ["--url", str(api.base_url)]
+    assert main(["submit", *WORDS, *at, "--detach"]) == 0
+    job_id = capsys.readouterr().out.strip()
+    assert main(["delete", job_id, *at]) == 0
+    assert store.job(job_id) is None
+    assert main(["delete", job_id, *at]) == 1
+
+
 def test_submit_and_leave(api: httpx.Client, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["submit", *WORDS, "--url", str(api.base_url), "--detach"]) == 0
     (job,), _ = store.jobs(2)

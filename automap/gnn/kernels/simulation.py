@@ -47,7 +47,7 @@ def _coflow_s(gnn, place, state, flow, iteration):
     return state.coflow_key[group]
 
 
-@borrowing(void(GNN, STATE, int64), inner=True)
+@borrowing(void(GNN, STATE, int64), inner=True, forceinline=True)
 def _try_start(gnn, state, task):
     iteration = state.done[task]
     is_waiting = state.begun[task] <= iteration or state.missing[task] > 0
@@ -56,7 +56,7 @@ def _try_start(gnn, state, task):
         push_running(state, state.moment[0].now + gnn.time_s[iteration, task], task)
 
 
-@borrowing(void(GNN, STATE, int64), inner=True)
+@borrowing(void(GNN, STATE, int64), inner=True, forceinline=True)
 def _arrive(gnn, state, flow):
     task = gnn.target[flow]
     state.sent[flow] += 1
@@ -65,7 +65,7 @@ def _arrive(gnn, state, flow):
         _try_start(gnn, state, task)
 
 
-@borrowing(void(GNN, int64[::1], int64[::1], int64, STATE, int64), inner=True)
+@borrowing(void(GNN, int64[::1], int64[::1], int64, STATE, int64), inner=True, forceinline=True)
 def _activate(gnn, place, rank, policy, state, flow):
     """Begins the next transfers of a flow: all that take no time, and the first that takes some."""
     while state.sent[flow] < state.released[flow]:

@@ -38,6 +38,8 @@ class Moment:
 
 
 MOMENT = dtype_of(Moment)
+BITS = 10
+"""Bits of a machine's number in `State.code`: `MAX_MACHINES` of `automap.gnn.problem` is 2^10."""
 
 
 class State(NamedTuple):
@@ -49,6 +51,9 @@ class State(NamedTuple):
     """[flows] machine that each leaves."""
     far: Ints
     """[flows] machine that each enters."""
+    code: Ints
+    """[flows] number of a flow, machine that it enters and machine that it leaves in one number, the last in the lowest
+    bits: active flows are passed over by the hundred, and most without a look at anything else."""
     done: Ints
     """[tasks] iterations that each has ended."""
     begun: Ints
@@ -78,7 +83,7 @@ class State(NamedTuple):
     key: Floats
     """[flows] place of an active flow in the order of service."""
     order: Ints
-    """[flows] active flows by key."""
+    """[flows] codes of the active flows by key."""
     served: Ints
     """[flows] flows that have a rate, by key."""
     out_left: Floats
@@ -116,6 +121,7 @@ def new_state(gnn, place, log):
         np.zeros(1, MOMENT),
         place[gnn.source],
         place[gnn.target],
+        (np.arange(flows) << 2 * BITS) + (place[gnn.target] << BITS) + place[gnn.source],
         np.zeros(tasks, np.int64),
         np.zeros(tasks, np.int64),
         np.zeros(tasks, np.int64),
@@ -150,7 +156,7 @@ def new_state(gnn, place, log):
     return state
 
 
-@borrowing(void(STATE, float64, int64), inner=True)
+@borrowing(void(STATE, float64, int64), inner=True, forceinline=True)
 def push_running(state, end_s, task):
     """Adds a running task to the heap."""
     moment, heap_s, heap = state.moment[0], state.heap_s, state.heap
@@ -162,7 +168,7 @@ def push_running(state, end_s, task):
     heap_s[at], heap[at] = end_s, task
 
 
-@borrowing(int64(STATE), inner=True)
+@borrowing(int64(STATE), inner=True, forceinline=True)
 def pop_running(state):
     """Takes the running task that ends first from the heap."""
     moment, heap_s, heap = state.moment[0], state.heap_s, state.heap
@@ -183,27 +189,27 @@ def pop_running(state):
     return found
 
 
-@borrowing(int64(STATE, float64), inner=True)
+@borrowing(int64(STATE, float64), inner=True, forceinline=True)
 def first_from(state, key):
     """Place of the first active flow whose key is no less than `key`."""
     low, high = 0, state.moment[0].active
     while low < high:
         middle = (low + high) // 2
-        if state.key[state.order[middle]] < key:
+        if state.key[state.order[middle] >> 2 * BITS] < key:
             low = middle + 1
         else:
             high = middle
     return low
 
 
-@borrowing(void(STATE, int64, float64), inner=True)
+@borrowing(void(STATE, int64, float64), inner=True, forceinline=True)
 def insert_flow(state, flow, key):
     """Makes a flow active."""
     moment, order = state.moment[0], state.order
     at = first_from(state, key)
     for later in range(moment.active, at, -1):
         order[later] = order[later - 1]
-    order[at] = flow
+    order[at] = state.code[flow]
     state.key[flow], state.rate[flow], state.since[flow] = key, 0.0, moment.now
     moment.active += 1
     source, target = state.near[flow], state.far[flow]
@@ -216,7 +222,7 @@ def insert_flow(state, flow, key):
         moment.dirty = min(moment.dirty, key)
 
 
-@borrowing(void(GNN, STATE, int64), inner=True)
+@borrowing(void(GNN, STATE, int64), inner=True, forceinline=True)
 def give_back(gnn, state, flow):
     """Gives the rate of a flow back to the interfaces at both ends, exactly where no other flow is served there."""
     moment, source, target = state.moment[0], state.near[flow], state.far[flow]
@@ -236,13 +242,13 @@ def give_back(gnn, state, flow):
         state.in_full[target] = math.inf
 
 
-@borrowing(void(GNN, STATE, int64), inner=True)
+@borrowing(void(GNN, STATE, int64), inner=True, forceinline=True)
 def remove_flow(gnn, state, number):
     """Ends the service of the flow that is `number` among the served ones."""
     moment, order, served = state.moment[0], state.order, state.served
     flow = served[number]
     at = first_from(state, state.key[flow])
-    while order[at] != flow:
+    while order[at] != state.code[flow]:
         at += 1
     moment.active -= 1
     for later in range(at, moment.active):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,7 +43,7 @@ from automap.runtime.trainer.split_check import PROBE_ULPS, computes, probe_inpu
 from automap.runtime.trainer.supported_plans import INSTEAD
 from automap.runtime.trainer.training_graph import data_inputs, input_names, scores_of
 from ir.graph import Graph
-from ir.operators.experts import DISPATCH
+from ir.operators.experts import COMBINE, DISPATCH
 
 LOSS_KIND = "SoftmaxCrossEntropyLoss"
 PROBED = 2
@@ -99,6 +100,7 @@ class GraphTrainer:
         """
         _check_code(module, graph, whole, finer)
         self.plan, self.why, self.device = plan, str(finer), own_device()
+        graph = as_trained(graph, module)
         _check_scores(graph, whole, self.device)
         self.scaling = LossScale(self.device, on=plan.training.precision == "fp16")
         values = {name: tensor.detach().to(self.device) for name, tensor in whole.values.items()}
@@ -106,7 +108,7 @@ class GraphTrainer:
             dist.broadcast(tensor, 0)
         self._labels, self._inputs = graph.operators[-1].inputs[1], [tensor.name for tensor in data_inputs(graph)]
         self._executors: dict[int, StageExecutor]
-        self._pipeline, self._executors = _joined(plan, as_trained(graph, module), values, self.device)
+        self._pipeline, self._executors = _joined(plan, graph, values, self.device)
         self._masters = Masters(
             {f"{n}.{name}": leaf for n, e in self._executors.items() for name, leaf in e.parameters.items()}
         )
@@ -251,7 +253,8 @@ class GraphTrainer:
 
 
 def as_trained(graph: Graph, module: nn.Module) -> Graph:
-    """The graph with what no file says: labels that are `IGNORED`, and rows of embeddings that are not trained."""
+    """The graph with what no file says: labels that are `IGNORED`, rows of embeddings that are not trained, and experts
+    that take any number of tokens."""
     fixed = {
         path: child.padding_idx
         for path, child in module.named_modules()
@@ -262,7 +265,23 @@ def as_trained(graph: Graph, module: nn.Module) -> Graph:
         for op in graph.operators
     )
     operators.append(with_attributes(loss, ignore_index=IGNORED))
-    return replace(graph, operators=tuple(operators), sha256=model_ref(graph).sha256)
+    return _with_room(replace(graph, operators=tuple(operators), sha256=model_ref(graph).sha256))
+
+
+def _with_room(graph: Graph) -> Graph:
+    """The graph with a slot for every token in every expert; those that are searched drop what is above a capacity."""
+    tensors, operators, grown = dict(graph.tensors), [], dict[str, int]()
+    for op in graph.operators:
+        tokens = max((grown[name] for name in op.inputs if name in grown), default=0)
+        if op.kind == DISPATCH:
+            tokens = prod(tensors[op.inputs[0]].shape[:-1]) // dict(op.attributes).get("groups", 1)
+        for name in op.outputs if tokens and op.kind != COMBINE else ():
+            shape = list(tensors[name].shape)
+            shape[-2], grown[name] = tokens, tokens
+            tensors[name] = replace(tensors[name], shape=tuple(shape))
+        is_limited = tokens and op.kind in (DISPATCH, COMBINE)
+        operators.append(with_attributes(op, capacity=tokens) if is_limited else op)
+    return replace(graph, operators=tuple(operators), tensors=tensors)
 
 
 def _joined(
@@ -292,11 +311,6 @@ def _check_code(module: nn.Module, graph: Graph, whole: Whole, finer: PlanError)
         (f"module.{name}", "frozen", "the graph trains all weights", "")
         for name, parameter in module.named_parameters()
         if not parameter.requires_grad
-    ]
-    faults += [
-        (f"model.{op.name}", dict(op.attributes)["capacity"], "experts of the graph drop what is above a capacity", "")
-        for op in graph.operators
-        if op.kind == DISPATCH
     ]
     loss = graph.operators[-1]
     if loss.kind != LOSS_KIND or dict(loss.attributes).get("reduction") != "sum":
