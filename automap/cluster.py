@@ -188,14 +188,17 @@ class Cluster:
         if not 0 < self.num_devices <= MAX_DEVICES:
             raise _wrong_number(self.num_devices, "nodes", self.num_devices)
         matrix = self.bandwidth_GBps
-        if matrix is not None and any(len(row) != self.num_devices for row in (matrix, *matrix)):
-            raise ClusterError(
-                "the bandwidth matrix has the wrong size",
-                field="bandwidth_GBps",
-                value=f"{len(matrix)} rows",
-                repair=f"Give {self.num_devices} rows of {self.num_devices} numbers.",
-            )
         if matrix is not None:
+            sizes = {"": f"{len(matrix)} rows"} if len(matrix) != self.num_devices else {}
+            sizes |= {f"[{i}]": f"{len(row)} numbers" for i, row in enumerate(matrix) if len(row) != self.num_devices}
+            if sizes:
+                place, value = next(iter(sizes.items()))
+                raise ClusterError(
+                    "the bandwidth matrix has the wrong size",
+                    field=f"bandwidth_GBps{place}",
+                    value=value,
+                    repair=f"Give {self.num_devices} rows of {self.num_devices} numbers.",
+                )
             self._check_rates(matrix)
         described = {"device": self.devices, "intra_node_link": self.links, "inter_node_link": self.links}
         for index, node in enumerate(self.nodes):

@@ -106,11 +106,11 @@ def chain(profiles, model):
     return forward, backward, crossing, parameters
 
 
-def layers_of(model, units, per_replica):
+def layers_of(model, units, per_replica, devices=DEVICES):
     """The layers with micro-batches of so many times the smallest share of a replica."""
     forward, backward, crossing, parameters = units
     samples = per_replica * model.smallest
-    shares = [model.smallest * math.ceil(per_replica / max(1, r)) for r in range(DEVICES + 1)]
+    shares = [model.smallest * math.ceil(per_replica / max(1, r)) for r in range(devices + 1)]
     spent = (forward + backward) / (forward + backward).sum()
 
     def summed(of_units):
@@ -118,7 +118,7 @@ def layers_of(model, units, per_replica):
 
     return Layers(
         num_micro_batches=model.batch / samples,
-        most_replicas=min(DEVICES, per_replica),
+        most_replicas=min(devices, per_replica),
         forward_s=np.array([share * summed(forward) for share in shares]),
         backward_s=np.array([share * summed(backward) for share in shares]),
         crossing_bytes=np.concatenate([[0.0], crossing]) * samples,
@@ -137,8 +137,8 @@ def class_of(replicas):
 
 def best_plans(model, units, rates):
     """Class -> the best plan of the class, with its layers."""
-    most = model.batch // model.smallest
-    sizes = sorted({n for n in [*range(1, DEVICES + 1), 32, 64, 128] if n <= most})
+    most, devices = model.batch // model.smallest, sum(rates.hosts)
+    sizes = sorted({n for n in [*range(1, devices + 1), 32, 64, 128] if n <= most})
     found: dict[str, tuple[Planned, Layers]] = {}
 
     def add(plans, layers):
@@ -147,7 +147,7 @@ def best_plans(model, units, rates):
             if name not in found or plan.seconds < found[name][0].seconds:
                 found[name] = plan, layers
 
-    made = [layers_of(model, units, n) for n in sizes]
+    made = [layers_of(model, units, n, devices) for n in sizes]
     for layers in made:
         add(DappleSearch(layers, rates, rates.hosts, memory_bytes=MEMORY).uniform(), layers)
     for layers in made:

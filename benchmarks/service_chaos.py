@@ -51,7 +51,8 @@ class Service:
             stderr=subprocess.DEVNULL,
         )
         assert self.process.stdout is not None
-        self.http = httpx.Client(base_url=json.loads(self.process.stdout.readline())["url"], timeout=30)
+        with self.process.stdout as out:
+            self.http = httpx.Client(base_url=json.loads(out.readline())["url"], timeout=30)
 
     def stop(self) -> None:
         """Ends it."""
@@ -71,6 +72,7 @@ class Service:
                     return answer.json()
                 assert answer.status_code in (429, 503), answer.text
             if self.process.poll() is not None:
+                self.http.close()
                 self.start()
             time.sleep(0.05)
         raise TimeoutError(path)

@@ -84,7 +84,8 @@ def main() -> None:
         service = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
         try:
             assert service.stdout is not None
-            url = json.loads(service.stdout.readline())["url"]
+            with service.stdout:
+                url = json.loads(service.stdout.readline())["url"]
             job_id = httpx.post(f"{url}/v1/jobs", json=JOB, timeout=120).json()["id"]
             found = asyncio.run(measure(url, Store(client), job_id, given.clients, given.events))
         finally:

@@ -54,7 +54,8 @@ def start(url: str, workers: int) -> tuple[subprocess.Popen[bytes], str]:
         stderr=subprocess.DEVNULL,
     )
     assert process.stdout is not None
-    line = process.stdout.readline().decode()
+    with process.stdout as out:
+        line = out.readline().decode()
     return process, line.split('"')[3]
 
 
@@ -157,9 +158,7 @@ def mix(client: httpx.Client, minutes: float, processes: list[psutil.Process], u
         return [p.memory_info().rss for p in processes], [p.num_fds() for p in processes]
 
     began, first, number = time.monotonic(), None, 0
-    while (spent := time.monotonic() - began) < 60 * minutes:
-        if first is None and spent > 6 * minutes:
-            first = look()
+    while first is None or time.monotonic() - began < 60 * minutes:
         number += 1
         model = client.post("/v1/models", content=upload).json()["id"]
         ids = [client.post("/v1/jobs", json={**JOB, "budget": 1, "seed": number + i}).json()["id"] for i in range(4)]
@@ -170,7 +169,8 @@ def mix(client: httpx.Client, minutes: float, processes: list[psutil.Process], u
                 pass
             client.delete(f"/v1/jobs/{job_id}").raise_for_status()
         client.delete(f"/v1/models/{model}").raise_for_status()
-    assert first is not None
+        if first is None and time.monotonic() - began > 6 * minutes:
+            first = look()
     last = look()
     growth = ", ".join(f"{b / a - 1:+.1%}" for a, b in zip(first[0], last[0], strict=True))
     print(f"mix: {number} rounds in {minutes:g} min; memory of service and workers {growth} (asked: below 5 %); "
@@ -205,7 +205,11 @@ def main() -> int:
             search = one.post("/v1/jobs", json={**JOB, "budget": "600s", "searchers": ["mcmc"]}).json()["id"]
             path = f"/v1/jobs/{search}"
             if given.polls:
-                print(f"polls: {shown(poll_s(url, path, heads['a'], given.polls))} at {POLLS_A_SECOND}/s offered")
+                before = own.cpu_times()
+                told = shown(poll_s(url, path, heads["a"], given.polls))
+                after = own.cpu_times()
+                each_s = (after.user + after.system - before.user - before.system) / given.polls
+                print(f"polls: {told} at {POLLS_A_SECOND}/s offered; {each_s * 1000:.2f} ms of processor time each")
             if given.polls and given.slow:
                 alone = statistics.quantiles(poll_s(url, path, heads["a"], given.polls), n=20)[-1]
                 ended, closed = threading.Event(), list[int]()

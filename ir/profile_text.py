@@ -23,6 +23,8 @@ MAX_LAYERS = 5_000
 MAX_EDGES = 50_000
 MAX_LINE = 4_096
 MAX_OUTPUTS = 64
+SHOWN = 8
+"""Layers of a cycle that a message names."""
 ELEMENT_BYTES = 4
 """Profiles were taken in float32."""
 _LIMITS = {"time": 1e9, "size": float(1 << 48)}
@@ -53,6 +55,8 @@ class ProfiledLayer:
     """Bytes of the outputs, for the whole mini-batch."""
     parameters: float
     """Bytes of the parameters."""
+    line: int
+    """Number of the line that states it."""
     before: list[int] = field(default_factory=list)
     after: list[int] = field(default_factory=list)
 
@@ -109,7 +113,31 @@ def parse(text: str) -> dict[int, ProfiledLayer]:
         nodes[target].before.append(source)
     if not any(node.parameters for node in nodes.values()):
         raise refuse("no layer has parameters", f"{len(nodes)} layers", "Profile a model that is trained.")
+    _check_connected(nodes)
     return nodes
+
+
+def _check_connected(nodes: Mapping[int, ProfiledLayer]) -> None:
+    """Refuses a profile whose layers with parameters fall into parts without an edge between them.
+
+    Raises:
+        ModelError: names the first layer of another part than that of the first one.
+    """
+    trained = [node for node in nodes.values() if node.parameters]
+    reached, waiting = {trained[0].number}, [trained[0]]
+    while waiting:
+        node = waiting.pop()
+        for number in (*node.before, *node.after):
+            if number not in reached:
+                reached.add(number)
+                waiting.append(nodes[number])
+    for node in trained:
+        if node.number not in reached:
+            raise refuse(
+                f"line {node.line}: no edge leads from node{node.number} to the part of node{trained[0].number}",
+                node.label,
+                "Give the edges between them as in `node1 -- node2`, or profile one model.",
+            )
 
 
 def _node(line: str, number: int) -> ProfiledLayer:
@@ -126,6 +154,7 @@ def _node(line: str, number: int) -> ProfiledLayer:
         backward_s=1e-3 * _number(found[4], number, "backward_compute_time", "time"),
         sizes=tuple(_number(size, number, "activation_size", "size") for size in sizes),
         parameters=_number(found[6], number, "parameter_size", "size"),
+        line=number,
     )
 
 
@@ -170,8 +199,15 @@ def topological_order(nodes: Mapping[int, ProfiledLayer]) -> list[int]:
             if not waiting[reader]:
                 heapq.heappush(ready, reader)
     if len(order) < len(nodes):
-        stuck = next(number for number, count in waiting.items() if count)
-        raise refuse("the edges form a cycle", f"through or before node{stuck}", "Profile the forward pass only.")
+        # Before each layer that waits is another one that waits: on the way back one comes twice.
+        number, seen = next(number for number, count in waiting.items() if count), list[int]()
+        while number not in seen:
+            seen.append(number)
+            number = next(before for before in nodes[number].before if waiting[before])
+        cycle = [*reversed(seen[seen.index(number) :])]
+        shown = " -- ".join(f"node{n}" for n in (*cycle[:SHOWN], *(cycle[:1] if len(cycle) <= SHOWN else ())))
+        text = f"line {nodes[number].line}: the edges form a cycle of {len(cycle)} layers through node{number}"
+        raise refuse(text, shown, "Profile the forward pass only.")
     return order
 
 

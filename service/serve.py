@@ -88,10 +88,10 @@ def serve(
         on_ready(f"http://{name}:{bound.getsockname()[1]}")
         # After its own shutdown uvicorn raises the signal again; ours then unwinds the stack.
         with contextlib.suppress(KeyboardInterrupt, SystemExit):
-            _Server(server_config(app, settings), app.state.feed).run(sockets=[bound])
+            Server(server_config(app, settings), app.state.feed).run(sockets=[bound])
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """The server; when it ends it lets those go who listen to events, who would otherwise be waited for."""
 
     def __init__(self, config: uvicorn.Config, feed: Feed) -> None:

@@ -82,6 +82,13 @@ def expert(name, model, devices, *, batch=8, steps=False, batch_norm="synchroniz
     return Case(f"{model}, {name}", problem, plan, steps, parts=parts)
 
 
+def partly(case, *modules):
+    """The case with some of its blocks computed again."""
+    stages = tuple(replace(stage, recompute=modules) for stage in case.plan.stages)
+    name = f"{case.name}, {' and '.join(modules)} computed again"
+    return replace(case, name=name, plan=replace(case.plan, stages=stages))
+
+
 def idle(case, devices):
     """The plan of a case on a cluster with more devices, the last ones idle."""
     problem = replace(case.problem, cluster=problem_of("gpt", devices).cluster)

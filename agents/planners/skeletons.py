@@ -3,16 +3,16 @@
 A skeleton is the values of all decisions before the first signature. The templates give the skeletons to begin with,
 the best of each mesh first. In a skeleton, a planner solves the cost graph at the sensitivities of a plan; the plan
 that it finds is priced exactly and gives new sensitivities, which are averaged with those before. Then plans next to
-the best one are priced in whole batches: one group's joint signatures changed, one cut, one rank's recomputation,
-another ZeRO stage, other numbers of micro-batches and virtual stages; where the latter win, their skeleton is solved as
-well. Only exact prices decide. Nothing but the end of a budget in seconds depends on the clock.
+the best one are priced in whole batches: one group's joint signatures changed, as little recomputation as fits, one
+cut, another ZeRO stage, other numbers of micro-batches and virtual stages; where the latter win, their skeleton is
+solved as well. Only exact prices decide. Nothing but the end of a budget in seconds depends on the clock.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,10 +25,8 @@ from agents.sampling.expert import price_grid
 from agents.searcher import SearchResult, SearchTask
 from automap.cost_graph.graph import CostGraph, CostGraphCache
 from automap.cost_graph.sensitivities import Sensitivities, sensitivities
-from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.space.batch_shares import NUM_WAYS
-from automap.space.shape import Shape
-from automap.space.space import Ints, PlanSpace, Values
+from automap.space.space import Ints, Values
 
 Floats = npt.NDArray[np.float64]
 
@@ -335,17 +333,11 @@ class SkeletonSearch:
         tried["order"] = min(TRIED_ORDERS, space.meshes.num_orders(shape.pp))
         if shape.pp > 1 and shape.virtual == 1:
             tried["schedule"] = len(space.schedules)
-        idle = {"cut": shape.num_chunks - 1, "recompute": shape.pp}
+        idle = {"cut": shape.num_chunks - 1}
         for at, slot in enumerate(space.slots[:first]):
             if slot.index < idle.get(slot.kind, 1):
-                others: Iterable[int] = range(min(slot.num_values, tried.get(slot.kind, 0)))
-                if slot.kind == "recompute":
-                    others = _levels_near(space, shape, values[at])
+                others = range(min(slot.num_values, tried.get(slot.kind, 0)))
                 found += [[*values[:at], other, *values[at + 1 :]] for other in others if other != values[at]]
-        ranks = range(space.first.recompute, space.first.recompute + shape.pp)
-        for mode in np.flatnonzero(space.modes).tolist():
-            level = space.levels.of_mode(RECOMPUTE_MODES[mode])
-            found.append([level if at in ranks else v for at, v in enumerate(values)])
         for other in space.shapes:
             if other != shape and (other.pp, other.tp, other.middle) == (shape.pp, shape.tp, shape.middle):
                 row = space.meshes.values(other)
@@ -359,11 +351,3 @@ class SkeletonSearch:
         plans = dict.fromkeys([*recompute_less(space, values), *cut_anew(space, values), *repaired])
         fresh = [plan for plan in plans if plan[:first] != values[:first] and plan[:first] not in self.best]
         return np.array(fresh, dtype=np.int64).reshape(len(fresh), len(values))
-
-
-def _levels_near(space: PlanSpace, shape: Shape, level: int) -> list[int]:
-    """Levels of recomputation that are tried in place of one: the next lighter and heavier one, and the modes."""
-    legal = np.flatnonzero(space.levels.legal(shape.num_chunks)).tolist()
-    at = int(np.searchsorted(legal, level))
-    modes = [value for value in map(space.levels.of_mode, RECOMPUTE_MODES) if value in legal]
-    return sorted({*legal[max(0, at - 1) : at + 2], *modes})

@@ -82,7 +82,7 @@ def _core(chunk: Chunk, model: Model) -> frozenset[int]:
 
 
 def _recomputed(chunks: Sequence[Chunk], model: Model, named: Sequence[set[int]]) -> Iterator[Violation]:
-    """A recompute mode holds for a whole rank: where some operators must be recomputed, none may be exempted."""
+    """Where some operators of a rank must be recomputed, its other operators may be, exempted or not."""
     for chunk in chunks:
         of_rank = {i for other in chunks if other.rank == chunk.rank for i in other.operators}
         constraints = model.problem.hints.constraints

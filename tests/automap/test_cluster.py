@@ -81,6 +81,16 @@ def test_bandwidth_matrix_overrides_links():
         parse_cluster(document)
 
 
+def test_a_bandwidth_matrix_is_square():
+    """The row that is not is named."""
+    document = parse_cluster("4xA100").to_json()
+    document["bandwidth_GBps"] = [[1.0] * 4, [1.0] * 4, [1.0] * 3, [1.0] * 4]
+    with pytest.raises(ClusterError, match="wrong size") as found:
+        parse_cluster(document)
+    assert found.value.field.endswith("bandwidth_GBps[2]")
+    assert found.value.value == "3 numbers"
+
+
 @pytest.mark.parametrize(
     ("value", "word"), [(0, "cannot reach"), (1e-9, "cannot reach"), (-5.0, "out of range"), (1e300, "out of range")]
 )

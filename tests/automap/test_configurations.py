@@ -195,10 +195,13 @@ def test_layers_that_are_not_those_of_the_model() -> None:
         hand_made(evaluator, Strategy(pp=2, layers=(3, 2)))
 
 
-@pytest.mark.parametrize("name", ["pytorch.json", "training_arguments.json"])
-def test_other_json_is_not_read_as_deepspeeds(name: str, tmp_path: Path) -> None:
-    texts = {"pytorch.json": {"schema": "automap.pytorch/1", "zero": 3}, "training_arguments.json": {"fsdp": True}}
-    (tmp_path / name).write_text(json.dumps(texts[name]))
+def test_other_json_is_not_read_as_deepspeeds(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="has no setting of DeepSpeed") as fault:
-        read_configuration(tmp_path / name)
+        read_configuration(written(tmp_path / "training_arguments.json", json.dumps({"fsdp": True})))
     assert "DeepSpeed's JSON" in fault.value.repair
+
+
+def test_a_part_of_pytorch_json_is_not_taken_for_the_whole(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"is no pytorch\.json as it was exported") as fault:
+        read_configuration(written(tmp_path / "pytorch.json", json.dumps({"schema": "automap.pytorch/1", "zero": 3})))
+    assert fault.value.repair == "Export it again."

@@ -104,9 +104,17 @@ def _span(stage, names):
 
 
 def test_selective_recomputation_satisfies_attention_scopes(gpt):
-    space = PlanSpace(problem(gpt(), [{"scope": "h.*.attn/Softmax", "recompute": True}], trainer="ddp", pp=1))
-    levels = [space.levels.levels[v[space.first.recompute]] for v in drawn(space)]
-    assert {(level.light, level.heavy) for level in levels} == {(1, 1), (1, 2), (2, 2)}
+    graph = gpt()
+    space = PlanSpace(problem(graph, [{"scope": "h.*.attn/Softmax", "recompute": True}], trainer="ddp", pp=1))
+    names = [op.name for op in graph.operators]
+    asked = {name for name in names if name.endswith("attn/Softmax")}
+    levels = set()
+    for values in drawn(space):
+        (stage,) = space.decode(values).stages
+        assert asked <= {name for glob in stage.recompute for name in select(glob, names)}
+        level = space.levels.levels[values[space.first.recompute]]
+        levels.add((level.light, level.heavy))
+    assert {(1, 1), (1, 2), (2, 2)} <= levels
 
 
 def test_modules_are_split_replicated_and_sharded(gpt):

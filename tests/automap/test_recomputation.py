@@ -147,6 +147,19 @@ def test_no_level_of_a_rank_can_be_lighter(gpt, fix):
     assert found > 3
 
 
+def test_a_configuration_cannot_say_that_some_layers_run_again(gpt):
+    space = build(gpt(layers=4), pp=1, tp=1, dp=2, zero=0, num_micro_batches=2)
+    check, units, asked = Verifier(space.problem), space.num_units, set()
+    for row in template_at_every_level(space):
+        modes = [space.levels.mode(int(row[space.first.recompute]), place, units) for place in range(units)]
+        refused = [v.what for v in check.beyond(space.decode(row), "onnx")]
+        # The embedding comes first, then four layers.
+        is_mixed = len(set(modes[1:5])) > 1
+        assert any("one mode for all equal blocks" in what for what in refused) == is_mixed
+        asked.add(is_mixed)
+    assert asked == {False, True}
+
+
 def test_limits_leave_one_mode(gpt):
     space = build(gpt(layers=4), limits=Limits(mixes=False))
     assert set(np.flatnonzero(space.levels.legal(1)).tolist()) <= {

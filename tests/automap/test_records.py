@@ -70,6 +70,7 @@ ESTIMATED = (
     "Yours.",
     "Change.",
     "TargetCost.",
+    "Beside.",
 )
 """Of a plan, what AutoMAP writes and only shows again."""
 

@@ -33,6 +33,7 @@ SCRIPTS = {
     "auto_map": "--budget 16 --models vgg19",
     "clusters_and_tables": "--model vgg19 --devices 2 --tables 1 --kinds H100",
     "cost_graph": "--plans 2 --skeletons 1 --models vgg19",
+    "dapple_figure12": "{profiles}/dapple --models VGG-19 --hosts 2",
     "dapple_table4": "{profiles}/dapple --models GNMT-16 --clusters A",
     "decision_speed": "0.001 --problems resnet50_on_2x4xV100 --warm-up 0.001",
     "dqn_ablation": "--evaluations 40 --seeds 1 --problems 12 --variants from_scratch",
@@ -69,9 +70,9 @@ SCRIPTS = {
     "runtime_overhead": "--rounds 1 --model {model}",
     "search_scale": "--budget 16 --blocks 12 --devices 8",
     "searchers": "--searchers random --problems 12 --seeds 1 --evaluations 8",
-    "service_chaos": "--jobs 3 --minutes 0.02 --every 0.5 --recoveries 0 --stale 0 --workers 1",
+    "service_chaos": "--jobs 2 --minutes 0.01 --every 0.4 --recoveries 0 --stale 0 --workers 1",
     "service_events": "--clients 4 --events 12",
-    "service_load": "--jobs 4 --polls 160 --slow 8 --minutes 0.01 --workers 1",
+    "service_load": "--jobs 4 --polls 32 --slow 4 --minutes 0.001 --workers 1",
     "spp_bound": "--instances 3",
     "step_parts": "--rounds 1 --cluster {cluster}",
     "sync_training": "--steps 2 --seeds 2 --timed 1",
@@ -91,6 +92,7 @@ MISSING = {
     "fit_trainers": "missing.json",
     "memory_band": "missing.json",
     "import_profiles": "missing",
+    "dapple_figure12": "missing",
     "dapple_table4": "missing",
     "pipedream_speedups": "missing",
     "planners": "--models gnmt-16 --profiles missing",
@@ -145,6 +147,7 @@ def files(tmp_path_factory):
     (folder / "dapple").mkdir()
     profile = folder / "dapple" / "gnmt-16-pbs-64.txt"
     profile.write_text(PROFILE)
+    (folder / "dapple" / "vgg-19-pbs-32.txt").write_text(PROFILE)
     runs = folder / "runs.json"
     runs.write_text(json.dumps(made_up_runs()))
     found = [predict(run) for run in load_runs(runs)]

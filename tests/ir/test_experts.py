@@ -7,7 +7,6 @@ import importlib.util
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from automap.runtime.operators.apply import run
+from automap.runtime.trainer.graph_trainer import with_room
 from ir.blocks import find_units
 from ir.graph import Graph
 from ir.operators.experts import BALANCED_LOAD, COMBINE, DISPATCH, PRODUCT
@@ -146,23 +146,6 @@ def evaluate(graph: Graph, parameters: Mapping[str, Tensor], ids: Tensor) -> Ten
     values |= {t.name: ids for t in graph.tensors.values() if t.role == "input"}
     with torch.no_grad():
         return run(with_room(graph), values, len(ids))[graph.outputs[0]]
-
-
-def with_room(graph: Graph) -> Graph:
-    """The graph with a slot of each expert for each token, so that none overflows."""
-    room, tensors = _mixtures().LENGTH, dict(graph.tensors)
-    for op in graph.operators:
-        if op.kind != COMBINE and (op.kind == DISPATCH or any(tensors[n] != graph.tensors[n] for n in op.inputs)):
-            for name in op.outputs:
-                experts, _, *rest = tensors[name].shape
-                tensors[name] = replace(tensors[name], shape=(experts, room, *rest))
-    operators = tuple(
-        replace(op, attributes=tuple(sorted({**dict(op.attributes), "capacity": room}.items())))
-        if op.kind in (DISPATCH, COMBINE)
-        else op
-        for op in graph.operators
-    )
-    return replace(graph, operators=operators, tensors=tensors)
 
 
 def parameter(graph: Graph, parameters: Mapping[str, Tensor], name: str) -> Tensor:

@@ -232,7 +232,15 @@ GOOD = line(1, "a", 1, 1, 4, 4)
         (GOOD + "\n\tnode1 -- node2", "not there"),
         ("\n".join([GOOD, line(2, "b", 1, 1, 4, 4), *edges((1, 2), (1, 2))]), "given twice"),
         ("\n".join([GOOD, line(2, "b", 1, 1, 4, 4), *edges((1, 2), (2, 1))]), "cycle"),
-        (GOOD + "\n\tnode1 -- node1", "cycle"),
+        (GOOD + "\n\tnode1 -- node1", "line 1: the edges form a cycle of 1 layers through node1"),
+        (
+            "\n".join(line(n, "a", 1, 1, 4, 4) for n in range(1, 5))
+            + "\n\tnode1 -- node2\n\tnode2 -- node4\n\tnode4 -- node3\n\tnode3 -- node2",
+            "line [234]: the edges form a cycle of 3 layers",
+        ),
+        ("\n".join([GOOD, line(2, "b", 1, 1, 4, 4)]), "line 2: no edge leads from node2 to the part of node1"),
+        (GOOD.replace("=1.000", "=", 1), "line 1: forward_compute_time is not a number"),
+        (line(1, "a", 1, -3, 4, 4), "line 1: backward_compute_time is out of range"),
         (line(1, "a", 1, 1, 4, 0), "no layer has parameters"),
     ],
 )
@@ -260,7 +268,7 @@ def test_the_largest_files_are_read_in_linear_time():
     nodes = [line(i, "a", 1, 1, 4, 4) for i in range(1, 5001)]
     dense = edges(*((max(1, i - k), i) for i in range(12, 5001) for k in range(1, 11)))
     begin = time.perf_counter()
-    load_profile("\n".join([*nodes, *dense]), batch=1)
+    load_profile("\n".join([*nodes, *edges((1, 2)), *dense]), batch=1)
     assert time.perf_counter() - begin < 20.0
 
 

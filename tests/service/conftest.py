@@ -20,7 +20,6 @@ import httpx
 import psutil
 import pytest
 import redis
-import uvicorn
 
 from agents.searcher import Progress, SearchResult
 from automap.plan import DeviceMemory, Estimate, Plan, Schedule, SearchRecord, Stage, model_ref
@@ -32,7 +31,7 @@ from service.http.api import create_app
 from service.http.connections import server_config
 from service.jobs.connection import connect
 from service.jobs.store import Store
-from service.serve import bind
+from service.serve import Server, bind
 from service.settings import Settings
 
 DEADLINE_S = 90.0
@@ -152,7 +151,7 @@ def settings(tmp_path: Path) -> Settings:
 def listening(settings: Settings, connection: redis.Redis) -> Iterator[httpx.Client]:
     """The application on a free port, served by a thread of this process."""
     app = create_app(settings, connection)
-    server = uvicorn.Server(server_config(app, settings))
+    server = Server(server_config(app, settings), app.state.feed)
     with bind("127.0.0.1", 0) as bound:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()

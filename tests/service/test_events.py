@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Iterator
@@ -159,3 +160,15 @@ def test_what_a_client_has_is_not_sent_again(api: httpx.Client, job: dict[str, A
     ending.start()
     assert api.get(here, params={"wait": 30}).json()["state"] == "cancelled"
     ending.join()
+
+
+def test_a_service_that_ends_lets_those_go_who_listen(settings: Settings, client: redis.Redis, serve_app: Any) -> None:
+    with contextlib.ExitStack() as stack:
+        with serve_app(settings, client) as api:
+            job = api.post("/v1/jobs", json=JOB).json()
+            own = stack.enter_context(httpx.Client(base_url=api.base_url, timeout=60))
+            answer = stack.enter_context(own.stream("GET", job["links"]["events"]))
+            lines = answer.iter_lines()
+            assert next(lines).startswith(":")
+        # It has ended; a stream that it had cut off would raise here.
+        assert any(line.startswith("data:") for line in lines)

@@ -63,9 +63,9 @@ def test_no_body_is_a_fault_of_the_service(
     assert all(job["request"] is not None for job in listed.json()["jobs"])
     # Whatever was accepted ends with a plan or with an error that its sender can repair.
     for job_id in accepted[:: len(accepted) // RUN]:
-        request = json.loads(client.hget(f"automap:job:{job_id}", "request") or b"")  # type: ignore[arg-type]
+        request = json.loads(client.hget(store.job_key(job_id), "request") or b"")  # type: ignore[arg-type]
         short = {**request, "budget": "20", "searchers": ["mcmc"], "trials": None}
-        client.hset(f"automap:job:{job_id}", "request", json.dumps(short))
+        client.hset(store.job_key(job_id), "request", json.dumps(short))
         service_work.run(job_id, client)
         job = store.job(job_id)
         assert job is not None
@@ -94,7 +94,7 @@ def test_files_are_read_as_bodies_are(tmp_path: Path, bases: list[dict[str, Any]
 
 
 def test_a_record_that_cannot_be_read_hides_no_other(
-    api: httpx.Client, client: redis.Redis, bases: list[dict[str, Any]], capsys: Any
+    api: httpx.Client, client: redis.Redis, store: Store, bases: list[dict[str, Any]], capsys: Any
 ) -> None:
     ids = [post(api, written(base).encode()).json()["id"] for base in bases]
     spoilt = {
@@ -105,7 +105,7 @@ def test_a_record_that_cannot_be_read_hides_no_other(
     }
     for name, values in spoilt.items():
         for value in values:
-            key = f"automap:job:{ids[0]}"
+            key = store.job_key(ids[0])
             was = client.hget(key, name)
             client.hset(key, name, value)  # type: ignore[arg-type]
             listed = api.get("/v1/jobs")
@@ -128,7 +128,7 @@ def test_a_job_whose_record_cannot_be_read_has_failed(
     api: httpx.Client, client: redis.Redis, store: Store, bases: list[dict[str, Any]]
 ) -> None:
     job_id = post(api, written(bases[5]).encode()).json()["id"]
-    client.hset(f"automap:job:{job_id}", "request", b"{")
+    client.hset(store.job_key(job_id), "request", b"{")
     service_work.run(job_id, client)
     job = store.job(job_id)
     assert job is not None and job.state == "failed"

@@ -265,10 +265,10 @@ def as_trained(graph: Graph, module: nn.Module) -> Graph:
         for op in graph.operators
     )
     operators.append(with_attributes(loss, ignore_index=IGNORED))
-    return _with_room(replace(graph, operators=tuple(operators), sha256=model_ref(graph).sha256))
+    return with_room(replace(graph, operators=tuple(operators), sha256=model_ref(graph).sha256))
 
 
-def _with_room(graph: Graph) -> Graph:
+def with_room(graph: Graph) -> Graph:
     """The graph with a slot for every token in every expert; those that are searched drop what is above a capacity."""
     tensors, operators, grown = dict(graph.tensors), [], dict[str, int]()
     for op in graph.operators:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from collective_list import list_collectives
-from plan_cases import expert, idle, random_plans, uneven
+from plan_cases import expert, idle, partly, random_plans, uneven
 from runtime_ranks import difference, errors, programs_of, reference, run_ranks, with_stages
 
 from automap.errors import PlanError
@@ -25,6 +25,7 @@ def two_ranks():
         expert("tp, recomputed", "gpt", 2, tp=2, recompute="full", sequence_parallel=True),
         expert("tp, attention recomputed", "gpt", 2, tp=2, recompute="selective"),
         expert("dp, ZeRO 3, recomputed", "gpt", 2, zero=3, recompute="full"),
+        partly(expert("tp", "gpt", 2, tp=2, sequence_parallel=True), "wte", "h.0"),
         uneven(expert("dp", "gpt", 2, batch=6, count=1), (2, 1)),
         uneven(expert("dp, ZeRO 1", "gpt", 2, batch=6, count=1, zero=1), (1, 2)),
         expert("tp", "bert", 2, tp=2),
