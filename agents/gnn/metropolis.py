@@ -20,6 +20,10 @@ HOT, COLD = 0.05, 0.001
 (assumed: good placements differ by per cents)."""
 
 
+UNSEEN = 100
+"""Proposals that count as one simulation: most are refused for their loads or for want of room, in a microsecond."""
+
+
 def begin_walk(simulator: Simulator, place: Ints, value_s: float) -> WalkArrays:
     """A search that stands at a feasible placement, whose value is `value_s` seconds; `place` is [tasks]."""
     arrays, iterations = simulator.arrays, simulator.iterations
@@ -83,17 +87,20 @@ def search_metropolis(
         share_left: share of the budget that is left after a number of simulations; it ends the search at 0.
 
     Returns:
-        [tasks] the best placement, its makespan in seconds, and the number of simulations.
+        [tasks] the best placement, its makespan in seconds, and the number of simulations that were counted.
     """
     walk = begin_walk(simulator, place, float(simulator.makespans([place])[0]))
-    size, left = 32, 1.0
+    size, left, proposals, done = 32, 1.0, 0, 0
     while len(walk.movable) and left > 0.0:
         temperatures = np.full(size, max(HOT * (COLD / HOT) ** (1.0 - left), COLD))
         walk_on(simulator.arrays, walk, rng.random((size, 5)), temperatures, True)
-        before, left = left, max(0.0, share_left(int(walk.counts[0])))
+        proposals += size
+        # Where all is refused without a simulation, a budget in simulations ends all the same.
+        done = int(walk.counts[0]) + proposals // UNSEEN
+        before, left = left, max(0.0, share_left(done))
         # Chunks are a hundredth of the budget, so that the temperature falls smoothly.
         size = int(np.clip(size * 0.01 / max(before - left, 1e-4), max(1, size // 2), size * 2))
         size = min(size, 1 << 16)
         if before >= 0.5 > left:
             walk = begin_walk(simulator, walk.best, float(walk.value_s[1]))._replace(counts=walk.counts)
-    return walk.best, float(walk.value_s[1]), int(walk.counts[0])
+    return walk.best, float(walk.value_s[1]), done

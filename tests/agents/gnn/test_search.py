@@ -104,6 +104,21 @@ def test_metropolis_finds_the_optimum_of_small_problems():
     assert hits >= 7
 
 
+def test_a_search_with_nothing_to_choose_ends():
+    """One machine is large enough for the worker and one for the sampler, so that every proposal is refused."""
+    document = make_problem(Shape(machines=2, workers=1, samplers=1)).to_json()
+    for task in document["tasks"]:
+        task["machine"] = {"worker": "m0", "store": task["machine"]}.get(task["role"])
+        task["memory_GiB"] = {"sampler": 200.0, "server": 100.0}.get(task["role"], 0.0)
+    for number, machine in enumerate(document["machines"]):
+        machine["memory_GiB"] = (100.0, 200.0)[number]
+        machine["cpus"], machine["gpus"] = 9.0, 1
+    one = Simulator(GnnProblem.from_json(document), iterations=3, seed=0)
+    start = place_by_flows(one, np.random.default_rng(0))
+    place, _, done = search_metropolis(one, start, np.random.default_rng(0), share_left=evaluations(50))
+    assert (place == start).all() and done >= 50
+
+
 def test_a_budget_in_evaluations_gives_one_plan():
     problem = make_problem(MIDDLE, 2)
     first, second = (search(problem, Budget(evaluations=60), seed=3, searcher="metropolis") for _ in range(2))
