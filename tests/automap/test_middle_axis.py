@@ -229,7 +229,9 @@ def test_plans_drawn_and_templates_are_of_the_space(space: MakeSpace, spec, clus
     table = BoundTable(s)
     for number, (values, (seconds, overflow)) in enumerate(zip(plans, prices, strict=True)):
         assert s.repair(values) == values
-        assert s.encode(s.decode(values)) == values
+        plan = s.decode(values)
+        # Levels of recomputation may mean the same where chunks are uneven.
+        assert s.decode(s.encode(plan)) == plan
         outcome = s.evaluator.evaluate(s.lowered(values))
         assert (outcome.step_time_s, outcome.overflow) == (seconds, overflow)
         if number % 6 == 0:

@@ -80,7 +80,7 @@ def test_hints_and_plans_speak_of_modules():
         assert key.startswith("transformer.h.")
         assert stage.shardings[key]["tp"].outputs == ("S(2)",)
     assert not any("wte/" in key for key in first.shardings)
-    assert plan.stages[-1].recompute == ("**",)
+    assert any(matches(glob, "transformer.h.3.mlp.c_fc/MatMul") for glob in plan.stages[-1].recompute)
     # As a document a plan may name modules where it recomputes.
     document = json.loads(json.dumps(plan.to_json()))
     document["stages"][-1]["recompute"] = ["transformer.h.*.mlp"]

@@ -57,6 +57,7 @@ def test_a_profile_is_measured():
         f"node{i} -- cell_{i} -- forward_compute_time={i}, backward_compute_time=1, activation_size=4, parameter_size=4"
         for i in (1, 2, 3)
     )
+    text += "\n\tnode1 -- node2\n\tnode2 -- node3"
     found = summarize(load_profile(text, batch=1))
     assert found["coverage"] == {"measured": 1.0, "modelled": 0.0, "opaque": 0.0}
     assert found["heaviest"] == [{"name": "node*/cell_*", "count": 3, "share": 1.0}]

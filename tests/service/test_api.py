@@ -333,7 +333,7 @@ def test_bad_jobs(api: httpx.Client, model_id: str, change: dict[str, Any], fiel
 
 
 def test_missing_keys(api: httpx.Client) -> None:
-    document = check_problem(api.post("/v1/jobs", json={}), 422, "cluster")
+    document = check_problem(api.post("/v1/jobs", json={}), 422, "training")
     assert document["message"] == "missing"
 
 
