@@ -19,7 +19,7 @@ help:
 	@echo "make unit          the quick tests                                            2 min"
 	@echo "make check         formatting, lint, types, import rules                      1-2 min"
 	@echo "make test          every test                                                 9-12 min"
-	@echo "make docs          the documentation as a site in site/, links checked          5 s"
+	@echo "make docs          the documentation as a site in site/, links checked         5 s"
 	@echo "make fuzz          gives the importer hostile model files                     1 min"
 	@echo "make prove         verifies ten thousand random plans; pruning and bounds"
 	@echo "                   against full enumeration                                   20 min"
@@ -63,7 +63,7 @@ demo: $(STAMP)
 # is said in the last lines.
 test: $(STAMP)
 	@command -v chromium >/dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null \
-		|| apt-get install --quiet --quiet --yes chromium >/dev/null 2>&1 || true
+		|| timeout 300 sh -c 'apt-get update && apt-get install --yes chromium' >/dev/null 2>&1 || true
 	@$(BIN)/python -m pytest $(WORKERS)
 
 unit: $(STAMP)
