@@ -4,8 +4,10 @@ A template shards all models by one pattern and cuts them evenly, without virtua
 of what it misses is found:
 
 1. Around the best template of each mesh all single changes of the decisions before the signatures are priced: cuts,
-   virtual stages, micro-batches, batch shares, recomputation, ZeRO.
+   virtual stages, micro-batches, batch shares, recomputation, ZeRO; and those together that gain alone.
 2. Elimination solves the skeletons of the best plans so far, each mesh in turn, see `agents.planners.elimination`.
+
+Templates that fit and templates that nearly fit have every other turn.
 
 The plans found are known to the network's proposals (`agents.learning.proposals`) as templates are, and annealing
 begins from them. The budget is charged for them.
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -25,13 +28,13 @@ from agents.sampling.expert import Grid
 from automap.arrays import Floats
 from automap.space.space import Ints, PlanSpace, Values
 
-SECONDS, SHARE = 0.5, 0.25
+SECONDS, SHARE = 0.6, 0.25
 """Seconds that it takes at most, but for a solve that is under way, unless the budget is in evaluations alone; and its
 share of a budget at most."""
 FEWEST_SOLVES = 2
 """Number of solves that are granted to the smallest budget in evaluations."""
-LOOKED_AROUND = 0.5
-"""Share of this that the changes of templates take at most; elimination has as much again."""
+LOOKED_AROUND = 0.35
+"""Share of this that the changes of templates take at most; elimination has the rest."""
 NEARLY_FITS = 0.2
 """Overflow up to which a plan may be made to fit, as share of a device's memory. On the problems of
 `benchmarks/network_gap.py`, templates that led to the best plan overflow by 0.17 at most, those by 0.5 led to none."""
@@ -58,19 +61,25 @@ def work_out(incumbent: Incumbent, grid: Grid) -> Grid:
     """
     incumbent.searcher = "elimination"
     left, left_s = incumbent.left, incumbent.left_s
-    most = None if left is None else int(SHARE * LOOKED_AROUND * left)
-    most_s = None if left_s is None else SHARE * LOOKED_AROUND * left_s
-    if left is None:
-        most_s = min(SECONDS * LOOKED_AROUND, math.inf if most_s is None else most_s)
+    most = None if left is None else SHARE * left
+    most_s = SECONDS if left is None else math.inf
+    if left_s is not None:
+        most_s = min(most_s, SHARE * left_s)
+
+    def share(of: float) -> AbstractContextManager[None]:
+        """A share of the budget, which ends no later than the whole one."""
+        evaluations = None if most is None else int(of * most)
+        return incumbent.share(evaluations=evaluations, seconds=of * most_s if math.isfinite(most_s) else None)
+
     search = SkeletonSearch(incumbent, propose, FEWEST_SOLVES)
-    with incumbent.share(evaluations=most, seconds=most_s):
+    with share(LOOKED_AROUND):
         for row in _best_of_meshes(incumbent.space, grid)[:MESHES].tolist():
             if incumbent.finished:
                 break
             values, (seconds, overflow) = grid.values[row], grid.prices[row].tolist()
             search.look_around(tuple(values.tolist()), seconds, overflow)
     # Elimination has a share of its own, however long the last look around took.
-    with incumbent.share(evaluations=most, seconds=most_s):
+    with share(1.0 - LOOKED_AROUND):
         around = _rows(grid, [values for _, values in search.best.values()])
         ranked = ranked_in_turn(incumbent.space.price(around))
         run_skeletons(search, list(map(tuple, around[ranked].tolist())), FIRST_MESHES)

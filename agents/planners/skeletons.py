@@ -25,6 +25,7 @@ from agents.sampling.expert import price_grid
 from agents.searcher import SearchResult, SearchTask
 from automap.cost_graph.graph import CostGraph, CostGraphCache
 from automap.cost_graph.sensitivities import Sensitivities, sensitivities
+from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.space.batch_shares import NUM_WAYS
 from automap.space.space import Ints, Values
 
@@ -338,6 +339,11 @@ class SkeletonSearch:
             if slot.index < idle.get(slot.kind, 1):
                 others = range(min(slot.num_values, tried.get(slot.kind, 0)))
                 found += [[*values[:at], other, *values[at + 1 :]] for other in others if other != values[at]]
+        # More recomputation than is needed may pay with other signatures, which then fit.
+        ranks = range(space.first.recompute, space.first.recompute + shape.pp)
+        for mode in np.flatnonzero(space.modes).tolist():
+            level = space.levels.of_mode(RECOMPUTE_MODES[mode])
+            found.append([level if at in ranks else value for at, value in enumerate(values)])
         for other in space.shapes:
             if other != shape and (other.pp, other.tp, other.middle) == (shape.pp, shape.tp, shape.middle):
                 row = space.meshes.values(other)
