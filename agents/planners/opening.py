@@ -37,10 +37,10 @@ LOOKED_AROUND = 0.35
 """Share of this that the changes of templates take at most; elimination has the rest."""
 NEARLY_FITS = 0.2
 """Overflow up to which a plan may be made to fit, as share of a device's memory. On the problems of
-`benchmarks/network_gap.py`, templates that led to the best plan overflow by 0.17 at most, those by 0.5 led to none."""
+`benchmarks/network_gap.py` with scarce memory that were looked at, templates that overflow by 0.08 and 0.17 led to the
+best plan, those by 0.5 and more did not."""
 FITTING = 2.0
-"""Share of the step time that a plan loses for each share of a device's memory by which it is made smaller; 1 and 4
-rank the templates of these problems nearly alike."""
+"""Share of the step time that a plan loses for each share of a device's memory by which it shrinks (assumed)."""
 FIRST_MESHES = 4
 """Number of meshes of which a skeleton is solved before the best one is worked out further."""
 MESHES = 32

@@ -74,15 +74,7 @@ def report(plan: Plan) -> str:
     document = plan.to_json()
     document["estimate"].pop("timeline", None)
     title = f"{plan.model.name}: {seconds(estimate.step_time_s)} a step"
-    return f"""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{_safe(title)}</title>
-<style>{STYLE}</style>
-<main>
-<h1>{_safe(title)}</h1>
-<table><tbody>{"".join(rows)}</tbody></table>
+    body = f"""<table><tbody>{"".join(rows)}</tbody></table>
 <h2>Why</h2>
 <ul>{"".join(f"<li>{_safe(line)}</li>" for line in plan.why)}</ul>
 {_warnings(plan)}<h2>What happens when</h2>
@@ -99,26 +91,14 @@ def report(plan: Plan) -> str:
 {drawn["placement"]}
 <h2>The plan</h2>
 <details><summary>{_safe(plan.schema)} as JSON</summary><pre>{_safe(json.dumps(document, indent=1))}</pre></details>
-</main>
-</html>
 """
+    return _document(title, body)
 
 
 def page_of(title: str, figure: Figure) -> str:
     """A page with one picture."""
     element = svg(figure).replace("<svg ", f'<svg role="img" aria-label="{_safe(title)}" ', 1)
-    return f"""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{_safe(title)}</title>
-<style>{STYLE}</style>
-<main>
-<h1>{_safe(title)}</h1>
-<figure>{element}</figure>
-</main>
-</html>
-"""
+    return _document(title, f"<figure>{element}</figure>\n")
 
 
 def _picture(plan: Plan, name: str) -> str:
@@ -134,3 +114,18 @@ def _warnings(plan: Plan) -> str:
 
 def _safe(text: str) -> str:
     return html.escape(text)
+
+
+def _document(title: str, body: str) -> str:
+    """A page with a title over its body."""
+    return f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{_safe(title)}</title>
+<style>{STYLE}</style>
+<main>
+<h1>{_safe(title)}</h1>
+{body}</main>
+</html>
+"""
