@@ -1,7 +1,7 @@
 """Strict priority with filling: which flow is served at which rate.
 
 Flows are served in the order of their keys. Each takes all that is left at both its ends, so that a less urgent flow
-fills what more urgent ones leave. Rates are found anew only where something has changed: at the two interfaces of a flow
+fills what more urgent ones leave. Rates are found anew only where something has changed: at the interfaces of a flow
 that has come, has arrived or gets another rate, and there only behind it. The result is that of serving all flows from
 nothing, since the rate of a flow depends only on more urgent ones at its two interfaces.
 """
