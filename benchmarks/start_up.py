@@ -3,8 +3,8 @@
     python benchmarks/start_up.py [--rounds 11] [--only WORD]
 
 Median and range of processor time (user and system, threads included) and of wall time, kernels and bytecode cached. A
-limit applies to the median of the processor time, which other programs on the host change little; where one is
-exceeded, the script ends with 1.
+limit applies to the median of the processor time, to which a busy host adds a quarter (measured) and not the waiting;
+where one is exceeded, the script ends with 1.
 """
 
 import argparse
