@@ -74,6 +74,7 @@ SCRIPTS = {
     "service_events": "--clients 4 --events 12",
     "service_load": "--jobs 4 --polls 32 --slow 4 --minutes 0.001 --workers 1",
     "spp_bound": "--instances 3",
+    "start_up": "--rounds 1 --only help",
     "step_parts": "--rounds 1 --cluster {cluster}",
     "sync_training": "--steps 2 --seeds 2 --timed 1",
     "train_exports": "--targets pytorch --plans 1 --evaluations 16",
