@@ -20,6 +20,7 @@ import httpx
 import psutil
 import pytest
 import redis
+from redis_servers import RedisServer
 
 from agents.searcher import Progress, SearchResult
 from automap.plan import DeviceMemory, Estimate, Plan, Schedule, SearchRecord, Stage, model_ref
@@ -125,9 +126,18 @@ def search() -> Callable[..., SearchResult]:
 
 
 @pytest.fixture(scope="session")
-def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with EmbeddedRedis(tmp_path_factory.mktemp("data")) as server:
-        yield server.url
+def redis_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The service's own Redis, or a redis-server where `redis_servers.ON_EVERY_REDIS` asks for it."""
+    folder = tmp_path_factory.mktemp("data")
+    if getattr(request, "param", "embedded") == "server":
+        with RedisServer(folder) as server:
+            yield server.url
+        return
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PATH", str(folder))  # that of the wheel, also where another is installed
+            own = stack.enter_context(EmbeddedRedis(folder))
+        yield own.url
 
 
 @pytest.fixture
