@@ -200,7 +200,7 @@ class Service:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, "-m", "service.command.main", "serve", "--port", "0", "--json", *words],
-            env={**os.environ, "AUTOMAP_DATA_DIR": str(data_dir), "AUTOMAP_LOG_LEVEL": "INFO", **environment},
+            env={**os.environ, "AUTOMAP_DATA_DIR": str(data_dir), "AUTOMAP_LOG_LEVEL": "INFO"} | environment,
             stdout=subprocess.PIPE,
             stderr=self._log,
             preexec_fn=processes.dying_with_parent(signal.SIGTERM),  # noqa: PLW1509
@@ -267,3 +267,16 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     yield service
     print(service.log())  # shown when a test failed
     service.stop()
+
+
+@pytest.fixture(scope="module")
+def on_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, EmbeddedRedis]]:
+    """A service on a Redis that the test may stop, kill and fill; one that says nothing for two seconds is away."""
+    with EmbeddedRedis(tmp_path_factory.mktemp("store")) as server:
+        more = {"AUTOMAP_REDIS_URL": f"{server.url}?socket_timeout=2", "AUTOMAP_LOG_LEVEL": "WARNING"}
+        service = Service(tmp_path_factory.mktemp("service"), **more)
+        try:
+            yield service, server
+        finally:
+            print(service.log())  # shown when a test failed
+            service.stop()
