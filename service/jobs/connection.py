@@ -60,7 +60,7 @@ def connect(url: str, *, patient: bool = False) -> redis.Redis:
 def _found_by_sentinels(match: re.Match[str], given: dict[str, Any]) -> redis.Redis:
     scheme, user, hosts, database, options, name = match.groups(default="")
     # Host and port are what the sentinels say.
-    read: dict[str, Any] = dict(parse_url(f"{scheme}://{user}@sentinels{database}{options}"))
+    read: dict[str, Any] = dict(parse_url(f"{scheme}://{user}@sentinels{database}{options}"))  # type: ignore[no-untyped-call]
     del read["host"]
     read.pop("connection_class", None)
     own = {key: read.pop(f"sentinel_{key}") for key in ("username", "password") if f"sentinel_{key}" in read}
@@ -69,8 +69,8 @@ def _found_by_sentinels(match: re.Match[str], given: dict[str, Any]) -> redis.Re
     places = [host.rpartition(":") if ":" in host else (host, "", str(_SENTINEL_PORT)) for host in hosts.split(",")]
     # One sentinel after another is asked, each once.
     asked = {**given, **encrypted, **own, "retry": Retry(NoBackoff(), 0)}
-    sentinels = Sentinel([(host, int(port)) for host, _, port in places], sentinel_kwargs=asked)
-    client: redis.Redis = sentinels.master_for(name, **given, **read, **encrypted)
+    known = Sentinel([(host, int(port)) for host, _, port in places], sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
+    client: redis.Redis = known.master_for(name, **{**given, **read, **encrypted})  # type: ignore[no-untyped-call]
     return client
 
 
@@ -80,7 +80,7 @@ def impatient(client: redis.Redis) -> redis.Redis:
     given = {**pool.connection_kwargs, "retry": Retry(NoBackoff(), 0), "connection_class": pool.connection_class}
     if isinstance(pool, SentinelConnectionPool):
         given.pop("connection_pool")
-        return redis.Redis(connection_pool=SentinelConnectionPool(pool.service_name, pool.sentinel_manager, **given))
+        return redis.Redis(connection_pool=SentinelConnectionPool(pool.service_name, pool.sentinel_manager, **given))  # type: ignore[no-untyped-call]
     return redis.Redis(connection_pool=redis.ConnectionPool(**given))
 
 

@@ -82,7 +82,7 @@ def test_sentinels_name_another_redis_when_one_is_gone(tmp_path: Path, until: Ca
         sentinel = stack.enter_context(RedisServer(folders[2], sentinel=watch, requirepass="outside"))
         # One sentinel that is not there: the next one is asked.
         hosts = f"127.0.0.1:{free_port()},127.0.0.1:{sentinel.port}"
-        url = f"redis-sentinel://:inside@{hosts}/0?sentinel_password=outside#main"
+        url = f"redis-sentinel://:inside@{hosts}/0?sentinel_password=outside&socket_timeout=4#main"
         client: Any = stack.enter_context(connect(url, patient=True))
         job = Store(client).create("m", REQUEST)
         assert client.connection_pool.get_master_address() == ("127.0.0.1", first.port)
