@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-from agents import Budget
-from agents.incumbent import Incumbent
 from agents.planners.promising import promises, promising_meshes
 from agents.planners.recompute_less import recompute_less
 from agents.sampling.expert import grid_of
