@@ -76,6 +76,9 @@ def candidates(
         picked, margins = np.zeros(len(left), dtype=np.int64), np.zeros(len(graph.costs))
         found = float(pass_messages(graph, slack, SWEEPS, picked, margins))
         bound = max(bound, found + scalars.constant)
+        if not all(some.any() for some in _by_node(graph, graph.is_left)):
+            # Every assignment costs more than what is known.
+            return [keep[:0] for keep in left], best, limit
         other = descend(scalars, [int(keep[v]) for keep, v in zip(left, picked.tolist(), strict=True)])
         is_better = scalars.value(other) < least
         if is_better:
