@@ -79,8 +79,8 @@ def main() -> None:
     if gaps:
         near, far = sum(gap <= 0.05 for gap in gaps), sum(gap <= 0.2 for gap in gaps)
         print(
-            f"{len(gaps)} pairs: {near} within 5 %, {far} within 20 %, the median {100 * statistics.median(gaps):.1f} %, "
-            f"the most {100 * max(gaps):.1f} %"
+            f"{len(gaps)} pairs: {near} within 5 %, {far} within 20 %, "
+            f"the median {100 * statistics.median(gaps):.1f} %, the most {100 * max(gaps):.1f} %"
         )
 
 

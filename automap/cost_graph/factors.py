@@ -42,7 +42,7 @@ class Node:
     values: Ints
     """[values, axes] legal values of the group's slots on all axes."""
     costs: Floats
-    """[modes, values, columns] costs that the group adds to a unit of its type under each of `RECOMPUTE_MODES`."""
+    """[modes, values, columns] costs that the group adds to a unit of its type under each recompute mode."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,14 +87,17 @@ class GroupCosts:
         bases: for each unit type, [modes, columns] cost of a unit with every signature undecided.
     """
 
-    def __init__(self, space: PlanSpace, legal: Sequence[Ints], stage: Stage) -> None:
+    def __init__(
+        self, space: PlanSpace, legal: Sequence[Ints], stage: Stage, modes: Sequence[str] = RECOMPUTE_MODES
+    ) -> None:
         """Builds the nodes; factors are built on first use.
 
         Args:
             legal: values of each group, see `joint_values`.
             stage: the devices.
+            modes: recompute modes for which nodes have costs; without all of them there are conversions alone.
         """
-        self.space = space
+        self.space, self._modes = space, tuple(modes)
         self._tables = tables = space.evaluator.tables.arrays
         # Columns: to read a field of one record after the other takes ten times as long.
         self._operators, self._operands = _columns(tables.operators), _columns(tables.operands)
@@ -112,7 +115,8 @@ class GroupCosts:
         """Factors between groups of one unit."""
         key = (unit_type, -1, False)
         if key not in self._factors:
-            self._factors[key] = (*self._inside(unit_type), *self._copies(unit_type))
+            copies = self._copies(unit_type) if len(self._modes) == len(RECOMPUTE_MODES) else ()
+            self._factors[key] = (*self._inside(unit_type), *copies)
         return self._factors[key]
 
     def crossing(self, unit_type: int, before: int, opens: bool) -> tuple[Factor, ...]:
@@ -131,7 +135,7 @@ class GroupCosts:
     def _vary(self, unit_type: int, members: Ints, assignment: Ints, values: Ints, incoming: Ints) -> Floats:
         """[modes, values, ways, columns] unit costs, see `vary`."""
         first, last = (int(x) for x in self.space.evaluator.tables.spans[unit_type : unit_type + 2])
-        masks = np.array([self.space.evaluator.masks(unit_type)[mode] for mode in RECOMPUTE_MODES])
+        masks = np.array([self.space.evaluator.masks(unit_type)[mode] for mode in self._modes])
         out = np.empty((len(masks), len(values), len(incoming)), dtype=UNIT_COST_DTYPE)
         crossing = int(self.space.evaluator.tables.boundary_out[unit_type])
         unit = Unit(first, last, np.empty((last - first, len(self.space.axes)), dtype=np.int64))
@@ -219,6 +223,8 @@ class GroupCosts:
                 keeps = (placements == UNKNOWN) | (placements == self._tensors["batch_dim"][tensor])
                 arriving = np.where(keeps, placements, BROADCAST)
             yield from self._ways(unit_type, reading, made, arriving, is_inside=False)
+        if len(self._modes) < len(RECOMPUTE_MODES):
+            return
         ways, codes = _classes(crossing)
         unknown = np.full((1, len(self.space.axes)), UNKNOWN, dtype=np.int64)
         nothing = np.zeros((1, len(self.space.axes)), dtype=np.int64)

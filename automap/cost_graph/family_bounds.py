@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from automap.arrays import Ints
+from automap.arrays import Floats, Ints
 from automap.cost_graph.kernels.values_on_mesh import values_on_mesh
 from automap.cost_graph.open_costs import OpenCosts
 from automap.cost_graph.paths import SHARES, Path, Ways, path_to_ranks, ways
 from automap.cost_graph.relaxation import BOUNDARY_BYTES, Relaxation
-from automap.cost_graph.unlike_stages import Standing, fastest_spread, partitions
+from automap.cost_graph.unlike_stages import Standing, fastest_spread, partitions, quick_spread
 from automap.price.kernels.array_types import Rows
 from automap.price.kernels.stage_records import Stage
 from automap.price.lowered_plan import spread
@@ -50,7 +50,7 @@ class FamilyBounds:
     def __init__(self, space: PlanSpace) -> None:
         self.space = space
         self._costs: dict[tuple[object, ...], OpenCosts] = {}
-        self._standing: dict[tuple[object, ...], Standing] = {}
+        self._of_types: dict[tuple[object, ...], Floats] = {}
         self._draft = new_draft(space.compiled)
 
     @property
@@ -87,10 +87,12 @@ class FamilyBounds:
     def bound(self, family: Family, target_s: float) -> float:
         """Seconds that no plan of a family is faster than; it is not raised beyond `target_s`."""
         if family.is_unlike:
-            return self._of_sizes(family, target_s)
-        if family.way or len(self._rows(family.shapes[0])) > 1:
-            return self._of_rows(family)
-        return self._of_alike(family, target_s)
+            quick = self._of_sizes(family, target_s, with_paths=False)
+            return quick if quick >= target_s else self._of_sizes(family, target_s, with_paths=True)
+        if not family.way and len(self._rows(family.shapes[0])) == 1:
+            return self._of_alike(family, target_s)
+        quick = self._of_rows(family, target_s, with_paths=False)
+        return quick if quick >= target_s else self._of_rows(family, target_s, with_paths=True)
 
     # -- stages that are all alike --------------------------------------------------------------------------------
 
@@ -129,7 +131,7 @@ class FamilyBounds:
 
     # -- stages that differ ---------------------------------------------------------------------------------------
 
-    def _of_rows(self, family: Family) -> float:
+    def _of_rows(self, family: Family, target_s: float, *, with_paths: bool) -> float:
         """Of stages of equal size and unlike devices, in any order."""
         space, shape = self.space, family.shapes[0]
         found = []
@@ -137,8 +139,8 @@ class FamilyBounds:
             views: list[list[Standing]] = [[] for _ in range(shape.pp)]
             for rank, row in enumerate(space.even_rows(shape, order)):
                 for seen, samples in self._seen(row, shape, family.way):
-                    views[rank].append(self._standing_on(self._stage(seen, shape, samples), family))
-            found.append(self._spread(family, views))
+                    views[rank].append(self._standing_on(self._stage(seen, shape, samples), family, with_paths))
+            found.append(self._spread(family, views, target_s))
         return min(found)
 
     def _seen(self, row: int, shape: Shape, way: int) -> list[tuple[int, int]]:
@@ -157,7 +159,7 @@ class FamilyBounds:
             found.append((seen, -(-total // each) * quantum * outer))
         return found
 
-    def _of_sizes(self, family: Family, target_s: float) -> float:
+    def _of_sizes(self, family: Family, target_s: float, *, with_paths: bool) -> float:
         """Of stages of unlike size."""
         space, shape = self.space, family.shapes[0]
         meshes, arrays = space.meshes, space.arrays
@@ -178,10 +180,10 @@ class FamilyBounds:
             for some in kinds.values():
                 samples = min(self._fastest(row, shape)[0][1] for row in rows)
                 stage = self._stage(some[0], shape, samples)._replace(links=best_links(arrays.links[some]))
-                views.append(self._standing_on(stage, family))
+                views.append(self._standing_on(stage, family, with_paths))
             sizes[parts] = Standing.least(views)
         found = [
-            self._spread(family, [[sizes[parts]] for parts in some])
+            self._spread(family, [[sizes[parts]] for parts in some], target_s)
             for some in partitions(meshes.devices // meshes.part, shape.pp, tuple(sizes))
             if len(set(some)) > 1
         ]
@@ -200,27 +202,28 @@ class FamilyBounds:
         fastest = [some[last] for some in shared if len(some) > last]
         return [min(fastest, key=lambda one: one[1]), *seen] if fastest else seen
 
-    def _standing_on(self, stage: Stage, family: Family) -> Standing:
-        """What units take on a rank with a stage."""
-        shape = family.shapes[0]
-        key = (*_key(stage), shape.num_micro_batches, shape.pp, family.zeros)
-        if key not in self._standing:
-            costs, count = self._costs_on(stage), float(shape.num_micro_batches)
-            opened = max(each.num_chunks for each in family.shapes) - 1
-            of_paths = [
-                Relaxation(self.space, costs, path, family.zeros, num_opened=opened).of_types()
-                for path in (
-                    Path(forward=count, backward=count, gradients=1.0),
-                    *(path_to_ranks(shape, self.space.schedules, share) for share in SHARES if shape.pp > 1),
-                )
-            ]
-            self._standing[key] = Standing(
-                busy_s=of_paths[0], trip_s=np.array(of_paths[1:]), crossing=self._least_crossing(costs)
-            )
-        return self._standing[key]
+    def _standing_on(self, stage: Stage, family: Family, with_paths: bool) -> Standing:
+        """What units take on a rank with a stage, alone or also on paths through all ranks."""
+        shape, costs = family.shapes[0], self._costs_on(stage)
+        opened = max(each.num_chunks for each in family.shapes) - 1
+        count = float(shape.num_micro_batches)
+        busy = Path(forward=count, backward=count, gradients=1.0)
+        paths = [path_to_ranks(shape, self.space.schedules, share) for share in SHARES] if with_paths else []
+        of_paths = []
+        for path in (busy, *paths):
+            key = (*_key(stage), opened, path, family.zeros)
+            if key not in self._of_types:
+                relaxation = Relaxation(self.space, costs, path, family.zeros, num_opened=opened)
+                self._of_types[key] = relaxation.of_types()
+            of_paths.append(self._of_types[key])
+        return Standing(
+            busy_s=of_paths[0],
+            trip_s=np.array(of_paths[1:]).reshape(len(paths), len(of_paths[0])),
+            crossing=self._least_crossing(costs),
+        )
 
-    def _spread(self, family: Family, views: Sequence[Sequence[Standing]]) -> float:
-        """Seconds of the best spread of units over ranks, each seen in some ways."""
+    def _spread(self, family: Family, views: Sequence[Sequence[Standing]], target_s: float) -> float:
+        """Seconds of the best spread of units over ranks, each seen in some ways; not raised beyond a target."""
         shape, settings = family.shapes[0], self.space.evaluator.settings(0)
         count, step_s = float(shape.num_micro_batches), float(settings.step_s)
         crossing = min(view.crossing for some in views for view in some)
@@ -228,14 +231,15 @@ class FamilyBounds:
         shown = (1.0 - float(settings.send_overlap)) * crossing / rate
         # A rank of a pipeline has one neighbour at least, and between those in the middle each boundary counts twice.
         sent_s = float(settings.send_s) + shown if shape.pp > 1 else 0.0
-        busy_s = count * (float(settings.micro_batch_s) + sent_s)
-        trips = [path_to_ranks(shape, self.space.schedules, share) for share in SHARES]
-        trip_s = [
-            trip.forward * shape.pp * float(settings.micro_batch_s)
-            + 2.0 * min(trip.forward, trip.backward) * (shape.pp - 1) * sent_s
-            for trip in trips
-        ]
-        return step_s + fastest_spread(views, busy_s, trip_s)
+        busy_s = step_s + count * (float(settings.micro_batch_s) + sent_s)
+        quick = quick_spread(views, busy_s)
+        if quick >= target_s:
+            return quick
+        trip_s = []
+        for path in [path_to_ranks(shape, self.space.schedules, share) for share in SHARES][: len(views[0][0].trip_s)]:
+            sends = 2.0 * min(path.forward, path.backward) * (shape.pp - 1) * sent_s
+            trip_s.append(step_s + path.forward * shape.pp * float(settings.micro_batch_s) + sends)
+        return fastest_spread(views, busy_s, trip_s)
 
     # -- stages and their costs -----------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from automap.cost_graph.kernels.group_costs import COLUMNS, NUM_ALWAYS
 from automap.price.kernels.array_types import columns_of
 from automap.price.kernels.cost_records import UNIT_COST_DTYPE
 from automap.price.kernels.stage_records import Stage
+from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.space.space import PlanSpace
 
 OF_PARAMETERS = columns_of(UNIT_COST_DTYPE, "parameters", "zero_parameters", "reduced", "scattered", "gathered")
@@ -60,7 +61,7 @@ class OpenCosts:
             values: for each group, its legal values.
         """
         self.stage, self.values = stage, tuple(values)
-        costs = GroupCosts(space, values, stage)
+        costs = GroupCosts(space, values, stage, RECOMPUTE_MODES[:1])
         units = space.arrays.units.tolist()
         self.times = np.bincount(units, minlength=len(space.linkage.types)).astype(np.float64)
         self.bases: Floats = np.array([base[0] for base in costs.bases])

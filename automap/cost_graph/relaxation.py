@@ -22,8 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from automap.arrays import Floats
-from automap.cost_graph.graph import Scalars
-from automap.cost_graph.message_passing import MANY_VALUES, candidates
+from automap.cost_graph.message_passing import MANY_VALUES, bounds_of_parts, candidates
 from automap.cost_graph.open_costs import OpenCosts
 from automap.cost_graph.paths import Path
 from automap.price.kernels.array_types import Record, columns_of
@@ -141,15 +140,9 @@ class Relaxation:
         for _ in range(ROUNDS - 1):
             worth = self._weights(lines)
             graph = self._costs.scalars(worth, left, num_opened=self._num_opened, with_three=False, mixes=False)
-            picked = list(self.picked)
-            for kind, times in enumerate(self._costs.times.tolist()):
-                nodes = [number for number, of in enumerate(self._costs.kinds) if of == kind]
-                some = _restricted_to(graph, nodes, times * float(self._costs.bases[kind] @ worth[kind]))
-                _, found, bound = candidates(some, [self.picked[number] for number in nodes])
-                best[kind] = max(best[kind], bound)
-                for number, value in zip(nodes, found, strict=True):
-                    picked[number] = value
-            self.picked = tuple(picked)
+            found, self.picked = bounds_of_parts(graph, self._costs.kinds)
+            constant = self._costs.times * (self._costs.bases * worth).sum(axis=1)
+            best = np.maximum(best, constant + np.pad(found, (0, len(constant) - len(found))))
             lines = self._lines_at(self.picked)
         return best
 
@@ -251,13 +244,6 @@ class Relaxation:
                 sync_s += share * self._reduced_s(size, stage.links[a]) * float(times @ costs[:, column])
         is_behind = sync_s * float(self._settings.gradient_overlap) > float(times @ device_s)
         return Lines(forward=tangents[0], backward=tangents[1], behind=float(is_behind))
-
-
-def _restricted_to(graph: Scalars, nodes: Sequence[int], constant: float) -> Scalars:
-    """The part of a graph that is about some nodes, which no factor joins with others."""
-    place = {number: at for at, number in enumerate(nodes)}
-    factors = [(tuple(place[n] for n in around), table) for around, table in graph.factors if around[0] in place]
-    return Scalars(constant=constant, nodes=tuple(graph.nodes[n] for n in nodes), factors=tuple(factors))
 
 
 def _exposed(hardware: Record) -> Floats:
