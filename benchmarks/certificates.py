@@ -54,6 +54,9 @@ def main() -> None:
     parser.add_argument("--profiles", type=Path, default=Path("../data/profiles"))
     parser.add_argument("--known", type=Path)
     given = parser.parse_args()
+    for spec in (MODELS[name][0] for name in given.models.split(",")):
+        if spec.endswith(".txt") and not (given.profiles / spec).is_file():
+            parser.error(f"--profiles: {given.profiles / spec} is no file: name the folder of the layer profiles")
     known = json.loads(given.known.read_text()) if given.known and given.known.exists() else {}
     gaps = []
     for model in given.models.split(","):

@@ -2,9 +2,9 @@
 
 All plans of a space stand in families (`automap.cost_graph.family_bounds`). The family with the least bound is bounded
 more sharply, then the one whose bound is the least then: first by its shapes (`BoundTable`), then by a cost graph of
-all its ZeRO stages, then of each. It ends once the least bound cannot be raised, or the time is over; it then holds for
-all plans. If it is the step time of the plan found, this plan is proven to be the best. Where a part of the cluster may
-do as well, its plans count too. Units: seconds.
+all its ZeRO stages, to one target after another, then of each ZeRO stage. It ends once the least bound cannot be
+raised, or the time is over; it then holds for all plans. If it is the step time of the plan found, this plan is proven
+to be the best. Where a part of the cluster may do as well, its plans count too. Units: seconds.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from automap.space.target_limits import plan_space
 
 EXACT = 1e-9
 """Share by which a bound may be below a step time through rounding."""
+TARGETS = (0.9, 0.97, 1.0)
+"""Shares of the step time to which bounds are raised one after another (assumed): many families are quickly shown to be
+above the first."""
 PARTS_SHARE = 0.3
 """Share of the time that parts of the cluster may take together (assumed)."""
 
@@ -76,24 +79,26 @@ def certified_s(space: PlanSpace, step_time_s: float, should_stop: Callable[[], 
     weak = {shape: float(seconds) for shape, (seconds, _) in zip(space.shapes, table.shape_bounds, strict=True)}
     fits = [shape for shape, (_, over) in zip(space.shapes, table.shape_bounds, strict=True) if over <= 0.0]
     number = itertools.count()
-    waiting: list[tuple[float, int, Family, bool]] = []
+    waiting: list[tuple[float, int, Family, int]] = []
 
-    def add(seconds: float, family: Family, *, is_bounded: bool) -> None:
-        heapq.heappush(waiting, (seconds, next(number), family, is_bounded))
+    def add(seconds: float, family: Family, tried: int) -> None:
+        heapq.heappush(waiting, (seconds, next(number), family, tried))
 
     for family in bounds.families(fits):
-        add(max(anyhow_s, min(weak[shape] for shape in family.shapes)), family, is_bounded=False)
-    least = step_time_s
+        add(max(anyhow_s, min(weak[shape] for shape in family.shapes)), family, 0)
+    least, targets = step_time_s, [share * step_time_s for share in TARGETS]
     while waiting:
-        seconds, _, family, is_bounded = heapq.heappop(waiting)
+        # `tried` targets have been tried for the family; it has reached all of them but perhaps the last one.
+        seconds, _, family, tried = heapq.heappop(waiting)
         if seconds >= least or should_stop():
             least = min(least, seconds)
             break
-        parts = bounds.parts(family) if is_bounded else []
-        if not is_bounded:
-            add(max(seconds, bounds.bound(family, least)), family, is_bounded=True)
+        if tried == 0 or (tried < len(targets) and seconds >= targets[tried - 1] * (1.0 - EXACT)):
+            add(max(seconds, bounds.bound(family, min(least, targets[tried]))), family, tried + 1)
+            continue
+        parts = bounds.parts(family)
         for part in parts:
-            add(seconds, part, is_bounded=False)
-        if is_bounded and not parts:
+            add(seconds, part, 0)
+        if not parts:
             least = min(least, seconds)
     return max(anyhow_s, least)

@@ -225,21 +225,31 @@ class FamilyBounds:
     def _spread(self, family: Family, views: Sequence[Sequence[Standing]], target_s: float) -> float:
         """Seconds of the best spread of units over ranks, each seen in some ways; not raised beyond a target."""
         shape, settings = family.shapes[0], self.space.evaluator.settings(0)
-        count, step_s = float(shape.num_micro_batches), float(settings.step_s)
-        crossing = min(view.crossing for some in views for view in some)
+        count, host_s, ranks = float(shape.num_micro_batches), float(settings.micro_batch_s), range(len(views))
         rate = float(self.space.arrays.send_bytes_per_s.max())
-        shown = (1.0 - float(settings.send_overlap)) * crossing / rate
-        # A rank of a pipeline has one neighbour at least, and between those in the middle each boundary counts twice.
-        sent_s = float(settings.send_s) + shown if shape.pp > 1 else 0.0
-        busy_s = step_s + count * (float(settings.micro_batch_s) + sent_s)
-        quick = quick_spread(views, busy_s)
-        if quick >= target_s:
-            return quick
-        trip_s = []
-        for path in [path_to_ranks(shape, self.space.schedules, share) for share in SHARES][: len(views[0][0].trip_s)]:
-            sends = 2.0 * min(path.forward, path.backward) * (shape.pp - 1) * sent_s
-            trip_s.append(step_s + path.forward * shape.pp * float(settings.micro_batch_s) + sends)
-        return fastest_spread(views, busy_s, trip_s)
+        shown = (1.0 - float(settings.send_overlap)) / rate
+        # Seconds of an exchange with the next rank; the last one has that with the rank before it.
+        sent_s = [float(settings.send_s) + shown * min(view.crossing for view in some) for some in views]
+        paths = [path_to_ranks(shape, self.space.schedules, share) for share in SHARES][: len(views[0][0].trip_s)]
+        found, seen = [], set()
+        for last in ranks:
+            if len(views) > 1 and id(views[last][0]) in seen:
+                continue
+            seen.add(id(views[last][0]))
+            others_s = [sent_s[rank] for rank in ranks if rank != last]
+            each_s = [min(others_s, default=0.0) if rank == last else sent_s[rank] for rank in ranks]
+            busy_s = [float(settings.step_s) + count * (host_s + mine_s) for mine_s in each_s]
+            quick = quick_spread(views, busy_s)
+            if quick < target_s:
+                trip_s = [
+                    float(settings.step_s)
+                    + path.forward * shape.pp * host_s
+                    + 2.0 * min(path.forward, path.backward) * sum(others_s)
+                    for path in paths
+                ]
+                quick = max(quick, fastest_spread(views, busy_s, trip_s))
+            found.append(quick)
+        return min(found)
 
     # -- stages and their costs -----------------------------------------------------------------------------------
 

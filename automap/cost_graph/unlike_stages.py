@@ -35,26 +35,27 @@ class Standing:
         )
 
 
-def quick_spread(views: Sequence[Sequence[Standing]], busy_s: float) -> float:
+def quick_spread(views: Sequence[Sequence[Standing]], busy_s: Sequence[float]) -> float:
     """Seconds that no spread is faster than, where each rank weighs as much as it is fast; see `fastest_spread`."""
     busy = np.array([some[0].busy_s for some in views])
     speed = 1.0 / np.maximum(busy.sum(axis=1), 1e-30)
-    return busy_s + float((busy * (speed / speed.sum())[:, None]).min(axis=0).sum())
+    weight = speed / speed.sum()
+    return float(weight @ np.array(busy_s)) + float((busy * weight[:, None]).min(axis=0).sum())
 
 
-def fastest_spread(views: Sequence[Sequence[Standing]], busy_s: float, trip_s: Sequence[float]) -> float:
+def fastest_spread(views: Sequence[Sequence[Standing]], busy_s: Sequence[float], trip_s: Sequence[float]) -> float:
     """Seconds of the fastest spread.
 
     Args:
         views: for each rank, what units take there in each of several views, all of which hold.
-        busy_s: seconds that each rank takes besides.
+        busy_s: [ranks] seconds that each rank takes besides.
         trip_s: [paths] seconds that each path through all ranks takes besides.
     """
     from scipy.optimize import linprog  # it takes longer to import than most programs to run
 
     ranks, types = len(views), len(views[0][0].busy_s)
     if ranks == 1:
-        return busy_s + max(float(view.busy_s.sum()) for view in views[0])
+        return busy_s[0] + max(float(view.busy_s.sum()) for view in views[0])
     scale = max(float(views[0][0].busy_s.sum()), 1e-30)
     # Variables: the share of each type on each rank, rank by rank; then the seconds.
     count = ranks * types + 1
@@ -65,7 +66,7 @@ def fastest_spread(views: Sequence[Sequence[Standing]], busy_s: float, trip_s: S
             row[rank * types : (rank + 1) * types] = view.busy_s / scale
             row[-1] = -1.0
             rows.append(row)
-            right.append(-busy_s / scale)
+            right.append(-busy_s[rank] / scale)
     for number in range(max(map(len, views))):
         # All ranks as one kind of devices sees them.
         seen = [some[min(number, len(some) - 1)] for some in views]

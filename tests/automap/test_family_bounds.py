@@ -8,7 +8,7 @@ import pytest
 from automap.bounds.enumeration import Enumeration
 from automap.bounds.known_plans import priced_templates
 from automap.cost_graph.family_bounds import FamilyBounds
-from automap.cost_graph.unlike_stages import Standing, fastest_spread, partitions
+from automap.cost_graph.unlike_stages import Standing, fastest_spread, partitions, quick_spread
 from ir import zoo
 
 MOE = "moe:layers=2,hidden=64,heads=4,experts=4,seq_len=32,vocab_size=128"
@@ -107,6 +107,9 @@ def test_the_fastest_spread_is_that_of_the_corners():
     def on(busy_s, trip_s):
         return [Standing(busy_s=np.array([busy_s]), trip_s=np.array([[trip_s]]), crossing=0.0)]
 
-    assert fastest_spread([on(3.0, 0.0), on(6.0, 0.0)], 1.0, [0.0]) == pytest.approx(3.0, rel=1e-5)
-    assert fastest_spread([on(3.0, 5.0), on(6.0, 5.0)], 1.0, [0.5]) == pytest.approx(5.5, rel=1e-5)
-    assert fastest_spread([on(3.0, 0.0)], 1.0, []) == 4.0
+    assert fastest_spread([on(3.0, 0.0), on(6.0, 0.0)], [1.0, 1.0], [0.0]) == pytest.approx(3.0, rel=1e-5)
+    assert fastest_spread([on(3.0, 5.0), on(6.0, 5.0)], [1.0, 1.0], [0.5]) == pytest.approx(5.5, rel=1e-5)
+    assert fastest_spread([on(3.0, 0.0), on(6.0, 0.0)], [1.0, 4.0], [0.0]) == pytest.approx(4.0, rel=1e-5)
+    assert fastest_spread([on(3.0, 0.0)], [1.0], []) == 4.0
+    views = [on(3.0, 0.0), on(6.0, 0.0)]
+    assert quick_spread(views, [1.0, 4.0]) <= fastest_spread(views, [1.0, 4.0], [0.0])

@@ -31,6 +31,7 @@ SHARED = {"constants", "fitting", "fleet", "priced_runs"}
 """What scripts have in common, and is no script."""
 SCRIPTS = {
     "auto_map": "--budget 16 --models vgg19",
+    "certificates": "--budget 16 --seconds 0.5 --models gnmt-16 --clusters 8_V100 --profiles {profiles}",
     "clusters_and_tables": "--model vgg19 --devices 2 --tables 1 --kinds H100",
     "cost_graph": "--plans 2 --skeletons 1 --models vgg19",
     "dapple_figure12": "{profiles}/dapple --models VGG-19 --hosts 2",
@@ -94,6 +95,7 @@ MISSING = {
     "memory_band": "missing.json",
     "import_profiles": "missing",
     "dapple_figure12": "missing",
+    "certificates": "--models gnmt-16 --profiles missing",
     "dapple_table4": "missing",
     "pipedream_speedups": "missing",
     "planners": "--models gnmt-16 --profiles missing",
