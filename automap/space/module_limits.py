@@ -7,11 +7,11 @@ same with the module at hand, and says of a plan what is finer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from automap.arrays import Ints
 from automap.space.space import PlanSpace
-from ir.blocks import carried_tensors
+from ir.blocks import Unit, carried_tensors
 from ir.factors import BROADCAST, PARTIAL, Placement, Signature
 from ir.graph import Graph, Operator
 
@@ -44,6 +44,31 @@ def cuts_between_modules(graph: Graph) -> bool:
     layers = _layers(graph)
     shared = any(COPY in op.name and op.scope in layers for op in graph.operators)
     return not shared and not carried_tensors(graph)
+
+
+def recomputes_units(graph: Graph, units: Sequence[Unit]) -> bool:
+    """Whether each unit is made of whole modules, so that any of them can run again without the others.
+
+    What keeps no activations need not run again, and the loss runs again by itself.
+    """
+    for unit in units:
+        others = {
+            path
+            for number, op in enumerate(graph.operators)
+            if op.is_live and not unit.start <= number < unit.stop
+            for path in _paths(op.scope)
+        }
+        for op in graph.operators[unit.start : unit.stop]:
+            keeps = op.is_live and any(graph.tensors[name].role == "activation" for name in op.saved)
+            if keeps and op.outputs[0] != graph.outputs[-1] and op.scope in {*others, ""}:
+                return False
+    return True
+
+
+def _paths(scope: str) -> Iterator[str]:
+    """The paths of a module and of all modules around it."""
+    parts = scope.split(".")
+    return (".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
 
 
 def _chosen(space: PlanSpace, column: Ints) -> Iterator[tuple[str, tuple[Operator, Signature]]]:

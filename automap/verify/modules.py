@@ -27,10 +27,32 @@ def check_modules(chunks: Sequence[Chunk], model: Model, target: Target) -> Iter
         again = [op.name for op in model.graph.operators if AGAIN in op.name and op.scope in inside]
         for name in sorted([*model.carried, *again])[:1]:
             yield Violation("stages", f"{target.name} has stages that share one tensor and no layer, not {name}")
+    yield from _parts_again(chunks, model, target)
     for chunk in chunks:
         for axis in (axis for axis, size in chunk.sizes.items() if size > 1):
             for what in itertools.islice(_faults(chunk, model, axis, inside), 1):
                 yield Violation(f"{chunk.where}.shardings", f"{target.name} runs whole modules: {what} on {axis}")
+
+
+def _parts_again(chunks: Sequence[Chunk], model: Model, target: Target) -> Iterator[Violation]:
+    """Operators that run again though their modules do not as a whole; the loss may run again alone."""
+    operators, tensors = model.graph.operators, model.graph.tensors
+    again = frozenset[int]().union(*(chunk.again for chunk in chunks))
+    kept = {
+        path
+        for index, op in enumerate(operators)
+        if op.is_live and index not in again
+        for path in itertools.accumulate(op.scope.split("."), "{}.{}".format)
+    }
+    for chunk in chunks:
+        for index in sorted(chunk.again):
+            op = operators[index]
+            saves = any(tensors[name].role == "activation" for name in op.saved)
+            if saves and (not op.scope or op.scope in kept) and op.outputs[0] != model.graph.outputs[-1]:
+                yield Violation(
+                    f"{chunk.where}.recompute", f"{target.name} computes whole modules again, not {op.name}"
+                )
+                return
 
 
 def _faults(chunk: Chunk, model: Model, axis: str, inside: frozenset[str]) -> Iterator[str]:
