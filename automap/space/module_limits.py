@@ -1,8 +1,9 @@
-"""What a trainer of whole modules can run of a pattern: changes of placement at the borders of layers alone.
+"""What a trainer of whole modules can run of a pattern: changes of placement at the borders of modules alone.
 
 A layer is a module with weights of its own: a linear layer, an embedding or a norm. Collectives run at its inputs and
-outputs. All other operators are the user's code, which runs on what each rank has. `automap.runtime.trainer` checks the
-same with the module at hand, and says of a plan what is finer.
+outputs, and at the inputs of modules all of whose readers want the same. All other operators are the user's code, which
+runs on what each rank has. `automap.runtime.trainer` checks the same with the module at hand, and says of a plan what
+is finer.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ COPY = "@"
 """What the name of an operator has that is computed again for another reader (`ir.localize`)."""
 MOST_DIMS = 2
 """Dims of the weights of a linear layer, an embedding or a norm."""
+_Reader = tuple[str, tuple[Placement, Placement]]
+"""The scope of an operator, and the placements in which it reads a tensor and makes the gradient of it."""
 
 
 def runs_in_modules(space: PlanSpace, column: Ints) -> bool:
@@ -116,7 +119,10 @@ def _runs(graph: Graph, op: Operator, signature: Signature, layers: set[str]) ->
 
 
 def _agree(graph: Graph, name: str, chosen: dict[str, tuple[Operator, Signature]], layers: set[str]) -> bool:
-    """Whether code outside of layers reads a tensor in the placement in which it gets it."""
+    """Whether code outside of layers reads a tensor in the placement in which it gets it.
+
+    It may change where a module begins that reads it in one placement alone, and does not make it.
+    """
     maker = graph.maker(name)
     if graph.tensors[name].role == "parameter" or (maker is not None and maker.name not in chosen):
         return True
@@ -125,14 +131,39 @@ def _agree(graph: Graph, name: str, chosen: dict[str, tuple[Operator, Signature]
         signature = chosen[maker.name][1]
         # What leaves a layer is moved to what the code reads.
         held = None if maker.scope in layers else signature.outputs[maker.outputs.index(name)]
-    wanted = {
-        placement
-        for op in map(graph.operators.__getitem__, graph.consumers[name])
-        if op.name in chosen and op.scope not in layers
-        for operand, placement in zip(op.inputs, chosen[op.name][1].inputs, strict=True)
+    readers = [
+        (op.scope, (signature.inputs[slot], signature.input_gradients[slot]))
+        for op, signature in (chosen[o.name] for o in map(graph.operators.__getitem__, graph.consumers[name])
+                              if o.name in chosen)
+        for slot, operand in enumerate(op.inputs)
         if operand == name
-    }
+    ]  # fmt: skip
+    if maker is None:
+        around = [(scope, wanted) for scope, wanted in readers if scope not in layers]
+    else:
+        around = [(scope, wanted) for scope, wanted in _around(readers, maker.scope) if scope not in layers]
+    wanted = {placement for _, (placement, _) in around}
     return len(wanted) <= 1 and (held is None or wanted <= {held})
+
+
+def _around(readers: Sequence[_Reader], maker: str, depth: int = 1) -> Iterator[_Reader]:
+    """The readers of a tensor that are in no module which reads it in one way alone, and does not make it.
+
+    Args:
+        readers: scopes with the placements of the tensor and its gradient.
+        maker: the scope in which it is made.
+        depth: of the modules around the readers.
+    """
+    inside: dict[str, list[_Reader]] = {}
+    for scope, wanted in readers:
+        parts = scope.split(".") if scope else []
+        if len(parts) < depth:
+            yield scope, wanted
+        else:
+            inside.setdefault(".".join(parts[:depth]), []).append((scope, wanted))
+    for path, some in inside.items():
+        if f"{maker}.".startswith(f"{path}.") or len({wanted for _, wanted in some}) > 1:
+            yield from _around(some, maker, depth + 1)
 
 
 def _is_constant(graph: Graph, name: str) -> bool:

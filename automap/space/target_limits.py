@@ -212,6 +212,10 @@ def _patterns(space: PlanSpace, target: Target, along: bool) -> Iterator[_Patter
             continue
         own = replace(shape, dp=shape.dp * ep, middle=1)
         found = signatures(space.evaluator, own, axes, sequence_parallel=along and tp > 1)
+        if along and tp > 1 and target.grain != "operators":
+            # Code around the layers reads sizes, such as the length of masks, from what embeddings return.
+            whole = signatures(space.evaluator, own, axes, sequence_parallel=False)
+            found = np.where(_layer_rows(space)[:, None], found, whole)
         names = [axis.name for axis in axes]
         columns = np.column_stack([found[:, names.index(axis if axis in names else "dp")] for axis in space.axes])
         live = tuple(a for a, size in enumerate(space.meshes.mesh(shape)) if size > 1)

@@ -164,7 +164,8 @@ def _norms(chunk: Chunk, model: Model, target: Target, axis: str) -> Iterator[Vi
             positions = [f"S({dim})" for dim in range(len(made.shape) - 1) if dim != made.batch_dim]
             wanted = [text for along in target.sequence_parallel for text in (positions if along else ["B"])]
             if text not in wanted:
-                fault = f"{target.name} has {' or '.join(wanted)} in normalisations on {axis}, which have {text}"
+                how = {(True,): "always", (False,): "never"}.get(target.sequence_parallel, "at most")
+                fault = f"{target.name} {how} splits the sequence in normalisations on {axis}, which have {text}"
                 yield Violation(f"{chunk.where}.shardings", fault)
                 return
 

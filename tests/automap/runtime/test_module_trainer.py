@@ -209,7 +209,8 @@ def check(size, plans, folder, resumed=()):
         losses, gradients = one_process(OTHER if OTHER in name else "")
         wanted = [losses[1:] if resume else losses] * size
         if APART in name:
-            wanted, gradients = two_replicas()
+            losses, gradients = two_replicas()
+            wanted = [losses[rank % 2 if "pp2" in name else rank * 2 // size] for rank in range(size)]
         assert not any(isinstance(found[number], str) for found in ranks), f"{name}\n{ranks[0][number]}"
         if DROPOUT in name:
             first, gradients = check_masks(folder, name)
@@ -272,7 +273,7 @@ def test_two_processes(tmp_path):
         f"softmax whole, {GRAPH}": finer(plan_of(2, tp=2, count=2)),
         f"ZeRO 1 over tp, {GRAPH}": changed(plan_of(2, tp=2, count=2), zero=Zero(stage=1, axes=("tp",))),
         f"softmax whole, {GRAPH}, {OVERFLOW}": in_fp16(finer(plan_of(2, tp=2, count=2))),
-        f"{APART}, {GRAPH}": apart(dp, Sync(kind="local_sgd", period=1)),
+        APART: apart(dp, Sync(kind="local_sgd", period=1)),
     }
     resumed = [("tp2", f"softmax whole, {GRAPH}"), (f"ZeRO 1 over tp, {GRAPH}", "dp2, ZeRO 1")]
     check(
@@ -304,6 +305,8 @@ def test_four_processes(tmp_path):
             f"pp2 x dp2, ZeRO {zero}, a block in two stages": cut_in_block(pipeline(plan_of(2, count=4, zero=zero)))
             for zero in (1, 3)
         },
+        f"{APART}, tp2": apart(plan_of(4, tp=2, count=2, sequence_parallel=True), Sync(kind="local_sgd", period=1)),
+        f"{APART}, pp2": apart(pipeline(plan_of(2, count=2)), Sync(kind="local_sgd", period=1)),
         f"1 and 3 replicas, {GRAPH}": unlike(pipeline(plan_of(1, count=2)), "0", "1-3"),
     }
     check(4, plans, tmp_path, [("dp2 x tp2", "dp2 x tp2, ZeRO 3"), ("dp2 x tp2, ZeRO 3", "pp2 x tp2")])
@@ -329,7 +332,7 @@ def test_refusals():
     for plan, field in (
         (finer(tp), "shardings"),
         (changed(dp, recompute=("h.*.attn/Softmax",)), "recompute"),
-        (replace(dp, sync=Sync(kind="local_sgd", period=2)), "sync"),
+        (changed(apart(dp, Sync(kind="local_sgd", period=2)), zero=Zero(stage=1, axes=("dp",))), "sync"),
         (changed(replace(pp, schedule=Schedule(kind="zb1p")), zero=Zero(stage=3, axes=("dp",))), "zero"),
         (uneven, "batch_axes"),
         (replace(dp, model=replace(dp.model, sha256="0")), "sha256"),
