@@ -2,7 +2,7 @@
 
 import functools
 import math
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
@@ -40,6 +40,7 @@ from automap.runtime.trainer.role_reader import read_roles
 from automap.schedule import write_order
 from automap.space.target_limits import plan_space
 from ir import zoo
+from ir.factors import BROADCAST, PARTIAL
 
 
 def plan_of(devices, name="", **how):
@@ -322,6 +323,32 @@ def test_roles_of_a_tensor_parallel_plan():
     }  # fmt: skip
     assert roles.modules["h.1.attn.c_attn"].pieces == (16, 16, 16)
     assert roles.splits_classes and not roles.summed
+
+
+def test_a_module_in_two_stages_runs_again_in_parts():
+    plan = cut_in_block(pipeline(plan_of(1, count=2), recompute=("h.*",)))
+    found = read_roles(plan, zoo.build(MODEL), build()).recomputed
+    assert {*found} == {"h.0", *(f"h.1.{part}" for part in ("ln_1", "attn", "ln_2", "mlp"))}
+
+
+def test_sequence_parallelism_is_that_of_blocks():
+    """Code around the blocks sees whole sequences, attention and MLP too; norms and sums have parts."""
+    cluster = parse_cluster("2xA100")
+    # Reading and writing norms is what the devices are slow at.
+    devices = {name: replace(device, hbm_bandwidth_GBps=1e-3) for name, device in cluster.devices.items()}
+    training = {"global_batch": BATCH, "target": "automap", "precision": "fp32"}
+    problem = Problem.build(graph_of(""), replace(cluster, devices=devices), training, {"fix": {"tp": 2}})
+    space = plan_space(problem)
+    roles = read_roles(space.decode(space.random(np.random.default_rng(1))), graph_of(""), build())
+    moves = {path: [tuple(astuple(border.move)) for border in borders] for path, borders in roles.borders.items()}
+    inside = {f"h.{n}.{part}": [(1, BROADCAST, PARTIAL)] for n in (0, 1) for part in ("attn", "mlp")}
+    assert moves == {"h.0": [(BROADCAST, 1, 1)], **inside}
+    assert roles.modules["h.1.ln_2"].kind == "along"
+    assert roles.modules["ln_f"].kind == "whole"
+    assert roles.summed == {
+        f"h.{n}.{part}" for n in (0, 1) for part in
+        ("ln_1.weight", "ln_1.bias", "ln_2.weight", "ln_2.bias", "attn.c_proj.bias", "mlp.c_proj.bias")
+    }  # fmt: skip
 
 
 def test_refusals():
