@@ -7,9 +7,10 @@ Draws models of eleven families, clusters of 2 and 4 devices of three kinds with
 and memory scaled down, batches, seeds, budgets, and for half of the plans a degree that they must have. Searches a plan
 of each, for the target `automap` and for none, and trains it for two steps on processes of this machine: in float64,
 where its losses must equal those of one process but for rounding, and, where its precision is lower, in this precision,
-where they must be near. With `--random`, plans are drawn from the space of the target in place of searched. Prints what became of each plan that was not trained so, and why, and what the target would
-cost where modules cannot run a plan. Exit code 1: a plan for the target was refused, or a loss differs. Needs the extra
-`hf` of the project. The committed figures are in benchmarks/results/.
+where they must be near. With `--random`, plans are drawn from the space of the target in place of searched. Prints what
+became of each plan that was not trained so, and why, and what the target would cost where modules cannot run a plan.
+Exit code 1: a plan for the target was refused, or a loss differs. Needs the extra `hf` of the project. The committed
+figures are in benchmarks/results/.
 """
 
 from __future__ import annotations

@@ -164,7 +164,8 @@ def _norms(chunk: Chunk, model: Model, target: Target, axis: str) -> Iterator[Vi
             positions = [f"S({dim})" for dim in range(len(made.shape) - 1) if dim != made.batch_dim]
             wanted = [text for along in target.sequence_parallel for text in (positions if along else ["B"])]
             if text not in wanted:
-                how = {(True,): "always", (False,): "never"}.get(target.sequence_parallel, "at most")
+                sometimes = len(target.sequence_parallel) > 1
+                how = "at most" if sometimes else "always" if target.sequence_parallel[0] else "never"
                 fault = f"{target.name} {how} splits the sequence in normalisations on {axis}, which have {text}"
                 yield Violation(f"{chunk.where}.shardings", fault)
                 return
