@@ -68,6 +68,8 @@ class Target:
     """Whether all pipeline ranks are alike: as many devices, in their order, with equal shares of the samples."""
     even_sequence: Annotated[int, Range(1, 2)]
     """The sequence is a multiple of this many times the ranks of context parallelism."""
+    pads: bool
+    """Whether the trainer pads the vocabulary, so that ranks need not divide it."""
     grain: Literal["operators", "layers", "linear"]
     """What placements are given to. `layers`: placements change at the borders of linear layers, embeddings and norms
     alone, and the code between them runs on what each rank has (`automap.space.module_limits`). `linear`: the same, but

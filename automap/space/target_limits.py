@@ -194,7 +194,7 @@ def _patterns(space: PlanSpace, target: Target, along: bool) -> Iterator[_Patter
     """The patterns of all degrees that split every layer, `along` the sequence between its products or not.
 
     Degrees that split some operator of a layer in another way than smaller ones are left out, so that each group has
-    one signature on each axis. A vocabulary that does not divide stays whole.
+    one signature on each axis. A vocabulary that does not divide stays whole where the trainer does not pad it.
     """
     name = None if space.meshes.middle is None else space.meshes.middle.name
     has_experts = any(op.kind == PRODUCT for op in space.problem.graph)
