@@ -155,6 +155,11 @@ class _Reader:
         """Refuses an operator whose signature no module runs."""
         if _is_whole(signature):
             return
+        held = (*zip(op.inputs, signature.inputs, strict=True), *zip(op.outputs, signature.outputs, strict=True))
+        for name, placement in held:
+            tensor = self.graph.tensors[name]
+            if placement >= 0 and placement != tensor.batch_dim and tensor.shape[placement] % self.roles.axis_size:
+                raise self._finer(op, f"has parts of {tensor.shape[placement]}, which ranks do not divide")
         is_loss = op.outputs[0] == self.graph.outputs[-1]
         factor = None if signature.factor is None else op.rule.factors[signature.factor]
         if factor is not None and not factor.is_batch and factor.size % self.roles.axis_size:
