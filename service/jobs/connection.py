@@ -5,7 +5,11 @@ Knows nothing of what is kept there. Units: seconds.
 
 from __future__ import annotations
 
+import math
 import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
 
 import redis
 from redis.backoff import ExponentialBackoff, NoBackoff
@@ -42,3 +46,17 @@ def impatient(client: redis.Redis) -> redis.Redis:
     pool = client.connection_pool
     given = {**pool.connection_kwargs, "retry": Retry(NoBackoff(), 0)}
     return redis.Redis(connection_pool=redis.ConnectionPool(connection_class=pool.connection_class, **given))
+
+
+def paced(action: Callable[[], object], *, every_s: float) -> Callable[[], None]:
+    """`action`, done at most every `every_s` seconds; without Redis it is left out."""
+    last = -math.inf
+
+    def act() -> None:
+        nonlocal last
+        if time.monotonic() - last >= every_s:
+            last = time.monotonic()
+            with suppress(redis.ConnectionError, redis.TimeoutError):
+                action()
+
+    return act

@@ -1,6 +1,7 @@
 """The record of models and jobs, in Redis.
 
-A job is a hash; its transitions are optimistic transactions (WATCH/MULTI, no scripts). Each run of a job takes a rising
+A job is a hash; its transitions are optimistic transactions (WATCH/MULTI, no scripts). A job that comes to wait puts a
+delivery into RQ's queue in the same transaction. Each run of a job takes a rising
 number, its fencing token: a writer with an older one, or to a job that has ended, is refused with `Superseded`,
 so that a worker which was thought dead cannot overwrite anything. Models are kept by the sha256 of their bytes and
 are in Redis too, so that workers on other machines reach them. Every key of a model or job carries its tenant, so that
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from service.jobs import counts, events
+from service.jobs import counts, delivery, events
 from service.jobs.model_store import TENANTS, ModelStore
 from service.jobs.records import ACTIVE, FIELDS, Job, State, dumps, job_of
 from service.jobs.run_job import JobRequest
@@ -37,13 +38,10 @@ _MOST_READ = 5000
 _PRIORITY_S = 1e11
 """Seconds of age that one step of priority outweighs: more than any clock shows."""
 
-TURNS, LEASES, BELL = "automap:turns", "automap:leases", "automap:bell"
-"""Tenant -> when a job of it was begun last; `tenant/job` -> when its lease ends; a list on which
-idle workers wait."""
+TURNS = "automap:turns"
+"""Tenant -> when a job of it was begun last."""
 _LISTENED_S = 10
 """Seconds for which the events of a deleted job are kept, so that those who listen hear of its end."""
-_BELLS = 64
-"""Rings that are kept at most; a worker that finds nothing to do waits for the next one."""
 
 
 class Superseded(Exception):
@@ -211,12 +209,12 @@ class Store(ModelStore):
         found = found or (best if so_far else None)
         return None if found is None else json.loads(found)
 
-    def begin(self, job_id: str, lease_end: float = 0.0) -> int | None:
+    def begin(self, job_id: str, note: Callable[[Any, int], object] = lambda pipe, token: None) -> int | None:
         """Starts a run of a job that is queued.
 
         Args:
             job_id: id of the job.
-            lease_end: the run belongs to its worker until then, by Redis's clock.
+            note: writes in the same transaction who runs it, given the transaction and the token.
 
         Returns:
             The run's fencing token; None when there is nothing to run: the job is unknown, has ended, or another run of
@@ -237,7 +235,7 @@ class Store(ModelStore):
             pipe.hdel(self.job_key(job_id), "progress")
             pipe.zrem(f"{self._at}waiting", job_id)
             pipe.zadd(TURNS, {self.tenant: now})
-            pipe.zadd(LEASES, {f"{self.tenant}/{job_id}": lease_end})
+            note(pipe, token)
             self._tell(pipe, job_id, "running", token)
             if token == 1:
                 counts.took(pipe, "wait", now - float(created_at))
@@ -318,11 +316,20 @@ class Store(ModelStore):
 
     def num_waiting(self) -> int:
         """Number of jobs that wait."""
-        return int(self.count_waiting(self._redis))
+        return int(self._redis.zcard(f"{self._at}waiting"))
 
-    def count_waiting(self, pipe: Any) -> Any:
-        """Asks in a pipeline for the number of jobs that wait."""
-        return pipe.zcard(f"{self._at}waiting")
+    def count(self, pipe: Any) -> None:
+        """Asks in a pipeline for the number of jobs that wait, and of those that wait or run."""
+        pipe.zcard(f"{self._at}waiting")
+        pipe.scard(f"{self._at}active")
+
+    def running(self) -> list[str]:
+        """The jobs whose runs are under way."""
+        with self._redis.pipeline() as pipe:
+            pipe.smembers(f"{self._at}active")
+            pipe.zrange(f"{self._at}waiting", 0, -1)
+            active, waiting = pipe.execute()
+        return sorted(name.decode() for name in active - set(waiting))
 
     def next_waiting(self) -> str | None:
         """The job that the tenant has begun next."""
@@ -390,7 +397,6 @@ class Store(ModelStore):
             if state_after is None:
                 return
             self._tell(pipe, job_id, state_after, int(attempt), fields.get("problem"))
-            pipe.zrem(LEASES, f"{self.tenant}/{job_id}")
             used = 0.0
             if state == b"running":
                 # Of the time that was reserved, each run takes what it has used; the end gives the rest back.
@@ -425,8 +431,7 @@ class Store(ModelStore):
         """Puts a job among those that wait: high priorities first, then the oldest."""
         pipe.zadd(f"{self._at}waiting", {job_id: created_at - priority * _PRIORITY_S})
         pipe.zadd(TURNS, {self.tenant: 0.0}, nx=True)
-        pipe.lpush(BELL, "")
-        pipe.ltrim(BELL, 0, _BELLS - 1)
+        delivery.put(self.client, pipe)
 
     def _charge(self, pipe: Any, at: float, seconds: float) -> None:
         pipe.incrbyfloat(self._day_key(at), seconds)
