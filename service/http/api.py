@@ -226,7 +226,10 @@ def _methods(request: Request) -> set[str]:
 
 def _on_redis_error(request: Request, fault: Exception) -> Response:
     LOG.error("request %s: store: %s", request.state.request_id, fault)
-    document = problem(503, "The store does not answer", "Try again shortly; nothing was changed or accepted.")
+    if isinstance(fault, redis.exceptions.OutOfMemoryError):
+        detail = "Nothing was changed or accepted. Delete models and jobs that have ended, or tell the operator."
+        return _respond(request, problem(507, "The store is full", detail))
+    document = problem(503, "The store does not answer", "Try again shortly, with the same Idempotency-Key.")
     return _respond(request, document, {"Retry-After": "5"})
 
 

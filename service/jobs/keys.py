@@ -8,6 +8,7 @@ whoever reads the store cannot use it; such a secret needs no slow hash. Knows n
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -125,7 +126,8 @@ class Keys:
             raise BadKey("The key has expired.")
         if now >= self._note_again.get(key.id, now):
             self._note_again[key.id] = now + _USED_EVERY_S
-            self._redis.hset(_USED, key.id, repr(now))
+            with contextlib.suppress(redis.exceptions.OutOfMemoryError):  # who only looks may still look
+                self._redis.hset(_USED, key.id, repr(now))
         return key
 
     def revoke(self, key_id: str) -> Key:

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from automap.errors import UserError
 from automap.plan import Plan
 from automap.records import to_json
 from service.jobs import graphs
-from service.jobs.connection import impatient, paced
+from service.jobs.connection import AWAY, impatient, paced, patiently
 from service.jobs.delivery import Run
 from service.jobs.events import Thinning
 from service.jobs.gnn_job import run_gnn
@@ -59,6 +59,13 @@ def run(current: Run, client: redis.Redis, *, search: Any = None) -> None:
         with contextlib.suppress(Superseded):
             store.fail(job_id, token, job.problem or {})
         return
+
+    def succeed(plan: Mapping[str, Any]) -> None:
+        patiently(lambda: store.succeed(job_id, token, plan))
+
+    def fail(fault: Mapping[str, Any]) -> None:
+        patiently(lambda: store.fail(job_id, token, fault))
+
     counts = _remembered(lambda: hurried.check(job_id, token))
     written, thinning = -_PACE_S, Thinning()
     start = _checkpointed(store, job_id, request)
@@ -71,7 +78,7 @@ def run(current: Run, client: redis.Redis, *, search: Any = None) -> None:
             written = now
             told = to_json(replace(progress, best=None))
             del told["best"]
-            with contextlib.suppress(redis.ConnectionError, redis.TimeoutError):
+            with contextlib.suppress(*AWAY):
                 hurried.set_progress(job_id, token, told, is_event=thinning.passes(told))
                 keep_best(progress, request.seed)
 
@@ -79,7 +86,7 @@ def run(current: Run, client: redis.Redis, *, search: Any = None) -> None:
         try:
             if request.gnn is not None:
                 placed = run_gnn(request, on_progress=on_progress, should_stop=lambda: not counts())
-                store.succeed(job_id, token, placed.to_json())
+                succeed(placed.to_json())
                 return
             plan = run_job(
                 request,
@@ -89,16 +96,16 @@ def run(current: Run, client: redis.Redis, *, search: Any = None) -> None:
                 search=search,
                 start=start,
             )
-            store.succeed(job_id, token, plan.to_json())
+            succeed(plan.to_json())
         except UserError as fault:
-            store.fail(job_id, token, problem_of(fault))
+            fail(problem_of(fault))
         except JobTimeoutException:
-            store.fail(job_id, token, TOO_LONG)
+            fail(TOO_LONG)
         except (redis.RedisError, Superseded, MemoryError):
             raise
         except Exception:
             LOG.exception("job %s failed", job_id)
-            store.fail(job_id, token, problem(500, "Internal error", f"See the worker's log for job {job_id}."))
+            fail(problem(500, "Internal error", f"See the worker's log for job {job_id}."))
     except Superseded:
         LOG.info("job %s: run %d was superseded", job_id, token)
 

@@ -39,7 +39,7 @@ from ir import lifetime
 from service import temporary
 from service.jobs import delivery as deliveries
 from service.jobs import job_queue, one_run
-from service.jobs.connection import LONGEST_PAUSE_S, connect, impatient, paced
+from service.jobs.connection import ANSWER_S, LONGEST_PAUSE_S, connect, impatient, paced, patiently
 from service.jobs.delivery import Run
 from service.jobs.store import DAY_S, Store, Superseded
 from service.logs import JOB
@@ -57,6 +57,8 @@ LEASE_S = 12
 MAINTENANCE_S = 3
 """Seconds between two looks for dead runs and lost deliveries; each is one where two looks in a row find it, so that a
 Redis that was away does not end the runs that could not speak to it."""
+NICE = 5
+"""Priority of a child's process, below that of the one that answers requests on the same machine (assumed)."""
 RETENTION_S = 600.0
 """Time between two looks for jobs that are kept no longer."""
 
@@ -104,11 +106,13 @@ def warm() -> None:
     import torch
 
     from service import warm_up as kernels
+    from service.jobs.rehearsal import rehearse
 
     torch.set_num_threads(1)
     for module in _WARM:
         importlib.import_module(module)
     kernels.main()
+    rehearse()
     # Objects of now are never looked at again by the collector, so that children do not copy their pages.
     gc.collect()
     gc.freeze()
@@ -179,6 +183,7 @@ class Worker(rq.Worker):
             assert self._run is not None
             JOB.set(self._run.job_id)
             lifetime.die_with_parent(signal.SIGKILL, self.pid or 0)
+            os.nice(NICE)
             tempfile.tempdir = self._folder
             _limit_memory(self._settings.max_job_bytes)
             super().main_work_horse(job, queue)
@@ -186,6 +191,11 @@ class Worker(rq.Worker):
             LOG.exception("the child of a worker")
         finally:
             os._exit(1)
+
+    @property
+    def connection_timeout(self) -> int:
+        """Longest time that Redis may take to answer; RQ waits for deliveries for less."""
+        return int(ANSWER_S)
 
     def get_heartbeat_ttl(self, job: Delivery) -> int:
         """Seconds that a run belongs to this worker after a sign of life."""
@@ -232,21 +242,24 @@ class Worker(rq.Worker):
         """Writes the end of a run whose child has not written it."""
         run = self._run
         assert run is not None
-        store = self._store.of(run.tenant)
-        assert job.started_at is not None
+        assert job.started_at is not None and job.timeout is not None
+        late = (now() - job.started_at).total_seconds() > job.timeout
         with contextlib.suppress(Superseded):
-            if self._stop_requested:
-                store.requeue(run.job_id, run.token)
-            elif job.timeout and (now() - job.started_at).total_seconds() > job.timeout:
-                store.fail(run.job_id, run.token, one_run.TOO_LONG)
-            elif ret_val is not None and os.waitstatus_to_exitcode(ret_val) == OUT_OF_MEMORY:
-                text = (
-                    f"It needed more than {self._settings.max_job_bytes / GIB:g} GiB. Give a smaller model or cluster."
-                )
-                store.fail(run.job_id, run.token, problem(500, "The job ran out of memory", text))
-            else:
-                LOG.warning("job %s: its process died (%s)", run.job_id, ret_val)
-                store.died(run.job_id, run.token)
+            patiently(lambda: self._settle(run, ret_val, late=late))
+
+    def _settle(self, run: Run, status: int | None, *, late: bool) -> None:
+        """Writes what has become of a run that ended with a status."""
+        store = self._store.of(run.tenant)
+        if self._stop_requested:
+            store.requeue(run.job_id, run.token)
+        elif late:
+            store.fail(run.job_id, run.token, one_run.TOO_LONG)
+        elif status is not None and os.waitstatus_to_exitcode(status) == OUT_OF_MEMORY:
+            text = f"It needed more than {self._settings.max_job_bytes / GIB:g} GiB. Give a smaller model or cluster."
+            store.fail(run.job_id, run.token, problem(500, "The job ran out of memory", text))
+        else:
+            LOG.warning("job %s: its process died (%s)", run.job_id, status)
+            store.died(run.job_id, run.token)
 
     def _died(self, job: Delivery, *fault: Any) -> None:
         """Queues the job again that a delivery has begun, or gives it up; RQ calls this where a worker is gone."""

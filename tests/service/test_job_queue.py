@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import redis
+from redis_servers import ON_EVERY_REDIS
 from rq.utils import current_timestamp
 from service_work import delivered, take, taken
 
@@ -17,6 +18,7 @@ from service.jobs.store import Store
 from service.jobs.worker import Worker
 from service.settings import Settings
 
+pytestmark = ON_EVERY_REDIS
 REQUEST = JobRequest(cluster="8xV100-16GB", training={"global_batch": 64})
 
 
