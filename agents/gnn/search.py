@@ -20,8 +20,8 @@ from agents.searcher import Budget
 from automap.arrays import Floats, Ints
 from automap.errors import NothingFits, ProblemError, one_of
 from automap.gnn.plan import GnnEstimate, GnnPlan, GnnSearch, ProblemRef, digest
-from automap.gnn.problem import GnnProblem
-from automap.gnn.simulator import BOUNDS, POLICIES, Simulator
+from automap.gnn.problem import BOUNDS, GnnProblem
+from automap.gnn.simulator import POLICIES, Simulator
 
 SEARCHERS = ("auto", "metropolis", "enumeration", "dqn")
 ITERATIONS, DRAWS = 20, 8
