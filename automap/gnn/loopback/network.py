@@ -140,8 +140,9 @@ def _connect(number: int, pid: int, out: float, into: float) -> None:
 def main(path: str, out: Sequence[float], into: Sequence[float]) -> None:
     """Makes the namespaces, connects them when it is told to, and waits for the end of its input."""
     anywhere = "0.0.0.0"  # noqa: S104 - in a namespace of its own, before it has an address
+    command = ["unshare", "--net"]
     started = [
-        subprocess.Popen(["unshare", "--net", *_machine(path, number, anywhere)], text=True, stdin=subprocess.DEVNULL)
+        subprocess.Popen([*command, *_machine(path, number, anywhere)], text=True, stdin=subprocess.DEVNULL)
         for number in range(len(out))
     ]
     with _ended(started):
