@@ -101,7 +101,9 @@ def profile(
     batch: Annotated[int, typer.Option(min=1, help="Seeds in a mini-batch of a worker.")] = 1000,
     fan_outs: Annotated[str, typer.Option(help="Neighbours of a node, hop by hop.")] = "15,10,5",
     features: Annotated[int, typer.Option(min=1, help="Numbers of a node, 4 bytes each.")] = 100,
-    train_s: Annotated[float, typer.Option(min=0, help="Seconds of training on a mini-batch.")] = 0.06,
+    train_s: Annotated[
+        str, typer.Option(help="Seconds of training on a mini-batch; or `measured`: this and sampling, on this host.")
+    ] = "0.06",
     iterations: Annotated[int, typer.Option(min=1, max=10_000, help="Iterations to sample.")] = 20,
     seed: SeedOption = 0,
 ) -> None:
@@ -124,7 +126,7 @@ def profile(
         batch=batch,
         fan_outs=tuple(map(int, hops)),
         features=features,
-        train_s=train_s,
+        train_s=_seconds(train_s),
         iterations=iterations,
     )
     rng = np.random.default_rng(seed)
@@ -136,6 +138,19 @@ def profile(
     if output is None:
         print_json(found.problem.to_json())
     _write(output, found.problem.to_json())
+
+
+def _seconds(text: str) -> float | None:
+    """A time, or None for one that is measured."""
+    if text == "measured":
+        return None
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0.0 <= found < 1e6:
+        raise ProblemError("no time", field="train_s", value=text, repair="Give seconds as in 0.06, or `measured`.")
+    return found
 
 
 @app.command()

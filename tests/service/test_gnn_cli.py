@@ -48,5 +48,6 @@ def test_a_graph_becomes_a_problem_that_is_searched(tmp_path, capsys):
     assert "2,000 nodes" in capsys.readouterr().err
     assert main(["gnn", "search", str(problem), "--budget", "20", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == "automap.gnn-plan/1"
-    assert main(["gnn", "profile", "2000x8", "--fan-outs", "four"]) == 2
-    assert "fan_outs" in capsys.readouterr().err
+    for option, value in (("fan-outs", "four"), ("train-s", "soon")):
+        assert main(["gnn", "profile", "2000x8", f"--{option}", value]) == 2
+        assert option.replace("-", "_") in capsys.readouterr().err
