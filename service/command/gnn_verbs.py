@@ -77,7 +77,8 @@ def _show(plan: GnnPlan) -> None:
     optimal = ", the best of all placements" if made.is_optimal else ""
     typer.echo(f"found by  {made.searcher} in {made.evaluations:,} simulations, {made.seconds:.1f} s{optimal}")
     for name, seconds in plan.against.items():
-        typer.echo(f"against   {name}: {seconds:.4g} s, {seconds / estimate.iteration_s:.2f}x")
+        ratio = f", {seconds / estimate.iteration_s:.2f}x" if estimate.iteration_s > 0.0 else ""
+        typer.echo(f"against   {name}: {seconds:.4g} s{ratio}")
     for machine in sorted(machines, key=lambda name: (len(name), name))[:16]:
         tasks = machines[machine]
         more = f" and {len(tasks) - 8} more" if len(tasks) > 8 else ""
