@@ -53,7 +53,7 @@ def seconds_a_node(
             degree = torch.bincount(heads, minlength=count).clamp(min=1)
             hidden = layer(torch.cat([hidden[:count], near / degree[:, None]], dim=1))
             hidden = hidden.relu() if layer is not layers[-1] else hidden
-        torch.nn.functional.cross_entropy(hidden, labels).backward()
+        torch.autograd.backward(torch.nn.functional.cross_entropy(hidden, labels))
         optimizer.step()
         optimizer.zero_grad()
         _wait()
