@@ -1,4 +1,4 @@
-"""Verbs of distributed GNN training: `automap gnn search`, `profile`, `export` and `schema`."""
+"""Verbs of distributed GNN training: `automap gnn search`, `profile`, `trial`, `export` and `schema`."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ app = typer.Typer(name="gnn", no_args_is_help=True, help="Places distributed GNN
 ProblemArgument = Annotated[
     Path, typer.Argument(metavar="PROBLEM.json", help="Machines, tasks and flows, as docs/gnn.md describes them.")
 ]
+PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan of `gnn search`.")]
 OutputOption = Annotated[
     Path | None, typer.Option("-o", "--output", callback=writable, help="Where to write the document.")
 ]
@@ -155,8 +156,46 @@ def _seconds(text: str) -> float | None:
 
 
 @app.command()
+def trial(
+    plan: PlanArgument,
+    problem: ProblemArgument,
+    iterations: Annotated[int, typer.Option(min=1, max=1000, help="Iterations to run.")] = 3,
+    by_kernel: Annotated[
+        bool, typer.Option("--by-kernel", help="Network namespaces limited by tc, in place of token buckets.")
+    ] = False,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Runs a plan on this host: a process for each machine, real bytes, slowed down so far that the host can follow."""
+    from automap.gnn.loopback.trial import try_plan
+    from automap.gnn.plan import GnnPlan
+    from automap.gnn.problem import GnnProblem
+
+    read = GnnProblem.from_json(read_file(problem, field="problem", error=ProblemError))
+    made = GnnPlan.from_json(read_file(plan, field="plan", error=PlanError))
+    found = try_plan(read, made, iterations=iterations, seed=seed, by_kernel=by_kernel)
+    if as_json:
+        print_json(
+            {
+                "measured": {"iteration_s": found.measured_s},
+                "predicted": {"iteration_s": found.simulated_s},
+                "iterations": found.iterations,
+                "slowed": found.slowed,
+            }
+        )
+        return
+    error = f" ({found.measured_s / found.simulated_s - 1.0:+.1%})" if found.simulated_s else ""
+    typer.echo(f"simulated {found.simulated_s:.4g} s an iteration")
+    typer.echo(f"measured  {found.measured_s:.4g} s{error}")
+    typer.echo(
+        f"ran       {found.iterations} iterations between {len(read.machines)} machines of this host, ", nl=False
+    )
+    typer.echo(f"{found.slowed:.3g} times slower")
+
+
+@app.command()
 def export(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan of `gnn search`.")],
+    plan: PlanArgument,
     problem: ProblemArgument,
     style: Annotated[str, typer.Option(help="dgl or pyg: whose environment variables the processes get.")] = "dgl",
     output: OutputOption = None,
