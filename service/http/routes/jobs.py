@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import json
 import time
 from dataclasses import replace
 from typing import Annotated, Any, Literal, cast
@@ -25,7 +23,19 @@ from service.http import openapi, quotas
 from service.http.etag import matches
 from service.http.feed import FeedFull
 from service.http.requested import check_cluster, model_name
-from service.http.routes.common import feed_of, find_job, no_job, plan_of, read_body, refusal, settings_of, store_of
+from service.http.routes.common import (
+    IdempotencyKey,
+    another_request,
+    feed_of,
+    find_job,
+    no_job,
+    once_of,
+    plan_of,
+    read_body,
+    refusal,
+    settings_of,
+    store_of,
+)
 from service.http.schemas import ExportView, JobBody, JobList, JobView
 from service.http.views import View, Views
 from service.jobs import graphs
@@ -63,32 +73,17 @@ async def submit(
     request: Request,
     response: Response,
     body: Annotated[JobBody, Depends(job_body)],
-    idempotency_key: Annotated[
-        str | None,
-        Header(
-            min_length=1,
-            max_length=255,
-            pattern="^[!-~]+$",
-            description="Any text: for a day, a request with the same key and body gets the job of the first one.",
-        ),
-    ] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> JobView:
     """Accepts a job."""
     store, settings = store_of(request), settings_of(request)
-    once = idempotency_key and Once(key=idempotency_key, request_sha256=_digest(body))
+    once = once_of(idempotency_key, body)
     # A limit of their own, so that checks of requests leave threads for all else.
     limiter = cast("anyio.CapacityLimiter", request.app.state.submits)
     try:
-        job = await anyio.to_thread.run_sync(_accept, body, store, settings, once or None, limiter=limiter)
+        job = await anyio.to_thread.run_sync(_accept, body, store, settings, once, limiter=limiter)
     except AnotherRequest:
-        repair = "Send the same body again, or another key."
-        raise refusal(
-            422,
-            "The key came before with another request",
-            field="Idempotency-Key",
-            value=idempotency_key,
-            repair=repair,
-        ) from None
+        raise another_request(idempotency_key) from None
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     response.headers.update(await run_in_threadpool(quotas.headers, store, settings))
     return JobView.of(job)
@@ -209,11 +204,6 @@ def export(request: Request, job_id: str, target: str) -> ExportView:
     assert job.request is not None  # a job with a plan was read when it ran
     own = replace(job.request, cluster=plan.cluster, training=to_json(plan.training))
     return ExportView.of(exported(plan, build_problem(graphs.load(store, job.model_id, job.request), own), target))
-
-
-def _digest(body: JobBody) -> str:
-    """Names a request; bodies that mean the same have the same digest."""
-    return hashlib.sha256(json.dumps(to_json(body), sort_keys=True).encode()).hexdigest()
 
 
 def _accept(body: JobBody, store: Store, settings: Settings, once: Once | None) -> Job:
