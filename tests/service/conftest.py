@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,6 +36,7 @@ from service.jobs.store import Store
 from service.serve import Server, bind
 from service.settings import Settings
 
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 DEADLINE_S = 90.0
 
 
@@ -191,6 +193,18 @@ def _shared_api(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def api(_shared_api: httpx.Client, client: redis.Redis) -> httpx.Client:
     """The application with an empty store."""
     return _shared_api
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium without a window."""
+    if CHROMIUM is None:
+        pytest.skip("not run: pages and pictures in a browser (apt-get install chromium)")
+    playwright = pytest.importorskip("playwright.sync_api", reason="not run: pages in a browser (playwright)")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield started
+        started.close()
 
 
 class Service:
