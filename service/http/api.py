@@ -34,8 +34,8 @@ from service.http.feed import Feed
 from service.http.metrics import Metrics
 from service.http.reader import Reader
 from service.http.routes import dashboard, drawings, estimates, events, gnn, jobs, meta, models, recommendations
+from service.http.routes.views import Views
 from service.http.side_processes import SideProcesses
-from service.http.views import Views
 from service.jobs.keys import Keys
 from service.jobs.store import Store
 from service.logs import REQUEST

@@ -51,7 +51,7 @@ def ended(http: httpx.Client, path: str, until: Callable[..., Any]) -> tuple[str
 def test_a_redis_that_stops_and_dies(on_redis: Any, until: Callable[..., Any]) -> None:
     service, server = on_redis
     with httpx.Client(base_url=service.url, timeout=30) as http, redis.Redis.from_url(server.url) as store:
-        path = begun(http, "5s", until)
+        path = begun(http, "4s", until)
         os.kill(server.pid, signal.SIGSTOP)
         refused(http)
         os.kill(server.pid, signal.SIGCONT)

@@ -36,8 +36,8 @@ from service.http.routes.common import (
     side_processes_of,
     store_of,
 )  # fmt: skip
+from service.http.routes.views import View, Views
 from service.http.schemas import ExportView, JobBody, JobList, JobView
-from service.http.views import View, Views
 from service.jobs import graphs
 from service.jobs.records import Job, State
 from service.jobs.run_job import JobRequest, check_search
