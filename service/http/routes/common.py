@@ -49,6 +49,11 @@ def side_processes_of(request: Request) -> SideProcesses:
     return cast("SideProcesses", request.app.state.side_processes)
 
 
+def checks_of(request: Request) -> SideProcesses:
+    """The children that check submissions."""
+    return cast("SideProcesses", request.app.state.checks)
+
+
 def find_job(store: Store, job_id: str) -> Job:
     """The record of a job.
 
