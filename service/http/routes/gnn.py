@@ -38,7 +38,7 @@ def submit(request: Request, response: Response, body: Annotated[GnnJobBody, Dep
     if (budget.seconds or 0) > settings.max_budget_s:
         repair = f"Give at most {settings.max_budget_s:g}s, or ask the operator to raise AUTOMAP_MAX_BUDGET_S."
         raise ProblemError("too long", field="budget", value=asked.budget, repair=repair)
-    quotas.check(store, settings, budget.seconds or 0.0)
+    quotas.check(store, settings, budget.seconds or 0.0, num_jobs=1)
     if store.stored_bytes() >= settings.max_stored_bytes:
         raise refusal(507, "Nothing more can be stored", "Delete models or jobs.")
     job = store.create("", asked, reserve_s=budget.seconds or 0.0)

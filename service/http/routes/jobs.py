@@ -235,7 +235,8 @@ def _submit(model_id: str, request: JobRequest, store: Store, settings: Settings
         request = replace(request, model=replace(request.model, name=name))
     reserve_s = _reserved_s(budget, request)
     # Asked before the costly checks.
-    quotas.check(store, settings, reserve_s)
+    members = request.workers - 1
+    quotas.check(store, settings, reserve_s + members * (budget.seconds or 0.0), num_jobs=1 + members)
     if store.stored_bytes() >= settings.max_stored_bytes:
         raise refusal(507, "Nothing more can be stored", "Delete models or jobs.")
     build_problem(graphs.load(store, model_id, request), request)
