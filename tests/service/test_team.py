@@ -242,6 +242,15 @@ def test_what_is_refused(api: httpx.Client, store: Store) -> None:
     assert answer.json()["request"]["workers"] == 8
 
 
+def test_plans_are_counted_once(store: Store, client: redis.Redis, api: httpx.Client, job_id: str) -> None:
+    run, member = taken(client), taken(client)
+    store.set_progress(member.job_id, member.token, {"evaluations": 40, "seconds": 2.0})
+    store.set_progress(job_id, run.token, {"evaluations": 100, "seconds": 2.0})
+    text = api.get("/metrics").text
+    assert "automap_evaluations_total 100.0" in text
+    assert "automap_evaluations_per_second 50.0" in text
+
+
 @pytest.mark.slow
 def test_two_real_workers_and_the_death_of_one_of_their_processes(
     start: Callable[..., Any], until: Callable[..., Any]
