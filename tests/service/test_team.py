@@ -106,11 +106,7 @@ def test_it_is_one_job_to_its_sender_and_several_to_the_queue(store: Store, clie
     begun = [taken(client).job_id for _ in range(3)]
     assert begun == [job_id, *members_of(job_id, 3)]
     requests = [job.request for name in begun if (job := store.job(name)) is not None]
-    assert [(r.seed, r.workers, r.cluster) for r in requests if r is not None] == [
-        (7, 3, REQUEST.cluster),
-        (8, 1, REQUEST.cluster),
-        (9, 1, REQUEST.cluster),
-    ]
+    assert requests == [REQUEST, replace(REQUEST, seed=8, tie=0.0), replace(REQUEST, seed=9, tie=0.0)]
 
 
 @pytest.mark.parametrize("end", ["succeed", "fail", "cancel", "delete"])
