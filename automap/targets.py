@@ -63,6 +63,8 @@ class Target:
     recompute mode."""
     even_sequence: Annotated[int, Range(1, 2)]
     """The sequence is a multiple of this many times the ranks of context parallelism."""
+    pads: bool = False
+    """Whether the trainer pads the vocabulary, so that ranks need not divide it."""
     whole_modules: bool = False
     """Whether placements change at the borders of linear layers, embeddings and norms alone; the code between them runs
     on what each rank has (`automap.space.module_limits`)."""

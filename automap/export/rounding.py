@@ -1,8 +1,8 @@
 """What trainers do otherwise than a plan says, with its price: the same plan priced as the trainer runs it.
 
-A plan that was searched for a target is rounded in two ways only: a vocabulary that tp does not divide is padded, and
-torch's pipeline stages keep gradients whole for longer. Other plans may also reduce gradients inside groups of replicas
-first, where trainers reduce them over all replicas at once.
+A plan that was searched for a target is rounded in two ways only: a small vocabulary that tp does not divide is padded,
+and torch's pipeline stages keep gradients whole for longer. Other plans may also reduce gradients inside groups of
+replicas first, where trainers reduce them over all replicas at once.
 Units: seconds.
 """
 

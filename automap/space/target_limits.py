@@ -157,7 +157,7 @@ def _patterns(space: PlanSpace, target: Target) -> Iterator[_Pattern]:
     """The patterns of all degrees that split every layer.
 
     Degrees that split some operator of a layer in another way than smaller ones are left out, so that each group has
-    one signature on each axis. A vocabulary that does not divide stays whole.
+    one signature on each axis. A vocabulary that does not divide stays whole where the trainer does not pad it.
     """
     name = None if space.meshes.middle is None else space.meshes.middle.name
     has_experts = any(op.kind == PRODUCT for op in space.problem.graph)

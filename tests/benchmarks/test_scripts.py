@@ -40,7 +40,7 @@ SCRIPTS = {
     "dqn_alone": "--seeds 1 --seconds 2 --evaluations 64 --only vgg19 --search 16 --known {known}",
     "dqn_pruning": "--evaluations 16 --seeds 1 --models vit",
     "equality": "ZeRO_1",
-    "finer_pipelines": "--evaluations 16 --pairs vit",
+    "finer_pipelines": "levels --evaluations 16 --pairs vit",
     "first_use": "--installed",
     "fit_attention": "{attention}",
     "fit_collectives": "{collectives}",
