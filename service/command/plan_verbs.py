@@ -53,7 +53,7 @@ def search(
     from service.command.terminal import interruptible, progress_line
 
     if job.request.budget.isdigit():
-        text = f"{int(job.request.budget):,} plans; {job.request.budget}s would be a time"
+        text = f"{int(job.request.budget):,} plans beside the templates; {job.request.budget}s would be a time"
         typer.echo(f"{'budget':9} {text}", err=True)
     results: list[SearchResult] = []
     with progress_line() as show, interruptible() as interrupted:
