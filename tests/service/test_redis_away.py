@@ -76,8 +76,8 @@ def test_a_redis_that_stops_and_dies(on_redis: Any, until: Callable[..., Any]) -
 
 
 def contents(store: Any) -> dict[bytes, Any]:
-    """Everything that a Redis holds."""
-    return {key: store.dump(key) for key in store.scan_iter("*")}
+    """Everything that the service keeps in a Redis; RQ's notes of its workers come and go."""
+    return {key: store.dump(key) for key in store.scan_iter("automap:*")}
 
 
 def test_a_redis_that_is_full(on_redis: Any, until: Callable[..., Any], light: Callable[[str], bytes]) -> None:
