@@ -6,8 +6,9 @@ which people with any colour vision tell apart.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -32,7 +33,7 @@ PARTS = ("#0072B2", "#56B4E9", "#009E73", "#F0E442", "#E69F00", "#D55E00", "#CC7
 """Colours of parts of a whole."""
 LINES = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7", "#999999", "#000000")
 """Colours of lines: without yellow, which is hard to see on white, and the red of limits."""
-DASHES = ("-", "--", ":")
+DASHES: tuple[Literal["-", "--", ":"], ...] = ("-", "--", ":")
 """Further lines of the same colour."""
 MOST_SHAPES = 2000
 """Number of actions above which they are drawn as pixels: a file with more shapes is slow to open (assumed)."""
@@ -269,9 +270,13 @@ def plain_numbers(axes: Axes) -> None:
         (axes.yaxis, axes.get_yscale(), axes.get_ylim()),
     ):
         if scale == "log":
-            shown = "25" if high < MOST_LABELLED * low else ""
-            axis.set_major_formatter(lambda value, _: f"{value:,g}")
-            axis.set_minor_formatter(lambda value, _, shown=shown: f"{value:,g}" if f"{value:e}"[0] in shown else "")
+            axis.set_major_formatter(functools.partial(_number, firsts="1"))
+            axis.set_minor_formatter(functools.partial(_number, firsts="25" if high < MOST_LABELLED * low else ""))
+
+
+def _number(value: float, place: int | None, *, firsts: str) -> str:
+    """A number as it is read aloud, if it begins with one of some digits."""
+    return f"{value:,g}" if f"{value:e}"[0] in firsts else ""
 
 
 def _legend(figure: Figure, colours: Mapping[str, str]) -> None:
