@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from service.command.options import (
+    CLUSTER_HELP,
     Job,
     JsonOption,
     LossOption,
@@ -52,7 +53,7 @@ def search(
     from service.command.terminal import interruptible, progress_line
 
     if job.request.budget.isdigit():
-        text = f"{int(job.request.budget):,} plans; {job.request.budget}s would be a time"
+        text = f"{int(job.request.budget):,} plans beside the templates; {job.request.budget}s would be a time"
         typer.echo(f"{'budget':9} {text}", err=True)
     results: list[SearchResult] = []
     with progress_line() as show, interruptible() as interrupted:
@@ -113,7 +114,7 @@ def read_strategy(
 def estimate(
     job: Job,
     degrees: dict[str, Any],
-    cluster: Annotated[str | None, typer.Option(help="[NODESx]GPUSxDEVICE[@LINK], or a .json file.")] = None,
+    cluster: Annotated[str | None, typer.Option(help=CLUSTER_HELP)] = None,
     global_batch: Annotated[int | None, typer.Option(help="Samples of one optimizer step.")] = None,
     precision: PrecisionOption = None,
     optimizer: Annotated[str | None, typer.Option(help="adam, momentum or sgd; default: adam.")] = None,
@@ -161,7 +162,7 @@ def estimate(
 @app.command()
 @gathers(job=read_model_and_hints)
 def verify(plan: PlanArgument, job: Job, as_json: JsonOption = False) -> None:
-    """Checks a plan without the code that finds and prices plans. Exit code 1: something is wrong with it."""
+    """Checks a plan by code that shares nothing with the search. Exit code 1: something is wrong with it."""
     from automap.records import to_json
     from service.command.estimation import verify_file
 
