@@ -96,8 +96,11 @@ def from_megatron(folder: Path, devices: int) -> Numbers:
         stages = [sum(layer.name == "decoder" for layer in row) for row in rows]
     dp = devices // (tp * pp * cp)
     micro = int(flags["--micro-batch-size"])
+    # `_vocab_size_with_padding` of megatron/training, which is not in the package.
+    multiple = int(flags["--make-vocab-size-divisible-by"]) * tp
     steps = int(flags["--global-batch-size"]) // micro // dp
-    return {"dp": dp, "tp": tp, "cp": cp, "pp": pp, "micro_batch": micro, "steps": steps, "stages": stages}
+    read = {"dp": dp, "tp": tp, "cp": cp, "pp": pp, "ep": int(flags.get("--expert-model-parallel-size", 1))}
+    return {**read, "micro_batch": micro, "steps": steps, "stages": stages, "multiple": multiple}
 
 
 def from_torchtitan(folder: Path, devices: int) -> Numbers:
@@ -116,7 +119,8 @@ def from_torchtitan(folder: Path, devices: int) -> Numbers:
         steps *= training.local_batch_size // micro
         parts = way.module_fqns_per_model_part
         stages = [sum(name.startswith("layers.") for name in part) for part in parts]
-    found = {"dp": dp, "tp": dims.tp, "cp": dims.cp, "pp": dims.pp, "micro_batch": micro, "steps": steps}
+    found = {"dp": dp, "tp": dims.tp, "cp": dims.cp, "pp": dims.pp, "ep": dims.ep, "micro_batch": micro}
+    found["steps"] = steps
     return {**found, **({"stages": stages} if stages else {})}
 
 
@@ -157,14 +161,22 @@ def from_deepspeed(folder: Path, devices: int) -> Numbers:
     """DeepSpeed's `DeepSpeedConfig`, with the replicas of its world."""
     from deepspeed.runtime.config import DeepSpeedConfig
 
-    tp = json.loads((folder / "deepspeed.json").read_text()).get("tensor_parallel", {}).get("autotp_size", 1)
-    world = SimpleNamespace(get_data_parallel_world_size=lambda: devices // tp)
+    given = json.loads((folder / "deepspeed.json").read_text())
+    tp, pp = given.get("tensor_parallel", {}).get("autotp_size", 1), given.get("pipeline", {}).get("stages", 1)
+    world = SimpleNamespace(get_data_parallel_world_size=lambda: devices // tp // pp)
     with mock.patch("deepspeed.comm.get_rank", return_value=0):  # no process group
         config = DeepSpeedConfig(str(folder / "deepspeed.json"), mpu=world)
-    arguments = training_arguments(folder)
-    assert arguments.per_device_train_batch_size == config.train_micro_batch_size_per_gpu
-    assert arguments.gradient_accumulation_steps == config.gradient_accumulation_steps
+    stages = {}
+    if pp > 1:
+        layers = config.pipeline["layers"]
+        stages = {"stages": [sum(path in layers for path in paths) for paths in config.pipeline["modules"]]}
+    else:
+        arguments = training_arguments(folder)
+        assert arguments.per_device_train_batch_size == config.train_micro_batch_size_per_gpu
+        assert arguments.gradient_accumulation_steps == config.gradient_accumulation_steps
     return {
+        **stages,
+        "pp": len(stages.get("stages", [0])),
         "dp": config.world_size,
         "tp": max(1, config.tensor_parallel_config.autotp_size),
         "micro_batch": config.train_micro_batch_size_per_gpu,
@@ -275,17 +287,19 @@ PARSERS: Mapping[str, Callable[[Path, int], Numbers]] = {
 }
 
 
-def wanted(plan: Plan, degrees: Degrees, layers: list[int]) -> Numbers:
+def wanted(plan: Plan, degrees: Degrees, layers: list[int], multiple: int) -> Numbers:
     """The numbers of a plan under the names of `Numbers`."""
     return {
         "dp": degrees.data,
         "tp": degrees.tensor,
         "cp": degrees.context,
         "pp": degrees.pipeline,
+        "ep": degrees.expert,
         "micro_batch": degrees.micro_batch,
         "steps": plan.num_micro_batches,
         "zero": degrees.zero,
         "stages": layers,
+        "multiple": multiple,
     }
 
 
@@ -316,7 +330,9 @@ def prove(target: str, count: int) -> tuple[int, int, list[str]]:
                 save(found, Path(name))
                 devices = space.problem.cluster.num_devices
                 numbers = PARSERS[target](Path(name), devices)
-            own = wanted(plan, plan.degrees[0], layers_of(plan, space.problem))
+            if any(note.kept == "rounded" for note in found.notes):
+                faults.append(f"{model}: something is rounded")
+            own = wanted(plan, plan.degrees[0], layers_of(plan, space.problem), space.problem.vocabulary_multiple)
             faults += [f"{model}: {k} {v}, {own[k]} in the plan" for k, v in numbers.items() if v != own[k]]
             read += 1
             texts.add(tuple(found.files.values()))

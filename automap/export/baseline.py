@@ -137,6 +137,7 @@ def _check_training(problem: Problem, name: str, stated: Stated) -> None:
     """Refuses a configuration that trains otherwise than the problem: the two steps would not be the same work."""
     own = to_json(problem.training)
     for key, value in stated.training.items():
-        if key != "trainer" and own[key] != value:
+        # The vocabulary is padded as in the search, for both alike.
+        if key not in ("trainer", "vocabulary_multiple") and own[key] != value:
             repair = f"Give {key} {value} to the search too, or change the file."
             raise PlanError(f"the search is for {own[key]}, {name} says", field=key, value=value, repair=repair)

@@ -133,6 +133,8 @@ _DEGREES = {
     "micro-batch-size": "micro_batch",
     "num-virtual-stages-per-pipeline-rank": "virtual",
 }
+_VOCABULARY = 128
+"""Default of Megatron-LM's --make-vocab-size-divisible-by, which is multiplied by tp."""
 _NOT_PRICED = {
     "virtual-pipeline-model-parallel-size": "Use --num-layers-per-virtual-pipeline-stage: there is no such flag.",
     "use-megatron-fsdp": "Price it as --zero 2 or --zero 3.",
@@ -198,6 +200,9 @@ def _megatron(flags: Mapping[str, str | None]) -> Stated:
     if batch is not None:
         found.training["global_batch"] = batch
     found.tokens = number("seq-length")
+    found.training["vocabulary_multiple"] = (number("make-vocab-size-divisible-by") or _VOCABULARY) * found.degrees.get(
+        "tp", 1
+    )
     slices = number("expert-tensor-parallel-size")
     if slices is not None and slices != found.degrees.get("tp", 1) and found.degrees.get("ep", 1) > 1:
         raise _refuse(
@@ -247,9 +252,10 @@ def _torchtitan(text: str) -> Stated:
     sizes = _sizes(way, "parallelism.", "", "_degree")
     found = Stated(target="torchtitan", tokens=training.get("seq_len"))
     tp, pp = sizes.get("tensor_parallel", 1), sizes.get("pipeline_parallel", 1)
-    if sizes.get("expert_parallel", 1) > 1:
-        value = sizes["expert_parallel"]
-        raise _refuse("parallelism.expert_parallel_degree", value, "is not read", "Price it by --ep.")
+    ep, slices = sizes.get("expert_parallel", 1), sizes.get("expert_tensor_parallel", 1)
+    if ep > 1 and slices != tp:
+        what = f"shares experts in {slices} slices among ranks that split other weights in {tp}, which is not priced"
+        raise _refuse("parallelism.expert_parallel_degree", ep, what, "Make tensor_parallel_degree 1.")
     replicas = sizes.get("data_parallel_replicate", 1)
     _check_shards("parallelism.data_parallel_replicate_degree", replicas, sizes.get("data_parallel_shard", 1))
     local = _whole("training.local_batch_size", training.get("local_batch_size", 8))
@@ -258,9 +264,10 @@ def _torchtitan(text: str) -> Stated:
         "tp": tp,
         "pp": pp,
         "cp": sizes.get("context_parallel", 1),
+        "ep": ep,
         "sequence_parallel": tp > 1,
         "micro_batch": micro if pp > 1 else local,
-        "zero": 0 if replicas > 1 else 2 if way.get("fsdp_reshard_after_forward") == "never" else 3,
+        "zero": 0 if replicas > 1 else _gathers(way.get("fsdp_reshard_after_forward", "default"), pp),
         "recompute": _section(document, "activation_checkpoint").get("mode", "selective"),
     }
     if way.get("module_fqns_per_model_part"):
@@ -277,6 +284,16 @@ def _torchtitan(text: str) -> Stated:
     found.training["precision"] = "bf16" if training.get("mixed_precision_param", "bfloat16") == "bfloat16" else "fp32"
     found.ignored = tuple(name for name in document if name not in ("parallelism", "training", "activation_checkpoint"))
     return found
+
+
+def _gathers(reshard: object, pp: int) -> int:
+    """The stage of ZeRO that torchtitan's FSDP comes to: pipelines scatter gradients once a step."""
+    if reshard not in ("default", "always", "never"):
+        repair = "Use default, always or never."
+        raise _refuse("parallelism.fsdp_reshard_after_forward", reshard, "is no choice of torchtitan", repair)
+    if pp == 1:
+        return 2 if reshard == "never" else 3
+    return 3 if reshard == "always" else 1
 
 
 def _json(text: str) -> Stated:
@@ -346,13 +363,31 @@ def _deepspeed(document: Mapping[str, Any]) -> Stated:
         raise _refuse("fp16.enabled", True, "contradicts bf16.enabled", "Enable one of them.")
     if kinds or "auto" not in enabled.values():
         found.training["precision"] = kinds[0] if kinds else "fp32"
-    known = (*names, "zero_optimization", "tensor_parallel", "bf16", "fp16")
+    found.degrees |= _deepspeed_stages(_section(given, "pipeline"))
+    known = (*names, "zero_optimization", "tensor_parallel", "bf16", "fp16", "pipeline")
     if not document.keys() & {*known}:
         repair = "Give DeepSpeed's JSON, or one of the other formats."
         value = ", ".join(document)[:80] or "{}"
         raise PlanError("has no setting of DeepSpeed", field="from", value=value, repair=repair)
     found.ignored = tuple(name for name in document if name not in known)
     return found
+
+
+def _deepspeed_stages(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The stages of an exported section; what others write there says nothing of them."""
+    if "modules" not in section:
+        return {}
+    modules, layers, again = (section.get(name, []) for name in ("modules", "layers", "recompute"))
+    for name, value in (("modules", modules), ("layers", layers), ("recompute", again)):
+        if not isinstance(value, list):
+            raise _refuse(f"pipeline.{name}", value, "is no list", "Export it again.")
+    if section.get("stages") != len(modules):
+        what = f"is not the number of lists of modules, {len(modules)}"
+        raise _refuse("pipeline.stages", section.get("stages"), what, "Export it again.")
+    if again and {*map(str, again)} != {*map(str, layers)}:
+        raise _refuse("pipeline.recompute", again, "is a part of the layers", "Recompute all of them, or none.")
+    counts = tuple(sum(path in layers for path in paths) for paths in modules)
+    return {"pp": len(modules), "layers": counts, "recompute": "full" if again else "none"}
 
 
 _SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0}

@@ -91,6 +91,10 @@ def _expressible(space: PlanSpace, target: Target, shape: Shape) -> bool:
         sides["expert" if space.meshes.middle.name == "ep" else "context"] = shape.middle
     if any(size > 1 and side not in target.parallel for side, size in sides.items()):
         return False
+    if any(sides.get(one, 1) > 1 and sides.get(other, 1) > 1 for one, other in target.apart):
+        return False
+    if shape.replicas > 1 and not space.zeros_of(shape).any():
+        return False
     if shape.virtual > 1 and not target.virtual_stages:
         return False
     if target.fills_pipelines and shape.num_micro_batches < shape.pp:
@@ -113,11 +117,11 @@ def _windows(space: PlanSpace, target: Target) -> dict[int, tuple[tuple[int, int
     kinds = {types[number] for number in numbers}
     found: dict[int, tuple[tuple[int, int], ...]] = {}
     # A configuration counts layers of one kind; those of an encoder and a decoder it does not.
-    if (len(kinds) > 1 and target.transformers) or (target.modules_only and _num_layer_kinds(space) > 1):
+    if (len(kinds) > 1 and target.transformers) or (target.stages_of_modules and _num_layer_kinds(space) > 1):
         return found
     if target.whole_modules and not cuts_between_modules(space.problem.graph):
         return found
-    stops = [number for number in range(len(types)) if not target.modules_only or _has_module(space, number)]
+    stops = [number for number in range(len(types)) if not target.stages_of_modules or _has_module(space, number)]
     last = min(numbers[-1] + 1, stops[-1]) if stops else 0
     for count in {shape.num_chunks for shape in space.shapes if shape.num_chunks > 1}:
         rows = [constrained.window(chunk, count) for chunk in range(count)]
@@ -157,7 +161,7 @@ def _patterns(space: PlanSpace, target: Target) -> Iterator[_Pattern]:
     """The patterns of all degrees that split every layer.
 
     Degrees that split some operator of a layer in another way than smaller ones are left out, so that each group has
-    one signature on each axis. A vocabulary that does not divide stays whole.
+    one signature on each axis. A vocabulary that does not divide stays whole, unless the trainer pads it.
     """
     name = None if space.meshes.middle is None else space.meshes.middle.name
     has_experts = any(op.kind == PRODUCT for op in space.problem.graph)
@@ -180,6 +184,7 @@ def _patterns(space: PlanSpace, target: Target) -> Iterator[_Pattern]:
         live = tuple(a for a, size in enumerate(space.meshes.mesh(shape)) if size > 1)
         fits = tp == 1 or _norms_fit(space, columns[:, -1], along=target.sequence_parallel)
         fits = fits and (tp == 1 or not target.whole_modules or runs_in_modules(space, columns[:, -1]))
+        fits = fits and (tp == 1 or target.vocabulary_multiple == 1 or _splits_head(space, columns[:, -1]))
         if not fits or any(not _is_split(space, columns[:, a], known.get(a, columns[:, a])) for a in live):
             continue
         firsts = {axis: known.setdefault(axis, columns[:, axis]) for axis in live}
@@ -223,6 +228,19 @@ def _is_split(space: PlanSpace, column: Ints, first: Ints) -> bool:
         if space.operator(unit_type, offset).forward_flops.at(1) > small and not signature.divides_work:
             return False
     return bool((first[rows] == column[rows]).all())
+
+
+def _splits_head(space: PlanSpace, column: Ints) -> bool:
+    """Whether a column of signatures divides the largest product outside of the layers, that with the vocabulary."""
+    tables = space.evaluator.tables
+    found: list[tuple[float, bool]] = []
+    for row in np.flatnonzero(~_layer_rows(space)).tolist():
+        unit_type = int(tables.type_of[row])
+        offset = row - int(tables.spans[unit_type])
+        signature = space.linkage.types[unit_type].signatures[offset][column[row]]
+        found.append((space.operator(unit_type, offset).forward_flops.at(1), signature.divides_work))
+    flops, splits = max(found, default=(0.0, True))
+    return splits or flops == 0.0
 
 
 def _layer_rows(space: PlanSpace) -> Mask:
