@@ -1,5 +1,8 @@
 """Exports of random plans read by the parsers of the trainers themselves, and the numbers compared with the plans.
 
+Each file that `automap estimate --from` reads is also priced again, and must have the price of its plan; nothing may be
+rounded.
+
 Megatron-Core checks its `TransformerConfig` and the layout of pipelines; torchtitan, 0.3 or v0.2.2, its `ConfigManager`
 and `ParallelDims`; DeepSpeed its `DeepSpeedConfig`; accelerate its `ClusterConfig` and `ParallelismConfig`;
 transformers its `TrainingArguments`; torch reads and completes the orders of pipelines; onnx checks an annotated model
@@ -32,9 +35,14 @@ import numpy as np
 from automap.cluster import parse_cluster
 from automap.errors import ProblemError
 from automap.export.export import WRITERS, export, save
+from automap.export.onnx_devices import planned
+from automap.export.reading import read_configuration
 from automap.plan import Degrees, Plan
 from automap.price.estimate import annotate
+from automap.price.evaluator import Evaluator
+from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
+from automap.space.stated_strategy import Strategy, hand_made
 from automap.space.target_limits import plan_space
 from automap.targets import targets
 from ir import zoo
@@ -48,6 +56,8 @@ CASES = (
 )
 """Models, clusters, global batches and hints.fix of the plans."""
 
+SAME = 1e-9
+"""Largest relative difference of prices, which plans state with ten digits."""
 Numbers = Mapping[str, Any]
 """What a parser read: dp, tp, cp, pp, micro_batch, steps, stages and the like; compared where the plan has it too."""
 
@@ -314,8 +324,42 @@ def layers_of(plan: Plan, problem: Problem) -> list[int]:
     return found
 
 
+STATED = {
+    "megatron-core": ("megatron.sh", "megatron.yaml"),
+    "torchtitan": ("torchtitan.toml",),
+    "deepspeed": ("deepspeed.json",),
+    "accelerate": ("accelerate.yaml",),
+    "pytorch": ("pytorch.json",),
+    "onnx": ("onnx_devices.json",),
+}
+"""Target -> the files that `automap estimate --from` reads."""
+
+
+def priced_again(path: Path, problem: Problem, known: dict[str, Evaluator]) -> float:
+    """Seconds of a step that a file states, priced as `automap estimate --from` does.
+
+    What accelerate's YAML and DeepSpeed's JSON do not say is taken from the TrainingArguments beside them.
+
+    Args:
+        known: evaluators by training settings; a new one is added.
+    """
+    found = read_configuration(path)
+    training = {"global_batch": problem.training.global_batch, **found.training}
+    key = json.dumps(training, sort_keys=True)
+    known.setdefault(key, Evaluator(Problem.build(problem.graph, problem.cluster, training)))
+    if found.document is not None:
+        return known[key].evaluate(lower_plan(planned(found.document, known[key].problem), known[key])).step_time_s
+    degrees, beside = dict(found.degrees), path.with_name("training_arguments.json")
+    if beside.exists() and "pp" not in degrees:
+        arguments = json.loads(beside.read_text())
+        degrees.setdefault("micro_batch", arguments["per_device_train_batch_size"])
+        if arguments["gradient_checkpointing"]:
+            degrees["recompute"] = "full"
+    return known[key].evaluate(hand_made(known[key], Strategy(**degrees))).step_time_s
+
+
 def prove(target: str, count: int) -> tuple[int, int, list[str]]:
-    """Plans exported and read back, distinct configurations among them, and differences."""
+    """Plans exported, read back and priced again, distinct configurations among them, and differences."""
     read, texts, faults = 0, set(), []
     for model, cluster, batch, fix in CASES:
         try:
@@ -323,6 +367,7 @@ def prove(target: str, count: int) -> tuple[int, int, list[str]]:
             space = plan_space(Problem.build(zoo.build(model), parse_cluster(cluster), training, {"fix": fix}))
         except ProblemError:
             continue  # not of this target
+        known: dict[str, Evaluator] = {}
         for values in space.random_batch(np.random.default_rng(0), -(-count // len(CASES))).tolist():
             plan = annotate(space.decode(values), space.lowered(values), space.evaluator)
             found = export(plan, space.problem, target)
@@ -330,6 +375,12 @@ def prove(target: str, count: int) -> tuple[int, int, list[str]]:
                 save(found, Path(name))
                 devices = space.problem.cluster.num_devices
                 numbers = PARSERS[target](Path(name), devices)
+                prices = [priced_again(Path(name) / file, space.problem, known) for file in STATED[target]]
+            assert plan.estimate is not None
+            step_time_s = plan.estimate.step_time_s
+            faults += [
+                f"{model}: {p} s, {step_time_s} s in the plan" for p in prices if abs(p / step_time_s - 1) > SAME
+            ]
             if any(note.kept == "rounded" for note in found.notes):
                 faults.append(f"{model}: something is rounded")
             own = wanted(plan, plan.degrees[0], layers_of(plan, space.problem), space.problem.vocabulary_multiple)

@@ -9,7 +9,9 @@ from typing import Annotated, Any
 
 from automap.documents import read_document
 from automap.errors import PlanError
-from automap.export.reading import Stated, check_tokens, read_text
+from automap.export.onnx_devices import planned
+from automap.export.reading import check_tokens, read_text
+from automap.export.stated import Stated
 from automap.plan import Plan
 from automap.price.degrees import sequence_length
 from automap.price.estimate import annotate
@@ -121,6 +123,10 @@ def _stated(document: object) -> tuple[str, Stated]:
 
 def _configured(evaluator: Evaluator, name: str, stated: Stated) -> Baseline:
     _check_training(evaluator.problem, name, stated)
+    if stated.document is not None:
+        plan = planned(stated.document, evaluator.problem)
+        lowered = lower_plan(plan, evaluator)
+        return Baseline(name=name, plan=annotate(plan, lowered, evaluator), lowered=lowered, notes=())
     check_tokens(stated, name, sequence_length(evaluator.problem.graph))
     strategy = Strategy(**stated.degrees)
     lowered = hand_made(evaluator, strategy)

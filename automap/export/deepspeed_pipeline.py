@@ -77,10 +77,8 @@ def specs(stages: Sequence[Stage], tied: Sequence[set[str]]) -> list[nn.Module |
     for holders, some in groups.items():
         for number in holders:
             if not isinstance(found[number], Stage):
-                raise ValueError("a stage shares weights with different stages; DeepSpeed ties each stage with one group")
+                raise ValueError("a stage shares weights with different stages, and DeepSpeed ties it with one group")
             names = [next(own[number][name] for name in sorted(shared) if name in own[number]) for shared in some]
             stage = stages[number]
-            found[number] = TiedLayerSpec(
-                str(holders), Stage, stage.inner, stage.missing, tied_weight_attr=names
-            )
+            found[number] = TiedLayerSpec(str(holders), Stage, stage.inner, stage.missing, tied_weight_attr=names)
     return found

@@ -97,10 +97,26 @@ def price_configuration(data: bytes, request: JobRequest, stated: Mapping[str, A
                     repair = "Leave it out, or change the file."
                     raise PlanError(f"{path.name} says {own[name]}", field=name, value=value, repair=repair)
         request = replace(request, training={**found.training, **request.training})
+        if found.document is not None:
+            return _price_planned(data, request, stated, found.document)
         plan = price_hand_made(data, request, {**found.degrees, **stated})
         check_tokens(found, path.name, plan.degrees[0].sequence_length)
         notes = (f"{path.name}: not read: {', '.join(found.ignored)}",) if found.ignored else ()
         return replace(plan, warnings=(*plan.warnings, *notes))
+
+
+def _price_planned(data: bytes, request: JobRequest, stated: Mapping[str, Any], document: Mapping[str, Any]) -> Plan:
+    """The plan of a file that has a whole one, priced on the cluster of a request."""
+    from automap.export.onnx_devices import planned
+    from automap.price.evaluator import Evaluator
+
+    for name, value in stated.items():
+        repair = "Leave it out: the file has a whole plan."
+        raise PlanError("the file says it already", field=name, value=value, repair=repair)
+    if request.cluster is None:
+        raise ProblemError("missing", field="cluster", value="nothing", repair="Give --cluster.")
+    evaluator = Evaluator(build_problem(import_graph(data, request), request))
+    return priced_anew(planned(document, evaluator.problem), evaluator)
 
 
 def read_plan(path: Path) -> Plan:

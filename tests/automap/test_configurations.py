@@ -13,9 +13,11 @@ import pytest
 from automap.cluster import parse_cluster
 from automap.errors import PlanError
 from automap.export.export import export, save
+from automap.export.onnx_devices import planned
 from automap.export.reading import read_configuration
 from automap.price.estimate import annotate
 from automap.price.evaluator import Evaluator
+from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
 from automap.space.space import PlanSpace
 from automap.space.stated_strategy import Strategy, hand_made
@@ -34,6 +36,7 @@ FILES = {
     "deepspeed": ("deepspeed.json",),
     "accelerate": ("accelerate.yaml",),
     "pytorch": ("pytorch.json",),
+    "onnx": ("onnx_devices.json",),
 }
 NO_PLANS = {("long", "deepspeed"), ("long", "pytorch"), ("moe", "pytorch")}
 CASES = [(model, target) for model in MODELS for target in FILES if (model, target) not in NO_PLANS]
@@ -67,7 +70,10 @@ def test_an_export_read_back_has_the_same_price(model: str, target: str, tmp_pat
                 degrees["recompute"] = "full"
             again = Problem.build(problem.graph, problem.cluster, training)
             evaluator = Evaluator(again)
-            lowered = hand_made(evaluator, Strategy(**degrees))
+            if found.document is None:
+                lowered = hand_made(evaluator, Strategy(**degrees))
+            else:
+                lowered = lower_plan(planned(found.document, again), evaluator)
             assert plan.estimate is not None
             assert evaluator.evaluate(lowered).step_time_s == pytest.approx(plan.estimate.step_time_s, rel=1e-9)
 
@@ -91,6 +97,27 @@ def test_a_pytorch_file_that_no_degrees_describe_is_refused(key: str, value: Any
     assert found.degrees["layers"] == (1, 1)
     with pytest.raises(PlanError, match=words):
         read_configuration(written(tmp_path / "pytorch.json", json.dumps(sound | {key: value})))
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda document: document["tensors"]["wte.weight"][0].update(stage=1), "from.tensors.wte.weight"),
+        (lambda document: document["tensors"].pop("wte.weight"), "from.tensors.wte.weight"),
+        (lambda document: document["metadata"].update({"automap.zero": "9"}), "from.metadata.automap.zero"),
+        (lambda document: document["configuration"].update(num_devices=9), "cluster"),
+        (lambda document: document.pop("plan"), "from.plan"),
+    ],
+)
+def test_an_annotation_that_contradicts_its_plan_is_refused(change: Any, field: str) -> None:
+    space = space_of("gpt", "onnx")
+    plan = space.decode(space.random(np.random.default_rng(0)))
+    document = json.loads(export(plan, space.problem, "onnx").files["onnx_devices.json"])
+    assert planned(document, space.problem).stages == plan.stages
+    change(document)
+    with pytest.raises(PlanError) as fault:
+        planned(document, space.problem)
+    assert fault.value.field == field
 
 
 SCRIPT = """
