@@ -10,10 +10,9 @@ from typing import Annotated, Any
 from automap.documents import read_document
 from automap.errors import PlanError
 from automap.export.onnx_devices import planned
-from automap.export.reading import check_tokens, read_text
+from automap.export.reading import check_model, read_text
 from automap.export.stated import Stated
 from automap.plan import Plan
-from automap.price.degrees import sequence_length
 from automap.price.estimate import annotate
 from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import LoweredPlan
@@ -127,7 +126,7 @@ def _configured(evaluator: Evaluator, name: str, stated: Stated) -> Baseline:
         plan = planned(stated.document, evaluator.problem)
         lowered = lower_plan(plan, evaluator)
         return Baseline(name=name, plan=annotate(plan, lowered, evaluator), lowered=lowered, notes=())
-    check_tokens(stated, name, sequence_length(evaluator.problem.graph))
+    check_model(stated, name, evaluator)
     strategy = Strategy(**stated.degrees)
     lowered = hand_made(evaluator, strategy)
     notes = (*undivided(evaluator, lowered), *recomputes_nothing(strategy, lowered, evaluator.problem.trainer.name))

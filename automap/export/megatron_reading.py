@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from automap.export.stated import Stated, refuse, whole
+from automap.export.stated import Stated, check_choice, check_names, refuse, whole
 
 _DEGREES = {
     "tensor-model-parallel-size": "tp",
@@ -29,6 +29,7 @@ _NOT_PRICED = {
     "decoder-last-pipeline-num-layers": "Write the stages as --pipeline-model-parallel-layout.",
     "account-for-embedding-in-pipeline-split": "Write the stages as --pipeline-model-parallel-layout.",
     "account-for-loss-in-pipeline-split": "Write the stages as --pipeline-model-parallel-layout.",
+    "fp4-format": "Price it by --precision nvfp4.",
     "optimizer-cpu-offload": "Leave it out: offload is not priced.",
 }
 """Flags that change the plan, and what to do instead."""
@@ -83,6 +84,7 @@ def read_flags(flags: Mapping[str, str | None]) -> Stated:
         number("num-layers-per-virtual-pipeline-stage"),
         number("global-batch-size"),
     )
+    found.num_layers = layers
     if each is not None:
         if layers is None or layers % (pp * each):
             what = f"{layers or 'an unknown number of'} layers are not so many in stages of {pp} ranks"
@@ -110,9 +112,12 @@ def read_flags(flags: Mapping[str, str | None]) -> Stated:
         found.degrees["zero"] = 1
     if "recompute-activations" in flags or flags.get("recompute-granularity"):
         found.degrees["recompute"] = flags.get("recompute-granularity") or "selective"
+        check_choice("--recompute-granularity", found.degrees["recompute"], ("selective", "full"))
     if flags.get("recompute-method") == "block":
         raise refuse("--recompute-method", "block", "recomputes some layers", "Use uniform, which recomputes all.")
     narrow = [name for name in ("bf16", "fp16") if name in flags]
+    if len(narrow) == 2:
+        raise refuse("--fp16", "set", "contradicts --bf16", "Give one of them.")
     found.training["precision"] = "fp8" if flags.get("fp8-format") else narrow[0] if narrow else "fp32"
     if flags.get("optimizer") in ("adam", "sgd"):
         found.training["optimizer"] = flags["optimizer"]
@@ -123,6 +128,7 @@ def read_flags(flags: Mapping[str, str | None]) -> Stated:
         "recompute-granularity", "recompute-method", "recompute-num-layers", "recompute-modules", "bf16", "fp16",
         "fp8-format", "fp8-recipe", "optimizer", "tp-comm-overlap",
     }  # fmt: skip
+    check_names(flags, read | _LAUNCHER, "--")
     found.ignored = tuple(f"--{name}" for name in flags if name not in read | _LAUNCHER)
     return found
 

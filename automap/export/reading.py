@@ -8,6 +8,7 @@ strategy is refused.
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from automap.errors import PlanError
 from automap.export.megatron_reading import read_flags, read_script
 from automap.export.onnx_devices import SCHEMA as ONNX_SCHEMA
 from automap.export.pytorch import SCHEMA as PYTORCH_SCHEMA
-from automap.export.stated import Stated, check_shards, ranks_of, refuse, section, whole
+from automap.export.stated import Stated, check_choice, check_names, check_shards, ranks_of, refuse, section, whole
+from automap.price.degrees import sequence_length
+from automap.price.evaluator import Evaluator
 from automap.targets import targets
 
 
@@ -56,20 +59,40 @@ def read_text(name: str, text: str) -> Stated:
     return found
 
 
-def check_tokens(stated: Stated, name: str, tokens: int | None) -> None:
-    """Refuses a configuration whose samples have not as many tokens as those of the model.
+def check_model(stated: Stated, name: str, evaluator: Evaluator) -> None:
+    """Refuses a configuration for another model: of as many layers, or of samples with as many tokens.
 
     Args:
         stated: the configuration.
         name: name of its file.
-        tokens: tokens of the model's samples; None = it has no sequence.
+        evaluator: of the model.
 
     Raises:
-        PlanError: they have more or fewer.
+        PlanError: it has more or fewer.
     """
+    tokens = sequence_length(evaluator.problem.graph)
+    layers = [times for times in Counter(unit.type for unit in evaluator.blocks.units).values() if times > 1]
+    if len(layers) == 1 and stated.num_layers not in (None, *layers):
+        raise refuse("--num-layers", stated.num_layers, f"the model has {layers[0]}", f"Give the model of {name}.")
     if stated.tokens not in (None, tokens) and tokens is not None:
         repair = f"Export the model with that length, or choose it: zoo:NAME:seq_len={stated.tokens}."
         raise PlanError(f"{name} has other samples", field="seq_len", value=stated.tokens, repair=repair)
+
+
+_TITAN = {
+    "parallelism": (
+        *(f"{kind}_parallel_degree" for kind in ("tensor", "pipeline", "context", "expert", "expert_tensor")),
+        "data_parallel_replicate_degree", "data_parallel_shard_degree", "fsdp_reshard_after_forward",
+        "pipeline_parallel_microbatch_size", "pipeline_parallel_schedule", "module_fqns_per_model_part",
+    ),
+    "training": ("local_batch_size", "global_batch_size", "seq_len", "mixed_precision_param"),
+    "activation_checkpoint": ("mode",),
+}  # fmt: skip
+"""Section -> the keys that are read."""
+_TITAN_NOT_PRICED = {
+    "pipeline_parallel_layers_per_stage": "Write the stages as module_fqns_per_model_part.",
+    "pipeline_parallel_schedule_csv": "Name a schedule of torch: 1F1B, GPipe or Interleaved1F1B.",
+}
 
 
 def _torchtitan(text: str) -> Stated:
@@ -78,15 +101,22 @@ def _torchtitan(text: str) -> Stated:
     except tomllib.TOMLDecodeError as fault:
         raise refuse("toml", str(fault), "is no TOML", "Mend the file.") from None
     way, training = section(document, "parallelism"), section(document, "training")
+    check_names(document, ("parallelism", "training", "activation_checkpoint"))
+    for name, read in _TITAN.items():
+        check_names(section(document, name), read, f"{name}.")
+    for name, repair in _TITAN_NOT_PRICED.items():
+        if way.get(name):
+            raise refuse(f"parallelism.{name}", way[name], "is not priced", repair)
     sizes = ranks_of(way, "parallelism.", "", "_degree")
-    found = Stated(target="torchtitan", tokens=training.get("seq_len"))
+    tokens = whole("training.seq_len", training["seq_len"]) if "seq_len" in training else None
+    found = Stated(target="torchtitan", tokens=tokens)
     tp, pp = sizes.get("tensor_parallel", 1), sizes.get("pipeline_parallel", 1)
     ep, slices = sizes.get("expert_parallel", 1), sizes.get("expert_tensor_parallel", 1)
     if ep > 1 and slices != tp:
         what = f"shares experts in {slices} slices among ranks that split other weights in {tp}, which is not priced"
         raise refuse("parallelism.expert_parallel_degree", ep, what, "Make tensor_parallel_degree 1.")
-    replicas = sizes.get("data_parallel_replicate", 1)
-    check_shards("parallelism.data_parallel_replicate_degree", replicas, sizes.get("data_parallel_shard", 1))
+    replicas, shards = sizes.get("data_parallel_replicate", 1), sizes.get("data_parallel_shard")
+    check_shards("parallelism.data_parallel_replicate_degree", replicas, shards or 1)
     local = whole("training.local_batch_size", training.get("local_batch_size", 8))
     micro = whole("parallelism.pipeline_parallel_microbatch_size", way.get("pipeline_parallel_microbatch_size", 1))
     found.degrees = {
@@ -99,6 +129,12 @@ def _torchtitan(text: str) -> Stated:
         "zero": 0 if replicas > 1 else _gathers(way.get("fsdp_reshard_after_forward", "default"), pp),
         "recompute": section(document, "activation_checkpoint").get("mode", "selective"),
     }
+    if found.degrees["recompute"] == "memory_budget":
+        what, repair = "chooses what it keeps while it compiles, which is not priced", "Use none, selective or full."
+        raise refuse("activation_checkpoint.mode", "memory_budget", what, repair)
+    check_choice("activation_checkpoint.mode", found.degrees["recompute"], ("none", "selective", "full"))
+    if shards is not None:
+        found.degrees["dp"] = replicas * shards
     if way.get("module_fqns_per_model_part"):
         parts = way["module_fqns_per_model_part"]
         if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
@@ -193,6 +229,8 @@ def _deepspeed(document: Mapping[str, Any]) -> Stated:
             raise refuse("train_batch_size", batch, what, "Make it micro-batch * accumulation * replicas.")
         found.degrees["dp"] = batch // micro // steps
     enabled = {kind: section(given, kind).get("enabled", False) for kind in ("bf16", "fp16")}
+    for name, value in enabled.items():
+        check_choice(f"{name}.enabled", value, (True, False, "auto"))
     kinds = [kind for kind, value in enabled.items() if value is True]
     if len(kinds) == 2:
         raise refuse("fp16.enabled", True, "contradicts bf16.enabled", "Enable one of them.")
@@ -200,6 +238,8 @@ def _deepspeed(document: Mapping[str, Any]) -> Stated:
         found.training["precision"] = kinds[0] if kinds else "fp32"
     found.degrees |= _deepspeed_stages(section(given, "pipeline"))
     known = (*names, "zero_optimization", "tensor_parallel", "bf16", "fp16", "pipeline")
+    check_names(document, known)
+    check_names(zero, ("stage", "offload_optimizer", "offload_param"), "zero_optimization.")
     if not document.keys() & {*known}:
         repair = "Give DeepSpeed's JSON, or one of the other formats."
         value = ", ".join(document)[:80] or "{}"
@@ -225,8 +265,8 @@ def _deepspeed_stages(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"pp": len(modules), "layers": counts, "recompute": "full" if again else "none"}
 
 
-_SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0}
-"""FSDP 1's strategies -> stage of ZeRO."""
+_SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "1": 3, "2": 2, "3": 0}
+"""FSDP 1's strategies, by name or number -> stage of ZeRO."""
 
 
 def _accelerate(document: Mapping[str, Any]) -> Stated:
@@ -236,13 +276,20 @@ def _accelerate(document: Mapping[str, Any]) -> Stated:
         repair = "Give DeepSpeed's own JSON." if kind == "DEEPSPEED" else "Use FSDP or MULTI_GPU."
         raise refuse("distributed_type", kind, "is not read", repair)
     fsdp = section(document, "fsdp_config")
+    check_names(document, ("num_processes", "mixed_precision", "distributed_type", "fsdp_config", "parallelism_config"))
+    read = ("version", "reshard_after_forward", "sharding_strategy", "activation_checkpointing")
+    check_names(fsdp, [f"fsdp_{name}" for name in read], "fsdp_config.")
     sizes = ranks_of(section(document, "parallelism_config"), "", "parallelism_config_", "_size")
     found.degrees = {"tp": sizes.get("tp", 1), "cp": sizes.get("cp", 1), "zero": 0, "recompute": "none"}
+    if sizes.get("sp", 1) > 1:
+        what = "splits sequences for attention by exchanging heads, which is not priced"
+        raise refuse("parallelism_config_sp_size", sizes["sp"], what, "Use parallelism_config_cp_size.")
     if kind == "FSDP":
+        strategy = fsdp.get("fsdp_sharding_strategy", "FULL_SHARD")
+        check_choice("fsdp_config.fsdp_sharding_strategy", strategy, tuple(_SHARDING))
         again = fsdp.get("fsdp_reshard_after_forward", True)
-        first = _SHARDING.get(fsdp.get("fsdp_sharding_strategy", "FULL_SHARD"), 3)
         is_second = str(fsdp.get("fsdp_version", 1)) == "2"
-        found.degrees["zero"] = first if not is_second else 3 if again is True else 2
+        found.degrees["zero"] = _SHARDING[strategy] if not is_second else 3 if again is True else 2
         found.degrees["recompute"] = "full" if fsdp.get("fsdp_activation_checkpointing") is True else "none"
     check_shards("parallelism_config_dp_replicate_size", sizes.get("dp_replicate", 1), sizes.get("dp_shard", 1))
     if "num_processes" in document:
@@ -252,6 +299,7 @@ def _accelerate(document: Mapping[str, Any]) -> Stated:
             raise refuse("num_processes", processes, f"is no multiple of tp * cp = {others}", "Start as many.")
         found.degrees["dp"] = processes // others
     mixed = document.get("mixed_precision", "no")
+    check_choice("mixed_precision", mixed, ("no", "fp32", "bf16", "fp16", "fp8"))
     found.training["precision"] = mixed if mixed in ("bf16", "fp16", "fp8") else "fp32"
     return found
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from automap.errors import PlanError
+
+NEAR = 0.9
+"""Likeness of two keys from which on one is taken for a slip (assumed): a letter that is missing in ten."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -21,6 +25,8 @@ class Stated:
     """Fields of `automap.space.stated_strategy.Strategy`."""
     tokens: int | None = None
     """Tokens of a sample."""
+    num_layers: int | None = None
+    """Layers of the model."""
     document: Mapping[str, Any] | None = None
     """A whole plan with its shards (`automap.export.onnx_devices`), in place of degrees."""
     ignored: tuple[str, ...] = ()
@@ -32,6 +38,26 @@ def refuse(name: str, value: object, message: str, repair: str) -> PlanError:
     return PlanError(message, field=f"from.{name}", value=value, repair=repair)
 
 
+def check_names(given: Mapping[str, Any], read: Collection[str], path: str = "") -> None:
+    """Refuses keys that nobody reads and that are nearly one that is read: a slip of the pen would go unnoticed.
+
+    Args:
+        given: what the file says.
+        read: the keys that are read, or that are known to mean something else.
+        path: what stands before the keys where the user is told.
+    """
+    for name, value in given.items():
+        near = [] if name in read else get_close_matches(name, read, 1, NEAR)
+        if near:
+            raise refuse(f"{path}{name}", "set" if value is None else value, "is unknown", f"Write {path}{near[0]}.")
+
+
+def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    """Refuses a value that is none of some."""
+    if value not in choices:
+        raise refuse(name, value, "is no choice there", f"Use {', '.join(map(str, choices))}.")
+
+
 def whole(name: str, value: object) -> int:
     """A number of at least 1, from a text or a number."""
     try:
@@ -39,7 +65,7 @@ def whole(name: str, value: object) -> int:
             raise ValueError
         return int(str(value))
     except ValueError:
-        raise refuse(name, value, "is no number of 1 or more", "Write the number itself, not a variable.") from None
+        raise refuse(name, value, "is no number of 1 or more", "Write 1 or more, as a number: variables are not read.") from None
 
 
 def section(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -160,12 +160,13 @@ class _Pattern(NamedTuple):
 def _patterns(space: PlanSpace, target: Target) -> Iterator[_Pattern]:
     """The patterns of all degrees that split every layer.
 
-    Degrees that split some operator of a layer in another way than smaller ones are left out, so that each group has
-    one signature on each axis. A vocabulary that does not divide stays whole, unless the trainer pads it.
+    Degrees that split some operator in another way than smaller ones are left out, so that each group has one signature
+    on each axis. A vocabulary that no degree divides stays whole, unless the trainer pads it.
     """
     name = None if space.meshes.middle is None else space.meshes.middle.name
     has_experts = any(op.kind == PRODUCT for op in space.problem.graph)
     known: dict[int, Ints] = {}
+    weighty = _large_rows(space) | _table_rows(space)
     for tp, middle in sorted({(shape.tp, shape.middle) for shape in space.shapes}):
         if tp * middle > 1 and not has_attention(space.problem.graph):
             continue
@@ -188,8 +189,9 @@ def _patterns(space: PlanSpace, target: Target) -> Iterator[_Pattern]:
         if not fits or any(not _is_split(space, columns[:, a], known.get(a, columns[:, a])) for a in live):
             continue
         firsts = {axis: known.setdefault(axis, columns[:, axis]) for axis in live}
-        # Modules that share a weight split it alike, whatever the degrees are.
-        if not target.modules_only or all((first == columns[:, axis]).all() for axis, first in firsts.items()):
+        # Also outside of the layers: configurations do not say how the vocabulary is split there.
+        rows = slice(None) if target.modules_only else weighty
+        if target.whole_modules or all((first == columns[:, axis])[rows].all() for axis, first in firsts.items()):
             yield _Pattern((tp, middle), columns, live)
 
 
@@ -218,16 +220,38 @@ def _is_split(space: PlanSpace, column: Ints, first: Ints) -> bool:
 
     Small products, such as the routers of experts, may be whole.
     """
-    tables, graph = space.evaluator.tables, space.problem.graph
-    small = SMALL_PRODUCT * max(op.forward_flops.at(1) for op in graph)
+    tables = space.evaluator.tables
     rows = _layer_rows(space)
-    for row in np.flatnonzero(rows).tolist():
+    for row in np.flatnonzero(rows & _large_rows(space)).tolist():
         unit_type = int(tables.type_of[row])
-        offset = row - int(tables.spans[unit_type])
-        signature = space.linkage.types[unit_type].signatures[offset][column[row]]
-        if space.operator(unit_type, offset).forward_flops.at(1) > small and not signature.divides_work:
+        signature = space.linkage.types[unit_type].signatures[row - int(tables.spans[unit_type])][column[row]]
+        if not signature.divides_work:
             return False
     return bool((first[rows] == column[rows]).all())
+
+
+def _table_rows(space: PlanSpace) -> Mask:
+    """[operator rows] whether an operator looks rows up in a parameter with more than `SMALL_PRODUCT` of them all."""
+    tables, graph = space.evaluator.tables, space.problem.graph
+    small = SMALL_PRODUCT * graph.num_parameters
+    found = np.zeros(len(tables.type_of), dtype=np.bool_)
+    for row, unit_type in enumerate(tables.type_of):
+        op = space.operator(int(unit_type), row - int(tables.spans[unit_type]))
+        found[row] = op.kind == "Gather" and graph.tensors[op.inputs[0]].num_elements > small
+    return found
+
+
+def _large_rows(space: PlanSpace) -> Mask:
+    """[operator rows] whether an operator does more than `SMALL_PRODUCT` of the largest one's arithmetic."""
+    tables = space.evaluator.tables
+    small = SMALL_PRODUCT * max(op.forward_flops.at(1) for op in space.problem.graph)
+    found: Mask = np.array(
+        [
+            space.operator(int(unit_type), row - int(tables.spans[unit_type])).forward_flops.at(1) > small
+            for row, unit_type in enumerate(tables.type_of)
+        ]
+    )
+    return found
 
 
 def _splits_head(space: PlanSpace, column: Ints) -> bool:

@@ -67,7 +67,7 @@ def test_a_file_without_a_micro_batch_says_what_is_assumed() -> None:
         ({"file": "a.txt", "text": ""}, "hints.baseline", ".toml"),
         ({"file": "a.sh"}, "hints.baseline.text", "Give"),
         ({"file": "a.sh", "text": SCRIPT, "tp": 2}, "hints.baseline.tp", "Remove"),
-        ({"file": "a.sh", "text": "--micro-batch-size $MBS"}, "hints.baseline.--micro-batch-size", "number itself"),
+        ({"file": "a.sh", "text": "--micro-batch-size $MBS"}, "hints.baseline.--micro-batch-size", "as a number"),
         ({"file": "a.sh", "text": SCRIPT.replace("24", "32")}, "hints.baseline.global_batch", "Give global_batch 32"),
         ({"file": "a.sh", "text": SCRIPT.replace("--fp16", "--bf16")}, "hints.baseline.precision", "precision bf16"),
         (

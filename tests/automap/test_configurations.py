@@ -183,7 +183,7 @@ VIRTUAL, LAYOUT = "num-layers-per-virtual-pipeline-stage", "pipeline-model-paral
 @pytest.mark.parametrize(
     ("name", "text", "field", "repair"),
     [
-        ("a.sh", "--micro-batch-size $MBS", "--micro-batch-size", "the number itself"),
+        ("a.sh", "--micro-batch-size $MBS", "--micro-batch-size", "as a number"),
         ("a.sh", "--tensor-model-parallel-size 0", "--tensor-model-parallel-size", "number"),
         ("a.sh", "--virtual-pipeline-model-parallel-size 2", "--virtual-pipeline-model-parallel-size", "no such flag"),
         ("a.sh", "--use-torch-fsdp2", "--use-torch-fsdp2", "--zero 3"),
