@@ -7,12 +7,13 @@ rows follow too. Units: elements.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ir.graph import Graph, Operator
+from ir.graph import Graph, Operator, Tensor
 from ir.loss import class_dim, scores_of_losses
+from ir.operators.embedding import look_up_share
 from ir.serialize import graph_digest
 
 _Dims = set[tuple[str, int]]
@@ -56,6 +57,9 @@ def _resized(graph: Graph, dims: _Dims, old: int, new: int) -> Graph:
         shape = tensors[name].shape
         tensors[name] = replace(tensors[name], shape=(*shape[:dim], new, *shape[dim + 1 :]))
     operators = tuple(_with_loops(op, loops.get(op.name, set()), old, new) for op in graph)
+    looked_up = {name for name in _tables(graph) if (name, 0) in dims}
+    operators = tuple(_looked_up(op, tensors) if op.kind == "Gather" and op.inputs[0] in looked_up else op
+                      for op in operators)  # fmt: skip
     # It is the same model.
     return replace(graph, operators=operators, tensors=tensors, sha256=graph.sha256 or graph_digest(graph))
 
@@ -98,6 +102,12 @@ def _with_loops(op: Operator, loops: set[int], old: int, new: int) -> Operator:
         backward_flops=op.backward_flops.scaled(new / old),
         attributes=tuple((name, _with_size(name, value, old, new)) for name, value in op.attributes),
     )
+
+
+def _looked_up(op: Operator, tensors: Mapping[str, Tensor]) -> Operator:
+    """A look-up in a longer table, which reads no more rows; the gradient of the table is whole."""
+    rows = tensors[op.outputs[0]].num_elements
+    return replace(op, traffic=(look_up_share(tensors[op.inputs[0]].num_elements, rows), op.traffic[1]))
 
 
 def _with_size(name: str, value: Any, old: int, new: int) -> Any:

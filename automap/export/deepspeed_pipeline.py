@@ -48,7 +48,7 @@ def pipeline(
     tied = shared_names(model)
     parts, names = cut(model, plan["modules"])
     for path in plan["recompute"]:
-        known[path].forward = partial(checkpoint, known[path].forward, use_reentrant=False)  # type: ignore[method-assign]
+        known[path].forward = partial(checkpoint, known[path].forward, use_reentrant=False)
     for part in parts[1:]:
         used = [node.target for node in part.graph.nodes if node.op == "placeholder" and node.users]
         late = [name for name in used if name in names]
@@ -78,7 +78,7 @@ def specs(stages: Sequence[Stage], tied: Sequence[set[str]]) -> list[nn.Module |
         for number in holders:
             if not isinstance(found[number], Stage):
                 raise ValueError("a stage shares weights with different stages, and DeepSpeed ties it with one group")
-            names = [next(own[number][name] for name in sorted(shared) if name in own[number]) for shared in some]
+            own_names = [next(own[number][name] for name in sorted(shared) if name in own[number]) for shared in some]
             stage = stages[number]
-            found[number] = TiedLayerSpec(str(holders), Stage, stage.inner, stage.missing, tied_weight_attr=names)
+            found[number] = TiedLayerSpec(str(holders), Stage, stage.inner, stage.missing, tied_weight_attr=own_names)
     return found

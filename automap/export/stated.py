@@ -65,7 +65,9 @@ def whole(name: str, value: object) -> int:
             raise ValueError
         return int(str(value))
     except ValueError:
-        raise refuse(name, value, "is no number of 1 or more", "Write 1 or more, as a number: variables are not read.") from None
+        raise refuse(
+            name, value, "is no number of 1 or more", "Write 1 or more, as a number: variables are not read."
+        ) from None
 
 
 def section(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
