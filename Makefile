@@ -59,11 +59,13 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	@$(BIN)/automap demo
 
-# The page of the service is tested in a real browser, which is installed where that is allowed. What could not be run
-# is said in the last lines.
+# The page of the service is tested in a real browser and its store on a redis-server as others run it; both are installed
+# where that is allowed (RUNLEVEL=1: no such server is started then). What could not be run is said in the last lines.
 test: $(STAMP)
-	@command -v chromium >/dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null \
-		|| timeout 300 sh -c 'apt-get update && apt-get install --yes chromium' >/dev/null 2>&1 || true
+	@{ command -v chromium && command -v redis-server; } >/dev/null || [ "$$(id -u)" != 0 ] \
+		|| ! command -v apt-get >/dev/null \
+		|| RUNLEVEL=1 timeout 300 sh -c 'apt-get update && apt-get install --yes chromium redis-server' >/dev/null 2>&1 \
+		|| true
 	@$(BIN)/python -m pytest $(WORKERS)
 
 unit: $(STAMP)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agents.results.diverse_top_k import MOST, DiverseTopK, Found, unlike
+from agents.results.history import history
 from agents.results.infeasibility_advice import nothing_fits
 from agents.results.local_sgd import PlanWithSync, with_sync_modes
 from agents.results.plainest import IllegalPlan, Offer, Outside, as_it_is, plainest
@@ -254,6 +255,7 @@ class Incumbent(Spending):
             look_aheads=self.look_aheads,
             baselines=dict(self.baselines),
             searchers=dict(self.reached),
+            history=history(self.by_searcher),
             seconds=self.seconds,
             lower_bound_s=self._bound_s,
         )
@@ -346,6 +348,7 @@ class Incumbent(Spending):
             first_after_s=first_after_s,
             baselines=dict(self.baselines),
             searchers=dict(self.reached),
+            history=history(self.by_searcher),
             seconds=self.seconds,
             proven=proven,
             lower_bound_s=bound_s,

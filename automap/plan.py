@@ -296,6 +296,9 @@ class SearchRecord:
     if there is none."""
     searchers: Mapping[str, float | None] = field(default_factory=dict)
     """Best step time of each searcher that ran, seconds; null if it found no plan that fits."""
+    history: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    """How each searcher got faster: (number of plans that all had priced, step time in seconds) at the moments when it
+    found a faster plan than it had, of many moments some, see `agents.results.history`."""
     yours: Yours | None = None
     """The plan that the user runs today (`hints.baseline`), and what this plan changes; null without one."""
     any_trainer: TargetCost | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import functools
 import types
 import typing
 from dataclasses import dataclass
@@ -136,6 +137,12 @@ def _types(kind: Any) -> type[Any]:
     return found
 
 
+@functools.cache
+def _hints(kind: type[Any]) -> collections.abc.Mapping[str, Any]:
+    """The annotations of a record. A data file holds many records of few types."""
+    return typing.get_type_hints(kind, include_extras=True)
+
+
 class _Reader:
     def __init__(self, error: type[UserError]) -> None:
         self.error = error
@@ -208,7 +215,7 @@ class _Reader:
         if not isinstance(value, dict):
             raise self.fail(path, value, "an object")
         fields = {f.name: f for f in dataclasses.fields(kind)}
-        hints = typing.get_type_hints(kind, include_extras=True)
+        hints = _hints(kind)
         for key in value:
             if key not in fields:
                 repair = "Remove it, or use one of " + ", ".join(fields) + "."
@@ -279,7 +286,7 @@ def _annotated(args: tuple[Any, ...], definitions: dict[str, Any], at: str) -> d
 
 
 def _record(kind: Any, definitions: dict[str, Any], at: str) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints = _hints(kind)
     fields = dataclasses.fields(kind)
     return {
         "type": "object",

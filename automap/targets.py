@@ -78,6 +78,9 @@ class Target:
     """Whether the stages of a pipeline are lists of modules: every stage has one, and layers are of one kind."""
     apart: tuple[tuple[Parallelism, Parallelism], ...] = ()
     """Pairs of kinds of parallelism that no plan has together."""
+    uneven: bool = False
+    """Whether ranks share dims outside of the layers, such as the vocabulary, where their number does not divide them:
+    in equal parts rounded up, the last rank having the rest."""
     vocabulary_multiple: Annotated[int, Range(1, 1 << 20)] = 1
     """The trainer pads the vocabulary to a multiple of this (`automap.problem.Training.vocabulary_multiple`)."""
     schema: str = "automap.target/1"

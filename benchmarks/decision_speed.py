@@ -19,8 +19,7 @@ from automap.cluster import parse_cluster
 from automap.problem import Problem
 from automap.space.space import PlanSpace
 from automap.space.templates import templates
-from envs import Episodes
-from envs.decision import Decisions
+from envs.decision import Decisions, Episodes
 from envs.hybrid import HybridDecisions
 from envs.pipeline import PipelineDecisions
 from envs.replication import ReplicationDecisions

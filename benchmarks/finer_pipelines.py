@@ -1,12 +1,12 @@
-"""What recomputation by levels is worth: the same searches with and without levels between two recompute modes.
+"""What finer choices are worth: the same searches with and without them.
 
-    python benchmarks/finer_pipelines.py [--evaluations 1500] [--seeds 1] [--pairs WORD]
+    python benchmarks/finer_pipelines.py [levels | uneven-shards] [--evaluations 1500] [--seeds 1] [--pairs WORD]
 
-For each pair of a model and a cluster, and each seed, a portfolio searches the whole space, and the space in which a
-pipeline rank has one recompute mode for all of its units (the pruning rule `one_mode_a_rank`), with equal budgets in
-evaluations. Prints both step times in the mean over the seeds, how much faster the first is, the spread of the seeds,
-the fullest device, and what the fastest plan recomputes on the pipeline ranks. The committed figures are in
-benchmarks/results/.
+For each pair of a model and a cluster, and each seed, a portfolio searches the whole space and a coarser one, with
+equal budgets in evaluations. `levels`: in the coarser space a pipeline rank has one recompute mode for all of its units
+(the pruning rule `one_mode_a_rank`). `uneven-shards`: every dim that is split divides by its ranks. Prints both step
+times in the mean over the seeds, how much faster the second is, the spread of the seeds, the fullest device, and the
+fastest plan. The committed figures are in benchmarks/results/.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from envs.pruning import prune
 from ir import zoo
 from service.strategy import strategy
 
-PAIRS = (
+MEMORY_BINDS = (
     ("bert-large", "8xV100-16GB", 256),
     ("gpt2-xl", "8xV100-16GB", 128),
     ("llama-7b", "4xA100-40GB", 64),
@@ -42,14 +42,33 @@ PAIRS = (
     ("gpt:layers=96,hidden=12288,heads=96,seq_len=2048,vocab_size=50304", "64x8xA100-80GB", 1536),
 )
 """Model of the zoo, cluster, global batch: 8, 64 and 512 devices, where memory binds and where it does not."""
+ODD_VOCABULARY = (
+    ("bert-large", "8x8xA100-40GB", 512),
+    ("gpt2-medium", "8xV100-16GB", 8),
+    ("gpt2-xl", "4xV100-16GB", 64),
+    ("gpt2-xl", "8xV100-16GB", 16),
+    ("gpt2-xl", "4x8xA100-80GB", 32),
+    ("gpt2-xl", "8x8xV100-16GB@25Gbit", 128),
+    ("gpt:layers=32,hidden=4096,heads=32,seq_len=2048", "8xA100-40GB", 64),
+    ("gpt:layers=32,hidden=4096,heads=32,seq_len=2048", "8xH100", 128),
+    ("gpt:layers=40,hidden=5120,heads=40,seq_len=2048", "4x8xA100-40GB", 128),
+    ("gpt:layers=40,hidden=5120,heads=40,seq_len=2048", "8x8xH100", 256),
+    ("gpt:layers=96,hidden=12288,heads=96,seq_len=2048", "16x8xH100", 256),
+    ("gpt:layers=96,hidden=12288,heads=96,seq_len=2048", "64x8xA100-80GB", 1536),
+)
+"""The same, of models whose vocabulary (GPT-2's of 50,257, BERT's of 30,522) few numbers of ranks divide."""
+PAIRS = {"levels": MEMORY_BINDS, "uneven-shards": ODD_VOCABULARY}
 
 
-def searched(problem: Problem, budget: Budget, seed: int, *, whole: bool) -> SearchResult | None:
-    """The result of a portfolio in the whole space, or where ranks have one mode; None where nothing fits."""
+def searched(problem: Problem, budget: Budget, seed: int, without: str) -> SearchResult | None:
+    """The result of a portfolio in the space without a finer choice, or in the whole one; None where nothing fits."""
 
     def made(asked: Problem) -> PlanSpace:
+        if without == "uneven-shards":
+            with mock.patch("automap.price.tables.may_be_uneven", return_value=False):
+                return plan_space(asked)
         space = plan_space(asked)
-        return space if whole else prune(space, ("one_mode_a_rank",))
+        return prune(space, ("one_mode_a_rank",)) if without else space
 
     with mock.patch("agents.incumbent.plan_space", made):
         try:
@@ -64,14 +83,16 @@ def fullest(plan: Plan) -> float:
     return max(rank.total / (rank.capacity - rank.reserve) for rank in plan.estimate.memory_bytes)
 
 
-def pair(model: str, cluster: str, batch: int, budget: Budget, seeds: range) -> None:
+def pair(asked: tuple[str, str, int], budget: Budget, seeds: range, without: str) -> None:
     """Runs the searches of one pair and prints its line."""
+    model, cluster, batch = asked
     problem = Problem.build(zoo.build(model), parse_cluster(cluster), {"global_batch": batch})
-    found = [[searched(problem, budget, seed, whole=whole) for seed in seeds] for whole in (False, True)]
-    head = f"{model.partition(':')[0]:12} {cluster:21} {batch:5}"
+    found = [[searched(problem, budget, seed, space) for seed in seeds] for space in (without, "")]
+    name = f"{model[:3]} {problem.graph.num_parameters / 1e9:.1f} B" if ":" in model else model
+    head = f"{name:12} {cluster:21} {batch:5}"
     times = [[r.plan.estimate.step_time_s for r in some if r and r.plan.estimate] for some in found]
     if not all(times):
-        print(head, "nothing fits" + (" with one mode a rank" if times[1] else ""), flush=True)
+        print(head, "nothing fits" + (f" without {without}" if times[1] else ""), flush=True)
         return
     before, after = map(statistics.mean, times)
     spread = max(times[1]) / min(times[1]) - 1.0
@@ -86,15 +107,16 @@ def pair(model: str, cluster: str, batch: int, budget: Budget, seeds: range) -> 
 def main() -> None:
     """Prints one line for each pair."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("choice", nargs="?", choices=tuple(PAIRS), default="levels")
     parser.add_argument("--evaluations", type=int, default=1500)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--pairs", default="", help="a word in the model or the cluster")
     asked = parser.parse_args()
     budget = Budget(evaluations=asked.evaluations)
-    print(f"{'model':12} {'cluster':21} {'batch':>5} {'one mode':>11} {'levels':>11}   gain spread memory  plan")
-    for model, cluster, batch in PAIRS:
-        if asked.pairs in f"{model} {cluster}":
-            pair(model, cluster, batch, budget, range(asked.seeds))
+    print(f"{'model':12} {'cluster':21} {'batch':>5} {'without':>11} {'with':>11}   gain spread memory  plan")
+    for one in PAIRS[asked.choice]:
+        if asked.pairs in f"{one[0]} {one[1]}":
+            pair(one, budget, range(asked.seeds), asked.choice)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from automap.cluster import parse_cluster
 from automap.price.estimate import price
 from automap.problem import Problem
 from automap.space.space import PlanSpace
-from envs import Episodes
+from envs.decision import Episodes
 from envs.hybrid import HybridDecisions
 from ir import zoo
 from ir.onnx.load import load_model

@@ -22,6 +22,12 @@ Placement = int
 BROADCAST: Placement = -1
 PARTIAL: Placement = -2
 
+LEAST_PART = 512
+"""Elements of a dim that every rank has where ranks share the dim unevenly (assumed). The largest part is then at most
+1/512 larger than an even one, by which the price is off there; vocabularies are shared so by up to 98 ranks."""
+ANY_PARTS = ("", "softmax", "norm", "cross_entropy")
+"""Exchanges inside an operator that are sums over the ranks, for which parts may be of any sizes."""
+
 Passing = Literal["none", "joint", "multi", "first", "rest"]
 
 
@@ -141,6 +147,29 @@ def _split(rule: FactorRule, index: int) -> Signature | None:
     # An input without the split factor sums its gradient over it.
     gradients = [PARTIAL if p == BROADCAST else p for p in inputs]
     return Signature(factor=index, inputs=tuple(inputs), outputs=tuple(outputs), input_gradients=tuple(gradients))
+
+
+def may_be_uneven(rule: FactorRule, index: int) -> bool:
+    """Whether ranks may share a factor unevenly: the first ones equal parts, rounded up, and the last one the rest.
+
+    Samples are shared by the shares of a stage instead. A factor that is merged with others in one dim, such as heads,
+    would be cut where no rank can compute with it; neither can neighbours exchange rows of unlike parts.
+    """
+    factor = rule.factors[index]
+    exchange = factor.collective.name if factor.collective is not None else ""
+    alone = all(
+        dims == (index,) for side in (rule.inputs, rule.outputs) for held in side for dims in held if index in dims
+    )
+    return alone and not factor.is_batch and factor.name not in ("e", "g", "h") and exchange in ANY_PARTS
+
+
+def shares_out(size: int, ranks: int, *, unevenly: bool) -> bool:
+    """Whether so many ranks can share a dim of `size`.
+
+    Args:
+        unevenly: see `may_be_uneven`.
+    """
+    return size % ranks == 0 or (unevenly and size >= ranks * max(LEAST_PART, ranks))
 
 
 def _linear_sets(rule: FactorRule) -> list[tuple[int, ...]]:

@@ -54,7 +54,7 @@ def draw(document: Mapping[str, Any], graph: bytes) -> dict[str, Any]:
     """Draws a plan: {request, plan} → {html, lines, pictures: {name: {about, svg}}}."""
     from automap.plan import Plan
     from service.drawing.page import ABOUT, report, svg
-    from service.drawing.pictures import PICTURES
+    from service.drawing.pictures import pictures_of
     from service.priced import priced_anew
     from service.report import head, summary
 
@@ -64,7 +64,9 @@ def draw(document: Mapping[str, Any], graph: bytes) -> dict[str, Any]:
     return {
         "html": report(drawn),
         "lines": [list(line) for line in (summary(drawn) if drawn.search is not None else head(drawn))],
-        "pictures": {name: {"about": ABOUT[name], "svg": svg(picture(drawn))} for name, picture in PICTURES.items()},
+        "pictures": {
+            name: {"about": ABOUT[name], "svg": svg(picture(drawn))} for name, picture in pictures_of(drawn).items()
+        },
     }
 
 

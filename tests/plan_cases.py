@@ -23,6 +23,7 @@ SIZES = "layers=2,hidden=16,heads=4,seq_len=8,vocab_size=24"
 MODELS = {
     "gpt": f"gpt:{SIZES}",
     "deep": f"gpt:{SIZES.replace('layers=2', 'layers=4')}",
+    "odd": f"gpt:{SIZES.replace('vocab_size=24', 'vocab_size=2051')}",
     "bert": f"bert:{SIZES}",
     "moe": f"moe:{SIZES},kv_heads=2,ffn=32,experts=4",
     "dropout": f"gpt:{SIZES},dropout_percent=20",

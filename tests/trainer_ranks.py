@@ -32,13 +32,13 @@ MODEL = "gpt:" + ",".join(f"{key}={value}" for key, value in SIZES.items())
 BATCH = 8
 
 
-def build():
+def build(**sizes):
     """The network of the example, with values far from any symmetry."""
     spec = importlib.util.spec_from_file_location("train_gpt", EXAMPLE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     torch.manual_seed(0)
-    gpt = module.Gpt(**SIZES).double()
+    gpt = module.Gpt(**{**SIZES, **sizes}).double()
     with torch.no_grad():
         for parameter in gpt.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))

@@ -47,8 +47,9 @@ def _record(name, direction, parts, made):
 def place(whole, placement, ranks, generator):
     """`whole` in a placement; the parts of a partial tensor are random but for their sum."""
     if placement >= 0:
-        assert whole.shape[placement] % ranks == 0, (whole.shape, placement, ranks)
-        return [part.clone() for part in whole.chunk(ranks, placement)]
+        parts = whole.chunk(ranks, placement)
+        assert len(parts) == ranks, (whole.shape, placement, ranks)
+        return [part.clone() for part in parts]
     if placement == BROADCAST:
         return [whole.clone() for _ in range(ranks)]
     parts = [torch.randn(whole.shape, dtype=whole.dtype, generator=generator) for _ in range(ranks - 1)]

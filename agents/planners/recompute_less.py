@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from agents.incumbent import Incumbent
+from agents.planners.promising import promises
 from agents.sampling.expert import Grid
-from automap.arrays import Floats, Ints, Mask
+from automap.arrays import Ints, Mask
 from automap.space.space import PlanSpace, Values
 
 MOST_TEMPLATES = 48
@@ -80,29 +81,9 @@ def lightened_templates(incumbent: Incumbent, grid: Grid) -> Grid:
 
 
 def _promising(space: PlanSpace, grid: Grid, best_s: float) -> Ints:
-    """Rows of templates without recomputation that do not fit, and that may be the best if they did, the best first.
-
-    What a template takes when it fits is estimated between its prices with the least and the most recomputation.
-    """
-    first = space.first
-    plain = grid.values.copy()
-    plain[:, first.recompute : first.zero] = 0
-    _, group = np.unique(plain, axis=0, return_inverse=True)
-    group = group.reshape(-1)
-    level = grid.values[:, first.recompute]
-    # Of each group the rows with the lightest and the heaviest level.
-    order = np.lexsort((level, group))
-    starts = np.flatnonzero(np.r_[True, np.diff(group[order]) > 0])
-    light, heavy = order[starts], order[np.r_[starts[1:], len(order)] - 1]
-    one, other = grid.prices[light], grid.prices[heavy]
-    share = _share(one[:, 1], other[:, 1])
-    expected = one[:, 0] + share * (other[:, 0] - one[:, 0])
-    may = (one[:, 1] > 0.0) & (one[:, 0] < best_s) & (light != heavy)
-    ranked: Ints = light[may][np.argsort(expected[may], kind="stable")]
+    """Rows of templates without recomputation that do not fit, and that may be the best if they did, the best first."""
+    found = promises(space, grid)
+    seconds, overflow = grid.prices[found.light].T
+    may = (overflow > 0.0) & (seconds < best_s) & (found.light != found.heavy)
+    ranked: Ints = found.light[may][np.argsort(found.seconds[may], kind="stable")]
     return ranked
-
-
-def _share(over: Floats, under: Floats) -> Floats:
-    """Share of the way from one overflow to another at which memory suffices, at most 1."""
-    way: Floats = np.minimum(1.0, over / np.maximum(over - under, 1e-9))
-    return way

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from agents.incumbent import Incumbent
 from agents.planners.pipeline_cuts import cut_anew
+from agents.planners.promising import promising_meshes
 from agents.planners.recompute_less import recompute_less
 from agents.sampling.expert import price_grid
 from agents.searcher import SearchResult, SearchTask
@@ -37,6 +38,8 @@ plans, and the search must end some time."""
 FEWEST_SOLVES = 12
 TURNS = 3
 """One turn in so many works out the best skeleton; the others solve a skeleton that is waiting."""
+DESCENTS = 2
+"""Number of times at most that a waiting skeleton is solved and its pipeline cut anew."""
 ROUNDS = 4
 """Largest number of solves when a skeleton is worked out."""
 WORTH_POLISHING = 1.05
@@ -109,7 +112,7 @@ def search_skeletons(task: SearchTask, name: str, propose: Propose) -> SearchRes
     grid = price_grid(incumbent)
     fitting = np.flatnonzero(grid.prices[:, 1] <= 0.0)
     ranked = grid.values[fitting[np.argsort(grid.prices[fitting, 0], kind="stable")]]
-    start = [*given, *map(tuple, ranked.tolist())]
+    start = [*given, *map(tuple, np.concatenate([promising_meshes(incumbent.space, grid), ranked]).tolist())]
     if not start and incumbent.nearest is not None:
         start = [incumbent.nearest]
     run_skeletons(SkeletonSearch(incumbent, propose), start)
@@ -128,13 +131,13 @@ def run_skeletons(search: SkeletonSearch, start: Sequence[Values], in_breadth: i
     for values in waiting[:in_breadth]:
         if search.finished:
             return
-        search.solve(values, rounds=1)
+        search.descend(values)
     del waiting[:in_breadth]
     for turn in itertools.count():
         if search.finished:
             return
         if waiting and turn % TURNS:
-            search.solve(waiting.pop(0), rounds=1)
+            search.descend(waiting.pop(0))
         elif not search.work_out_best() and not waiting:
             return
 
@@ -220,6 +223,21 @@ class SkeletonSearch:
             if picked in seen or self.finished:
                 return
             seen.add(picked)
+
+    def descend(self, values: Values) -> None:
+        """Solves the skeleton of a plan, then cuts the pipeline of what is found anew and recomputes no more than it
+        takes to fit; where that gains, the same is done with the new skeleton."""
+        first = self.space.first.signature
+        for _ in range(DESCENTS):
+            self.solve(values, rounds=1)
+            worth, solved = self.best[values[:first]]
+            cuts = [solved, *cut_anew(self.space, solved)]
+            plans = dict.fromkeys(plan for cut in cuts for plan in (cut, *recompute_less(self.space, cut)))
+            plans.pop(solved)
+            found = self._price(np.array(list(plans), dtype=np.int64).reshape(len(plans), len(values)))
+            if self.finished or not found or min(found) >= worth:
+                return
+            values = list(plans)[min(range(len(found)), key=found.__getitem__)]
 
     def _graph(self, skeleton: Values) -> CostGraph:
         if skeleton not in self._graphs:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agents.results.diverse_top_k import unlike_plans
+from agents.results.history import history
 from agents.results.side_by_side import fastest_of_each
 from agents.searcher import (
     SEARCHERS,
@@ -200,6 +201,7 @@ class _Turns:
             evaluations=self._evaluations,
             baselines=baselines,
             searchers=self._reached,
+            history=history(self._by_searcher),
             seconds=self._seconds,
             proven=any(r.proven for r in records),
             lower_bound_s=max((r.lower_bound_s for r in records if r.lower_bound_s is not None), default=None),

@@ -17,6 +17,7 @@ from agents.portfolio.any_trainer import WORTH_TELLING, AnyTrainer, search_any, 
 from agents.portfolio.in_turn import search_in_turn, with_record
 from agents.results.diverse_top_k import candidate, unlike_plans
 from agents.results.fewer_devices import Part, on_all, part_to_search, promising
+from agents.results.history import history
 from agents.results.plainest import TIE, Offer, plainness, tidy
 from agents.results.side_by_side import fastest_of_each, key_of
 from agents.searcher import Budget, OnProgress, Progress, SearchResult, ShouldStop, check_tie
@@ -265,6 +266,7 @@ class _Found:
             fastest_s=fastest_s if _step_s(offer.plan) > fastest_s else None,
             proven=own.proven and all(proofs.values()),
             lower_bound_s=min(fastest_s, max(least, offer.plan.estimate.lower_bound_s)),
+            history=history(self._by_searcher()),
             num_decisions=offer.num_decisions,
             num_operator_decisions=offer.num_operator_decisions,
         )

@@ -29,6 +29,7 @@ from agents.incumbent import Incumbent
 from agents.learning.proposals import NETWORK, PROPOSALS, SIDE_BY_SIDE, propose, readable
 from agents.learning.search_tree import SearchTree
 from agents.planners.opening import work_out
+from agents.planners.promising import promising_meshes
 from agents.planners.recompute_less import lightened_templates
 from agents.portfolio.members import Kind, Member, MemberTask, wait
 from agents.sampling.exhaustive import run_exhaustive
@@ -80,12 +81,14 @@ class Place:
 
 
 PLACES: tuple[Place, ...] = (
-    Place(kind="elimination", least_s=LEAST_S, least_cores=1, share=0.1, most=2_000, shown=1_000),
+    Place(kind="elimination", least_s=LEAST_S, least_cores=1, share=0.1, most=2_000, shown=2_000),
     # The DQN takes 100 times as long for a plan as annealing, and some seconds to import its library.
     Place(kind="dqn", least_s=12.0, least_cores=1, share=0.25, most=10_000, shown=16),
-    Place(kind="ilp", least_s=12.0, least_cores=4, share=0.0, most=0, shown=1_000),
+    Place(kind="ilp", least_s=12.0, least_cores=4, share=0.0, most=0, shown=2_000),
 )
 """Members beside annealing."""
+PLANNERS: frozenset[Kind] = frozenset(("elimination", "ilp"))
+"""Members that solve skeletons."""
 FURTHER: tuple[Kind, ...] = ("mcmc", "dqn")
 """Kinds of members that use further processors, in turn, each with a seed of its own."""
 
@@ -105,9 +108,11 @@ def search_portfolio(task: SearchTask) -> SearchResult:
     known = best_of_meshes(incumbent.space, grid.values, grid.prices)
     if proposed:
         known = np.concatenate([np.array(proposed[::-1][:SHOWN_PROPOSALS]), known])
+    # Planners solve a mesh at once, so that they can look at many.
+    wide = np.concatenate([known[:SHOWN_PROPOSALS], promising_meshes(incumbent.space, grid)])
     try:
         if not proven and not incumbent.finished:
-            _search(incumbent, crew, known, task.seed)
+            _search(incumbent, crew, known, wide, task.seed)
     finally:
         crew.end()
     return incumbent.result(seed=task.seed, proven=proven)
@@ -151,8 +156,8 @@ def _propose(incumbent: Incumbent, grid: Grid, seed: int) -> list[Values]:
     return found
 
 
-def _search(incumbent: Incumbent, crew: _Crew, known: Ints, seed: int) -> None:
-    """Annealing alone, then beside members, until the budget ends."""
+def _search(incumbent: Incumbent, crew: _Crew, known: Ints, wide: Ints, seed: int) -> None:
+    """Annealing alone, then beside members, until the budget ends; planners begin with the plans `wide`."""
     left, left_s = incumbent.left, incumbent.left_s
     if (left is not None and left < LEAST_EVALUATIONS) or (left_s is not None and left_s < LEAST_S):
         _anneal(incumbent, known, seed)
@@ -161,7 +166,7 @@ def _search(incumbent: Incumbent, crew: _Crew, known: Ints, seed: int) -> None:
     with incumbent.share(evaluations=None if left is None else left // 2, seconds=warm_up_s):
         known = np.concatenate([_anneal(incumbent, known, seed), known])
 
-    tasks = member_tasks(left, left_s, cores(), seed=seed, known=known)
+    tasks = member_tasks(left, left_s, cores(), seed=seed, known=known, wide=wide)
     for member in tasks:
         incumbent.reached.setdefault(member.kind, None)
         crew.start(incumbent.space.problem, member)
@@ -180,7 +185,7 @@ def can_learn() -> bool:
 
 
 def member_tasks(
-    left: int | None, left_s: float | None, processors: int, *, seed: int, known: Ints
+    left: int | None, left_s: float | None, processors: int, *, seed: int, known: Ints, wide: Ints
 ) -> list[MemberTask]:
     """What members do beside annealing in this process.
 
@@ -190,11 +195,13 @@ def member_tasks(
         processors: number of processors.
         seed: seed of the search.
         known: [n, slots] the best plans so far, the best first.
+        wide: [n, slots] plans of many meshes with which planners begin.
     """
     tasks: list[MemberTask] = []
 
     def add(kind: Kind, member_seed: int, evaluations: int | None, shown: int) -> None:
-        start = tuple(tuple(row) for row in known[:shown].tolist())
+        plans = wide if kind in PLANNERS else known
+        start = tuple(tuple(row) for row in plans[:shown].tolist())
         task = MemberTask(kind=kind, seed=member_seed, evaluations=evaluations, start=start)
         tasks.append(task)
 

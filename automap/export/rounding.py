@@ -1,7 +1,7 @@
 """What trainers do otherwise than a plan says, with its price: the same plan priced as the trainer runs it.
 
-A plan that was searched for a target is rounded in nothing. In other plans a vocabulary that tp does not divide is
-padded, and gradients that are reduced inside groups of replicas first are reduced over all replicas at once.
+A plan that was searched for a target is rounded in nothing. In other plans a small vocabulary that tp does not divide
+is padded, and gradients that are reduced inside groups of replicas first are reduced over all replicas at once.
 Units: seconds.
 """
 

@@ -332,7 +332,10 @@ def _segments(
                 if alike in known.divides:
                     continue
                 if not divides(evaluator.tables.arrays, base + offset, np.ascontiguousarray(chosen[k]), sizes, count):
-                    what, repair = "a dim does not divide evenly over the mesh", "Split another dim, or change the mesh"
+                    what, repair = (
+                        "a dim cannot be shared by the ranks of the mesh",
+                        "Split another dim, or change the mesh",
+                    )
                     path = f"stages[{number}].shardings.{name}"
                     raise _refuse(path, [int(s) for s in sizes], what, f"{repair} or the micro-batch.")
                 known.divides.add(alike)

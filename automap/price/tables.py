@@ -43,7 +43,7 @@ from automap.price.kernels.records import (
 )
 from automap.problem import Problem
 from ir.blocks import Unit
-from ir.factors import BROADCAST, Signature
+from ir.factors import BROADCAST, Signature, may_be_uneven
 from ir.graph import DTYPE_BYTES, Graph, Operator, Tensor
 from ir.groups import FusedGroup, fused_groups
 from ir.linkage import Linkage, link
@@ -95,9 +95,13 @@ class _Builder:
         self.shapes = KernelShapes(problem, self.graph.trained)
         self.names: list[str] = []
         self.spans = [0]
+        self.is_uneven = True
+        """Whether dims of the operators of the present type may be shared unevenly."""
 
     def add_type(self, unit_type: int) -> None:
         unit = self.linkage.blocks.representative(unit_type)
+        target, times = self.problem.target, sum(one.type == unit_type for one in self.linkage.blocks.units)
+        self.is_uneven = target is None or (target.uneven and times == 1)
         linked = self.linkage.types[unit_type]
         ops = [self.graph.operators[i] for i in range(unit.start, unit.stop)]
         local: dict[str, int] = {}
@@ -297,6 +301,9 @@ class _Builder:
                     divides_work=int(signature.divides_work),
                     collective=-1 if exchange is None else COLLECTIVES.index(exchange.kind),
                     splits_batch=int(factor is not None and factor.is_batch),
+                    is_uneven=int(
+                        self.is_uneven and signature.factor is not None and may_be_uneven(op.rule, signature.factor)
+                    ),
                     loop_class=-1 if signature.factor is None else classes[signature.factor],
                     forward_bytes=forward[0],
                     forward_bytes_per_sample=forward[1],

@@ -1,7 +1,8 @@
 """The parts of tensors that the ranks of a mesh hold, and the steps that change the placement of a tensor.
 
 The part of a tensor on one rank is a box: a range of each dim. A dim that several mesh axes split is split by the outer
-axis first. Dims are split evenly, samples by the batch shares of the stage. Nothing here communicates. Units: elements,
+axis first. Dims are split evenly, or into equal parts rounded up of which the last rank has the rest, as torch's
+`Shard` does; samples by the batch shares of the stage. Nothing here communicates. Units: elements,
 samples.
 """
 
@@ -18,7 +19,7 @@ import torch
 
 from automap.errors import PlanError
 from automap.runtime.mesh_groups import Axis, Mesh
-from ir.factors import BROADCAST, PARTIAL, Placement
+from ir.factors import BROADCAST, PARTIAL, Placement, shares_out
 from ir.graph import Tensor
 
 Box = tuple[tuple[int, int], ...]
@@ -201,13 +202,16 @@ def _ends(size: int, axis: Axis, *, is_batch: bool) -> list[int]:
                 repair="Give shares whose sum is the number of samples of a micro-batch.",
             )  # fmt: skip
         sizes = [size * share // total for share in axis.shares]
+    elif is_batch:
+        sizes = [size // parts + (i < size % parts) for i in range(parts)]
     else:
-        if size % parts and not is_batch:
+        if not shares_out(size, parts, unevenly=True):
             raise PlanError(
                 f"a dim of {size} is not split evenly over axis {axis.name}", field="plan.stages.mesh", value=parts,
                 repair="Split another dim, or change the mesh.",
             )  # fmt: skip
-        sizes = [size // parts + (i < size % parts) for i in range(parts)]
+        part = -(-size // parts)
+        sizes = [part] * (parts - 1) + [size - (parts - 1) * part]
     if not all(sizes):
         raise PlanError(
             f"{size} samples leave a rank of axis {axis.name} without any", field="plan.samples_per_micro_batch",

@@ -7,6 +7,7 @@ words of the plan document (`S(i)`, `B`, `P`).
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -40,6 +41,7 @@ class Model:
         position: name of an operator -> its index in the graph.
         parametric: tensors that are parameters, or made from parameters and constants by views.
         unit_of: index of an operator that is not constant -> the number of its unit.
+        times: type of unit -> how many units of it the model has.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -52,6 +54,7 @@ class Model:
                 self.parametric.update(op.outputs)
         self.blocks: Blocks = find_units(self.graph)
         self.unit_of = {i: n for n, unit in enumerate(self.blocks.units) for i in range(unit.start, unit.stop)}
+        self.times = Counter(unit.type for unit in self.blocks.units)
         self._legal: dict[int, WholeOrSplit] = {}
 
     @functools.cached_property
@@ -106,6 +109,11 @@ class Model:
                 Placed(inputs=tuple(map(placement_text, s.inputs)), outputs=tuple(map(placement_text, s.outputs)))
                 for s in chosen
             ]
+
+    def is_uneven(self, index: int) -> bool:
+        """Whether ranks may share dims of an operator unevenly; those of targets do so outside of the layers alone."""
+        target = self.problem.target
+        return target is None or (target.uneven and self.times[self.blocks.units[self.unit_of[index]].type] == 1)
 
     def default(self, index: int, *, batch: bool) -> Placed:
         """The placement of an operator that the plan does not mention: its batch is split if `batch` and possible."""

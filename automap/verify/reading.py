@@ -14,6 +14,7 @@ from automap.globs import matches, matches_operator
 from automap.plan import AxisSharding, Plan, Stage, parse_devices
 from automap.problem import Problem
 from automap.verify.model import Model, Placed
+from ir.factors import may_be_uneven, shares_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +201,8 @@ def _follow(chunk: Chunk, model: Model, index: int, axis: str, key: str) -> None
 def remainders(
     model: Model, index: int, placed: Mapping[str, Placed], sizes: Mapping[str, int], samples: int
 ) -> list[str]:
-    """The factors of an operator that the axes which split them do not divide evenly, as messages."""
-    factors = model.graph.operators[index].rule.factors
+    """The factors of an operator that the ranks of the axes which split them cannot share, as messages."""
+    rule = model.graph.operators[index].rule
     parts: dict[int, int] = {}
     for axis, mine in placed.items():
         number = model.legal(index)[mine]
@@ -209,16 +210,16 @@ def remainders(
             parts[number] = parts.get(number, 1) * sizes[axis]
     found = []
     for number, count in parts.items():
-        factor = factors[number]
+        factor = rule.factors[number]
         extent = samples if factor.is_batch else factor.size
-        if extent % count:
+        if not shares_out(extent, count, unevenly=model.is_uneven(index) and may_be_uneven(rule, number)):
             what = "samples" if factor.is_batch else f"of factor {factor.name}"
             found.append(f"{extent} {what} do not divide into {count} parts")
     return found
 
 
 def uneven(chunk: Chunk, model: Model) -> Iterator[Violation]:
-    """The splits of a stage that do not divide evenly."""
+    """The splits of a stage that its ranks cannot share."""
     for index, placed in chunk.placed.items():
         left = [remainders(model, index, placed, chunk.sizes, samples) for samples in dict.fromkeys(chunk.shares)]
         for what in dict.fromkeys(what for some in left for what in some):

@@ -226,7 +226,8 @@ def draw(
         ),
     ],
     picture: Annotated[
-        str | None, typer.Option(help="timeline, memory-over-time, memory, breakdown or placement, for .svg and .png.")
+        str | None,
+        typer.Option(help="timeline, memory-over-time, memory, breakdown, placement or search, for .svg and .png."),
     ] = None,
 ) -> None:
     """Draws a plan: what happens when, what is where, and where time and memory go."""

@@ -55,7 +55,7 @@ def draw_file(data: bytes, request: JobRequest, path: Path, output: Path, pictur
     """
     from automap.price.evaluator import Evaluator
     from service.drawing.charts import check_kind
-    from service.drawing.pictures import PICTURES
+    from service.drawing.pictures import PICTURES, pictures_of
     from service.drawing.trace import trace
 
     check_kind(output)
@@ -66,6 +66,9 @@ def draw_file(data: bytes, request: JobRequest, path: Path, output: Path, pictur
         repair = "Leave --picture out, or write an .svg or a .png."
         raise PlanError(f"a {kind} file holds all of it", field="picture", value=picture, repair=repair)
     plan = read_plan(path)
+    if picture is not None and picture not in pictures_of(plan):
+        repair = f"{one_of(pictures_of(plan), picture)} A search is drawn of a plan that `automap search` has found."
+        raise PlanError("no search of this plan is known", field="picture", value=picture, repair=repair)
     plan = priced_anew(plan, Evaluator(own_problem(data, request, plan)), with_timeline=True)
     assert plan.estimate is not None
     assert plan.estimate.timeline is not None

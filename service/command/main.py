@@ -7,6 +7,8 @@ imports what it needs.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -29,6 +31,10 @@ app = typer.Typer(
 ROOMS = (plan_verbs, comparing_verbs, other_verbs, server_verbs, key_verbs, gnn_verbs)
 for verbs in ROOMS:
     app.add_typer(verbs.app)
+
+# The memory of a process goes with it. Python would look for garbage among all that was imported before it ends, which
+# takes 0.13 s, a fifth of the time of `automap estimate` (measured).
+atexit.register(gc.freeze)
 
 EXTRAS = {
     **dict.fromkeys(("torch", "onnxscript"), "trainer"),

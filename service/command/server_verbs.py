@@ -78,6 +78,9 @@ def worker(parent: Annotated[int | None, typer.Option(hidden=True)] = None) -> N
 def submit(
     job: Job,
     detach: Annotated[bool, typer.Option(help="Print the job's id and leave; `automap watch` follows it.")] = False,
+    priority: Annotated[
+        int, typer.Option(min=-10, max=10, help="A job with a higher one is begun before your other jobs.")
+    ] = 0,
     url: UrlOption = URL,
     output: OutputOption = None,
     as_json: JsonOption = False,
@@ -103,6 +106,7 @@ def submit(
             seed=request.seed,
             hints=request.hints,
             trials=to_json(request.trials),
+            priority=priority,
             **about,
         )
         if not detach:

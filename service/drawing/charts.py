@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from automap.errors import PlanError
-from service.drawing.pictures import PARTS, figure_of
-from service.report import seconds
+from service.drawing.pictures import PARTS, ROWS, best_so_far, figure_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
 
 KINDS = (".html", ".svg", ".png", ".json")
 """Ends of the names of files that can be written."""
-ROWS = 12
-"""Height of a picture, in rows."""
+FIRST_S = 1e-3
+"""The least time that is shown, in seconds: the axis of times is logarithmic."""
 
 
 def check_kind(path: Path) -> None:
@@ -74,24 +73,11 @@ def progress_numbers(result: SearchResult) -> dict[str, Any]:
 
 def search_progress(result: SearchResult) -> Figure:
     """The best plan of each searcher in the course of a search, against the bound."""
-    figure, axes = figure_of(ROWS, "The best plan of each searcher so far")
-    for number, (name, own) in enumerate(result.by_searcher.items()):
-        times = [*(max(after, 1e-3) for _, after, _ in own), max(result.seconds, own[-1][1])]
-        steps = [step_s for _, _, step_s in own]
-        (line,) = axes.step(times, [*steps, steps[-1]], where="post", label=f"{name}, {seconds(steps[-1])}")
-        line.set_color(PARTS[number % len(PARTS)])
-        if number >= len(PARTS):
-            line.set_linestyle("--")
-    bound_s = result.record.lower_bound_s
-    if bound_s is not None:
-        text = f"no plan takes less, {seconds(bound_s)}"
-        axes.axhline(bound_s, color="#D55E00", linestyle="--", linewidth=1, label=text)
-    axes.set_xscale("log")
-    axes.set_xlabel("seconds since the beginning of the search")
-    axes.set_ylabel("seconds of a step")
-    axes.set_ylim(0.0)
-    axes.legend(frameon=False, fontsize=8)
-    return figure
+    curves = {
+        name: [(max(after, FIRST_S), step_s) for _, after, step_s in own] for name, own in result.by_searcher.items()
+    }
+    label = "seconds since the beginning of the search"
+    return best_so_far(curves, result.seconds, result.record.lower_bound_s, label)
 
 
 def front(found: Recommendation) -> Figure:

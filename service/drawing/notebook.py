@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import html
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
@@ -54,10 +55,12 @@ def _graph(graph: Graph) -> str:
 def _plan(plan: Plan) -> str:
     if plan.estimate is None:
         return _table([("strategy", strategy(plan))])
-    from service.drawing.pictures import breakdown, memory
+    from service.drawing.pictures import pictures_of
 
     rows = summary(plan) if plan.search is not None else head(plan)
-    return _table(rows) + _pictures(lambda: breakdown(plan), lambda: memory(plan))
+    # The others need the timeline of a step, which plans are handed out without.
+    shown = [draw for name, draw in pictures_of(plan).items() if name in ("breakdown", "memory", "search")]
+    return _table(rows) + _pictures(*(functools.partial(draw, plan) for draw in shown))
 
 
 def _result(result: SearchResult) -> str:

@@ -6,10 +6,11 @@ import html
 import io
 import json
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from automap.plan import MEMORY_CLASSES, Plan
-from service.drawing.pictures import PICTURES
+from service.drawing.pictures import PICTURES, pictures_of
 from service.report import GIB, head, seconds, summary, time_parts
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ ABOUT = {
     "memory": "What fills the memory of each group of devices at its peak.",
     "breakdown": "Where the time of the slowest rank goes.",
     "placement": "Which part of the model is on which devices.",
+    "search": "The best plan of each searcher in the course of the search, against the bound.",
 }
 """Name of a picture -> what it shows, for those who cannot see it too."""
 
@@ -70,7 +72,7 @@ def report(plan: Plan) -> str:
         for row in estimate.memory_bytes
     ]
     heads = "".join(f"<th scope='col' class='number'>{name}</th>" for name in (*MEMORY_CLASSES, "in all", "there is"))
-    drawn = {name: _picture(plan, name) for name in PICTURES}
+    drawn = {name: _picture(plan, name) for name in pictures_of(plan)}
     document = plan.to_json()
     document["estimate"].pop("timeline", None)
     title = f"{plan.model.name}: {seconds(estimate.step_time_s)} a step"
@@ -89,7 +91,7 @@ def report(plan: Plan) -> str:
 <table><thead><tr><th scope='col'>GiB on devices</th>{heads}</tr></thead><tbody>{"".join(memory)}</tbody></table>
 <h2>What is where</h2>
 {drawn["placement"]}
-<h2>The plan</h2>
+{_search(drawn)}<h2>The plan</h2>
 <details><summary>{_safe(plan.schema)} as JSON</summary><pre>{_safe(json.dumps(document, indent=1))}</pre></details>
 """
     return _document(title, body)
@@ -104,6 +106,10 @@ def page_of(title: str, figure: Figure) -> str:
 def _picture(plan: Plan, name: str) -> str:
     element = svg(PICTURES[name](plan)).replace("<svg ", f'<svg role="img" aria-label="{ABOUT[name]}" ', 1)
     return f'<figure id="{name}">{element}</figure>'
+
+
+def _search(drawn: Mapping[str, str]) -> str:
+    return f"<h2>How it was found</h2>\n{drawn['search']}\n" if "search" in drawn else ""
 
 
 def _warnings(plan: Plan) -> str:

@@ -33,6 +33,8 @@ MOST_SHAPES = 2000
 """Number of actions above which they are drawn as pixels: a file with more shapes is slow to open (assumed)."""
 WIDTH = 10.0
 """Width of a figure in inches."""
+ROWS = 12
+"""Height of a picture of a search, of clusters or of runs, in rows."""
 
 
 def timeline(plan: Plan) -> Figure:
@@ -149,14 +151,61 @@ def placement(plan: Plan) -> Figure:
     return figure
 
 
+def search(plan: Plan) -> Figure:
+    """The best plan of each searcher, by the number of plans that all had priced, against the bound."""
+    record = plan.search
+    assert record is not None, "the plan must be that of a search"
+    curves = {name: [(float(count), step_s) for count, step_s in own] for name, own in record.history.items()}
+    return best_so_far(
+        curves, float(record.evaluations), record.lower_bound_s, "plans priced by all searchers together"
+    )
+
+
+def best_so_far(
+    curves: Mapping[str, Sequence[tuple[float, float]]], end: float, bound_s: float | None, label: str
+) -> Figure:
+    """The step time of the best plan of each searcher in the course of a search, against the bound.
+
+    Args:
+        curves: name of a searcher -> when it found a faster plan than it had, and the seconds of a step of that plan.
+        end: when the search ended.
+        bound_s: seconds that no plan takes less than.
+        label: in what the moments are measured.
+    """
+    figure, axes = figure_of(ROWS, "The best plan of each searcher so far")
+    for number, (name, own) in enumerate(curves.items()):
+        steps = [step_s for _, step_s in own]
+        times = [*(when for when, _ in own), max(end, own[-1][0])]
+        (line,) = axes.step(times, [*steps, steps[-1]], where="post", label=f"{name}, {seconds(steps[-1])}")
+        line.set_color(PARTS[number % len(PARTS)])
+        if number >= len(PARTS):
+            line.set_linestyle("--")
+    if bound_s is not None:
+        text = f"no plan takes less, {seconds(bound_s)}"
+        axes.axhline(bound_s, color="#D55E00", linestyle="--", linewidth=1, label=text)
+    axes.set_xscale("log")
+    axes.set_xlabel(label)
+    axes.set_ylabel("seconds of a step")
+    axes.set_ylim(0.0)
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
 PICTURES: Mapping[str, Callable[[Plan], Figure]] = {
     "timeline": timeline,
     "memory-over-time": memory_over_time,
     "memory": memory,
     "breakdown": breakdown,
     "placement": placement,
+    "search": search,
 }
 """Name of a picture -> the function that draws it."""
+
+
+def pictures_of(plan: Plan) -> Mapping[str, Callable[[Plan], Figure]]:
+    """The pictures that there are of a plan: of one that no search has found, its search is not among them."""
+    searched = plan.search is not None and bool(plan.search.history)
+    return {name: draw for name, draw in PICTURES.items() if searched or name != "search"}
 
 
 def short(name: str) -> str:

@@ -14,7 +14,8 @@ from typing import Any, Literal, TypeVar, cast
 from fastapi import HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 
-from service.jobs.keys import BadKey, Key, Keys, Scope
+from service.http.reader import Reader
+from service.jobs.keys import BadKey, Key, Keys, Scope, place_of
 from service.jobs.model_store import DEFAULT_TENANT
 from service.problems import problem
 
@@ -55,9 +56,12 @@ async def authorize(request: Request) -> None:
     if kind.lower() != "bearer" or not text:
         raise _unauthorized("Send the header Authorization: Bearer with a key; `automap keys create` makes one.")
     try:
-        key: Key = await run_in_threadpool(keys.find, text.strip())
+        reader: Reader = request.app.state.reader
+        key: Key = keys.checked(text.strip(), await reader.hget(*place_of(text.strip())))
     except BadKey as fault:
         raise _unauthorized(str(fault)) from None
+    if not keys.is_noted(key):
+        await run_in_threadpool(keys.note, key)
     request.state.tenant, request.state.key_id = key.tenant, key.id
     if needed not in key.scopes:
         repair = f"Use a key with the scope {needed}."

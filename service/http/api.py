@@ -32,8 +32,10 @@ from service.http import openapi
 from service.http.access import audit, authorize
 from service.http.feed import Feed
 from service.http.metrics import Metrics
+from service.http.reader import Reader
 from service.http.routes import dashboard, drawings, estimates, events, gnn, jobs, meta, models, recommendations
 from service.http.side_processes import SideProcesses
+from service.http.views import Views
 from service.jobs.keys import Keys
 from service.jobs.store import Store
 from service.logs import REQUEST
@@ -65,6 +67,8 @@ def create_app(settings: Settings, client: redis.Redis) -> FastAPI:
     app.state.submits = anyio.CapacityLimiter(SUBMITS)
     app.state.uploads = anyio.CapacityLimiter(settings.max_uploads)
     app.state.keys = Keys(client) if settings.require_keys else None
+    app.state.reader = Reader(client)
+    app.state.views = Views(app.state.reader)
     app.state.feed = Feed(client)
     app.state.metrics = Metrics(client, app.state.feed)
     app.state.side_processes = SideProcesses()
@@ -226,7 +230,10 @@ def _methods(request: Request) -> set[str]:
 
 def _on_redis_error(request: Request, fault: Exception) -> Response:
     LOG.error("request %s: store: %s", request.state.request_id, fault)
-    document = problem(503, "The store does not answer", "Try again shortly; nothing was changed or accepted.")
+    if isinstance(fault, redis.exceptions.OutOfMemoryError):
+        detail = "Nothing was changed or accepted. Delete models and jobs that have ended, or tell the operator."
+        return _respond(request, problem(507, "The store is full", detail))
+    document = problem(503, "The store does not answer", "Try again shortly, with the same Idempotency-Key.")
     return _respond(request, document, {"Retry-After": "5"})
 
 

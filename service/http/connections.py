@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Literal
 
-import h11
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.problems import MEDIA_TYPE, problem
 from service.settings import Settings
 
+HEAD_BYTES = 64 * 1024
+"""Largest head of a request that arrives in parts."""
 _GRACE_S = 5
 
 
@@ -25,17 +27,17 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=bounded(settings.max_connections, settings.body_timeout_s),
+        loop="uvloop",
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=_GRACE_S,
-        h11_max_incomplete_event_size=64 * 1024,
     )
 
 
-def bounded(most: int, head_s: float) -> type[H11Protocol]:
+def bounded(most: int, head_s: float) -> type[HttpToolsProtocol]:
     """The protocol of a server with limits.
 
     Args:
@@ -43,33 +45,49 @@ def bounded(most: int, head_s: float) -> type[H11Protocol]:
         head_s: longest time for the head of a request, from its first byte or from the beginning of the connection;
             and for what a client goes on sending behind an answer that did not wait for it.
     """
-    document = problem(503, "Too many connections", "Try again shortly; nothing was read.")
-    body = json.dumps({**document, "instance": "urn:automap:connection"}).encode()
-    head = f"HTTP/1.1 503 Service Unavailable\r\ncontent-type: {MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\n"
-    refusal = head.encode() + b"retry-after: 5\r\nconnection: close\r\n\r\n" + body
+    too_many = _refusal("503 Service Unavailable", "Too many connections", "Try again shortly; nothing was read.")
+    too_large = _refusal("431 Request Header Fields Too Large", "The head is too large", f"At most {HEAD_BYTES} bytes.")
 
-    class Bounded(H11Protocol):
+    class Bounded(HttpToolsProtocol):
         _late: asyncio.TimerHandle | None = None
+        _at: Literal["head", "body", "end"] = "head"
+        """The part of a request that comes next."""
+        _head_bytes = 0
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             if len(self.connections) > most:
-                transport.write(refusal)
-                transport.close()
+                self._refuse(too_many)
             else:
                 self._watch()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
+            if self._at == "head":
+                self._head_bytes += len(data)
+                if self._head_bytes > HEAD_BYTES:
+                    self._refuse(too_large)
             self._watch()
+
+        def on_message_begin(self) -> None:
+            self._at, self._head_bytes = "head", 0
+            super().on_message_begin()
+
+        def on_headers_complete(self) -> None:
+            self._at = "body"
+            super().on_headers_complete()
+
+        def on_message_complete(self) -> None:
+            self._at = "end"
+            super().on_message_complete()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._forget()
             super().connection_lost(exc)
 
         def _watch(self) -> None:
-            unread = self.conn.our_state in (h11.DONE, h11.MUST_CLOSE) and self.conn.their_state is h11.SEND_BODY
-            if self.conn.their_state is not h11.IDLE and not unread:
+            is_unread = self._at == "body" and self.cycle.response_complete
+            if self._at != "head" and not is_unread:
                 self._forget()
             elif self._late is None:
                 self._late = self.loop.call_later(head_s, self.transport.close)
@@ -79,4 +97,16 @@ def bounded(most: int, head_s: float) -> type[H11Protocol]:
                 self._late.cancel()
                 self._late = None
 
+        def _refuse(self, answer: bytes) -> None:
+            if not self.transport.is_closing():
+                self.transport.write(answer)
+                self.transport.close()
+
     return Bounded
+
+
+def _refusal(status: str, title: str, detail: str) -> bytes:
+    document = problem(int(status[:3]), title, detail)
+    body = json.dumps({**document, "instance": "urn:automap:connection"}).encode()
+    head = f"HTTP/1.1 {status}\r\ncontent-type: {MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\n"
+    return head.encode() + b"retry-after: 5\r\nconnection: close\r\n\r\n" + body

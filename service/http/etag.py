@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 
-from pydantic import BaseModel
 
-
-def etag(answer: BaseModel) -> str:
+def etag(answer: bytes) -> str:
     """The tag of an answer. Weak: the same answer may be compressed on its way."""
-    return f'W/"{hashlib.sha256(answer.model_dump_json().encode()).hexdigest()[:32]}"'
+    return f'W/"{hashlib.sha256(answer).hexdigest()[:32]}"'
 
 
 def matches(header: str, tag: str) -> bool:

@@ -6,39 +6,88 @@ Knows nothing of what is kept there. Units: seconds.
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import redis
 from redis.backoff import ExponentialBackoff, NoBackoff
+from redis.connection import parse_url
 from redis.retry import Retry
+from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from automap.errors import UserError
 
+T = TypeVar("T")
 LONGEST_PAUSE_S = 1.0
 """Longest time between two attempts of a patient client, so that work goes on soon after Redis is back."""
+ANSWER_S = 5.0
+"""Longest time that Redis may take to answer, or to take a connection; beyond it, it is away."""
+AWAY = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.OutOfMemoryError)
+"""What is raised while nothing can be written, and passes: Redis is away, or its memory is full."""
+_WITH_SENTINELS = re.compile(r"(rediss?)-sentinel://(?:(.*)@)?([^@/?#]+)(/\d*)?(\?[^#]*)?#(.+)")
+"""As Lettuce has it: https://redis.github.io/lettuce/user-guide/connecting-redis/ ("URI syntax")."""
+_SENTINEL_PORT = 26379
 
 
 def connect(url: str, *, patient: bool = False) -> redis.Redis:
     """A client for `url`.
 
     Args:
-        url: address of a Redis.
+        url: address of a Redis, as redis-py reads it (`redis://`, `rediss://` for TLS, `unix://`); or of sentinels that
+            know it: `redis-sentinel://[user:password@]host[:port],…[/db][?options]#name`, `rediss-sentinel://` with TLS
+            for Redis and sentinels. The options `sentinel_username` and `sentinel_password` are for the sentinels.
         patient: whether commands wait for a Redis that is away, however long; else they fail at once.
 
     Raises:
         UserError: not such a URL.
     """
-    more = {"retry": Retry(ExponentialBackoff(cap=LONGEST_PAUSE_S, base=0.05), retries=-1)} if patient else {}
+    retry = Retry(ExponentialBackoff(cap=LONGEST_PAUSE_S, base=0.05), retries=-1) if patient else Retry(NoBackoff(), 0)
+    given = {"socket_connect_timeout": ANSWER_S, "socket_timeout": ANSWER_S, "retry": retry}
     try:
-        return redis.Redis.from_url(url, socket_connect_timeout=5, **more)
-    except ValueError:
-        repair = "Write it as in redis://host:6379/0."
+        match = _WITH_SENTINELS.fullmatch(url)
+        client = redis.Redis.from_url(url, **given) if match is None else _found_by_sentinels(match, given)
+        pool = client.connection_pool
+        pool.connection_class(**pool.connection_kwargs)  # which refuses options that it does not know
+    except (ValueError, TypeError, redis.RedisError):
+        repair = "Write it as in redis://host:6379/0; docs/service.md tells of TLS and sentinels."
         # Without what is before the host: it may be a password.
-        shown = re.sub(r"//[^/]*@", "//...@", url)
+        shown = re.sub(r"//[^/]*@", "//...@", url).partition("?")[0]
         raise UserError("not a Redis URL", field="redis_url", value=shown, repair=repair) from None
+    return client
+
+
+def _found_by_sentinels(match: re.Match[str], given: dict[str, Any]) -> redis.Redis:
+    scheme, user, hosts, database, options, name = match.groups(default="")
+    # Host and port are what the sentinels say.
+    read: dict[str, Any] = dict(parse_url(f"{scheme}://{user}@sentinels{database}{options}"))  # type: ignore[no-untyped-call]
+    del read["host"]
+    read.pop("connection_class", None)
+    own = {key: read.pop(f"sentinel_{key}") for key in ("username", "password") if f"sentinel_{key}" in read}
+    encrypted = {key: value for key, value in read.items() if key.startswith("ssl_")}
+    encrypted |= {"ssl": True} if scheme == "rediss" else {}
+    places = [host.rpartition(":") if ":" in host else (host, "", str(_SENTINEL_PORT)) for host in hosts.split(",")]
+    # One sentinel after another is asked, each once.
+    asked = {**given, **encrypted, **own, "retry": Retry(NoBackoff(), 0)}
+    known = Sentinel([(host, int(port)) for host, _, port in places], sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
+    client: redis.Redis = known.master_for(name, **{**given, **read, **encrypted})  # type: ignore[no-untyped-call]
+    return client
 
 
 def impatient(client: redis.Redis) -> redis.Redis:
     """A client of the same Redis whose commands fail at once where it is away."""
     pool = client.connection_pool
-    given = {**pool.connection_kwargs, "retry": Retry(NoBackoff(), 0)}
-    return redis.Redis(connection_pool=redis.ConnectionPool(connection_class=pool.connection_class, **given))
+    given = {**pool.connection_kwargs, "retry": Retry(NoBackoff(), 0), "connection_class": pool.connection_class}
+    if isinstance(pool, SentinelConnectionPool):
+        given.pop("connection_pool")
+        return redis.Redis(connection_pool=SentinelConnectionPool(pool.service_name, pool.sentinel_manager, **given))  # type: ignore[no-untyped-call]
+    return redis.Redis(connection_pool=redis.ConnectionPool(**given))
+
+
+def patiently(write: Callable[[], T], *, pause_s: float = LONGEST_PAUSE_S) -> T:
+    """What a write returns, done again while the memory of Redis is full; a patient client waits for all else."""
+    while True:
+        try:
+            return write()
+        except redis.exceptions.OutOfMemoryError:
+            time.sleep(pause_s)

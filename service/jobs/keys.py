@@ -8,6 +8,8 @@ whoever reads the store cannot use it; such a secret needs no slow hash. Knows n
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import hmac
 import json
@@ -106,27 +108,35 @@ class Keys:
         self._write(key)
         return text, key
 
-    def find(self, text: str) -> Key:
+    def checked(self, text: str, found: bytes | None) -> Key:
         """The record of a key that may be used now.
+
+        Args:
+            text: the key.
+            found: what is at its place, see `place_of`.
 
         Raises:
             BadKey: it may not.
         """
-        match = _FORM.fullmatch(text)
-        if match is None or match[3] != _checksum(text[: match.start(3) - 1]):
-            raise BadKey("This is not a key of AutoMAP: a part of it may be missing.")
-        key = self._read(match[1])
+        key = None if found is None else _key(found)
         if key is None or not hmac.compare_digest(key.sha256, hashlib.sha256(text.encode()).hexdigest()):
             raise BadKey("The key is unknown.")
-        now = self._clock()
         if key.revoked_at is not None:
             raise BadKey("The key has been revoked.")
-        if key.expires_at is not None and key.expires_at <= now:
+        if key.expires_at is not None and key.expires_at <= self._clock():
             raise BadKey("The key has expired.")
-        if now >= self._note_again.get(key.id, now):
-            self._note_again[key.id] = now + _USED_EVERY_S
-            self._redis.hset(_USED, key.id, repr(now))
         return key
+
+    def is_noted(self, key: Key) -> bool:
+        """Whether it was noted within the last minute that the key was used."""
+        return self._clock() < self._note_again.get(key.id, 0.0)
+
+    def note(self, key: Key) -> None:
+        """Notes that a key was used."""
+        now = self._clock()
+        self._note_again[key.id] = now + _USED_EVERY_S
+        with contextlib.suppress(redis.exceptions.OutOfMemoryError):  # who only looks may still look
+            self._redis.hset(_USED, key.id, repr(now))
 
     def revoke(self, key_id: str) -> Key:
         """Makes a key useless at once.
@@ -134,9 +144,10 @@ class Keys:
         Raises:
             UserError: there is no such key.
         """
-        key = self._read(key_id)
-        if key is None:
+        found = self._redis.hget(_KEYS, key_id)
+        if found is None:
             raise UserError("no such key", field="id", value=key_id, repair="See `automap keys list`.")
+        key = _key(found)
         if key.revoked_at is None:
             key = replace(key, revoked_at=self._clock())
             self._write(key)
@@ -156,14 +167,23 @@ class Keys:
         now = self._clock()
         return any(key.revoked_at is None and (key.expires_at or now + 1) > now for key, _ in self.all())
 
-    def _read(self, key_id: str) -> Key | None:
-        found = self._redis.hget(_KEYS, key_id)
-        return None if found is None else _key(found)
-
     def _write(self, key: Key) -> None:
         self._redis.hset(_KEYS, key.id, json.dumps(to_json(key)))
 
 
+def place_of(text: str) -> tuple[str, str]:
+    """Where the record of a key is: key and field of a hash.
+
+    Raises:
+        BadKey: it is none.
+    """
+    match = _FORM.fullmatch(text)
+    if match is None or match[3] != _checksum(text[: match.start(3) - 1]):
+        raise BadKey("This is not a key of AutoMAP: a part of it may be missing.")
+    return _KEYS, match[1]
+
+
+@functools.lru_cache(maxsize=1024)
 def _key(text: bytes) -> Key:
     return from_json(Key, json.loads(text), path="key")
 

@@ -6,6 +6,7 @@ Units: bytes.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
@@ -96,22 +97,23 @@ class ModelStore:
 
     def delete_model(self, model_id: str) -> bool:
         """Removes a model; returns whether there was one. Imports of it go when their time is over."""
-        with self._redis.pipeline() as pipe:
-            pipe.hdel(f"{self._at}models", model_id)
+        # No transaction, see `Store.delete`.
+        with self._redis.pipeline(transaction=False) as pipe:
             pipe.delete(f"{self._at}model:{model_id}")
-            return bool(pipe.execute()[0])
+            pipe.hdel(f"{self._at}models", model_id)
+            return bool(pipe.execute()[1])
 
     def add_graph(self, key: str, data: bytes) -> None:
-        """Keeps an imported model for a while, and with it the latest ones of the tenant."""
-        self._redis.set(f"{self._at}graph:{key}", data, ex=GRAPH_TTL_S)
-        with self._redis.pipeline() as pipe:
+        """Keeps an imported model for a while, and with it the latest ones of the tenant; not where memory is full."""
+        with self._redis.pipeline() as pipe, contextlib.suppress(redis.exceptions.OutOfMemoryError):
+            pipe.set(f"{self._at}graph:{key}", data, ex=GRAPH_TTL_S)
             pipe.lrem(f"{self._at}graphs", 0, key)
             pipe.lpush(f"{self._at}graphs", key)
             pipe.lrange(f"{self._at}graphs", MOST_GRAPHS, -1)
             pipe.ltrim(f"{self._at}graphs", 0, MOST_GRAPHS - 1)
-            old = pipe.execute()[2]
-        if old:
-            self._redis.delete(*(f"{self._at}graph:{name.decode()}" for name in old))
+            old = pipe.execute()[3]
+            if old:
+                self._redis.delete(*(f"{self._at}graph:{name.decode()}" for name in old))
 
     def graph(self, key: str) -> bytes | None:
         """An imported model, or None."""

@@ -293,12 +293,14 @@ class Store(ModelStore):
     def delete(self, job_id: str) -> bool:
         """Ends a job and removes all of it; returns whether there was one. A run of it writes nothing more."""
         ended_now = self.cancel(job_id)
-        with self._redis.pipeline() as pipe:
+        # No transaction: Redis begins none while its memory is full, which is when jobs must be deleted. The record
+        # goes last, so that a deletion that was cut off can be repeated.
+        with self._redis.pipeline(transaction=False) as pipe:
             pipe.expire(self.events_key(job_id), _LISTENED_S if ended_now else 0)
-            pipe.delete(self.job_key(job_id))
             pipe.zrem(f"{self._at}jobs", job_id)
             pipe.hdel(f"{self._at}sizes", job_id)
-            return bool(pipe.execute()[2])
+            pipe.delete(self.job_key(job_id))
+            return bool(pipe.execute()[3])
 
     def delete_all(self) -> None:
         """Removes everything of the tenant but what it has used up of its day."""

@@ -140,16 +140,18 @@ def by_seed(tasks):
 
 
 def test_further_processors_anneal_and_learn_with_seeds_of_their_own():
-    known = np.arange(40).reshape(20, 2)
-    first, *tasks = by_seed(portfolio.member_tasks(None, 30.0, 8, seed=7, known=known))
+    known, wide = np.arange(40).reshape(20, 2), np.arange(60).reshape(30, 2)
+    first, *tasks = by_seed(portfolio.member_tasks(None, 30.0, 8, seed=7, known=known, wide=wide))
     assert [task.kind for task in first] == ["elimination", "dqn", "ilp"]
+    # Planners, which solve a mesh at once, begin with plans of many meshes.
+    assert [len(task.start) for task in first] == [30, 16, 30]
     assert [task.kind for (task,) in tasks] == ["mcmc", "dqn", "mcmc", "dqn"]
     # 7 is the seed of the members of `PLACES`, 8 of the annealing beside them.
     assert [task.seed for (task,) in tasks] == [9, 10, 11, 12]
     assert [len(task.start) for (task,) in tasks] == [20, 16, 20, 16]
     assert {task.evaluations for (task,) in tasks} == {None}
     # A DQN takes seconds to begin.
-    _, *short = by_seed(portfolio.member_tasks(None, 6.0, 5, seed=7, known=known))
+    _, *short = by_seed(portfolio.member_tasks(None, 6.0, 5, seed=7, known=known, wide=wide))
     assert [task.kind for (task,) in short] == ["mcmc"] * 3
 
 

@@ -16,7 +16,7 @@ from automap.problem import Problem
 from automap.space.count import cut_decades
 from automap.space.space import PlanSpace
 from automap.space.templates import templates
-from envs import HybridEnv
+from envs.hybrid import HybridEnv
 
 
 def problem(graph, constraints, cluster="8xA100", batch=16, trainer="generic", **fix) -> Problem:

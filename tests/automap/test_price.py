@@ -465,6 +465,20 @@ def test_breakdown_adds_up_and_nothing_beats_the_lower_bound(gpt, light_graph, s
             assert 0.0 < estimate.mfu < 1.0
 
 
+def test_a_vocabulary_that_ranks_share_unevenly_costs_what_the_next_even_one_does(space):
+    """Of 2,051 words 4 ranks have 513, 513, 513 and 512; of 2,045 all ranks have all."""
+    found = {}
+    for size in (2051, 2052, 2045):
+        graph = zoo.build(f"gpt:layers=1,hidden=64,heads=4,seq_len=64,vocab_size={size}")
+        s = space(graph, "1x4xA100", 8)
+        lowered = template(s, tp=4)
+        found[size] = estimate_lowered(lowered, s.evaluator)
+    odd, even, whole = found[2051], found[2052], found[2045]
+    assert odd.step_time_s == pytest.approx(even.step_time_s, rel=1e-3)
+    assert odd.memory_bytes[0].parameters == pytest.approx(even.memory_bytes[0].parameters, rel=1e-3)
+    assert whole.memory_bytes[0].parameters > 2.0 * odd.memory_bytes[0].parameters
+
+
 def test_tied_parameters_count_once_on_a_rank_and_on_each_of_two(gpt, space):
     s = space(gpt(layers=4), "2xA100", 4)
     tied = s.problem.graph.tensors["wte"].num_elements * s.problem.state_bytes[0]

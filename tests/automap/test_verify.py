@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 from automap.cluster import parse_cluster
+from automap.errors import PlanError
 from automap.plan import AxisSharding, Schedule, Sync, Zero
 from automap.price.estimate import estimate_lowered
+from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
 from automap.schedule import write_order
 from automap.space.space import PlanSpace
+from automap.space.target_limits import plan_space
 from automap.space.templates import megatron_signatures, templates
 from automap.verify import Verifier, verify
 from automap.verify.schedule import rank_orders
@@ -22,6 +25,7 @@ from ir.linkage import operator_signatures
 from ir.zoo.net import Net
 
 GPT = "gpt:layers=4,hidden=64,heads=4,seq_len=32,vocab_size=128"
+ODD = "gpt:layers=2,hidden=64,heads=4,seq_len=32,vocab_size=2051"
 T5 = "t5:layers=2,hidden=64,heads=4,seq_len=32,vocab_size=128"
 MOE = "moe:layers=3,hidden=64,heads=4,kv_heads=4,ffn=128,experts=4,seq_len=32,vocab_size=128"
 BATCH = 16
@@ -70,6 +74,7 @@ def test_plans_of_a_transformer_pass(trainer):
         ("resnet:blocks=1-2-1-1,image_size=64", "2x4xA100", 16, "generic", {}),
         (T5, "2x4xA100", 16, "generic", {}),
         (GPT, "2x2xA100", 16, "oneflow", {"pp": 2}),
+        (ODD, "2x2xA100", 16, "generic", {}),
     ],
 )
 def test_templates_and_random_plans_pass(spec, cluster, batch, trainer, fix):
@@ -325,6 +330,27 @@ def test_dims_that_do_not_divide_are_named():
     (fault,) = verify(problem, odd)
     assert "33 of factor" in fault.what
     assert "2 parts" in fault.what
+
+
+@pytest.mark.parametrize(
+    ("size", "target", "fault"),
+    [(2051, "any", None), (2045, "any", "4 parts"), (2051, "megatron-core", None), (2051, "automap", "4 parts")],
+)
+def test_ranks_share_a_vocabulary_unevenly_where_parts_are_large_and_the_target_pads(size, target, fault):
+    """Parts have 512 elements or more: 4 * 512 = 2048."""
+    graph = zoo.build(f"gpt:layers=2,hidden=64,heads=4,seq_len=32,vocab_size={size}")
+    training = {"global_batch": 4, "target": target}
+    problem = Problem.build(graph, parse_cluster("4xA100"), training, {"fix": {"tp": 4}})
+    space = plan_space(problem)
+    plan = space.decode(space.random(np.random.default_rng(0)))
+    split = sharded("wte/Gather", "tp", ["S(0)", "B"], ["P"])(plan)
+    faults = [fault.what for fault in verify(problem, split) if fault.where.endswith("wte/Gather")]
+    assert [fault in text for text in faults] == [True] * (fault is not None)
+    if fault is None:
+        lower_plan(split, space.evaluator)
+    else:
+        with pytest.raises(PlanError, match="cannot be shared"):
+            lower_plan(split, space.evaluator)
 
 
 def test_a_cut_through_a_residual_is_named(sample):

@@ -8,11 +8,13 @@ import stable_baselines3.common.env_checker
 from automap.bounds.known_plans import ROOM, worth_s
 from automap.space.count import count_decades, grouped
 from automap.space.templates import templates
-from envs import Episodes, HybridEnv, PipelineEnv, ReplicationEnv, ShardingEnv
-from envs.decision import MAX_ACTIONS, REWARD_SCALE
-from envs.hybrid import HybridDecisions
+from envs.decision import MAX_ACTIONS, REWARD_SCALE, Episodes
+from envs.hybrid import HybridDecisions, HybridEnv
 from envs.kernels import ACTION_FEATURES, STATE_FEATURES
+from envs.pipeline import PipelineEnv
 from envs.pruning import most_influential
+from envs.replication import ReplicationEnv
+from envs.sharding import ShardingEnv
 from ir import zoo
 
 

@@ -11,8 +11,8 @@ from agents.gnn.enumeration import enumerate_placements
 from automap.errors import ProblemError
 from automap.gnn.made_up import Shape, make_problem
 from automap.gnn.simulator import Simulator
-from envs import PlacementEnv
 from envs.decision import REWARD_SCALE
+from envs.placement import PlacementEnv
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

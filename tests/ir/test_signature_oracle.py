@@ -15,7 +15,7 @@ from oracle_cases import CASES, NEVER_SPLIT, NOT_EXECUTED, SAMPLES
 from virtual_ranks import agree, assemble, convert, largest, place, recorded, total
 
 from automap.runtime.operators.apply import apply, apply_local, local_operator
-from ir.factors import BROADCAST, PARTIAL, gradient_placement, placement_text
+from ir.factors import BROADCAST, PARTIAL, gradient_placement, may_be_uneven, placement_text
 from ir.graph import Graph, Tensor
 from ir.linkage import operator_signatures
 from ir.operators import KINDS, make_operator
@@ -106,7 +106,7 @@ class Shards:
     parts: list
     """operand -> rank -> tensor"""
     shapes: list
-    """result -> shape on a rank"""
+    """rank -> result -> shape"""
     whole: list
     """operand -> shape of the whole"""
 
@@ -126,7 +126,7 @@ class Shards:
         """The plain local program; `extra` is one more operand by rank."""
         op = op or local_operator(self.op, self.signature, self.ranks)
         columns = [*self.parts, *([] if extra is None else [extra])]
-        return [apply_local(op, [c[r] for c in columns], self.shapes) for r in range(self.ranks)]
+        return [apply_local(op, [c[r] for c in columns], self.shapes[r]) for r in range(self.ranks)]
 
 
 def summed(shards, parts, dims, gradient=PARTIAL, keep=True):
@@ -181,7 +181,7 @@ def skip_norm(s):
     found, _, _ = standardised(s, joined, *over)
     found = s.each(torch.mul, found, held[2])
     found = s.each(torch.add, found, held[3]) if centre and 3 in held else found
-    wanted = s.attributes.get("results", range(len(s.shapes)))
+    wanted = s.attributes.get("results", range(len(s.shapes[0])))
     rows = statistics(s, joined, *over) if 1 in wanted else ([None] * s.ranks,) * 2
     return [tuple(one[i] for i in wanted) for one in zip(found, *rows, joined, strict=True)]
 
@@ -206,7 +206,7 @@ def norm(s):
         centre = kind == "LayerNormalization"
         found, _, _ = standardised(s, s.x, dims, count, epsilon, centre)
         found = affine(s, found)
-        if len(s.shapes) == 1:
+        if len(s.shapes[0]) == 1:
             return [(y,) for y in found]
         return list(zip(found, *statistics(s, s.x, dims, count, epsilon), strict=True))
     if "Skip" in kind:
@@ -290,7 +290,7 @@ def batch_norm(s):
     found, _, _ = standardised(s, s.x, dims, count, s.attributes.get("epsilon", 1e-5))
     shape = (-1, *[1] * (len(dims) - 1))
     found = affine(s, found, lambda side: side.reshape(shape))
-    if len(s.shapes) == 1:
+    if len(s.shapes[0]) == 1:
         return [(y,) for y in found]
     means = [t.flatten() / count for t in summed(s, [x.detach() for x in s.x], dims)]
     squares = [t.flatten() / count for t in summed(s, [x.detach() ** 2 for x in s.x], dims)]
@@ -319,7 +319,7 @@ def halo(s):
     pads[i] = pads[i + rank] = 0
     op = replace(s.op, attributes=tuple(sorted({**a, "pads": tuple(pads), "auto_pad": "NOTSET"}.items())))
     wholes = convert(s.x, dim, BROADCAST, PARTIAL)
-    rows = s.shapes[0][dim]
+    rows = s.shapes[0][0][dim]
     found = []
     for r, whole in enumerate(wholes):
         first = r * rows * strides[i] - begin
@@ -327,7 +327,7 @@ def halo(s):
         inside = whole.narrow(dim, max(first, 0), min(stop, whole.shape[dim]) - max(first, 0))
         border = [0, 0] * (whole.ndim - 1 - dim) + [max(-first, 0), max(stop - whole.shape[dim], 0)]
         shard = torch.nn.functional.pad(inside, border)
-        found.append(apply_local(op, [shard, *[p[r] for p in s.parts[1:]]], s.shapes))
+        found.append(apply_local(op, [shard, *[p[r] for p in s.parts[1:]]], s.shapes[r]))
     return found
 
 
@@ -363,7 +363,7 @@ def attention(s):
     sums = summed(s, powers, -1)
     parts = [p / t @ v.repeat_interleave(group, 1) for p, t, v in zip(powers, sums, vs, strict=True)]
     found = total(parts, BROADCAST)
-    return [(y if s.parts[0][0].ndim == 4 else y.transpose(1, 2).reshape(s.shapes[0]),) for y in found]
+    return [(y if s.parts[0][0].ndim == 4 else y.transpose(1, 2).reshape(s.shapes[0][0]),) for y in found]
 
 
 def cross_entropy(s):
@@ -393,7 +393,7 @@ def cross_entropy(s):
     losses = rows if reduction == "none" else [row.sum() for row in rows]
     if reduction == "mean":
         losses = [loss / w.sum() for loss, w in zip(losses, share, strict=True)]
-    if len(s.shapes) == 1:
+    if len(s.shapes[0]) == 1:
         return [(loss,) for loss in losses]
     return [(loss, x - n) for loss, x, n in zip(losses, s.x, log_sum(PARTIAL), strict=True)]
 
@@ -418,7 +418,7 @@ def lookup(s):
 
 def experts(s):
     """Experts are split: each rank counts them from the first of its own."""
-    count = (s.shapes[0] if s.op.kind == DISPATCH else s.x[0].shape)[0]
+    count = (s.shapes[0][0] if s.op.kind == DISPATCH else s.x[0].shape)[0]
     chosen = [held - r * count for r, held in enumerate(s.parts[1])]
     return replace(s, parts=[s.parts[0], chosen, *s.parts[2:]]).local()
 
@@ -463,17 +463,22 @@ def table(op, tensors):
     return operator_signatures(graph, op)
 
 
-def share(shape, placement, ranks):
-    return tuple(n // ranks if d == placement else n for d, n in enumerate(shape))
+def share(shape, placement, ranks, rank):
+    """Shape of the part of a rank: equal parts rounded up, the last one shorter where the size does not divide."""
+    each = [-(-n // ranks) for n in shape]
+    return tuple(
+        min(e, n - rank * e) if d == placement else n for d, (n, e) in enumerate(zip(shape, each, strict=True))
+    )
 
 
 def rank_counts(op, signature):
-    """Sizes of a mesh axis among 2, 3, 4 that divide the split factor."""
+    """Sizes of a mesh axis among 2, 3, 4 that divide the split factor, or whose parts may be of unlike sizes."""
     if signature.factor is None:
         return [3]
     factor = op.rule.factors[signature.factor]
     size = SAMPLES if factor.is_batch else factor.size
-    return [n for n in (2, 3, 4) if size % n == 0]
+    unevenly = may_be_uneven(op.rule, signature.factor)
+    return [n for n in (2, 3, 4) if size % n == 0 or (unevenly and size > (n - 1) * -(-size // n))]
 
 
 def text(op, signature, ranks):
@@ -489,20 +494,21 @@ def check(whole, signature, ranks):
     for x, placement in zip(whole.operands, signature.inputs, strict=True):
         held = place(x.detach(), placement, ranks, generator)
         parts.append([p.requires_grad_() if x.is_floating_point() else p for p in held])
-    shapes = [share(y.shape, p, ranks) for y, p in zip(whole.outputs, signature.outputs, strict=True)]
+    placed = list(zip(whole.outputs, signature.outputs, strict=True))
+    shapes = [[share(y.shape, p, ranks, rank) for y, p in placed] for rank in range(ranks)]
     shards = Shards(op, signature, ranks, parts, shapes, [tuple(x.shape) for x in whole.operands])
     found = program(shards)
     for number, (y, placement) in enumerate(zip(whole.outputs, signature.outputs, strict=True)):
         held = [one[number].detach() for one in found]
         message = f"output {number} of {text(op, signature, ranks)}"
-        assert all(tuple(h.shape) == shapes[number] for h in held), message
+        assert [tuple(h.shape) for h in held] == [shape[number] for shape in shapes], message
         close(assemble(held, placement), y.detach(), message)
     given = [
         [None] * ranks if g is None else place(g, gradient_placement(p), ranks, generator)
         for g, p in zip(whole.output_gradients, signature.outputs, strict=True)
     ]
     outputs = [y for one in found for y in one]
-    gradients = [given[number][r] for r in range(ranks) for number in range(len(shapes))]
+    gradients = [given[number][r] for r in range(ranks) for number in range(len(shapes[0]))]
     leaves = [p for held in parts for p in held]
     flat = iter(differentiate(outputs, gradients, leaves))
     for index, (gradient, placement) in enumerate(zip(whole.gradients, signature.input_gradients, strict=True)):

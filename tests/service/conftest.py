@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import httpx
 import psutil
 import pytest
 import redis
+from redis_servers import RedisServer
 
 from agents.searcher import Progress, SearchResult
 from automap.plan import DeviceMemory, Estimate, Plan, Schedule, SearchRecord, Stage, model_ref
@@ -34,6 +36,7 @@ from service.jobs.store import Store
 from service.serve import Server, bind
 from service.settings import Settings
 
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 DEADLINE_S = 90.0
 
 
@@ -125,9 +128,18 @@ def search() -> Callable[..., SearchResult]:
 
 
 @pytest.fixture(scope="session")
-def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with EmbeddedRedis(tmp_path_factory.mktemp("data")) as server:
-        yield server.url
+def redis_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The service's own Redis, or a redis-server where `redis_servers.ON_EVERY_REDIS` asks for it."""
+    folder = tmp_path_factory.mktemp("data")
+    if getattr(request, "param", "embedded") == "server":
+        with RedisServer(folder) as server:
+            yield server.url
+        return
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PATH", str(folder))  # that of the wheel, also where another is installed
+            own = stack.enter_context(EmbeddedRedis(folder))
+        yield own.url
 
 
 @pytest.fixture
@@ -183,6 +195,18 @@ def api(_shared_api: httpx.Client, client: redis.Redis) -> httpx.Client:
     return _shared_api
 
 
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium without a window."""
+    if CHROMIUM is None:
+        pytest.skip("not run: pages and pictures in a browser (apt-get install chromium)")
+    playwright = pytest.importorskip("playwright.sync_api", reason="not run: pages in a browser (playwright)")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield started
+        started.close()
+
+
 class Service:
     """`automap serve` as a process, with its children."""
 
@@ -190,7 +214,7 @@ class Service:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, "-m", "service.command.main", "serve", "--port", "0", "--json", *words],
-            env={**os.environ, "AUTOMAP_DATA_DIR": str(data_dir), "AUTOMAP_LOG_LEVEL": "INFO", **environment},
+            env={**os.environ, "AUTOMAP_DATA_DIR": str(data_dir), "AUTOMAP_LOG_LEVEL": "INFO"} | environment,
             stdout=subprocess.PIPE,
             stderr=self._log,
             preexec_fn=processes.dying_with_parent(signal.SIGTERM),  # noqa: PLW1509
@@ -257,3 +281,16 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     yield service
     print(service.log())  # shown when a test failed
     service.stop()
+
+
+@pytest.fixture(scope="module")
+def on_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, EmbeddedRedis]]:
+    """A service on a Redis that the test may stop, kill and fill; one that says nothing for two seconds is away."""
+    with EmbeddedRedis(tmp_path_factory.mktemp("store")) as server:
+        more = {"AUTOMAP_REDIS_URL": f"{server.url}?socket_timeout=2", "AUTOMAP_LOG_LEVEL": "WARNING"}
+        service = Service(tmp_path_factory.mktemp("service"), **more)
+        try:
+            yield service, server
+        finally:
+            print(service.log())  # shown when a test failed
+            service.stop()

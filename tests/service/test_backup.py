@@ -11,7 +11,7 @@ from service_work import run
 from service.embedded_redis import EmbeddedRedis
 from service.jobs.connection import connect
 from service.jobs.job_queue import recover
-from service.jobs.keys import Keys
+from service.jobs.keys import Keys, place_of
 from service.jobs.run_job import JobRequest, ModelOptions
 from service.jobs.store import Store
 
@@ -39,6 +39,6 @@ def test_a_copy_brings_everything_back(tmp_path: Path, search: Any) -> None:
         assert all(job.state == "queued" for job in store.active())
         assert (store.plan(done.id), store.events(done.id)) == (plan, events)
         assert (store.model(model.id), store.model_bytes(model.id)) == (model, b"bytes")
-        assert Keys(client).find(key).tenant == "default"
+        assert Keys(client).checked(key, client.hget(*place_of(key))).tenant == "default"
         run(running.id, client, search=search)
         assert store.state(running.id) == "succeeded"

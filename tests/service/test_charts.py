@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import tomllib
 from html.parser import HTMLParser
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from matplotlib.image import imread
 
 from agents import Budget, search_in_turn, search_offer
 from agents.recommend import Goals, recommend
+from agents.results.history import MOST_MOMENTS, history
 from agents.searcher import SearchResult
+from automap.plan import Plan
 from automap.problem import Problem
 from automap.validation.errors_by_group import Predicted
 from automap.validation.published_runs import Run
 from ir import notebook, zoo
 from ir.graph import Graph
 from service.command.main import main
-from service.drawing import charts
+from service.drawing import charts, pictures
 from service.drawing.notebook import shown
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 GPT = "gpt:layers=4,hidden=256,heads=4,vocab_size=512,seq_len=128"
 
 
@@ -70,6 +67,23 @@ def test_a_search_is_drawn_against_its_bound(result: SearchResult) -> None:
     assert lowest >= bound.get_ydata()[0]  # type: ignore[index]
 
 
+def test_a_plan_keeps_how_it_was_found(result: SearchResult) -> None:
+    record = result.record
+    for name, own in result.by_searcher.items():
+        assert list(record.history[name]) == [(count, step_s) for count, _, step_s in own]
+    (axes,) = pictures.search(Plan.from_json(json.loads(json.dumps(result.plan.to_json())))).axes
+    *curves, bound = axes.lines
+    for curve, own in zip(curves, record.history.values(), strict=True):
+        shown_as = list(zip(curve.get_xdata(), curve.get_ydata(), strict=True))
+        assert shown_as == [*own, (record.evaluations, own[-1][1])]
+    assert list(bound.get_ydata()) == [record.lower_bound_s] * 2
+    many = {"mcmc": [(count, 0.1 * count, 1e3 / count) for count in range(1, 1000)]}
+    (kept,) = history(many).values()
+    assert len(kept) == MOST_MOMENTS
+    assert (kept[0], kept[-1]) == ((1, 1e3), (999, 1e3 / 999))
+    assert list(kept) == sorted(set(kept))
+
+
 def test_the_front_of_a_recommendation_is_drawn(graph: Graph) -> None:
     clusters = ["1x2xA100", "1x4xA100", "1x8xA100", "1x8xV100"]
     for prices in (None, {"A100": 2.0, "V100": 1.0}):
@@ -109,24 +123,6 @@ def test_files_of_every_kind_are_written(
     assert ".html, .svg, .png or .json" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="not run: pictures in a browser (apt-get install chromium)")
-def test_a_browser_shows_a_search(result: SearchResult, tmp_path: Path) -> None:
-    path, picture = tmp_path / "search.html", tmp_path / "shown.png"
-    charts.write(path, "A search", {}, lambda: charts.search_progress(result))
-    words = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--window-size=1000,900"]
-    words += [f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={picture}", "--dump-dom", path.as_uri()]
-    assert CHROMIUM is not None
-    shown = subprocess.run([CHROMIUM, *words], capture_output=True, text=True, check=True, timeout=120)
-    assert "CONSOLE" not in shown.stderr
-    assert "no plan takes less" in shown.stdout
-    pixels = imread(picture)[..., :3]
-    # The curve of the first searcher, and the bound.
-    for colour in ("0072B2", "D55E00"):
-        wanted = np.array([int(colour[i : i + 2], 16) for i in (0, 2, 4)]) / 255.0
-        assert (np.abs(pixels - wanted).max(axis=2) < 0.02).sum() > 5, colour
-
-
 class Elements(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
@@ -147,7 +143,7 @@ def test_notebooks_show_tables_and_pictures(
     graph: Graph, result: SearchResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert tags(shown(graph)).count("tr") >= 5
-    assert tags(shown(result.plan)).count("svg") == 2
+    assert tags(shown(result.plan)).count("svg") == 3
     text = shown(result)
     assert tags(text).count("svg") == 1
     assert "others" in str(text)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ from service.jobs.keys import Keys
 from service.jobs.store import Store
 from service.settings import Settings
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 GPT = "gpt:layers=4,hidden=256,heads=4,vocab_size=1024,seq_len=128"
 FOLDER = Path(__file__).resolve().parents[2] / "service" / "http" / "dashboard"
 
@@ -51,17 +48,6 @@ def told(number: int) -> Progress:
         searcher="mcmc", evaluations=110 * number, seconds=0.5 * number, best_step_time_s=0.9 - 0.01 * number,
         lower_bound_s=0.4, fraction=number / 20, members=members,
     )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("not run: the dashboard in a browser (apt-get install chromium)")
-    playwright = pytest.importorskip("playwright.sync_api", reason="not run: the dashboard in a browser (playwright)")
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield started
-        started.close()
 
 
 @pytest.mark.slow
@@ -127,7 +113,7 @@ def test_from_the_form_to_the_plan(
     for line in plan["why"]:
         assert line in shown
     sizes = page.locator("figure img").evaluate_all("images => images.map(i => i.naturalWidth)")
-    assert len(sizes) == 5 and all(sizes)
+    assert len(sizes) == 6 and all(sizes)
     with page.expect_download() as download:
         page.get_by_role("button", name="Download plan.json").click()
     download.value.save_as(tmp_path / "plan.json")

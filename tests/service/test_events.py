@@ -12,11 +12,13 @@ import httpx
 import pytest
 import redis
 import service_work
+from redis_servers import ON_EVERY_REDIS
 
 from service.jobs import events
 from service.jobs.store import Store, Superseded
 from service.settings import Settings
 
+pytestmark = ON_EVERY_REDIS
 JOB = {"zoo": "gpt2:layers=2", "cluster": "8xV100-16GB", "training": {"global_batch": 64}, "budget": "1s"}
 
 

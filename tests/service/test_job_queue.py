@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 import redis
+from redis_servers import ON_EVERY_REDIS
 
 from service.jobs.job_queue import WORKERS, Claim, Queue
 from service.jobs.run_job import JobRequest
 from service.jobs.store import LEASES, Store
 
+pytestmark = ON_EVERY_REDIS
 REQUEST = JobRequest(cluster="8xV100-16GB", training={"global_batch": 64})
 
 

@@ -75,8 +75,9 @@ def test_the_command_line_against_a_service(
         "--searcher",
         "mcmc",
     ]
-    assert main(["submit", str(path), *words, *at, "--detach"]) == 0
+    assert main(["submit", str(path), *words, *at, "--detach", "--priority", "3"]) == 0
     job_id = capsys.readouterr().out.strip()
+    assert running.client.job(job_id)["request"]["priority"] == 3
     assert main(["watch", job_id, "-o", str(tmp_path / "plan.json"), *at]) == 0
     assert capsys.readouterr().out.startswith("strategy")
     assert (tmp_path / "plan.json").exists()

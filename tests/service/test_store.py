@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import pytest
 import redis
+from redis_servers import ON_EVERY_REDIS
 
 from service.jobs.connection import connect
 from service.jobs.model_store import MOST_GRAPHS, StoreFull
 from service.jobs.run_job import JobRequest
 from service.jobs.store import AnotherRequest, Once, Store, Superseded
 
+pytestmark = ON_EVERY_REDIS
 REQUEST = JobRequest(cluster="8xV100-16GB", training={"global_batch": 64})
 
 

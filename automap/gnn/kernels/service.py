@@ -1,128 +1,283 @@
-"""Which flows are served at which rate: strict priority with filling, and max-min fair shares.
+"""Strict priority with filling: which flow is served at which rate.
 
-Strict priority serves flows in the order of their keys; each takes all that is left at both its ends, so that a less
-urgent flow fills what more urgent ones leave.
+Flows are served in the order of their keys. Each takes all that is left at both its ends, so that a less urgent flow
+fills what more urgent ones leave. Rates are found anew only where something has changed: at the interfaces of a flow
+that has come, has arrived or gets another rate, and there only behind it. The result is that of serving all flows from
+nothing, since the rate of a flow depends only on more urgent ones at its two interfaces.
 """
 
 from __future__ import annotations
 
-import math
+from numba import boolean, float64, int64, void
 
-from numba import float64, int64, void
-
-from automap.gnn.kernels.records import GNN
-from automap.gnn.kernels.state import BITS, STATE, first_from, give_back
-from automap.jit import borrowing, kernel
+from automap.gnn.kernels.state import BEGUN, CALM, CLEARED, NONE, STATE, UNKNOWN, add_event, take_event
+from automap.jit import borrowing
 
 EMPTY = 1e-9
 """Share of an interface's rate below which nothing is left of it: differences of rounding."""
 
 
-@borrowing(void(STATE, int64), inner=True, forceinline=True)
-def _settle(state, flow):
-    """Takes note of what a flow has sent until now, and ends its rate."""
-    now = state.moment[0].now
-    state.left[flow] = max(0.0, state.left[flow] - state.rate[flow] * (now - state.since[flow]))
-    state.since[flow], state.rate[flow] = now, 0.0
+@borrowing(boolean(float64, int64, float64, int64), inner=True, forceinline=True)
+def _is_before(key, flow, other_key, other):
+    return key < other_key or (key == other_key and flow < other)
 
 
-@borrowing(void(STATE, int64, float64), inner=True, forceinline=True)
-def _serve(state, flow, rate):
-    moment = state.moment[0]
-    state.rate[flow] = rate
-    state.arrival_s[flow] = moment.now + state.left[flow] / rate
-    state.served[moment.served] = flow
-    moment.served += 1
+@borrowing(float64(STATE, int64), inner=True, forceinline=True)
+def _left(state, flow):
+    """Bytes that are left of a flow now."""
+    row = state.flows[flow]
+    return max(0.0, row.left - row.rate * (state.moment[0].now - row.since))
 
 
-@borrowing(float64(float64, float64, float64), inner=True, forceinline=True)
-def _less(left, rate, of):
-    """What is left of a rate after `rate` was taken; nothing where only rounding is left."""
-    return 0.0 if left - rate <= EMPTY * of else left - rate
+@borrowing(float64(STATE, int64), inner=True, forceinline=True)
+def _key(state, flow):
+    """The key of a flow now."""
+    row = state.flows[flow]
+    return _left(state, flow) if state.moment[0].shrinks and row.rate > 0.0 else row.key
 
 
-@borrowing(void(GNN, STATE), inner=True, forceinline=True)
-def serve_by_key(gnn, state):
-    """Finds the rates of all flows whose key is no less than `dirty`; the others keep theirs."""
-    moment, key, order = state.moment[0], state.key, state.order
-    out_left, in_left = state.out_left, state.in_left
-    while moment.served > 0 and key[state.served[moment.served - 1]] >= moment.dirty:
-        moment.served -= 1
-        flow = state.served[moment.served]
-        give_back(gnn, state, flow)
-        _settle(state, flow)
-    open_out, open_in = moment.open_out, moment.open_in
-    for number in range(first_from(state, moment.dirty), moment.active):
-        if open_out == 0 or open_in == 0:
+# -- queues -----------------------------------------------------------------------------------------------------------
+
+
+@borrowing(void(STATE, int64, int64), inner=True)
+def _enqueue(state, number, flow):
+    """Adds a flow to those of an interface."""
+    interface, key, queue, keys = state.interfaces[number], state.flows[flow].key, state.queue, state.queue_key
+    head, tail = interface.head, interface.tail
+    if head > interface.begin and (head == tail or _is_before(key, flow, keys[head], queue[head])):
+        interface.head = head - 1
+        queue[head - 1], keys[head - 1] = flow, key
+        return
+    if tail == interface.end:
+        shift = head - interface.begin
+        for at in range(head, tail):
+            queue[at - shift], keys[at - shift] = queue[at], keys[at]
+        head, tail = head - shift, tail - shift
+    at = tail
+    while at > head and _is_before(key, flow, keys[at - 1], queue[at - 1]):
+        queue[at], keys[at] = queue[at - 1], keys[at - 1]
+        at -= 1
+    queue[at], keys[at] = flow, key
+    interface.head, interface.tail = head, tail + 1
+
+
+@borrowing(void(STATE, int64, int64), inner=True)
+def _dequeue(state, number, flow):
+    """Takes a flow from those of an interface."""
+    interface, queue, keys = state.interfaces[number], state.queue, state.queue_key
+    head = at = interface.head
+    while queue[at] != flow:
+        at += 1
+    # Urgent flows leave first, so there is less to move in front of it than behind.
+    while at > head:
+        queue[at], keys[at] = queue[at - 1], keys[at - 1]
+        at -= 1
+    interface.head = head + 1
+
+
+# -- rates ------------------------------------------------------------------------------------------------------------
+
+
+@borrowing(void(STATE, int64, int64, float64), inner=True, forceinline=True)
+def _give(state, number, flow, rate):
+    """Gives a part of an interface to a flow."""
+    interface = state.interfaces[number]
+    state.serving[interface.first + interface.served] = flow
+    interface.served += 1
+    state.moment[0].shared += interface.served == 2
+    interface.free -= rate
+    if interface.free <= EMPTY * interface.rate:
+        interface.free, interface.full = 0.0, flow
+
+
+@borrowing(void(STATE, int64, int64), inner=True, forceinline=True)
+def _give_back(state, number, flow):
+    """Takes a flow from those that an interface serves."""
+    interface, serving = state.interfaces[number], state.serving
+    interface.served -= 1
+    first, last = interface.first, interface.first + interface.served
+    state.moment[0].shared -= interface.served == 1
+    interface.free, interface.full = interface.rate, NONE
+    is_behind = False
+    for at in range(first, last):
+        is_behind = is_behind or serving[at] == flow
+        if is_behind:
+            serving[at] = serving[at + 1]
+        interface.free -= state.flows[serving[at]].rate
+    if interface.free <= EMPTY * interface.rate:
+        interface.free = 0.0
+
+
+@borrowing(void(STATE, int64, float64, int64), inner=True)
+def _mark(state, number, key, flow):
+    """Has the rates at an interface found anew, from a flow of this key on."""
+    interface, moment = state.interfaces[number], state.moment[0]
+    if interface.mark == CALM:
+        state.marked[moment.marked] = number
+        moment.marked += 1
+    elif not _is_before(key, flow, interface.key, interface.number):
+        return
+    interface.mark, interface.key, interface.number, interface.next = BEGUN, key, flow, UNKNOWN
+
+
+@borrowing(boolean(STATE, int64, float64, int64), inner=True, forceinline=True)
+def _leaves_some(state, number, key, flow):
+    """Whether more urgent flows leave something of an interface to a flow."""
+    interface = state.interfaces[number]
+    if interface.full < 0:
+        return interface.free > 0.0
+    return not _is_before(_key(state, interface.full), interface.full, key, flow)
+
+
+@borrowing(boolean(STATE, int64, float64, int64), inner=True)
+def _clear(state, number, from_key, from_flow):
+    """Ends the service of the flows of an interface from a key on: they wait again, with what they have left.
+
+    Returns whether there were any. The interfaces at their other ends are marked.
+    """
+    interface, shrinks = state.interfaces[number], state.moment[0].shrinks
+    at, count = interface.served - 1, interface.served
+    while at >= 0:
+        flow = state.serving[interface.first + at]
+        key, row = _key(state, flow), state.flows[flow]
+        if not _is_before(key, flow, from_key, from_flow):
+            take_event(state, len(state.tasks) + flow)
+            row.left = _left(state, flow)
+            row.rate = 0.0
+            _give_back(state, row.near, flow)
+            _give_back(state, row.far, flow)
+            if shrinks:
+                _dequeue(state, row.near, flow)
+                _dequeue(state, row.far, flow)
+                row.key = key
+                _enqueue(state, row.near, flow)
+                _enqueue(state, row.far, flow)
+            _mark(state, row.near + row.far - number, key, flow)
+        elif not shrinks:
             break
-        code = order[number]
-        source = code & ((1 << BITS) - 1)
-        if out_left[source] <= 0.0:
+        at -= 1
+    return interface.served < count
+
+
+@borrowing(void(STATE, int64), inner=True)
+def _find_next(state, number):
+    """Finds the first flow from the mark of an interface on that both ends leave something to."""
+    interface, queue, keys = state.interfaces[number], state.queue, state.queue_key
+    low, high = interface.head, interface.tail
+    while low < high:
+        middle = (low + high) >> 1
+        if _is_before(keys[middle], queue[middle], interface.key, interface.number):
+            low = middle + 1
+        else:
+            high = middle
+    for at in range(low, interface.tail):
+        flow = queue[at]
+        row = state.flows[flow]
+        if row.rate == 0.0 and _leaves_some(state, row.near + row.far - number, keys[at], flow):
+            interface.key, interface.number, interface.next = keys[at], flow, flow
+            return
+    interface.next = NONE
+
+
+@borrowing(void(STATE, int64), inner=True)
+def _serve(state, number):
+    """Serves the next flow of an interface, if it still waits and nothing less urgent is in its way."""
+    interface, moment = state.interfaces[number], state.moment[0]
+    flow, key = interface.next, interface.key
+    row = state.flows[flow]
+    other = row.near + row.far - number
+    interface.next = UNKNOWN
+    if row.rate > 0.0 or not _leaves_some(state, other, key, flow):
+        return
+    there = state.interfaces[other]
+    is_cleared = there.served > 0 and _clear(state, other, key, flow)
+    rate = min(interface.free, there.free)
+    row.rate, row.since = rate, moment.now
+    _give(state, number, flow, rate)
+    _give(state, other, flow, rate)
+    add_event(state, moment.now + row.left / rate, len(state.tasks) + flow)
+    if is_cleared and there.free > 0.0:
+        _mark(state, other, key, flow)
+
+
+@borrowing(boolean(STATE, int64, int64), inner=True, forceinline=True)
+def _is_more_urgent(state, number, other):
+    """Whether the next flow of an interface goes before that of another."""
+    first, second = state.interfaces[number], state.interfaces[other]
+    return _is_before(first.key, first.number, second.key, second.number)
+
+
+@borrowing(void(STATE), inner=True)
+def _look_for_overtaking(state):
+    """Marks interfaces where a flow that is served has less left than one before it.
+
+    Only two flows that an interface serves both can change each other's rate so: one that waits has nothing to lose.
+    """
+    for number in range(len(state.interfaces)):
+        interface = state.interfaces[number]
+        if interface.served < 2:
             continue
-        target = (code >> BITS) & ((1 << BITS) - 1)
-        rate = min(out_left[source], in_left[target])
-        if rate <= 0.0:
-            continue
-        flow = code >> 2 * BITS
-        out_left[source] = _less(out_left[source], rate, gnn.rate_out[source])
-        in_left[target] = _less(in_left[target], rate, gnn.rate_in[target])
-        if out_left[source] == 0.0:
-            state.out_full[source] = key[flow]
-            open_out -= 1
-        if in_left[target] == 0.0:
-            state.in_full[target] = key[flow]
-            open_in -= 1
-        state.out_served[source] += 1
-        state.in_served[target] += 1
-        state.since[flow] = moment.now
-        _serve(state, flow, rate)
-    moment.open_out, moment.open_in = open_out, open_in
-    moment.dirty = math.inf
+        before = state.serving[interface.first]
+        longest_key = _key(state, before)
+        for at in range(interface.first + 1, interface.first + interface.served):
+            flow = state.serving[at]
+            key = _key(state, flow)
+            if _is_before(key, flow, longest_key, before):
+                _mark(state, number, key, flow)
+            else:
+                longest_key, before = key, flow
 
 
-@borrowing(void(GNN, STATE), inner=True)
-def serve_shortest(gnn, state):
-    """Serves the flows with the fewest bytes left first."""
-    order, key = state.order, state.key
-    for number in range(state.moment[0].served):
-        give_back(gnn, state, state.served[number])
-    state.moment[0].served = 0
-    for number in range(state.moment[0].active):
-        flow = order[number] >> 2 * BITS
-        _settle(state, flow)
-        key[flow] = state.left[flow]
-        at = number
-        while at > 0 and key[order[at - 1] >> 2 * BITS] > key[flow]:
-            order[at] = order[at - 1]
-            at -= 1
-        order[at] = state.code[flow]
-    state.moment[0].dirty = -math.inf
-    serve_by_key(gnn, state)
+@borrowing(void(STATE), inner=True)
+def serve_by_key(state):
+    """Finds the rates of all flows that what has happened may change, the most urgent first."""
+    moment = state.moment[0]
+    if moment.shrinks and moment.shared > 0:
+        _look_for_overtaking(state)
+    while moment.marked > 0:
+        best, at = NONE, 0
+        while at < moment.marked:
+            number = state.marked[at]
+            interface = state.interfaces[number]
+            if interface.mark == BEGUN:
+                interface.mark = CLEARED
+                if interface.served > 0 and _clear(state, number, interface.key, interface.number):
+                    best, at = NONE, 0
+                    continue
+            if interface.next == UNKNOWN and interface.free > 0.0:
+                _find_next(state, number)
+            if interface.free <= 0.0 or interface.next == NONE:
+                interface.mark = CALM
+                moment.marked -= 1
+                state.marked[at] = state.marked[moment.marked]
+                continue
+            if best == NONE or _is_more_urgent(state, number, best):
+                best = number
+            at += 1
+        if best != NONE:
+            _serve(state, best)
 
 
-@kernel(void(GNN, STATE), inner=True)
-def serve_fairly(gnn, state):
-    """Gives all flows max-min fair rates: the narrowest interface is shared evenly, then the next."""
-    moment, machines = state.moment[0], len(gnn.rate_out)
-    for number in range(moment.active):
-        _settle(state, state.order[number] >> 2 * BITS)
-    out_left, in_left = gnn.rate_out.copy(), gnn.rate_in.copy()
-    out_count, in_count = state.out_active.copy(), state.in_active.copy()
-    moment.served = 0
-    while moment.served < moment.active:
-        share, narrowest = math.inf, 0
-        for machine in range(machines):
-            if out_count[machine] > 0 and out_left[machine] / out_count[machine] < share:
-                share, narrowest = out_left[machine] / out_count[machine], machine
-            if in_count[machine] > 0 and in_left[machine] / in_count[machine] < share:
-                share, narrowest = in_left[machine] / in_count[machine], machines + machine
-        for number in range(moment.active):
-            flow = state.order[number] >> 2 * BITS
-            source, target = state.near[flow], state.far[flow]
-            if state.rate[flow] == 0.0 and narrowest in (source, machines + target):
-                out_left[source] = max(out_left[source] - share, EMPTY * gnn.rate_out[source])
-                in_left[target] = max(in_left[target] - share, EMPTY * gnn.rate_in[target])
-                out_count[source] -= 1
-                in_count[target] -= 1
-                _serve(state, flow, share)
-    moment.dirty = math.inf
+@borrowing(void(STATE, int64, float64, float64), inner=True)
+def queue_flow(state, flow, key, volume):
+    """Lets a transfer wait for a rate."""
+    row = state.flows[flow]
+    row.key, row.left, row.rate, row.since = key, volume, 0.0, state.moment[0].now
+    _enqueue(state, row.near, flow)
+    _enqueue(state, row.far, flow)
+    if _leaves_some(state, row.near, key, flow) and _leaves_some(state, row.far, key, flow):
+        _mark(state, row.near, key, flow)
+
+
+@borrowing(void(STATE, int64), inner=True)
+def end_service(state, flow):
+    """Ends the service of a flow that has arrived."""
+    row = state.flows[flow]
+    key = 0.0 if state.moment[0].shrinks else row.key
+    _give_back(state, row.near, flow)
+    _give_back(state, row.far, flow)
+    _dequeue(state, row.near, flow)
+    _dequeue(state, row.far, flow)
+    row.rate = row.left = 0.0
+    _mark(state, row.near, key, flow)
+    _mark(state, row.far, key, flow)

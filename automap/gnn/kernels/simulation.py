@@ -14,15 +14,17 @@ import numpy as np
 from numba import float64, int64, void
 
 from automap.gnn.kernels.bounds import critical_ranks
+from automap.gnn.kernels.fair_shares import join_shares, leave_shares, share_fairly
 from automap.gnn.kernels.records import GNN
-from automap.gnn.kernels.service import serve_by_key, serve_fairly, serve_shortest
-from automap.gnn.kernels.state import STATE, insert_flow, new_state, pop_running, push_running, remove_flow
+from automap.gnn.kernels.service import end_service, queue_flow, serve_by_key
+from automap.gnn.kernels.state import STATE, add_event, new_state, take_event
 from automap.jit import borrowing, kernel
 
 POLICIES = ("priority", "fifo", "fair", "srpt", "coflow")
 """Orders of service. priority: the earliest iteration first, then the flow with the longest rest of its iteration;
-fifo: as released; fair: max-min fair shares; srpt: fewest bytes left first; coflow: flows that wait for each other in
-one group, the group with the least time at its narrowest interface first (as in Varys, SIGCOMM 2014)."""
+fifo: as begun; fair: max-min fair shares; srpt: fewest bytes left first; coflow: flows that wait for each other in
+one group, the group with the least time at its narrowest interface first (as in Varys, SIGCOMM 2014). Of flows that are
+equal in this, the first in the problem goes first."""
 PRIORITY, FIFO, FAIR, SRPT, COFLOW = range(len(POLICIES))
 
 
@@ -32,117 +34,131 @@ def _coflow_s(gnn, place, state, flow, iteration):
     group = gnn.coflow[flow]
     if state.coflow_of[group] == iteration:
         return state.coflow_key[group]
-    task = gnn.target[flow] if group < len(gnn.order) else gnn.source[flow]
-    begin, flows = (gnn.in_begin, gnn.in_flows) if group < len(gnn.order) else (gnn.out_begin, gnn.out_flows)
-    far = total = 0.0
-    for number in range(begin[task], begin[task + 1]):
-        other = flows[number]
-        source, target = place[gnn.source[other]], place[gnn.target[other]]
-        if source != target and gnn.coflow[other] == group:
+    comes_together = group < len(gnn.order)
+    task = gnn.target[flow] if comes_together else gnn.source[flow]
+    begin, flows = (gnn.in_begin, gnn.in_flows) if comes_together else (gnn.out_begin, gnn.out_flows)
+    ends, rates = (gnn.source, gnn.rate_out) if comes_together else (gnn.target, gnn.rate_in)
+    for at in range(begin[task], begin[task + 1]):
+        state.coflow_load[place[ends[flows[at]]]] = 0.0
+    longest_s = total = 0.0
+    for at in range(begin[task], begin[task + 1]):
+        other, machine = flows[at], place[ends[flows[at]]]
+        if machine != place[task] and gnn.coflow[other] == group:
             total += gnn.bytes[iteration, other]
-            rate = gnn.rate_out[source] if group < len(gnn.order) else gnn.rate_in[target]
-            far = max(far, gnn.bytes[iteration, other] / rate)
-    here = gnn.rate_in[place[task]] if group < len(gnn.order) else gnn.rate_out[place[task]]
-    state.coflow_of[group], state.coflow_key[group] = iteration, max(far, total / here)
+            state.coflow_load[machine] += gnn.bytes[iteration, other]
+            longest_s = max(longest_s, state.coflow_load[machine] / rates[machine])
+    own = gnn.rate_in[place[task]] if comes_together else gnn.rate_out[place[task]]
+    state.coflow_of[group], state.coflow_key[group] = iteration, max(longest_s, total / own)
     return state.coflow_key[group]
 
 
 @borrowing(void(GNN, STATE, int64), inner=True, forceinline=True)
-def _try_start(gnn, state, task):
-    iteration = state.done[task]
-    is_waiting = state.begun[task] <= iteration or state.missing[task] > 0
-    if iteration < len(gnn.time_s) and not is_waiting and state.is_running[task] == 0:
-        state.is_running[task] = 1
-        push_running(state, state.moment[0].now + gnn.time_s[iteration, task], task)
+def _try_start(gnn, state, number):
+    task = state.tasks[number]
+    if task.begun > task.done and task.missing == 0 and task.is_running == 0:
+        task.is_running = 1
+        add_event(state, state.moment[0].now + gnn.time_s[task.done, number], number)
 
 
 @borrowing(void(GNN, STATE, int64), inner=True, forceinline=True)
 def _arrive(gnn, state, flow):
-    task = gnn.target[flow]
-    state.sent[flow] += 1
-    if state.sent[flow] + gnn.lag[flow] == state.done[task] + 1:
-        state.missing[task] -= 1
-        _try_start(gnn, state, task)
+    row, target = state.flows[flow], gnn.target[flow]
+    row.sent += 1
+    if row.sent + gnn.lag[flow] == state.tasks[target].done + 1:
+        state.tasks[target].missing -= 1
+        _try_start(gnn, state, target)
 
 
-@borrowing(void(GNN, int64[::1], int64[::1], int64, STATE, int64), inner=True, forceinline=True)
-def _activate(gnn, place, rank, policy, state, flow):
+@borrowing(void(GNN, int64[::1], int64[::1], int64, STATE, int64), inner=True)
+def _begin_transfers(gnn, place, rank, policy, state, flow):
     """Begins the next transfers of a flow: all that take no time, and the first that takes some."""
-    while state.sent[flow] < state.released[flow]:
-        iteration = state.sent[flow]
+    row = state.flows[flow]
+    while row.sent < row.released:
+        iteration = row.sent
         volume = gnn.bytes[iteration, flow]
-        if place[gnn.source[flow]] != place[gnn.target[flow]] and volume > 0.0:
-            state.left[flow] = volume
-            state.moment[0].released += 1
-            key = float64(state.moment[0].released)
-            if policy == PRIORITY:
-                key = float64((iteration + gnn.lag[flow]) * len(gnn.source) + rank[flow])
-            elif policy == SRPT:
-                key = volume
-            elif policy == COFLOW:
-                key = _coflow_s(gnn, place, state, flow, iteration)
-            insert_flow(state, flow, key)
-            if policy == FAIR:
-                state.moment[0].dirty = -math.inf
+        if place[gnn.source[flow]] == place[gnn.target[flow]] or volume <= 0.0:
+            _arrive(gnn, state, flow)
+            continue
+        if policy == FAIR:
+            row.left = volume
+            join_shares(state, flow)
             return
-        _arrive(gnn, state, flow)
+        key = state.moment[0].now
+        if policy == PRIORITY:
+            key = float64((iteration + gnn.lag[flow]) * len(gnn.source) + rank[flow])
+        elif policy == SRPT:
+            key = volume
+        elif policy == COFLOW:
+            key = _coflow_s(gnn, place, state, flow, iteration)
+        queue_flow(state, flow, key, volume)
+        return
 
 
 @borrowing(void(GNN, int64[::1], int64[::1], int64, STATE, int64), inner=True)
 def _release(gnn, place, rank, policy, state, flow):
-    state.released[flow] += 1
-    if state.released[flow] == state.sent[flow] + 1:
-        _activate(gnn, place, rank, policy, state, flow)
+    row = state.flows[flow]
+    row.released += 1
+    if row.released == row.sent + 1:
+        _begin_transfers(gnn, place, rank, policy, state, flow)
 
 
 @borrowing(void(GNN, int64[::1], int64[::1], int64, STATE, int64), inner=True)
-def _try_begin(gnn, place, rank, policy, state, task):
+def _try_begin(gnn, place, rank, policy, state, number):
     """Lets a task begin its next iteration if it may: a sampler asks the stores then."""
-    iteration = state.done[task]
-    if iteration >= len(gnn.time_s) or state.begun[task] > iteration:
+    task = state.tasks[number]
+    if task.done >= len(gnn.time_s) or task.begun > task.done:
         return
-    for number in range(gnn.fed_begin[task], gnn.fed_begin[task + 1]):
-        if state.done[gnn.fed[number]] < iteration - gnn.prefetch:
+    for at in range(gnn.fed_begin[number], gnn.fed_begin[number + 1]):
+        if state.tasks[gnn.fed[at]].done < task.done - gnn.prefetch:
             return
-    state.begun[task] = iteration + 1
-    for number in range(gnn.in_begin[task], gnn.in_begin[task + 1]):
-        flow = gnn.in_flows[number]
+    task.begun = task.done + 1
+    for at in range(gnn.in_begin[number], gnn.in_begin[number + 1]):
+        flow = gnn.in_flows[at]
         if gnn.is_store[gnn.source[flow]]:
             _release(gnn, place, rank, policy, state, flow)
-    _try_start(gnn, state, task)
+    _try_start(gnn, state, number)
 
 
 @borrowing(void(GNN, int64[::1], int64[::1], int64, STATE, int64), inner=True)
-def _complete(gnn, place, rank, policy, state, task):
+def _complete(gnn, place, rank, policy, state, number):
     """A task has ended an iteration."""
-    iteration = state.done[task]
+    task = state.tasks[number]
+    iteration = task.done
     state.end_s[iteration] = state.moment[0].now
-    state.done[task], state.is_running[task] = iteration + 1, 0
-    for number in range(gnn.in_begin[task], gnn.in_begin[task + 1]):
-        flow = gnn.in_flows[number]
-        state.missing[task] += state.sent[flow] + gnn.lag[flow] < iteration + 2
-    for number in range(gnn.out_begin[task], gnn.out_begin[task + 1]):
-        flow = gnn.out_flows[number]
+    task.done, task.is_running = iteration + 1, 0
+    for at in range(gnn.in_begin[number], gnn.in_begin[number + 1]):
+        flow = gnn.in_flows[at]
+        task.missing += state.flows[flow].sent + gnn.lag[flow] < iteration + 2
+    for at in range(gnn.out_begin[number], gnn.out_begin[number + 1]):
+        flow = gnn.out_flows[at]
         # What no iteration uses is not sent.
         if iteration + gnn.lag[flow] < len(gnn.time_s):
             _release(gnn, place, rank, policy, state, flow)
-    _try_begin(gnn, place, rank, policy, state, task)
-    for number in range(gnn.in_begin[task], gnn.in_begin[task + 1]):
-        source = gnn.source[gnn.in_flows[number]]
+    _try_begin(gnn, place, rank, policy, state, number)
+    for at in range(gnn.in_begin[number], gnn.in_begin[number + 1]):
+        source = gnn.source[gnn.in_flows[at]]
         if gnn.fed_begin[source] < gnn.fed_begin[source + 1]:
             _try_begin(gnn, place, rank, policy, state, source)
 
 
-@borrowing(void(STATE, float64), inner=True)
-def _write_log(state, until_s):
+@borrowing(void(STATE, float64, int64, float64), inner=True)
+def _write_row(state, until_s, flow, rate):
     moment = state.moment[0]
-    for number in range(moment.served):
-        if moment.logged == len(state.log):
-            return
-        row, flow = state.log[moment.logged], state.served[number]
-        row[0], row[1], row[2] = moment.now, until_s, flow
-        row[3], row[4] = state.sent[flow], state.rate[flow]
+    if moment.logged < len(state.log):
+        row = state.log[moment.logged]
+        row[0], row[1], row[2], row[3], row[4] = moment.now, until_s, flow, state.flows[flow].sent, rate
         moment.logged += 1
+
+
+@borrowing(void(STATE, int64, float64), inner=True)
+def _write_log(state, policy, until_s):
+    if policy == FAIR:
+        for at in range(state.moment[0].active):
+            _write_row(state, until_s, state.active[at], state.active_rate[at])
+        return
+    for flow in range(len(state.flows)):
+        if state.flows[flow].rate > 0.0:
+            _write_row(state, until_s, flow, state.flows[flow].rate)
 
 
 @kernel(int64(GNN, int64[::1], int64[::1], int64, float64[:, ::1], float64[::1]))
@@ -160,39 +176,35 @@ def simulate(gnn, place, rank, policy, log, end_s):
     Returns:
         The number of rows that were written to the log.
     """
-    state = new_state(gnn, place, log)
-    moment, served = state.moment[0], state.served
+    state = new_state(gnn, place, policy == SRPT, log)
+    moment, tasks = state.moment[0], len(gnn.order)
     for task in gnn.order:
         if not gnn.is_store[task]:
             _try_begin(gnn, place, rank, policy, state, task)
     while True:
-        if moment.dirty < math.inf:
-            if policy == FAIR:
-                serve_fairly(gnn, state)
-            elif policy == SRPT:
-                serve_shortest(gnn, state)
-            else:
-                serve_by_key(gnn, state)
-        now, first = math.inf, -1
-        for number in range(moment.served):
-            if state.arrival_s[served[number]] < now:
-                now, first = state.arrival_s[served[number]], number
-        if moment.running > 0 and state.heap_s[0] <= now:
-            now, first = state.heap_s[0], -1
+        if policy != FAIR:
+            serve_by_key(state)
+        elif moment.is_changed:
+            share_fairly(state)
+        now = min(moment.arrival_s, state.event_s[0] if moment.events > 0 else math.inf)
         if now == math.inf:
             break
         if len(log) > 0:
-            _write_log(state, now)
+            _write_log(state, policy, now)
         moment.now = now
-        if policy == SRPT:
-            moment.dirty = -math.inf  # what is served grows shorter, so that the order may change at any event
-        if first < 0:
-            _complete(gnn, place, rank, policy, state, pop_running(state))
-            continue
-        flow = served[first]
-        remove_flow(gnn, state, first)
+        if moment.arrival_s == now:
+            flow = state.active[moment.arriving]
+            leave_shares(state, moment.arriving)
+        else:
+            what = state.event[0]
+            take_event(state, what)
+            if what < tasks:
+                _complete(gnn, place, rank, policy, state, what)
+                continue
+            flow = what - tasks
+            end_service(state, flow)
         _arrive(gnn, state, flow)
-        _activate(gnn, place, rank, policy, state, flow)
+        _begin_transfers(gnn, place, rank, policy, state, flow)
     end_s[:] = state.end_s
     return moment.logged
 

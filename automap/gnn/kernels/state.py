@@ -1,4 +1,4 @@
-"""What a simulation knows at a moment, and the queues that it keeps. Units: seconds, bytes, bytes a second."""
+"""What a simulation knows at a moment, and the heap of its events. Units: seconds, bytes, bytes a second."""
 
 from __future__ import annotations
 
@@ -13,99 +13,148 @@ from automap.gnn.kernels.records import GNN
 from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Floats, Floats2, Ints, Rows, dtype_of, rows_type, tuple_type
 
+UNKNOWN, NONE = -2, -1
+"""For `Interface.next`: it has to be looked for, and there is none. `NONE` also stands for no flow elsewhere."""
+CALM, BEGUN, CLEARED = range(3)
+"""For `Interface.mark`: rates hold; they have to be found anew; and what was served behind has given its rate back."""
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:
     """The numbers of a simulation that are no arrays."""
 
     now: float
-    dirty: float
-    """Key from which on rates have to be found anew; infinite = rates hold."""
+    events: int
+    """Number of events in the heap."""
+    marked: int
+    """Number of interfaces whose rates have to be found anew."""
+    shared: int
+    """Number of interfaces that serve two flows or more."""
+    shrinks: int
+    """1 where the key of a flow is what is left of it, which falls while it is served."""
     active: int
-    """Number of flows that are released and not yet arrived."""
-    served: int
-    """Number of those that have a rate."""
-    running: int
-    """Number of tasks that compute."""
-    released: int
-    """Number of flows released so far."""
+    """Number of flows that share fairly."""
+    is_changed: int
+    """1 where fair shares have to be found anew."""
+    settled_s: float
+    """When they were found last."""
+    arrival_s: float
+    """When the first of the flows that share fairly arrives; infinite where none is active."""
+    arriving: int
+    """Its place in `State.active`."""
     logged: int
     """Number of rows of the log."""
-    open_out: int
-    """Number of machines with active flows and a free rate at the sending side."""
-    open_in: int
-    """The same of the receiving side."""
 
 
-MOMENT = dtype_of(Moment)
-BITS = 10
-"""Bits of a machine's number in `State.code`: `MAX_MACHINES` of `automap.gnn.problem` is 2^10."""
+@dataclass(frozen=True, slots=True)
+class FlowState:
+    """A flow. At most one of its transfers is under way; later ones wait, as in one connection."""
+
+    key: float
+    """Place of its transfer in the order of service; among equal keys the flow with the smaller number is first."""
+    left: float
+    """Bytes that were left at the time `since`."""
+    since: float
+    rate: float
+    """Present rate; 0 while it waits."""
+    near: int
+    """Interface that it leaves: number of the machine."""
+    far: int
+    """Interface that it enters: number of machines and that of the machine."""
+    sent: int
+    """Transfers that have arrived."""
+    released: int
+    """Transfers that were released."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskState:
+    """A task."""
+
+    done: int
+    """Iterations that it has ended."""
+    begun: int
+    """Iterations that it was allowed to begin."""
+    missing: int
+    """Flows that its next iteration still waits for."""
+    is_running: int
+    """1 while it computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """One direction of a machine's network interface, with the flows that wait for it and those that it serves."""
+
+    rate: float
+    """All that it has."""
+    free: float
+    """What no flow has."""
+    full: int
+    """Flow that took the last of it, or `NONE`."""
+    begin: int
+    """Where its part of `State.queue` begins; its flows are those from `head` to `tail`, by key."""
+    end: int
+    head: int
+    tail: int
+    first: int
+    """Where its part of `State.serving` begins: the flows that have a rate, by key."""
+    served: int
+    """Number of these."""
+    mark: int
+    """See `CALM`."""
+    key: float
+    """Rates of flows from this key and number on have to be found anew."""
+    number: int
+    next: int
+    """The first waiting flow from there on that the other interface leaves something to, see `UNKNOWN`."""
+
+
+MOMENT, FLOW, TASK, INTERFACE = map(dtype_of, (Moment, FlowState, TaskState, Interface))
 
 
 class State(NamedTuple):
-    """A simulation at a moment. Of a flow at most one transfer is active; later ones wait, as in one connection."""
+    """A simulation at a moment."""
 
     moment: Annotated[Rows, rows_type(MOMENT)]
     """[1] the moment."""
-    near: Ints
-    """[flows] machine that each leaves."""
-    far: Ints
-    """[flows] machine that each enters."""
-    code: Ints
-    """[flows] number of a flow, machine that it enters and machine that it leaves in one number, the last in the lowest
-    bits: active flows are passed over by the hundred, and most without a look at anything else."""
-    done: Ints
-    """[tasks] iterations that each has ended."""
-    begun: Ints
-    """[tasks] iterations that each was allowed to begin."""
-    missing: Ints
-    """[tasks] flows that its next iteration still waits for."""
-    is_running: Ints
-    """[tasks] 1 while it computes."""
-    heap_s: Floats
-    """[tasks] when running tasks end, a heap."""
-    heap: Ints
-    """[tasks] the running tasks, in the order of `heap_s`."""
+    flows: Annotated[Rows, rows_type(FLOW)]
+    """[flows]"""
+    tasks: Annotated[Rows, rows_type(TASK)]
+    """[tasks]"""
+    interfaces: Annotated[Rows, rows_type(INTERFACE)]
+    """[2 machines] sending sides, then receiving sides."""
+    queue: Ints
+    """[...] flows of each interface, those that wait and those that it serves."""
+    queue_key: Floats
+    """[...] their keys, of those that are served as they were when service began."""
+    serving: Ints
+    """[...] flows that each interface serves; for fair shares, places in `active` of the flows that it serves."""
+    marked: Ints
+    """[2 machines] interfaces whose rates have to be found anew."""
+    event_s: Floats
+    """[...] when the next things happen, a heap."""
+    event: Ints
+    """[...] what happens then: a task ends, or, behind the number of tasks, a flow arrives."""
+    event_at: Ints
+    """[tasks + flows] where in the heap each is."""
     end_s: Floats
     """[iterations] when the last task ended each."""
-    released: Ints
-    """[flows] transfers that were released."""
-    sent: Ints
-    """[flows] transfers that have arrived."""
-    left: Floats
-    """[flows] bytes that were left at the time `since`."""
-    since: Floats
-    """[flows] see `left`."""
-    rate: Floats
-    """[flows] present rate."""
-    arrival_s: Floats
-    """[flows] when it arrives at the present rate."""
-    key: Floats
-    """[flows] place of an active flow in the order of service."""
-    order: Ints
-    """[flows] codes of the active flows by key."""
-    served: Ints
-    """[flows] flows that have a rate, by key."""
-    out_left: Floats
-    """[machines] rate that is free at the sending side."""
-    in_left: Floats
-    """[machines] rate that is free at the receiving side."""
-    out_full: Floats
-    """[machines] key of the flow that took the last of the sending side, or infinity."""
-    in_full: Floats
-    """[machines] the same of the receiving side."""
-    out_active: Ints
-    """[machines] active flows that leave it."""
-    in_active: Ints
-    """[machines] active flows that enter it."""
-    out_served: Ints
-    """[machines] served flows that leave it."""
-    in_served: Ints
-    """[machines] served flows that enter it."""
     coflow_key: Floats
     """[groups] seconds of the narrowest interface of a group."""
     coflow_of: Ints
     """[groups] iteration that `coflow_key` is of."""
+    coflow_load: Floats
+    """[machines] bytes of one group."""
+    active: Ints
+    """[flows] flows that share fairly, in any order."""
+    active_left: Floats
+    """[flows] bytes that were left of them at the time `Moment.settled_s`."""
+    active_rate: Floats
+    """[flows] their rates."""
+    active_near: Ints
+    """[flows] interfaces that they leave."""
+    active_far: Ints
+    """[flows] interfaces that they enter."""
     log: Floats2
     """[rows, 5] begin, end, flow, iteration and rate of each stretch of constant rates; no rows = no log."""
 
@@ -113,153 +162,93 @@ class State(NamedTuple):
 STATE = tuple_type(State)
 
 
-@kernel(STATE(GNN, int64[::1], float64[:, ::1]), inner=True)
-def new_state(gnn, place, log):
+@kernel(STATE(GNN, int64[::1], int64, float64[:, ::1]), inner=True)
+def new_state(gnn, place, shrinks, log):
     """The state before the first event."""
     tasks, flows, machines = len(gnn.order), len(gnn.source), len(gnn.rate_out)
+    counts = np.zeros(2 * machines, np.int64)
+    for flow in range(flows):
+        source, target = place[gnn.source[flow]], place[gnn.target[flow]]
+        if source != target:
+            counts[source] += 1
+            counts[machines + target] += 1
+    total = counts.sum()
     state = State(
         np.zeros(1, MOMENT),
-        place[gnn.source],
-        place[gnn.target],
-        (np.arange(flows) << 2 * BITS) + (place[gnn.target] << BITS) + place[gnn.source],
-        np.zeros(tasks, np.int64),
-        np.zeros(tasks, np.int64),
-        np.zeros(tasks, np.int64),
-        np.zeros(tasks, np.int64),
-        np.zeros(tasks),
-        np.zeros(tasks, np.int64),
+        np.zeros(flows, FLOW),
+        np.zeros(tasks, TASK),
+        np.zeros(2 * machines, INTERFACE),
+        np.empty(2 * total, np.int64),
+        np.empty(2 * total),
+        np.empty(total, np.int64),
+        np.empty(2 * machines, np.int64),
+        np.empty(tasks + flows),
+        np.empty(tasks + flows, np.int64),
+        np.empty(tasks + flows, np.int64),
         np.zeros(len(gnn.time_s)),
-        np.zeros(flows, np.int64),
-        np.zeros(flows, np.int64),
-        np.zeros(flows),
-        np.zeros(flows),
-        np.zeros(flows),
-        np.zeros(flows),
-        np.zeros(flows),
-        np.zeros(flows, np.int64),
-        np.zeros(flows, np.int64),
-        gnn.rate_out.copy(),
-        gnn.rate_in.copy(),
-        np.full(machines, math.inf),
-        np.full(machines, math.inf),
-        np.zeros(machines, np.int64),
-        np.zeros(machines, np.int64),
-        np.zeros(machines, np.int64),
-        np.zeros(machines, np.int64),
         np.zeros(2 * tasks),
         np.full(2 * tasks, -1),
+        np.empty(machines),
+        np.empty(flows, np.int64),
+        np.empty(flows),
+        np.empty(flows),
+        np.empty(flows, np.int64),
+        np.empty(flows, np.int64),
         log,
     )
-    state.moment[0].dirty = math.inf
+    state.moment[0].shrinks, state.moment[0].arrival_s = shrinks, math.inf
+    first = 0
+    for number in range(2 * machines):
+        interface = state.interfaces[number]
+        interface.rate = gnn.rate_out[number] if number < machines else gnn.rate_in[number - machines]
+        interface.free, interface.full, interface.next = interface.rate, NONE, UNKNOWN
+        # Twice the room that is needed, so that a queue seldom has to be moved to the beginning of its part.
+        interface.first, interface.begin, interface.end = first, 2 * first, 2 * (first + counts[number])
+        interface.head = interface.tail = interface.begin
+        first += counts[number]
     for flow in range(flows):
-        state.missing[gnn.target[flow]] += gnn.lag[flow] == 0
+        row = state.flows[flow]
+        row.near, row.far = place[gnn.source[flow]], machines + place[gnn.target[flow]]
+        state.tasks[gnn.target[flow]].missing += gnn.lag[flow] == 0
     return state
 
 
-@borrowing(void(STATE, float64, int64), inner=True, forceinline=True)
-def push_running(state, end_s, task):
-    """Adds a running task to the heap."""
-    moment, heap_s, heap = state.moment[0], state.heap_s, state.heap
-    at = moment.running
-    moment.running += 1
-    while at > 0 and heap_s[(at - 1) // 2] > end_s:
-        heap_s[at], heap[at] = heap_s[(at - 1) // 2], heap[(at - 1) // 2]
-        at = (at - 1) // 2
-    heap_s[at], heap[at] = end_s, task
+@borrowing(void(STATE, int64, float64, int64), inner=True, forceinline=True)
+def _rise(state, at, moment_s, what):
+    """Puts an event where it belongs, at `at` in the heap or nearer to the first."""
+    event_s, event, event_at = state.event_s, state.event, state.event_at
+    while at > 0 and event_s[(at - 1) >> 1] > moment_s:
+        above = (at - 1) >> 1
+        event_s[at], event[at] = event_s[above], event[above]
+        event_at[event[at]] = at
+        at = above
+    event_s[at], event[at], event_at[what] = moment_s, what, at
 
 
-@borrowing(int64(STATE), inner=True, forceinline=True)
-def pop_running(state):
-    """Takes the running task that ends first from the heap."""
-    moment, heap_s, heap = state.moment[0], state.heap_s, state.heap
-    found = heap[0]
-    moment.running -= 1
-    count = moment.running
-    end_s, task = heap_s[count], heap[count]
-    at = 0
+@borrowing(void(STATE, float64, int64), inner=True)
+def add_event(state, moment_s, what):
+    """Adds an event to the heap."""
+    moment = state.moment[0]
+    moment.events += 1
+    _rise(state, moment.events - 1, moment_s, what)
+
+
+@borrowing(void(STATE, int64), inner=True)
+def take_event(state, what):
+    """Takes an event from the heap."""
+    moment, event_s, event, event_at = state.moment[0], state.event_s, state.event, state.event_at
+    moment.events -= 1
+    count, at = moment.events, event_at[what]
+    moment_s, last = event_s[count], event[count]
+    if last == what:
+        return
     while 2 * at + 1 < count:
         child = 2 * at + 1
-        if child + 1 < count and heap_s[child + 1] < heap_s[child]:
+        if child + 1 < count and event_s[child + 1] < event_s[child]:
             child += 1
-        if heap_s[child] >= end_s:
+        if event_s[child] >= moment_s:
             break
-        heap_s[at], heap[at] = heap_s[child], heap[child]
+        event_s[at], event[at] = event_s[child], event[child]
+        event_at[event[at]] = at
         at = child
-    heap_s[at], heap[at] = end_s, task
-    return found
-
-
-@borrowing(int64(STATE, float64), inner=True, forceinline=True)
-def first_from(state, key):
-    """Place of the first active flow whose key is no less than `key`."""
-    low, high = 0, state.moment[0].active
-    while low < high:
-        middle = (low + high) // 2
-        if state.key[state.order[middle] >> 2 * BITS] < key:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@borrowing(void(STATE, int64, float64), inner=True, forceinline=True)
-def insert_flow(state, flow, key):
-    """Makes a flow active."""
-    moment, order = state.moment[0], state.order
-    at = first_from(state, key)
-    for later in range(moment.active, at, -1):
-        order[later] = order[later - 1]
-    order[at] = state.code[flow]
-    state.key[flow], state.rate[flow], state.since[flow] = key, 0.0, moment.now
-    moment.active += 1
-    source, target = state.near[flow], state.far[flow]
-    moment.open_out += state.out_active[source] == 0 and state.out_left[source] > 0.0
-    moment.open_in += state.in_active[target] == 0 and state.in_left[target] > 0.0
-    state.out_active[source] += 1
-    state.in_active[target] += 1
-    # A flow that meets an interface which more urgent ones fill changes no rate.
-    if not (state.out_full[source] < key or state.in_full[target] < key):
-        moment.dirty = min(moment.dirty, key)
-
-
-@borrowing(void(GNN, STATE, int64), inner=True, forceinline=True)
-def give_back(gnn, state, flow):
-    """Gives the rate of a flow back to the interfaces at both ends, exactly where no other flow is served there."""
-    moment, source, target = state.moment[0], state.near[flow], state.far[flow]
-    moment.open_out += state.out_left[source] <= 0.0
-    moment.open_in += state.in_left[target] <= 0.0
-    state.out_served[source] -= 1
-    state.in_served[target] -= 1
-    state.out_left[source] += state.rate[flow]
-    state.in_left[target] += state.rate[flow]
-    if state.out_served[source] == 0:
-        state.out_left[source] = gnn.rate_out[source]
-    if state.in_served[target] == 0:
-        state.in_left[target] = gnn.rate_in[target]
-    if state.out_full[source] >= state.key[flow]:
-        state.out_full[source] = math.inf
-    if state.in_full[target] >= state.key[flow]:
-        state.in_full[target] = math.inf
-
-
-@borrowing(void(GNN, STATE, int64), inner=True, forceinline=True)
-def remove_flow(gnn, state, number):
-    """Ends the service of the flow that is `number` among the served ones."""
-    moment, order, served = state.moment[0], state.order, state.served
-    flow = served[number]
-    at = first_from(state, state.key[flow])
-    while order[at] != state.code[flow]:
-        at += 1
-    moment.active -= 1
-    for later in range(at, moment.active):
-        order[later] = order[later + 1]
-    moment.served -= 1
-    for later in range(number, moment.served):
-        served[later] = served[later + 1]
-    give_back(gnn, state, flow)
-    source, target = state.near[flow], state.far[flow]
-    state.out_active[source] -= 1
-    state.in_active[target] -= 1
-    moment.open_out -= state.out_active[source] == 0
-    moment.open_in -= state.in_active[target] == 0
-    moment.dirty = min(moment.dirty, state.key[flow])
+    _rise(state, at, moment_s, last)

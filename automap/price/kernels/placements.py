@@ -9,7 +9,7 @@ from automap.price.kernels.collectives import UNKNOWN
 from automap.price.kernels.records import TABLES, TENSOR
 from automap.price.kernels.stage_records import STAGE, UNIT
 from automap.price.kernels.unit_workspace import UNIT_WORKSPACE
-from ir.factors import BROADCAST, PARTIAL
+from ir.factors import BROADCAST, LEAST_PART, PARTIAL
 
 
 @borrowing(int64(int64))
@@ -88,7 +88,9 @@ def write_crossing(tables, crossing, first, chosen, placement):
 
 @borrowing(boolean(TABLES, int64, int64[::1], float64[::1], int64))
 def divides(tables, op, chosen, axes, samples):
-    """Whether every split dim of an operator divides evenly on all axes that are decided.
+    """Whether the ranks can share every split dim of an operator, on all axes that are decided, see `shares_out`.
+
+    A dim that may be shared unevenly is priced as if it were shared evenly.
 
     Args:
         chosen: [axes] signature of the operator on each axis; -1 where it is undecided.
@@ -100,15 +102,17 @@ def divides(tables, op, chosen, axes, samples):
         tensor = tables.tensors[tables.operands[row].tensor]
         for dim in range(tensor.num_dims):
             ranks = 1
+            is_uneven = tensor.batch_dim != dim
             for a in range(axes.shape[0]):
                 if chosen[a] >= 0:
                     signature = tables.signatures[operator.first_signature + chosen[a]]
                     at = signature.first_placement + row - operator.first_operand
                     if tables.placements[at].placement == dim:
                         ranks *= int64(axes[a])
+                        is_uneven = is_uneven and signature.is_uneven == 1
             if ranks > 1:
                 # The batch is the major factor of its dim: whole samples go to each rank.
                 extent = samples if tensor.batch_dim == dim else tensor.dims[dim]
-                if extent % ranks != 0:
+                if extent % ranks != 0 and not (is_uneven and extent >= ranks * max(LEAST_PART, ranks)):
                     return False
     return True

@@ -173,6 +173,8 @@ class SignatureRow:
     """Kind of the collective inside the operator, or -1."""
     splits_batch: int
     """Whether it splits the samples."""
+    is_uneven: int
+    """Whether the parts of the ranks may be of unlike sizes, see `ir.factors.may_be_uneven`."""
     loop_class: int
     """Class of loop that it splits, or -1."""
     forward_bytes: float

@@ -21,7 +21,7 @@ from automap.runtime.operators.apply import local_operator
 from automap.runtime.sharded_operators.call import AxisSplit, Call, ShardedFunction, ShardedOperator, with_attributes
 from automap.runtime.sharded_operators.choose import choose, with_bias
 from automap.runtime.tensor_layout import StageTensor, Step
-from ir.factors import Factor
+from ir.factors import Factor, may_be_uneven, shares_out
 from ir.graph import Operator
 
 
@@ -245,8 +245,10 @@ def _check_factors(placed: PlacedOperator, splits: Sequence[AxisSplit]) -> None:
             continue
         alike = [s for s in splits if s.signature.factor == split.signature.factor]
         ranks = prod(s.axis.size for s in alike)
-        if split.factor.size % ranks:
-            what = f"{split.factor.size} of {split.factor.name or 'a factor'} are not shared evenly by {ranks} ranks"
+        assert split.signature.factor is not None
+        unevenly = may_be_uneven(placed.op.rule, split.signature.factor)
+        if not shares_out(split.factor.size, ranks, unevenly=unevenly):
+            what = f"{split.factor.size} of {split.factor.name or 'a factor'} cannot be shared by {ranks} ranks"
             raise _refuse(placed, what, "Split it over a number of ranks that divides them.")
         if split.exchange == "halo" and len(alike) > 1:
             raise _refuse(placed, "one dim of windows is split over two axes", "Leave it whole on one of them.")

@@ -154,6 +154,8 @@ class _Reader:
             return
         is_loss = op.outputs[0] == self.graph.outputs[-1]
         factor = None if signature.factor is None else op.rule.factors[signature.factor]
+        if factor is not None and not factor.is_batch and factor.size % self.roles.axis_size:
+            raise self._finer(op, f"has parts of unlike sizes, of {factor.size} on {self.roles.axis_size} ranks")
         if is_loss:
             if factor is None or factor.collective is None or signature.inputs[1:] != (BROADCAST,):
                 raise self._finer(op, "the loss is whole or split by classes")

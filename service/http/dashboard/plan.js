@@ -7,17 +7,19 @@ import { model, place } from "./jobs.js";
 const CLASSES = ["parameters", "gradients", "optimizer", "activations", "buffers"];
 const BASELINES = { dp: "pure data parallelism", expert: "the best template", yours: "your plan" };
 const PICTURES = [["What happens when", ["timeline", "memory-over-time"]], ["Where the time goes", ["breakdown"]],
-  ["Where the memory goes", ["memory"]], ["What is where", ["placement"]]];
+  ["Where the memory goes", ["memory"]], ["What is where", ["placement"]],
+  ["How it was found", ["search"]]];
 
 export async function showPlan(root, job, signal) {
   const here = `/v1/jobs/${job.id}`;
   const plan = await get(`${here}/plan`, signal);
-  const words = h("div"), pictures = new Map(PICTURES.map(([title]) => [title, h("div")]));
+  const shown = PICTURES.filter(([, names]) => !names.includes("search") || Object.keys(plan.search?.history ?? {}).length);
+  const words = h("div"), pictures = new Map(shown.map(([title]) => [title, h("div")]));
   const { estimate } = plan;
   root.append(h("h2", { id: "plan" }, `Plan: ${seconds(estimate.step_time_s)} a step`), words,
     ...(plan.why.length ? [h("h3", {}, "Why"), h("ul", {}, plan.why.map((line) => h("li", {}, line)))] : []),
     ...(plan.warnings.length ? [h("h3", {}, "Warnings"), h("ul", {}, plan.warnings.map((line) => h("li", {}, line)))] : []));
-  for (const [title] of PICTURES) {
+  for (const [title] of shown) {
     root.append(h("h2", {}, title), pictures.get(title));
     if (title === "Where the time goes") root.append(times(estimate));
     if (title === "Where the memory goes") root.append(memory(estimate));
@@ -26,18 +28,18 @@ export async function showPlan(root, job, signal) {
   root.append(h("h2", {}, "Files"), await files(plan, job, signal));
   announce("The plan is shown.");
   try {
-    await draw(words, pictures, here, signal);
+    await draw(words, pictures, shown, here, signal);
   } catch (fault) {
     if (!signal.aborted) words.replaceChildren(h("p", { class: "fault" }, `No pictures: ${fault.message}`));
   }
 }
 
-async function draw(words, pictures, here, signal) {
+async function draw(words, pictures, shown, here, signal) {
   words.replaceChildren(h("p", { class: "quiet" }, "The pictures are being drawn …"));
   const drawn = await get(`${here}/pictures`, signal);
   words.replaceChildren(h("table", {}, h("tbody", {}, drawn.lines.map(([label, line]) =>
     h("tr", {}, h("th", { scope: "row" }, label), h("td", {}, line))))));
-  for (const [title, names] of PICTURES) {
+  for (const [title, names] of shown) {
     pictures.get(title).replaceChildren(...names.map((name) => h("figure", { id: name },
       h("img", { src: `data:image/svg+xml,${encodeURIComponent(drawn.pictures[name].svg)}`, alt: drawn.pictures[name].about }))));
   }

@@ -22,13 +22,14 @@ from agents.searcher import Budget
 from automap.errors import ProblemError
 from automap.records import to_json
 from service.http import openapi, quotas
-from service.http.etag import etag, matches
+from service.http.etag import matches
 from service.http.feed import FeedFull
 from service.http.requested import check_cluster, model_name
 from service.http.routes.common import feed_of, find_job, no_job, plan_of, read_body, refusal, settings_of, store_of
 from service.http.schemas import ExportView, JobBody, JobList, JobView
+from service.http.views import View, Views
 from service.jobs import graphs
-from service.jobs.records import ACTIVE, Job, State
+from service.jobs.records import Job, State
 from service.jobs.run_job import JobRequest, build_problem, check_search
 from service.jobs.store import AnotherRequest, Once, Store
 from service.settings import Settings
@@ -121,39 +122,36 @@ def latest(
 )
 async def show(
     request: Request,
-    response: Response,
     job_id: str,
     wait: Annotated[float, Query(ge=0, description="seconds to wait")] = 0,
     if_none_match: Annotated[str, Header(description="ETag of the job that the client has.")] = "",
-) -> Any:
+) -> Response:
     """A job. With `wait`, as soon as it has ended or after that many seconds; with If-None-Match too, as soon as it is
     another than the client has."""
-    store = store_of(request)
-    job = await run_in_threadpool(find_job, store, job_id)
+    store, views = store_of(request), cast("Views", request.app.state.views)
+    view = await views.of(store, job_id)
     deadline = time.monotonic() + min(wait, settings_of(request).max_wait_s)
-    if _lasts(job, if_none_match) and wait > 0:
+    if _lasts(view, if_none_match) and wait > 0:
         with contextlib.suppress(FeedFull):
             async with feed_of(request).listen(store.events_key(job_id)) as news:
-                job = await run_in_threadpool(find_job, store, job_id)
-                while _lasts(job, if_none_match) and (left := deadline - time.monotonic()) > 0:
+                view = await views.of(store, job_id)
+                while _lasts(view, if_none_match) and (left := deadline - time.monotonic()) > 0:
                     with contextlib.suppress(TimeoutError):
                         batch = await asyncio.wait_for(news.get(), min(left, _LOOK_S))
                         if batch and not if_none_match and not batch[-1].ends:
                             continue
                     if await request.is_disconnected():
                         break
-                    job = await run_in_threadpool(find_job, store, job_id)
-    view = JobView.of(job)
-    tag = etag(view)
-    if matches(if_none_match, tag):
-        return Response(status_code=304, headers={"ETag": tag})
-    response.headers["ETag"] = tag
-    return view
+                    view = await views.of(store, job_id)
+    headers = {"ETag": view.tag}
+    if matches(if_none_match, view.tag):
+        return Response(status_code=304, headers=headers)
+    return Response(view.body, media_type="application/json", headers=headers)
 
 
-def _lasts(job: Job, if_none_match: str) -> bool:
+def _lasts(view: View, if_none_match: str) -> bool:
     """Whether a long poll goes on: the job has not ended, and is as the client knows it if it says what it knows."""
-    return job.state in ACTIVE and (not if_none_match or matches(if_none_match, etag(JobView.of(job))))
+    return view.is_active and (not if_none_match or matches(if_none_match, view.tag))
 
 
 @router.post("/{job_id}/cancel", responses=_NO_JOB)

@@ -50,8 +50,9 @@ def schema() -> dict[str, Any]:
 
 @router.get("/healthz")
 @access("anybody")
-def health() -> Health:
+async def health() -> Health:
     """Whether this process answers. It says nothing of others: to start it again would not help them."""
+    # In no thread: those may all wait for the store.
     return Health(status="ok")
 
 

@@ -19,6 +19,7 @@ from trainer_ranks import (
     MODEL,
     OTHER,
     OVERFLOW,
+    SIZES,
     SPLIT,
     UNTRACED,
     WHOLE,
@@ -37,6 +38,7 @@ from automap.plan import Schedule, Sync, Zero, parse_devices
 from automap.problem import Problem
 from automap.runtime.trainer import parallelize
 from automap.runtime.trainer.role_reader import read_roles
+from automap.runtime.trainer.supported_plans import FinerThanModules
 from automap.schedule import write_order
 from automap.space.target_limits import plan_space
 from ir import zoo
@@ -339,6 +341,14 @@ def test_refusals():
     module.h[1].mlp.c_fc.bias = None
     with pytest.raises(PlanError, match=r"h\.1\.mlp\.c_fc\.bias"):
         read_roles(dp, graph, module)
+
+
+def test_parts_of_unlike_sizes_are_finer_than_modules():
+    sizes = {**SIZES, "vocab_size": 1027}
+    graph = zoo.build("gpt:" + ",".join(f"{key}={value}" for key, value in sizes.items()))
+    plan = expert_plan(make_problem(graph, 2, BATCH, {"fix": {"pp": 1}}), tp=2)
+    with pytest.raises(FinerThanModules, match="parts of unlike sizes, of 1027 on 2 ranks"):
+        read_roles(plan, graph, build(vocab_size=1027))
 
 
 def frozen(gpt):

@@ -14,7 +14,7 @@ from automap.price.evaluator import Evaluator
 from automap.price.plan_reader import lower_plan
 from automap.runtime.operators.apply import value_of
 from ir.build import GraphBuilder
-from ir.factors import BROADCAST, PARTIAL
+from ir.factors import BROADCAST, LEAST_PART, PARTIAL
 
 
 def two_ranks():
@@ -54,6 +54,9 @@ def four_ranks():
         expert("dp x tp, ZeRO 3, sequence-parallel", "gpt", 4, tp=2, zero=3, sequence_parallel=True),
         uneven(expert("dp x tp", "gpt", 4, batch=6, count=1, tp=2), (1, 2)),
         expert("ep x tp", "moe", 4, tp=2, middle=2, experts="ep"),
+        expert("tp4", "odd", 4, tp=4, steps=True),
+        expert("dp x tp, ZeRO 3, sequence-parallel", "odd", 4, tp=2, zero=3, sequence_parallel=True),
+        *random_plans("odd", 4, 1, 2),
         idle(expert("dp, ZeRO 1", "gpt", 2, zero=1, steps=True), 4),
         *random_plans("gpt", 4, 2, 2),
         *random_plans("bert", 4, 1, 2),
@@ -119,7 +122,9 @@ def test_the_collectives_that_run_are_those_that_are_priced(ran):
         spared = {key for key in wanted if key[0] == "backward" and key[2] == "wpe.gather" and key[3] == "all_gather"}
         assert found.keys() == wanted.keys() - spared, case.name
         for key, amount in found.items():
-            assert amount == pytest.approx(wanted[key]), (case.name, key)
+            # Parts of unlike sizes are priced as equal ones.
+            rel = 1.0 / LEAST_PART if case.name.startswith("odd") else 1e-6
+            assert amount == pytest.approx(wanted[key], rel=rel), (case.name, key)
         compared += len(found)
     assert compared > 20
 
@@ -150,6 +155,17 @@ def test_gradients_and_parameters_are_sent_once(ran):
             # A look-up needs no table in the backward pass.
             least = amount / 2 if key[1] == "recompute" else amount
             assert least <= kinds[key] <= 1.01 * amount, (case.name, key)
+
+
+@pytest.mark.parametrize(("ranks", "sizes"), [(2, [1026, 1025]), (4, [513, 513, 513, 512]), (3, [684, 684, 683])])
+def test_parts_of_unlike_sizes_are_those_of_torch(ranks, sizes):
+    """`torch.chunk` and DTensor's `Shard` cut so."""
+    case = expert("tp", "odd", ranks, tp=ranks)
+    (stage,) = programs_of(case.plan, Evaluator(case.problem))
+    boxes = stage.layouts.boxes(case.problem.graph.tensors["wte.weight"], (BROADCAST, 0))
+    assert [stop - start for (start, stop), _ in boxes] == sizes
+    assert [len(part) for part in torch.arange(2051).chunk(ranks)] == sizes
+    assert [start for (start, _), _ in boxes] == [sum(sizes[:i]) for i in range(ranks)]
 
 
 def test_parts_cover_the_whole_and_routes_end_where_they_should():

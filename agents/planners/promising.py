@@ -1,0 +1,84 @@
+"""Promising templates: which mesh and number of micro-batches may lead to the best plan, before anything is solved.
+
+A template that overflows memory by a little, or that recomputes everything to fit, is often the beginning of a much
+faster plan: planners make it fit with recomputation of some units, other cuts, or other signatures. So templates that
+differ in recomputation alone are taken together, and the step time of one that recomputes just as much as it takes is
+estimated between those of the lightest and the heaviest of them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from agents.sampling.expert import Grid
+from automap.arrays import Floats, Ints
+from automap.space.space import PlanSpace
+
+NEARLY_FITS = 0.5
+"""Overflow up to which a template may be made to fit, as share of a device's memory."""
+FITTING = 2.0
+"""Share of the step time that a plan loses for each share of a device's memory by which it must still shrink when all
+is recomputed (assumed)."""
+
+
+class Promise(NamedTuple):
+    """Templates that differ in recomputation alone, and what the best of them would take."""
+
+    light: Ints
+    """[n] row of the one that recomputes least."""
+    heavy: Ints
+    """[n] row of the one that recomputes most."""
+    seconds: Floats
+    """[n] step time with as much recomputation as it takes to fit, or with the most."""
+    overflow: Floats
+    """[n] overflow of memory then; at most 0 where one of them fits."""
+
+
+def promises(space: PlanSpace, grid: Grid) -> Promise:
+    """What templates would take with no more recomputation than it takes to fit.
+
+    Args:
+        space: the space.
+        grid: templates with their prices.
+    """
+    first = space.first
+    plain = grid.values.astype(np.int32)
+    plain[:, first.recompute : first.zero] = 0
+    numbers: dict[bytes, int] = {}
+    group = np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in plain], dtype=np.int64)
+    # Of each group the rows with the lightest and the heaviest level.
+    order = np.lexsort((grid.values[:, first.recompute], group))
+    starts = np.flatnonzero(np.r_[True, np.diff(group[order]) > 0])
+    light, heavy = order[starts], order[np.r_[starts[1:], len(order)] - 1]
+    one, other = grid.prices[light], grid.prices[heavy]
+    share = _share(one[:, 1], other[:, 1])
+    seconds = one[:, 0] + share * (other[:, 0] - one[:, 0])
+    return Promise(light, heavy, seconds, np.minimum(one[:, 1], other[:, 1]))
+
+
+def promising_meshes(space: PlanSpace, grid: Grid) -> Ints:
+    """[n, slots] the best template of each mesh with each number of micro-batches and of virtual stages.
+
+    Those come first that may lead to the fastest plans; see `promises`.
+    """
+    found = promises(space, grid)
+    over = np.maximum(found.overflow, 0.0)
+    rank = np.lexsort((found.seconds * (1.0 + FITTING * over), over > NEARLY_FITS))
+    shapes = grid.values[:, : space.first.schedule]
+    by_promise = dict.fromkeys(map(tuple, shapes[found.light[rank]].tolist()))
+    seconds, overflow = grid.prices.T
+    fits = overflow <= 0.0
+    order = np.lexsort((np.where(fits, seconds, overflow), ~fits))
+    best: dict[tuple[int, ...], int] = {}
+    for row in order.tolist():
+        best.setdefault(tuple(shapes[row].tolist()), row)
+    rows: Ints = grid.values[[best[shape] for shape in by_promise]]
+    return rows
+
+
+def _share(over: Floats, under: Floats) -> Floats:
+    """Share of the way from one overflow to another at which memory suffices, from 0 to 1."""
+    way: Floats = np.clip(over / np.maximum(over - under, 1e-9), 0.0, 1.0)
+    return way

@@ -1,0 +1,112 @@
+"""Addresses of Redis: with TLS, with sentinels, and those that are none."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from redis_servers import RedisServer, free_port
+
+from automap.errors import UserError
+from service.jobs.connection import connect, impatient, patiently
+from service.jobs.run_job import JobRequest
+from service.jobs.store import Store
+
+REQUEST = JobRequest(cluster="8xV100-16GB", training={"global_batch": 64})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://host",
+        "redis://:hunter2@host:port",
+        "redis://:hunter2@host/0?no_such_option=hunter2",
+        "redis-sentinel://:hunter2@host:1",
+        "redis-sentinel://:hunter2@host:x#main",
+        "redis-sentinel://:hunter2@host?no_such_option=hunter2#main",
+    ],
+)
+def test_what_is_no_address_is_told_without_its_password(url: str) -> None:
+    with pytest.raises(UserError) as caught:
+        connect(url)
+    assert caught.value.field == "redis_url"
+    assert "hunter2" not in str(caught.value)
+
+
+def certificate(folder: Path) -> dict[str, Path]:
+    """A certificate for 127.0.0.1, signed by itself."""
+    if shutil.which("openssl") is None:
+        pytest.skip("not run: Redis with TLS (apt-get install openssl)")
+    found = {"tls_key_file": folder / "key.pem", "tls_cert_file": folder / "cert.pem"}
+    kind = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=redis"]
+    files = ["-keyout", found["tls_key_file"], "-out", found["tls_cert_file"]]
+    command = ["openssl", "req", *kind, "-addext", "subjectAltName=IP:127.0.0.1", *files]
+    subprocess.run(command, check=True, capture_output=True)
+    return found
+
+
+def test_tls(tmp_path: Path) -> None:
+    files, port = certificate(tmp_path), free_port()
+    options = {"tls_port": port, "tls_auth_clients": "no", "tls_ca_cert_file": files["tls_cert_file"]}
+    with RedisServer(tmp_path, **files, **options):
+        with connect(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={files['tls_cert_file']}") as client:
+            job = Store(client).create("m", REQUEST)
+            assert Store(impatient(client)).job(job.id) == job
+        with connect(f"rediss://127.0.0.1:{port}/0") as stranger, pytest.raises(redis.ConnectionError, match="verify"):
+            stranger.ping()
+
+
+@pytest.mark.slow
+def test_sentinels_name_another_redis_when_one_is_gone(tmp_path: Path, until: Callable[..., Any]) -> None:
+    folders = [tmp_path / name for name in ("first", "second", "sentinel")]
+    for folder in folders:
+        folder.mkdir()
+    secret = {"requirepass": "inside", "masterauth": "inside", "repl_diskless_sync_delay": 0}
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(RedisServer(folders[0], **secret))
+        second = stack.enter_context(RedisServer(folders[1], replicaof=f"127.0.0.1 {first.port}", **secret))
+        with redis.Redis(port=first.port, password="inside") as own:
+            # A sentinel asks for copies when it begins, and then every ten seconds.
+            until(lambda: own.info("replication")["connected_slaves"])
+        watch = f"""
+            sentinel monitor main 127.0.0.1 {first.port} 1
+            sentinel down-after-milliseconds main 300
+            sentinel auth-pass main inside
+        """
+        sentinel = stack.enter_context(RedisServer(folders[2], sentinel=watch, requirepass="outside"))
+        # One sentinel that is not there: the next one is asked.
+        hosts = f"127.0.0.1:{free_port()},127.0.0.1:{sentinel.port}"
+        url = f"redis-sentinel://:inside@{hosts}/0?sentinel_password=outside&socket_timeout=4#main"
+        client: Any = stack.enter_context(connect(url, patient=True))
+        job = Store(client).create("m", REQUEST)
+        assert client.connection_pool.get_master_address() == ("127.0.0.1", first.port)
+        assert client.wait(1, 10_000) == 1
+        until(lambda: known(sentinel))
+        first.kill()
+        with pytest.raises(redis.ConnectionError):
+            Store(impatient(client)).job(job.id)
+        assert Store(client).begin(job.id) == 1  # as soon as the other one has taken over
+        assert client.connection_pool.get_master_address() == ("127.0.0.1", second.port)
+
+
+def known(sentinel: RedisServer) -> bool:
+    """Whether a sentinel knows of the copy to which it may turn."""
+    with redis.Redis(port=sentinel.port, password="outside") as client:
+        return bool(client.sentinel_slaves("main"))
+
+
+def test_a_write_waits_for_room() -> None:
+    answers = [redis.exceptions.OutOfMemoryError("full"), redis.exceptions.OutOfMemoryError("full")]
+
+    def write() -> str:
+        if answers:
+            raise answers.pop()
+        return "written"
+
+    assert patiently(write, pause_s=0.0) == "written"
