@@ -155,15 +155,21 @@ def attempt(service: Service, job_id: str, number: int) -> dict[str, Any]:
         time.sleep(0.05)
 
 
-def holder(service: Service) -> psutil.Process:
-    """The worker that runs the only job; one that starts may have children of another kind."""
-    while True:
-        workers = service.parts().get("worker", ())
+def busy(service: Service) -> list[psutil.Process]:
+    """The workers that run a job; one that starts may have children of another kind."""
+    found = []
+    for worker in service.parts().get("worker", ()):
         with contextlib.suppress(psutil.NoSuchProcess):
-            found = [p for p in workers if any(child.cmdline() == p.cmdline() for child in p.children())]
-            if len(found) == 1:
-                return found[0]
+            if any(child.cmdline() == worker.cmdline() for child in worker.children()):
+                found.append(worker)
+    return found
+
+
+def holder(service: Service) -> psutil.Process:
+    """The worker that runs the only job."""
+    while len(found := busy(service)) != 1:
         time.sleep(0.1)
+    return found[0]
 
 
 def recovery(service: Service, trials: int) -> bool:
@@ -177,6 +183,8 @@ def recovery(service: Service, trials: int) -> bool:
         attempt(service, job_id, 2)
         seconds.append(time.monotonic() - began)
         service.call("POST", f"/v1/jobs/{job_id}/cancel")
+        while busy(service):  # or the next trial would kill the worker of this one
+            time.sleep(0.1)
     if seconds:
         print("recovery: another attempt after " + ", ".join(f"{s:.1f}" for s in seconds) + " s (asked: 30)")
     return all(s <= 30.0 for s in seconds)
@@ -199,6 +207,8 @@ def stale(service: Service, trials: int) -> bool:
         while service.call("GET", f"/v1/jobs/{job_id}", params={"wait": 5})["state"] == "running":
             pass
         states = [(event["state"], event["attempt"]) for event in told(service, job_id)]
+        while busy(service):
+            time.sleep(0.1)
         wrong += states != [("queued", 0), ("running", 1), ("queued", 1), ("running", 2), ("succeeded", 2)]
     if trials:
         print(f"stale: {wrong} of {trials} workers that were stopped and went on wrote anything")

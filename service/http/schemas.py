@@ -14,7 +14,6 @@ from pydantic import BaseModel
 
 from agents.searcher import MAX_EVALUATIONS
 from automap.cluster import MAX_DEVICES, Cluster
-from automap.export.configuration import Export
 from automap.gnn.problem import GnnProblem
 from automap.hints import Hints
 from automap.problem import Training
@@ -233,11 +232,6 @@ class ExportView(BaseModel):
     launch: str
     notes: list[dict[str, str | float | None]]
     """What became of each decision of the plan."""
-
-    @staticmethod
-    def of(found: Export) -> ExportView:
-        """The view of an export."""
-        return ExportView(**to_json(found))
 
 
 class Rated(BaseModel):

@@ -5,9 +5,11 @@ Knows nothing of what is kept there. Units: seconds.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import redis
@@ -91,3 +93,17 @@ def patiently(write: Callable[[], T], *, pause_s: float = LONGEST_PAUSE_S) -> T:
             return write()
         except redis.exceptions.OutOfMemoryError:
             time.sleep(pause_s)
+
+
+def paced(action: Callable[[], object], *, every_s: float) -> Callable[[], None]:
+    """`action`, done at most every `every_s` seconds; while nothing can be written it is left out."""
+    last = -math.inf
+
+    def act() -> None:
+        nonlocal last
+        if time.monotonic() - last >= every_s:
+            last = time.monotonic()
+            with suppress(*AWAY):
+                action()
+
+    return act
