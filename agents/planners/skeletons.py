@@ -351,7 +351,7 @@ class SkeletonSearch:
         space, first = self.space, self.space.first.signature
         shape = space.shape(values)
         found: list[list[int]] = []
-        tried = {"cut": TRIED_CUTS, "zero": len(space.zeros)}
+        tried = {"cut": TRIED_CUTS, "zero": space.zeros.shape[1]}
         tried["shares"] = NUM_WAYS
         tried["order"] = min(TRIED_ORDERS, space.meshes.num_orders(shape.pp))
         if shape.pp > 1 and shape.virtual == 1:

@@ -127,7 +127,7 @@ def estimate(
         typer.Option(
             "--from",
             help="Price what you run today: a script of Megatron-LM's arguments (.sh, .yaml), torchtitan's .toml, "
-            "DeepSpeed's .json or accelerate's .yaml.",
+            "DeepSpeed's .json, accelerate's .yaml, or an exported pytorch.json or onnx_devices.json.",
         ),
     ] = None,
     output: OutputOption = None,
