@@ -28,7 +28,8 @@ from service.command.output import print_json, show_plan, write_plan
 from service.jobs.run_job import import_graph, run_job
 
 if TYPE_CHECKING:
-    from agents.searcher import SearchResult
+    from agents.searcher import Budget, SearchResult
+    from automap.problem import Problem
 
 app = typer.Typer()
 
@@ -47,6 +48,10 @@ def search(
             callback=drawable, help="A picture of how the search went (.html, .svg, .png), or its numbers (.json)."
         ),
     ] = None,
+    certify: Annotated[
+        float,
+        typer.Option(min=0.0, help="Seconds behind the search to prove by how much a plan may be faster, at most."),
+    ] = 0.0,
     as_json: JsonOption = False,
 ) -> None:
     """Finds a plan on this machine. Ctrl-C ends the search with the best plan so far and exit code 130."""
@@ -56,15 +61,28 @@ def search(
         text = f"{int(job.request.budget):,} plans beside the templates; {job.request.budget}s would be a time"
         typer.echo(f"{'budget':9} {text}", err=True)
     results: list[SearchResult] = []
+    problems: list[Problem] = []
+
+    def search_it(problem: Problem, budget: Budget, **given: Any) -> SearchResult:
+        from agents import search_offer
+
+        problems.append(problem)
+        return search_offer(problem, budget, **given)
+
     with progress_line() as show, interruptible() as interrupted:
         plan = run_job(
             job.request,
             lambda: import_graph(*job),
             on_progress=lambda now: show(now.searcher, now.fraction, now.evaluations, now.best_step_time_s),
             should_stop=interrupted,
+            search=search_it,
             on_result=results.append,
         )
         stopped = interrupted()
+    if certify > 0.0 and not stopped:
+        from agents.portfolio.certificate import certify as certified
+
+        plan = certified(problems[0], plan, certify)
     if progress is not None:
         from service.drawing.charts import progress_numbers, search_progress, write
 
