@@ -1,12 +1,14 @@
 """Kills parts of a running service at random, and counts what is lost.
 
-    python benchmarks/service_chaos.py [--jobs 200] [--minutes 5] [--every 2] [--recoveries 3] [--stale 2]
+    python benchmarks/service_chaos.py [--jobs 200] [--minutes 5] [--every 2] [--recoveries 3] [--stale 50]
+        [--teams 3]
 
 Small jobs with budgets in evaluations are sent over REST, each with an Idempotency-Key, again and again until it is
 answered, while at random moments the service, a worker, the process of a job or the private Redis gets SIGKILL; a
 service that is dead is started again on the same data. At the end every job must have ended once, and those with the
 same seed must have the same plan. Then workers are killed while they run a job, until another attempt begins
-(recovery), and stopped until others have taken their jobs over, and continued (stale).
+(recovery). One job is searched by one worker, by two in the same time, and by two of which one is killed (teams). Last,
+workers are stopped until others have taken their jobs over, and continued (stale).
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,13 @@ import psutil
 MODEL = "gpt:layers=1,hidden=64,heads=2,seq_len=32,vocab_size=64"
 SEEDS = 5
 GIVE_UP_S = 900.0
+STALE_AT_ONCE = 4
+"""Jobs whose workers are stopped at once; as many other workers take them over."""
+TEAM = {"zoo": "llama3-70b", "cluster": "128x8xH100", "training": {"global_batch": 1536}, "searchers": ["mcmc"]}
+TEAM_S = 15
+"""Seconds of each search of a team."""
+EQUAL = 1e-3
+"""Share of a step by which a team may be slower: the one that leads it is not given the very same processor time."""
 
 
 class Service:
@@ -88,6 +98,17 @@ class Service:
                     if kind == "worker":
                         found.setdefault("job", []).extend(child.children())
         return found
+
+
+@contextlib.contextmanager
+def running(workers: int) -> Iterator[Service]:
+    """A service of its own."""
+    with tempfile.TemporaryDirectory(prefix="automap-chaos-") as folder:
+        service = Service(Path(folder), workers)
+        try:
+            yield service
+        finally:
+            service.stop()
 
 
 def submit(service: Service, number: int, budget: str | int) -> str:
@@ -155,15 +176,21 @@ def attempt(service: Service, job_id: str, number: int) -> dict[str, Any]:
         time.sleep(0.05)
 
 
-def holder(service: Service) -> psutil.Process:
-    """The worker that runs the only job; one that starts may have children of another kind."""
-    while True:
-        workers = service.parts().get("worker", ())
+def busy(service: Service) -> list[psutil.Process]:
+    """The workers that run a job; one that starts may have children of another kind."""
+    found = []
+    for worker in service.parts().get("worker", ()):
         with contextlib.suppress(psutil.NoSuchProcess):
-            found = [p for p in workers if any(child.cmdline() == p.cmdline() for child in p.children())]
-            if len(found) == 1:
-                return found[0]
+            if any(child.cmdline() == worker.cmdline() for child in worker.children()):
+                found.append(worker)
+    return found
+
+
+def holder(service: Service) -> psutil.Process:
+    """The worker that runs the only job."""
+    while len(found := busy(service)) != 1:
         time.sleep(0.1)
+    return found[0]
 
 
 def recovery(service: Service, trials: int) -> bool:
@@ -177,6 +204,8 @@ def recovery(service: Service, trials: int) -> bool:
         attempt(service, job_id, 2)
         seconds.append(time.monotonic() - began)
         service.call("POST", f"/v1/jobs/{job_id}/cancel")
+        while busy(service):  # or the next trial would kill the worker of this one
+            time.sleep(0.1)
     if seconds:
         print("recovery: another attempt after " + ", ".join(f"{s:.1f}" for s in seconds) + " s (asked: 30)")
     return all(s <= 30.0 for s in seconds)
@@ -185,24 +214,59 @@ def recovery(service: Service, trials: int) -> bool:
 def stale(service: Service, trials: int) -> bool:
     """Stops workers until their jobs run elsewhere, and lets them go on; returns whether they changed nothing."""
     wrong = 0
-    for number in range(trials):
-        job_id = submit(service, number, "30s")
-        attempt(service, job_id, 1)
-        worker = holder(service)
-        stopped = [worker, *worker.children(recursive=True)]
+    for first in range(0, trials, STALE_AT_ONCE):
+        ids = [submit(service, number, "10s") for number in range(first, min(first + STALE_AT_ONCE, trials))]
+        for job_id in ids:
+            attempt(service, job_id, 1)
+        while len(workers := busy(service)) != len(ids):
+            time.sleep(0.1)
+        stopped = [process for worker in workers for process in (worker, *worker.children(recursive=True))]
         for process in stopped:
             process.suspend()
-        attempt(service, job_id, 2)
+        for job_id in ids:
+            attempt(service, job_id, 2)
         for process in stopped:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
-        while service.call("GET", f"/v1/jobs/{job_id}", params={"wait": 5})["state"] == "running":
-            pass
-        states = [(event["state"], event["attempt"]) for event in told(service, job_id)]
-        wrong += states != [("queued", 0), ("running", 1), ("queued", 1), ("running", 2), ("succeeded", 2)]
-    if trials:
-        print(f"stale: {wrong} of {trials} workers that were stopped and went on wrote anything")
+        for job_id in ids:
+            while service.call("GET", f"/v1/jobs/{job_id}", params={"wait": 5})["state"] == "running":
+                pass
+            states = [(event["state"], event["attempt"]) for event in told(service, job_id)]
+            wrong += states != [("queued", 0), ("running", 1), ("queued", 1), ("running", 2), ("succeeded", 2)]
+        while busy(service):
+            time.sleep(0.1)
+    print(f"stale: {wrong} of {trials} workers that were stopped and went on wrote anything")
     return wrong == 0
+
+
+def searched(service: Service, seed: int, workers: int, *, kill: bool = False) -> float:
+    """Step time that a job reaches, in seconds."""
+    body = {**TEAM, "budget": f"{TEAM_S}s", "seed": seed, "tie": 0, "workers": workers}
+    job_id = service.call("POST", "/v1/jobs", json=body)["id"]
+    if kill:
+        attempt(service, job_id, 1)
+        while len(found := busy(service)) < workers:
+            time.sleep(0.1)
+        time.sleep(TEAM_S / 4)
+        found[seed % workers].kill()
+    while (job := service.call("GET", f"/v1/jobs/{job_id}", params={"wait": 5}))["state"] in ("queued", "running"):
+        pass
+    assert job["state"] == "succeeded", job["problem"]
+    while busy(service):
+        time.sleep(0.1)
+    return float(service.call("GET", f"/v1/jobs/{job_id}/plan")["estimate"]["step_time_s"])
+
+
+def teams(service: Service, trials: int) -> bool:
+    """Searches alone and in teams; returns whether no team was worse."""
+    fine = True
+    for seed in range(trials):
+        one, two = searched(service, seed, 1), searched(service, seed, 2)
+        killed = searched(service, seed, 2, kill=True)
+        print(f"team, seed {seed}: {one:.4f} s a step with one worker, {two:.4f} s with two, {killed:.4f} s with two "
+              f"of which one was killed, each after {TEAM_S} s")  # fmt: skip
+        fine &= max(two, killed) <= (1.0 + EQUAL) * one
+    return fine
 
 
 def main() -> int:
@@ -211,19 +275,19 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--every", type=float, default=2.0, help="seconds between two kills, in the mean")
     parser.add_argument("--recoveries", type=int, default=3)
-    parser.add_argument("--stale", type=int, default=2)
+    parser.add_argument("--stale", type=int, default=50)
+    parser.add_argument("--teams", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args()
     print(f"{time.strftime('%Y-%m-%d')}, Python {platform.python_version()}, {os.cpu_count()} cores, "
           f"load {os.getloadavg()[0]:.1f}")  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="automap-chaos-") as folder:
-        service = Service(Path(folder), workers=given.workers)
-        try:
-            fine = chaos(service, given.jobs, given.minutes, given.every)
-            fine &= recovery(service, given.recoveries)
+    with running(given.workers) as service:
+        fine = chaos(service, given.jobs, given.minutes, given.every)
+        fine &= recovery(service, given.recoveries)
+        fine &= teams(service, given.teams)
+    if given.stale:
+        with running(2 * STALE_AT_ONCE) as service:
             fine &= stale(service, given.stale)
-        finally:
-            service.stop()
     return 0 if fine else 1
 
 

@@ -23,7 +23,7 @@ import uvicorn
 from automap.errors import UserError
 from service import processes
 from service.embedded_redis import EmbeddedRedis
-from service.http.api import create_app
+from service.http.api import close, create_app
 from service.http.connections import server_config
 from service.http.feed import Feed
 from service.jobs import job_queue
@@ -83,7 +83,7 @@ def serve(
             job_queue.recover(store)
         stack.enter_context(_supervised(url, settings.num_workers, embedded))
         app = create_app(settings, client)
-        stack.callback(app.state.side_processes.close)
+        stack.callback(close, app)
         name = f"[{host}]" if ":" in host else host
         on_ready(f"http://{name}:{bound.getsockname()[1]}")
         # After its own shutdown uvicorn raises the signal again; ours then unwinds the stack.

@@ -1,4 +1,5 @@
-"""A child of the service that prices and draws plans, so that the process that answers requests never computes.
+"""A child of the service that checks requests, and prices and draws plans, so that the process that answers requests
+never computes.
 
 It reads tasks from standard input and writes an answer to each: a line of JSON, and behind the line of a task the
 bytes of its model's graph. It knows no store and no queue. It ends when its input does, when a task takes longer than
@@ -26,6 +27,24 @@ _GRACE_S = 2
 """Seconds after which it ends itself should the parent, which ends it sooner, be gone."""
 
 Task = Callable[[Mapping[str, Any], bytes], dict[str, Any]]
+
+
+def check(document: Mapping[str, Any], graph: bytes) -> dict[str, Any]:
+    """Checks that model, cluster, training and hints fit each other: {request, model_id} → {}."""
+    from service.jobs.run_job import build_problem
+
+    build_problem(_graph(document, graph), _request(document))
+    return {}
+
+
+def export(document: Mapping[str, Any], graph: bytes) -> dict[str, Any]:
+    """The configuration of a trainer for a plan: {request, plan, target} → the fields of an export."""
+    from automap.export.export import export as exported
+    from automap.plan import Plan
+
+    plan = Plan.from_json(document["plan"])
+    found: dict[str, Any] = to_json(exported(plan, _problem(document, graph, plan), document["target"]))
+    return found
 
 
 def estimate(document: Mapping[str, Any], graph: bytes) -> dict[str, Any]:
@@ -70,7 +89,9 @@ def draw(document: Mapping[str, Any], graph: bytes) -> dict[str, Any]:
     }
 
 
-TASKS: Mapping[str, Task] = {"estimate": estimate, "recommend": recommend, "draw": draw}
+TASKS: Mapping[str, Task] = {
+    "check": check, "estimate": estimate, "recommend": recommend, "draw": draw, "export": export,
+}  # fmt: skip
 
 
 def _request(document: Mapping[str, Any]) -> Any:
@@ -89,14 +110,19 @@ def _graph(document: Mapping[str, Any], graph: bytes) -> Any:
     return replace(graph_from_bytes(graph), sha256=document["model_id"])
 
 
-def _evaluator(document: Mapping[str, Any], graph: bytes, plan: Any = None) -> Any:
-    from automap.price.evaluator import Evaluator
+def _problem(document: Mapping[str, Any], graph: bytes, plan: Any = None) -> Any:
     from service.jobs.run_job import build_problem
 
     request = _request(document)
     if plan is not None:
         request = replace(request, cluster=plan.cluster, training=to_json(plan.training))
-    return Evaluator(build_problem(_graph(document, graph), request))
+    return build_problem(_graph(document, graph), request)
+
+
+def _evaluator(document: Mapping[str, Any], graph: bytes, plan: Any = None) -> Any:
+    from automap.price.evaluator import Evaluator
+
+    return Evaluator(_problem(document, graph, plan))
 
 
 def answer(line: bytes, graph: bytes) -> dict[str, Any]:

@@ -8,7 +8,7 @@ password=$(cat "$folder/redis_password")
 digest=$(printf %s "$password" | sha256sum | cut -d ' ' -f 1)
 {
     echo "user default off"
-    echo "user automap on #$digest ~automap:* &* +@all -@dangerous -@scripting +info"
+    echo "user automap on #$digest ~automap:* ~rq:* +@all -@dangerous -@scripting +info"
 } >"$folder/redis_users"
 printf 'redis://automap:%s@%s:6379/0' "$password" "$host" >"$folder/redis_url"
 [ -e "$folder/metrics_key" ] || : >"$folder/metrics_key"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from service.command.options import (
+    CLUSTER_HELP,
     Job,
     JsonOption,
     LossOption,
@@ -57,7 +58,7 @@ def search(
     from service.command.terminal import interruptible, progress_line
 
     if job.request.budget.isdigit():
-        text = f"{int(job.request.budget):,} plans; {job.request.budget}s would be a time"
+        text = f"{int(job.request.budget):,} plans beside the templates; {job.request.budget}s would be a time"
         typer.echo(f"{'budget':9} {text}", err=True)
     results: list[SearchResult] = []
     problems: list[Problem] = []
@@ -131,7 +132,7 @@ def read_strategy(
 def estimate(
     job: Job,
     degrees: dict[str, Any],
-    cluster: Annotated[str | None, typer.Option(help="[NODESx]GPUSxDEVICE[@LINK], or a .json file.")] = None,
+    cluster: Annotated[str | None, typer.Option(help=CLUSTER_HELP)] = None,
     global_batch: Annotated[int | None, typer.Option(help="Samples of one optimizer step.")] = None,
     precision: PrecisionOption = None,
     optimizer: Annotated[str | None, typer.Option(help="adam, momentum or sgd; default: adam.")] = None,
@@ -144,7 +145,7 @@ def estimate(
         typer.Option(
             "--from",
             help="Price what you run today: a script of Megatron-LM's arguments (.sh, .yaml), torchtitan's .toml, "
-            "DeepSpeed's .json or accelerate's .yaml.",
+            "DeepSpeed's .json, accelerate's .yaml, or an exported pytorch.json or onnx_devices.json.",
         ),
     ] = None,
     output: OutputOption = None,
@@ -179,7 +180,7 @@ def estimate(
 @app.command()
 @gathers(job=read_model_and_hints)
 def verify(plan: PlanArgument, job: Job, as_json: JsonOption = False) -> None:
-    """Checks a plan without the code that finds and prices plans. Exit code 1: something is wrong with it."""
+    """Checks a plan by code that shares nothing with the search. Exit code 1: something is wrong with it."""
     from automap.records import to_json
     from service.command.estimation import verify_file
 

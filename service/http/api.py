@@ -34,8 +34,8 @@ from service.http.feed import Feed
 from service.http.metrics import Metrics
 from service.http.reader import Reader
 from service.http.routes import dashboard, drawings, estimates, events, gnn, jobs, meta, models, recommendations
+from service.http.routes.views import Views
 from service.http.side_processes import SideProcesses
-from service.http.views import Views
 from service.jobs.keys import Keys
 from service.jobs.store import Store
 from service.logs import REQUEST
@@ -44,8 +44,8 @@ from service.settings import Settings
 
 LOG = logging.getLogger("automap.api")
 ACCESS = logging.getLogger("automap.access")
-SUBMITS = 4
-"""Submissions that are checked at a time: each may hold a model of some hundred MB, and all share one processor."""
+MOST_WAITING = 16
+"""Requests that wait for a child that prices and draws plans, which may take it seconds."""
 ROUTERS = (
     models.router, jobs.router, gnn.router, events.router, drawings.router, estimates.router, recommendations.router,
     meta.router, dashboard.router,
@@ -64,14 +64,15 @@ def create_app(settings: Settings, client: redis.Redis) -> FastAPI:
     app = FastAPI(title="AutoMAP", version=version(), docs_url=None, redoc_url=None, dependencies=admitted)
     app.state.settings = settings
     app.state.store = Store(client)
-    app.state.submits = anyio.CapacityLimiter(SUBMITS)
     app.state.uploads = anyio.CapacityLimiter(settings.max_uploads)
     app.state.keys = Keys(client) if settings.require_keys else None
     app.state.reader = Reader(client)
     app.state.views = Views(app.state.reader)
     app.state.feed = Feed(client)
     app.state.metrics = Metrics(client, app.state.feed)
-    app.state.side_processes = SideProcesses()
+    app.state.side_processes = SideProcesses(MOST_WAITING)
+    # Children of their own: who submits a job does not wait for pictures.
+    app.state.checks = SideProcesses(settings.max_connections)
     for router in ROUTERS:
         app.include_router(router)
     app.add_exception_handler(UserError, _on_user_error)
@@ -82,6 +83,12 @@ def create_app(settings: Settings, client: redis.Redis) -> FastAPI:
     document = functools.cache(lambda: openapi.describe(app, _routes()))
     app.openapi = document  # type: ignore[method-assign]
     return app
+
+
+def close(app: FastAPI) -> None:
+    """Ends the children of an application."""
+    app.state.side_processes.close()
+    app.state.checks.close()
 
 
 class _Guard:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -52,16 +52,23 @@ class _Listener:
     """One who listens, on an event loop."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self.queue: asyncio.Queue[Batch] = asyncio.Queue()
 
-    def give(self, batch: Batch) -> None:
-        """Hands events on, from any thread."""
-        with contextlib.suppress(RuntimeError):  # its loop has ended
-            self._loop.call_soon_threadsafe(self._put, batch)
 
-    def _put(self, batch: Batch) -> None:
-        self.queue.put_nowait(batch if self.queue.qsize() < _WAITING else ())
+def _give(listeners: Iterable[_Listener], batch: Batch) -> None:
+    """Hands events on, from any thread: a loop is woken once, however many listen on it."""
+    on_loop: dict[asyncio.AbstractEventLoop, list[_Listener]] = {}
+    for listener in listeners:
+        on_loop.setdefault(listener.loop, []).append(listener)
+    for loop, several in on_loop.items():
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(_put, several, batch)
+
+
+def _put(listeners: Sequence[_Listener], batch: Batch) -> None:
+    for listener in listeners:
+        listener.queue.put_nowait(batch if listener.queue.qsize() < _WAITING else ())
 
 
 class Feed:
@@ -105,8 +112,7 @@ class Feed:
         self._closed.set()
         with self._lock:
             for topic in self._topics.values():
-                for listener in topic.listeners:
-                    listener.give(())
+                _give(topic.listeners, ())
 
     def _add(self, stream: str, listener: _Listener) -> None:
         if self.num_listeners >= MOST_LISTENERS or self._closed.is_set():
@@ -153,7 +159,6 @@ class Feed:
             if batch:
                 topic.last = batch[-1].id
                 with self._lock:
-                    for listener in topic.listeners:
-                        listener.give(batch)
+                    _give(topic.listeners, batch)
         if rows:
             self._changed = rows[-1][0].decode()

@@ -17,10 +17,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from service.http.feed import Feed
-from service.jobs import counts
+from service.jobs import counts, delivery
 from service.jobs.connection import impatient
-from service.jobs.job_queue import WORKERS
-from service.jobs.store import LEASES, Store
+from service.jobs.records import parent_of
+from service.jobs.store import Store
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 ENDS = ("succeeded", "failed", "cancelled")
@@ -94,10 +94,10 @@ class _OfTheStore:
         tenants = [store.of(tenant) for tenant in store.tenants()]
         jobs = GaugeMetricFamily("automap_jobs", "Jobs that have not ended.", labels=["state"])
         jobs.add_metric(["queued"], sum(tenant.num_waiting() for tenant in tenants))
-        leases = [name.decode() for name in self._client.zrange(LEASES, 0, -1)]
-        jobs.add_metric(["running"], len(leases))
+        running = [(tenant, job_id) for tenant in tenants for job_id in tenant.running()]
+        jobs.add_metric(["running"], len(running))
         yield jobs
-        yield GaugeMetricFamily("automap_evaluations_per_second", "Plans priced a second now.", self._speed(leases))
+        yield GaugeMetricFamily("automap_evaluations_per_second", "Plans priced a second now.", _speed(running))
         so_far = counts.read(self._client)
         yield CounterMetricFamily("automap_evaluations", "Plans priced.", so_far.get("evaluations", 0.0))
         ended = HistogramMetricFamily("automap_job_run_seconds", "Last run of jobs that ended.", labels=["state"])
@@ -112,25 +112,25 @@ class _OfTheStore:
             memory = self._client.info("memory")
             yield GaugeMetricFamily("automap_store_bytes", "Memory of the store.", float(memory["used_memory"]))
 
-    def _speed(self, leases: list[str]) -> float:
-        """Plans that all running searches together price in a second."""
-        total = 0.0
-        for lease in leases:
-            tenant, _, job_id = lease.partition("/")
-            job = Store(self._client, tenant).job(job_id)
-            progress = (job and job.progress) or {}
-            if progress.get("seconds", 0.0) > 0.0:
-                total += progress["evaluations"] / progress["seconds"]
-        return total
-
     def _of_workers(self) -> Iterator[Metric]:
         age = GaugeMetricFamily("automap_worker_heartbeat_age_seconds", "Since a sign of life.", labels=["worker"])
         now = time.time()
-        rows = self._client.zrange(WORKERS, 0, -1, withscores=True)
-        for name, at in rows:
-            age.add_metric([name.decode()], max(0.0, now - at))
+        beats = delivery.workers(self._client)
+        for name, at in beats.items():
+            age.add_metric([name], max(0.0, now - at))
         yield age
-        yield GaugeMetricFamily("automap_workers", "Workers that have given a sign of life.", float(len(rows)))
+        yield GaugeMetricFamily("automap_workers", "Workers that have given a sign of life.", float(len(beats)))
+
+
+def _speed(running: list[tuple[Store, str]]) -> float:
+    """Plans that all running searches together price in a second."""
+    total = 0.0
+    for store, job_id in running:
+        job = store.job(job_id) if parent_of(job_id) is None else None  # a job tells of its members too
+        progress = (job and job.progress) or {}
+        if progress.get("seconds", 0.0) > 0.0:
+            total += progress["evaluations"] / progress["seconds"]
+    return total
 
 
 def _add(family: HistogramMetricFamily, labels: list[str], found: counts.Durations) -> None:

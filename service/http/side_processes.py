@@ -1,4 +1,4 @@
-"""Children that price and draw plans for requests, a few at a time; see `service.side_process`.
+"""Children that check requests, and price and draw plans for them, a few at a time; see `service.side_process`.
 
 A child serves one request after another. One that takes too long, or dies, is gone with its request alone.
 """
@@ -25,16 +25,19 @@ from service.problems import problem
 LOG = logging.getLogger("automap.api")
 MOST = 2
 """Children (assumed: they must leave processors to the searches)."""
-MOST_WAITING = 16
-"""Requests that wait for a child; more are told to come again."""
 LIMIT_S = 60
 """Seconds that a request may take in a child, the start of the child included."""
 
 
 class SideProcesses:
-    """The children of one service; they are started when they are first needed."""
+    """Children of one service; they are started when they are first needed.
 
-    def __init__(self) -> None:
+    Args:
+        most_waiting: requests that wait for a child; more are told to come again.
+    """
+
+    def __init__(self, most_waiting: int) -> None:
+        self._most_waiting = most_waiting
         self._idle: list[subprocess.Popen[bytes]] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -53,7 +56,7 @@ class SideProcesses:
         """
         if self._limiter is None:
             self._limiter = CapacityLimiter(MOST)
-        if self._limiter.statistics().tasks_waiting >= MOST_WAITING:
+        if self._limiter.statistics().tasks_waiting >= self._most_waiting:
             raise HTTPException(503, problem(503, "Too many wait", "Try again shortly."), {"Retry-After": "5"})
         head = {"task": task, "document": document, "num_bytes": len(graph), "limit_s": LIMIT_S}
         data = json.dumps(head).encode() + b"\n" + graph
@@ -75,11 +78,18 @@ class SideProcesses:
         for child in idle:
             _end(child)
 
+    def _taken(self) -> subprocess.Popen[bytes] | None:
+        """A child that has nothing to do, if there is one; one that was killed meanwhile is forgotten."""
+        while True:
+            with self._lock:
+                child = self._idle.pop() if self._idle else None
+            if child is None or child.poll() is None:
+                return child
+            _end(child)
+
     def _ask(self, data: bytes) -> bytes:
         """A child's answer; empty where it died."""
-        with self._lock:
-            child = self._idle.pop() if self._idle else None
-        child = child or _start()
+        child = self._taken() or _start()
         assert child.stdin is not None and child.stdout is not None
         timer = threading.Timer(LIMIT_S, child.kill)
         timer.start()
@@ -97,7 +107,7 @@ class SideProcesses:
                 return line
         _end(child)
         if not line:
-            LOG.warning("a child that prices plans died with status %s", child.returncode)
+            LOG.warning("a child that serves requests died with status %s", child.returncode)
         return line
 
 

@@ -5,9 +5,11 @@ Knows nothing of what is kept there. Units: seconds.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import redis
@@ -43,7 +45,8 @@ def connect(url: str, *, patient: bool = False) -> redis.Redis:
         UserError: not such a URL.
     """
     retry = Retry(ExponentialBackoff(cap=LONGEST_PAUSE_S, base=0.05), retries=-1) if patient else Retry(NoBackoff(), 0)
-    given = {"socket_connect_timeout": ANSWER_S, "socket_timeout": ANSWER_S, "retry": retry}
+    # No driver_info: redis-py would look its own version up on disk for every connection, of which a job makes two.
+    given = {"socket_connect_timeout": ANSWER_S, "socket_timeout": ANSWER_S, "retry": retry, "driver_info": None}
     try:
         match = _WITH_SENTINELS.fullmatch(url)
         client = redis.Redis.from_url(url, **given) if match is None else _found_by_sentinels(match, given)
@@ -91,3 +94,17 @@ def patiently(write: Callable[[], T], *, pause_s: float = LONGEST_PAUSE_S) -> T:
             return write()
         except redis.exceptions.OutOfMemoryError:
             time.sleep(pause_s)
+
+
+def paced(action: Callable[[], object], *, every_s: float) -> Callable[[], None]:
+    """`action`, done at most every `every_s` seconds; while nothing can be written it is left out."""
+    last = -math.inf
+
+    def act() -> None:
+        nonlocal last
+        if time.monotonic() - last >= every_s:
+            last = time.monotonic()
+            with suppress(*AWAY):
+                action()
+
+    return act

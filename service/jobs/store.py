@@ -1,8 +1,9 @@
 """The record of models and jobs, in Redis.
 
-A job is a hash; its transitions are optimistic transactions (WATCH/MULTI, no scripts). Each run of a job takes a rising
-number, its fencing token: a writer with an older one, or to a job that has ended, is refused with `Superseded`,
-so that a worker which was thought dead cannot overwrite anything. Models are kept by the sha256 of their bytes and
+A job is a hash; its transitions are optimistic transactions (WATCH/MULTI, no scripts). A job that comes to wait puts a
+delivery into RQ's queue in the same transaction. Each run of a job takes a rising number, its fencing token: a writer
+with an older one, or to a job that has ended, is refused with `Superseded`, so that a worker which was thought dead
+cannot overwrite anything. Models are kept by the sha256 of their bytes and
 are in Redis too, so that workers on other machines reach them. Every key of a model or job carries its tenant, so that
 no tenant can name what is another's. Knows nothing of HTTP or of who runs jobs.
 """
@@ -12,13 +13,14 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from service.jobs import counts, events
-from service.jobs.model_store import TENANTS, ModelStore
-from service.jobs.records import ACTIVE, FIELDS, Job, State, dumps, job_of
+from service.jobs import counts, delivery, events
+from service.jobs.job_reader import JobReader
+from service.jobs.model_store import TENANTS
+from service.jobs.records import ACTIVE, Job, dumps, members_of, parent_of
 from service.jobs.run_job import JobRequest
 from service.problems import problem
 
@@ -27,23 +29,13 @@ NUM_RETRIES = 2
 REPLAY_TTL_S = 24 * 3600
 """Seconds for which an Idempotency-Key is remembered."""
 DAY_S = 24 * 3600
-PAGE_BYTES = 4 << 20
-"""Largest size of the requests on one page of a list, so that no list is larger than memory."""
-_CHUNK = 100
-"""Jobs that are read at once while a list is filtered."""
-_GROUP_BYTES = 1 << 20
-_MOST_READ = 5000
-"""Jobs that one page reads at most; a rare filter takes several pages."""
 _PRIORITY_S = 1e11
 """Seconds of age that one step of priority outweighs: more than any clock shows."""
 
-TURNS, LEASES, BELL = "automap:turns", "automap:leases", "automap:bell"
-"""Tenant -> when a job of it was begun last; `tenant/job` -> when its lease ends; a list on which
-idle workers wait."""
+TURNS = "automap:turns"
+"""Tenant -> when a job of it was begun last."""
 _LISTENED_S = 10
 """Seconds for which the events of a deleted job are kept, so that those who listen hear of its end."""
-_BELLS = 64
-"""Rings that are kept at most; a worker that finds nothing to do waits for the next one."""
 
 
 class Superseded(Exception):
@@ -62,7 +54,7 @@ class Once:
     request_sha256: str
 
 
-class Store(ModelStore):
+class Store(JobReader):
     """Models and jobs of one tenant in one Redis.
 
     What a run writes raises `Superseded` if the run is not the latest of its job, or the job has ended.
@@ -72,22 +64,14 @@ class Store(ModelStore):
         """The store of another tenant."""
         return Store(self.client, tenant, clock=self._clock)
 
-    def job_key(self, job_id: str) -> str:
-        """Key of a job's hash."""
-        return f"{self._at}job:{job_id}"
-
-    def events_key(self, job_id: str) -> str:
-        """Key of the stream of a job's events."""
-        return f"{self.job_key(job_id)}:events"
-
     def create(self, model_id: str, request: JobRequest, *, reserve_s: float = 0.0, once: Once | None = None) -> Job:
-        """Records a job and puts it into the queue, both or neither.
+        """Records a job with its members and puts them into the queue, all or none.
 
         Args:
             model_id: id of a stored model.
             request: the request of the job.
-            reserve_s: seconds of search that count against the tenant's day from now on; what a job does not use is
-                given back at its end.
+            reserve_s: seconds of search and trials that count against the tenant's day from now on; what a job does not
+                use is given back at its end. Each member takes those of its search beside.
             once: the Idempotency-Key of the request, if it has one.
 
         Returns:
@@ -98,7 +82,9 @@ class Store(ModelStore):
         """
         job_id, now, text = uuid.uuid4().hex, self._clock(), dumps(request.to_json())
         fields = {"state": "queued", "model_id": model_id, "request": text, "attempt": "0", "deaths": "0"}
-        fields |= {"created_at": repr(now), "reserved_s": repr(reserve_s)}
+        fields |= {"created_at": repr(now), "reserved_s": repr(reserve_s), "workers": str(request.workers)}
+        members = members_of(job_id, request.workers)
+        search_s = reserve_s if request.trials is None else max(0.0, reserve_s - request.trials.seconds)
         replay = self._replay_key(once)
         before: Job | None = None
 
@@ -113,13 +99,17 @@ class Store(ModelStore):
                 pipe.expire(replay, REPLAY_TTL_S)
             pipe.sadd(TENANTS, self.tenant)
             pipe.hset(self.job_key(job_id), mapping=fields)
+            for member in members:
+                own = {"request": "", "workers": "1", "reserved_s": repr(search_s)}
+                pipe.hset(self.job_key(member), mapping=fields | own)
             pipe.hset(f"{self._at}sizes", job_id, str(len(text)))
             pipe.zadd(f"{self._at}jobs", {job_id: now})
-            pipe.sadd(f"{self._at}active", job_id)
-            self._wait(pipe, job_id, request.priority, now)
-            self._tell(pipe, job_id, "queued", 0)
+            for name in (job_id, *members):
+                pipe.sadd(f"{self._at}active", name)
+                self._wait(pipe, name, request.priority, now)
+                self._tell(pipe, name, "queued", 0)
             if reserve_s:
-                self._charge(pipe, now, reserve_s)
+                self._charge(pipe, now, reserve_s + len(members) * search_s)
 
         self._redis.transaction(change, replay)
         return before or Job(id=job_id, model_id=model_id, request=request, created_at=now)
@@ -140,83 +130,12 @@ class Store(ModelStore):
             raise AnotherRequest
         return Job(id=job.id, model_id=job.model_id, request=job.request, created_at=job.created_at)
 
-    def job(self, job_id: str) -> Job | None:
-        """A job's record, or None."""
-        return next(iter(self._read([job_id])), None)
-
-    def state(self, job_id: str) -> State | None:
-        """A job's state, or None."""
-        found = self._redis.hget(self.job_key(job_id), "state")
-        return None if found is None else cast("State", found.decode())
-
-    def jobs(
-        self,
-        limit: int,
-        *,
-        cursor: tuple[float, str] | None = None,
-        wanted: Callable[[Job], bool] = lambda job: True,
-    ) -> tuple[list[Job], tuple[float, str] | None]:
-        """A page of jobs, newest first, and the cursor of the next page, None at the end.
-
-        Args:
-            limit: most jobs on the page; large requests end it earlier.
-            cursor: (created_at, id) of the job behind which the page begins; None = the newest.
-            wanted: which jobs are listed.
-        """
-        found: list[Job] = []
-        num_bytes = 0
-        for num_read, (job, place, size) in enumerate(self._newest(cursor), 1):
-            if wanted(job):
-                found.append(job)
-                num_bytes += size
-            if len(found) == limit or num_bytes >= PAGE_BYTES or num_read == _MOST_READ:
-                return found, place
-        return found, None
-
-    def _newest(self, cursor: tuple[float, str] | None) -> Iterator[tuple[Job, tuple[float, str], int]]:
-        """Each job behind a cursor, its place in the list and the bytes of its request."""
-        count = _CHUNK
-        while True:
-            highest = "+inf" if cursor is None else repr(cursor[0])
-            rows = self._redis.zrevrangebyscore(f"{self._at}jobs", highest, "-inf", 0, count, withscores=True)
-            places = [(at, name.decode()) for name, at in rows]
-            if cursor is not None:
-                places = [place for place in places if place < cursor]
-            with self._redis.pipeline(transaction=False) as pipe:
-                for _, job_id in places:
-                    pipe.hstrlen(self.job_key(job_id), "request")
-                sizes = pipe.execute()
-            # Large requests are read a few at a time: nobody may want the whole chunk.
-            group = max(1, _GROUP_BYTES // max(1, *sizes, 1))
-            for begin in range(0, len(places), group):
-                several = places[begin : begin + group]
-                read = {job.id: job for job in self._read(job_id for _, job_id in several)}
-                for place, size in zip(several, sizes[begin:], strict=False):
-                    if place[1] in read:
-                        yield read[place[1]], place, size
-            cursor = places[-1] if places else cursor
-            if len(rows) < count:
-                return
-            # Jobs of one moment may fill a chunk.
-            count = _CHUNK if places else 2 * count
-
-    def active(self) -> list[Job]:
-        """Jobs that have not ended, oldest first."""
-        found = self._read(name.decode() for name in self._redis.smembers(f"{self._at}active"))
-        return sorted((job for job in found if job.state in ACTIVE), key=lambda job: (job.created_at, job.id))
-
-    def plan(self, job_id: str, *, so_far: bool = False) -> dict[str, Any] | None:
-        """The plan of a job that succeeded; with `so_far` else the best one that a run of it has found; or None."""
-        found, best = self._redis.hmget(self.job_key(job_id), ["plan", "best"])
-        found = found or (best if so_far else None)
-        return None if found is None else json.loads(found)
-
-    def begin(self, job_id: str, lease_end: float = 0.0) -> int | None:
+    def begin(self, job_id: str, note: Callable[[Any, int], object] = lambda pipe, token: None) -> int | None:
         """Starts a run of a job that is queued.
 
         Args:
             job_id: id of the job.
-            lease_end: the run belongs to its worker until then, by Redis's clock.
+            note: writes in the same transaction who runs it, given the transaction and the token.
 
         Returns:
             The run's fencing token; None when there is nothing to run: the job is unknown, has ended, or another run of
@@ -237,9 +156,9 @@ class Store(ModelStore):
             pipe.hdel(self.job_key(job_id), "progress")
             pipe.zrem(f"{self._at}waiting", job_id)
             pipe.zadd(TURNS, {self.tenant: now})
-            pipe.zadd(LEASES, {f"{self.tenant}/{job_id}": lease_end})
+            note(pipe, token)
             self._tell(pipe, job_id, "running", token)
-            if token == 1:
+            if token == 1 and parent_of(job_id) is None:
                 counts.took(pipe, "wait", now - float(created_at))
 
         try:
@@ -293,6 +212,8 @@ class Store(ModelStore):
     def delete(self, job_id: str) -> bool:
         """Ends a job and removes all of it; returns whether there was one. A run of it writes nothing more."""
         ended_now = self.cancel(job_id)
+        for member in members_of(job_id, int(self._redis.hget(self.job_key(job_id), "workers") or 1)):
+            self.delete(member)
         # No transaction: Redis begins none while its memory is full, which is when jobs must be deleted. The record
         # goes last, so that a deletion that was cut off can be repeated.
         with self._redis.pipeline(transaction=False) as pipe:
@@ -320,11 +241,12 @@ class Store(ModelStore):
 
     def num_waiting(self) -> int:
         """Number of jobs that wait."""
-        return int(self.count_waiting(self._redis))
+        return int(self._redis.zcard(f"{self._at}waiting"))
 
-    def count_waiting(self, pipe: Any) -> Any:
-        """Asks in a pipeline for the number of jobs that wait."""
-        return pipe.zcard(f"{self._at}waiting")
+    def count(self, pipe: Any) -> None:
+        """Asks in a pipeline for the number of jobs that wait, and of those that wait or run."""
+        pipe.zcard(f"{self._at}waiting")
+        pipe.scard(f"{self._at}active")
 
     def next_waiting(self) -> str | None:
         """The job that the tenant has begun next."""
@@ -361,7 +283,8 @@ class Store(ModelStore):
     def _write(
         self, job_id: str, token: int | None, fields: dict[str, str], *, told: Mapping[str, Any] | None = None
     ) -> None:
-        """Changes a job that has not ended; a new `state` moves it in or out of the queue.
+        """Changes a job that has not ended; a new `state` moves it in or out of the queue, and the end of a job is the
+        end of its members.
 
         Args:
             job_id: id of the job.
@@ -369,15 +292,18 @@ class Store(ModelStore):
             fields: what is written.
             told: progress that those who listen are told of.
         """
-        state_after = fields.get("state")
-        ends = state_after not in (None, *ACTIVE)
+        state_after, parent = fields.get("state"), parent_of(job_id)
+        ends, workers = state_after not in (None, *ACTIVE), b"1"
 
         def change(pipe: Any) -> None:
+            nonlocal workers
             key = self.job_key(job_id)
-            names = ["state", "attempt", "created_at", "started_at", "reserved_s", "progress"]
-            state, attempt, created_at, started_at, reserved_s, progress = pipe.hmget(key, names)
+            names = ["state", "attempt", "created_at", "started_at", "reserved_s", "workers", "progress"]
+            state, attempt, created_at, started_at, reserved_s, workers, progress = pipe.hmget(key, names)
             # Large, and not needed to write progress.
             request, best = pipe.hmget(key, ["request", "best"]) if state_after is not None else (None, None)
+            if state_after == "queued" and parent is not None:
+                request = pipe.hget(self.job_key(parent), "request")
             pipe.multi()
             if state is None or state.decode() not in ACTIVE:
                 raise Superseded
@@ -387,12 +313,11 @@ class Store(ModelStore):
             pipe.hset(key, mapping={**fields, "finished_at": repr(now)} if ends else fields)
             if told is not None:
                 events.add(pipe, self.events_key(job_id), "progress", told)
-            if "progress" in fields:
+            if "progress" in fields and parent is None:  # which tells of its members too
                 counts.priced(pipe, progress, fields["progress"])
             if state_after is None:
                 return
             self._tell(pipe, job_id, state_after, int(attempt), fields.get("problem"))
-            pipe.zrem(LEASES, f"{self.tenant}/{job_id}")
             used = 0.0
             if state == b"running":
                 # Of the time that was reserved, each run takes what it has used; the end gives the rest back.
@@ -403,7 +328,8 @@ class Store(ModelStore):
                 priority = json.loads(request or "{}").get("priority", 0)
                 self._wait(pipe, job_id, priority, float(created_at))
                 return
-            counts.took(pipe, f"run:{state_after}", used)
+            if parent is None:
+                counts.took(pipe, f"run:{state_after}", used)
             pipe.zrem(f"{self._at}waiting", job_id)
             pipe.srem(f"{self._at}active", job_id)
             if "plan" in fields:
@@ -416,6 +342,9 @@ class Store(ModelStore):
             self._charge(pipe, float(created_at), -float(reserved_s or 0))
 
         self._redis.transaction(change, self.job_key(job_id))
+        if ends:
+            for member in members_of(job_id, int(workers or 1)):
+                self.cancel(member)
 
     def _tell(self, pipe: Any, job_id: str, state: str, attempt: int, problem: str | None = None) -> None:
         """Tells those who listen of a job's new state."""
@@ -427,8 +356,7 @@ class Store(ModelStore):
         """Puts a job among those that wait: high priorities first, then the oldest."""
         pipe.zadd(f"{self._at}waiting", {job_id: created_at - priority * _PRIORITY_S})
         pipe.zadd(TURNS, {self.tenant: 0.0}, nx=True)
-        pipe.lpush(BELL, "")
-        pipe.ltrim(BELL, 0, _BELLS - 1)
+        delivery.put(self.client, pipe)
 
     def _charge(self, pipe: Any, at: float, seconds: float) -> None:
         pipe.incrbyfloat(self._day_key(at), seconds)
@@ -439,11 +367,3 @@ class Store(ModelStore):
 
     def _replay_key(self, once: Once | None) -> str:
         return f"{self._at}once:{hashlib.sha256(once.key.encode()).hexdigest()}" if once else f"{self._at}once"
-
-    def _read(self, ids: Iterable[str]) -> list[Job]:
-        names = list(ids)
-        with self._redis.pipeline(transaction=False) as pipe:
-            for name in names:
-                pipe.hmget(self.job_key(name), list(FIELDS))
-            rows = pipe.execute()
-        return [job_of(name, row) for name, row in zip(names, rows, strict=True) if row[0] is not None]

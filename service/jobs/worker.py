@@ -1,9 +1,10 @@
-"""The worker: takes jobs from the queue and runs each in a forked child.
+"""The worker: RQ's, whose every delivery runs the job that the store says is the next, in a forked child.
 
-The parent imports the heavy libraries once, with one thread, and runs nothing itself; a child that hangs, crashes,
-takes too much memory or is cancelled is killed with its process group and harms nobody. A child whose worker dies is
-ended by the kernel. The job of a dead child is queued again at once, that of a dead worker when its lease is over; the
-store's fencing tokens keep late writers out.
+RQ waits for deliveries, forks, watches the time, gives signs of life and notices workers that give none any more. The
+parent imports the heavy libraries once, with one thread, and runs nothing itself; a child that hangs, crashes, takes
+too much memory or is cancelled is killed with its process group and harms nobody. A child whose worker dies is ended by
+the kernel. The job of a dead child is queued again at once, that of a dead worker when its signs of life are too old;
+the store's fencing tokens keep late writers out.
 """
 
 from __future__ import annotations
@@ -12,56 +13,54 @@ import contextlib
 import gc
 import importlib
 import logging
-import math
 import os
 import re
 import resource
-import select
 import shutil
 import signal
 import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import redis
+import rq
+from rq.exceptions import StopRequested
+from rq.executions import Execution
+from rq.job import Job as Delivery
+from rq.serializers import JSONSerializer
+from rq.utils import current_timestamp, now
+from rq.worker_registration import clean_worker_registry
 
-from agents.searcher import Budget, Progress
-from automap.errors import ProblemError, UserError
-from automap.plan import Plan
-from automap.records import to_json
+from automap.errors import UserError
 from ir import lifetime
 from service import temporary
-from service.jobs import graphs
-from service.jobs.connection import connect, impatient
-from service.jobs.deadline import deadline
-from service.jobs.events import Thinning
-from service.jobs.gnn_job import run_gnn
-from service.jobs.job_queue import HEARTBEAT_S, OVERHEAD_S, REAP_S, Claim, Queue, paced, time_limit_s
-from service.jobs.run_job import JobRequest, run_job
+from service.jobs import delivery as deliveries
+from service.jobs import job_queue, one_run
+from service.jobs.connection import ANSWER_S, LONGEST_PAUSE_S, connect, impatient, paced, patiently
+from service.jobs.delivery import Run
 from service.jobs.store import DAY_S, Store, Superseded
 from service.logs import JOB
-from service.problems import problem, problem_of
+from service.problems import problem
 from service.settings import GIB, Settings
 
 LOG = logging.getLogger("automap.worker")
 
 OUT_OF_MEMORY = 3
 """Exit status of a child that has reached its limit."""
-LOOK_S = 0.25
-"""Time between two looks whether a job is cancelled."""
-KILL_S = 60.0
-"""Seconds beyond its time limit after which the child is killed."""
+BEAT_S = 1
+"""Seconds between two signs of life of a run, and between two looks whether its job is cancelled; whole, for RQ."""
+LEASE_S = 12
+"""Seconds without a sign of life of its worker after which a run counts as dead."""
+MAINTENANCE_S = 3
+"""Seconds between two looks for dead runs and lost deliveries; each is one where two looks in a row find it, so that a
+Redis that was away does not end the runs that could not speak to it."""
+NICE = 5
+"""Priority of a child's process, below that of the one that answers requests on the same machine (assumed)."""
 RETENTION_S = 600.0
 """Time between two looks for jobs that are kept no longer."""
-CHECKPOINT_S, CHECKPOINT_SHARE = 1.0, 0.02
-"""Least seconds between two writes of the best plan, and largest share of the search's time that they take."""
-_PACE_S = 0.2
-"""Least seconds between two writes of the progress, and between two looks whether the job has ended."""
 
 _WARM = ("agents.portfolio.portfolio", "agents.learning.dqn", "ir.onnx.sandbox")
 
@@ -87,7 +86,16 @@ def main(settings: Settings, *, parent: int | None = None) -> None:
     client = connect(settings.redis_url, patient=True)
     client.ping()
     warm()
-    Worker(client, settings).work()
+    temporary.sweep()
+    with contextlib.suppress(StopRequested):
+        while True:
+            worker = Worker(client, settings)
+            with contextlib.suppress(redis.RedisError):
+                worker.work(logging_level=None)
+            if worker.is_stopped:
+                return
+            # RQ ends its loop where Redis refuses a command, as with a full memory.
+            time.sleep(LONGEST_PAUSE_S)
 
 
 def warm() -> None:
@@ -98,18 +106,24 @@ def warm() -> None:
     import torch
 
     from service import warm_up as kernels
+    from service.jobs.rehearsal import rehearse
 
     torch.set_num_threads(1)
     for module in _WARM:
         importlib.import_module(module)
     kernels.main()
+    rehearse()
     # Objects of now are never looked at again by the collector, so that children do not copy their pages.
     gc.collect()
     gc.freeze()
 
 
-class Worker:
-    """Takes jobs and runs each in a child.
+class _NothingWaits(Exception):
+    """A delivery has come for which there is no job: it was cancelled, or another delivery has begun it."""
+
+
+class Worker(rq.Worker):
+    """Takes deliveries and runs for each the next job in a child.
 
     Args:
         client: the service's Redis, one that waits for it (`service.jobs.connection.connect`).
@@ -117,140 +131,230 @@ class Worker:
     """
 
     def __init__(self, client: redis.Redis, settings: Settings) -> None:
-        self._client = client
-        self._hurried = impatient(client)
-        self._settings = settings
-        name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
-        self._queue, self._renewing = Queue(client, name), Queue(self._hurried, name)
-        self._stopping = False
-        self._child = 0
-
-    def work(self) -> None:
-        """Runs jobs until SIGTERM."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._stop)
-        temporary.sweep()
-        alive = paced(lambda: self._renewing.renew(None), every_s=HEARTBEAT_S)
-        reap = paced(self._renewing.reap, every_s=REAP_S)
-        trim = paced(self._trim, every_s=RETENTION_S)
-        while not self._stopping:
-            for look in (alive, reap, trim):
-                look()
-            claim = self._queue.claim()
-            if claim is None:
-                self._queue.wait(1.0)
-            else:
-                self.run_child(claim)
-        with contextlib.suppress(redis.RedisError):
-            self._renewing.leave()
-
-    def run_child(self, claim: Claim) -> None:
-        """Runs a job in a child, and writes what the child could not write itself."""
-        store = Store(self._client, claim.tenant)
-        job = store.job(claim.job_id)
-        limit_s = (
-            OVERHEAD_S if job is None or job.request is None else time_limit_s(job.request, self._settings.max_budget_s)
+        super().__init__(
+            [deliveries.queue(client)],
+            f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}",
+            connection=client,
+            serializer=JSONSerializer,
+            job_monitoring_interval=BEAT_S,
+            maintenance_interval=MAINTENANCE_S,
+            worker_ttl=MAINTENANCE_S + 15,  # RQ looks up from an idle queue every worker_ttl - 15 s
+            exception_handlers=[self._died],
         )
+        self.log.setLevel(logging.NOTSET)  # RQ's own shows several lines a job whatever AUTOMAP_LOG_LEVEL says
+        self.is_stopped = False
+        self._store, self._settings = Store(client), settings
+        self._run: Run | None = None
+        self._folder = ""
+        self._looked_at = 0.0
+        self._num_missing = 0
+        self._trim_now_and_then = paced(self._trim, every_s=RETENTION_S)
+
+    # One delivery
+
+    def execute_job(self, job: Delivery, queue: rq.Queue) -> None:
+        """Runs the next job in a child."""
         # Temporary files that the child had no time to remove go with the folder.
-        folder = temporary.make("job")
+        self._folder = temporary.make("job")
         try:
-            reader, writer = os.pipe()
-            parent = os.getpid()
-            self._child = os.fork()
-            if self._child == 0:
-                os.close(reader)
-                self._be_child(claim, folder, limit_s, parent)
-            os.close(writer)
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.setpgid(self._child, self._child)
-            try:
-                late = self._watch(claim, reader, limit_s + KILL_S)
-            finally:
-                os.close(reader)
-                _, status = os.waitpid(self._child, 0)
-                # What the child started ends with it.
-                self._kill()
-                self._child = 0
+            super().execute_job(job, queue)
+        except _NothingWaits:
+            self._drop(job, queue)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(Superseded):
-            self._end(store, claim, status, late=late)
+            if self.horse_pid:  # Redis has refused something meanwhile
+                self.kill_horse()
+                self.wait_for_horse()
+                self._horse_pid = 0
+            shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _watch(self, claim: Claim, reader: int, most_s: float) -> bool:
-        """Waits for the end of the child, which is the end of a pipe, and kills it where it must not go on.
+    def prepare_execution(self, job: Delivery) -> Execution:
+        """Begins the next job. The delivery is registered before, so that RQ notices from then on that we die."""
+        execution = super().prepare_execution(job)
+        self._run = run = job_queue.begin_next(self._store, job)
+        if run is None:
+            raise _NothingWaits
+        found = self._store.of(run.tenant).job(run.job_id)
+        request = found and found.request
+        job.timeout = job_queue.time_limit_s(request, self._settings.max_budget_s) if request else job_queue.OVERHEAD_S
+        return execution
 
-        Returns:
-            Whether it was killed because it took too long.
-        """
-        renew = paced(lambda: self._renewing.renew(claim), every_s=HEARTBEAT_S)
-        reap = paced(self._renewing.reap, every_s=REAP_S)
-        store, began, late = Store(self._hurried, claim.tenant), time.monotonic(), False
-        while not select.select([reader], [], [], LOOK_S)[0]:
-            renew()
-            reap()
-            with contextlib.suppress(redis.ConnectionError, redis.TimeoutError):
-                if not store.check(claim.job_id, claim.token):
-                    self._kill()
-            if time.monotonic() - began > most_s:
-                late = True
-                self._kill()
-        return late
-
-    def _end(self, store: Store, claim: Claim, status: int, *, late: bool) -> None:
-        """Writes the end of a run whose child has not written it."""
-        if status == 0:
-            return
-        if self._stopping:
-            store.requeue(claim.job_id, claim.token)
-        elif late:
-            store.fail(claim.job_id, claim.token, problem(500, "The job took too long", "Give it a smaller budget."))
-        elif os.waitstatus_to_exitcode(status) == OUT_OF_MEMORY:
-            text = f"It needed more than {self._settings.max_job_bytes / GIB:g} GiB. Give a smaller model or cluster."
-            store.fail(claim.job_id, claim.token, problem(500, "The job ran out of memory", text))
-        else:
-            LOG.warning("job %s: its process died (%d)", claim.job_id, status)
-            store.died(claim.job_id, claim.token)
-
-    def _be_child(self, claim: Claim, folder: str, limit_s: float, parent: int) -> NoReturn:
+    def main_work_horse(self, job: Delivery, queue: rq.Queue) -> None:
         """The child: it dies with its worker, and has a folder of its own for temporary files."""
-        code = 1
         try:
-            os.setpgid(0, 0)
-            JOB.set(claim.job_id)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            lifetime.die_with_parent(signal.SIGKILL, parent)
-            tempfile.tempdir = folder
+            assert self._run is not None
+            JOB.set(self._run.job_id)
+            lifetime.die_with_parent(signal.SIGKILL, self.pid or 0)
+            os.nice(NICE)
+            tempfile.tempdir = self._folder
             _limit_memory(self._settings.max_job_bytes)
-            repair = "Give it a smaller budget or model."
-            late = ProblemError("the job took too long", field="budget", value=f"{limit_s} s", repair=repair)
-            try:
-                with deadline(limit_s, KILL_S, late):
-                    run(claim, self._client)
-            except ProblemError as fault:
-                Store(self._client, claim.tenant).fail(claim.job_id, claim.token, problem_of(fault))
-            code = 0
-        except MemoryError:
-            code = OUT_OF_MEMORY
+            super().main_work_horse(job, queue)
         except BaseException:
-            LOG.exception("job %s", claim.job_id)
+            LOG.exception("the child of a worker")
         finally:
-            os._exit(code)
+            os._exit(1)
 
-    def _stop(self, *_: object) -> None:
+    @property
+    def connection_timeout(self) -> int:
+        """Longest time that Redis may take to answer; RQ waits for deliveries for less."""
+        return int(ANSWER_S)
+
+    def get_heartbeat_ttl(self, job: Delivery) -> int:
+        """Seconds that a run belongs to this worker after a sign of life."""
+        return LEASE_S
+
+    def set_current_job_working_time(self, current_job_working_time: float, pipeline: Any = None) -> None:
+        """Every beat; nobody reads it in Redis."""
+        self.current_job_working_time = current_job_working_time
+
+    def maintain_heartbeats(self, job: Delivery) -> None:
+        """Gives a sign of life, looks for dead runs, and kills the child where it must not go on."""
+        run = self._run
+        assert run is not None
+        try:
+            super().maintain_heartbeats(job)
+            if self.should_run_maintenance_tasks:
+                self.run_maintenance_tasks()
+            over = self._stop_requested or not self._store.of(run.tenant).check(run.job_id, run.token)
+        except redis.ResponseError as fault:  # as of a full memory; the search goes on
+            LOG.warning("Redis refuses a sign of life: %s", fault)
+        else:
+            if over:
+                self.kill_horse()
+
+    def wait_for_horse(self) -> tuple[int | None, int | None, Any]:
+        """Waits for the end of the child; what the child started ends with it."""
+        ended = super().wait_for_horse()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.horse_pid, signal.SIGKILL)
+        return ended
+
+    def kill_horse(self, sig: signal.Signals = signal.SIGKILL) -> None:
+        """Kills the child, if there is one, and what it started; RQ's would kill our own group while the child has not
+        left it yet."""
+        if not self.horse_pid:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(self.horse_pid) == os.getpgrp():
+                os.kill(self.horse_pid, sig)
+            else:
+                super().kill_horse(sig)
+
+    def handle_work_horse_killed(self, job: Delivery, retpid: int, ret_val: int, rusage: Any) -> None:
+        """Writes the end of a run whose child has not written it."""
+        run = self._run
+        assert run is not None
+        assert job.started_at is not None and job.timeout is not None
+        late = (now() - job.started_at).total_seconds() > job.timeout
+        with contextlib.suppress(Superseded):
+            patiently(lambda: self._settle(run, ret_val, late=late))
+
+    def _settle(self, run: Run, status: int | None, *, late: bool) -> None:
+        """Writes what has become of a run that ended with a status."""
+        store = self._store.of(run.tenant)
+        if self._stop_requested:
+            store.requeue(run.job_id, run.token)
+        elif late:
+            store.fail(run.job_id, run.token, one_run.TOO_LONG)
+        elif status is not None and os.waitstatus_to_exitcode(status) == OUT_OF_MEMORY:
+            text = f"It needed more than {self._settings.max_job_bytes / GIB:g} GiB. Give a smaller model or cluster."
+            store.fail(run.job_id, run.token, problem(500, "The job ran out of memory", text))
+        else:
+            LOG.warning("job %s: its process died (%s)", run.job_id, status)
+            store.died(run.job_id, run.token)
+
+    def _died(self, job: Delivery, *fault: Any) -> None:
+        """Queues the job again that a delivery has begun, or gives it up; RQ calls this where a worker is gone."""
+        if (run := deliveries.noted(job)) is not None:
+            with contextlib.suppress(Superseded):
+                self._store.of(run.tenant).died(run.job_id, run.token)
+                LOG.warning("job %s: its worker died", run.job_id)
+
+    def _drop(self, job: Delivery, queue: rq.Queue) -> None:
+        """Ends a delivery without a child."""
+        with self.connection.pipeline() as pipe:
+            job.delete(pipeline=pipe, remove_from_queue=False)
+            self.cleanup_execution(job, pipeline=pipe)
+            pipe.lrem(queue.intermediate_queue_key, 1, job.id)
+            pipe.execute()
+
+    # What RQ does between deliveries
+
+    def run_maintenance_tasks(self) -> None:
+        """RQ's upkeep, which waits where Redis refuses to write."""
+        try:
+            super().run_maintenance_tasks()
+        except redis.ResponseError as fault:
+            LOG.warning("Redis refuses: %s", fault)
+
+    def clean_registries(self) -> None:
+        """Queues the jobs of dead workers again, replaces lost deliveries, removes jobs that are kept no longer.
+
+        Every worker does so, also while its child runs, and without RQ's lock, which a kill would leave behind for a
+        quarter of an hour: all of it may be done twice.
+        """
+        looked_at = current_timestamp()
+        for queue in self.queues:
+            # What was over at the look before, and has had the time to say that it was not.
+            queue.started_job_registry.cleanup(self._looked_at, self._exc_handlers)
+            queue.failed_job_registry.cleanup()
+            clean_worker_registry(queue)
+            if not self.horse_pid:  # RQ would take our child's delivery for the one that it removes
+                queue.intermediate_queue.cleanup(self, queue)
+        missing = job_queue.num_missing(self._store)
+        with self.connection.pipeline() as pipe:
+            for _ in range(min(missing, self._num_missing)):
+                deliveries.put(self.connection, pipe)
+            pipe.execute()
+        self._looked_at, self._num_missing = looked_at, missing
+        self._trim_now_and_then()
+        self.last_cleaned_at = now()  # type: ignore[assignment]  # RQ does so
+
+    def subscribe(self) -> None:
+        """Not to RQ's commands, which are not used: they would need a thread beside the one that forks."""
+
+    def _set_ip_address(self, connection: redis.Redis) -> None:
+        """Not asked: the list of clients is for those who administer Redis."""
+        self.ip_address = "unknown"
+
+    # The end
+
+    def request_stop(self, signum: int, frame: Any) -> None:
         """SIGTERM: the job goes back into the queue at once, and no death is counted."""
-        self._stopping = True
-        self._kill()
+        self.is_stopped = True
+        super().request_stop(signum, frame)
 
-    def _kill(self) -> None:
-        if self._child:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._child, signal.SIGKILL)
+    def handle_warm_shutdown_request(self) -> None:
+        """Kills the child."""
+        self.kill_horse()
+
+    def set_shutdown_requested_date(self) -> None:
+        """Not written: what handles a signal does not wait for Redis."""
+
+    def register_death(self) -> None:
+        """Takes this worker out of the list, unless Redis is away."""
+        self.connection = impatient(self.connection)
+        with contextlib.suppress(redis.RedisError):
+            super().register_death()
 
     def _trim(self) -> None:
-        store, settings = Store(self._hurried), self._settings
-        for tenant in store.tenants():
-            store.of(tenant).trim(oldest_s=settings.keep_days * DAY_S, most_bytes=settings.max_kept_bytes)
+        settings = self._settings
+        for tenant in self._store.tenants():
+            self._store.of(tenant).trim(oldest_s=settings.keep_days * DAY_S, most_bytes=settings.max_kept_bytes)
+
+
+def run_next() -> None:
+    """The run that a delivery has begun; RQ calls this in the child."""
+    delivery = rq.get_current_job()
+    assert delivery is not None
+    run = deliveries.noted(delivery)
+    assert run is not None
+    try:
+        one_run.run(run, delivery.connection)
+    except MemoryError:
+        os._exit(OUT_OF_MEMORY)
+    except BaseException:
+        LOG.exception("job %s", run.job_id)
+        os._exit(1)
 
 
 def _limit_memory(most_bytes: int) -> None:
@@ -260,127 +364,3 @@ def _limit_memory(most_bytes: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     soft = most_bytes + (int(found[1]) << 10 if found else 0)
     resource.setrlimit(resource.RLIMIT_DATA, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
-
-
-def run(claim: Claim, client: redis.Redis, *, search: Any = None) -> None:
-    """Does the work of a run; what comes of it is in the store.
-
-    The search goes on while Redis is away; only its progress is not written then.
-
-    Args:
-        claim: the run, which has begun.
-        client: the service's Redis, one that waits for it (`service.jobs.connection.connect`).
-        search: in place of `agents.search_offer`.
-
-    Raises:
-        MemoryError: the job needs more than the process may have.
-    """
-    store, hurried = Store(client, claim.tenant), Store(impatient(client), claim.tenant)
-    job_id, token = claim.job_id, claim.token
-    job = store.job(job_id)
-    if job is None:
-        return  # deleted meanwhile
-    if (request := job.request) is None:
-        with contextlib.suppress(Superseded):
-            store.fail(job_id, token, job.problem or {})
-        return
-    counts = _remembered(lambda: hurried.check(job_id, token))
-    written, thinning = -_PACE_S, Thinning()
-    start = _checkpointed(store, job_id, request)
-    keep_best = _Checkpoint(lambda plan: hurried.set_best(job_id, token, plan), start)
-
-    def on_progress(progress: Progress) -> None:
-        nonlocal written
-        now = time.monotonic()
-        if now - written >= _PACE_S or progress.fraction >= 1:
-            written = now
-            told = to_json(replace(progress, best=None))
-            del told["best"]
-            with contextlib.suppress(redis.ConnectionError, redis.TimeoutError):
-                hurried.set_progress(job_id, token, told, is_event=thinning.passes(told))
-                keep_best(progress, request.seed)
-
-    try:
-        try:
-            if request.gnn is not None:
-                placed = run_gnn(request, on_progress=on_progress, should_stop=lambda: not counts())
-                store.succeed(job_id, token, placed.to_json())
-                return
-            plan = run_job(
-                request,
-                lambda: graphs.load(store, job.model_id, request),
-                on_progress=on_progress,
-                should_stop=lambda: not counts(),
-                search=search,
-                start=start,
-            )
-            store.succeed(job_id, token, plan.to_json())
-        except UserError as fault:
-            store.fail(job_id, token, problem_of(fault))
-        except (redis.RedisError, Superseded, MemoryError):
-            raise
-        except Exception:
-            LOG.exception("job %s failed", job_id)
-            store.fail(job_id, token, problem(500, "Internal error", f"See the worker's log for job {job_id}."))
-    except Superseded:
-        LOG.info("job %s: run %d was superseded", job_id, token)
-
-
-class _Checkpoint:
-    """Keeps the best plan so far, as often as that takes little of the time of the search.
-
-    Args:
-        write: writes a plan.
-        kept: the plan that was kept before, if any.
-    """
-
-    def __init__(self, write: Callable[[Any], None], kept: Sequence[Plan]) -> None:
-        self._write = write
-        # A plan takes a while to be made in full; a search that is over in a moment need not wait for it.
-        self._again = time.monotonic() + CHECKPOINT_S / 2
-        self._best_s = min((plan.estimate.step_time_s for plan in kept if plan.estimate is not None), default=math.inf)
-
-    def __call__(self, progress: Progress, seed: int) -> None:
-        """Keeps the plan of a report if it is better than the one that was kept."""
-        began = time.monotonic()
-        reached = progress.best_step_time_s
-        if progress.best is None or reached is None or reached >= self._best_s or began < self._again:
-            return
-        from agents.results.plainest import IllegalPlan
-
-        try:
-            plan = progress.best(seed)
-        except (UserError, IllegalPlan) as fault:
-            LOG.warning("the best plan so far is not kept: %s", fault)
-        else:
-            self._write(plan.to_json())
-            self._best_s = reached
-        now = time.monotonic()
-        self._again = now + max(CHECKPOINT_S, (now - began) / CHECKPOINT_SHARE)
-
-
-def _checkpointed(store: Store, job_id: str, request: JobRequest) -> list[Plan]:
-    """The best plan of the runs before, with which a run begins; none where a budget in evaluations promises the same
-    plan however often a job is begun."""
-    kept = store.plan(job_id, so_far=True) if Budget.parse(request.budget).seconds is not None else None
-    if kept is None:
-        return []
-    return [Plan.from_json(kept)]
-
-
-def _remembered(ask: Callable[[], bool]) -> Callable[[], bool]:
-    """The function `ask`, called at most every `_PACE_S` seconds; in between, and without Redis, it gives its last
-    answer."""
-    answer = True
-
-    def look() -> None:
-        nonlocal answer
-        answer = ask()
-
-    look_again = paced(look, every_s=_PACE_S)
-
-    def remembered() -> bool:
-        look_again()
-        return answer
-
-    return remembered

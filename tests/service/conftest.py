@@ -29,7 +29,7 @@ from automap.problem import Problem
 from service import processes
 from service.client import AutomapClient
 from service.embedded_redis import EmbeddedRedis
-from service.http.api import create_app
+from service.http.api import close, create_app
 from service.http.connections import server_config
 from service.jobs.connection import connect
 from service.jobs.store import Store
@@ -174,7 +174,7 @@ def listening(settings: Settings, connection: redis.Redis) -> Iterator[httpx.Cli
         finally:
             server.should_exit = True
             thread.join()
-            app.state.side_processes.close()
+            close(app)
 
 
 @pytest.fixture

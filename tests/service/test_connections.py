@@ -73,6 +73,22 @@ def test_a_head_of_one_byte_at_a_time(api: httpx.Client, behind_an_answer: bool)
         assert drip(slow, b"GET /version HTTP/1.1\r\nX: " + b"x" * 10_000) < 1000
 
 
+def test_a_head_without_end(api: httpx.Client) -> None:
+    with dial(api) as endless:
+        for part in (b"GET /version HTTP/1.1\r\nHost: localhost\r\n", b"A: " + b"x" * 40_000, b"x" * 40_000):
+            endless.sendall(part)
+        text = answer(endless)
+        assert text == b"" or text.startswith(b"HTTP/1.1 431 ")
+    assert api.get("/version").status_code == 200
+
+
+@pytest.mark.parametrize("text", [b"GET\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/1.1\r\nHost : x\r\n\r\n"])
+def test_what_is_no_request(api: httpx.Client, text: bytes) -> None:
+    with dial(api) as odd:
+        odd.sendall(text)
+        assert answer(odd).startswith(b"HTTP/1.1 400 ")
+
+
 @pytest.mark.parametrize("place", [b"jobs", b"models", b"estimates"])
 def test_a_body_of_one_byte_at_a_time(api: httpx.Client, place: bytes) -> None:
     with dial(api) as slow:

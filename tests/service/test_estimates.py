@@ -113,7 +113,7 @@ GRAPH = b""
 def test_a_child_that_hangs_or_dies_takes_only_its_request_along(monkeypatch: pytest.MonkeyPatch) -> None:
     import anyio
 
-    own, before = SideProcesses(), children()
+    own, before = SideProcesses(1), children()
     told = {"request": {"cluster": "8xA100-80GB", "training": {"global_batch": 64}, "model": {"zoo": GPT}}}
     told |= {"model_id": "", "plan": None, "degrees": {}}
     try:
@@ -130,9 +130,16 @@ def test_a_child_that_hangs_or_dies_takes_only_its_request_along(monkeypatch: py
         thread.join()
         assert raised.value.status_code == 422
         # No time at all: it is ended.
-        monkeypatch.setattr(side_processes, "LIMIT_S", 0)
-        with pytest.raises(side_processes.HTTPException):
-            anyio.run(own.ask, "estimate", told, GRAPH)
+        with monkeypatch.context() as patch:
+            patch.setattr(side_processes, "LIMIT_S", 0)
+            with pytest.raises(side_processes.HTTPException):
+                anyio.run(own.ask, "estimate", told, GRAPH)
+        # Killed while it had nothing to do: nobody notices.
+        assert anyio.run(own.ask, "check", told, GRAPH) == {}
+        (idle,) = (child for child in children() if child not in before)
+        idle.kill()
+        idle.wait()
+        assert anyio.run(own.ask, "check", told, GRAPH) == {}
     finally:
         own.close()
     assert children() == before
@@ -155,3 +162,23 @@ def test_a_task_that_needs_too_much_memory_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(side_process, "TASKS", {"greedy": greedy})
     answer = side_process.answer(b'{"task": "greedy", "document": {}}', b"")
     assert answer["problem"]["status"] == 422
+
+
+def test_checks_are_no_work_of_the_process_that_answers(api: httpx.Client) -> None:
+    """This process, in which the application runs, has next to nothing to do while its child builds a large model."""
+    asked = {"cluster": "8xA100-80GB", "training": {"global_batch": 64}}
+
+    def spent_s(zoo: str) -> tuple[float, float]:
+        before, children_before = time.process_time(), {child: child.cpu_times() for child in children()}
+        answer = api.post("/v1/jobs", json={**asked, "zoo": zoo})
+        assert answer.status_code == 202, answer.text
+        theirs = sum(
+            now.user + now.system - then.user - then.system
+            for now, then in ((child.cpu_times(), then) for child, then in children_before.items())
+        )
+        return time.process_time() - before, theirs
+
+    spent_s("gpt2:layers=1")  # loads libraries
+    mine, theirs = spent_s("gpt2:layers=1000")
+    assert theirs > 0.1
+    assert mine < 0.25 * theirs

@@ -14,8 +14,9 @@ from service_work import run
 
 from service import logs
 from service.jobs import counts
-from service.jobs.job_queue import Queue
 from service.jobs.store import Store
+from service.jobs.worker import Worker
+from service.settings import Settings
 
 JOB = {"zoo": "gpt2:layers=2", "cluster": "8xV100-16GB", "training": {"global_batch": 64}, "budget": "1s"}
 
@@ -28,7 +29,9 @@ def samples(api: httpx.Client) -> dict[tuple[str, ...], float]:
     return {(s.name, *map(str, s.labels.values())): s.value for family in families for s in family.samples}
 
 
-def test_they_count_what_was_done(api: httpx.Client, client: redis.Redis, store: Store, search: Any) -> None:
+def test_they_count_what_was_done(
+    api: httpx.Client, client: redis.Redis, store: Store, settings: Settings, search: Any
+) -> None:
     ids = [api.post("/v1/jobs", json=JOB).json()["id"] for _ in range(4)]
     run(ids[0], client, search=search)
     store.cancel(ids[1])
@@ -36,7 +39,8 @@ def test_they_count_what_was_done(api: httpx.Client, client: redis.Redis, store:
     assert token is not None
     store.set_progress(ids[2], token, {"evaluations": 40, "seconds": 2.0})
     store.set_progress(ids[2], token, {"evaluations": 100, "seconds": 4.0})
-    Queue(client, "worker-1").renew(None)
+    worker = Worker(client, settings)
+    worker.register_birth()
     found = samples(api)
     assert found["automap_jobs", "queued"] == 1
     assert found["automap_jobs", "running"] == 1
@@ -47,7 +51,7 @@ def test_they_count_what_was_done(api: httpx.Client, client: redis.Redis, store:
     assert found["automap_job_run_seconds_count", "failed"] == 0
     assert found["automap_job_wait_seconds_count",] == 2
     assert found["automap_workers",] == 1
-    assert found["automap_worker_heartbeat_age_seconds", "worker-1"] < 60
+    assert found["automap_worker_heartbeat_age_seconds", worker.name] < 60
     assert found["automap_store_up",] == 1
     assert found["automap_store_bytes",] > 0
 
@@ -80,9 +84,9 @@ def test_durations_fall_into_classes(client: redis.Redis) -> None:
     assert found.classes[counts.BUCKETS_S.index(60.0)] == 1
 
 
-def test_ready_means_that_a_job_is_kept(api: httpx.Client, client: redis.Redis) -> None:
+def test_ready_means_that_a_job_is_kept(api: httpx.Client, client: redis.Redis, settings: Settings) -> None:
     assert api.get("/readyz").json() == {"status": "ok", "workers": 0}
-    Queue(client, "worker-1").renew(None)
+    Worker(client, settings).register_birth()
     assert api.get("/readyz").json() == {"status": "ok", "workers": 1}
     # A full memory: Redis answers, and keeps nothing.
     client.config_set("maxmemory", "1")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
 import signal
 from collections.abc import Callable
@@ -13,12 +13,14 @@ import psutil
 import pytest
 import redis
 import service_work
+from rq.timeouts import JobTimeoutException
+from service_work import delivered
 
 from agents import search_offer
 from automap.errors import NothingFits
-from service.jobs import job_queue, worker
+from service.jobs import delivery, job_queue, one_run, worker
 from service.jobs.connection import connect
-from service.jobs.job_queue import Claim, Queue
+from service.jobs.delivery import Run
 from service.jobs.run_job import JobRequest, ModelOptions
 from service.jobs.store import NUM_RETRIES, Store, Superseded
 from service.jobs.trial_options import PROPOSE_S, Trials
@@ -75,6 +77,22 @@ def test_what_nobody_expected(
     assert job.state == "failed"
     assert "secret" not in str(job.problem)
     assert "secret detail" in caplog.text
+
+
+def test_a_run_that_reaches_its_time_limit(store: Store, client: redis.Redis, submit: Callable[[], str]) -> None:
+    def late(*given: object, **rest: object) -> None:
+        raise JobTimeoutException
+
+    job_id = submit()
+    service_work.run(job_id, client, search=late)
+    job = store.job(job_id)
+    assert job is not None
+    assert job.problem is not None
+    assert (job.state, job.problem["title"]) == ("failed", "The job took too long")
+
+
+def test_rq_logs_as_the_service_does(client: redis.Redis, settings: Settings) -> None:
+    assert worker.Worker(client, settings).log.getEffectiveLevel() == logging.getLogger().level
 
 
 def test_a_superseded_run_stops_and_writes_nothing(
@@ -144,7 +162,7 @@ def test_the_best_plan_so_far_is_kept_and_the_next_run_begins_with_it(
 def test_a_budget_in_evaluations_begins_anew(store: Store, client: redis.Redis, submit: Callable[[], str]) -> None:
     job_id = submit()
     store.set_best(job_id, store.begin(job_id) or 0, {"schema": "automap.plan/1"})
-    assert worker._checkpointed(store, job_id, replace(REQUEST, budget="50")) == []
+    assert one_run._checkpointed(store, job_id, replace(REQUEST, budget="50")) == []
 
 
 def test_a_late_death_does_not_end_the_run_after_it(store: Store, submit: Callable[[], str]) -> None:
@@ -169,19 +187,9 @@ def test_a_search_goes_on_while_redis_is_away() -> None:
         asked.append(1)
         return store.check("job", 1)
 
-    counts = worker._remembered(ask)
+    counts = one_run._remembered(ask)
     assert counts()
     assert asked == [1]
-
-
-def test_recovery_queues_what_has_not_ended(store: Store, client: redis.Redis, submit: Callable[[], str]) -> None:
-    first, second, third = submit(), submit(), submit()
-    store.begin(first)
-    store.cancel(second)
-    assert job_queue.recover(store) == 2
-    assert store.state(first) == "queued"
-    queue = Queue(client, "w")
-    assert [claim and claim.job_id for claim in (queue.claim(), queue.claim(), queue.claim())] == [first, third, None]
 
 
 def test_time_limits() -> None:
@@ -197,6 +205,7 @@ def test_time_limits() -> None:
         ("memory", "failed", "The job ran out of memory"),
         ("hangs", "failed", "The job took too long"),
         ("killed", "queued", None),
+        ("raises", "queued", None),
         ("cancelled", "cancelled", None),
         ("stopped", "queued", None),
     ],
@@ -216,41 +225,37 @@ def test_how_a_child_ends(
     others = psutil.Process().children()
     boss = worker.Worker(client, settings.model_copy(update={"max_job_bytes": 64 << 20}))
 
-    def misbehave(claim: Claim, client: redis.Redis) -> None:
+    def misbehave(run: Run, client: redis.Redis) -> None:
         if end == "memory":
             bytearray(1 << 30)
         if end == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        if end == "raises":
+            raise RuntimeError
         if end == "cancelled":
-            Store(client).cancel(claim.job_id)
+            Store(client).cancel(run.job_id)
         if end == "stopped":
             os.kill(os.getppid(), signal.SIGTERM)
         signal.pause()
 
-    monkeypatch.setattr(worker, "run", misbehave)
-    monkeypatch.setattr(worker, "LOOK_S", 0.02)
+    monkeypatch.setattr(one_run, "run", misbehave)
     if end == "hangs":
-        monkeypatch.setattr(worker, "KILL_S", 0.1)
-        monkeypatch.setattr(worker, "time_limit_s", lambda *given: 0)
-        monkeypatch.setattr(worker, "deadline", lambda *given: contextlib.nullcontext())
-    before = signal.signal(signal.SIGTERM, boss._stop)
+        # RQ kills it 60 s behind its limit; an alarm at the limit itself, which it might swallow, never rings.
+        monkeypatch.setattr(job_queue, "time_limit_s", lambda *given: -60)
+    before = signal.signal(signal.SIGTERM, boss.request_stop)
     try:
-        boss.run_child(claimed(client))
+        found = delivered(client)
+        assert found is not None
+        boss.execute_job(found, delivery.queue(client))
     finally:
         signal.signal(signal.SIGTERM, before)
     job = store.job(job_id)
     assert job is not None
     assert job.state == state
     assert job.problem is None if title is None else job.problem and job.problem["title"] == title
-    if end in ("killed", "stopped"):
+    if end in ("killed", "raises", "stopped"):
         # A stop is no death: two more deaths, and only then the job has failed.
-        for _ in range(NUM_RETRIES - (end == "killed")):
+        for _ in range(NUM_RETRIES - (end != "stopped")):
             store.died(job_id, store.begin(job_id) or 0)
             assert store.state(job_id) == "queued"
     assert [child for child in psutil.Process().children() if child not in others] == []
-
-
-def claimed(client: redis.Redis) -> Claim:
-    claim = Queue(client, "w").claim()
-    assert claim is not None
-    return claim

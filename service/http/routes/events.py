@@ -87,7 +87,7 @@ async def _lines(request: Request, job_id: str, after: str) -> AsyncIterator[byt
                     if event.ends:
                         return
             left = ends_at - time.monotonic()
-            if left <= 0 or await request.is_disconnected():
+            if left <= 0:
                 return
             try:
                 batch = await asyncio.wait_for(news.get(), min(PING_S, left))

@@ -8,30 +8,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import json
 import time
 from dataclasses import replace
 from typing import Annotated, Any, Literal, cast
 
-import anyio.to_thread
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from agents.searcher import Budget
 from automap.errors import ProblemError
-from automap.records import to_json
 from service.http import openapi, quotas
 from service.http.etag import matches
 from service.http.feed import FeedFull
 from service.http.requested import check_cluster, model_name
-from service.http.routes.common import feed_of, find_job, no_job, plan_of, read_body, refusal, settings_of, store_of
+from service.http.routes.common import (
+    IdempotencyKey,
+    another_request,
+    checks_of,
+    feed_of,
+    find_job,
+    no_job,
+    once_of,
+    plan_of,
+    read_body,
+    refusal,
+    settings_of,
+    side_processes_of,
+    store_of,
+)
+from service.http.routes.views import View, Views
 from service.http.schemas import ExportView, JobBody, JobList, JobView
-from service.http.views import View, Views
 from service.jobs import graphs
 from service.jobs.records import Job, State
-from service.jobs.run_job import JobRequest, build_problem, check_search
-from service.jobs.store import AnotherRequest, Once, Store
+from service.jobs.run_job import JobRequest, check_search
+from service.jobs.store import AnotherRequest, Store
 from service.settings import Settings
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -63,32 +73,20 @@ async def submit(
     request: Request,
     response: Response,
     body: Annotated[JobBody, Depends(job_body)],
-    idempotency_key: Annotated[
-        str | None,
-        Header(
-            min_length=1,
-            max_length=255,
-            pattern="^[!-~]+$",
-            description="Any text: for a day, a request with the same key and body gets the job of the first one.",
-        ),
-    ] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> JobView:
     """Accepts a job."""
     store, settings = store_of(request), settings_of(request)
-    once = idempotency_key and Once(key=idempotency_key, request_sha256=_digest(body))
-    # A limit of their own, so that checks of requests leave threads for all else.
-    limiter = cast("anyio.CapacityLimiter", request.app.state.submits)
+    once = once_of(idempotency_key, body)
     try:
-        job = await anyio.to_thread.run_sync(_accept, body, store, settings, once or None, limiter=limiter)
+        job = await run_in_threadpool(store.replayed, once)
+        if job is None:
+            asked, reserve_s, graph = await run_in_threadpool(_admit, body, store, settings)
+            # What may take long is done elsewhere, so that others are answered meanwhile.
+            await checks_of(request).ask("check", {"request": asked.to_json(), "model_id": body.model_id}, graph)
+            job = await run_in_threadpool(store.create, body.model_id, asked, reserve_s=reserve_s, once=once)
     except AnotherRequest:
-        repair = "Send the same body again, or another key."
-        raise refusal(
-            422,
-            "The key came before with another request",
-            field="Idempotency-Key",
-            value=idempotency_key,
-            repair=repair,
-        ) from None
+        raise another_request(idempotency_key) from None
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     response.headers.update(await run_in_threadpool(quotas.headers, store, settings))
     return JobView.of(job)
@@ -197,31 +195,25 @@ def plan(
         s409="The job has no plan, or none yet.", s422="There is no such target, or it cannot express the plan."
     ),
 )
-def export(request: Request, job_id: str, target: str) -> ExportView:
+async def export(request: Request, job_id: str, target: str) -> ExportView:
     """The plan of a job that succeeded as the configuration of a trainer."""
-    # It loads the kernels of the price.
-    from automap.export.export import export as exported
-    from automap.plan import Plan
-
     store = store_of(request)
+    document, graph = await run_in_threadpool(_to_export, store, job_id)
+    return ExportView(**await side_processes_of(request).ask("export", {**document, "target": target}, graph))
+
+
+def _to_export(store: Store, job_id: str) -> tuple[dict[str, Any], bytes]:
     job = find_job(store, job_id)
-    plan = Plan.from_json(plan_of(store, job))
+    plan = plan_of(store, job)
     assert job.request is not None  # a job with a plan was read when it ran
-    own = replace(job.request, cluster=plan.cluster, training=to_json(plan.training))
-    return ExportView.of(exported(plan, build_problem(graphs.load(store, job.model_id, job.request), own), target))
+    told = {"request": job.request.to_json(), "model_id": job.model_id, "plan": plan}
+    return told, graphs.load_bytes(store, job.model_id, job.request)
 
 
-def _digest(body: JobBody) -> str:
-    """Names a request; bodies that mean the same have the same digest."""
-    return hashlib.sha256(json.dumps(to_json(body), sort_keys=True).encode()).hexdigest()
-
-
-def _accept(body: JobBody, store: Store, settings: Settings, once: Once | None) -> Job:
-    return store.replayed(once) or _submit(body.model_id, body.request(), store, settings, once)
-
-
-def _submit(model_id: str, request: JobRequest, store: Store, settings: Settings, once: Once | None) -> Job:
-    name = model_name(model_id, request, store)
+def _admit(body: JobBody, store: Store, settings: Settings) -> tuple[JobRequest, float, bytes]:
+    """The request of a body that is admitted, the seconds that it takes from the tenant's day, its model's graph."""
+    request = body.request()
+    name = model_name(body.model_id, request, store)
     budget = check_search(request)
     if (budget.seconds or 0) > settings.max_budget_s:
         repair = f"Give at most {settings.max_budget_s:g}s, or ask the operator to raise AUTOMAP_MAX_BUDGET_S."
@@ -234,12 +226,11 @@ def _submit(model_id: str, request: JobRequest, store: Store, settings: Settings
     if not request.model.name:
         request = replace(request, model=replace(request.model, name=name))
     reserve_s = _reserved_s(budget, request)
-    # Asked before the costly checks.
-    quotas.check(store, settings, reserve_s)
+    members = request.workers - 1
+    quotas.check(store, settings, reserve_s + members * (budget.seconds or 0.0), num_jobs=1 + members)
     if store.stored_bytes() >= settings.max_stored_bytes:
         raise refusal(507, "Nothing more can be stored", "Delete models or jobs.")
-    build_problem(graphs.load(store, model_id, request), request)
-    return store.create(model_id, request, reserve_s=reserve_s, once=once)
+    return request, reserve_s, graphs.load_bytes(store, body.model_id, request)
 
 
 def _reserved_s(budget: Budget, request: JobRequest) -> float:

@@ -18,7 +18,7 @@ from service.http.access import access
 from service.http.metrics import MEDIA_TYPE, Metrics
 from service.http.routes.common import store_of
 from service.http.schemas import Health, NamedModels, Readiness, Targets, Version
-from service.jobs.job_queue import WORKERS
+from service.jobs import delivery
 from service.problems import problem
 
 router = APIRouter(tags=["meta"])
@@ -63,7 +63,7 @@ def ready(request: Request) -> Readiness:
     client = request.app.state.store.client
     try:
         client.set("automap:probe", "", ex=60)
-        workers = int(client.zcard(WORKERS))
+        workers = len(delivery.workers(client))
     except redis.ResponseError as fault:  # as of a memory that is full, or a copy that is read only
         raise HTTPException(
             503, problem(503, "The store cannot be written", str(fault)), {"Retry-After": "5"}

@@ -1,0 +1,178 @@
+"""One run of a job in the child of a worker: what comes of it goes into the store.
+
+The best plan so far is kept while the search goes on, so that whatever ends the run, the next one begins with it. The
+search goes on while Redis is away. Knows nothing of processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import redis
+from rq.timeouts import JobTimeoutException
+
+from agents import search_offer
+from agents.searcher import Budget, Progress
+from automap.errors import UserError
+from automap.plan import Plan
+from automap.records import to_json
+from service.jobs import graphs
+from service.jobs.connection import AWAY, impatient, paced, patiently
+from service.jobs.delivery import Run
+from service.jobs.events import Thinning
+from service.jobs.gnn_job import run_gnn
+from service.jobs.records import ACTIVE, parent_of
+from service.jobs.run_job import JobRequest, run_job
+from service.jobs.store import Store, Superseded
+from service.jobs.team import searching
+from service.problems import problem, problem_of
+
+LOG = logging.getLogger("automap.worker")
+
+CHECKPOINT_S, CHECKPOINT_SHARE = 1.0, 0.02
+"""Least seconds between two writes of the best plan, and largest share of the search's time that they take."""
+TOO_LONG = problem(500, "The job took too long", "Give it a smaller budget or model.")
+_PACE_S = 0.2
+"""Least seconds between two writes of the progress, and between two looks whether the job has ended."""
+
+
+def run(current: Run, client: redis.Redis, *, search: Any = None) -> None:
+    """Does the work of a run; what comes of it is in the store.
+
+    Args:
+        current: the run, which has begun.
+        client: the service's Redis, one that waits for it (`service.jobs.connection.connect`).
+        search: in place of `agents.search_offer`.
+
+    Raises:
+        MemoryError: the job needs more than the process may have.
+    """
+    store, hurried = Store(client, current.tenant), Store(impatient(client), current.tenant)
+    job_id, token = current.job_id, current.token
+    job = store.job(job_id)
+    if job is None:
+        return  # deleted meanwhile
+    if (request := job.request) is None:
+        with contextlib.suppress(Superseded):
+            store.fail(job_id, token, job.problem or {})
+        return
+
+    def succeed(plan: Mapping[str, Any]) -> None:
+        patiently(lambda: store.succeed(job_id, token, plan))
+
+    def fail(fault: Mapping[str, Any]) -> None:
+        patiently(lambda: store.fail(job_id, token, fault))
+
+    parent = parent_of(job_id)
+    if parent is not None and store.state(parent) not in ACTIVE:
+        store.cancel(job_id)  # its job has ended without it
+        return
+    counts = _remembered(lambda: hurried.check(job_id, token) and (parent is None or hurried.state(parent) in ACTIVE))
+    written, thinning = -_PACE_S, Thinning()
+    start = _checkpointed(store, job_id, request)
+    keep_best = _Checkpoint(lambda plan: hurried.set_best(job_id, token, plan), start)
+
+    def on_progress(progress: Progress) -> None:
+        nonlocal written
+        now = time.monotonic()
+        if now - written >= _PACE_S or progress.fraction >= 1:
+            written = now
+            told = to_json(replace(progress, best=None))
+            del told["best"]
+            with contextlib.suppress(*AWAY):
+                hurried.set_progress(job_id, token, told, is_event=thinning.passes(told))
+                keep_best(progress, request.seed)
+
+    try:
+        try:
+            if request.gnn is not None:
+                placed = run_gnn(request, on_progress=on_progress, should_stop=lambda: not counts())
+                succeed(placed.to_json())
+                return
+            plan = run_job(
+                request,
+                lambda: graphs.load(store, job.model_id, request),
+                on_progress=on_progress,
+                should_stop=lambda: not counts(),
+                search=searching(job_id, request, hurried, search or search_offer),
+                start=start,
+            )
+            succeed(plan.to_json())
+        except UserError as fault:
+            fail(problem_of(fault))
+        except JobTimeoutException:
+            fail(TOO_LONG)
+        except (redis.RedisError, Superseded, MemoryError):
+            raise
+        except Exception:
+            LOG.exception("job %s failed", job_id)
+            fail(problem(500, "Internal error", f"See the worker's log for job {job_id}."))
+    except Superseded:
+        LOG.info("job %s: run %d was superseded", job_id, token)
+
+
+class _Checkpoint:
+    """Keeps the best plan so far, as often as that takes little of the time of the search.
+
+    Args:
+        write: writes a plan.
+        kept: the plan that was kept before, if any.
+    """
+
+    def __init__(self, write: Callable[[Any], None], kept: Sequence[Plan]) -> None:
+        self._write = write
+        # A plan takes a while to be made in full; a search that is over in a moment need not wait for it.
+        self._again = time.monotonic() + CHECKPOINT_S / 2
+        self._best_s = min((plan.estimate.step_time_s for plan in kept if plan.estimate is not None), default=math.inf)
+
+    def __call__(self, progress: Progress, seed: int) -> None:
+        """Keeps the plan of a report if it is better than the one that was kept."""
+        began = time.monotonic()
+        reached = progress.best_step_time_s
+        if progress.best is None or reached is None or reached >= self._best_s or began < self._again:
+            return
+        from agents.results.plainest import IllegalPlan
+
+        try:
+            plan = progress.best(seed)
+        except (UserError, IllegalPlan) as fault:
+            LOG.warning("the best plan so far is not kept: %s", fault)
+        else:
+            self._write(plan.to_json())
+            assert plan.estimate is not None
+            self._best_s = plan.estimate.step_time_s  # of several workers, the one that has reached it may be late
+        now = time.monotonic()
+        self._again = now + max(CHECKPOINT_S, (now - began) / CHECKPOINT_SHARE)
+
+
+def _checkpointed(store: Store, job_id: str, request: JobRequest) -> list[Plan]:
+    """The best plan of the runs before, with which a run begins; none where a budget in evaluations promises the same
+    plan however often a job is begun."""
+    kept = store.plan(job_id, so_far=True) if Budget.parse(request.budget).seconds is not None else None
+    if kept is None:
+        return []
+    return [Plan.from_json(kept)]
+
+
+def _remembered(ask: Callable[[], bool]) -> Callable[[], bool]:
+    """The function `ask`, called at most every `_PACE_S` seconds; in between, and without Redis, it gives its last
+    answer."""
+    answer = True
+
+    def look() -> None:
+        nonlocal answer
+        answer = ask()
+
+    look_again = paced(look, every_s=_PACE_S)
+
+    def remembered() -> bool:
+        look_again()
+        return answer
+
+    return remembered
