@@ -9,6 +9,7 @@ to be the best. Where a part of the cluster may do as well, its plans count too.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import time
@@ -55,12 +56,17 @@ def certify(problem: Problem, plan: Plan, seconds: float) -> Plan:
         # What a part leaves of its time is for those behind it.
         share = 1.0 if number == len(waiting) else PARTS_SHARE * (number + 1) / len(waiting)
         until = began + share * seconds
-        bounds.append(certified_s(plan_space(each), fastest_s, lambda until=until: time.monotonic() > until))
+        bounds.append(certified_s(plan_space(each), fastest_s, functools.partial(_is_after, until)))
     least = min(bounds)
     proven = plan.search.proven or least >= fastest_s * (1.0 - EXACT)
     found = max(plan.search.lower_bound_s or 0.0, min(least, fastest_s))
     taken_s = time.monotonic() - began
     return replace(plan, search=replace(plan.search, lower_bound_s=found, proven=proven, certified_after_s=taken_s))
+
+
+def _is_after(moment: float) -> bool:
+    """Whether a moment of the clock is over."""
+    return time.monotonic() > moment
 
 
 def certified_s(space: PlanSpace, step_time_s: float, should_stop: Callable[[], bool]) -> float:

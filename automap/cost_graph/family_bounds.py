@@ -70,7 +70,7 @@ class FamilyBounds:
         for some in together.values():
             first = some[0]
             legal = np.flatnonzero(space.zeros_of(first)).tolist() if first.replicas > 1 else [0]
-            zeros = [(0,)] if 0 in legal else []
+            zeros: list[tuple[int, ...]] = [(0,)] if 0 in legal else []
             zeros += [tuple(zero for zero in legal if zero > 0)] if max(legal) > 0 else []
             for each in zeros:
                 found += [Family(shapes=tuple(some), zeros=each, way=way) for way in range(num_ways)]
@@ -292,7 +292,7 @@ def _key(stage: Stage) -> tuple[object, ...]:
 
 def best_links(links: Rows) -> Rows:
     """[axes] links of which each number is the best of some links, [links, axes]."""
-    found = links[0].copy()
+    found: Rows = links[0].copy()
     for name in ("latency_s", "ramp", "host_time"):
         found[name] = links[name].min(axis=0)
     for name in ("bytes_per_s", "gather_bytes_per_s"):

@@ -166,7 +166,7 @@ class Relaxation:
 
     def _weights(self, lines: Lines) -> Floats:
         """[types, columns] worth of one unit of each cost."""
-        found = np.minimum.reduce([self._weights_of(zero, lines) for zero in self._zeros])
+        found: Floats = np.minimum.reduce([self._weights_of(zero, lines) for zero in self._zeros])
         return found + self._price_s * self._state_bytes() if self._price_s else found
 
     def _weights_of(self, zero: int, lines: Lines) -> Floats:
