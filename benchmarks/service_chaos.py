@@ -1,12 +1,14 @@
 """Kills parts of a running service at random, and counts what is lost.
 
-    python benchmarks/service_chaos.py [--jobs 200] [--minutes 5] [--every 2] [--recoveries 3] [--stale 2]
+    python benchmarks/service_chaos.py [--jobs 200] [--minutes 5] [--every 2] [--recoveries 3] [--stale 50] [--away 60]
 
 Small jobs with budgets in evaluations are sent over REST, each with an Idempotency-Key, again and again until it is
 answered, while at random moments the service, a worker, the process of a job or the private Redis gets SIGKILL; a
 service that is dead is started again on the same data. At the end every job must have ended once, and those with the
 same seed must have the same plan. Then workers are killed while they run a job, until another attempt begins
-(recovery), and stopped until others have taken their jobs over, and continued (stale).
+(recovery), and, five at a time, stopped until others have taken their jobs over, and continued (stale). At last the
+Redis of a service is away for so many seconds while a search runs and clients submit: stopped, killed, its connections
+cut again and again, its answers late (away). 0 leaves a part out.
 """
 
 from __future__ import annotations
@@ -23,22 +25,29 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
+import redis
+
+from service.embedded_redis import EmbeddedRedis
 
 MODEL = "gpt:layers=1,hidden=64,heads=2,seq_len=32,vocab_size=64"
 SEEDS = 5
 GIVE_UP_S = 900.0
+STALE_AT_ONCE = 5
+KINDS = ("stopped", "killed", "cut", "late")
 
 
 class Service:
     """`automap serve` on a folder, started again whenever it was killed."""
 
-    def __init__(self, folder: Path, workers: int) -> None:
-        self._folder, self._workers = folder, workers
+    def __init__(self, folder: Path, workers: int, **environment: str) -> None:
+        self._workers = workers
+        self._environment = {"AUTOMAP_DATA_DIR": str(folder), "AUTOMAP_LOG_LEVEL": "CRITICAL", **environment}
         self.start()
 
     def start(self) -> None:
@@ -46,7 +55,7 @@ class Service:
         words = ["serve", "--port", "0", "--json", "--workers", str(self._workers)]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "service.command.main", *words],
-            env={**os.environ, "AUTOMAP_DATA_DIR": str(self._folder), "AUTOMAP_LOG_LEVEL": "CRITICAL"},
+            env=os.environ | self._environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
@@ -54,7 +63,7 @@ class Service:
         with self.process.stdout as out:
             self.http = httpx.Client(base_url=json.loads(out.readline())["url"], timeout=30)
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Ends it."""
         self.process.terminate()
         self.process.wait(60)
@@ -90,19 +99,24 @@ class Service:
         return found
 
 
+def body(number: int, budget: str | int) -> dict[str, Any]:
+    """A small job."""
+    found = {"zoo": MODEL, "cluster": "1xV100-16GB", "training": {"global_batch": 8}, "budget": budget}
+    return {**found, "searchers": ["random"], "seed": number % SEEDS, "tie": 0}
+
+
 def submit(service: Service, number: int, budget: str | int) -> str:
     """Submits a job; returns its id."""
-    body = {"zoo": MODEL, "cluster": "1xV100-16GB", "training": {"global_batch": 8}, "budget": budget}
-    body |= {"searchers": ["random"], "seed": number % SEEDS, "tie": 0}
     headers = {"Idempotency-Key": f"chaos-{number}-{budget}"}
-    return str(service.call("POST", "/v1/jobs", json=body, headers=headers)["id"])
+    return str(service.call("POST", "/v1/jobs", json=body(number, budget), headers=headers)["id"])
 
 
 def told(service: Service, job_id: str) -> list[dict[str, Any]]:
-    """The states that a job has had."""
+    """All events of a job that has ended; those of its state have one."""
     text = service.http.get(f"/v1/jobs/{job_id}/events").text
-    lines = [block.split("\ndata: ")[1].split("\nid:")[0] for block in text.split("\n\n") if "event: state" in block]
-    return [json.loads(line) for line in lines]
+    return [
+        json.loads(block.split("\ndata: ")[1].split("\nid:")[0]) for block in text.split("\n\n") if "\ndata: " in block
+    ]
 
 
 def chaos(service: Service, jobs: int, minutes: float, every_s: float) -> bool:
@@ -128,7 +142,8 @@ def chaos(service: Service, jobs: int, minutes: float, every_s: float) -> bool:
     found = [service.call("GET", f"/v1/jobs/{job_id}") for job_id in ids]
     states = Counter(job["state"] for job in found)
     doubled = sum(
-        sum(event["state"] not in ("queued", "running") for event in told(service, job_id)) != 1 for job_id in ids
+        sum(event.get("state", "running") not in ("queued", "running") for event in told(service, job_id)) != 1
+        for job_id in ids
     )
     plans: dict[int, set[str]] = {}
     for job in found:
@@ -165,11 +180,17 @@ def busy(service: Service) -> list[psutil.Process]:
     return found
 
 
-def holder(service: Service) -> psutil.Process:
-    """The worker that runs the only job."""
-    while len(found := busy(service)) != 1:
+def holders(service: Service, count: int) -> list[psutil.Process]:
+    """The workers that run the only jobs, so many; one that starts may have children of another kind."""
+    while True:
+        found = []
+        for worker in service.parts().get("worker", ()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if any(child.cmdline() == worker.cmdline() for child in worker.children()):
+                    found.append(worker)
+        if len(found) == count:
+            return found
         time.sleep(0.1)
-    return found[0]
 
 
 def recovery(service: Service, trials: int) -> bool:
@@ -178,13 +199,11 @@ def recovery(service: Service, trials: int) -> bool:
     for number in range(trials):
         job_id = submit(service, number, "120s")
         attempt(service, job_id, 1)
-        holder(service).kill()
+        holders(service, 1)[0].kill()
         began = time.monotonic()
         attempt(service, job_id, 2)
         seconds.append(time.monotonic() - began)
         service.call("POST", f"/v1/jobs/{job_id}/cancel")
-        while busy(service):  # or the next trial would kill the worker of this one
-            time.sleep(0.1)
     if seconds:
         print("recovery: another attempt after " + ", ".join(f"{s:.1f}" for s in seconds) + " s (asked: 30)")
     return all(s <= 30.0 for s in seconds)
@@ -192,27 +211,96 @@ def recovery(service: Service, trials: int) -> bool:
 
 def stale(service: Service, trials: int) -> bool:
     """Stops workers until their jobs run elsewhere, and lets them go on; returns whether they changed nothing."""
-    wrong = 0
-    for number in range(trials):
-        job_id = submit(service, number, "30s")
-        attempt(service, job_id, 1)
-        worker = holder(service)
-        stopped = [worker, *worker.children(recursive=True)]
+    wrong, left = 0, trials
+    while left > 0:
+        count = min(STALE_AT_ONCE, left)
+        # Its time is over while it is stopped: the first thing that it does then is to write its plan.
+        ids = [submit(service, left - i, "14s") for i in range(count)]
+        for job_id in ids:
+            attempt(service, job_id, 1)
+        workers = holders(service, count)
+        stopped = [process for worker in workers for process in (worker, *worker.children(recursive=True))]
         for process in stopped:
             process.suspend()
-        attempt(service, job_id, 2)
+        for job_id in ids:
+            attempt(service, job_id, 2)
         for process in stopped:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
-        while service.call("GET", f"/v1/jobs/{job_id}", params={"wait": 5})["state"] == "running":
-            pass
-        states = [(event["state"], event["attempt"]) for event in told(service, job_id)]
-        while busy(service):
-            time.sleep(0.1)
-        wrong += states != [("queued", 0), ("running", 1), ("queued", 1), ("running", 2), ("succeeded", 2)]
-    if trials:
-        print(f"stale: {wrong} of {trials} workers that were stopped and went on wrote anything")
+        for job_id in ids:
+            while service.call("GET", f"/v1/jobs/{job_id}", params={"wait": 5})["state"] == "running":
+                pass
+            events = told(service, job_id)
+            states = [(event["state"], event["attempt"]) for event in events if "state" in event]
+            late = events[next(i for i, event in enumerate(events) if event["attempt"] == 2) :]
+            kept = states == [("queued", 0), ("running", 1), ("queued", 1), ("running", 2), ("succeeded", 2)]
+            wrong += not kept or any(event["attempt"] != 2 for event in late)
+        left -= count
+    print(f"stale: {wrong} of {trials} workers that were stopped and went on wrote anything")
     return wrong == 0
+
+
+@contextlib.contextmanager
+def trouble(kind: str, server: EmbeddedRedis) -> Iterator[Callable[[], None]]:
+    """Takes a Redis away for the block; gives what is to be done again and again meanwhile."""
+    more: Callable[[], None] = lambda: None  # noqa: E731
+    if kind == "stopped":
+        os.kill(server.pid, signal.SIGSTOP)
+    elif kind == "killed":
+        os.kill(server.pid, signal.SIGKILL)
+    else:
+        own = redis.Redis.from_url(server.url)
+        if kind == "cut":
+            more = lambda: own.client_kill_filter(_type="normal", skipme=True)  # noqa: E731
+        else:
+            more = lambda: own.client_pause(300)  # noqa: E731
+    try:
+        yield more
+    finally:
+        if kind == "stopped":
+            os.kill(server.pid, signal.SIGCONT)
+        elif kind == "killed":
+            while server.is_alive():
+                time.sleep(0.01)
+            server.start()
+
+
+def away(service: Service, server: EmbeddedRedis, kind: str, seconds: float) -> bool:
+    """Takes Redis away while a search runs and clients submit; returns whether nothing was lost and all came back."""
+    search = submit(service, KINDS.index(kind), f"{seconds + 5:g}s")
+    attempt(service, search, 1)
+    answers: Counter[int] = Counter()
+    accepted: list[str] = []
+    number, silent, ends = 0, 0, time.monotonic() + seconds
+    with trouble(kind, server) as more:
+        while time.monotonic() < ends:
+            more()
+            number += 1
+            headers = {"Idempotency-Key": f"{kind}-{number}"}
+            answer = service.http.post("/v1/jobs", json=body(number, 1), headers=headers)
+            answers[answer.status_code] += 1
+            if answer.status_code == 202:
+                accepted.append(answer.json()["id"])
+            else:
+                silent += answer.status_code != 503 or "Retry-After" not in answer.headers
+            assert service.http.get("/healthz").is_success
+            time.sleep(0.2)
+    began = time.monotonic()
+    while not service.http.get("/readyz").is_success:
+        time.sleep(0.05)
+    back_s = time.monotonic() - began
+    # Those that were refused are sent again; those that were accepted must be there.
+    ids = {service.call("POST", "/v1/jobs", json=body(i, 1), headers={"Idempotency-Key": f"{kind}-{i}"})["id"]
+           for i in range(1, number + 1)}  # fmt: skip
+    for job_id in (search, *ids):
+        while service.call("GET", f"/v1/jobs/{job_id}", params={"wait": 5})["state"] in ("queued", "running"):
+            pass
+    jobs = [service.call("GET", f"/v1/jobs/{job_id}") for job_id in (search, *ids)]
+    lost = sum(job["state"] != "succeeded" for job in jobs) + len(set(accepted) - ids) + number - len(ids)
+    runs = jobs[0]["attempt"]
+    print(f"away: {kind} for {seconds:g} s: answers {dict(answers)}, {silent} of them neither 202 nor 503 with "
+          f"Retry-After; back after {back_s:.1f} s (asked: 10); lost {lost}; the search was begun {runs} time(s)")  # fmt: skip
+    return silent == lost == 0 and back_s <= 10.0 and runs == 1
 
 
 def main() -> int:
@@ -221,19 +309,28 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--every", type=float, default=2.0, help="seconds between two kills, in the mean")
     parser.add_argument("--recoveries", type=int, default=3)
-    parser.add_argument("--stale", type=int, default=2)
+    parser.add_argument("--stale", type=int, default=50)
+    parser.add_argument("--away", type=float, default=60.0, help="seconds")
     parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args()
     print(f"{time.strftime('%Y-%m-%d')}, Python {platform.python_version()}, {os.cpu_count()} cores, "
           f"load {os.getloadavg()[0]:.1f}")  # fmt: skip
+    fine = True
     with tempfile.TemporaryDirectory(prefix="automap-chaos-") as folder:
-        service = Service(Path(folder), workers=given.workers)
-        try:
-            fine = chaos(service, given.jobs, given.minutes, given.every)
-            fine &= recovery(service, given.recoveries)
-            fine &= stale(service, given.stale)
-        finally:
-            service.stop()
+        if given.jobs or given.recoveries:
+            with contextlib.closing(Service(Path(folder), given.workers)) as service:
+                fine &= chaos(service, given.jobs, given.minutes, given.every) if given.jobs else True
+                fine &= recovery(service, given.recoveries)
+        if given.stale:
+            with contextlib.closing(Service(Path(folder), 2 * min(STALE_AT_ONCE, given.stale))) as service:
+                fine &= stale(service, given.stale)
+        if given.away:
+            with (
+                EmbeddedRedis(Path(folder) / "away") as server,
+                contextlib.closing(Service(Path(folder), 1, AUTOMAP_REDIS_URL=server.url)) as service,
+            ):
+                for kind in KINDS:
+                    fine &= away(service, server, kind, given.away)
     return 0 if fine else 1
 
 
