@@ -15,8 +15,9 @@ from automap.cluster import MAX_DEVICES, Count
 from automap.comparisons import Beside, TargetCost, Yours
 from automap.errors import PlanError
 from automap.hints import Samples
-from automap.problem import Problem, SyncKind, Training
+from automap.problem import Problem, Training
 from automap.records import Range, from_json, json_schema, to_json
+from automap.targets import SyncKind
 from ir.factors import Signature, placement_text
 from ir.graph import Graph
 from ir.notebook import shown

@@ -20,7 +20,7 @@ from automap.globs import matches_operator, select
 from automap.hints import MAX_GLOBS, Hints, Samples
 from automap.memory_band import LEAST_CONFIDENCE, MOST_CONFIDENCE, margin
 from automap.records import Range, from_json, to_json
-from automap.targets import ANY, Target, find_target
+from automap.targets import ANY, SyncKind, Target, find_target
 from ir.graph import Graph, Operator
 from ir.loss import with_loss
 
@@ -33,7 +33,6 @@ products in pieces, each under the transfer of the next (docs/cost-model-formula
 MAX_TENSOR_OVERLAP = 0.95
 """Largest share of a stage's collectives that can be hidden (assumed): the first piece waits for its operand."""
 DEFAULT_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
-SyncKind = Literal["synchronous", "local_sgd", "dasgd"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -329,10 +328,10 @@ def _check_target(training: Training, target: Target | None) -> None:
         raise ProblemError(
             f"{target.name} has no such precision", field="training.precision", value=training.precision, repair=repair
         )
-    if target is not None and training.sync_modes != ("synchronous",):
-        repair = "Leave it out, or set training.target to any."
+    if target is not None and not set(training.sync_modes) <= set(target.sync):
+        repair = f"Use {', '.join(target.sync)}, or set training.target to any."
         raise ProblemError(
-            f"{target.name} trains synchronously", field="training.sync_modes", value=training.sync_modes, repair=repair
+            f"{target.name} has no such mode", field="training.sync_modes", value=training.sync_modes, repair=repair
         )
 
 

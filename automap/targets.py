@@ -16,6 +16,8 @@ from automap.documents import read_document
 from automap.errors import ProblemError, one_of
 from automap.records import Range, from_json
 
+SyncKind = Literal["synchronous", "local_sgd", "dasgd"]
+"""How replicas are kept together."""
 ANY = "any"
 """Name of no target: every plan of the space."""
 OWN = "automap"
@@ -38,8 +40,8 @@ class Target:
     """Whether only models of transformer layers can be trained, and cut between layers of one kind alone."""
     patterned: bool
     """Whether operators are split in Megatron's pattern alone (`automap.space.megatron`)."""
-    sequence_parallel: bool
-    """Whether ranks that split weights split the sequence in normalisations; always or never."""
+    sequence_parallel: tuple[bool, ...]
+    """Whether ranks that split weights split the sequence in normalisations: always, never, or as a plan says."""
     tensor_alone: bool
     """Whether ranks that split weights need no replicas beside them."""
     layers_only: bool
@@ -52,25 +54,26 @@ class Target:
     """Pipeline schedules without virtual stages, the usual one first."""
     recompute: tuple[Literal["none", "selective", "full"], ...]
     """Recompute modes."""
+    recompute_levels: bool
+    """Whether each rank computes as many of its units again as it must; else one mode holds for all ranks."""
     zero: tuple[Annotated[int, Range(0, 3)], ...]
     """ZeRO stages of plans that split the batch alone."""
     zero_with_others: tuple[Annotated[int, Range(0, 3)], ...]
     """ZeRO stages of plans that split anything else, or have a pipeline; some of `zero`."""
     precisions: tuple[str, ...]
     """Precisions of the arithmetic."""
+    sync: tuple[SyncKind, ...]
+    """How replicas are kept together."""
     alike: bool
-    """Whether all pipeline ranks are alike: as many devices, in their order, with equal shares of the samples, and one
-    recompute mode."""
+    """Whether all pipeline ranks are alike: as many devices, in their order, with equal shares of the samples."""
     even_sequence: Annotated[int, Range(1, 2)]
     """The sequence is a multiple of this many times the ranks of context parallelism."""
-    pads: bool = False
+    pads: bool
     """Whether the trainer pads the vocabulary, so that ranks need not divide it."""
-    whole_modules: bool = False
-    """Whether placements change at the borders of linear layers, embeddings and norms alone; the code between them runs
-    on what each rank has (`automap.space.module_limits`)."""
-    modules_only: bool = False
-    """Whether plans are applied to modules: of weights, only those of linear layers and embeddings are split, in models
-    with layers of one kind and without experts, and every stage has a module."""
+    grain: Literal["operators", "layers", "linear"]
+    """What placements are given to. `layers`: placements change at the borders of linear layers, embeddings and norms
+    alone, and the code between them runs on what each rank has (`automap.space.module_limits`). `linear`: the same, but
+    norms stay whole, in models with layers of one kind and without experts, and every stage has a module."""
     schema: str = "automap.target/1"
     source: Mapping[str, str] | None = None
 

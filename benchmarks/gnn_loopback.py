@@ -1,9 +1,10 @@
 """Simulated against really run: 4 "machines" of this host that send real bytes over loopback sockets at limited rates.
 
-    python benchmarks/gnn_loopback.py [--placements 7] [--iterations 5] [--seed 0]
+    python benchmarks/gnn_loopback.py [--placements 7] [--iterations 5] [--seed 0] [--by-kernel]
 
-Placements of all kinds, from random to searched, run under four schedules each. Shows the error of the simulated
-makespan and Spearman's rank correlation of simulated and measured. Transfers take some milliseconds to some hundred, so
+Placements of all kinds, from random to searched, run under every schedule. Shows the error of the simulated makespan
+and Spearman's rank correlation of simulated and measured. With `--by-kernel` the machines are network namespaces, whose
+interfaces `tc` limits. Transfers take some milliseconds to some hundred, so
 that what a process needs to wake up (about a millisecond) does not decide.
 """
 
@@ -20,7 +21,7 @@ from agents.gnn.metropolis import search_metropolis
 from automap.gnn.loopback.controller import hosts
 from automap.gnn.made_up import Shape, make_problem
 from automap.gnn.problem import Amount, GnnProblem
-from automap.gnn.simulator import Simulator
+from automap.gnn.simulator import POLICIES, Simulator
 
 MB_PER_S = 30.0
 """Rate of an interface: four of them load a core of this host by about a fifth."""
@@ -28,7 +29,6 @@ BATCH_BYTES = 4e6
 """Bytes of a mini-batch of one worker, so that an iteration takes some tenths of a second."""
 SIMULATIONS = 2000
 """Simulations of the search for one of the placements."""
-SCHEDULES = ("priority", "fifo", "fair", "srpt")
 
 
 def slowed(seed: int) -> GnnProblem:
@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--placements", type=int, default=7)
     parser.add_argument("--iterations", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--by-kernel", action="store_true")
     args = parser.parse_args()
     simulator = Simulator(slowed(args.seed), iterations=args.iterations, seed=args.seed)
     rng = np.random.default_rng(args.seed)
@@ -61,10 +62,10 @@ def main() -> None:
     found |= {f"random {n}": BASELINES["random"](simulator, rng) for n in range(2, args.placements - len(found) + 2)}
     placements = dict(list(found.items())[: args.placements])
     simulated, measured = [], []
-    with hosts(simulator.arrays) as machines:
+    with hosts(simulator.arrays, by_kernel=args.by_kernel) as machines:
         machines.run(found["random"], simulator.ranks(found["random"]), "priority")  # the first run warms up
         for name, place in placements.items():
-            for schedule in SCHEDULES:
+            for schedule in POLICIES:
                 simulated.append(simulator.run(place, schedule).makespan_s)
                 measured.append(machines.run(place, simulator.ranks(place), schedule))
                 error = simulated[-1] / measured[-1] - 1.0

@@ -1,15 +1,16 @@
 """Searched plans trained by the module trainer: which it accepts, and whether their losses are those of one process.
 
     python benchmarks/prove_trainer.py [PLANS] [--targets automap any] [--families NAME ...] [--seed 0] [--list]
-                                       [--clusters 2 4]
+                                       [--clusters 2 4] [--random]
 
 Draws models of eleven families, clusters of 2 and 4 devices of three kinds with their default precision, their speed
 and memory scaled down, batches, seeds, budgets, and for half of the plans a degree that they must have. Searches a plan
 of each, for the target `automap` and for none, and trains it for two steps on processes of this machine: in float64,
 where its losses must equal those of one process but for rounding, and, where its precision is lower, in this precision,
-where they must be near. Prints what became of each plan that was not trained so, and why, and what the target would
-cost where modules cannot run a plan. Exit code 1: a plan for the target was refused, or a loss differs. Needs the extra
-`hf` of the project. The committed figures are in benchmarks/results/.
+where they must be near. With `--random`, plans are drawn from the space of the target in place of searched. Prints what
+became of each plan that was not trained so, and why, and what the target would cost where modules cannot run a plan.
+Exit code 1: a plan for the target was refused, or a loss differs. Needs the extra `hf` of the project. The committed
+figures are in benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from automap.runtime.torch_export import export_onnx, quiet
 from automap.runtime.trainer import IGNORED, parallelize
 from automap.runtime.trainer.training_graph import data_inputs, training_graph
 from automap.runtime.transformers_models import as_trained, from_config
+from automap.space.target_limits import plan_space
 from ir.graph import Graph
 from ir.loss import with_loss
 from ir.onnx.load import load_model
@@ -224,7 +226,11 @@ def drawn(target: str, given: argparse.Namespace, folder: Path, number: int) -> 
     graph = load_model(export(family, folder).read_bytes(), name=family)
     try:
         problem = Problem.build(with_loss(graph), small, training, {"fix": fix})
-        plan = search(problem, Budget(evaluations=int(rng.choice(BUDGETS))), seed=number + 1).plan
+        if given.random:
+            space = plan_space(problem)
+            plan = space.decode(space.random(rng))
+        else:
+            plan = search(problem, Budget(evaluations=int(rng.choice(BUDGETS))), seed=number + 1).plan
     except (NothingFits, ProblemError):
         return None
     return Case(family=family, cluster=cluster, target=target, plan=plan.to_json(), number=number)
@@ -427,6 +433,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--list", action="store_true", help="print plans that were trained, too")
     parser.add_argument("--clusters", nargs="+", type=int, default=[2, 4], help="numbers of devices")
+    parser.add_argument("--random", action="store_true", help="plans of the space at random, not the best found")
     given = parser.parse_args()
     failed = False
     with tempfile.TemporaryDirectory() as name:

@@ -103,7 +103,7 @@ class PlacementEnv(gymnasium.Env[Observation, np.int64]):
         if self.number == len(self.order):
             found = float(self.simulator.makespans([self.place])[0]) / self.simulator.iterations
             told = {"iteration_s": found, "place": self.place.copy()}
-            return self._observe(), -REWARD_SCALE * math.log(found / before), True, False, told
+            return self._observe(), -REWARD_SCALE * math.log(max(found, 1e-9) / before), True, False, told
         if not self._free.any():
             reward = -REWARD_SCALE * (math.log(self.bound_s / before) + STUCK)
             return self._observe(), reward, True, False, {"iteration_s": math.inf, "place": self.place.copy()}

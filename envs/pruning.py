@@ -234,6 +234,7 @@ def _limited(space: PlanSpace, more: Limits) -> PlanSpace:
         windows={**old.windows, **more.windows},
         signatures=_both(old.signatures, more.signatures),
         mixes=old.mixes and more.mixes,
+        one_mode=old.one_mode,
     )
     return PlanSpace(space.problem, space.evaluator, limits=merged)
 

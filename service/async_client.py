@@ -17,6 +17,8 @@ from typing import Any
 import httpx
 from httpx_sse import aconnect_sse
 
+from automap.gnn.plan import GnnPlan
+from automap.gnn.problem import GnnProblem
 from automap.plan import Plan
 from service import calls
 from service.calls import ENDED, Call, Document, JobEvent, Reconnecting
@@ -76,6 +78,10 @@ class AsyncAutomapClient:
         """Submits a job, see `AutomapClient.submit`."""
         return await self._send(calls.submit(model, cluster, training, options))
 
+    async def submit_gnn(self, problem: GnnProblem | Mapping[str, Any], **options: Any) -> Document:
+        """Submits a search for a placement of distributed GNN training, see `AutomapClient.submit_gnn`."""
+        return await self._send(calls.submit_gnn(problem, options))
+
     async def job(self, job_id: str, *, wait_s: float = 0.0) -> Document:
         """A job; waits up to `wait_s` seconds for its end (the service may cut that short)."""
         return await self._send(calls.get(f"/v1/jobs/{job_id}", wait=wait_s), timeout=wait_s + 30)
@@ -126,6 +132,10 @@ class AsyncAutomapClient:
     async def plan(self, job_id: str, *, so_far: bool = False) -> Plan:
         """The plan of a job that succeeded, see `AutomapClient.plan`."""
         return Plan.from_json(await self._send(calls.plan(job_id, so_far=so_far)))
+
+    async def gnn_plan(self, job_id: str) -> GnnPlan:
+        """The plan of a job of `submit_gnn`, see `AutomapClient.gnn_plan`."""
+        return GnnPlan.from_json(await self._send(calls.plan(job_id, so_far=False)))
 
     async def export(self, job_id: str, target: str) -> Document:
         """The plan of a job as the configuration of a trainer, see `AutomapClient.export`."""

@@ -17,6 +17,7 @@ from httpx_retries import Retry, RetryTransport
 from httpx_sse import ServerSentEvent
 
 from automap.errors import UserError
+from automap.gnn.problem import GnnProblem
 from service.problems import RemoteError, error_of, problem
 
 Document = dict[str, Any]
@@ -102,6 +103,15 @@ def submit(
     body = {**_about(model), "cluster": cluster, "training": training, **options}
     headers = {"Idempotency-Key": uuid.uuid4().hex}
     return Call(method="POST", path="/v1/jobs", options={"json": body, "headers": headers})
+
+
+def submit_gnn(problem: GnnProblem | Mapping[str, Any], options: Mapping[str, Any]) -> Call:
+    """See `AutomapClient.submit_gnn`. Its key makes it safe to send again: one key is one job."""
+    document = problem.to_json() if isinstance(problem, GnnProblem) else problem
+    headers = {"Idempotency-Key": uuid.uuid4().hex}
+    return Call(
+        method="POST", path="/v1/gnn/jobs", options={"json": {"problem": document, **options}, "headers": headers}
+    )
 
 
 def estimate(

@@ -21,6 +21,8 @@ from typing import Any
 import httpx
 from httpx_sse import connect_sse
 
+from automap.gnn.plan import GnnPlan
+from automap.gnn.problem import GnnProblem
 from automap.plan import Plan
 from service import calls
 from service.calls import ENDED, Call, Document, JobEvent, Reconnecting
@@ -109,6 +111,21 @@ class AutomapClient:
             UserError: the request is refused.
         """
         return self._send(calls.submit(model, cluster, training, options))
+
+    def submit_gnn(self, problem: GnnProblem | Mapping[str, Any], **options: Any) -> Document:
+        """Submits a search for a placement of distributed GNN training.
+
+        Args:
+            problem: the problem, or its document.
+            options: budget (`20s` or a number of simulated placements), searcher, seed.
+
+        Returns:
+            the job, which is a job like any other; `gnn_plan` fetches its plan.
+
+        Raises:
+            UserError: the request is refused.
+        """
+        return self._send(calls.submit_gnn(problem, options))
 
     def job(self, job_id: str, *, wait_s: float = 0.0) -> Document:
         """A job; waits up to `wait_s` seconds for its end (the service may cut that short)."""
@@ -202,6 +219,14 @@ class AutomapClient:
             RemoteError: there is none (yet).
         """
         return Plan.from_json(self._send(calls.plan(job_id, so_far=so_far)))
+
+    def gnn_plan(self, job_id: str) -> GnnPlan:
+        """The plan of a job of `submit_gnn` that succeeded.
+
+        Raises:
+            RemoteError: there is none (yet).
+        """
+        return GnnPlan.from_json(self._send(calls.plan(job_id, so_far=False)))
 
     def export(self, job_id: str, target: str) -> Document:
         """The plan of a job as the configuration of a trainer: {target, version, files, launch, notes}.

@@ -12,6 +12,7 @@ import numpy as np
 
 from automap.arrays import Floats, Ints
 from automap.errors import NothingFits
+from automap.gnn.problem import RESOURCES
 from automap.gnn.simulator import Simulator
 
 Rate = Callable[[int, Ints, Floats], Floats]
@@ -52,10 +53,22 @@ def placed(simulator: Simulator, order: Ints, rate: Rate, rng: np.random.Generat
         # Large tasks first, as far as luck lets them: what needs most of the scarcest resource has the fewest places.
         size = (demands[order] / scale).max(axis=1)
         order = order[np.argsort(-size * np.exp(rng.normal(size=len(order)) * min(attempt, 3) / 3.0), kind="stable")]
-    raise NothingFits(
-        "no placement was found",
+    raise nothing_fits(simulator, "no placement was found")
+
+
+def nothing_fits(simulator: Simulator, message: str) -> NothingFits:
+    """The error for tasks that no placement has room for, to be raised by the caller; it names what is short."""
+    demanded, there = simulator.demands.sum(axis=0), simulator.room.sum(axis=0)
+    short = [
+        f"{need:g} {name} demanded, {have:g} there"
+        for name, need, have in zip(RESOURCES, demanded, there, strict=True)
+        if need > have + 1e-9
+    ]
+    tasks = f"{len(movable(simulator))} tasks to place on {len(simulator.room)} machines"
+    return NothingFits(
+        message,
         field="problem.tasks",
-        value=f"{len(order)} tasks on {len(room)} machines",
+        value=", ".join(short) or tasks,
         repair="Add a machine, or demand less: together the tasks fill the machines too far.",
     )
 

@@ -12,12 +12,17 @@ import numpy as np
 
 from automap.arrays import Ints
 from automap.gnn.kernels.orders import improve_order
+from automap.gnn.plan import Schedule
 from automap.gnn.simulator import Simulator
 
 MOST = 4000
 """Most simulations (assumed): later ones change little on made-up problems."""
 CHUNK = 16
 """Simulations between two looks at the budget."""
+JUDGES = 4
+"""Draws of volumes by which a schedule is chosen: neither those of the search nor those of the estimate."""
+SCHEDULES: tuple[Schedule, ...] = ("fair", "fifo", "srpt", "coflow")
+"""Schedules beside `priority`, those that need the least from a transport first."""
 
 
 def search_order(
@@ -40,3 +45,28 @@ def search_order(
         improve_order(simulator.arrays, place, ranks, rng.random((CHUNK, 3)), value_s)
         done += CHUNK
     return ranks, done
+
+
+def choose_schedule(simulator: Simulator, place: Ints, ranks: Ints, seed: int) -> tuple[Schedule, Ints]:
+    """Chooses the schedule for a placement, on volumes that the search has not seen.
+
+    A searched order may suit the volumes of the search too well, and where interfaces are idle most of the time, or
+    one machine sends to all others, a simple schedule may do as well.
+
+    Args:
+        simulator: the problem as the search saw it.
+        place: [tasks] machine of each task.
+        ranks: [flows] the order that was searched.
+        seed: seed of the search.
+
+    Returns:
+        The schedule and [flows] the order of `priority`.
+    """
+    judges = [
+        Simulator(simulator.problem, iterations=simulator.iterations, seed=seed + 1_000_000 + number)
+        for number in range(JUDGES)
+    ]
+    choices: list[tuple[Schedule, Ints]] = [("priority", ranks), ("priority", simulator.ranks(place))]
+    choices += [(schedule, ranks) for schedule in SCHEDULES]
+    seconds = [sum(judge.run(place, schedule, order).makespan_s for judge in judges) for schedule, order in choices]
+    return choices[int(np.argmin(seconds))]

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agents.gnn.baselines import BASELINES, place_by_flows
+from agents.gnn.baselines import BASELINES, nothing_fits, place_by_flows
 from agents.gnn.enumeration import MOST, count, enumerate_placements
 from agents.gnn.metropolis import search_by_loads, search_metropolis
-from agents.gnn.orders import search_order
+from agents.gnn.orders import choose_schedule, search_order
 from agents.searcher import Budget
 from automap.arrays import Floats, Ints
-from automap.errors import NothingFits, ProblemError, one_of
-from automap.gnn.plan import GnnEstimate, GnnPlan, GnnSearch, ProblemRef, digest
-from automap.gnn.problem import GnnProblem
-from automap.gnn.simulator import BOUNDS, POLICIES, Simulator
+from automap.errors import ProblemError, one_of
+from automap.gnn.plan import GnnEstimate, GnnPlan, GnnSearch, ProblemRef, Schedule, digest
+from automap.gnn.problem import BOUNDS, GnnProblem
+from automap.gnn.simulator import POLICIES, Simulator
 
 SEARCHERS = ("auto", "metropolis", "enumeration", "dqn")
 ITERATIONS, DRAWS = 20, 8
@@ -41,6 +41,7 @@ class Found:
 
     place: Ints
     searcher: str
+    schedule: Schedule
     ranks: Ints
     """[flows] order of the flows, the most urgent 0."""
     evaluations: int
@@ -99,7 +100,8 @@ def search(
         simulator, searcher, rng, lambda done: max(0.0, 1.0 - (1.0 - share_left(done)) / (1.0 - ORDER_SHARE))
     )
     ranks, more = search_order(simulator, place, rng, share_left=lambda done: share_left(evaluations + done))
-    found = Found(place, name, ranks, evaluations + more, is_optimal=name == "enumeration")
+    schedule, ranks = choose_schedule(simulator, place, ranks, seed)
+    found = Found(place, name, schedule, ranks, evaluations + more, is_optimal=name == "enumeration")
     seconds = time.perf_counter() - begin
     return make_plan(simulator, found, seconds=seconds, seed=seed)
 
@@ -119,12 +121,7 @@ def _find(
             )
         place, best_s, simulated = enumerate_placements(simulator)
         if not np.isfinite(best_s):
-            raise NothingFits(
-                "no placement has room for all tasks",
-                field="problem.tasks",
-                value=f"{count(simulator):,.0f} placements",
-                repair="Add a machine, or demand less.",
-            )
+            raise nothing_fits(simulator, "no placement has room for all tasks")
         return place, "enumeration", simulated
     starts = {"packing by flows": place_by_flows(simulator, rng)}
     starts |= {name: rule(simulator, rng) for name, rule in BASELINES.items() if name != "random"}
@@ -157,15 +154,13 @@ def make_plan(simulator: Simulator, found: Found, *, seconds: float, seed: int) 
     problem, place = simulator.problem, found.place
     fresh = [Simulator(problem, iterations=simulator.iterations, seed=seed + 1 + n) for n in range(DRAWS)]
     iterations = simulator.iterations
-    seen: Floats = np.array([one.run(place, ranks=found.ranks).iteration_s for one in fresh])
+    seen: Floats = np.array([one.run(place, found.schedule, found.ranks).iteration_s for one in fresh])
     bounds = np.array([one.bounds(place) for one in fresh]).mean(axis=0) / iterations
     rng = np.random.default_rng(seed)
     against = {}
     for name, rule in BASELINES.items():
         other = rule(simulator, rng)
-        # Of large problems one draw is enough, since fair shares take long to simulate.
-        some = fresh[:1] if iterations < ITERATIONS else fresh[:2]
-        by_policy = {p: float(np.mean([one.run(other, p).iteration_s for one in some])) for p in POLICIES[1:4]}
+        by_policy = {p: float(np.mean([one.run(other, p).iteration_s for one in fresh])) for p in POLICIES[1:4]}
         policy = min(by_policy, key=lambda p: by_policy[p])
         against[f"{name}, {policy}"] = by_policy[policy]
     order = np.argsort(found.ranks)
@@ -181,6 +176,7 @@ def make_plan(simulator: Simulator, found: Found, *, seconds: float, seed: int) 
     return GnnPlan(
         problem=ProblemRef(name=problem.name, sha256=digest(problem)),
         placement={t.name: problem.machines[m].name for t, m in zip(problem.tasks, place.tolist(), strict=True)},
+        schedule=found.schedule,
         priorities=tuple((problem.flows[f].source, problem.flows[f].target) for f in order.tolist()),
         estimate=estimate,
         against=against,
@@ -206,17 +202,25 @@ def _why(simulator: Simulator, place: Ints, estimate: GnnEstimate, against: dict
     side, machine = np.unravel_index(int(load.argmax()), load.shape)
     beside = [place[s] == place[arrays.fed[at]] for s in range(len(place)) for at in _fed(simulator, s)]
     name, best_s = min(against.items(), key=lambda item: item[1])
-    ratio = best_s / estimate.iteration_s
-    gap = estimate.iteration_s / estimate.lower_bound_s - 1.0 if estimate.lower_bound_s else 0.0
-    found = [
-        f"{arrays.mean_bytes[~far].sum() / total:.0%} of the bytes stay on their machine; "
-        f"{sum(beside)} of {len(beside)} samplers stand beside their worker",
-        f"the busiest interface is that of {problem.machines[int(machine)].name}: "
-        f"{('sending', 'receiving')[int(side)]} takes {load.max():.4g} s of an iteration",
-        f"no order of flows gets this placement below {estimate.lower_bound_s:.4g} s ({estimate.bound_by}); "
-        f"it is {gap:.1%} above that",
-        f"{ratio:.2f}x the best of simple rules ({name}: {best_s:.4g} s)",
-    ]
+    found = []
+    if beside:
+        found.append(
+            f"{arrays.mean_bytes[~far].sum() / total:.0%} of the bytes stay on their machine; "
+            f"{sum(beside)} of {len(beside)} samplers stand beside their worker"
+        )
+    if load.max() > 0.0:
+        found.append(
+            f"the busiest interface is that of {problem.machines[int(machine)].name}: "
+            f"{('sending', 'receiving')[int(side)]} takes {load.max():.4g} s of an iteration"
+        )
+    if estimate.lower_bound_s > 0.0:
+        gap = max(0.0, estimate.iteration_s / estimate.lower_bound_s - 1.0)
+        found.append(
+            f"no order of flows gets this placement below {estimate.lower_bound_s:.4g} s ({estimate.bound_by}); "
+            f"it is {gap:.1%} above that"
+        )
+        ratio = best_s / estimate.iteration_s
+        found.append(f"{ratio:.2f}x the best of simple rules ({name}: {best_s:.4g} s)")
     workers = [t for t, task in enumerate(problem.tasks) if task.role == "worker"]
     if workers:
         slowest = max(workers, key=lambda t: arrays.mean_time_s[t])

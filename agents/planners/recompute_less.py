@@ -33,7 +33,7 @@ def recompute_less(space: PlanSpace, values: Values) -> list[Values]:
     if not len(fits):
         return []
     base = uniform[fits[0]]
-    if pp == 1 or space.meshes.alike or fits[0] == 0:
+    if pp == 1 or space.limits.one_mode or fits[0] == 0:
         return [tuple(base.tolist())]
     # Of each rank the lightest level that fits is `high`, and every lighter one than `low` does not.
     lighter = [mine[mine <= base[begin]] for mine in legal]

@@ -7,7 +7,7 @@ greedily, in the order of a breadth-first search (linear deterministic greedy, S
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +122,10 @@ def _greedy_parts(graph: Graph, parts: int) -> Ints:
     return found
 
 
-def sample(graph: Graph, seeds: Ints, fan_outs: Sequence[int], rng: np.random.Generator) -> Ints:
-    """[...] the different nodes of a mini-batch: its seeds, and neighbours of neighbours.
+def sample_hops(
+    graph: Graph, seeds: Ints, fan_outs: Sequence[int], rng: np.random.Generator
+) -> Iterator[tuple[Ints, Ints]]:
+    """Samples neighbours of seeds, then neighbours of these, and so on.
 
     A node with no more neighbours than the fan-out takes all of them, any other draws as many as the fan-out with
     replacement, so that it has slightly fewer different ones than with DGL's default.
@@ -133,8 +135,11 @@ def sample(graph: Graph, seeds: Ints, fan_outs: Sequence[int], rng: np.random.Ge
         seeds: [...] nodes to train on.
         fan_outs: neighbours of each node, hop by hop.
         rng: where randomness comes from.
+
+    Yields:
+        Of each hop [edges] nodes and [edges] their sampled neighbours.
     """
-    found = front = np.unique(seeds)
+    front = np.unique(seeds)
     for fan_out in fan_outs:
         begin, degree = graph.indptr[front].astype(np.int64), np.diff(graph.indptr)[front].astype(np.int64)
         few = degree <= fan_out
@@ -143,6 +148,15 @@ def sample(graph: Graph, seeds: Ints, fan_outs: Sequence[int], rng: np.random.Ge
         taken = graph.indices[np.repeat(begin[few], counts) + offsets]
         drawn = (rng.random((int((~few).sum()), fan_out)) * degree[~few, None]).astype(np.int64)
         others = graph.indices[(begin[~few, None] + drawn).ravel()]
-        front = np.unique(np.concatenate([taken, others]).astype(np.int64))
-        found = np.union1d(found, front)
+        heads = np.concatenate([np.repeat(front[few], counts), np.repeat(front[~few], fan_out)])
+        tails = np.concatenate([taken, others]).astype(np.int64)
+        yield heads, tails
+        front = np.unique(tails)
+
+
+def sample(graph: Graph, seeds: Ints, fan_outs: Sequence[int], rng: np.random.Generator) -> Ints:
+    """[...] the different nodes of a mini-batch: its seeds, and neighbours of neighbours; see `sample_hops`."""
+    found = np.unique(seeds)
+    for _, tails in sample_hops(graph, seeds, fan_outs, rng):
+        found = np.union1d(found, tails)
     return found

@@ -75,6 +75,7 @@ def launch_list(plan: GnnPlan, problem: GnnProblem, style: Style) -> dict[str, A
         "style": style,
         "hosts": hosts,
         "processes": processes,
+        "schedule": plan.schedule,
         "priorities": [f"{source} -> {target}" for source, target in plan.priorities],
         "warnings": warnings,
     }

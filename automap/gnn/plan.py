@@ -6,15 +6,17 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import numpy as np
 
 from automap.arrays import Ints
 from automap.errors import PlanError, one_of
-from automap.gnn.problem import GnnProblem
-from automap.gnn.simulator import Bound, Simulator
+from automap.gnn.problem import Bound, GnnProblem
 from automap.records import Range, from_json, json_schema, to_json
+
+if TYPE_CHECKING:
+    from automap.gnn.simulator import Simulator
 
 SCHEMA: Final = "automap.gnn-plan/1"
 Seconds = Annotated[float, Range(0.0, 1e18)]

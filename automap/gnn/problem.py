@@ -26,6 +26,9 @@ PAIRS: Mapping[tuple[Role, Role], int] = {
 """Roles that a flow may connect -> by how many iterations its use lies behind its source, unless the flow says so."""
 RESOURCES = ("gpus", "cpus", "memory_GiB")
 """What tasks demand of machines; in this order in arrays."""
+Bound = Literal["critical path", "sending", "receiving"]
+BOUNDS: tuple[Bound, ...] = ("critical path", "sending", "receiving")
+"""What a lower bound on the time of a placement comes from, see `automap.gnn.simulator.Simulator.bounds`."""
 MAX_MACHINES, MAX_TASKS, MAX_FLOWS, MAX_TRACE = 1024, 16_384, 262_144, 100_000
 """Largest counts that are read; assumed: far above the clusters of the literature (tens of machines)."""
 

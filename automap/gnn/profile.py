@@ -1,11 +1,12 @@
 """A problem profiled from a graph: it is partitioned and sampled, and what crosses in every iteration is counted.
 
-Volumes become traces, so that what is large in one iteration stays together. Times of computing are not measured here:
-they depend on devices that this host may not have, and are stated.
+Volumes become traces, so that what is large in one iteration stays together. Times of computing are stated, or measured
+on this host, which may not have the devices of the cluster.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ import numpy as np
 from automap.errors import ProblemError
 from automap.gnn.graphs import Graph, partition, sample
 from automap.gnn.problem import Amount, Flow, GnnProblem, Machine, Task
+from automap.gnn.training_time import BATCHES, seconds_a_node
 
 NODE_BYTES = 8.0
 """Bytes of a node's number, which are sent with its features."""
@@ -42,8 +44,8 @@ class Setting:
     features: int = 100
     hidden: int = 256
     classes: int = 47
-    train_s: float = 0.06
-    """Seconds of training on a mini-batch (assumed: a GraphSAGE on a V100)."""
+    train_s: float | None = 0.06
+    """Seconds of training on a mini-batch (assumed: a GraphSAGE on a V100); None = this and sampling are measured."""
     iterations: int = 20
     """Iterations of the traces."""
 
@@ -62,6 +64,8 @@ class Profiled:
     """Nodes of a worker's mini-batch in the mean; those that several samplers found count several times."""
     own_share: float
     """Share of them that lie in the partition of their seeds."""
+    measured: str = ""
+    """What was measured of computing, in words."""
 
 
 def profile_graph(graph: Graph, setting: Setting, rng: np.random.Generator) -> Profiled:
@@ -86,29 +90,56 @@ def profile_graph(graph: Graph, setting: Setting, rng: np.random.Generator) -> P
     cut = float((rows != part[graph.indices]).mean()) if graph.nnz else 0.0
     home = [worker % setting.machines for worker in range(setting.workers)]
     members = [np.flatnonzero(part == m) for m in range(setting.machines)]
+    members = [own if len(own) else np.arange(nodes) for own in members]
     count = np.zeros((setting.iterations, setting.workers, setting.samplers, setting.machines))
+    sample_s = np.zeros(count.shape[:3])
     seeds = -(-setting.batch // setting.samplers)
     for iteration in range(setting.iterations):
         for worker in range(setting.workers):
-            own = members[home[worker]] if len(members[home[worker]]) else np.arange(nodes)
+            own = members[home[worker]]
             for sampler in range(setting.samplers):
-                found = sample(graph, rng.choice(own, min(seeds, len(own)), replace=False), setting.fan_outs, rng)
+                drawn = rng.choice(own, min(seeds, len(own)), replace=False)
+                begin = time.perf_counter()
+                found = sample(graph, drawn, setting.fan_outs, rng)
+                sample_s[iteration, worker, sampler] = time.perf_counter() - begin
                 count[iteration, worker, sampler] = np.bincount(part[found], minlength=setting.machines)
     batch_nodes = float(count.sum(axis=(2, 3)).mean())
     own_share = float(sum(count[:, w, :, home[w]].sum() for w in range(setting.workers)) / count.sum())
+    sizes = count.sum(axis=3)
+    train_s, measured = np.full(sizes.shape[:2], setting.train_s or 0.0), ""
+    if setting.train_s is None:
+        batches = [members[home[n % len(home)]] for n in range(1 + BATCHES)]
+        batches = [rng.choice(own, min(setting.batch, len(own)), replace=False) for own in batches]
+        widths = setting.features, setting.hidden, setting.classes
+        node_s, device = seconds_a_node(graph, batches, setting.fan_outs, widths, rng)
+        train_s = node_s * sizes.sum(axis=2)
+        measured = f"training takes {train_s.mean():.3g} s on {device}, sampling {sample_s.mean():.3g} s in the mean"
+    else:
+        sample_s = SAMPLE_S * sizes
     return Profiled(
-        problem=_problem(count, home, setting),
+        problem=_problem(count, home, setting, train_s, sample_s),
         nodes=nodes,
         edges=graph.nnz // 2,
         partitioner=partitioner,
         cut=cut,
         batch_nodes=batch_nodes,
         own_share=own_share,
+        measured=measured,
     )
 
 
-def _problem(count: np.ndarray, home: list[int], setting: Setting) -> GnnProblem:
-    """The problem of [iterations, workers, samplers, machines] numbers of nodes."""
+def _problem(
+    count: np.ndarray, home: list[int], setting: Setting, train_s: np.ndarray, sample_s: np.ndarray
+) -> GnnProblem:
+    """The problem of what was sampled.
+
+    Args:
+        count: [iterations, workers, samplers, machines] numbers of nodes.
+        home: [workers] the partition that the seeds of each are of.
+        setting: cluster and training.
+        train_s: [iterations, workers] seconds of training.
+        sample_s: [iterations, workers, samplers] seconds of sampling.
+    """
     node_bytes = NODE_BYTES + FEATURE_BYTES * setting.features
     model_bytes = FEATURE_BYTES * 2 * setting.hidden * (setting.features + setting.hidden + setting.classes)
     machines = tuple(
@@ -126,13 +157,15 @@ def _problem(count: np.ndarray, home: list[int], setting: Setting) -> GnnProblem
     flows: list[Flow] = []
 
     def trace(values: np.ndarray) -> Amount:
+        if (values == values[0]).all():
+            return Amount(mean=float(values[0]))
         return Amount(trace=tuple(float(value) for value in values))
 
     for w in range(setting.workers):
-        tasks.append(Task(name=f"worker{w}", role="worker", gpus=1, cpus=1.0, time_s=Amount(mean=setting.train_s)))
+        tasks.append(Task(name=f"worker{w}", role="worker", gpus=1, cpus=1.0, time_s=trace(train_s[:, w])))
         for s in range(setting.samplers):
             name, read = f"sampler{w}.{s}", count[:, w, s]
-            tasks.append(Task(name=name, role="sampler", cpus=2.0, time_s=trace(SAMPLE_S * read.sum(axis=1))))
+            tasks.append(Task(name=name, role="sampler", cpus=2.0, time_s=trace(sample_s[:, w, s])))
             flows += [
                 Flow(source=f"store{m}", target=name, bytes=trace(node_bytes * read[:, m]))
                 for m in sorted(range(setting.machines), key=lambda m: m != home[w])
@@ -170,5 +203,6 @@ def told(found: Profiled) -> Mapping[str, str]:
     return {
         "graph": f"{found.nodes:,} nodes, {found.edges:,} edges",
         "parts": f"by {found.partitioner}, {found.cut:.0%} of the edges are cut",
+        **({"measured": found.measured} if found.measured else {}),
         "batch": f"{found.batch_nodes:,.0f} nodes a worker, {found.own_share:.0%} in the partition of its seeds",
     }

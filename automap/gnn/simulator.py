@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -12,12 +11,9 @@ from automap.arrays import Floats, Ints
 from automap.errors import ProblemError, one_of
 from automap.gnn.draws import draw
 from automap.gnn.kernels import bounds, simulation
-from automap.gnn.problem import RESOURCES, GnnProblem
+from automap.gnn.problem import BOUNDS, RESOURCES, GnnProblem
 
-Bound = Literal["critical path", "sending", "receiving"]
 POLICIES = simulation.POLICIES
-BOUNDS: tuple[Bound, ...] = ("critical path", "sending", "receiving")
-"""What each lower bound of `Simulator.bounds` comes from."""
 
 
 @dataclass(frozen=True, slots=True)

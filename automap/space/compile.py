@@ -115,7 +115,7 @@ def _scalars(space: SpaceOutline, most_meshes: int) -> Scalars:
         orders_one=int(space.problem.cluster.bandwidth_GBps is not None),
         proportional=int(space.problem.hints.fix.batch_shares == "proportional"),
         binds_modes=int(space.constrained.recomputes),
-        one_mode=int(space.meshes.alike),
+        one_mode=int(space.limits.one_mode),
         level_steps=space.levels.steps,
     )
 

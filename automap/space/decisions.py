@@ -132,7 +132,7 @@ class SpaceOutline:
         self.modes = np.array([fix.recompute in (None, mode) and mode in kept for mode in RECOMPUTE_MODES])
         if fix.recompute is None:
             self.modes[RECOMPUTE_MODES.index("selective")] &= self.evaluator.has_core
-        self.levels = Levels(self.modes, self.num_units, mixes=target is None and limits.mixes)
+        self.levels = Levels(self.modes, self.num_units, mixes=limits.mixes and not limits.one_mode)
         self.zeros, self.zeros_with_others = _zero_stages(problem)
         by_kind = [decision.slots(self) for decision in DECISIONS]
         self.slots = tuple(slot for slots in by_kind for slot in slots)
@@ -268,7 +268,7 @@ def _recompute(space: SpaceOutline) -> list[Slot]:
 
 
 def _ways_to_recompute(space: SpaceOutline, shape: Shape) -> int:
-    ways: int = int(space.levels.legal(shape.num_chunks).sum()) ** (1 if space.meshes.alike else shape.pp)
+    ways: int = int(space.levels.legal(shape.num_chunks).sum()) ** (1 if space.limits.one_mode else shape.pp)
     return ways
 
 

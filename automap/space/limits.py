@@ -21,6 +21,8 @@ class Limits:
     """[axes, values of all groups] whether a signature stays, see `SpaceArrays.obeys`; None = all stay."""
     mixes: bool = True
     """Whether a pipeline rank may have two recompute modes."""
+    one_mode: bool = False
+    """Whether all pipeline ranks have one recompute mode, the same."""
 
 
 WHOLE = Limits()

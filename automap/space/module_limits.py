@@ -1,17 +1,18 @@
-"""What a trainer of whole modules can run of a pattern: changes of placement at the borders of layers alone.
+"""What a trainer of whole modules can run of a pattern: changes of placement at the borders of modules alone.
 
 A layer is a module with weights of its own: a linear layer, an embedding or a norm. Collectives run at its inputs and
-outputs. All other operators are the user's code, which runs on what each rank has. `automap.runtime.trainer` checks the
-same with the module at hand, and says of a plan what is finer.
+outputs, and at the inputs of modules all of whose readers want the same. All other operators are the user's code, which
+runs on what each rank has. `automap.runtime.trainer` checks the same with the module at hand, and says of a plan what
+is finer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from automap.arrays import Ints
 from automap.space.space import PlanSpace
-from ir.blocks import carried_tensors
+from ir.blocks import Unit, carried_tensors
 from ir.factors import BROADCAST, PARTIAL, Placement, Signature
 from ir.graph import Graph, Operator
 
@@ -19,6 +20,8 @@ COPY = "@"
 """What the name of an operator has that is computed again for another reader (`ir.localize`)."""
 MOST_DIMS = 2
 """Dims of the weights of a linear layer, an embedding or a norm."""
+_Reader = tuple[str, tuple[Placement, Placement]]
+"""The scope of an operator, and the placements in which it reads a tensor and makes the gradient of it."""
 
 
 def runs_in_modules(space: PlanSpace, column: Ints) -> bool:
@@ -44,6 +47,31 @@ def cuts_between_modules(graph: Graph) -> bool:
     layers = _layers(graph)
     shared = any(COPY in op.name and op.scope in layers for op in graph.operators)
     return not shared and not carried_tensors(graph)
+
+
+def recomputes_units(graph: Graph, units: Sequence[Unit]) -> bool:
+    """Whether each unit is made of whole modules, so that any of them can run again without the others.
+
+    What keeps no activations need not run again, and the loss runs again by itself.
+    """
+    for unit in units:
+        others = {
+            path
+            for number, op in enumerate(graph.operators)
+            if op.is_live and not unit.start <= number < unit.stop
+            for path in _paths(op.scope)
+        }
+        for op in graph.operators[unit.start : unit.stop]:
+            keeps = op.is_live and any(graph.tensors[name].role == "activation" for name in op.saved)
+            if keeps and op.outputs[0] != graph.outputs[-1] and op.scope in {*others, ""}:
+                return False
+    return True
+
+
+def _paths(scope: str) -> Iterator[str]:
+    """The paths of a module and of all modules around it."""
+    parts = scope.split(".")
+    return (".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
 
 
 def _chosen(space: PlanSpace, column: Ints) -> Iterator[tuple[str, tuple[Operator, Signature]]]:
@@ -91,7 +119,10 @@ def _runs(graph: Graph, op: Operator, signature: Signature, layers: set[str]) ->
 
 
 def _agree(graph: Graph, name: str, chosen: dict[str, tuple[Operator, Signature]], layers: set[str]) -> bool:
-    """Whether code outside of layers reads a tensor in the placement in which it gets it."""
+    """Whether code outside of layers reads a tensor in the placement in which it gets it.
+
+    It may change where a module begins that reads it in one placement alone, and does not make it.
+    """
     maker = graph.maker(name)
     if graph.tensors[name].role == "parameter" or (maker is not None and maker.name not in chosen):
         return True
@@ -100,14 +131,39 @@ def _agree(graph: Graph, name: str, chosen: dict[str, tuple[Operator, Signature]
         signature = chosen[maker.name][1]
         # What leaves a layer is moved to what the code reads.
         held = None if maker.scope in layers else signature.outputs[maker.outputs.index(name)]
-    wanted = {
-        placement
-        for op in map(graph.operators.__getitem__, graph.consumers[name])
-        if op.name in chosen and op.scope not in layers
-        for operand, placement in zip(op.inputs, chosen[op.name][1].inputs, strict=True)
+    readers = [
+        (op.scope, (signature.inputs[slot], signature.input_gradients[slot]))
+        for op, signature in (chosen[o.name] for o in map(graph.operators.__getitem__, graph.consumers[name])
+                              if o.name in chosen)
+        for slot, operand in enumerate(op.inputs)
         if operand == name
-    }
+    ]  # fmt: skip
+    if maker is None:
+        around = [(scope, wanted) for scope, wanted in readers if scope not in layers]
+    else:
+        around = [(scope, wanted) for scope, wanted in _around(readers, maker.scope) if scope not in layers]
+    wanted = {placement for _, (placement, _) in around}
     return len(wanted) <= 1 and (held is None or wanted <= {held})
+
+
+def _around(readers: Sequence[_Reader], maker: str, depth: int = 1) -> Iterator[_Reader]:
+    """The readers of a tensor that are in no module which reads it in one way alone, and does not make it.
+
+    Args:
+        readers: scopes with the placements of the tensor and its gradient.
+        maker: the scope in which it is made.
+        depth: of the modules around the readers.
+    """
+    inside: dict[str, list[_Reader]] = {}
+    for scope, wanted in readers:
+        parts = scope.split(".") if scope else []
+        if len(parts) < depth:
+            yield scope, wanted
+        else:
+            inside.setdefault(".".join(parts[:depth]), []).append((scope, wanted))
+    for path, some in inside.items():
+        if f"{maker}.".startswith(f"{path}.") or len({wanted for _, wanted in some}) > 1:
+            yield from _around(some, maker, depth + 1)
 
 
 def _is_constant(graph: Graph, name: str) -> bool:

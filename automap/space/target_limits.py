@@ -16,10 +16,11 @@ from automap.arrays import Ints, Mask
 from automap.errors import ProblemError
 from automap.price.degrees import sequence_length
 from automap.price.evaluator import Evaluator
+from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.problem import Problem
 from automap.space.constraints import Constrained
 from automap.space.limits import WHOLE, Limits
-from automap.space.module_limits import cuts_between_modules, runs_in_modules
+from automap.space.module_limits import cuts_between_modules, recomputes_units, runs_in_modules
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace
 from automap.space.stated_parts import Unpriced, mesh, signatures
@@ -54,15 +55,38 @@ def plan_space(problem: Problem, evaluator: Evaluator | None = None) -> PlanSpac
         )
     evaluator = evaluator or Evaluator(problem)
     whole = PlanSpace(problem, evaluator)
-    limits = _limits(whole, target)
-    if not any(map(limits.shapes, whole.shapes)):
+    found = [_limits(whole, target, along) for along in target.sequence_parallel]
+    spaces = [PlanSpace(problem, evaluator, limits=some) for some in found if any(map(some.shapes, whole.shapes))]
+    if not spaces:
         raise ProblemError(
             f"no plan of this model on {problem.cluster.num_devices} devices is one of {target.name}",
             field="training.target",
             value=target.name,
             repair=f"Use another target or batch; {target.name} splits {', '.join(target.parallel)}.",
         )
-    return PlanSpace(problem, evaluator, limits=limits)
+    return spaces[0] if len(spaces) == 1 else max(spaces, key=_promise)
+
+
+def _promise(space: PlanSpace) -> tuple[int, bool, float]:
+    """How good the plans are that split weights, to compare patterns: most degrees, then the best even plan.
+
+    The price of tensor parallelism does not depend much on what else a plan does, and all stages have one pattern: so
+    one pattern is chosen for all plans of a problem. Of equal ones the first is taken.
+    """
+    shapes = [shape for shape in space.shapes if shape.tp > 1 and shape.virtual == 1]
+    if not shapes:
+        return 0, False, 0.0
+    rows = []
+    for shape in shapes:
+        zero = int(np.flatnonzero(space.zeros_of(shape))[-1])
+        for mode in (mode for mode, is_legal in zip(RECOMPUTE_MODES, space.modes, strict=True) if is_legal):
+            prefix = space.even_values(shape, recompute=mode, zero=zero)
+            whole = [0] * (len(space.slots) - len(prefix))
+            rows.append(space.repair((*prefix, *whole)))
+    priced = space.price(np.array(rows, dtype=np.int64))
+    fits = priced[:, 1] <= 0.0
+    seconds = priced[fits, 0] if fits.any() else priced[:, 0]
+    return len({(shape.tp, shape.middle) for shape in shapes}), bool(fits.any()), -float(seconds.min())
 
 
 def has_attention(graph: Graph) -> bool:
@@ -70,21 +94,34 @@ def has_attention(graph: Graph) -> bool:
     return any(group.kind == "attention" for group in fused_groups(graph))
 
 
-def _limits(space: PlanSpace, target: Target) -> Limits:
-    """The limits of a target; those of shapes are checked by the caller."""
+def _limits(space: PlanSpace, target: Target, along: bool) -> Limits:
+    """The limits of a target; those of shapes are checked by the caller.
+
+    Args:
+        along: whether ranks that split weights split the sequence in normalisations.
+    """
     windows = _windows(space, target)
-    found = list(_patterns(space, target)) if target.patterned else []
+    found = list(_patterns(space, target, along)) if target.patterned else []
     degrees = {pattern.degrees for pattern in found}
 
     def stays(shape: Shape) -> bool:
         if shape.num_chunks > 1 and shape.num_chunks not in windows:
             return False
-        return (not target.patterned or (shape.tp, shape.middle) in degrees) and _expressible(space, target, shape)
+        return (not target.patterned or (shape.tp, shape.middle) in degrees) and _expressible(
+            space, target, shape, along
+        )
 
-    return Limits(shapes=stays, windows=windows, signatures=_obeys(space, found) if target.patterned else None)
+    graph, units = space.problem.graph, space.linkage.blocks.units
+    in_modules = target.grain == "operators" or recomputes_units(graph, units)
+    return Limits(
+        shapes=stays,
+        windows=windows,
+        signatures=_obeys(space, found) if target.patterned else None,
+        one_mode=not (target.recompute_levels and in_modules),
+    )
 
 
-def _expressible(space: PlanSpace, target: Target, shape: Shape) -> bool:
+def _expressible(space: PlanSpace, target: Target, shape: Shape, along: bool) -> bool:
     """Whether a target has the degrees of a shape, and they divide what its configuration wants divided."""
     sides = {"pipeline": shape.pp, "tensor": shape.tp}
     if space.meshes.middle is not None:
@@ -101,8 +138,8 @@ def _expressible(space: PlanSpace, target: Target, shape: Shape) -> bool:
     if shape.tp > 1 and shape.replicas == 1 and not target.tensor_alone:
         return False
     length, context = sequence_length(space.problem.graph), sides.get("context", 1)
-    along = shape.tp if target.sequence_parallel else 1
-    return length is None or context * along == 1 or length % (target.even_sequence * context * along) == 0
+    parts = context * (shape.tp if along else 1)
+    return length is None or parts == 1 or length % (target.even_sequence * parts) == 0
 
 
 def _windows(space: PlanSpace, target: Target) -> dict[int, tuple[tuple[int, int], ...]]:
@@ -113,11 +150,11 @@ def _windows(space: PlanSpace, target: Target) -> dict[int, tuple[tuple[int, int
     kinds = {types[number] for number in numbers}
     found: dict[int, tuple[tuple[int, int], ...]] = {}
     # A configuration counts layers of one kind; those of an encoder and a decoder it does not.
-    if (len(kinds) > 1 and target.transformers) or (target.modules_only and _num_layer_kinds(space) > 1):
+    if (len(kinds) > 1 and target.transformers) or (target.grain == "linear" and _num_layer_kinds(space) > 1):
         return found
-    if target.whole_modules and not cuts_between_modules(space.problem.graph):
+    if target.grain != "operators" and not cuts_between_modules(space.problem.graph):
         return found
-    stops = [number for number in range(len(types)) if not target.modules_only or _has_module(space, number)]
+    stops = [number for number in range(len(types)) if target.grain != "linear" or _has_module(space, number)]
     last = min(numbers[-1] + 1, stops[-1]) if stops else 0
     for count in {shape.num_chunks for shape in space.shapes if shape.num_chunks > 1}:
         rows = [constrained.window(chunk, count) for chunk in range(count)]
@@ -153,8 +190,8 @@ class _Pattern(NamedTuple):
     """Axes of several ranks; on the others all operators are whole."""
 
 
-def _patterns(space: PlanSpace, target: Target) -> Iterator[_Pattern]:
-    """The patterns of all degrees that split every layer.
+def _patterns(space: PlanSpace, target: Target, along: bool) -> Iterator[_Pattern]:
+    """The patterns of all degrees that split every layer, `along` the sequence between its products or not.
 
     Degrees that split some operator of a layer in another way than smaller ones are left out, so that each group has
     one signature on each axis. A vocabulary that does not divide stays whole where the trainer does not pad it.
@@ -165,7 +202,7 @@ def _patterns(space: PlanSpace, target: Target) -> Iterator[_Pattern]:
     for tp, middle in sorted({(shape.tp, shape.middle) for shape in space.shapes}):
         if tp * middle > 1 and not has_attention(space.problem.graph):
             continue
-        if tp > 1 and target.modules_only and (has_experts or _num_layer_kinds(space) > 1):
+        if tp > 1 and target.grain == "linear" and (has_experts or _num_layer_kinds(space) > 1):
             continue
         shape = max((s for s in space.shapes if (s.tp, s.middle) == (tp, middle)), key=lambda s: s.dp)
         ep, cp = (middle if name == "ep" else 1), (middle if name == "cp" else 1)
@@ -174,17 +211,21 @@ def _patterns(space: PlanSpace, target: Target) -> Iterator[_Pattern]:
         except Unpriced:
             continue
         own = replace(shape, dp=shape.dp * ep, middle=1)
-        found = signatures(space.evaluator, own, axes, sequence_parallel=target.sequence_parallel and tp > 1)
+        found = signatures(space.evaluator, own, axes, sequence_parallel=along and tp > 1)
+        if along and tp > 1 and target.grain != "operators":
+            # Code around the layers reads sizes, such as the length of masks, from what embeddings return.
+            whole = signatures(space.evaluator, own, axes, sequence_parallel=False)
+            found = np.where(_layer_rows(space)[:, None], found, whole)
         names = [axis.name for axis in axes]
         columns = np.column_stack([found[:, names.index(axis if axis in names else "dp")] for axis in space.axes])
         live = tuple(a for a, size in enumerate(space.meshes.mesh(shape)) if size > 1)
-        fits = tp == 1 or _norms_fit(space, columns[:, -1], along=target.sequence_parallel)
-        fits = fits and (tp == 1 or not target.whole_modules or runs_in_modules(space, columns[:, -1]))
+        fits = tp == 1 or _norms_fit(space, columns[:, -1], along=along)
+        fits = fits and (tp == 1 or target.grain == "operators" or runs_in_modules(space, columns[:, -1]))
         if not fits or any(not _is_split(space, columns[:, a], known.get(a, columns[:, a])) for a in live):
             continue
         firsts = {axis: known.setdefault(axis, columns[:, axis]) for axis in live}
         # Modules that share a weight split it alike, whatever the degrees are.
-        if not target.modules_only or all((first == columns[:, axis]).all() for axis, first in firsts.items()):
+        if target.grain != "linear" or all((first == columns[:, axis]).all() for axis, first in firsts.items()):
             yield _Pattern((tp, middle), columns, live)
 
 

@@ -1,18 +1,18 @@
-"""Rules about targets that train whole modules: placements change at the borders of layers alone.
+"""Rules about targets that train whole modules: placements change at the borders of modules alone.
 
 A layer is a module with weights of its own and of at most two dims: a linear layer, an embedding or a norm. All other
-operators are the user's code, which runs on what a rank has.
+operators are the user's code, which runs on what a rank has: what enters a module may change if all of it reads it in
+one way.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from automap.targets import Target
 from automap.verify.model import Model
 from automap.verify.reading import Chunk, Violation
-from ir.graph import Operator
 
 LAYER_DIMS = 2
 NAMES = (".weight", ".bias")
@@ -27,10 +27,32 @@ def check_modules(chunks: Sequence[Chunk], model: Model, target: Target) -> Iter
         again = [op.name for op in model.graph.operators if AGAIN in op.name and op.scope in inside]
         for name in sorted([*model.carried, *again])[:1]:
             yield Violation("stages", f"{target.name} has stages that share one tensor and no layer, not {name}")
+    yield from _parts_again(chunks, model, target)
     for chunk in chunks:
         for axis in (axis for axis, size in chunk.sizes.items() if size > 1):
             for what in itertools.islice(_faults(chunk, model, axis, inside), 1):
                 yield Violation(f"{chunk.where}.shardings", f"{target.name} runs whole modules: {what} on {axis}")
+
+
+def _parts_again(chunks: Sequence[Chunk], model: Model, target: Target) -> Iterator[Violation]:
+    """Operators that run again though their modules do not as a whole; the loss may run again alone."""
+    operators, tensors = model.graph.operators, model.graph.tensors
+    again = frozenset[int]().union(*(chunk.again for chunk in chunks))
+    kept = {
+        path
+        for index, op in enumerate(operators)
+        if op.is_live and index not in again
+        for path in itertools.accumulate(op.scope.split("."), "{}.{}".format)
+    }
+    for chunk in chunks:
+        for index in sorted(chunk.again):
+            op = operators[index]
+            saves = any(tensors[name].role == "activation" for name in op.saved)
+            if saves and (not op.scope or op.scope in kept) and op.outputs[0] != model.graph.outputs[-1]:
+                yield Violation(
+                    f"{chunk.where}.recompute", f"{target.name} computes whole modules again, not {op.name}"
+                )
+                return
 
 
 def _faults(chunk: Chunk, model: Model, axis: str, inside: frozenset[str]) -> Iterator[str]:
@@ -106,22 +128,29 @@ def _changes(chunk: Chunk, model: Model, index: int, axis: str, inside: frozense
     op = model.graph.operators[index]
     for position, name in enumerate(op.outputs):
         held = chunk.placed[index][axis].outputs[position]
-        wanted = {
-            text for reader in _readers(chunk, model, name, inside) for text in _read(chunk, model, reader, name, axis)
-        }
+        readers = {*_readers(chunk, model, name, axis)}
+        wanted = {text for scope, text, _ in readers if scope not in inside and not _enters(scope, op.scope, readers)}
         if len(wanted) > 1 or (op.scope not in inside and not wanted <= {held}):
             return f"makes {name} as {held}, which is read as {' and '.join(sorted(wanted))}"
     return ""
 
 
-def _readers(chunk: Chunk, model: Model, name: str, inside: frozenset[str]) -> Iterator[Operator]:
-    """The operators of code in a stage that read a tensor."""
+def _enters(scope: str, maker: str, readers: Set[tuple[str, str, bool]]) -> bool:
+    """Whether a tensor enters some module around a reader in one way alone, and is made outside of it."""
+    for path in itertools.accumulate(scope.split("."), "{}.{}".format):
+        ways = {(text, partial) for other, text, partial in readers if f"{other}.".startswith(f"{path}.")}
+        if path and len(ways) == 1 and not f"{maker}.".startswith(f"{path}."):
+            return True
+    return False
+
+
+def _readers(chunk: Chunk, model: Model, name: str, axis: str) -> Iterator[tuple[str, str, bool]]:
+    """The scopes of the operators in a stage that read a tensor, how they do, and whether its gradient is partial."""
     for reader in model.graph.consumers[name]:
         op = model.graph.operators[reader]
-        if reader in chunk.placed and op.is_live and op.scope not in inside:
-            yield op
-
-
-def _read(chunk: Chunk, model: Model, op: Operator, name: str, axis: str) -> Iterator[str]:
-    texts = chunk.placed[model.position[op.name]][axis].inputs
-    yield from (text for operand, text in zip(op.inputs, texts, strict=True) if operand == name)
+        if reader in chunk.placed and op.is_live:
+            placed = chunk.placed[reader][axis]
+            is_split = model.legal(reader)[placed] is not None
+            for operand, text in zip(op.inputs, placed.inputs, strict=True):
+                if operand == name:
+                    yield op.scope, text, text == "B" and is_split

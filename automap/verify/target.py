@@ -28,26 +28,43 @@ def check_target(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[
     kinds = (*target.schedules, *(["interleaved"] if target.virtual_stages else []))
     if plan.schedule.kind not in kinds:
         yield Violation("schedule.kind", f"{target.name} has no schedule {plan.schedule.kind}")
-    if plan.sync.kind != "synchronous":
-        yield Violation("sync.kind", f"{target.name} trains synchronously")
+    if plan.sync.kind not in target.sync:
+        yield Violation("sync.kind", f"{target.name} has {', '.join(target.sync)} training alone")
     if target.fills_pipelines and plan.num_micro_batches < ranks:
         what = f"{target.name} needs {ranks} micro-batches for as many pipeline ranks"
         yield Violation("num_micro_batches", what)
     if ranks > 1 and "pipeline" not in target.parallel:
         yield Violation("stages", f"{target.name} has no pipelines")
     if target.alike:
-        yield from _unlike(plan, chunks, model, target, ranks)
+        yield from _unlike(plan, chunks, target, ranks)
+    if not target.recompute_levels:
+        yield from _modes(chunks, model, target)
     for chunk in chunks if target.patterned else ():
         yield from _pattern(chunk, model, target)
-    if target.whole_modules:
+    if target.grain != "operators":
         yield from check_modules(chunks, model, target)
     for chunk in chunks:
-        yield from _mixed(chunk, model, target)
         others = ranks > 1 or len(_live(chunk)) > 1 or (bool(_live(chunk)) and _replicas(chunk) == 1)
         stages = target.zero_with_others if others else target.zero
         # Without replicas there is nothing to shard.
         if chunk.stage.zero.stage not in stages and _replicas(chunk) > 1:
             yield Violation(f"{chunk.where}.zero.stage", f"{target.name} has no ZeRO {chunk.stage.zero.stage} there")
+
+
+def _modes(chunks: Sequence[Chunk], model: Model, target: Target) -> Iterator[Violation]:
+    """Pipeline ranks of several recompute modes, and equal blocks of a stage of which not all are computed again."""
+    modes = {}
+    for chunk in chunks:
+        layers = layer_operators(chunk, model)
+        inside = chunk.again & set(layers)
+        if target.layers_only and chunk.again - inside:
+            name = model.graph.operators[min(chunk.again - inside)].name
+            yield Violation(f"{chunk.where}.recompute", f"{target.name} computes layers again, not {name}")
+        if layers:
+            modes[len(inside) == len(layers), not inside] = chunk
+        yield from _mixed(chunk, model, target)
+    if len(modes) > 1:
+        yield Violation(f"{list(modes.values())[1].where}.recompute", f"{target.name} has one mode for all stages")
 
 
 def _mixed(chunk: Chunk, model: Model, target: Target) -> Iterator[Violation]:
@@ -69,27 +86,17 @@ def _replicas(chunk: Chunk) -> int:
     return max((chunk.sizes[axis] for axis in _live(chunk) if axis != "tp"), default=1)
 
 
-def _unlike(plan: Plan, chunks: Sequence[Chunk], model: Model, target: Target, ranks: int) -> Iterator[Violation]:
+def _unlike(plan: Plan, chunks: Sequence[Chunk], target: Target, ranks: int) -> Iterator[Violation]:
     """Pipeline ranks that differ from the first one."""
     first = chunks[0]
     devices = [device for chunk in chunks[:ranks] for device in parse_devices(chunk.stage.devices)]
     if any(one > other for one, other in itertools.pairwise(devices)):
         yield Violation("stages", f"{target.name} takes the devices in their order")
-    modes = {}
     for chunk in chunks:
         if chunk.stage.mesh != first.stage.mesh:
             yield Violation(f"{chunk.where}.mesh", f"{target.name} has the same mesh everywhere")
         if chunk.stage.batch_shares is not None or plan.samples_per_micro_batch != chunk.samples:
             yield Violation(f"{chunk.where}.batch_axes", f"{target.name} shares samples out evenly")
-        layers = layer_operators(chunk, model)
-        inside = chunk.again & set(layers)
-        if target.layers_only and chunk.again - inside:
-            name = model.graph.operators[min(chunk.again - inside)].name
-            yield Violation(f"{chunk.where}.recompute", f"{target.name} computes layers again, not {name}")
-        if layers:
-            modes[len(inside) == len(layers), not inside] = chunk
-    if len(modes) > 1:
-        yield Violation(f"{list(modes.values())[1].where}.recompute", f"{target.name} has one mode for all stages")
 
 
 def _pattern(chunk: Chunk, model: Model, target: Target) -> Iterator[Violation]:
@@ -104,7 +111,7 @@ def _pattern(chunk: Chunk, model: Model, target: Target) -> Iterator[Violation]:
             yield from _norms(chunk, model, target, axis)
         elif dense == {"data"}:
             yield from _whole_weights(chunk, model, target, axis)
-        if target.modules_only:
+        if target.grain == "linear":
             yield from _weights(chunk, model, target, axis)
 
 
@@ -148,16 +155,18 @@ def _weights(chunk: Chunk, model: Model, target: Target, axis: str) -> Iterator[
 
 
 def _norms(chunk: Chunk, model: Model, target: Target, axis: str) -> Iterator[Violation]:
-    """Normalisations in layers that are split along the sequence on an axis of weights, or not, against the target."""
+    """Normalisations in layers that are split on an axis of weights as the target has them not."""
     for index in layer_operators(chunk, model):
         op = model.graph.operators[index]
         made = model.graph.tensors[op.outputs[0]]
         if op.kind.endswith("LayerNormalization") or op.kind == "RMSNormalization":
             text = chunk.placed[index][axis].outputs[0]
             positions = [f"S({dim})" for dim in range(len(made.shape) - 1) if dim != made.batch_dim]
-            if text not in (positions if target.sequence_parallel else ["B"]):
-                what = "always" if target.sequence_parallel else "never"
-                fault = f"{target.name} {what} splits the sequence in normalisations on {axis}, which have {text}"
+            wanted = [text for along in target.sequence_parallel for text in (positions if along else ["B"])]
+            if text not in wanted:
+                sometimes = len(target.sequence_parallel) > 1
+                how = "at most" if sometimes else "always" if target.sequence_parallel[0] else "never"
+                fault = f"{target.name} {how} splits the sequence in normalisations on {axis}, which have {text}"
                 yield Violation(f"{chunk.where}.shardings", fault)
                 return
 

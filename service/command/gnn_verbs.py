@@ -1,4 +1,4 @@
-"""Verbs of distributed GNN training: `automap gnn search`, `profile`, `export` and `schema`."""
+"""Verbs of distributed GNN training: `automap gnn search`, `profile`, `trial`, `export` and `schema`."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ app = typer.Typer(name="gnn", no_args_is_help=True, help="Places distributed GNN
 ProblemArgument = Annotated[
     Path, typer.Argument(metavar="PROBLEM.json", help="Machines, tasks and flows, as docs/gnn.md describes them.")
 ]
+PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan of `gnn search`.")]
 OutputOption = Annotated[
     Path | None, typer.Option("-o", "--output", callback=writable, help="Where to write the document.")
 ]
@@ -77,7 +78,8 @@ def _show(plan: GnnPlan) -> None:
     optimal = ", the best of all placements" if made.is_optimal else ""
     typer.echo(f"found by  {made.searcher} in {made.evaluations:,} simulations, {made.seconds:.1f} s{optimal}")
     for name, seconds in plan.against.items():
-        typer.echo(f"against   {name}: {seconds:.4g} s, {seconds / estimate.iteration_s:.2f}x")
+        ratio = f", {seconds / estimate.iteration_s:.2f}x" if estimate.iteration_s > 0.0 else ""
+        typer.echo(f"against   {name}: {seconds:.4g} s{ratio}")
     for machine in sorted(machines, key=lambda name: (len(name), name))[:16]:
         tasks = machines[machine]
         more = f" and {len(tasks) - 8} more" if len(tasks) > 8 else ""
@@ -101,7 +103,9 @@ def profile(
     batch: Annotated[int, typer.Option(min=1, help="Seeds in a mini-batch of a worker.")] = 1000,
     fan_outs: Annotated[str, typer.Option(help="Neighbours of a node, hop by hop.")] = "15,10,5",
     features: Annotated[int, typer.Option(min=1, help="Numbers of a node, 4 bytes each.")] = 100,
-    train_s: Annotated[float, typer.Option(min=0, help="Seconds of training on a mini-batch.")] = 0.06,
+    train_s: Annotated[
+        str, typer.Option(help="Seconds of training on a mini-batch; or `measured`: this and sampling, on this host.")
+    ] = "0.06",
     iterations: Annotated[int, typer.Option(min=1, max=10_000, help="Iterations to sample.")] = 20,
     seed: SeedOption = 0,
 ) -> None:
@@ -124,7 +128,7 @@ def profile(
         batch=batch,
         fan_outs=tuple(map(int, hops)),
         features=features,
-        train_s=train_s,
+        train_s=_seconds(train_s),
         iterations=iterations,
     )
     rng = np.random.default_rng(seed)
@@ -138,9 +142,60 @@ def profile(
     _write(output, found.problem.to_json())
 
 
+def _seconds(text: str) -> float | None:
+    """A time, or None for one that is measured."""
+    if text == "measured":
+        return None
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0.0 <= found < 1e6:
+        raise ProblemError("no time", field="train_s", value=text, repair="Give seconds as in 0.06, or `measured`.")
+    return found
+
+
+@app.command()
+def trial(
+    plan: PlanArgument,
+    problem: ProblemArgument,
+    iterations: Annotated[int, typer.Option(min=1, max=1000, help="Iterations to run.")] = 3,
+    by_kernel: Annotated[
+        bool, typer.Option("--by-kernel", help="Network namespaces limited by tc, in place of token buckets.")
+    ] = False,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Runs a plan on this host: a process for each machine, real bytes, slowed down so far that the host can follow."""
+    from automap.gnn.loopback.trial import try_plan
+    from automap.gnn.plan import GnnPlan
+    from automap.gnn.problem import GnnProblem
+
+    read = GnnProblem.from_json(read_file(problem, field="problem", error=ProblemError))
+    made = GnnPlan.from_json(read_file(plan, field="plan", error=PlanError))
+    found = try_plan(read, made, iterations=iterations, seed=seed, by_kernel=by_kernel)
+    if as_json:
+        print_json(
+            {
+                "measured": {"iteration_s": found.measured_s},
+                "predicted": {"iteration_s": found.simulated_s},
+                "iterations": found.iterations,
+                "slowed": found.slowed,
+            }
+        )
+        return
+    error = f" ({found.measured_s / found.simulated_s - 1.0:+.1%})" if found.simulated_s else ""
+    typer.echo(f"simulated {found.simulated_s:.4g} s an iteration")
+    typer.echo(f"measured  {found.measured_s:.4g} s{error}")
+    typer.echo(
+        f"ran       {found.iterations} iterations between {len(read.machines)} machines of this host, ", nl=False
+    )
+    typer.echo(f"{found.slowed:.3g} times slower")
+
+
 @app.command()
 def export(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan of `gnn search`.")],
+    plan: PlanArgument,
     problem: ProblemArgument,
     style: Annotated[str, typer.Option(help="dgl or pyg: whose environment variables the processes get.")] = "dgl",
     output: OutputOption = None,

@@ -13,9 +13,11 @@ from automap.problem import Problem
 from automap.space.limits import Limits
 from automap.space.recomputation import Levels
 from automap.space.space import PlanSpace
+from automap.space.target_limits import plan_space
 from automap.space.templates import templates
 from automap.verify import Verifier
 from envs.pruning import prune
+from ir import zoo
 
 BIG = {"layers": 12, "hidden": 1024, "heads": 16, "seq": 1024, "vocab": 50000}
 
@@ -51,9 +53,16 @@ def test_in_longer_chunks_levels_are_steps():
     assert counts == list(range(0, 97, 6))
 
 
-def test_targets_have_one_mode_for_a_rank(gpt):
-    plain = build(gpt(layers=4), training={"target": "megatron-core"})
-    assert plain.levels.legal(1).sum() == plain.modes.sum()
+@pytest.mark.parametrize(("target", "mixes"), [("megatron-core", False), ("automap", True)])
+def test_targets_have_one_mode_for_all_ranks_or_levels(target, mixes):
+    graph = zoo.build("gpt:layers=4,hidden=64,heads=4,seq_len=32,vocab_size=96")
+    training = {"global_batch": 8, "target": target}
+    space = plan_space(Problem.build(graph, parse_cluster("2xV100-16GB"), training))
+    assert (space.levels.legal(1).sum() > space.modes.sum()) == mixes
+    first = space.first.recompute
+    drawn = space.random_batch(np.random.default_rng(0), 24).tolist()
+    levels = [row[first : first + space.shape(row).pp] for row in drawn]
+    assert any(len({*some}) > 1 for some in levels) == mixes
 
 
 @pytest.mark.parametrize("fix", [{}, {"pp": 2, "virtual_stages": 2}, {"pp": 2, "schedule": "zb1p"}])

@@ -76,7 +76,7 @@ def test_every_plan_of_a_target_is_one_that_it_can_express(model: str, target: s
         assert degrees.accumulation_steps >= degrees.pipeline or not about.fills_pipelines
         assert degrees.micro_batch * degrees.data * degrees.accumulation_steps == 16
         if degrees.tensor > 1:
-            assert degrees.sequence_parallel == about.sequence_parallel
+            assert degrees.sequence_parallel in about.sequence_parallel
         assert len({bool(stage.recompute) for stage in plan.stages if any("/" in g for g in stage.recompute)}) < 2
 
 

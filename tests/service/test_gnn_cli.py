@@ -18,6 +18,10 @@ def test_the_example_becomes_a_plan_and_a_launch_list(tmp_path, capsys):
     assert json.loads(plan.read_text())["schema"] == "automap.gnn-plan/1"
     assert main(["gnn", "export", str(plan), str(EXAMPLE), "--style", "pyg", "-o", str(launch)]) == 0
     assert json.loads(launch.read_text())["style"] == "pyg"
+    capsys.readouterr()
+    assert main(["gnn", "trial", str(plan), str(EXAMPLE), "--iterations", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["measured"]["iteration_s"] > 0.9 * found["predicted"]["iteration_s"]
 
 
 @pytest.mark.parametrize(
@@ -27,6 +31,7 @@ def test_the_example_becomes_a_plan_and_a_launch_list(tmp_path, capsys):
         (["search", str(EXAMPLE), "--budget", "soon"], "budget: not a budget"),
         (["search", str(EXAMPLE), "--searcher", "luck"], "searcher: unknown"),
         (["export", str(EXAMPLE), str(EXAMPLE)], "plan.name: unknown key"),
+        (["trial", str(EXAMPLE), str(EXAMPLE)], "plan.name: unknown key"),
         (["schema", "cluster"], "document: unknown"),
     ],
 )
@@ -48,5 +53,6 @@ def test_a_graph_becomes_a_problem_that_is_searched(tmp_path, capsys):
     assert "2,000 nodes" in capsys.readouterr().err
     assert main(["gnn", "search", str(problem), "--budget", "20", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == "automap.gnn-plan/1"
-    assert main(["gnn", "profile", "2000x8", "--fan-outs", "four"]) == 2
-    assert "fan_outs" in capsys.readouterr().err
+    for option, value in (("fan-outs", "four"), ("train-s", "soon")):
+        assert main(["gnn", "profile", "2000x8", f"--{option}", value]) == 2
+        assert option.replace("-", "_") in capsys.readouterr().err

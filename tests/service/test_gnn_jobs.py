@@ -1,5 +1,6 @@
 """Jobs of the kind `gnn`: from the request to the plan, and what is refused."""
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -7,9 +8,12 @@ import pytest
 import redis
 import service_work
 
+from automap.errors import UserError
 from automap.gnn.made_up import Shape, make_problem
 from automap.gnn.plan import GnnPlan
 from automap.gnn.simulator import Simulator
+from service.async_client import AsyncAutomapClient
+from service.client import AutomapClient
 
 PROBLEM = make_problem(Shape(machines=3, workers=2, samplers=1))
 
@@ -27,6 +31,33 @@ def test_a_job_ends_with_a_plan(api: httpx.Client, client: redis.Redis) -> None:
     assert plan.search.evaluations >= 40
     # Nothing else knows plans of this kind, and says so.
     assert api.get(f"{job}/exports/pytorch").status_code == 422
+
+
+def test_both_clients_submit_a_problem_and_read_its_plan(api: httpx.Client, client: redis.Redis) -> None:
+    with AutomapClient(str(api.base_url)) as own:
+        job = own.submit_gnn(PROBLEM, budget=10, seed=1)
+        service_work.run(job["id"], client)
+        assert own.wait(job["id"])["state"] == "succeeded"
+        plan = own.gnn_plan(job["id"])
+        with pytest.raises(UserError, match="searcher"):
+            own.submit_gnn(PROBLEM, searcher="luck")
+
+    async def ask() -> GnnPlan:
+        async with AsyncAutomapClient(str(api.base_url)) as other:
+            again = await other.submit_gnn(PROBLEM.to_json(), budget=10, seed=1)
+            await asyncio.to_thread(service_work.run, again["id"], client)
+            return await other.gnn_plan(again["id"])
+
+    other = asyncio.run(ask())
+    assert (other.placement, other.priorities, other.estimate) == (plan.placement, plan.priorities, plan.estimate)
+
+
+def test_a_request_that_comes_twice_is_one_job(api: httpx.Client) -> None:
+    body, key = {"problem": PROBLEM.to_json(), "budget": 10}, {"Idempotency-Key": "once"}
+    first, again = (api.post("/v1/gnn/jobs", json=body, headers=key) for _ in range(2))
+    assert first.status_code == again.status_code == 202 and first.json()["id"] == again.json()["id"]
+    answer = api.post("/v1/gnn/jobs", json=body | {"seed": 2}, headers=key)
+    assert answer.status_code == 422 and answer.json()["field"] == "Idempotency-Key"
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,17 @@ import heapq
 import math
 import select
 import socket
-import subprocess
-import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from automap.arrays import Ints
 from automap.gnn.kernels.records import GnnArrays
 from automap.gnn.loopback.machine import Lines
+from automap.gnn.loopback.network import namespaces, processes
 
 START_S = 30.0
 """Seconds that the processes may take to start."""
@@ -38,6 +40,7 @@ class Transfer:
     since: float
     rate: float
     key: float
+    """Place in the order of service; among equal ones the flow with the smaller number is first."""
 
 
 class Hosts:
@@ -53,43 +56,49 @@ class Hosts:
         Args:
             place: [tasks] machine of each task.
             ranks: [flows] order of the flows, for the policy `priority`.
-            policy: `priority`, `fifo`, `fair` or `srpt`.
+            policy: one of `automap.gnn.simulator.POLICIES`.
         """
         return _Training(self, place, ranks, policy).run()
 
 
 @contextlib.contextmanager
-def hosts(arrays: GnnArrays) -> Iterator[Hosts]:
-    """Starts a process for each machine of a problem, and ends them."""
+def hosts(arrays: GnnArrays, *, by_kernel: bool = False) -> Iterator[Hosts]:
+    """Starts a process for each machine of a problem, and ends them.
+
+    Args:
+        arrays: the problem.
+        by_kernel: the machines are network namespaces, whose interfaces the kernel limits (see `network.py`), in place
+            of processes that limit themselves.
+
+    Raises:
+        ProblemError: this host allows no network namespaces, or has no `ip`, `tc` or `unshare`.
+    """
     count = len(arrays.rate_out)
-    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
-        port = listener.getsockname()[1]
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="automap-gnn-"))
+        # A socket of the file system: it leads out of a network namespace, and no limit slows it down.
+        path = f"{folder}/controller"
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(path)
+        listener.listen(count)
         listener.settimeout(START_S)
-        command = [sys.executable, "-m", "automap.gnn.loopback.machine", str(port)]
-        started = [subprocess.Popen([*command, str(number)]) for number in range(count)]
-        try:
-            lines: dict[int, Lines] = {}
-            ports = [0] * count
-            for _ in range(count):
-                connection, _address = listener.accept()
-                one = Lines(stack.enter_context(connection))
-                (told,) = one.receive()
-                lines[int(told["machine"])] = one
-                ports[int(told["machine"])] = int(told["port"])
-            for number, one in lines.items():
-                rates = {"out": float(arrays.rate_out[number]), "in": float(arrays.rate_in[number])}
-                one.send({"peers": ports, **rates})
-            for one in lines.values():
-                one.receive()
-            yield Hosts([lines[number] for number in range(count)], arrays)
-        finally:
-            stack.close()
-            for process in started:
-                try:
-                    process.wait(5.0)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+        ends = {"out": arrays.rate_out.tolist(), "in": arrays.rate_in.tolist()}
+        network = stack.enter_context((namespaces if by_kernel else processes)(path, ends["out"], ends["in"]))
+        lines: dict[int, Lines] = {}
+        ports = [0] * count
+        for _ in range(count):
+            connection, _address = listener.accept()
+            one = Lines(stack.enter_context(connection))
+            (told,) = one.receive()
+            lines[int(told["machine"])] = one
+            ports[int(told["machine"])] = int(told["port"])
+        peers = list(zip(network.connect(), ports, strict=True))
+        for number, one in lines.items():
+            limits = {side: rates[number] for side, rates in ends.items()} if network.limit_themselves else {}
+            one.send({"peers": peers, **limits})
+        for one in lines.values():
+            one.receive()
+        yield Hosts([lines[number] for number in range(count)], arrays)
 
 
 class _Training:
@@ -176,10 +185,24 @@ class _Training:
         key = float(self.count)
         if self.policy == "priority":
             key = (n + self.lag[flow]) * len(self.source) + self.ranks[flow]
+        if self.policy == "coflow":
+            key = self.group_s(flow, n)
         self.transfers[self.count] = Transfer(flow, n, source, target, volume, time.perf_counter(), 0.0, key)
         first = {"id": self.count, "to": target, "bytes": volume, "rate": 0.0}
         self.hosts.lines[source].send(first)
         self.is_changed = True
+
+    def group_s(self, flow: int, n: int) -> float:
+        """Seconds that the flows of a group, those that wait for each other, take at their narrowest interface."""
+        seconds: dict[tuple[int, int], float] = {}
+        rates = self.a.rate_out, self.a.rate_in
+        for other in np.flatnonzero(self.a.coflow == self.a.coflow[flow]).tolist():
+            ends = self.place[self.source[other]], self.place[self.target[other]]
+            if ends[0] != ends[1]:
+                for side, machine in enumerate(ends):
+                    more_s = float(self.a.bytes[n, other] / rates[side][machine])
+                    seconds[side, machine] = seconds.get((side, machine), 0.0) + more_s
+        return max(seconds.values())
 
     def arrive(self, number: int) -> None:
         self.is_changed = True
@@ -210,7 +233,9 @@ class _Training:
         out, into = self.a.rate_out.tolist(), self.a.rate_in.tolist()
         found = {}
         is_short = self.policy == "srpt"
-        for number, one in sorted(self.transfers.items(), key=lambda t: t[1].left if is_short else t[1].key):
+        for number, one in sorted(
+            self.transfers.items(), key=lambda item: (item[1].left if is_short else item[1].key, item[1].flow)
+        ):
             rate = min(out[one.source], into[one.target])
             if rate > 1.0:
                 found[number] = rate

@@ -1,16 +1,18 @@
 """One "machine": sends and receives real bytes, no faster than its network interface would.
 
-    python -m automap.gnn.loopback.machine PORT NUMBER
+    python -m automap.gnn.loopback.machine SOCKET NUMBER ADDRESS
 
-It connects to the controller on PORT, listens for the other machines, and then obeys lines of JSON:
-`{"peers": [ports], "out": bytes a second, "in": bytes a second}` at first, then
+It connects to the controller's Unix socket, listens at ADDRESS for the other machines, and then obeys lines of JSON:
+`{"peers": [[address, port]], "out": bytes a second, "in": bytes a second}` at first, then
 `{"id": transfer, "to": machine, "bytes": left, "rate": bytes a second}` for every change of a rate. It answers
-`{"arrived": id}` when the last byte of a transfer has come. Both directions have a token bucket.
+`{"arrived": id}` when the last byte of a transfer has come. Both directions have a token bucket; without "out" and "in"
+the kernel limits them.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import select
 import socket
 import struct
@@ -41,6 +43,8 @@ class Bucket:
 
     def take(self, count: int) -> None:
         """Waits for the tokens of `count` bytes."""
+        if self.rate == math.inf:
+            return
         with self.lock:
             now = time.perf_counter()
             self.tokens = min(self.tokens + (now - self.at) * self.rate, self.rate * BURST_S) - count
@@ -66,7 +70,6 @@ class Lines:
 
     def __init__(self, connection: socket.socket) -> None:
         """Lines over a connected socket."""
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.connection, self.lock, self.rest = connection, threading.Lock(), b""
 
     def send(self, *documents: object) -> None:
@@ -142,29 +145,34 @@ def obey(control: Lines, sendings: dict[int, Sending]) -> None:
         sending.rate, sending.at = rate, now
 
 
-def main(port: int, number: int) -> None:
+def main(path: str, number: int, own: str) -> None:
     """Connects to the controller and works until it hangs up."""
-    control = Lines(socket.create_connection(("127.0.0.1", port)))
-    listener = socket.create_server(("127.0.0.1", 0))
-    control.send({"machine": number, "port": listener.getsockname()[1]})
-    (told,) = control.receive()
-    ports: list[int] = told["peers"]  # type: ignore[assignment]
-    incoming = Bucket(told["in"])
-    peers = {other: socket.create_connection(("127.0.0.1", at)) for other, at in enumerate(ports) if other != number}
-    for _ in peers:
-        connection, _address = listener.accept()
-        threading.Thread(target=receive, args=(connection, incoming, control), daemon=True).start()
-    control.send({"ready": number})
-    sendings: dict[int, Sending] = {}
-    outgoing = Bucket(told["out"])
-    while True:
-        if select.select([control.connection], [], [], TICK_S if sendings else None)[0]:
-            try:
-                obey(control, sendings)
-            except EOFError:
-                return
-        send_due(sendings, peers, outgoing)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        control = Lines(connection)
+        listener = socket.create_server((own, 0))
+        control.send({"machine": number, "port": listener.getsockname()[1]})
+        (told,) = control.receive()
+        addresses: list[tuple[str, int]] = told["peers"]  # type: ignore[assignment]
+        outgoing, incoming = (Bucket(told.get(side, math.inf)) for side in ("out", "in"))
+        peers = {
+            other: socket.create_connection((host, port))
+            for other, (host, port) in enumerate(addresses)
+            if other != number
+        }
+        for _ in peers:
+            peer, _address = listener.accept()
+            threading.Thread(target=receive, args=(peer, incoming, control), daemon=True).start()
+        control.send({"ready": number})
+        sendings: dict[int, Sending] = {}
+        while True:
+            if select.select([connection], [], [], TICK_S if sendings else None)[0]:
+                try:
+                    obey(control, sendings)
+                except EOFError:
+                    return
+            send_due(sendings, peers, outgoing)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

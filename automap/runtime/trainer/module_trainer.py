@@ -24,13 +24,16 @@ from torch.distributed.tensor import DTensor
 
 from automap.errors import PlanError
 from automap.plan import Plan
+from automap.runtime.executor.replica_averaging import Replicas
+from automap.runtime.mesh_groups import Axis
+from automap.runtime.trainer.borders import enter_by_borders
 from automap.runtime.trainer.checkpoint import Checkpoint
-from automap.runtime.trainer.gradients import OverlappedSums, sum_gradients
+from automap.runtime.trainer.gradients import OverlappedSums, local_of, sum_gradients
 from automap.runtime.trainer.loss_scaling import LossScale
 from automap.runtime.trainer.losses import IGNORED, LossFunction
 from automap.runtime.trainer.module_tree import LOSS, called_parts, tied_names, unit_paths
 from automap.runtime.trainer.pipeline_schedules import make_schedule
-from automap.runtime.trainer.process_mesh import make_mesh, own_device, own_samples, sharding_axis
+from automap.runtime.trainer.process_mesh import make_mesh, own_device, own_samples, sharding_axis, shares_of
 from automap.runtime.trainer.roles import Roles
 from automap.runtime.trainer.sharded_modules import layouts_of, split_cross_entropy, split_modules
 from automap.runtime.trainer.skipping_stages import SkippingStage, cut_untraced, drop_weights
@@ -82,6 +85,7 @@ class ModuleTrainer:
         mesh = make_mesh(plan, self.device)
         self._axis, self._pipe = sharding_axis(roles, mesh["split"]), mesh["pipe"]
         self._columns = mesh.mesh.flatten(1).t().tolist()
+        self._together = self._own_replica(mesh)
         samples = own_samples(plan, dist.get_rank())
         self._num_samples = len(samples)
         starts = torch.arange(plan.num_micro_batches)[:, None] * plan.samples_per_micro_batch
@@ -100,6 +104,8 @@ class ModuleTrainer:
             (drop_weights if isinstance(kept[0], SkippingStage) else prune)(module, kept)
         self.module = module
         self._replicate(mesh, kept, units)
+        self._replicas = self._apart(mesh["apart"])
+        self._is_updated = False
         shards = mesh["shard"] if self._zero else None
         self._checkpoint = Checkpoint(module, roles, self._ties, self._axis, shards, self.device)
         self._schedule = None
@@ -126,6 +132,8 @@ class ModuleTrainer:
             wanted = computes(module, inputs, self._inputs)
             divide_sizes(module, per_rank, roles.axis_size)
             split_modules(module, roles.modules, layouts_of(self._axis), mesh)
+            for path, borders in roles.borders.items():
+                enter_by_borders(module.get_submodule(path), borders, layouts_of(self._axis))
             check: Any = functools.partial(check_same, module, inputs, self._inputs, wanted, (roles, self._axis))
             found = () if per_rank else sizes_of_ranks(module, roles)
             try:
@@ -196,6 +204,21 @@ class ModuleTrainer:
                     part.set_gradient_divide_factor(1.0)
                     part.set_force_sum_reduction_for_comms(True)
 
+    def _own_replica(self, mesh: DeviceMesh) -> dist.ProcessGroup | None:
+        """The ranks that are trained together; None = all."""
+        replicas = mesh.mesh.transpose(0, 1).flatten(1).tolist()
+        groups = [dist.new_group(ranks) for ranks in replicas] if len(replicas) > 1 else []
+        return next((g for g, ranks in zip(groups, replicas, strict=False) if dist.get_rank() in ranks), None)
+
+    def _apart(self, mesh: DeviceMesh) -> Replicas | None:
+        """The replicas that are trained apart, if there are any."""
+        if mesh.size() == 1:
+            return None
+        index = mesh.get_local_rank()
+        axis = Axis(name="apart", number=0, size=mesh.size(), index=index, group=mesh.get_group())
+        local = [local_of(parameter.detach()) for parameter in self.module.parameters()]
+        return Replicas(self.plan.sync, local, axis, shares_of(self.plan)[index] / self.plan.samples_per_micro_batch)
+
     # -- Training
 
     def parameters(self) -> list[dict[str, list[nn.Parameter]]]:
@@ -215,14 +238,18 @@ class ModuleTrainer:
         Args:
             data: the model's inputs, then the labels: [len(rows), ...] the samples at `rows` of a global batch.
 
+        Replicas that are trained apart are averaged at the beginning of the step that follows a period.
+
         Returns:
-            The loss of the whole batch, equal on every process.
+            The loss of the whole batch, equal on every process; where replicas are trained apart, that of the samples
+            of this process's replica.
         """
         if any(len(x) != len(self.rows) for x in data):
             raise PlanError(
                 f"this rank trains on {len(self.rows)} samples", field="data", value=[len(x) for x in data],
                 repair="Give the samples at `trainer.rows` of a global batch.",
             )  # fmt: skip
+        self._take_up()
         *inputs, labels = (x.to(self.device) for x in data)
         counts = self._count(labels).to(torch.float64) * self._reports()
         self._total = float(self._everywhere(counts))
@@ -233,18 +260,31 @@ class ModuleTrainer:
             losses = run(inputs, labels)
         self._finish()
         loss = sum(losses, torch.zeros((), device=self.device)).double() / self.scaling.scale
-        self.scaling.finish(self.module.parameters())
+        self.scaling.finish(self.module.parameters(), self._together)
+        self._is_updated = True
         return float(self._everywhere(loss * self._reports()))
+
+    def finish(self) -> None:
+        """Averages replicas that are trained apart, so that all are equal."""
+        self._take_up()
+        if self._replicas is not None:
+            self._replicas.finish()
+
+    def _take_up(self) -> None:
+        """Averages replicas after the optimizer's step, where a period ends there."""
+        if self._is_updated and self._replicas is not None:
+            self._replicas.after_step()
+        self._is_updated = False
 
     def _reports(self) -> bool:
         """Whether this rank reports the loss of its samples: the first of the sharding axis, in the last stage."""
         return self._axis.index == 0 and len(self.plan.stages) - 1 in self._mine
 
     def _everywhere(self, value: Tensor) -> Tensor:
-        """The sum over all processes."""
+        """The sum over all processes that are trained together."""
         value = value.detach().to(torch.float64 if self.device.type == "cpu" else torch.float32)
         if dist.get_world_size() > 1:
-            dist.all_reduce(value)
+            dist.all_reduce(value, group=self._together)
         return value
 
     def _share(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -313,8 +353,10 @@ class ModuleTrainer:
     def save(self, folder: str | Path, optimizer: torch.optim.Optimizer, **more: Any) -> None:
         """Writes weights, optimizer state and `more` (numbers, text) to a folder; any plan of the model reads them.
 
-        Every process writes its part. A checkpoint that is there is replaced once the new one is complete.
+        Every process writes its part, after replicas that are trained apart are averaged. A checkpoint that is there is
+        replaced once the new one is complete.
         """
+        self.finish()
         self._checkpoint.save(Path(folder), optimizer, {**more, SCALE: self.scaling.state()})
 
     def load(self, folder: str | Path, optimizer: torch.optim.Optimizer, **more: Any) -> dict[str, Any]:
@@ -328,6 +370,7 @@ class ModuleTrainer:
         Returns:
             `more` as it was saved.
         """
+        self._take_up()
         found = self._checkpoint.load(Path(folder), optimizer, {**more, SCALE: self.scaling.state()})
         self.scaling.restore(found.pop(SCALE))
         return found

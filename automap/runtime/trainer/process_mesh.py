@@ -33,9 +33,10 @@ def own_device() -> torch.device:
 
 
 def make_mesh(plan: Plan, device: torch.device) -> DeviceMesh:
-    """The processes by (pipe, replicate, shard, split).
+    """The processes by (pipe, apart, replicate, shard, split).
 
-    These are the pipeline ranks, the batch axes outside and inside of ZeRO, and the sharding axis.
+    These are the pipeline ranks, the batch axis whose replicas are trained apart, the batch axes outside and inside of
+    ZeRO, and the sharding axis.
 
     Raises:
         PlanError: there is not one process for each device of the plan.
@@ -49,15 +50,15 @@ def make_mesh(plan: Plan, device: torch.device) -> DeviceMesh:
         )  # fmt: skip
     count = dict(stage.mesh)
     names = list(count)
+    apart = [] if plan.sync.kind == "synchronous" else list(stage.batch_axes[:1])
     sharded = [n for n in names if n in stage.batch_axes and stage.zero.stage and n in stage.zero.axes]
-    replicated = [n for n in names if n in stage.batch_axes and n not in sharded]
+    replicated = [n for n in names if n in stage.batch_axes and n not in (*apart, *sharded)]
     split = [n for n in names if n not in stage.batch_axes]
     grid = torch.tensor(devices).reshape(len(devices), *count.values())
-    grid = grid.permute(0, *(1 + names.index(n) for n in (*replicated, *sharded, *split)))
-    shape = [prod(count[n] for n in some) for some in (replicated, sharded, split)]
-    return DeviceMesh(
-        device.type, grid.reshape(len(devices), *shape), mesh_dim_names=("pipe", "replicate", "shard", "split")
-    )
+    grid = grid.permute(0, *(1 + names.index(n) for n in (*apart, *replicated, *sharded, *split)))
+    shape = [prod(count[n] for n in some) for some in (apart, replicated, sharded, split)]
+    dims = ("pipe", "apart", "replicate", "shard", "split")
+    return DeviceMesh(device.type, grid.reshape(len(devices), *shape), mesh_dim_names=dims)
 
 
 def sharding_axis(roles: Roles, mesh: DeviceMesh) -> Axis:
@@ -65,6 +66,13 @@ def sharding_axis(roles: Roles, mesh: DeviceMesh) -> Axis:
     size = mesh.size()
     group = mesh.get_group() if size > 1 else None
     return Axis(name=roles.axis or "", number=0, size=size, index=mesh.get_local_rank(), group=group)
+
+
+def shares_of(plan: Plan) -> tuple[int, ...]:
+    """[ranks of the first batch axis] their samples of each micro-batch."""
+    stage, count = plan.stages[0], plan.samples_per_micro_batch
+    size = dict(stage.mesh).get(stage.batch_axes[0], 1)
+    return stage.batch_shares or tuple(count // size + (i < count % size) for i in range(size))
 
 
 def own_samples(plan: Plan, rank: int) -> range:
@@ -84,8 +92,7 @@ def own_samples(plan: Plan, rank: int) -> range:
     low, high = 0, plan.samples_per_micro_batch
     for number, name in enumerate(stage.batch_axes):
         count, size = high - low, dict(stage.mesh).get(name, 1)
-        even = tuple(count // size + (i < count % size) for i in range(size))
-        shares = stage.batch_shares if number == 0 and stage.batch_shares else even
+        shares = shares_of(plan) if number == 0 else (count // size,) * size
         if number and count % size:
             raise PlanError(
                 f"{size} ranks do not divide {count} samples", field="plan.stages[0].batch_axes", value=name,

@@ -16,7 +16,7 @@ from ir.graph import Graph, Operator
 def recomputed_modules(
     graph: Graph, plan: Plan, by_operator: Sequence[tuple[Operator, int]], module: nn.Module
 ) -> Iterator[str]:
-    """The largest modules that are recomputed as a whole, blocks one by one, and `LOSS` if the loss is.
+    """The largest modules of one stage that are recomputed as a whole, blocks one by one, and `LOSS` if the loss is.
 
     Args:
         plan: the plan whose `recompute` is read.
@@ -37,15 +37,18 @@ def recomputed_modules(
         if op.name in again and any(graph.tensors[t].role == "activation" for t in op.saved)
     }
     inside: dict[str, list[str]] = {}
-    for op, _ in by_operator:
+    stages: dict[str, set[int]] = {}
+    for op, number in by_operator:
         parts = op.scope.split(".") if op.scope else []
         for depth in range(1, len(parts) + 1):
             inside.setdefault(".".join(parts[:depth]), []).append(op.name)
+            stages.setdefault(".".join(parts[:depth]), set()).add(number)
     units = unit_paths(module)
     paths = [
         path
         for path, _ in module.named_modules()
-        if path in inside and not any(unit.startswith(f"{path}.") for unit in units)
+        # Of a module that is cut each stage runs a part, and would run another one in the backward pass.
+        if len(stages.get(path, ())) == 1 and not any(unit.startswith(f"{path}.") for unit in units)
     ]
     for path in sorted(paths, key=lambda path: path.count(".")):
         if again.issuperset(inside[path]) and not left.isdisjoint(inside[path]):

@@ -8,6 +8,7 @@ than modules is refused by the name of the operator. Nothing runs here.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from torch import nn
@@ -15,9 +16,10 @@ from torch import nn
 from automap.errors import PlanError
 from automap.globs import most_specific
 from automap.plan import AxisSharding, Plan, Stage, model_ref
+from automap.runtime.trainer.borders import Use, by_border, called_modules
 from automap.runtime.trainer.module_tree import role_of, tied_names
 from automap.runtime.trainer.recomputation import recomputed_modules
-from automap.runtime.trainer.roles import Move, Role, RoleKind, Roles
+from automap.runtime.trainer.roles import Border, Move, Role, RoleKind, Roles
 from automap.runtime.trainer.supported_plans import check_parameters, check_rectangular, refuse
 from ir.factors import BROADCAST, PARTIAL, Placement, Signature, gradient_placement, placement_text, whole_signature
 from ir.graph import Graph, Operator
@@ -109,6 +111,7 @@ class _Reader:
 
     def __init__(self, graph: Graph, module: nn.Module, chosen: Mapping[str, Signature | None], roles: Roles) -> None:
         self.graph, self.roles = graph, roles
+        self.borders = called_modules(module) - _cut_modules(roles)
         self.leaves = {path: child for path, child in module.named_modules() if path and role_of(child) is not None}
         self.operators = self._whole_norms(
             [(op, s) for op in graph.operators if (s := chosen.get(op.name)) is not None]
@@ -152,6 +155,11 @@ class _Reader:
         """Refuses an operator whose signature no module runs."""
         if _is_whole(signature):
             return
+        held = (*zip(op.inputs, signature.inputs, strict=True), *zip(op.outputs, signature.outputs, strict=True))
+        for name, placement in held:
+            tensor = self.graph.tensors[name]
+            if placement >= 0 and placement != tensor.batch_dim and tensor.shape[placement] % self.roles.axis_size:
+                raise self._finer(op, f"has parts of {tensor.shape[placement]}, which ranks do not divide")
         is_loss = op.outputs[0] == self.graph.outputs[-1]
         factor = None if signature.factor is None else op.rule.factors[signature.factor]
         if factor is not None and not factor.is_batch and factor.size % self.roles.axis_size:
@@ -212,7 +220,7 @@ class _Reader:
         if producer is not None and not producer.is_live:
             return self._check_constant(name)
         uses = [
-            (op, self.by_name[op.name].inputs[i], self.by_name[op.name].input_gradients[i])
+            Use(op, self.by_name[op.name].inputs[i], self.by_name[op.name].input_gradients[i])
             for op in map(self.graph.operators.__getitem__, self.graph.consumers[name])
             if op.name in self.by_name
             for i, operand in enumerate(op.inputs)
@@ -222,23 +230,46 @@ class _Reader:
         held: Placement = BROADCAST
         if producer is not None:
             held = self.by_name[producer.name].outputs[producer.outputs.index(name)]
-        inside = [use for use in uses if leaf is not None and use[0].scope == leaf]
-        outside = [use for use in uses if use not in inside]
-        plain = dict.fromkeys(wanted for op, wanted, _ in outside if self._leaf(op) is None)
+        outside = [use for use in uses if leaf is None or use.op.scope != leaf]
+        # What users hand in is taken by layers alone.
+        around = self.borders if producer is not None else self.leaves.keys()
+        groups = list(by_border(outside, "" if producer is None else producer.scope, around))
+        code = [use for path, some in groups for use in some if path is None]
+        plain = dict.fromkeys(use.wanted for use in code)
         if len(plain) > 1:
-            raise self._finer(outside[0][0], f"and others require unlike placements of {name}")
+            raise self._finer(code[0].op, f"and others require unlike placements of {name}")
         if leaf is not None and outside:
-            styled = dict.fromkeys(wanted for _, wanted, _ in outside)
-            wanted = next(iter(plain or (styled if len(styled) == 1 else ())), BROADCAST if held == PARTIAL else held)
+            wanted = next(iter(plain), self._left(held, [(p, use) for p, some in groups for use in some]))
             self._move(producer, "leave", Move(given=held, wanted=wanted, gradient=gradient_placement(wanted)))
             held = wanted
-        for op, wanted, gradient in outside:
-            path = self._leaf(op)
+        for use in code:
+            if use.wanted != held or self._leaf(use.op) is not None:
+                text = f"reads {name} as {placement_text(use.wanted)}, and gets {placement_text(held)}"
+                raise self._finer(use.op, text)
+        for path, some in groups:
             if path is not None:
-                self._move(op, "enter", Move(given=held, wanted=wanted, gradient=gradient))
-            elif wanted != held:
-                raise self._finer(op, f"reads {name} as {placement_text(wanted)}, and gets {placement_text(held)}")
+                self._enter(path, name, some, held)
         return None
+
+    def _left(self, held: Placement, uses: Sequence[tuple[str | None, Use]]) -> Placement:
+        """The placement in which a layer leaves a tensor that no code around its readers reads."""
+        styled = {use.wanted if path in self.leaves else None for path, use in uses}
+        (only,) = styled if len(styled) == 1 else (None,)
+        return held if held != PARTIAL else BROADCAST if only is None else only
+
+    def _enter(self, path: str, name: str, uses: Sequence[Use], held: Placement) -> None:
+        """The change of a tensor at the border of a module."""
+        move = Move(given=held, wanted=uses[0].wanted, gradient=uses[0].gradient)
+        is_alone = self._leaf(uses[0].op) is not None and len({use.op.scope for use in uses}) == 1
+        changes = (move.given, gradient_placement(move.given)) != (move.wanted, move.gradient)
+        if changes and path not in self.leaves and not (is_alone and held == move.wanted):
+            tensor = self.graph.tensors[name]
+            border = Border(name=name, shape=tensor.shape, batch_dim=tensor.batch_dim, move=move)
+            self.roles.borders.setdefault(path, []).append(border)
+            move = Move(given=move.wanted, wanted=move.wanted, gradient=gradient_placement(move.wanted))
+        for use in uses:
+            if self._leaf(use.op) is not None:
+                self._move(use.op, "enter", move)
 
     def _check_constant(self, name: str) -> None:
         """Refuses operators that split a constant."""
@@ -303,3 +334,12 @@ class _Reader:
 
 def _is_whole(signature: Signature) -> bool:
     return all(p == BROADCAST for p in (*signature.inputs, *signature.outputs))
+
+
+def _cut_modules(roles: Roles) -> set[str]:
+    """The modules with operators in several stages, whose code is cut."""
+    found: dict[str, set[int]] = {}
+    for scope, first in roles.stages.items():
+        for path in itertools.accumulate(scope.split("."), "{}.{}".format):
+            found.setdefault(path, set()).update((first, roles.ends[scope]))
+    return {path for path, stages in found.items() if len(stages) > 1}

@@ -23,6 +23,19 @@ class Move:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Border:
+    """A change of placement of a tensor that a module takes, in front of all of its code."""
+
+    name: str
+    """The name of the tensor in the graph."""
+    shape: tuple[int, ...]
+    """Its whole shape for one sample."""
+    batch_dim: int | None
+    """The dim of the samples."""
+    move: Move
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Role:
     """How one module runs on the sharding axis."""
 
@@ -47,6 +60,8 @@ class Roles:
     axis_size: int = 1
     modules: dict[str, Role] = field(default_factory=dict)
     """Path of a module -> its role; modules that are not named run unchanged."""
+    borders: dict[str, list[Border]] = field(default_factory=dict)
+    """Path of a module -> the changes of what it takes."""
     sizes: dict[str, set[int]] = field(default_factory=dict)
     """Scope of operators that belong to no named module -> the sizes of dims that ranks hold a part of there."""
     summed: set[str] = field(default_factory=set)

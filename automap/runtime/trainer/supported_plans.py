@@ -56,8 +56,10 @@ def check_rectangular(plan: Plan) -> None:
     pipeline = len({stage.devices for stage in plan.stages}) > 1
     if len(plan.stages) > 1 and not pipeline:
         raise refuse("stages", len(plan.stages), "all stages are on the same devices", "Make them one stage.")
-    if plan.sync.kind != "synchronous":
-        raise refuse("sync.kind", plan.sync.kind, "modules are trained synchronously", "Use synchronous.")
+    if plan.sync.kind != "synchronous" and (first.zero.stage or not first.batch_axes):
+        raise refuse(
+            "sync.kind", plan.sync.kind, "replicas that are trained apart have whole states", "Use ZeRO 0."
+        )  # fmt: skip
     foreign = [axis for axis in first.zero.axes if axis not in first.batch_axes and dict(first.mesh).get(axis, 1) > 1]
     if first.zero.stage and foreign:
         raise refuse("stages[0].zero.axes", foreign, "states of modules are spread over batch axes only")

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, cast
+import hashlib
+import json
+from typing import Annotated, Any, TypeVar, cast
 
-from fastapi import HTTPException, Request
+from fastapi import Header, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 
 from automap.documents import read_document
-from automap.records import Record, from_json
+from automap.records import Record, from_json, to_json
 from service.http.feed import Feed
 from service.http.side_processes import SideProcesses
 from service.jobs.records import ACTIVE, Job
-from service.jobs.store import Store
+from service.jobs.store import Once, Store
 from service.problems import problem
 from service.settings import Settings
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=255,
+        pattern="^[!-~]+$",
+        description="Any text: for a day, a request with the same key and body gets the job of the first one.",
+    ),
+]
 
 
 def settings_of(request: Request) -> Settings:
@@ -70,6 +82,19 @@ def plan_of(store: Store, job: Job, *, so_far: bool = False) -> dict[str, Any]:
         repair = "Wait for it: GET the job with ?wait=30." if job.state in ACTIVE else "See the job's problem."
         raise refusal(409, f"The job has no plan: it is {job.state}", field="state", value=job.state, repair=repair)
     return document
+
+
+def once_of(key: str | None, body: Record) -> Once | None:
+    """What makes a request with an Idempotency-Key a single one; bodies that mean the same have the same digest."""
+    digest = hashlib.sha256(json.dumps(to_json(body), sort_keys=True).encode()).hexdigest()
+    return Once(key=key, request_sha256=digest) if key else None
+
+
+def another_request(key: str | None) -> HTTPException:
+    """The error for an Idempotency-Key that came before with another body, to be raised by the caller."""
+    repair = "Send the same body again, or another key."
+    title = "The key came before with another request"
+    return refusal(422, title, field="Idempotency-Key", value=key, repair=repair)
 
 
 def refusal(status: int, title: str, detail: str = "", **more: object) -> HTTPException:

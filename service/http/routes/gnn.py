@@ -8,9 +8,20 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from automap.errors import ProblemError
 from service.http import openapi, quotas
-from service.http.routes.common import read_body, refusal, settings_of, store_of
+from service.http.routes.common import (
+    IdempotencyKey,
+    another_request,
+    once_of,
+    read_body,
+    refusal,
+    settings_of,
+    store_of,
+)
 from service.http.schemas import GnnJobBody, JobView
 from service.jobs.gnn_job import check_gnn
+from service.jobs.records import Job
+from service.jobs.store import AnotherRequest, Once, Store
+from service.settings import Settings
 
 router = APIRouter(prefix="/v1/gnn", tags=["jobs"])
 
@@ -26,14 +37,30 @@ async def gnn_job_body(request: Request) -> GnnJobBody:
     openapi_extra=openapi.record_body(GnnJobBody),
     responses=openapi.refusals(
         s415="The body does not say that it is JSON.",
-        s422="The request cannot be met as it is.",
+        s422="The request cannot be met as it is, or its Idempotency-Key came before with another one.",
         s429="Too many jobs are waiting, or the day's searches are used up.",
         s507="The tenant has stored as much as it may.",
     ),
 )
-def submit(request: Request, response: Response, body: Annotated[GnnJobBody, Depends(gnn_job_body)]) -> JobView:
+def submit(
+    request: Request,
+    response: Response,
+    body: Annotated[GnnJobBody, Depends(gnn_job_body)],
+    idempotency_key: IdempotencyKey = None,
+) -> JobView:
     """Accepts a search for a placement; its plan is an `automap.gnn-plan/1`."""
-    store, settings, asked = store_of(request), settings_of(request), body.request()
+    store, settings, once = store_of(request), settings_of(request), once_of(idempotency_key, body)
+    try:
+        job = store.replayed(once) or _accept(body, store, settings, once)
+    except AnotherRequest:
+        raise another_request(idempotency_key) from None
+    response.headers["Location"] = f"/v1/jobs/{job.id}"
+    response.headers.update(quotas.headers(store, settings))
+    return JobView.of(job)
+
+
+def _accept(body: GnnJobBody, store: Store, settings: Settings, once: Once | None) -> Job:
+    asked = body.request()
     _, budget = check_gnn(asked)
     if (budget.seconds or 0) > settings.max_budget_s:
         repair = f"Give at most {settings.max_budget_s:g}s, or ask the operator to raise AUTOMAP_MAX_BUDGET_S."
@@ -41,7 +68,4 @@ def submit(request: Request, response: Response, body: Annotated[GnnJobBody, Dep
     quotas.check(store, settings, budget.seconds or 0.0)
     if store.stored_bytes() >= settings.max_stored_bytes:
         raise refusal(507, "Nothing more can be stored", "Delete models or jobs.")
-    job = store.create("", asked, reserve_s=budget.seconds or 0.0)
-    response.headers["Location"] = f"/v1/jobs/{job.id}"
-    response.headers.update(quotas.headers(store, settings))
-    return JobView.of(job)
+    return store.create("", asked, reserve_s=budget.seconds or 0.0, once=once)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import json
 import time
 from dataclasses import replace
 from typing import Annotated, Any, Literal, cast
@@ -19,29 +17,31 @@ from fastapi.concurrency import run_in_threadpool
 
 from agents.searcher import Budget
 from automap.errors import ProblemError
-from automap.records import to_json
 from service.http import openapi, quotas
 from service.http.etag import matches
 from service.http.feed import FeedFull
 from service.http.requested import check_cluster, model_name
 from service.http.routes.common import (
+    IdempotencyKey,
+    another_request,
     checks_of,
     feed_of,
     find_job,
     no_job,
+    once_of,
     plan_of,
     read_body,
     refusal,
     settings_of,
     side_processes_of,
     store_of,
-)  # fmt: skip
+)
 from service.http.routes.views import View, Views
 from service.http.schemas import ExportView, JobBody, JobList, JobView
 from service.jobs import graphs
 from service.jobs.records import Job, State
 from service.jobs.run_job import JobRequest, check_search
-from service.jobs.store import AnotherRequest, Once, Store
+from service.jobs.store import AnotherRequest, Store
 from service.settings import Settings
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -73,35 +73,20 @@ async def submit(
     request: Request,
     response: Response,
     body: Annotated[JobBody, Depends(job_body)],
-    idempotency_key: Annotated[
-        str | None,
-        Header(
-            min_length=1,
-            max_length=255,
-            pattern="^[!-~]+$",
-            description="Any text: for a day, a request with the same key and body gets the job of the first one.",
-        ),
-    ] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> JobView:
     """Accepts a job."""
     store, settings = store_of(request), settings_of(request)
-    once = idempotency_key and Once(key=idempotency_key, request_sha256=_digest(body))
+    once = once_of(idempotency_key, body)
     try:
-        job = await run_in_threadpool(store.replayed, once or None)
+        job = await run_in_threadpool(store.replayed, once)
         if job is None:
             asked, reserve_s, graph = await run_in_threadpool(_admit, body, store, settings)
             # What may take long is done elsewhere, so that others are answered meanwhile.
             await checks_of(request).ask("check", {"request": asked.to_json(), "model_id": body.model_id}, graph)
-            job = await run_in_threadpool(store.create, body.model_id, asked, reserve_s=reserve_s, once=once or None)
+            job = await run_in_threadpool(store.create, body.model_id, asked, reserve_s=reserve_s, once=once)
     except AnotherRequest:
-        repair = "Send the same body again, or another key."
-        raise refusal(
-            422,
-            "The key came before with another request",
-            field="Idempotency-Key",
-            value=idempotency_key,
-            repair=repair,
-        ) from None
+        raise another_request(idempotency_key) from None
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     response.headers.update(await run_in_threadpool(quotas.headers, store, settings))
     return JobView.of(job)
@@ -223,11 +208,6 @@ def _to_export(store: Store, job_id: str) -> tuple[dict[str, Any], bytes]:
     assert job.request is not None  # a job with a plan was read when it ran
     told = {"request": job.request.to_json(), "model_id": job.model_id, "plan": plan}
     return told, graphs.load_bytes(store, job.model_id, job.request)
-
-
-def _digest(body: JobBody) -> str:
-    """Names a request; bodies that mean the same have the same digest."""
-    return hashlib.sha256(json.dumps(to_json(body), sort_keys=True).encode()).hexdigest()
 
 
 def _admit(body: JobBody, store: Store, settings: Settings) -> tuple[JobRequest, float, bytes]:

@@ -10,7 +10,7 @@ import pytest
 from agents.gnn.baselines import BASELINES, place_by_flows
 from agents.gnn.enumeration import count, enumerate_placements, feasible
 from agents.gnn.metropolis import begin_walk, search_by_loads, search_metropolis
-from agents.gnn.orders import search_order
+from agents.gnn.orders import choose_schedule, search_order
 from agents.gnn.search import search
 from agents.searcher import Budget
 from automap.errors import NothingFits, PlanError, ProblemError
@@ -19,7 +19,7 @@ from automap.gnn.launch import launch_list
 from automap.gnn.made_up import Shape, make_problem
 from automap.gnn.plan import GnnPlan, gnn_plan_schema
 from automap.gnn.problem import GnnProblem
-from automap.gnn.simulator import Simulator
+from automap.gnn.simulator import POLICIES, Simulator
 
 TINY = Shape(machines=3, workers=2, samplers=1, nic_Gbps=10)
 MIDDLE = Shape(machines=6, workers=8, samplers=2)
@@ -58,6 +58,28 @@ def test_an_order_that_was_searched_is_an_order_and_no_slower():
     assert sorted(ranks.tolist()) == list(range(len(one.problem.flows))) and done >= 150
     found_s, by_path_s = (one.run(place, ranks=order).makespan_s for order in (ranks, None))
     assert one.bounds(place).max() <= found_s < by_path_s
+
+
+def test_the_schedule_of_a_plan_is_no_slower_than_any_other():
+    one, rng = simulator(MIDDLE, 4), np.random.default_rng(4)
+    place = BASELINES["co-location"](one, rng)
+    searched = rng.permutation(len(one.problem.flows))
+    schedule, ranks = choose_schedule(one, place, searched, seed=0)
+    judges = [Simulator(one.problem, iterations=6, seed=1_000_000 + n) for n in range(4)]
+    orders = [searched, one.ranks(place), ranks]
+    seconds = [sum(judge.run(place, p, order).makespan_s for judge in judges) for p in POLICIES for order in orders]
+    assert min(seconds) == seconds[3 * POLICIES.index(schedule) + 2]
+
+
+def test_a_plan_where_nothing_takes_time_has_no_ratios():
+    document = make_problem(TINY, 0).to_json()
+    for task in document["tasks"]:
+        task["time_s"] = {"mean": 0.0}
+    for flow in document["flows"]:
+        flow["bytes"] = {"mean": 0.0}
+    for searcher in ("metropolis", "enumeration"):
+        plan = search(GnnProblem.from_json(document), Budget(evaluations=10), searcher=searcher)
+        assert plan.estimate.iteration_s == 0.0 and not any("rules" in line for line in plan.why)
 
 
 @pytest.mark.parametrize("simulated", [False, True])
@@ -138,7 +160,7 @@ def test_a_plan_is_read_back_and_says_what_was_simulated(made):
     assert GnnPlan.from_json(document) == plan
     again = Simulator(problem, iterations=plan.estimate.iterations, seed=1)
     place = plan.places(again)
-    seconds = again.run(place, ranks=plan.ranks(problem)).iteration_s
+    seconds = again.run(place, plan.schedule, plan.ranks(problem)).iteration_s
     assert plan.estimate.low_s * 0.9 <= seconds <= plan.estimate.high_s * 1.1
     assert plan.estimate.lower_bound_s <= plan.estimate.iteration_s <= plan.estimate.high_s
     assert plan.search.is_optimal and plan.search.searcher == "enumeration"
@@ -183,5 +205,5 @@ def test_what_cannot_be_searched_is_named():
         if task["role"] == "sampler":
             task["cpus"] = 5.0
     crowded = GnnProblem.from_json(document)
-    with pytest.raises(NothingFits, match="Add a machine"):
+    with pytest.raises(NothingFits, match=r"cpus demanded.*Add a machine"):
         search(crowded, Budget(evaluations=1))

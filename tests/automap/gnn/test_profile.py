@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from automap.errors import ProblemError
-from automap.gnn import graphs
+from automap.gnn import graphs, training_time
 from automap.gnn.graphs import partition, power_law_graph, read_edges, sample
 from automap.gnn.profile import NODE_BYTES, Setting, parse_made_up, profile_graph
 
@@ -97,6 +97,33 @@ def test_volumes_are_those_of_the_nodes_that_were_sampled(graph):
     assert 1 / 3 < found.own_share < 1.0
     again = profile_graph(graph, setting, np.random.default_rng(1))
     assert again.problem == problem
+
+
+def test_measured_times_are_positive_and_follow_the_mini_batches(graph):
+    pytest.importorskip("torch")
+    setting = Setting(
+        machines=2, workers=2, samplers=1, batch=60, fan_outs=(4, 3), features=16, iterations=4, train_s=None
+    )
+    found = profile_graph(graph, setting, np.random.default_rng(1))
+    sent = {flow.target: flow.bytes.trace for flow in found.problem.flows if flow.source.startswith("sampler")}
+    for task in found.problem.tasks:
+        if task.role == "worker":
+            ratios = np.array(task.time_s.trace) / np.array(sent[task.name])
+            assert ratios == pytest.approx(np.full(4, ratios[0])) and ratios[0] > 0.0
+        if task.role == "sampler":
+            assert min(task.time_s.trace) > 0.0 and len(set(task.time_s.trace)) == 4
+    assert "on " in found.measured
+
+
+def test_layers_compute_what_the_next_one_reads(graph):
+    seeds, fan_outs = np.array([5, 17, 400]), (3, 2, 2)
+    blocks, nodes = training_time._blocks(graph, seeds, fan_outs, np.random.default_rng(0))
+    assert nodes == len(sample(graph, seeds, fan_outs, np.random.default_rng(0)))
+    computed = [count for _, _, count in blocks]
+    assert computed == sorted(computed, reverse=True) and computed[-1] == len(seeds) and computed[0] <= nodes
+    for (heads, tails, count), read in zip(blocks, [nodes, *computed], strict=False):
+        # Every node that is computed has neighbours, and all of them are there.
+        assert sorted(set(heads.tolist())) == list(range(count)) and tails.max() < read
 
 
 @pytest.mark.parametrize("text", ["100", "1x5", "axb", "100x-1", "100x0"])

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
@@ -42,6 +42,7 @@ from automap.runtime.trainer.supported_plans import FinerThanModules
 from automap.schedule import write_order
 from automap.space.target_limits import plan_space
 from ir import zoo
+from ir.factors import BROADCAST, PARTIAL
 
 
 def plan_of(devices, name="", **how):
@@ -211,7 +212,8 @@ def check(size, plans, folder, resumed=()):
         losses, gradients = one_process(OTHER if OTHER in name else "")
         wanted = [losses[1:] if resume else losses] * size
         if APART in name:
-            wanted, gradients = two_replicas()
+            losses, gradients = two_replicas()
+            wanted = [losses[rank % 2 if "pp2" in name else rank * 2 // size] for rank in range(size)]
         assert not any(isinstance(found[number], str) for found in ranks), f"{name}\n{ranks[0][number]}"
         if DROPOUT in name:
             first, gradients = check_masks(folder, name)
@@ -274,7 +276,7 @@ def test_two_processes(tmp_path):
         f"softmax whole, {GRAPH}": finer(plan_of(2, tp=2, count=2)),
         f"ZeRO 1 over tp, {GRAPH}": changed(plan_of(2, tp=2, count=2), zero=Zero(stage=1, axes=("tp",))),
         f"softmax whole, {GRAPH}, {OVERFLOW}": in_fp16(finer(plan_of(2, tp=2, count=2))),
-        f"{APART}, {GRAPH}": apart(dp, Sync(kind="local_sgd", period=1)),
+        APART: apart(dp, Sync(kind="local_sgd", period=1)),
     }
     resumed = [("tp2", f"softmax whole, {GRAPH}"), (f"ZeRO 1 over tp, {GRAPH}", "dp2, ZeRO 1")]
     check(
@@ -306,6 +308,8 @@ def test_four_processes(tmp_path):
             f"pp2 x dp2, ZeRO {zero}, a block in two stages": cut_in_block(pipeline(plan_of(2, count=4, zero=zero)))
             for zero in (1, 3)
         },
+        f"{APART}, tp2": apart(plan_of(4, tp=2, count=2, sequence_parallel=True), Sync(kind="local_sgd", period=1)),
+        f"{APART}, pp2": apart(pipeline(plan_of(2, count=2)), Sync(kind="local_sgd", period=1)),
         f"1 and 3 replicas, {GRAPH}": unlike(pipeline(plan_of(1, count=2)), "0", "1-3"),
     }
     check(4, plans, tmp_path, [("dp2 x tp2", "dp2 x tp2, ZeRO 3"), ("dp2 x tp2, ZeRO 3", "pp2 x tp2")])
@@ -323,6 +327,32 @@ def test_roles_of_a_tensor_parallel_plan():
     assert roles.splits_classes and not roles.summed
 
 
+def test_a_module_in_two_stages_runs_again_in_parts():
+    plan = cut_in_block(pipeline(plan_of(1, count=2), recompute=("h.*",)))
+    found = read_roles(plan, zoo.build(MODEL), build()).recomputed
+    assert {*found} == {"h.0", *(f"h.1.{part}" for part in ("ln_1", "attn", "ln_2", "mlp"))}
+
+
+def test_sequence_parallelism_is_that_of_blocks():
+    """Code around the blocks sees whole sequences, attention and MLP too; norms and sums have parts."""
+    cluster = parse_cluster("2xA100")
+    # Reading and writing norms is what the devices are slow at.
+    devices = {name: replace(device, hbm_bandwidth_GBps=1e-3) for name, device in cluster.devices.items()}
+    training = {"global_batch": BATCH, "target": "automap", "precision": "fp32"}
+    problem = Problem.build(graph_of(""), replace(cluster, devices=devices), training, {"fix": {"tp": 2}})
+    space = plan_space(problem)
+    roles = read_roles(space.decode(space.random(np.random.default_rng(1))), graph_of(""), build())
+    moves = {path: [tuple(astuple(border.move)) for border in borders] for path, borders in roles.borders.items()}
+    inside = {f"h.{n}.{part}": [(1, BROADCAST, PARTIAL)] for n in (0, 1) for part in ("attn", "mlp")}
+    assert moves == {"h.0": [(BROADCAST, 1, 1)], **inside}
+    assert roles.modules["h.1.ln_2"].kind == "along"
+    assert roles.modules["ln_f"].kind == "whole"
+    assert roles.summed == {
+        f"h.{n}.{part}" for n in (0, 1) for part in
+        ("ln_1.weight", "ln_1.bias", "ln_2.weight", "ln_2.bias", "attn.c_proj.bias", "mlp.c_proj.bias")
+    }  # fmt: skip
+
+
 def test_refusals():
     graph, module, dp = zoo.build(MODEL), build(), plan_of(2)
     tp = plan_of(2, tp=2)
@@ -331,7 +361,7 @@ def test_refusals():
     for plan, field in (
         (finer(tp), "shardings"),
         (changed(dp, recompute=("h.*.attn/Softmax",)), "recompute"),
-        (replace(dp, sync=Sync(kind="local_sgd", period=2)), "sync"),
+        (changed(apart(dp, Sync(kind="local_sgd", period=2)), zero=Zero(stage=1, axes=("dp",))), "sync"),
         (changed(replace(pp, schedule=Schedule(kind="zb1p")), zero=Zero(stage=3, axes=("dp",))), "zero"),
         (uneven, "batch_axes"),
         (replace(dp, model=replace(dp.model, sha256="0")), "sha256"),

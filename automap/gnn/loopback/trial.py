@@ -1,0 +1,68 @@
+"""A trial of a plan: its flows between the "machines" of this host, slowed down so far that the host can follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from automap.errors import ProblemError
+from automap.gnn.loopback.controller import hosts
+from automap.gnn.plan import GnnPlan
+from automap.gnn.problem import GnnProblem
+from automap.gnn.simulator import Simulator
+
+FASTEST = 30e6
+"""Bytes a second of the fastest interface: four machines then load a core of a Xeon by about a fifth."""
+LEAST_S = 0.4
+"""Seconds of an iteration, so that the milliseconds which processes take to wake up do not decide (assumed)."""
+MOST_MACHINES = 16
+"""Machines of a trial, a process each (assumed: more would wait for each other on a host with few cores)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a trial found, in seconds of the problem."""
+
+    simulated_s: float
+    """Seconds of an iteration, simulated on the volumes of the trial."""
+    measured_s: float
+    """The same, measured."""
+    iterations: int
+    slowed: float
+    """How many times longer the trial took than that."""
+
+
+def try_plan(problem: GnnProblem, plan: GnnPlan, *, iterations: int, seed: int = 0, by_kernel: bool = False) -> Trial:
+    """Runs a plan with real bytes.
+
+    Volumes and rates are made smaller together, and volumes and times larger together, which keeps all ratios.
+
+    Args:
+        problem: the problem that the plan is for.
+        plan: a plan.
+        iterations: how many iterations.
+        seed: seed of their volumes.
+        by_kernel: see `automap.gnn.loopback.controller.hosts`.
+
+    Raises:
+        ProblemError: there are too many machines, or this host has no namespaces.
+        PlanError: the plan is for another problem.
+    """
+    if len(problem.machines) > MOST_MACHINES:
+        repair = f"Try plans of up to {MOST_MACHINES} machines on one host."
+        raise ProblemError("too many", field="problem.machines", value=len(problem.machines), repair=repair)
+    simulator = Simulator(problem, iterations=iterations, seed=seed)
+    place, ranks, arrays = plan.places(simulator), plan.ranks(problem), simulator.arrays
+    simulated_s = simulator.run(place, plan.schedule, ranks).iteration_s
+    smaller = min(1.0, FASTEST / max(arrays.rate_out.max(), arrays.rate_in.max()))
+    slowed = max(1.0, LEAST_S / simulated_s) if simulated_s > 0.0 else 1.0
+    own = arrays._replace(
+        rate_out=arrays.rate_out * smaller,
+        rate_in=arrays.rate_in * smaller,
+        bytes=arrays.bytes * smaller * slowed,
+        time_s=arrays.time_s * slowed,
+    )
+    with hosts(own._replace(bytes=own.bytes[:1], time_s=own.time_s[:1]), by_kernel=by_kernel) as machines:
+        machines.run(place, ranks, plan.schedule)  # the first run warms up
+        machines.arrays = own
+        measured_s = machines.run(place, ranks, plan.schedule) / slowed / iterations
+    return Trial(simulated_s, measured_s, iterations, slowed)

@@ -1,0 +1,104 @@
+"""Borders: where a tensor changes its placement on the way to those who read it.
+
+A module may read a tensor in another placement than its maker left it in, as attention reads the whole sequence where
+norms have a part of it. The change is made once, at the largest module all of whose readers want the same, so that the
+code of the module sees tensors of one placement alone, and queries, keys and values need one collective together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from automap.runtime.tensor_layout import TensorLayouts
+from automap.runtime.trainer.module_tree import unit_paths
+from automap.runtime.trainer.roles import Border
+from automap.runtime.trainer.sharded_modules import moved
+from ir.factors import Placement
+from ir.graph import Operator
+
+
+class Use(NamedTuple):
+    """An operator that reads a tensor."""
+
+    op: Operator
+    wanted: Placement
+    """The placement in which it reads the tensor."""
+    gradient: Placement
+    """The placement in which it makes the gradient of the tensor."""
+
+
+def called_modules(module: nn.Module) -> frozenset[str]:
+    """The modules that may have a border: those that are called, and hold no repeated blocks."""
+    units = unit_paths(module)
+    lists = (nn.ModuleList, nn.ModuleDict)
+    return frozenset(
+        path
+        for path, child in module.named_modules()
+        if path and not isinstance(child, lists) and not any(unit.startswith(f"{path}.") for unit in units)
+    )
+
+
+def by_border(
+    uses: Sequence[Use], maker: str, modules: Collection[str], depth: int = 1
+) -> Iterator[tuple[str | None, list[Use]]]:
+    """The uses of a tensor by the largest module whose uses are alike; None: they are in the code around.
+
+    Args:
+        uses: all uses of the tensor.
+        maker: the scope in which it is made, which is in none of the modules.
+        modules: the modules that may have a border.
+        depth: of the modules around the uses.
+    """
+    inside: dict[str | None, list[Use]] = {}
+    for use in uses:
+        parts = use.op.scope.split(".") if use.op.scope else []
+        inside.setdefault(".".join(parts[:depth]) if len(parts) >= depth else None, []).append(use)
+    for path, some in inside.items():
+        if path is None:
+            yield None, some
+        elif path in modules and not f"{maker}.".startswith(f"{path}.") and len({use[1:] for use in some}) == 1:
+            yield path, some
+        else:
+            yield from by_border(some, maker, modules, depth + 1)
+
+
+def enter_by_borders(module: nn.Module, borders: Sequence[Border], layouts: TensorLayouts) -> None:
+    """Changes the placements of what a module takes, in front of its own code."""
+    module.forward = _Entered(module.forward, borders, layouts)
+
+
+class _Entered:
+    """A forward whose arguments change their placement first.
+
+    The argument of a border is the first one of its shape in the first pass, which is one of probing data, and stays
+    the one at this place.
+    """
+
+    def __init__(self, forward: Callable[..., Any], borders: Sequence[Border], layouts: TensorLayouts) -> None:
+        self._forward, self._borders, self._layouts = forward, borders, layouts
+        self._places: list[int] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, structure = tree_flatten((args, kwargs))
+        if not self._places:
+            for border in self._borders:
+                self._places.append(self._place(border, leaves))
+        for place, border in zip(self._places, self._borders, strict=True):
+            leaves[place] = moved(leaves[place], border.move, self._layouts)
+        args, kwargs = tree_unflatten(leaves, structure)
+        return self._forward(*args, **kwargs)
+
+    def _place(self, border: Border, leaves: Sequence[Any]) -> int:
+        shape = list(border.shape)
+        if border.move.given >= 0:
+            shape[border.move.given] //= self._layouts.mesh.axes[0].size
+        for place, leaf in enumerate(leaves):
+            if place not in self._places and isinstance(leaf, Tensor) and leaf.ndim == len(shape):
+                dims = zip(leaf.shape, shape, strict=True)
+                if all(size == wanted for i, (size, wanted) in enumerate(dims) if i != border.batch_dim):
+                    return place
+        raise ValueError(f"no argument has the shape {tuple(shape)} of {border.name}")
