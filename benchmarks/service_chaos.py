@@ -299,7 +299,7 @@ def away(service: Service, server: EmbeddedRedis, kind: str, seconds: float) -> 
     lost = sum(job["state"] != "succeeded" for job in jobs) + len(set(accepted) - ids) + number - len(ids)
     runs = jobs[0]["attempt"]
     print(f"away: {kind} for {seconds:g} s: answers {dict(answers)}, {silent} of them neither 202 nor 503 with "
-          f"Retry-After; back after {back_s:.1f} s (asked: 10); lost {lost}; the search was begun {runs} time(s)")  # fmt: skip
+          f"Retry-After; back after {back_s:.1f} s (asked: 10); lost {lost}; runs of the search {runs}")  # fmt: skip
     return silent == lost == 0 and back_s <= 10.0 and runs == 1
 
 
