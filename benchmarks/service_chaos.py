@@ -1,14 +1,16 @@
 """Kills parts of a running service at random, and counts what is lost.
 
-    python benchmarks/service_chaos.py [--jobs 200] [--minutes 5] [--every 2] [--recoveries 3] [--stale 50] [--away 60]
+    python benchmarks/service_chaos.py [--jobs 200] [--minutes 5] [--every 2] [--recoveries 3] [--stale 50] [--teams 3]
+        [--away 60]
 
 Small jobs with budgets in evaluations are sent over REST, each with an Idempotency-Key, again and again until it is
 answered, while at random moments the service, a worker, the process of a job or the private Redis gets SIGKILL; a
 service that is dead is started again on the same data. At the end every job must have ended once, and those with the
 same seed must have the same plan. Then workers are killed while they run a job, until another attempt begins
-(recovery), and, five at a time, stopped until others have taken their jobs over, and continued (stale). At last the
-Redis of a service is away for so many seconds while a search runs and clients submit: stopped, killed, its connections
-cut again and again, its answers late (away). 0 leaves a part out.
+(recovery), and, five at a time, stopped until others have taken their jobs over, and continued (stale). One job is
+searched by one worker, by two in the same time, and by two of which one is killed (teams). At last the Redis of a
+service is away for so many seconds while a search runs and clients submit: stopped, killed, its connections cut again
+and again, its answers late (away). 0 leaves a part out.
 """
 
 from __future__ import annotations
@@ -40,6 +42,11 @@ SEEDS = 5
 GIVE_UP_S = 900.0
 STALE_AT_ONCE = 5
 KINDS = ("stopped", "killed", "cut", "late")
+TEAM = {"zoo": "llama3-70b", "cluster": "128x8xH100", "training": {"global_batch": 1536}, "searchers": ["mcmc"]}
+TEAM_S = 15
+"""Seconds of each search of a team."""
+EQUAL = 1e-3
+"""Share of a step by which a team may be slower: the one that leads it is not given the very same processor time."""
 
 
 class Service:
@@ -181,16 +188,10 @@ def busy(service: Service) -> list[psutil.Process]:
 
 
 def holders(service: Service, count: int) -> list[psutil.Process]:
-    """The workers that run the only jobs, so many; one that starts may have children of another kind."""
-    while True:
-        found = []
-        for worker in service.parts().get("worker", ()):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if any(child.cmdline() == worker.cmdline() for child in worker.children()):
-                    found.append(worker)
-        if len(found) == count:
-            return found
+    """The workers that run the only jobs, so many."""
+    while len(found := busy(service)) != count:
         time.sleep(0.1)
+    return found
 
 
 def recovery(service: Service, trials: int) -> bool:
@@ -303,6 +304,36 @@ def away(service: Service, server: EmbeddedRedis, kind: str, seconds: float) -> 
     return silent == lost == 0 and back_s <= 10.0 and runs == 1
 
 
+def searched(service: Service, seed: int, workers: int, *, kill: bool = False) -> float:
+    """Step time that a job reaches, in seconds."""
+    body = {**TEAM, "budget": f"{TEAM_S}s", "seed": seed, "tie": 0, "workers": workers}
+    job_id = service.call("POST", "/v1/jobs", json=body)["id"]
+    if kill:
+        attempt(service, job_id, 1)
+        while len(found := busy(service)) < workers:
+            time.sleep(0.1)
+        time.sleep(TEAM_S / 4)
+        found[seed % workers].kill()
+    while (job := service.call("GET", f"/v1/jobs/{job_id}", params={"wait": 5}))["state"] in ("queued", "running"):
+        pass
+    assert job["state"] == "succeeded", job["problem"]
+    while busy(service):
+        time.sleep(0.1)
+    return float(service.call("GET", f"/v1/jobs/{job_id}/plan")["estimate"]["step_time_s"])
+
+
+def teams(service: Service, trials: int) -> bool:
+    """Searches alone and in teams; returns whether no team was worse."""
+    fine = True
+    for seed in range(trials):
+        one, two = searched(service, seed, 1), searched(service, seed, 2)
+        killed = searched(service, seed, 2, kill=True)
+        print(f"team, seed {seed}: {one:.4f} s a step with one worker, {two:.4f} s with two, {killed:.4f} s with two "
+              f"of which one was killed, each after {TEAM_S} s")  # fmt: skip
+        fine &= max(two, killed) <= (1.0 + EQUAL) * one
+    return fine
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=200)
@@ -310,6 +341,7 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=2.0, help="seconds between two kills, in the mean")
     parser.add_argument("--recoveries", type=int, default=3)
     parser.add_argument("--stale", type=int, default=50)
+    parser.add_argument("--teams", type=int, default=3)
     parser.add_argument("--away", type=float, default=60.0, help="seconds")
     parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args()
@@ -317,10 +349,11 @@ def main() -> int:
           f"load {os.getloadavg()[0]:.1f}")  # fmt: skip
     fine = True
     with tempfile.TemporaryDirectory(prefix="automap-chaos-") as folder:
-        if given.jobs or given.recoveries:
+        if given.jobs or given.recoveries or given.teams:
             with contextlib.closing(Service(Path(folder), given.workers)) as service:
                 fine &= chaos(service, given.jobs, given.minutes, given.every) if given.jobs else True
                 fine &= recovery(service, given.recoveries)
+                fine &= teams(service, given.teams)
         if given.stale:
             with contextlib.closing(Service(Path(folder), 2 * min(STALE_AT_ONCE, given.stale))) as service:
                 fine &= stale(service, given.stale)

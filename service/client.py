@@ -101,8 +101,8 @@ class AutomapClient:
                 the budget), tie (share of the error band within which plans are equally fast, and the plainest
                 leaves), seed (of every random choice), hints (see `automap.hints`), trials ({top_k, steps,
                 time_limit_s}: run plans before one of them is chosen), priority (a job with a higher one is begun
-                before your other jobs), name (of the model in the plan); of an uploaded model also dims, batch_dims
-                and parameters, as it was uploaded with.
+                before your other jobs), workers (that search at once; needs a budget in time), name (of the model in
+                the plan); of an uploaded model also dims, batch_dims and parameters, as it was uploaded with.
 
         Returns:
             the job; its id is under `id`.

@@ -15,6 +15,7 @@ from service import logs
 from service.command.options import Job, JobArgument, JsonOption, OutputOption, UrlOption, gathers, read_job
 from service.command.output import print_json, show_plan
 from service.command.server_settings import read_settings
+from service.jobs.run_job import MOST_WORKERS
 from service.problems import RemoteError
 
 if TYPE_CHECKING:
@@ -81,6 +82,9 @@ def submit(
     priority: Annotated[
         int, typer.Option(min=-10, max=10, help="A job with a higher one is begun before your other jobs.")
     ] = 0,
+    workers: Annotated[
+        int, typer.Option(min=1, max=MOST_WORKERS, help="Workers of the service that search at once.")
+    ] = 1,
     url: UrlOption = URL,
     output: OutputOption = None,
     as_json: JsonOption = False,
@@ -107,6 +111,7 @@ def submit(
             hints=request.hints,
             trials=to_json(request.trials),
             priority=priority,
+            workers=workers,
             **about,
         )
         if not detach:

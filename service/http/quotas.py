@@ -18,18 +18,19 @@ RETRY_S = 30
 """After how long a place in a full queue is worth another request (assumed)."""
 
 
-def check(store: Store, settings: Settings, reserve_s: float) -> None:
+def check(store: Store, settings: Settings, reserve_s: float, *, num_jobs: int) -> None:
     """Refuses a job that the tenant may not submit now.
 
     Args:
         store: the tenant's store.
         settings: limits.
-        reserve_s: seconds that the job will search.
+        reserve_s: seconds that the job and its members will search.
+        num_jobs: how many they are.
 
     Raises:
         HTTPException: 429, with the seconds after which another request may be admitted.
     """
-    if store.num_waiting() >= settings.max_queued_jobs:
+    if store.num_waiting() + num_jobs > settings.max_queued_jobs:
         detail = f"At most {settings.max_queued_jobs} may wait. Try again later."
         raise _refusal("Too many jobs are waiting", detail, RETRY_S, headers(store, settings))
     if store.searched_s() + reserve_s > settings.max_search_s_per_day:

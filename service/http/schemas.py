@@ -19,7 +19,7 @@ from automap.hints import Hints
 from automap.problem import Training
 from automap.records import DocumentOf, Items, Length, Range, to_json
 from service.jobs.records import Job, Model, State
-from service.jobs.run_job import DimPlace, DimSize, JobRequest, ModelOptions, Priority, Seed
+from service.jobs.run_job import DimPlace, DimSize, JobRequest, ModelOptions, Priority, Seed, Workers
 from service.jobs.trial_options import Trials
 
 Text = Annotated[str, Length(500)]
@@ -83,6 +83,11 @@ class JobBody(ProblemBody):
         "Run plans, led by the DQN, where the worker runs, if that is the cluster, and choose by what is measured.",
     ] = None
     priority: Annotated[Priority, "A job with a higher one is begun before the sender's other jobs."] = 0
+    workers: Annotated[
+        Workers,
+        "Workers that search at once, each from another seed, and begin anew with the best plan of all; each takes a "
+        "place among the jobs that wait, and its seconds from the day. Needs a budget in time.",
+    ] = 1
 
     def request(self) -> JobRequest:
         """The job as a record of the service."""
@@ -97,6 +102,7 @@ class JobBody(ProblemBody):
             seed=self.seed,
             trials=self.trials,
             priority=self.priority,
+            workers=self.workers,
         )
 
 

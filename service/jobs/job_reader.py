@@ -6,11 +6,11 @@ Knows nothing of how a record comes to be or changes (`service.jobs.store`). Uni
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from service.jobs.model_store import ModelStore
-from service.jobs.records import ACTIVE, FIELDS, Job, State, job_of
+from service.jobs.records import ACTIVE, FIELDS, Job, State, job_of, parent_of
 
 PAGE_BYTES = 4 << 20
 """Largest size of the requests on one page of a list, so that no list is larger than memory."""
@@ -97,6 +97,13 @@ class JobReader(ModelStore):
         found = self._read(name.decode() for name in self._redis.smembers(f"{self._at}active"))
         return sorted((job for job in found if job.state in ACTIVE), key=lambda job: (job.created_at, job.id))
 
+    def progress_of(self, ids: Iterable[str]) -> list[Mapping[str, Any] | None]:
+        """The progress of each job; None where it has not begun."""
+        with self._redis.pipeline(transaction=False) as pipe:
+            for job_id in ids:
+                pipe.hget(self.job_key(job_id), "progress")
+            return [found and json.loads(found) for found in pipe.execute()]
+
     def plan(self, job_id: str, *, so_far: bool = False) -> dict[str, Any] | None:
         """The plan of a job that succeeded; with `so_far` else the best one that a run of it has found; or None."""
         found, best = self._redis.hmget(self.job_key(job_id), ["plan", "best"])
@@ -117,4 +124,7 @@ class JobReader(ModelStore):
             for name in names:
                 pipe.hmget(self.job_key(name), list(FIELDS))
             rows = pipe.execute()
+        for name, row in zip(names, rows, strict=True):
+            if (parent := parent_of(name)) is not None:
+                row[FIELDS.index("request")] = self._redis.hget(self.job_key(parent), "request")
         return [job_of(name, row) for name, row in zip(names, rows, strict=True) if row[0] is not None]

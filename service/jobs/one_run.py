@@ -17,6 +17,7 @@ from typing import Any
 import redis
 from rq.timeouts import JobTimeoutException
 
+from agents import search_offer
 from agents.searcher import Budget, Progress
 from automap.errors import UserError
 from automap.plan import Plan
@@ -26,8 +27,10 @@ from service.jobs.connection import AWAY, impatient, paced, patiently
 from service.jobs.delivery import Run
 from service.jobs.events import Thinning
 from service.jobs.gnn_job import run_gnn
+from service.jobs.records import ACTIVE, parent_of
 from service.jobs.run_job import JobRequest, run_job
 from service.jobs.store import Store, Superseded
+from service.jobs.team import searching
 from service.problems import problem, problem_of
 
 LOG = logging.getLogger("automap.worker")
@@ -66,7 +69,11 @@ def run(current: Run, client: redis.Redis, *, search: Any = None) -> None:
     def fail(fault: Mapping[str, Any]) -> None:
         patiently(lambda: store.fail(job_id, token, fault))
 
-    counts = _remembered(lambda: hurried.check(job_id, token))
+    parent = parent_of(job_id)
+    if parent is not None and store.state(parent) not in ACTIVE:
+        store.cancel(job_id)  # its job has ended without it
+        return
+    counts = _remembered(lambda: hurried.check(job_id, token) and (parent is None or hurried.state(parent) in ACTIVE))
     written, thinning = -_PACE_S, Thinning()
     start = _checkpointed(store, job_id, request)
     keep_best = _Checkpoint(lambda plan: hurried.set_best(job_id, token, plan), start)
@@ -93,7 +100,7 @@ def run(current: Run, client: redis.Redis, *, search: Any = None) -> None:
                 lambda: graphs.load(store, job.model_id, request),
                 on_progress=on_progress,
                 should_stop=lambda: not counts(),
-                search=search,
+                search=searching(job_id, request, hurried, search or search_offer),
                 start=start,
             )
             succeed(plan.to_json())
@@ -138,7 +145,8 @@ class _Checkpoint:
             LOG.warning("the best plan so far is not kept: %s", fault)
         else:
             self._write(plan.to_json())
-            self._best_s = reached
+            assert plan.estimate is not None
+            self._best_s = plan.estimate.step_time_s  # of several workers, the one that has reached it may be late
         now = time.monotonic()
         self._again = now + max(CHECKPOINT_S, (now - began) / CHECKPOINT_SHARE)
 

@@ -53,6 +53,17 @@ class Job:
     finished_at: float | None = None
 
 
+def members_of(job_id: str, workers: int) -> list[str]:
+    """Ids of the members of a job that is searched by several workers, see `service.jobs.team`."""
+    return [f"{job_id}-{number}" for number in range(1, workers)]
+
+
+def parent_of(job_id: str) -> str | None:
+    """Id of the job that a job is a member of, if it is one."""
+    parent, _, number = job_id.partition("-")
+    return parent if number else None
+
+
 def dumps(value: object) -> str:
     """`value` as the JSON that is stored."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
@@ -63,7 +74,7 @@ def job_of(job_id: str, row: list[bytes | None]) -> Job:
 
     Args:
         job_id: id of the job.
-        row: values of `FIELDS`.
+        row: values of `FIELDS`; of a member its job's request.
     """
     field = {name: (value or b"").decode(errors="replace") for name, value in zip(FIELDS, row, strict=True)}
     faults = []
@@ -78,6 +89,8 @@ def job_of(job_id: str, row: list[bytes | None]) -> Job:
             return otherwise
 
     request = read("request", lambda text: JobRequest.from_json(read_document(text)))
+    if request is not None and parent_of(job_id) is not None:
+        request = request.of_member(int(job_id.partition("-")[2]))
     found = Job(
         id=job_id,
         state=read("state", _state, otherwise="failed"),

@@ -27,6 +27,8 @@ DimPlace = Annotated[int, Range(0, 63)]
 """Position of a dim in its tensor; numpy allows at most 64 dims."""
 Seed = Annotated[int, Range(0, 2**32 - 1)]
 Priority = Annotated[int, Range(-10, 10)]
+MOST_WORKERS = 64
+Workers = Annotated[int, Range(1, MOST_WORKERS)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +76,8 @@ class JobRequest:
     """How plans are tried; None = the plan is chosen by its estimate alone."""
     priority: Priority = 0
     """A job with a higher one is begun before the sender's other jobs."""
+    workers: Workers = 1
+    """Number of workers that search at the same time, see `service.jobs.team`."""
 
     gnn: Mapping[str, Any] | None = None
     """Problem of distributed GNN training, in place of model, cluster and training; None = it is about a model."""
@@ -87,6 +91,10 @@ class JobRequest:
     def from_json(document: object) -> JobRequest:
         """Inverse of `to_json`."""
         return from_json(JobRequest, document, path="job")
+
+    def of_member(self, number: int) -> JobRequest:
+        """What the member with a number, from 1 on, searches for: the fastest plan, from another seed."""
+        return replace(self, workers=1, seed=(self.seed + number) % 2**32, tie=0.0, trials=None)
 
 
 def import_graph(data: bytes, request: JobRequest) -> Graph:
@@ -173,7 +181,7 @@ def build_problem(graph: Graph, request: JobRequest) -> Problem:
 
 
 def check_search(request: JobRequest) -> Budget:
-    """Checks budget, searchers, tie, seed and trials.
+    """Checks budget, searchers, tie, seed, trials and workers.
 
     Raises:
         ProblemError: one of them is not known or out of range, or they do not go together.
@@ -186,6 +194,13 @@ def check_search(request: JobRequest) -> Budget:
     from_json(JobRequest, request.to_json(), path="", error=ProblemError)
     budget = Budget.parse(request.budget)
     check_searchers(request.searchers, budget)
+    if request.workers > 1 and budget.seconds is None:
+        raise ProblemError(
+            "several workers need a budget in time: a number of evaluations stands for always the same plan",
+            field="workers",
+            value=request.workers,
+            repair="Give a time, as in 30s, or one worker.",
+        )
     return budget
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from service.jobs import counts, delivery, events
 from service.jobs.job_reader import JobReader
 from service.jobs.model_store import TENANTS
-from service.jobs.records import ACTIVE, Job, dumps
+from service.jobs.records import ACTIVE, Job, dumps, members_of, parent_of
 from service.jobs.run_job import JobRequest
 from service.problems import problem
 
@@ -65,13 +65,13 @@ class Store(JobReader):
         return Store(self.client, tenant, clock=self._clock)
 
     def create(self, model_id: str, request: JobRequest, *, reserve_s: float = 0.0, once: Once | None = None) -> Job:
-        """Records a job and puts it into the queue, both or neither.
+        """Records a job with its members and puts them into the queue, all or none.
 
         Args:
             model_id: id of a stored model.
             request: the request of the job.
-            reserve_s: seconds of search that count against the tenant's day from now on; what a job does not use is
-                given back at its end.
+            reserve_s: seconds of search and trials that count against the tenant's day from now on; what a job does not
+                use is given back at its end. Each member takes those of its search beside.
             once: the Idempotency-Key of the request, if it has one.
 
         Returns:
@@ -82,7 +82,9 @@ class Store(JobReader):
         """
         job_id, now, text = uuid.uuid4().hex, self._clock(), dumps(request.to_json())
         fields = {"state": "queued", "model_id": model_id, "request": text, "attempt": "0", "deaths": "0"}
-        fields |= {"created_at": repr(now), "reserved_s": repr(reserve_s)}
+        fields |= {"created_at": repr(now), "reserved_s": repr(reserve_s), "workers": str(request.workers)}
+        members = members_of(job_id, request.workers)
+        search_s = reserve_s if request.trials is None else max(0.0, reserve_s - request.trials.seconds)
         replay = self._replay_key(once)
         before: Job | None = None
 
@@ -97,13 +99,17 @@ class Store(JobReader):
                 pipe.expire(replay, REPLAY_TTL_S)
             pipe.sadd(TENANTS, self.tenant)
             pipe.hset(self.job_key(job_id), mapping=fields)
+            for member in members:
+                own = {"request": "", "workers": "1", "reserved_s": repr(search_s)}
+                pipe.hset(self.job_key(member), mapping=fields | own)
             pipe.hset(f"{self._at}sizes", job_id, str(len(text)))
             pipe.zadd(f"{self._at}jobs", {job_id: now})
-            pipe.sadd(f"{self._at}active", job_id)
-            self._wait(pipe, job_id, request.priority, now)
-            self._tell(pipe, job_id, "queued", 0)
+            for name in (job_id, *members):
+                pipe.sadd(f"{self._at}active", name)
+                self._wait(pipe, name, request.priority, now)
+                self._tell(pipe, name, "queued", 0)
             if reserve_s:
-                self._charge(pipe, now, reserve_s)
+                self._charge(pipe, now, reserve_s + len(members) * search_s)
 
         self._redis.transaction(change, replay)
         return before or Job(id=job_id, model_id=model_id, request=request, created_at=now)
@@ -152,7 +158,7 @@ class Store(JobReader):
             pipe.zadd(TURNS, {self.tenant: now})
             note(pipe, token)
             self._tell(pipe, job_id, "running", token)
-            if token == 1:
+            if token == 1 and parent_of(job_id) is None:
                 counts.took(pipe, "wait", now - float(created_at))
 
         try:
@@ -206,6 +212,8 @@ class Store(JobReader):
     def delete(self, job_id: str) -> bool:
         """Ends a job and removes all of it; returns whether there was one. A run of it writes nothing more."""
         ended_now = self.cancel(job_id)
+        for member in members_of(job_id, int(self._redis.hget(self.job_key(job_id), "workers") or 1)):
+            self.delete(member)
         # No transaction: Redis begins none while its memory is full, which is when jobs must be deleted. The record
         # goes last, so that a deletion that was cut off can be repeated.
         with self._redis.pipeline(transaction=False) as pipe:
@@ -275,7 +283,8 @@ class Store(JobReader):
     def _write(
         self, job_id: str, token: int | None, fields: dict[str, str], *, told: Mapping[str, Any] | None = None
     ) -> None:
-        """Changes a job that has not ended; a new `state` moves it in or out of the queue.
+        """Changes a job that has not ended; a new `state` moves it in or out of the queue, and the end of a job is the
+        end of its members.
 
         Args:
             job_id: id of the job.
@@ -283,15 +292,18 @@ class Store(JobReader):
             fields: what is written.
             told: progress that those who listen are told of.
         """
-        state_after = fields.get("state")
-        ends = state_after not in (None, *ACTIVE)
+        state_after, parent = fields.get("state"), parent_of(job_id)
+        ends, workers = state_after not in (None, *ACTIVE), b"1"
 
         def change(pipe: Any) -> None:
+            nonlocal workers
             key = self.job_key(job_id)
-            names = ["state", "attempt", "created_at", "started_at", "reserved_s", "progress"]
-            state, attempt, created_at, started_at, reserved_s, progress = pipe.hmget(key, names)
+            names = ["state", "attempt", "created_at", "started_at", "reserved_s", "workers", "progress"]
+            state, attempt, created_at, started_at, reserved_s, workers, progress = pipe.hmget(key, names)
             # Large, and not needed to write progress.
             request, best = pipe.hmget(key, ["request", "best"]) if state_after is not None else (None, None)
+            if state_after == "queued" and parent is not None:
+                request = pipe.hget(self.job_key(parent), "request")
             pipe.multi()
             if state is None or state.decode() not in ACTIVE:
                 raise Superseded
@@ -316,7 +328,8 @@ class Store(JobReader):
                 priority = json.loads(request or "{}").get("priority", 0)
                 self._wait(pipe, job_id, priority, float(created_at))
                 return
-            counts.took(pipe, f"run:{state_after}", used)
+            if parent is None:
+                counts.took(pipe, f"run:{state_after}", used)
             pipe.zrem(f"{self._at}waiting", job_id)
             pipe.srem(f"{self._at}active", job_id)
             if "plan" in fields:
@@ -329,6 +342,9 @@ class Store(JobReader):
             self._charge(pipe, float(created_at), -float(reserved_s or 0))
 
         self._redis.transaction(change, self.job_key(job_id))
+        if ends:
+            for member in members_of(job_id, int(workers or 1)):
+                self.cancel(member)
 
     def _tell(self, pipe: Any, job_id: str, state: str, attempt: int, problem: str | None = None) -> None:
         """Tells those who listen of a job's new state."""

@@ -226,7 +226,8 @@ def _admit(body: JobBody, store: Store, settings: Settings) -> tuple[JobRequest,
     if not request.model.name:
         request = replace(request, model=replace(request.model, name=name))
     reserve_s = _reserved_s(budget, request)
-    quotas.check(store, settings, reserve_s)
+    members = request.workers - 1
+    quotas.check(store, settings, reserve_s + members * (budget.seconds or 0.0), num_jobs=1 + members)
     if store.stored_bytes() >= settings.max_stored_bytes:
         raise refusal(507, "Nothing more can be stored", "Delete models or jobs.")
     return request, reserve_s, graphs.load_bytes(store, body.model_id, request)
