@@ -24,7 +24,7 @@ help:
 	@echo "make prove         verifies ten thousand random plans; pruning and bounds"
 	@echo "                   against full enumeration                                   20 min"
 	@echo "make equality      plans of all kinds on real processes against one process   15-30 min"
-	@echo "make chaos         kills parts of the service while jobs run                  15 min"
+	@echo "make chaos         kills parts of the service while jobs run                  20 min"
 	@echo "make soak          throughput, polls and 30 minutes of everything             40 min"
 	@echo "make bench         speed of import, pricing and decisions                     10 min"
 	@echo "make bench-search  searchers against known optima, real models, growth        hours"

@@ -44,6 +44,8 @@ class Goals:
 
     target_step_s: float | None = None
     """Longest step."""
+    target_days: float | None = None
+    """Longest training, where `target_step_s` follows from it."""
     max_cost_per_hour: float | None = None
     """Highest price of all devices of the cluster for an hour."""
     prices: Mapping[str, float] | None = None
@@ -257,8 +259,10 @@ def _impossible(candidates: Sequence[Candidate], able: Sequence[Candidate], goal
 
 def _too_slow(goals: Goals, text: str) -> ProblemError:
     repair = f"{text} Allow that, or name more or faster devices."
-    value = f"{goals.target_step_s:.4g} s a step"
-    return ProblemError("no candidate is as fast", field="target_step", value=value, repair=repair)
+    field, value = "target_step", f"{goals.target_step_s:.4g} s a step"
+    if goals.target_days is not None:
+        field, value = "target_days", f"{goals.target_days:g} days, {value}"
+    return ProblemError("no candidate is as fast", field=field, value=value, repair=repair)
 
 
 def _time(step_s: float, goals: Goals) -> str:

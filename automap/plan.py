@@ -318,6 +318,8 @@ class SearchRecord:
     """Whether no plan of the space that fits is faster than the fastest one found, by the estimate."""
     lower_bound_s: float | None = None
     """Lower bound of the step times of all plans of the space, seconds."""
+    certified_after_s: float | None = None
+    """Seconds that were spent on a certificate, which sharpens `lower_bound_s`; null where none was asked for."""
     num_decisions: int = 0
     """Number of decisions for which more than one value was legal."""
     num_operator_decisions: int = 0

@@ -23,6 +23,7 @@ from automap.records import Range, from_json, to_json
 from automap.targets import ANY, SyncKind, Target, find_target
 from ir.graph import Graph, Operator
 from ir.loss import with_loss
+from ir.vocabulary import padded
 
 Precision = Literal["bf16", "fp16", "tf32", "fp32", "fp8", "mxfp8", "nvfp4"]
 WEIGHT_BYTES: Mapping[str, float] = {"fp8": 1.0, "mxfp8": 1.0, "nvfp4": 0.5}
@@ -58,6 +59,9 @@ class Training:
     target: str = ANY
     """Name of the trainer whose configuration must be able to express the plan, a file of `automap/data/targets`; `any`
     = every plan."""
+    vocabulary_multiple: Annotated[int, Range(1, 1 << 20)] | None = None
+    """The vocabulary is padded to a multiple of this, so that tensor parallelism splits it; None = to what the target's
+    trainer pads it, and without one not at all."""
     memory_confidence: Annotated[float, Range(LEAST_CONFIDENCE, MOST_CONFIDENCE)] = 0.95
     """Probability with which a plan must fit into memory; 0.5 fills devices as far as the prediction says."""
     batch_norm: Literal["local", "synchronized"] = "local"
@@ -219,7 +223,8 @@ class Problem:
             )
         training = replace(training, precision=precision)
         _check_target(training, target)
-        graph = with_loss(graph, training.loss)
+        multiple = training.vocabulary_multiple or (1 if target is None else target.vocabulary_multiple)
+        graph = padded(with_loss(graph, training.loss), multiple)
         hints = replace(hints, constraints=(*hints.constraints, *annotated(graph, hints.constraints)))
         problem = Problem(graph=_with_costs(graph, hints), cluster=cluster, training=training, hints=hints)
         problem._check_names()
@@ -240,6 +245,12 @@ class Problem:
     def target(self) -> Target | None:
         """What a plan must be expressible in; None = anything."""
         return find_target(self.training.target)
+
+    @property
+    def vocabulary_multiple(self) -> int:
+        """What the vocabulary is a multiple of."""
+        target = self.target
+        return self.training.vocabulary_multiple or (1 if target is None else target.vocabulary_multiple)
 
     @property
     def precision(self) -> str:

@@ -24,6 +24,9 @@ OWN = "automap"
 """The target that reads plans themselves: the trainer of this project."""
 
 
+Parallelism = Literal["data", "tensor", "context", "expert", "pipeline"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
     """What the configuration of a trainer can express."""
@@ -34,7 +37,7 @@ class Target:
     """The version of the trainer whose configuration is meant."""
     trainer: str
     """The trainer that the price follows unless the user names another one."""
-    parallel: tuple[Literal["data", "tensor", "context", "expert", "pipeline"], ...]
+    parallel: tuple[Parallelism, ...]
     """Kinds of parallelism that have a degree in the configuration."""
     transformers: bool
     """Whether only models of transformer layers can be trained, and cut between layers of one kind alone."""
@@ -59,7 +62,9 @@ class Target:
     zero: tuple[Annotated[int, Range(0, 3)], ...]
     """ZeRO stages of plans that split the batch alone."""
     zero_with_others: tuple[Annotated[int, Range(0, 3)], ...]
-    """ZeRO stages of plans that split anything else, or have a pipeline; some of `zero`."""
+    """ZeRO stages of plans without a pipeline that split anything else; some of `zero`."""
+    zero_in_pipelines: tuple[Annotated[int, Range(0, 3)], ...]
+    """ZeRO stages of pipelines."""
     precisions: tuple[str, ...]
     """Precisions of the arithmetic."""
     sync: tuple[SyncKind, ...]
@@ -68,12 +73,19 @@ class Target:
     """Whether all pipeline ranks are alike: as many devices, in their order, with equal shares of the samples."""
     even_sequence: Annotated[int, Range(1, 2)]
     """The sequence is a multiple of this many times the ranks of context parallelism."""
-    pads: bool
-    """Whether the trainer pads the vocabulary, so that ranks need not divide it."""
+    uneven: bool
+    """Whether ranks share dims outside of the layers, such as the vocabulary, where their number does not divide them:
+    in equal parts rounded up, the last rank having the rest."""
     grain: Literal["operators", "layers", "linear"]
     """What placements are given to. `layers`: placements change at the borders of linear layers, embeddings and norms
     alone, and the code between them runs on what each rank has (`automap.space.module_limits`). `linear`: the same, but
-    norms stay whole, in models with layers of one kind and without experts, and every stage has a module."""
+    norms stay whole, in models with layers of one kind and without experts."""
+    stages_of_modules: bool
+    """Whether the stages of a pipeline are lists of modules: every stage has one, and layers are of one kind."""
+    apart: tuple[tuple[Parallelism, Parallelism], ...]
+    """Pairs of kinds of parallelism that no plan has together."""
+    vocabulary_multiple: Annotated[int, Range(1, 1 << 20)]
+    """The trainer pads the vocabulary to a multiple of this (`automap.problem.Training.vocabulary_multiple`)."""
     schema: str = "automap.target/1"
     source: Mapping[str, str] | None = None
 

@@ -1,5 +1,8 @@
 """Exports of random plans read by the parsers of the trainers themselves, and the numbers compared with the plans.
 
+Each file that `automap estimate --from` reads is also priced again, and must have the price of its plan; nothing may be
+rounded.
+
 Megatron-Core checks its `TransformerConfig` and the layout of pipelines; torchtitan, 0.3 or v0.2.2, its `ConfigManager`
 and `ParallelDims`; DeepSpeed its `DeepSpeedConfig`; accelerate its `ClusterConfig` and `ParallelismConfig`;
 transformers its `TrainingArguments`; torch reads and completes the orders of pipelines; onnx checks an annotated model
@@ -32,9 +35,14 @@ import numpy as np
 from automap.cluster import parse_cluster
 from automap.errors import ProblemError
 from automap.export.export import WRITERS, export, save
+from automap.export.onnx_devices import planned
+from automap.export.reading import read_configuration
 from automap.plan import Degrees, Plan
 from automap.price.estimate import annotate
+from automap.price.evaluator import Evaluator
+from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
+from automap.space.stated_strategy import Strategy, hand_made
 from automap.space.target_limits import plan_space
 from automap.targets import targets
 from ir import zoo
@@ -48,6 +56,8 @@ CASES = (
 )
 """Models, clusters, global batches and hints.fix of the plans."""
 
+SAME = 1e-9
+"""Largest relative difference of prices, which plans state with ten digits."""
 Numbers = Mapping[str, Any]
 """What a parser read: dp, tp, cp, pp, micro_batch, steps, stages and the like; compared where the plan has it too."""
 
@@ -96,8 +106,11 @@ def from_megatron(folder: Path, devices: int) -> Numbers:
         stages = [sum(layer.name == "decoder" for layer in row) for row in rows]
     dp = devices // (tp * pp * cp)
     micro = int(flags["--micro-batch-size"])
+    # `_vocab_size_with_padding` of megatron/training, which is not in the package.
+    multiple = int(flags["--make-vocab-size-divisible-by"]) * tp
     steps = int(flags["--global-batch-size"]) // micro // dp
-    return {"dp": dp, "tp": tp, "cp": cp, "pp": pp, "micro_batch": micro, "steps": steps, "stages": stages}
+    read = {"dp": dp, "tp": tp, "cp": cp, "pp": pp, "ep": int(flags.get("--expert-model-parallel-size", 1))}
+    return {**read, "micro_batch": micro, "steps": steps, "stages": stages, "multiple": multiple}
 
 
 def from_torchtitan(folder: Path, devices: int) -> Numbers:
@@ -116,7 +129,8 @@ def from_torchtitan(folder: Path, devices: int) -> Numbers:
         steps *= training.local_batch_size // micro
         parts = way.module_fqns_per_model_part
         stages = [sum(name.startswith("layers.") for name in part) for part in parts]
-    found = {"dp": dp, "tp": dims.tp, "cp": dims.cp, "pp": dims.pp, "micro_batch": micro, "steps": steps}
+    found = {"dp": dp, "tp": dims.tp, "cp": dims.cp, "pp": dims.pp, "ep": dims.ep, "micro_batch": micro}
+    found["steps"] = steps
     return {**found, **({"stages": stages} if stages else {})}
 
 
@@ -157,14 +171,22 @@ def from_deepspeed(folder: Path, devices: int) -> Numbers:
     """DeepSpeed's `DeepSpeedConfig`, with the replicas of its world."""
     from deepspeed.runtime.config import DeepSpeedConfig
 
-    tp = json.loads((folder / "deepspeed.json").read_text()).get("tensor_parallel", {}).get("autotp_size", 1)
-    world = SimpleNamespace(get_data_parallel_world_size=lambda: devices // tp)
+    given = json.loads((folder / "deepspeed.json").read_text())
+    tp, pp = given.get("tensor_parallel", {}).get("autotp_size", 1), given.get("pipeline", {}).get("stages", 1)
+    world = SimpleNamespace(get_data_parallel_world_size=lambda: devices // tp // pp)
     with mock.patch("deepspeed.comm.get_rank", return_value=0):  # no process group
         config = DeepSpeedConfig(str(folder / "deepspeed.json"), mpu=world)
-    arguments = training_arguments(folder)
-    assert arguments.per_device_train_batch_size == config.train_micro_batch_size_per_gpu
-    assert arguments.gradient_accumulation_steps == config.gradient_accumulation_steps
+    stages = {}
+    if pp > 1:
+        layers = config.pipeline["layers"]
+        stages = {"stages": [sum(path in layers for path in paths) for paths in config.pipeline["modules"]]}
+    else:
+        arguments = training_arguments(folder)
+        assert arguments.per_device_train_batch_size == config.train_micro_batch_size_per_gpu
+        assert arguments.gradient_accumulation_steps == config.gradient_accumulation_steps
     return {
+        **stages,
+        "pp": len(stages.get("stages", [0])),
         "dp": config.world_size,
         "tp": max(1, config.tensor_parallel_config.autotp_size),
         "micro_batch": config.train_micro_batch_size_per_gpu,
@@ -275,17 +297,19 @@ PARSERS: Mapping[str, Callable[[Path, int], Numbers]] = {
 }
 
 
-def wanted(plan: Plan, degrees: Degrees, layers: list[int]) -> Numbers:
+def wanted(plan: Plan, degrees: Degrees, layers: list[int], multiple: int) -> Numbers:
     """The numbers of a plan under the names of `Numbers`."""
     return {
         "dp": degrees.data,
         "tp": degrees.tensor,
         "cp": degrees.context,
         "pp": degrees.pipeline,
+        "ep": degrees.expert,
         "micro_batch": degrees.micro_batch,
         "steps": plan.num_micro_batches,
         "zero": degrees.zero,
         "stages": layers,
+        "multiple": multiple,
     }
 
 
@@ -300,8 +324,42 @@ def layers_of(plan: Plan, problem: Problem) -> list[int]:
     return found
 
 
+STATED = {
+    "megatron-core": ("megatron.sh", "megatron.yaml"),
+    "torchtitan": ("torchtitan.toml",),
+    "deepspeed": ("deepspeed.json",),
+    "accelerate": ("accelerate.yaml",),
+    "pytorch": ("pytorch.json",),
+    "onnx": ("onnx_devices.json",),
+}
+"""Target -> the files that `automap estimate --from` reads."""
+
+
+def priced_again(path: Path, problem: Problem, known: dict[str, Evaluator]) -> float:
+    """Seconds of a step that a file states, priced as `automap estimate --from` does.
+
+    What accelerate's YAML and DeepSpeed's JSON do not say is taken from the TrainingArguments beside them.
+
+    Args:
+        known: evaluators by training settings; a new one is added.
+    """
+    found = read_configuration(path)
+    training = {"global_batch": problem.training.global_batch, **found.training}
+    key = json.dumps(training, sort_keys=True)
+    known.setdefault(key, Evaluator(Problem.build(problem.graph, problem.cluster, training)))
+    if found.document is not None:
+        return known[key].evaluate(lower_plan(planned(found.document, known[key].problem), known[key])).step_time_s
+    degrees, beside = dict(found.degrees), path.with_name("training_arguments.json")
+    if beside.exists() and "pp" not in degrees:
+        arguments = json.loads(beside.read_text())
+        degrees.setdefault("micro_batch", arguments["per_device_train_batch_size"])
+        if arguments["gradient_checkpointing"]:
+            degrees["recompute"] = "full"
+    return known[key].evaluate(hand_made(known[key], Strategy(**degrees))).step_time_s
+
+
 def prove(target: str, count: int) -> tuple[int, int, list[str]]:
-    """Plans exported and read back, distinct configurations among them, and differences."""
+    """Plans exported, read back and priced again, distinct configurations among them, and differences."""
     read, texts, faults = 0, set(), []
     for model, cluster, batch, fix in CASES:
         try:
@@ -309,6 +367,7 @@ def prove(target: str, count: int) -> tuple[int, int, list[str]]:
             space = plan_space(Problem.build(zoo.build(model), parse_cluster(cluster), training, {"fix": fix}))
         except ProblemError:
             continue  # not of this target
+        known: dict[str, Evaluator] = {}
         for values in space.random_batch(np.random.default_rng(0), -(-count // len(CASES))).tolist():
             plan = annotate(space.decode(values), space.lowered(values), space.evaluator)
             found = export(plan, space.problem, target)
@@ -316,7 +375,15 @@ def prove(target: str, count: int) -> tuple[int, int, list[str]]:
                 save(found, Path(name))
                 devices = space.problem.cluster.num_devices
                 numbers = PARSERS[target](Path(name), devices)
-            own = wanted(plan, plan.degrees[0], layers_of(plan, space.problem))
+                prices = [priced_again(Path(name) / file, space.problem, known) for file in STATED[target]]
+            assert plan.estimate is not None
+            step_time_s = plan.estimate.step_time_s
+            faults += [
+                f"{model}: {p} s, {step_time_s} s in the plan" for p in prices if abs(p / step_time_s - 1) > SAME
+            ]
+            if any(note.kept == "rounded" for note in found.notes):
+                faults.append(f"{model}: something is rounded")
+            own = wanted(plan, plan.degrees[0], layers_of(plan, space.problem), space.problem.vocabulary_multiple)
             faults += [f"{model}: {k} {v}, {own[k]} in the plan" for k, v in numbers.items() if v != own[k]]
             read += 1
             texts.add(tuple(found.files.values()))

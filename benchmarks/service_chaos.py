@@ -7,7 +7,7 @@ Small jobs with budgets in evaluations are sent over REST, each with an Idempote
 answered, while at random moments the service, a worker, the process of a job or the private Redis gets SIGKILL; a
 service that is dead is started again on the same data. At the end every job must have ended once, and those with the
 same seed must have the same plan. Then workers are killed while they run a job, until another attempt begins
-(recovery), and, five at a time, stopped until others have taken their jobs over, and continued (stale). One job is
+(recovery), and, four at a time, stopped until others have taken their jobs over, and continued (stale). One job is
 searched by one worker, by two in the same time, and by two of which one is killed (teams). At last the Redis of a
 service is away for so many seconds while a search runs and clients submit: stopped, killed, its connections cut again
 and again, its answers late (away). 0 leaves a part out.
@@ -40,7 +40,8 @@ from service.embedded_redis import EmbeddedRedis
 MODEL = "gpt:layers=1,hidden=64,heads=2,seq_len=32,vocab_size=64"
 SEEDS = 5
 GIVE_UP_S = 900.0
-STALE_AT_ONCE = 5
+STALE_AT_ONCE = 4
+"""Jobs whose workers are stopped at once; as many other workers take them over."""
 KINDS = ("stopped", "killed", "cut", "late")
 TEAM = {"zoo": "llama3-70b", "cluster": "128x8xH100", "training": {"global_batch": 1536}, "searchers": ["mcmc"]}
 TEAM_S = 15
@@ -70,7 +71,7 @@ class Service:
         with self.process.stdout as out:
             self.http = httpx.Client(base_url=json.loads(out.readline())["url"], timeout=30)
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Ends it."""
         self.process.terminate()
         self.process.wait(60)
@@ -104,6 +105,17 @@ class Service:
                     if kind == "worker":
                         found.setdefault("job", []).extend(child.children())
         return found
+
+
+@contextlib.contextmanager
+def running(workers: int, **environment: str) -> Iterator[Service]:
+    """A service of its own."""
+    with tempfile.TemporaryDirectory(prefix="automap-chaos-") as folder:
+        service = Service(Path(folder), workers, **environment)
+        try:
+            yield service
+        finally:
+            service.stop()
 
 
 def body(number: int, budget: str | int) -> dict[str, Any]:
@@ -205,6 +217,8 @@ def recovery(service: Service, trials: int) -> bool:
         attempt(service, job_id, 2)
         seconds.append(time.monotonic() - began)
         service.call("POST", f"/v1/jobs/{job_id}/cancel")
+        while busy(service):  # or the next trial would kill the worker of this one
+            time.sleep(0.1)
     if seconds:
         print("recovery: another attempt after " + ", ".join(f"{s:.1f}" for s in seconds) + " s (asked: 30)")
     return all(s <= 30.0 for s in seconds)
@@ -236,6 +250,8 @@ def stale(service: Service, trials: int) -> bool:
             late = events[next(i for i, event in enumerate(events) if event["attempt"] == 2) :]
             kept = states == [("queued", 0), ("running", 1), ("queued", 1), ("running", 2), ("succeeded", 2)]
             wrong += not kept or any(event["attempt"] != 2 for event in late)
+        while busy(service):
+            time.sleep(0.1)
         left -= count
     print(f"stale: {wrong} of {trials} workers that were stopped and went on wrote anything")
     return wrong == 0
@@ -348,22 +364,22 @@ def main() -> int:
     print(f"{time.strftime('%Y-%m-%d')}, Python {platform.python_version()}, {os.cpu_count()} cores, "
           f"load {os.getloadavg()[0]:.1f}")  # fmt: skip
     fine = True
-    with tempfile.TemporaryDirectory(prefix="automap-chaos-") as folder:
-        if given.jobs or given.recoveries or given.teams:
-            with contextlib.closing(Service(Path(folder), given.workers)) as service:
-                fine &= chaos(service, given.jobs, given.minutes, given.every) if given.jobs else True
-                fine &= recovery(service, given.recoveries)
-                fine &= teams(service, given.teams)
-        if given.stale:
-            with contextlib.closing(Service(Path(folder), 2 * min(STALE_AT_ONCE, given.stale))) as service:
-                fine &= stale(service, given.stale)
-        if given.away:
-            with (
-                EmbeddedRedis(Path(folder) / "away") as server,
-                contextlib.closing(Service(Path(folder), 1, AUTOMAP_REDIS_URL=server.url)) as service,
-            ):
-                for kind in KINDS:
-                    fine &= away(service, server, kind, given.away)
+    if given.jobs or given.recoveries or given.teams:
+        with running(given.workers) as service:
+            fine &= chaos(service, given.jobs, given.minutes, given.every) if given.jobs else True
+            fine &= recovery(service, given.recoveries)
+            fine &= teams(service, given.teams)
+    if given.stale:
+        with running(2 * STALE_AT_ONCE) as service:
+            fine &= stale(service, given.stale)
+    if given.away:
+        with (
+            tempfile.TemporaryDirectory(prefix="automap-chaos-") as folder,
+            EmbeddedRedis(Path(folder)) as server,
+            running(1, AUTOMAP_REDIS_URL=server.url) as service,
+        ):
+            for kind in KINDS:
+                fine &= away(service, server, kind, given.away)
     return 0 if fine else 1
 
 

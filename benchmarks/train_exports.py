@@ -40,7 +40,12 @@ TOLERANCE = 1e-5
 """Largest relative difference of losses: sums in another order, in fp32."""
 WISHES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "pytorch": ({}, {"tp": 2}, {"pp": 2}, {"pp": 2, "virtual_stages": 2, "num_micro_batches": 4}, {"dp": 2, "zero": 3}),
-    "deepspeed": ({}, *({"dp": 2, "zero": stage, "num_micro_batches": 2} for stage in range(4))),
+    "deepspeed": (
+        {},
+        *({"dp": 2, "zero": stage, "num_micro_batches": 2} for stage in range(4)),
+        {"pp": 2},
+        {"pp": 2, "num_micro_batches": 4, "recompute": "full"},
+    ),
     "accelerate": ({}, *({"dp": 2, "zero": stage, "num_micro_batches": 2} for stage in (0, 2, 3))),
 }
 """Target -> hints.fix of its plans."""
@@ -124,6 +129,8 @@ def by_deepspeed(folder: Path) -> list[float]:
     deepspeed.init_distributed("gloo")
     model = build()
     config = str(folder / "deepspeed.json")
+    if (folder / "deepspeed_pipeline.py").exists():
+        return by_deepspeed_pipeline(folder)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer_of(model.parameters()), config=config)
     mine = [some.chunk(dist.get_world_size())[dist.get_rank()] for some in batch()]
     found = []
@@ -136,6 +143,21 @@ def by_deepspeed(folder: Path) -> list[float]:
             engine.step()
         found.append(mean_of(losses))
     return found
+
+
+def by_deepspeed_pipeline(folder: Path) -> list[float]:
+    """[steps + 1] losses by DeepSpeed's engine of pipelines."""
+    import deepspeed
+
+    sys.path.insert(0, str(folder))
+    from deepspeed_pipeline import pipeline
+
+    module = pipeline(build(), loss_of, folder)
+    config = str(folder / "deepspeed.json")
+    engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer_of(module.parameters()), config=config)
+    replicas, replica = engine.grid.get_data_parallel_world_size(), engine.grid.get_data_parallel_rank()
+    mine = [some.chunk(replicas)[replica].split(engine.train_micro_batch_size_per_gpu()) for some in batch()]
+    return [float(engine.train_batch(iter(zip(*mine, strict=True)))) for _ in range(STEPS + 1)]
 
 
 def by_accelerate(folder: Path) -> list[float]:

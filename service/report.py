@@ -227,6 +227,11 @@ def bound(plan: Plan) -> str:
     if proven and fastest_s is not None:
         less = f"{seconds(fastest_s)}, {1 - fastest_s / step_s:.0%} less"
         return f"the fastest plan that this search can decide takes {less}: proven"
+    if plan.search is not None and plan.search.certified_after_s is not None:
+        return (
+            f"no plan that this search can decide is more than {1 - least / step_s:.1%} faster: "
+            f"none takes less than {seconds(least)}"
+        )
     which = "that this search can decide" if least > anyhow else "of this model on this cluster"
     return f"no plan {which} takes less than {seconds(least)}, {1 - least / step_s:.0%} less"
 

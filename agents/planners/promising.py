@@ -18,6 +18,9 @@ from automap.space.space import PlanSpace
 
 NEARLY_FITS = 0.5
 """Overflow up to which a template may be made to fit, as share of a device's memory."""
+BEGINS = 0.2
+"""Overflow up to which a planner begins with a template rather than with one of its mesh that fits, see
+`agents.planners.opening.NEARLY_FITS`."""
 FITTING = 2.0
 """Share of the step time that a plan loses for each share of a device's memory by which it must still shrink when all
 is recomputed (assumed)."""
@@ -59,7 +62,7 @@ def promises(space: PlanSpace, grid: Grid) -> Promise:
 
 
 def promising_meshes(space: PlanSpace, grid: Grid) -> Ints:
-    """[n, slots] the best template of each mesh with each number of micro-batches and of virtual stages.
+    """[n, slots] a template of each mesh with each number of micro-batches and of virtual stages.
 
     Those come first that may lead to the fastest plans; see `promises`.
     """
@@ -69,10 +72,9 @@ def promising_meshes(space: PlanSpace, grid: Grid) -> Ints:
     shapes = grid.values[:, : space.first.schedule]
     by_promise = dict.fromkeys(map(tuple, shapes[found.light[rank]].tolist()))
     seconds, overflow = grid.prices.T
-    fits = overflow <= 0.0
-    order = np.lexsort((np.where(fits, seconds, overflow), ~fits))
+    over, hopeless = np.maximum(overflow, 0.0), overflow > BEGINS
     best: dict[tuple[int, ...], int] = {}
-    for row in order.tolist():
+    for row in np.lexsort((np.where(hopeless, overflow, seconds * (1.0 + FITTING * over)), hopeless)).tolist():
         best.setdefault(tuple(shapes[row].tolist()), row)
     rows: Ints = grid.values[[best[shape] for shape in by_promise]]
     return rows

@@ -226,7 +226,7 @@ class SkeletonSearch:
 
     def descend(self, values: Values) -> None:
         """Solves the skeleton of a plan, then cuts the pipeline of what is found anew and recomputes no more than it
-        takes to fit; where that gains, the same is done with the new skeleton."""
+        takes to fit; where that gains and is near the best plan so far, the same is done with the new skeleton."""
         first = self.space.first.signature
         for _ in range(DESCENTS):
             self.solve(values, rounds=1)
@@ -235,9 +235,13 @@ class SkeletonSearch:
             plans = dict.fromkeys(plan for cut in cuts for plan in (cut, *recompute_less(self.space, cut)))
             plans.pop(solved)
             found = self._price(np.array(list(plans), dtype=np.int64).reshape(len(plans), len(values)))
-            if self.finished or not found or min(found) >= worth:
+            if self.finished or not found or min(found) >= worth or not self._is_worth_polishing(min(found)):
                 return
             values = list(plans)[min(range(len(found)), key=found.__getitem__)]
+
+    def _is_worth_polishing(self, worth: Worth) -> bool:
+        is_over, seconds = worth
+        return not is_over and seconds <= WORTH_POLISHING * self.incumbent.best_s
 
     def _graph(self, skeleton: Values) -> CostGraph:
         if skeleton not in self._graphs:
@@ -269,8 +273,8 @@ class SkeletonSearch:
         self._turns[self.mesh(skeleton)] += 1
         self.done.add(skeleton)
         self.solve(self.best[skeleton][1], rounds=ROUNDS)
-        (is_over, worth), values = self.best[skeleton]
-        if is_over or worth <= WORTH_POLISHING * self.incumbent.best_s:
+        worth, values = self.best[skeleton]
+        if worth[0] or self._is_worth_polishing(worth):
             self._polish(values)
             self._price(self.neighbours(self.best[skeleton][1]))
         return True
@@ -347,7 +351,7 @@ class SkeletonSearch:
         space, first = self.space, self.space.first.signature
         shape = space.shape(values)
         found: list[list[int]] = []
-        tried = {"cut": TRIED_CUTS, "zero": len(space.zeros)}
+        tried = {"cut": TRIED_CUTS, "zero": space.zeros.shape[1]}
         tried["shares"] = NUM_WAYS
         tried["order"] = min(TRIED_ORDERS, space.meshes.num_orders(shape.pp))
         if shape.pp > 1 and shape.virtual == 1:

@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from automap.arrays import Floats, Ints
+from automap.arrays import Floats, Ints, Mask
 from automap.cost_graph.kernels.group_costs import COLUMNS, GroupValues, exchange, vary
 from automap.price.kernels.array_types import Rows, columns_of, numbers_of
 from automap.price.kernels.collectives import SUMMED, UNKNOWN
 from automap.price.kernels.cost_records import UNIT_COST_DTYPE, UNIT_COST_WIDTH
 from automap.price.kernels.records import ATTENTION, BOUNDARY, CARRIED, INSIDE
 from automap.price.kernels.shard_unit import saved_share
-from automap.price.kernels.stage_records import Unit
-from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
+from automap.price.kernels.stage_records import Stage, Unit
+from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.space.space import PlanSpace, Values
 from ir.factors import BROADCAST, PARTIAL
 
@@ -42,7 +42,7 @@ class Node:
     values: Ints
     """[values, axes] legal values of the group's slots on all axes."""
     costs: Floats
-    """[modes, values, columns] costs that the group adds to a unit of its type under each of `RECOMPUTE_MODES`."""
+    """[modes, values, columns] costs that the group adds to a unit of its type under each recompute mode."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,8 +64,13 @@ class Factor:
     """Columns of a unit cost in which the table's columns are."""
     repeated: tuple[bool, ...]
     """[modes] whether recomputation repeats a conversion; empty for saved copies."""
+    sums: Mask | None = None
+    """[classes] of a conversion, whether the tensor is made as a sum on some axis."""
     is_charged: bool = False
     """Whether the last node's own cost contains the conversion, so that the factor takes it off where it is 0."""
+    is_certain: bool = True
+    """Whether the cost is never more than the true one: of a third reader of a tensor it is more where that requires
+    again what the first one required."""
 
 
 def joint_values(space: PlanSpace, skeleton: Values) -> tuple[Ints, ...]:
@@ -82,19 +87,23 @@ class GroupCosts:
         bases: for each unit type, [modes, columns] cost of a unit with every signature undecided.
     """
 
-    def __init__(self, space: PlanSpace, legal: Sequence[Ints], lowered: LoweredPlan, rank: int) -> None:
+    def __init__(
+        self, space: PlanSpace, legal: Sequence[Ints], stage: Stage, modes: Sequence[str] = RECOMPUTE_MODES
+    ) -> None:
         """Builds the nodes; factors are built on first use.
 
         Args:
-            legal: legal values of each group, see `joint_values`.
+            legal: values of each group, see `joint_values`.
+            stage: the devices.
+            modes: recompute modes for which nodes have costs; without all of them there are conversions alone.
         """
-        self.space = space
+        self.space, self._modes = space, tuple(modes)
         self._tables = tables = space.evaluator.tables.arrays
         # Columns: to read a field of one record after the other takes ten times as long.
         self._operators, self._operands = _columns(tables.operators), _columns(tables.operands)
         self._tensors, self._signatures = _columns(tables.tensors), _columns(tables.signatures)
         self._placement_rows = _columns(tables.placements)
-        self._stage = lowered.stages[rank]
+        self._stage = stage
         self.first_node = np.cumsum([0, *(len(u.groups) for u in space.linkage.types)])
         self._group_of = np.full(len(self._tables.operators), -1, dtype=np.int64)
         for (unit_type, group), (members, _) in space.group_rows.items():
@@ -106,7 +115,8 @@ class GroupCosts:
         """Factors between groups of one unit."""
         key = (unit_type, -1, False)
         if key not in self._factors:
-            self._factors[key] = (*self._inside(unit_type), *self._copies(unit_type))
+            copies = self._copies(unit_type) if len(self._modes) == len(RECOMPUTE_MODES) else ()
+            self._factors[key] = (*self._inside(unit_type), *copies)
         return self._factors[key]
 
     def crossing(self, unit_type: int, before: int, opens: bool) -> tuple[Factor, ...]:
@@ -125,7 +135,7 @@ class GroupCosts:
     def _vary(self, unit_type: int, members: Ints, assignment: Ints, values: Ints, incoming: Ints) -> Floats:
         """[modes, values, ways, columns] unit costs, see `vary`."""
         first, last = (int(x) for x in self.space.evaluator.tables.spans[unit_type : unit_type + 2])
-        masks = np.array([self.space.evaluator.masks(unit_type)[mode] for mode in RECOMPUTE_MODES])
+        masks = np.array([self.space.evaluator.masks(unit_type)[mode] for mode in self._modes])
         out = np.empty((len(masks), len(values), len(incoming)), dtype=UNIT_COST_DTYPE)
         crossing = int(self.space.evaluator.tables.boundary_out[unit_type])
         unit = Unit(first, last, np.empty((last - first, len(self.space.axes)), dtype=np.int64))
@@ -213,6 +223,8 @@ class GroupCosts:
                 keeps = (placements == UNKNOWN) | (placements == self._tensors["batch_dim"][tensor])
                 arriving = np.where(keeps, placements, BROADCAST)
             yield from self._ways(unit_type, reading, made, arriving, is_inside=False)
+        if len(self._modes) < len(RECOMPUTE_MODES):
+            return
         ways, codes = _classes(crossing)
         unknown = np.full((1, len(self.space.axes)), UNKNOWN, dtype=np.int64)
         nothing = np.zeros((1, len(self.space.axes)), dtype=np.int64)
@@ -248,7 +260,7 @@ class GroupCosts:
         first = int(self.space.evaluator.tables.spans[unit_type])
         tables: dict[bool, Floats] = {}
         before: tuple[int, Ints] | None = None
-        for row, code in zip(reading, by_row, strict=True):
+        for number, (row, code) in enumerate(zip(reading, by_row, strict=True)):
             owner = int(self._operands["operator"][row])
             node = int(self._group_of[owner])
             is_ring = bool(stage.hardware.ring > 0.0 and arrays.kernels["kind"][owner] in (ATTENTION, INSIDE))
@@ -265,6 +277,7 @@ class GroupCosts:
                     bool(masks[mode][owner - first] and (not is_inside or masks[mode][maker - first]))
                     for mode in RECOMPUTE_MODES
                 ),
+                sums=(sources == PARTIAL).any(axis=1),
             )
             is_own = is_inside and node == source
             if before is None:
@@ -273,7 +286,7 @@ class GroupCosts:
             elif not (is_own and before[0] == node):
                 # The reader before it may require the same placement.
                 nodes, ways = (source, before[0], node), (source_codes, before[1], code)
-                yield replace(plain, nodes=nodes, codes=ways, is_charged=is_own)
+                yield replace(plain, nodes=nodes, codes=ways, is_charged=is_own, is_certain=number == 1)
             before = (node, code)
 
     def _copies(self, unit_type: int) -> Iterator[Factor]:

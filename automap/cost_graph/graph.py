@@ -118,7 +118,7 @@ class CostGraph:
                 elif key not in cache.costs:
                     if len(cache.costs) >= MAX_CACHED:
                         cache.costs.pop(next(iter(cache.costs)))
-                    cache.costs[key] = GroupCosts(self.space, cache.legal(self.skeleton), lowered, row.rank)
+                    cache.costs[key] = GroupCosts(self.space, cache.legal(self.skeleton), lowered.stages[row.rank])
                 found.setdefault(key, cache.costs[key])
             of_rows.append(found[key])
         return of_rows

@@ -23,6 +23,8 @@ from automap.cost_graph.kernels.message_passing import WIDEST, FactorGraph, pass
 
 SWEEPS, PASSES = 1, 8
 """Number of sweeps there and back in one pass; and of passes: two, and more while better assignments are found."""
+PASSES_OF_PARTS = 3
+"""Number of sweeps there and back for bounds of parts."""
 TOLERANCE = 1e-9
 """Share of the known cost within which bounds are not trusted, so that rounding leaves no optimum out."""
 MANY_VALUES = 80
@@ -76,6 +78,9 @@ def candidates(
         picked, margins = np.zeros(len(left), dtype=np.int64), np.zeros(len(graph.costs))
         found = float(pass_messages(graph, slack, SWEEPS, picked, margins))
         bound = max(bound, found + scalars.constant)
+        if not all(some.any() for some in _by_node(graph, graph.is_left)):
+            # Every assignment costs more than what is known.
+            return [keep[:0] for keep in left], best, limit
         other = descend(scalars, [int(keep[v]) for keep, v in zip(left, picked.tolist(), strict=True)])
         is_better = scalars.value(other) < least
         if is_better:
@@ -88,6 +93,24 @@ def candidates(
         ranked = [np.argsort(of[some], kind="stable") for of, some in zip(of_values, is_left, strict=True)]
         left = [np.sort(keep[order[:most]]) for keep, order in zip(left, ranked, strict=True)]
     return left, best, bound
+
+
+def bounds_of_parts(scalars: Scalars, parts: Sequence[int]) -> tuple[Floats, tuple[int, ...]]:
+    """Lower bounds on the parts of a graph that no factor joins, without its constant, and an assignment.
+
+    Args:
+        scalars: the graph.
+        parts: [nodes] number of the part that each node belongs to.
+    """
+    graph = _factor_graph(scalars)
+    picked, margins = np.zeros(len(parts), dtype=np.int64), np.zeros(len(graph.costs))
+    pass_messages(graph, np.inf, PASSES_OF_PARTS, picked, margins)
+    found = np.zeros(max(parts, default=-1) + 1)
+    np.add.at(found, list(parts), np.minimum.reduceat(graph.costs, graph.first))
+    if len(scalars.factors):
+        of_factors = np.minimum.reduceat(graph.tables, graph.begins[:-1])
+        np.add.at(found, [parts[some[0]] for some, _ in scalars.factors], of_factors)
+    return found, tuple(picked.tolist())
 
 
 def _factor_graph(scalars: Scalars) -> FactorGraph:

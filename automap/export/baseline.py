@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 from automap.documents import read_document
 from automap.errors import PlanError
-from automap.export.reading import Stated, check_tokens, read_text
+from automap.export.onnx_devices import planned
+from automap.export.reading import check_model, read_text
+from automap.export.stated import Stated
 from automap.plan import Plan
-from automap.price.degrees import sequence_length
 from automap.price.estimate import annotate
 from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import LoweredPlan
@@ -121,7 +122,11 @@ def _stated(document: object) -> tuple[str, Stated]:
 
 def _configured(evaluator: Evaluator, name: str, stated: Stated) -> Baseline:
     _check_training(evaluator.problem, name, stated)
-    check_tokens(stated, name, sequence_length(evaluator.problem.graph))
+    if stated.document is not None:
+        plan = planned(stated.document, evaluator.problem)
+        lowered = lower_plan(plan, evaluator)
+        return Baseline(name=name, plan=annotate(plan, lowered, evaluator), lowered=lowered, notes=())
+    check_model(stated, name, evaluator)
     strategy = Strategy(**stated.degrees)
     lowered = hand_made(evaluator, strategy)
     notes = (*undivided(evaluator, lowered), *recomputes_nothing(strategy, lowered, evaluator.problem.trainer.name))
@@ -137,6 +142,7 @@ def _check_training(problem: Problem, name: str, stated: Stated) -> None:
     """Refuses a configuration that trains otherwise than the problem: the two steps would not be the same work."""
     own = to_json(problem.training)
     for key, value in stated.training.items():
-        if key != "trainer" and own[key] != value:
+        # The vocabulary is padded as in the search, for both alike.
+        if key not in ("trainer", "vocabulary_multiple") and own[key] != value:
             repair = f"Give {key} {value} to the search too, or change the file."
             raise PlanError(f"the search is for {own[key]}, {name} says", field=key, value=value, repair=repair)

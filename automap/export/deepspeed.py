@@ -1,13 +1,21 @@
-"""DeepSpeed: the JSON file that `deepspeed.initialize(config=…)` reads (deepspeed/runtime/config.py)."""
+"""DeepSpeed: the JSON file that `deepspeed.initialize(config=…)` reads (deepspeed/runtime/config.py).
+
+Stages of a pipeline are made in code: of them the JSON has a section that DeepSpeed keeps and does not read, and beside
+it are the files that make a `PipelineModule` of it (`deepspeed_pipeline`).
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from importlib import resources
 from typing import Any
 
-from automap.export import training_arguments
+from automap.export import module_paths, training_arguments
 from automap.export.configuration import Export, Note, Run
+from automap.export.pytorch import LOADER
+
+PIPELINE = "deepspeed_pipeline.py"
 
 
 def write(run: Run) -> Export:
@@ -25,18 +33,37 @@ def write(run: Run) -> Export:
         document["data_types"] = {"grad_accum_dtype": "fp32"}
     if degrees.tensor > 1:
         document["tensor_parallel"] = {"autotp_size": degrees.tensor}
+    files, recipe = {}, "deepspeed.initialize(config='deepspeed.json', …)"
+    if degrees.pipeline > 1:
+        document["pipeline"] = _pipeline(run)
+        package = resources.files("automap").joinpath("export")
+        files = {name: package.joinpath(name).read_text() for name in (PIPELINE, LOADER)}
+        recipe = "from deepspeed_pipeline import pipeline"
+    else:
+        again = run.recompute == "full"
+        text = training_arguments.write(run, again=again, more={"deepspeed": "deepspeed.json"})
+        files = {training_arguments.FILE: text}
     return Export(
         target=run.target.name,
         version=run.target.version,
-        files={
-            "deepspeed.json": json.dumps(document, indent=2) + "\n",
-            training_arguments.FILE: training_arguments.write(
-                run, again=run.recompute == "full", more={"deepspeed": "deepspeed.json"}
-            ),
-        },
-        launch=f"{run.torchrun} YOUR_TRAINING.py  # deepspeed.initialize(config='deepspeed.json', …)",
+        files={"deepspeed.json": json.dumps(document, indent=2) + "\n", **files},
+        launch=f"{run.torchrun} YOUR_TRAINING.py  # {recipe}",
         notes=tuple(_notes(run)),
     )
+
+
+def _pipeline(run: Run) -> dict[str, Any]:
+    """The section of the stages; `deepspeed_pipeline` reads it.
+
+    Raises:
+        PlanError: a stage is no list of modules.
+    """
+    return {
+        "stages": run.degrees.pipeline,
+        "modules": [list(paths) for paths in module_paths.stage_paths(run)],
+        "layers": list(module_paths.layer_paths(run)),
+        "recompute": list(module_paths.recomputed_paths(run)),
+    }
 
 
 def _notes(run: Run) -> Iterator[Note]:
@@ -44,7 +71,10 @@ def _notes(run: Run) -> Iterator[Note]:
     if run.degrees.tensor > 1:
         what = "which products are split by columns and which by rows is AutoTP's to find, from the model's class"
         yield Note(about="tensor parallelism", kept="left to you", text=what)
-    if run.recompute == "full":
+    if run.degrees.pipeline > 1:
+        what = f"{PIPELINE} makes them; the forward above the layers is plain code, which torch.fx can trace"
+        yield Note(about="stages", kept="left to you", text=what)
+    elif run.recompute == "full":
         what = (
             "recomputation is no part of DeepSpeed's JSON: model.gradient_checkpointing_enable(), or TrainingArguments"
         )

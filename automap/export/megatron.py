@@ -5,6 +5,7 @@ Names of flags: megatron/training/arguments.py. A layout has one part a virtual 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from automap.errors import PlanError
@@ -132,6 +133,9 @@ def _model(run: Run) -> Iterator[Flag]:
     if shape.experts:
         yield "--num-experts", str(shape.experts)
         yield "--moe-router-topk", str(shape.top_k)
+    # Padded to a multiple of this and tp: as in the plan, whatever tp is.
+    multiple = run.problem.vocabulary_multiple
+    yield "--make-vocab-size-divisible-by", str(multiple // math.gcd(multiple, run.degrees.tensor))
     yield "--optimizer", "adam" if run.problem.training.optimizer == "adam" else "sgd"
 
 

@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from typing import Any
 
 import numpy as np
 
-from automap.export.configuration import Export, Note, Run, staged_signatures
-from automap.plan import parse_devices
+from automap.errors import PlanError
+from automap.export.configuration import Export, Note, Run, read_run, staged_signatures
+from automap.export.stated import section
+from automap.plan import Plan, parse_devices
+from automap.problem import Problem
+from automap.targets import find_target
 from ir.blocks import LOSSES
 from ir.factors import Placement
 
 SCRIPT, FILE = "annotate_model.py", "onnx_devices.json"
+SCHEMA = "automap.onnx/1"
+EXPORT = "Change the plan, and export it again."
 
 
 def write(run: Run) -> Export:
@@ -39,6 +46,20 @@ def write(run: Run) -> Export:
 
 
 def _document(run: Run, tensors: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    plan = run.plan
+    return {
+        "schema": SCHEMA,
+        "about": f"Written by AutoMAP for {run.target.version}: model {plan.model.name}, {run.devices} devices.",
+        "configuration": {"name": "automap", "num_devices": run.problem.cluster.num_devices},
+        "metadata": _metadata(run),
+        "tensors": tensors,
+        # With the shards between operators, which ONNX has no place for: what `estimate --from` reads.
+        "plan": replace(plan, estimate=None, search=None, measured=None, why=(), warnings=()).to_json(),
+    }
+
+
+def _metadata(run: Run) -> dict[str, str]:
+    """What ONNX has no field for."""
     plan, degrees = run.plan, run.degrees
     settings = {
         "schedule": plan.schedule.kind,
@@ -49,13 +70,34 @@ def _document(run: Run, tensors: dict[str, list[dict[str, Any]]]) -> dict[str, A
         "precision": run.problem.precision,
         "model_sha256": plan.model.sha256,
     }
-    return {
-        "schema": "automap.onnx/1",
-        "about": f"Written by AutoMAP for {run.target.version}: model {plan.model.name}, {run.devices} devices.",
-        "configuration": {"name": "automap", "num_devices": run.problem.cluster.num_devices},
-        "metadata": {f"automap.{name}": str(value) for name, value in settings.items()},
-        "tensors": tensors,
-    }
+    return {f"automap.{name}": str(value) for name, value in settings.items()}
+
+
+def planned(document: Mapping[str, Any], problem: Problem) -> Plan:
+    """The plan of an exported file, on the cluster of a problem and under its training.
+
+    Raises:
+        PlanError: it is no such file, or what it says of weights, stages and devices is not what its plan does.
+    """
+    path = f"from.{FILE}"
+    if not isinstance(document.get("plan"), Mapping):
+        raise PlanError("has no plan", field="from.plan", value=document.get("plan"), repair=EXPORT)
+    plan = Plan.from_json(document["plan"])
+    own, number = problem.cluster.num_devices, section(document, "configuration").get("num_devices")
+    if number != own:
+        repair = f"Give a cluster of {number} devices, or search on this one."
+        raise PlanError(f"{path} is for {number} devices", field="cluster", value=f"{own} devices", repair=repair)
+    plan = replace(plan, cluster=problem.cluster.to_json(), training=problem.training)
+    target = find_target("onnx")
+    assert target is not None
+    run = read_run(plan, problem, target)
+    for part, own_values in (("tensors", _tensors(run)[0]), ("metadata", _metadata(run))):
+        said = section(document, part)
+        for name in dict.fromkeys([*own_values, *said]):
+            if said.get(name) != own_values.get(name):
+                what = "is not what the plan in the file says"
+                raise PlanError(what, field=f"from.{part}.{name}", value=said.get(name), repair=EXPORT)
+    return plan
 
 
 def _tensors(run: Run) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:

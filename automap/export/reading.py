@@ -7,33 +7,21 @@ strategy is refused.
 
 from __future__ import annotations
 
-import shlex
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from automap.documents import read_document
 from automap.errors import PlanError
+from automap.export.megatron_reading import read_flags, read_script
+from automap.export.onnx_devices import SCHEMA as ONNX_SCHEMA
 from automap.export.pytorch import SCHEMA as PYTORCH_SCHEMA
+from automap.export.stated import Stated, check_choice, check_names, check_shards, ranks_of, refuse, section, whole
+from automap.price.degrees import sequence_length
+from automap.price.evaluator import Evaluator
 from automap.targets import targets
-
-
-@dataclass(kw_only=True, slots=True)
-class Stated:
-    """What a configuration says of a plan."""
-
-    target: str
-    """The target whose trainer reads it."""
-    training: dict[str, Any] = field(default_factory=dict)
-    """Fields of `automap.problem.Training`."""
-    degrees: dict[str, Any] = field(default_factory=dict)
-    """Fields of `automap.space.stated_strategy.Strategy`."""
-    tokens: int | None = None
-    """Tokens of a sample."""
-    ignored: tuple[str, ...] = ()
-    """Names of what was not read."""
 
 
 def read_configuration(path: Path) -> Stated:
@@ -71,238 +59,138 @@ def read_text(name: str, text: str) -> Stated:
     return found
 
 
-def check_tokens(stated: Stated, name: str, tokens: int | None) -> None:
-    """Refuses a configuration whose samples have not as many tokens as those of the model.
+def check_model(stated: Stated, name: str, evaluator: Evaluator) -> None:
+    """Refuses a configuration for another model: of as many layers, or of samples with as many tokens.
 
     Args:
         stated: the configuration.
         name: name of its file.
-        tokens: tokens of the model's samples; None = it has no sequence.
+        evaluator: of the model.
 
     Raises:
-        PlanError: they have more or fewer.
+        PlanError: it has more or fewer.
     """
+    tokens = sequence_length(evaluator.problem.graph)
+    layers = [times for times in Counter(unit.type for unit in evaluator.blocks.units).values() if times > 1]
+    if len(layers) == 1 and stated.num_layers not in (None, *layers):
+        raise refuse("--num-layers", stated.num_layers, f"the model has {layers[0]}", f"Give the model of {name}.")
     if stated.tokens not in (None, tokens) and tokens is not None:
         repair = f"Export the model with that length, or choose it: zoo:NAME:seq_len={stated.tokens}."
         raise PlanError(f"{name} has other samples", field="seq_len", value=stated.tokens, repair=repair)
 
 
-def _refuse(name: str, value: object, message: str, repair: str) -> PlanError:
-    return PlanError(message, field=f"from.{name}", value=value, repair=repair)
-
-
-def _whole(name: str, value: object) -> int:
-    """A number of at least 1, from a text or a number."""
-    try:
-        if isinstance(value, bool) or int(str(value)) < 1:
-            raise ValueError
-        return int(str(value))
-    except ValueError:
-        raise _refuse(name, value, "is no number of 1 or more", "Write the number itself, not a variable.") from None
-
-
-def _section(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A part of a document that has keys; empty where there is none."""
-    found = document.get(name)
-    if found is None:
-        return {}
-    if not isinstance(found, dict):
-        raise _refuse(name, found, "has no keys", "Write it as a map of keys and values.")
-    return found
-
-
-def _sizes(section: Mapping[str, Any], path: str, prefix: str, ending: str) -> dict[str, int]:
-    """Entries of a section that are numbers of ranks, without prefix and ending; -1 is left out."""
-    names = [name for name in section if name.startswith(prefix) and name.endswith(ending) and section[name] != -1]
-    return {n.removeprefix(prefix).removesuffix(ending): _whole(path + n, section[n]) for n in names}
-
-
-def _check_shards(name: str, replicas: int, shards: int) -> None:
-    if replicas > 1 and shards > 1:
-        what = "replicas of which a part shares the states are not priced"
-        raise _refuse(name, replicas, what, "Share them over all replicas.")
-
-
-# -- Megatron-LM -----------------------------------------------------------------------------------------------------
-
-_DEGREES = {
-    "tensor-model-parallel-size": "tp",
-    "pipeline-model-parallel-size": "pp",
-    "context-parallel-size": "cp",
-    "expert-model-parallel-size": "ep",
-    "micro-batch-size": "micro_batch",
-    "num-virtual-stages-per-pipeline-rank": "virtual",
+_TITAN = {
+    "parallelism": (
+        *(f"{kind}_parallel_degree" for kind in ("tensor", "pipeline", "context", "expert", "expert_tensor")),
+        "data_parallel_replicate_degree", "data_parallel_shard_degree", "fsdp_reshard_after_forward",
+        "pipeline_parallel_microbatch_size", "pipeline_parallel_schedule", "module_fqns_per_model_part",
+    ),
+    "training": ("local_batch_size", "global_batch_size", "seq_len", "mixed_precision_param"),
+    "activation_checkpoint": ("mode",),
+}  # fmt: skip
+"""Section -> the keys that are read."""
+_TITAN_NOT_PRICED = {
+    "pipeline_parallel_layers_per_stage": "Write the stages as module_fqns_per_model_part.",
+    "pipeline_parallel_schedule_csv": "Name a schedule of torch: 1F1B, GPipe or Interleaved1F1B.",
 }
-_NOT_PRICED = {
-    "virtual-pipeline-model-parallel-size": "Use --num-layers-per-virtual-pipeline-stage: there is no such flag.",
-    "use-megatron-fsdp": "Price it as --zero 2 or --zero 3.",
-    "use-torch-fsdp2": "Price it as --zero 3.",
-    "decoder-first-pipeline-num-layers": "Write the stages as --pipeline-model-parallel-layout.",
-    "decoder-last-pipeline-num-layers": "Write the stages as --pipeline-model-parallel-layout.",
-    "account-for-embedding-in-pipeline-split": "Write the stages as --pipeline-model-parallel-layout.",
-    "account-for-loss-in-pipeline-split": "Write the stages as --pipeline-model-parallel-layout.",
-    "optimizer-cpu-offload": "Leave it out: offload is not priced.",
-}
-"""Flags that change the plan, and what to do instead."""
-_LAUNCHER = {"nnodes", "nproc-per-node", "node-rank", "master-addr", "master-port", "rdzv-backend", "rdzv-endpoint"}
-"""Flags of torchrun in the same script."""
-
-
-def _megatron_script(text: str) -> Stated:
-    try:
-        words = shlex.split(text.replace("=(", "=( "), comments=True)
-    except ValueError as fault:
-        raise _refuse("script", str(fault), "is no shell script", "Close every quote.") from None
-    flags: dict[str, str | None] = {}
-    for number, word in enumerate(words):
-        if word.startswith("--") and word != "--":
-            name, _, value = word.removeprefix("--").partition("=")
-            after = words[number + 1] if number + 1 < len(words) else ")"
-            is_value = not after.startswith("--") and after not in (")", "\\")
-            # torchrun's own flags and arrays of the script come without a bearing on the plan.
-            flags[name] = value or (after if is_value else None)
-    return _megatron(flags)
-
-
-# long: one branch a kind of flag, in Megatron-LM's order
-def _megatron(flags: Mapping[str, str | None]) -> Stated:
-    found = Stated(target="megatron-core")
-    for name, repair in _NOT_PRICED.items():
-        if name in flags:
-            raise _refuse(f"--{name}", flags[name] or "set", "is not priced", repair)
-    read = {*_DEGREES}
-    for name, key in _DEGREES.items():
-        if name in flags:
-            found.degrees[key] = _whole(f"--{name}", flags[name])
-    pp = found.degrees.get("pp", 1)
-
-    def number(name: str) -> int | None:
-        read.add(name)
-        return _whole(f"--{name}", flags[name]) if name in flags else None
-
-    layers, each, batch = (
-        number("num-layers"),
-        number("num-layers-per-virtual-pipeline-stage"),
-        number("global-batch-size"),
-    )
-    if each is not None:
-        if layers is None or layers % (pp * each):
-            what = f"{layers or 'an unknown number of'} layers are not so many in stages of {pp} ranks"
-            raise _refuse(
-                "--num-layers-per-virtual-pipeline-stage", each, what, "Give --num-layers, a multiple of both."
-            )
-        found.degrees["virtual"] = layers // pp // each
-    layout = flags.get("pipeline-model-parallel-layout")
-    if layout is not None:
-        found.degrees |= _layout(layout, pp)
-    if batch is not None:
-        found.training["global_batch"] = batch
-    found.tokens = number("seq-length")
-    slices = number("expert-tensor-parallel-size")
-    if slices is not None and slices != found.degrees.get("tp", 1) and found.degrees.get("ep", 1) > 1:
-        raise _refuse(
-            "--expert-tensor-parallel-size", slices, "only slices of experts over tp are priced", "Make it equal to tp."
-        )
-    if "sequence-parallel" in flags:
-        found.degrees["sequence_parallel"] = True
-    if "use-distributed-optimizer" in flags:
-        found.degrees["zero"] = 1
-    if "recompute-activations" in flags or flags.get("recompute-granularity"):
-        found.degrees["recompute"] = flags.get("recompute-granularity") or "selective"
-    if flags.get("recompute-method") == "block":
-        raise _refuse("--recompute-method", "block", "recomputes some layers", "Use uniform, which recomputes all.")
-    narrow = [name for name in ("bf16", "fp16") if name in flags]
-    found.training["precision"] = "fp8" if flags.get("fp8-format") else narrow[0] if narrow else "fp32"
-    if flags.get("optimizer") in ("adam", "sgd"):
-        found.training["optimizer"] = flags["optimizer"]
-    if "tp-comm-overlap" in flags:
-        found.training["async_tensor_parallel"] = True
-    read |= {
-        "pipeline-model-parallel-layout", "sequence-parallel", "use-distributed-optimizer", "recompute-activations",
-        "recompute-granularity", "recompute-method", "recompute-num-layers", "recompute-modules", "bf16", "fp16",
-        "fp8-format", "fp8-recipe", "optimizer", "tp-comm-overlap",
-    }  # fmt: skip
-    found.ignored = tuple(f"--{name}" for name in flags if name not in read | _LAUNCHER)
-    return found
-
-
-def _layout(text: str, pp: int) -> dict[str, Any]:
-    """Virtual stages and layers of each stage, from a layout without repeats."""
-    parts = text.replace(",", "").split("|")
-    if set("".join(parts)) - set("EtL") or len(parts) % pp:
-        repair = f"Write each stage out, as in Ett|tt|ttL, a multiple of {pp} stages of E, t and L."
-        raise _refuse("--pipeline-model-parallel-layout", text, "is no layout that is read", repair)
-    return {"virtual": len(parts) // pp, "layers": tuple(part.count("t") for part in parts)}
-
-
-# -- torchtitan, DeepSpeed, accelerate -------------------------------------------------------------------------------
 
 
 def _torchtitan(text: str) -> Stated:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as fault:
-        raise _refuse("toml", str(fault), "is no TOML", "Mend the file.") from None
-    way, training = _section(document, "parallelism"), _section(document, "training")
-    sizes = _sizes(way, "parallelism.", "", "_degree")
-    found = Stated(target="torchtitan", tokens=training.get("seq_len"))
+        raise refuse("toml", str(fault), "is no TOML", "Mend the file.") from None
+    way, training = section(document, "parallelism"), section(document, "training")
+    check_names(document, ("parallelism", "training", "activation_checkpoint"))
+    for name, read in _TITAN.items():
+        check_names(section(document, name), read, f"{name}.")
+    for name, repair in _TITAN_NOT_PRICED.items():
+        if way.get(name):
+            raise refuse(f"parallelism.{name}", way[name], "is not priced", repair)
+    sizes = ranks_of(way, "parallelism.", "", "_degree")
+    tokens = whole("training.seq_len", training["seq_len"]) if "seq_len" in training else None
+    found = Stated(target="torchtitan", tokens=tokens)
     tp, pp = sizes.get("tensor_parallel", 1), sizes.get("pipeline_parallel", 1)
-    if sizes.get("expert_parallel", 1) > 1:
-        value = sizes["expert_parallel"]
-        raise _refuse("parallelism.expert_parallel_degree", value, "is not read", "Price it by --ep.")
-    replicas = sizes.get("data_parallel_replicate", 1)
-    _check_shards("parallelism.data_parallel_replicate_degree", replicas, sizes.get("data_parallel_shard", 1))
-    local = _whole("training.local_batch_size", training.get("local_batch_size", 8))
-    micro = _whole("parallelism.pipeline_parallel_microbatch_size", way.get("pipeline_parallel_microbatch_size", 1))
+    ep, slices = sizes.get("expert_parallel", 1), sizes.get("expert_tensor_parallel", 1)
+    if ep > 1 and slices != tp:
+        what = f"shares experts in {slices} slices among ranks that split other weights in {tp}, which is not priced"
+        raise refuse("parallelism.expert_parallel_degree", ep, what, "Make tensor_parallel_degree 1.")
+    replicas, shards = sizes.get("data_parallel_replicate", 1), sizes.get("data_parallel_shard")
+    check_shards("parallelism.data_parallel_replicate_degree", replicas, shards or 1)
+    local = whole("training.local_batch_size", training.get("local_batch_size", 8))
+    micro = whole("parallelism.pipeline_parallel_microbatch_size", way.get("pipeline_parallel_microbatch_size", 1))
     found.degrees = {
         "tp": tp,
         "pp": pp,
         "cp": sizes.get("context_parallel", 1),
+        "ep": ep,
         "sequence_parallel": tp > 1,
         "micro_batch": micro if pp > 1 else local,
-        "zero": 0 if replicas > 1 else 2 if way.get("fsdp_reshard_after_forward") == "never" else 3,
-        "recompute": _section(document, "activation_checkpoint").get("mode", "selective"),
+        "zero": 0 if replicas > 1 else _gathers(way.get("fsdp_reshard_after_forward", "default"), pp),
+        "recompute": section(document, "activation_checkpoint").get("mode", "selective"),
     }
+    if found.degrees["recompute"] == "memory_budget":
+        what, repair = "chooses what it keeps while it compiles, which is not priced", "Use none, selective or full."
+        raise refuse("activation_checkpoint.mode", "memory_budget", what, repair)
+    check_choice("activation_checkpoint.mode", found.degrees["recompute"], ("none", "selective", "full"))
+    if shards is not None:
+        found.degrees["dp"] = replicas * shards
     if way.get("module_fqns_per_model_part"):
         parts = way["module_fqns_per_model_part"]
         if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
             what = "is no list of lists of modules"
-            raise _refuse("parallelism.module_fqns_per_model_part", parts, what, 'Write it as [["layers.0"], …].')
+            raise refuse("parallelism.module_fqns_per_model_part", parts, what, 'Write it as [["layers.0"], …].')
         counts = tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
         found.degrees |= {"virtual": max(1, len(parts) // pp), "layers": counts}
     if str(way.get("pipeline_parallel_schedule")).lower() == "gpipe" and pp > 1:
         found.degrees["schedule"] = "gpipe"
     if training.get("global_batch_size", -1) != -1:
-        found.training["global_batch"] = _whole("training.global_batch_size", training["global_batch_size"])
+        found.training["global_batch"] = whole("training.global_batch_size", training["global_batch_size"])
     found.training["precision"] = "bf16" if training.get("mixed_precision_param", "bfloat16") == "bfloat16" else "fp32"
     found.ignored = tuple(name for name in document if name not in ("parallelism", "training", "activation_checkpoint"))
     return found
+
+
+def _gathers(reshard: object, pp: int) -> int:
+    """The stage of ZeRO that torchtitan's FSDP comes to: pipelines scatter gradients once a step."""
+    if reshard not in ("default", "always", "never"):
+        repair = "Use default, always or never."
+        raise refuse("parallelism.fsdp_reshard_after_forward", reshard, "is no choice of torchtitan", repair)
+    if pp == 1:
+        return 2 if reshard == "never" else 3
+    return 3 if reshard == "always" else 1
 
 
 def _json(text: str) -> Stated:
     document = read_document(text, field="from", error=PlanError)
     if not isinstance(document, dict):
         raise PlanError("is no object", field="from", value=text[:20], repair="Give DeepSpeed's JSON, or pytorch.json.")
+    if document.get("schema") == ONNX_SCHEMA:
+        return _onnx(document)
     if document.get("schema") != PYTORCH_SCHEMA:
         return _deepspeed(document)
     try:
         return _pytorch(document)
     except (KeyError, TypeError, ValueError, AttributeError) as fault:
-        raise _refuse("json", str(fault), "is no pytorch.json as it was exported", "Export it again.") from None
+        raise refuse("json", str(fault), "is no pytorch.json as it was exported", "Export it again.") from None
+
+
+def _onnx(document: Mapping[str, Any]) -> Stated:
+    said = section(section(document, "plan"), "training")
+    training = {name: value for name, value in said.items() if name not in ("target", "memory_confidence")}
+    return Stated(target="onnx", training=training, document=document)
 
 
 def _pytorch(document: Mapping[str, Any]) -> Stated:
-    mesh, layers, stages = _section(document, "mesh"), document["layers"], document["stages"]
+    mesh, layers, stages = section(document, "mesh"), document["layers"], document["stages"]
     sizes = dict(zip(mesh["dim_names"], mesh["shape"], strict=True))
     is_outer = mesh["dim_names"].index("tensor") < mesh["dim_names"].index("shard")
     if is_outer and sizes["tensor"] > 1 and sizes["replicate"] * sizes["shard"] > 1:
-        raise _refuse(
-            "mesh.dim_names", mesh["dim_names"], "ranks of one replica are not side by side", "Turn the mesh."
-        )
-    _check_shards("mesh.shape", sizes["replicate"], sizes["shard"])
+        raise refuse("mesh.dim_names", mesh["dim_names"], "ranks of one replica are not side by side", "Turn the mesh.")
+    check_shards("mesh.shape", sizes["replicate"], sizes["shard"])
     again = set(document["recompute"])
     if again and again != set(layers):
-        raise _refuse("recompute", sorted(again), "is a part of the layers", "Recompute all of them, or none.")
+        raise refuse("recompute", sorted(again), "is a part of the layers", "Recompute all of them, or none.")
     degrees = {"tp": sizes["tensor"], "pp": sizes["pipe"], "zero": document["zero"], "sequence_parallel": False}
     degrees |= {"micro_batch": document["micro_batch"], "recompute": "full" if again else "none"}
     if sizes["pipe"] > 1:
@@ -318,19 +206,19 @@ def _deepspeed(document: Mapping[str, Any]) -> Stated:
     # "auto" is filled in by transformers.
     given = {name: value for name, value in document.items() if value != "auto"}
     found = Stated(target="deepspeed")
-    zero = _section(given, "zero_optimization")
+    zero = section(given, "zero_optimization")
     for name in ("offload_optimizer", "offload_param"):
-        if _section(zero, name).get("device", "none") != "none":
-            raise _refuse(f"zero_optimization.{name}", zero[name], "is not priced", "Leave it out.")
+        if section(zero, name).get("device", "none") != "none":
+            raise refuse(f"zero_optimization.{name}", zero[name], "is not priced", "Leave it out.")
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    batch, micro, steps = (_whole(name, given[name]) if name in given else None for name in names)
+    batch, micro, steps = (whole(name, given[name]) if name in given else None for name in names)
     if zero.get("stage", 0) not in (0, 1, 2, 3):
-        raise _refuse("zero_optimization.stage", zero["stage"], "is no stage of ZeRO", "Give 0 to 3.")
+        raise refuse("zero_optimization.stage", zero["stage"], "is no stage of ZeRO", "Give 0 to 3.")
     found.degrees = {"zero": zero.get("stage", 0)}
     # 0 is AutoTP switched off.
-    slices = _section(given, "tensor_parallel").get("autotp_size", 0)
+    slices = section(given, "tensor_parallel").get("autotp_size", 0)
     if slices != 0:
-        found.degrees["tp"] = _whole("tensor_parallel.autotp_size", slices)
+        found.degrees["tp"] = whole("tensor_parallel.autotp_size", slices)
     if batch is not None:
         found.training["global_batch"] = batch
     if micro is not None:
@@ -338,15 +226,20 @@ def _deepspeed(document: Mapping[str, Any]) -> Stated:
     if batch is not None and micro is not None and steps is not None:
         if batch % (micro * steps):
             what = f"is no multiple of {micro} samples * {steps} steps"
-            raise _refuse("train_batch_size", batch, what, "Make it micro-batch * accumulation * replicas.")
+            raise refuse("train_batch_size", batch, what, "Make it micro-batch * accumulation * replicas.")
         found.degrees["dp"] = batch // micro // steps
-    enabled = {kind: _section(given, kind).get("enabled", False) for kind in ("bf16", "fp16")}
+    enabled = {kind: section(given, kind).get("enabled", False) for kind in ("bf16", "fp16")}
+    for name, value in enabled.items():
+        check_choice(f"{name}.enabled", value, (True, False, "auto"))
     kinds = [kind for kind, value in enabled.items() if value is True]
     if len(kinds) == 2:
-        raise _refuse("fp16.enabled", True, "contradicts bf16.enabled", "Enable one of them.")
+        raise refuse("fp16.enabled", True, "contradicts bf16.enabled", "Enable one of them.")
     if kinds or "auto" not in enabled.values():
         found.training["precision"] = kinds[0] if kinds else "fp32"
-    known = (*names, "zero_optimization", "tensor_parallel", "bf16", "fp16")
+    found.degrees |= _deepspeed_stages(section(given, "pipeline"))
+    known = (*names, "zero_optimization", "tensor_parallel", "bf16", "fp16", "pipeline")
+    check_names(document, known)
+    check_names(zero, ("stage", "offload_optimizer", "offload_param"), "zero_optimization.")
     if not document.keys() & {*known}:
         repair = "Give DeepSpeed's JSON, or one of the other formats."
         value = ", ".join(document)[:80] or "{}"
@@ -355,8 +248,25 @@ def _deepspeed(document: Mapping[str, Any]) -> Stated:
     return found
 
 
-_SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0}
-"""FSDP 1's strategies -> stage of ZeRO."""
+def _deepspeed_stages(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The stages of an exported section; what others write there says nothing of them."""
+    if "modules" not in given:
+        return {}
+    modules, layers, again = (given.get(name, []) for name in ("modules", "layers", "recompute"))
+    for name, value in (("modules", modules), ("layers", layers), ("recompute", again)):
+        if not isinstance(value, list):
+            raise refuse(f"pipeline.{name}", value, "is no list", "Export it again.")
+    if given.get("stages") != len(modules):
+        what = f"is not the number of lists of modules, {len(modules)}"
+        raise refuse("pipeline.stages", given.get("stages"), what, "Export it again.")
+    if again and {*map(str, again)} != {*map(str, layers)}:
+        raise refuse("pipeline.recompute", again, "is a part of the layers", "Recompute all of them, or none.")
+    counts = tuple(sum(path in layers for path in paths) for paths in modules)
+    return {"pp": len(modules), "layers": counts, "recompute": "full" if again else "none"}
+
+
+_SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "1": 3, "2": 2, "3": 0}
+"""FSDP 1's strategies, by name or number -> stage of ZeRO."""
 
 
 def _accelerate(document: Mapping[str, Any]) -> Stated:
@@ -364,24 +274,32 @@ def _accelerate(document: Mapping[str, Any]) -> Stated:
     kind = document.get("distributed_type", "NO")
     if kind not in ("FSDP", "MULTI_GPU", "MULTI_CPU", "NO"):
         repair = "Give DeepSpeed's own JSON." if kind == "DEEPSPEED" else "Use FSDP or MULTI_GPU."
-        raise _refuse("distributed_type", kind, "is not read", repair)
-    fsdp = _section(document, "fsdp_config")
-    sizes = _sizes(_section(document, "parallelism_config"), "", "parallelism_config_", "_size")
+        raise refuse("distributed_type", kind, "is not read", repair)
+    fsdp = section(document, "fsdp_config")
+    check_names(document, ("num_processes", "mixed_precision", "distributed_type", "fsdp_config", "parallelism_config"))
+    read = ("version", "reshard_after_forward", "sharding_strategy", "activation_checkpointing")
+    check_names(fsdp, [f"fsdp_{name}" for name in read], "fsdp_config.")
+    sizes = ranks_of(section(document, "parallelism_config"), "", "parallelism_config_", "_size")
     found.degrees = {"tp": sizes.get("tp", 1), "cp": sizes.get("cp", 1), "zero": 0, "recompute": "none"}
+    if sizes.get("sp", 1) > 1:
+        what = "splits sequences for attention by exchanging heads, which is not priced"
+        raise refuse("parallelism_config_sp_size", sizes["sp"], what, "Use parallelism_config_cp_size.")
     if kind == "FSDP":
+        strategy = fsdp.get("fsdp_sharding_strategy", "FULL_SHARD")
+        check_choice("fsdp_config.fsdp_sharding_strategy", strategy, tuple(_SHARDING))
         again = fsdp.get("fsdp_reshard_after_forward", True)
-        first = _SHARDING.get(fsdp.get("fsdp_sharding_strategy", "FULL_SHARD"), 3)
         is_second = str(fsdp.get("fsdp_version", 1)) == "2"
-        found.degrees["zero"] = first if not is_second else 3 if again is True else 2
+        found.degrees["zero"] = _SHARDING[strategy] if not is_second else 3 if again is True else 2
         found.degrees["recompute"] = "full" if fsdp.get("fsdp_activation_checkpointing") is True else "none"
-    _check_shards("parallelism_config_dp_replicate_size", sizes.get("dp_replicate", 1), sizes.get("dp_shard", 1))
+    check_shards("parallelism_config_dp_replicate_size", sizes.get("dp_replicate", 1), sizes.get("dp_shard", 1))
     if "num_processes" in document:
-        processes = _whole("num_processes", document["num_processes"])
+        processes = whole("num_processes", document["num_processes"])
         others = found.degrees["tp"] * found.degrees["cp"]
         if processes % others:
-            raise _refuse("num_processes", processes, f"is no multiple of tp * cp = {others}", "Start as many.")
+            raise refuse("num_processes", processes, f"is no multiple of tp * cp = {others}", "Start as many.")
         found.degrees["dp"] = processes // others
     mixed = document.get("mixed_precision", "no")
+    check_choice("mixed_precision", mixed, ("no", "fp32", "bf16", "fp16", "fp8"))
     found.training["precision"] = mixed if mixed in ("bf16", "fp16", "fp8") else "fp32"
     return found
 
@@ -389,9 +307,9 @@ def _accelerate(document: Mapping[str, Any]) -> Stated:
 def _yaml(text: str) -> Stated:
     document = _maps(text)
     if "MODEL_ARGS" in document:
-        given = _section(document, "MODEL_ARGS")
+        given = section(document, "MODEL_ARGS")
         flags = {name.removeprefix("--"): value for name, value in given.items() if value is not False}
-        return _megatron({name: None if value is True else str(value) for name, value in flags.items()})
+        return read_flags({name: None if value is True else str(value) for name, value in flags.items()})
     return _accelerate(document)
 
 
@@ -410,7 +328,7 @@ def _maps(text: str) -> dict[str, Any]:
         name, colon, value = bare.strip().partition(":")
         is_nested = bare.startswith(" ")
         if not colon or name.startswith(("-  ", "- ")) or (value and not value.startswith(" ")):
-            raise _refuse(f"line {number}", bare, "is not read", "Write keys with plain values, in at most two levels.")
+            raise refuse(f"line {number}", bare, "is not read", "Write keys with plain values, in at most two levels.")
         if not is_nested:
             inside = found
         if not value and not is_nested:
@@ -428,7 +346,7 @@ def _plain(text: str) -> Any:
 
 
 _READERS: Mapping[str, Callable[[str], Stated]] = {
-    ".sh": _megatron_script,
+    ".sh": read_script,
     ".toml": _torchtitan,
     ".json": _json,
     ".yaml": _yaml,

@@ -1,8 +1,7 @@
 """What trainers do otherwise than a plan says, with its price: the same plan priced as the trainer runs it.
 
-A plan that was searched for a target is rounded in two ways only: a small vocabulary that tp does not divide is padded,
-and torch's pipeline stages keep gradients whole for longer. Other plans may also reduce gradients inside groups of
-replicas first, where trainers reduce them over all replicas at once.
+A plan that was searched for a target is rounded in nothing. In other plans a small vocabulary that tp does not divide
+is padded, and gradients that are reduced inside groups of replicas first are reduced over all replicas at once.
 Units: seconds.
 """
 
@@ -20,8 +19,6 @@ from automap.space.simplified_axes import merges
 
 LEVELS = ("megatron-core", "torchtitan", "deepspeed", "accelerate")
 """Targets whose trainers have one group of replicas."""
-KEEPS = ("torchtitan",)
-"""Targets whose pipeline stages are torch's own, which scatter gradients after the last micro-batch."""
 PADS = ("megatron-core",)
 """Targets whose trainers pad the vocabulary to a multiple of tp."""
 
@@ -32,13 +29,6 @@ def rounded(run: Run) -> Iterator[Note]:
     if len(groups) > 1 and run.target.name in LEVELS:
         what = f"gradients are reduced over all {run.degrees.data} replicas at once, not inside groups of them first"
         yield Note(about="groups of replicas", kept="rounded", text=what, cost_s=_at_once_s(run))
-    if run.degrees.pipeline > 1 and run.degrees.zero > 1 and run.target.name in KEEPS:
-        first = run.evaluator.evaluate(replace(run.lowered, zero=1))
-        what = "pipeline stages keep gradients whole until the last micro-batch, and scatter them once, as ZeRO 1"
-        what += ", which by our count needs more memory than there is" if first.overflow > 0.0 else ""
-        # Weights are still gathered for each micro-batch under ZeRO 3.
-        cost_s = first.step_time_s - _step_s(run) if run.degrees.zero == 2 else None
-        yield Note(about="gradients", kept="rounded", text=what, cost_s=cost_s)
     if run.whole_head is not None and run.target.name in PADS:
         what = "the vocabulary, which tp does not divide, is padded and split; the plan counts its product whole"
         yield Note(about="vocabulary", kept="rounded", text=what, cost_s=_padded_s(run, run.whole_head))

@@ -79,14 +79,15 @@ def _module(run: Run) -> str:
 
 def _sections(run: Run) -> Mapping[str, Mapping[str, Any]]:
     degrees, training = run.degrees, run.problem.training
-    is_piped, shards = degrees.pipeline > 1, degrees.zero > 1
+    is_piped, shards = degrees.pipeline > 1, degrees.zero > 0
     parallelism: dict[str, Any] = {
-        "data_parallel_replicate_degree": 1 if shards or degrees.zero else degrees.data,
+        "data_parallel_replicate_degree": 1 if shards else degrees.data,
         "data_parallel_shard_degree": degrees.data if shards else 1,
         "fsdp_reshard_after_forward": "always" if degrees.zero == 3 else "never",
         "tensor_parallel_degree": degrees.tensor,
         "enable_async_tensor_parallel": training.async_tensor_parallel and degrees.tensor > 1,
         "context_parallel_degree": degrees.context,
+        "expert_parallel_degree": degrees.expert,
         "pipeline_parallel_degree": degrees.pipeline,
     }
     if is_piped:

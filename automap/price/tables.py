@@ -95,13 +95,13 @@ class _Builder:
         self.shapes = KernelShapes(problem, self.graph.trained)
         self.names: list[str] = []
         self.spans = [0]
-        self.pads = True
+        self.is_uneven = True
         """Whether dims of the operators of the present type may be shared unevenly."""
 
     def add_type(self, unit_type: int) -> None:
         unit = self.linkage.blocks.representative(unit_type)
         target, times = self.problem.target, sum(one.type == unit_type for one in self.linkage.blocks.units)
-        self.pads = target is None or (target.pads and times == 1)
+        self.is_uneven = target is None or (target.uneven and times == 1)
         linked = self.linkage.types[unit_type]
         ops = [self.graph.operators[i] for i in range(unit.start, unit.stop)]
         local: dict[str, int] = {}
@@ -302,7 +302,7 @@ class _Builder:
                     collective=-1 if exchange is None else COLLECTIVES.index(exchange.kind),
                     splits_batch=int(factor is not None and factor.is_batch),
                     is_uneven=int(
-                        self.pads and signature.factor is not None and may_be_uneven(op.rule, signature.factor)
+                        self.is_uneven and signature.factor is not None and may_be_uneven(op.rule, signature.factor)
                     ),
                     loop_class=-1 if signature.factor is None else classes[signature.factor],
                     forward_bytes=forward[0],

@@ -99,7 +99,6 @@ def compile_space(space: SpaceOutline) -> SpaceArrays:
         legal_levels=legal_levels,
         modes=space.modes,
         zeros=space.zeros,
-        zeros_with_others=space.zeros_with_others,
     )
 
 

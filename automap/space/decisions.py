@@ -103,8 +103,8 @@ class SpaceOutline:
         axes: names of the mesh axes, outermost first.
         modes: [modes] recompute modes that the trainer and `hints.fix` leave.
         levels: levels of recomputation of a rank; configurations of other trainers know no mixtures of two modes.
-        zeros, zeros_with_others: [4] ZeRO stages that `hints.fix` and the target leave where there are replicas; the
-            latter beside a pipeline or other mesh axes.
+        zeros: [3, 4] ZeRO stages that `hints.fix` and the target leave where there are replicas: to plans whose outer
+            axis alone has several ranks, to those with other axes, and to pipelines.
         schedules: schedules of plans without virtual stages, the usual one first.
         slots: all decisions in order.
         first: number of the first slot of each kind.
@@ -133,7 +133,7 @@ class SpaceOutline:
         if fix.recompute is None:
             self.modes[RECOMPUTE_MODES.index("selective")] &= self.evaluator.has_core
         self.levels = Levels(self.modes, self.num_units, mixes=limits.mixes and not limits.one_mode)
-        self.zeros, self.zeros_with_others = _zero_stages(problem)
+        self.zeros = _zero_stages(problem)
         by_kind = [decision.slots(self) for decision in DECISIONS]
         self.slots = tuple(slot for slots in by_kind for slot in slots)
         self.first = FirstSlots(*itertools.accumulate([0, *(len(slots) for slots in by_kind[:-1])]))
@@ -159,7 +159,8 @@ class SpaceOutline:
 
     def zeros_of(self, shape: Shape) -> Mask:
         """[4] ZeRO stages of plans of a shape that has replicas."""
-        return self.zeros_with_others if shape.pp * shape.tp * shape.middle > 1 else self.zeros
+        found: Mask = self.zeros[2 if shape.pp > 1 else 1 if shape.tp * shape.middle > 1 else 0]
+        return found
 
     def layout_of(self, shape: Shape, order: int, devices: Sequence[int]) -> PipelineLayout:
         """Where the stages of a shape stand, of so many devices each, in one of `Meshes.orders`."""
@@ -218,20 +219,20 @@ def _schedules(problem: Problem) -> tuple[str, ...]:
     return ("1f1b",) if fixed == "interleaved" else (fixed,)
 
 
-def _zero_stages(problem: Problem) -> tuple[Mask, Mask]:
-    """[4] ZeRO stages of plans without a pipeline whose outer axis alone has several ranks, and of the others.
+def _zero_stages(problem: Problem) -> Mask:
+    """See `SpaceOutline.zeros`. A row without the stage that is fixed is all False: `SpaceOutline` has no such plans.
 
     Raises:
         ProblemError: the target has not the one that is fixed.
     """
     fixed, target = problem.hints.fix.zero, problem.target
     every: tuple[int, ...] = (0, 1, 2, 3)
-    plain, beside = (every, every) if target is None else (target.zero, target.zero_with_others)
-    if target is not None and fixed is not None and fixed not in plain:
-        repair = f"Use one of {', '.join(map(str, plain))}, or another target."
+    rows = [every] * 3 if target is None else [target.zero, target.zero_with_others, target.zero_in_pipelines]
+    known = sorted({stage for row in rows for stage in row})
+    if target is not None and fixed is not None and fixed not in known:
+        repair = f"Use one of {', '.join(map(str, known))}, or another target."
         raise ProblemError(f"{target.name} has no such ZeRO stage", field="hints.fix.zero", value=fixed, repair=repair)
-    found = [np.array([fixed in (None, stage) and stage in known for stage in every]) for known in (plain, beside)]
-    return found[0], found[1] if found[1].any() else found[0]
+    return np.array([[fixed in (None, stage) and stage in row for stage in every] for row in rows])
 
 
 def _one(kind: str, name: str, num_values: int) -> list[Slot]:

@@ -128,6 +128,10 @@ def _expressible(space: PlanSpace, target: Target, shape: Shape, along: bool) ->
         sides["expert" if space.meshes.middle.name == "ep" else "context"] = shape.middle
     if any(size > 1 and side not in target.parallel for side, size in sides.items()):
         return False
+    if any(sides.get(one, 1) > 1 and sides.get(other, 1) > 1 for one, other in target.apart):
+        return False
+    if shape.replicas > 1 and not space.zeros_of(shape).any():
+        return False
     if shape.virtual > 1 and not target.virtual_stages:
         return False
     if target.fills_pipelines and shape.num_micro_batches < shape.pp:
@@ -150,11 +154,11 @@ def _windows(space: PlanSpace, target: Target) -> dict[int, tuple[tuple[int, int
     kinds = {types[number] for number in numbers}
     found: dict[int, tuple[tuple[int, int], ...]] = {}
     # A configuration counts layers of one kind; those of an encoder and a decoder it does not.
-    if (len(kinds) > 1 and target.transformers) or (target.grain == "linear" and _num_layer_kinds(space) > 1):
+    if (len(kinds) > 1 and target.transformers) or (target.stages_of_modules and _num_layer_kinds(space) > 1):
         return found
     if target.grain != "operators" and not cuts_between_modules(space.problem.graph):
         return found
-    stops = [number for number in range(len(types)) if target.grain != "linear" or _has_module(space, number)]
+    stops = [number for number in range(len(types)) if not target.stages_of_modules or _has_module(space, number)]
     last = min(numbers[-1] + 1, stops[-1]) if stops else 0
     for count in {shape.num_chunks for shape in space.shapes if shape.num_chunks > 1}:
         rows = [constrained.window(chunk, count) for chunk in range(count)]
@@ -193,12 +197,13 @@ class _Pattern(NamedTuple):
 def _patterns(space: PlanSpace, target: Target, along: bool) -> Iterator[_Pattern]:
     """The patterns of all degrees that split every layer, `along` the sequence between its products or not.
 
-    Degrees that split some operator of a layer in another way than smaller ones are left out, so that each group has
-    one signature on each axis. A vocabulary that does not divide stays whole where the trainer does not pad it.
+    Degrees that split some operator in another way than smaller ones are left out, so that each group has one signature
+    on each axis. A vocabulary that no degree divides stays whole, unless the trainer pads it.
     """
     name = None if space.meshes.middle is None else space.meshes.middle.name
     has_experts = any(op.kind == PRODUCT for op in space.problem.graph)
     known: dict[int, Ints] = {}
+    weighty = _large_rows(space) | _table_rows(space)
     for tp, middle in sorted({(shape.tp, shape.middle) for shape in space.shapes}):
         if tp * middle > 1 and not has_attention(space.problem.graph):
             continue
@@ -221,11 +226,13 @@ def _patterns(space: PlanSpace, target: Target, along: bool) -> Iterator[_Patter
         live = tuple(a for a, size in enumerate(space.meshes.mesh(shape)) if size > 1)
         fits = tp == 1 or _norms_fit(space, columns[:, -1], along=along)
         fits = fits and (tp == 1 or target.grain == "operators" or runs_in_modules(space, columns[:, -1]))
+        fits = fits and (tp == 1 or target.vocabulary_multiple == 1 or _splits_head(space, columns[:, -1]))
         if not fits or any(not _is_split(space, columns[:, a], known.get(a, columns[:, a])) for a in live):
             continue
         firsts = {axis: known.setdefault(axis, columns[:, axis]) for axis in live}
-        # Modules that share a weight split it alike, whatever the degrees are.
-        if target.grain != "linear" or all((first == columns[:, axis]).all() for axis, first in firsts.items()):
+        # Also outside of the layers: configurations do not say how the vocabulary is split there.
+        rows = slice(None) if target.grain == "linear" else weighty
+        if target.grain == "layers" or all((first == columns[:, axis])[rows].all() for axis, first in firsts.items()):
             yield _Pattern((tp, middle), columns, live)
 
 
@@ -254,16 +261,51 @@ def _is_split(space: PlanSpace, column: Ints, first: Ints) -> bool:
 
     Small products, such as the routers of experts, may be whole.
     """
-    tables, graph = space.evaluator.tables, space.problem.graph
-    small = SMALL_PRODUCT * max(op.forward_flops.at(1) for op in graph)
+    tables = space.evaluator.tables
     rows = _layer_rows(space)
-    for row in np.flatnonzero(rows).tolist():
+    for row in np.flatnonzero(rows & _large_rows(space)).tolist():
+        unit_type = int(tables.type_of[row])
+        signature = space.linkage.types[unit_type].signatures[row - int(tables.spans[unit_type])][column[row]]
+        if not signature.divides_work:
+            return False
+    return bool((first[rows] == column[rows]).all())
+
+
+def _table_rows(space: PlanSpace) -> Mask:
+    """[operator rows] whether an operator looks rows up in a parameter with more than `SMALL_PRODUCT` of them all."""
+    tables, graph = space.evaluator.tables, space.problem.graph
+    small = SMALL_PRODUCT * graph.num_parameters
+    found = np.zeros(len(tables.type_of), dtype=np.bool_)
+    for row, unit_type in enumerate(tables.type_of):
+        op = space.operator(int(unit_type), row - int(tables.spans[unit_type]))
+        found[row] = op.kind == "Gather" and graph.tensors[op.inputs[0]].num_elements > small
+    return found
+
+
+def _large_rows(space: PlanSpace) -> Mask:
+    """[operator rows] whether an operator does more than `SMALL_PRODUCT` of the largest one's arithmetic."""
+    tables = space.evaluator.tables
+    small = SMALL_PRODUCT * max(op.forward_flops.at(1) for op in space.problem.graph)
+    found: Mask = np.array(
+        [
+            space.operator(int(unit_type), row - int(tables.spans[unit_type])).forward_flops.at(1) > small
+            for row, unit_type in enumerate(tables.type_of)
+        ]
+    )
+    return found
+
+
+def _splits_head(space: PlanSpace, column: Ints) -> bool:
+    """Whether a column of signatures divides the largest product outside of the layers, that with the vocabulary."""
+    tables = space.evaluator.tables
+    found: list[tuple[float, bool]] = []
+    for row in np.flatnonzero(~_layer_rows(space)).tolist():
         unit_type = int(tables.type_of[row])
         offset = row - int(tables.spans[unit_type])
         signature = space.linkage.types[unit_type].signatures[offset][column[row]]
-        if space.operator(unit_type, offset).forward_flops.at(1) > small and not signature.divides_work:
-            return False
-    return bool((first[rows] == column[rows]).all())
+        found.append((space.operator(unit_type, offset).forward_flops.at(1), signature.divides_work))
+    flops, splits = max(found, default=(0.0, True))
+    return splits or flops == 0.0
 
 
 def _layer_rows(space: PlanSpace) -> Mask:

@@ -110,10 +110,10 @@ class Model:
                 for s in chosen
             ]
 
-    def pads(self, index: int) -> bool:
-        """Whether ranks may share dims of an operator unevenly; trainers that pad do so outside of the layers alone."""
+    def is_uneven(self, index: int) -> bool:
+        """Whether ranks may share dims of an operator unevenly; those of targets do so outside of the layers alone."""
         target = self.problem.target
-        return target is None or (target.pads and self.times[self.blocks.units[self.unit_of[index]].type] == 1)
+        return target is None or (target.uneven and self.times[self.blocks.units[self.unit_of[index]].type] == 1)
 
     def default(self, index: int, *, batch: bool) -> Placed:
         """The placement of an operator that the plan does not mention: its batch is split if `batch` and possible."""

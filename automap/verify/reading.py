@@ -212,7 +212,7 @@ def remainders(
     for number, count in parts.items():
         factor = rule.factors[number]
         extent = samples if factor.is_batch else factor.size
-        if not shares_out(extent, count, unevenly=model.pads(index) and may_be_uneven(rule, number)):
+        if not shares_out(extent, count, unevenly=model.is_uneven(index) and may_be_uneven(rule, number)):
             what = "samples" if factor.is_batch else f"of factor {factor.name}"
             found.append(f"{extent} {what} do not divide into {count} parts")
     return found

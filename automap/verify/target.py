@@ -40,12 +40,12 @@ def check_target(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[
     if not target.recompute_levels:
         yield from _modes(chunks, model, target)
     for chunk in chunks if target.patterned else ():
-        yield from _pattern(chunk, model, target)
+        yield from _pattern(chunk, model, target, ranks)
     if target.grain != "operators":
         yield from check_modules(chunks, model, target)
     for chunk in chunks:
-        others = ranks > 1 or len(_live(chunk)) > 1 or (bool(_live(chunk)) and _replicas(chunk) == 1)
-        stages = target.zero_with_others if others else target.zero
+        others = len(_live(chunk)) > 1 or (bool(_live(chunk)) and _replicas(chunk) == 1)
+        stages = target.zero_in_pipelines if ranks > 1 else target.zero_with_others if others else target.zero
         # Without replicas there is nothing to shard.
         if chunk.stage.zero.stage not in stages and _replicas(chunk) > 1:
             yield Violation(f"{chunk.where}.zero.stage", f"{target.name} has no ZeRO {chunk.stage.zero.stage} there")
@@ -99,10 +99,14 @@ def _unlike(plan: Plan, chunks: Sequence[Chunk], target: Target, ranks: int) -> 
             yield Violation(f"{chunk.where}.batch_axes", f"{target.name} shares samples out evenly")
 
 
-def _pattern(chunk: Chunk, model: Model, target: Target) -> Iterator[Violation]:
+def _pattern(chunk: Chunk, model: Model, target: Target, ranks: int) -> Iterator[Violation]:
     """Axes on which the layers of a stage do not all do the same, or something that has no degree."""
-    for axis in _live(chunk):
-        sides = _side(chunk, model, axis)
+    split = {axis: _side(chunk, model, axis) for axis in _live(chunk)}
+    every = {side for sides in split.values() for side in sides} | ({"pipeline"} if ranks > 1 else set())
+    for pair in target.apart:
+        if every.issuperset(pair):
+            yield Violation(f"{chunk.where}.mesh", f"{target.name} has no {' beside '.join(pair)} parallelism")
+    for axis, sides in split.items():
         dense = sides - {"expert"}
         if sides and (len(dense) > 1 or not sides <= set(target.parallel)):
             what = " and ".join(sorted(sides))

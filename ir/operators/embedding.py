@@ -8,14 +8,22 @@ from ir.graph import Tensor
 from ir.operators.base import BakedBatch, Context, Dims, MissingBatch, Result, Unsupported, kind
 
 
+def look_up_share(table: int, rows: int) -> float:
+    """Share of the bytes of table and result that a look-up moves, which reads the rows alone.
+
+    Args:
+        table: elements of the table.
+        rows: elements of the result.
+    """
+    return min(2.0 * rows / (table + rows), 1.0) if table + rows else 0.0
+
+
 def _lookup_traffic(ctx: Context, output_elements: int) -> tuple[float, float]:
-    """Traffic of a look-up: only the rows that are looked up are read; the gradient of the table is written whole.
+    """Traffic of a look-up; the gradient of the table is written whole.
 
     Source: `torch.nn.Embedding(sparse=False)`, whose backward pass fills a table of zeros and adds rows.
     """
-    table, rows = ctx.tensor(0), float(output_elements)
-    total = table.num_elements + rows
-    return (min(2.0 * rows / total, 1.0) if total else 0.0, 1.0)
+    return look_up_share(ctx.tensor(0).num_elements, output_elements), 1.0
 
 
 @kind("Gather", rule=("{kept rows+!}, {at} -> {kept at}", "{kept rows+!} -> {kept}"))

@@ -12,6 +12,7 @@ import typer
 
 from automap.errors import PlanError, ProblemError
 from service.command.options import (
+    CLUSTER_HELP,
     Job,
     JsonOption,
     LossOption,
@@ -78,7 +79,7 @@ def sweep(
             "recompute, schedule, global_batch, precision, optimizer, trainer, target, seq_len, cluster; with values.",
         ),
     ],
-    cluster: Annotated[str | None, typer.Option(help="[NODESx]GPUSxDEVICE[@LINK], or a .json file.")] = None,
+    cluster: Annotated[str | None, typer.Option(help=CLUSTER_HELP)] = None,
     global_batch: Annotated[int | None, typer.Option(help="Samples of one optimizer step.")] = None,
     precision: PrecisionOption = None,
     optimizer: Annotated[str | None, typer.Option(help="adam, momentum or sgd; default: adam.")] = None,
@@ -140,9 +141,15 @@ def sweep(
 def recommend(
     job: Job,
     global_batch: Annotated[int, typer.Option(help="Samples of one optimizer step.")],
-    clusters: Annotated[str | None, typer.Option(metavar="A,B,...", help="As in 4x8xA100,8x8xH100.")] = None,
+    clusters: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Clusters to compare, as in 4x8xA100,8x8xH100.")
+    ] = None,
     devices: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="Kinds of devices: nodes of eight and parts of one are tried.")
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="In place of --clusters: kinds of devices, of which nodes of eight, and parts of one, are compared.",
+        ),
     ] = None,
     max_devices: Annotated[int, typer.Option(help="Largest number of devices, with --devices.")] = 512,
     target_step: Annotated[str | None, typer.Option(help="Longest step, as in 2s or 500ms.")] = None,

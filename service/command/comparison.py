@@ -16,7 +16,7 @@ from service.priced import priced_anew
 from service.report import seconds, worth
 
 if TYPE_CHECKING:
-    from automap.plan import Plan
+    from automap.plan import DeviceMemory, Plan
     from automap.space.alternatives import Alternative
 
 
@@ -87,9 +87,32 @@ def draw_file(data: bytes, request: JobRequest, path: Path, output: Path, pictur
         figure.savefig(output, dpi=150)
 
 
+def limits(plan: Plan, found: Sequence[Alternative]) -> list[str]:
+    """Which bounds are tight: that of the memory of a device, and that of the time of any plan."""
+    estimate = plan.estimate
+    assert estimate is not None
+
+    def share(row: DeviceMemory) -> float:
+        return (row.total + row.reserve) / row.capacity
+
+    fullest = max(estimate.memory_bytes, key=share)
+    held_back = sum(one.shortage is not None and one.more_s < 0.0 for one in found)
+    some = {0: "no faster choice below", 1: "a faster choice below"}.get(held_back, f"{held_back} faster choices below")
+    memory = f"memory: devices {fullest.devices} are {share(fullest):.0%} full with what is kept free of them; {some} "
+    record = plan.search
+    bound_s = record.lower_bound_s if record is not None and record.lower_bound_s is not None else None
+    known = estimate.lower_bound_s if bound_s is None else bound_s
+    left = max(0.0, 1.0 - known / estimate.step_time_s)
+    whose = "of this model on this cluster" if bound_s is None else "that a search can decide"
+    return [
+        memory + ("would not fit" if held_back else "is kept out by memory"),
+        f"time: no plan {whose} saves more than {left:.0%} of the step",
+    ]
+
+
 def explanation(plan: Plan, found: Sequence[Alternative]) -> list[str]:
-    """The page of the estimate, and a line for each alternative."""
-    lines = [page(plan), ""]
+    """The page of the estimate, what limits the plan, and a line for each alternative."""
+    lines = [page(plan), "", *(f"limits    {text}" for text in limits(plan, found)), ""]
     for one in found:
         sign = "+" if one.more_s > 0.0 else "−"
         is_more = abs(one.more_s) > ROUNDING * one.step_time_s

@@ -21,6 +21,7 @@ from service.report import GIB, head, probability, time_parts
 if TYPE_CHECKING:
     from automap.export.configuration import Export
     from automap.plan import Estimate, Plan
+    from automap.price.evaluator import Evaluator
     from automap.problem import Problem
     from automap.verify import Violation
 
@@ -65,14 +66,23 @@ def price_hand_made(data: bytes, request: JobRequest, stated: Mapping[str, Any])
     Raises:
         UserError: the request, the model, or a degree that does not fit.
     """
+    with _uncollected():
+        return hand_made_plan(_evaluator(data, request), stated)
+
+
+def _evaluator(data: bytes, request: JobRequest) -> Evaluator:
+    """What prices the plans of a request.
+
+    Raises:
+        UserError: the request lacks something, or the model cannot be read.
+    """
+    from automap.price.evaluator import Evaluator
+
     for name, given in (("cluster", request.cluster), ("global_batch", request.training.get("global_batch"))):
         if given is None:
             repair = f"Give --{name.replace('_', '-')}, or a file by --plan."
             raise ProblemError("missing", field=name, value="nothing", repair=repair)
-    with _uncollected():
-        from automap.price.evaluator import Evaluator
-
-        return hand_made_plan(Evaluator(build_problem(import_graph(data, request), request)), stated)
+    return Evaluator(build_problem(import_graph(data, request), request))
 
 
 def price_configuration(data: bytes, request: JobRequest, stated: Mapping[str, Any], path: Path) -> Plan:
@@ -88,17 +98,25 @@ def price_configuration(data: bytes, request: JobRequest, stated: Mapping[str, A
         UserError: as `price_hand_made`; or the file cannot be read, or says otherwise than what is stated.
     """
     with _uncollected():
-        from automap.export.reading import check_tokens, read_configuration
+        from automap.export.onnx_devices import planned
+        from automap.export.reading import check_model, read_configuration
 
         found = read_configuration(path)
+        if found.document is not None and stated:
+            name, value = next(iter(stated.items()))
+            repair = "Leave it out: the file has a whole plan."
+            raise PlanError(f"{path.name} says it already", field=name, value=value, repair=repair)
         for given, own in ((request.training, found.training), (stated, found.degrees)):
             for name, value in given.items():
                 if name in own and own[name] != value and name != "trainer":
                     repair = "Leave it out, or change the file."
                     raise PlanError(f"{path.name} says {own[name]}", field=name, value=value, repair=repair)
         request = replace(request, training={**found.training, **request.training})
-        plan = price_hand_made(data, request, {**found.degrees, **stated})
-        check_tokens(found, path.name, plan.degrees[0].sequence_length)
+        evaluator = _evaluator(data, request)
+        if found.document is not None:
+            return priced_anew(planned(found.document, evaluator.problem), evaluator)
+        check_model(found, path.name, evaluator)
+        plan = hand_made_plan(evaluator, {**found.degrees, **stated})
         notes = (f"{path.name}: not read: {', '.join(found.ignored)}",) if found.ignored else ()
         return replace(plan, warnings=(*plan.warnings, *notes))
 

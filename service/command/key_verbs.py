@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 DAY_S = 24 * 3600.0
 
-app = typer.Typer()
-keys_app = typer.Typer(no_args_is_help=True, help="Makes, lists and revokes API keys of the service on this store.")
-app.add_typer(keys_app, name="keys")
+app = typer.Typer(
+    name="keys", no_args_is_help=True, help="Makes, lists and revokes API keys of the service on this store."
+)
 
 
-@keys_app.command()
+@app.command()
 def create(
     tenant: Annotated[str, typer.Option(help="Whose models and jobs the key opens, as in vision-team.")],
     scope: Annotated[
@@ -50,7 +50,7 @@ def create(
     print_json({"key": text, **_shown(key)}) if as_json else typer.echo(text)
 
 
-@keys_app.command("list")
+@app.command("list")
 def show(as_json: JsonOption = False) -> None:
     """Shows all keys, without their secrets."""
     with _keys() as keys:
@@ -63,7 +63,7 @@ def show(as_json: JsonOption = False) -> None:
         typer.echo(f"{key.id}  {key.tenant:16} {','.join(key.scopes):18} {_state(key):20} {last:16} {key.name}")
 
 
-@keys_app.command()
+@app.command()
 def revoke(
     key: Annotated[str, typer.Argument(metavar="ID", help="The key's id, the part behind amk_.")],
     as_json: JsonOption = False,

@@ -25,10 +25,15 @@ ModelArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="An ONNX file, a layer profile (PipeDream's text), zoo:NAME, or hf:FOLDER with a config.json.",
+        help="An ONNX file, zoo:NAME for a known model, hf:FOLDER for a config.json of transformers, or a profile of "
+        "layers in PipeDream's text (docs/models.md).",
     ),
 ]
-ClusterOption = Annotated[str, typer.Option("--cluster", help="[NODESx]GPUSxDEVICE[@LINK], or a .json file.")]
+CLUSTER_HELP = (
+    "The devices: 2x8xH100 is two nodes of eight, @LINK behind it names the link between nodes; or a .json file. "
+    "`automap clusters` lists devices and links."
+)
+ClusterOption = Annotated[str, typer.Option("--cluster", help=CLUSTER_HELP)]
 BatchOption = Annotated[
     int | None, typer.Option("--global-batch", help="Samples of one optimizer step; default: the baseline's.")
 ]
@@ -54,10 +59,13 @@ TargetOption = Annotated[
 ]
 SyncOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="MODE", help="local_sgd or dasgd, or both: allowed beside synchronous training."),
+    typer.Option(
+        metavar="MODE",
+        help="Also allow plans whose replicas are averaged every few steps only: local_sgd or dasgd; may be repeated.",
+    ),
 ]
 SyncPeriodOption = Annotated[
-    int | None, typer.Option(help="The most steps from one averaging of replicas to the next; default: 4.")
+    int | None, typer.Option(help="With --sync: the most steps from one averaging of replicas to the next; default: 4.")
 ]
 MemoryConfidenceOption = Annotated[
     float | None,
@@ -67,8 +75,10 @@ SearcherOption = Annotated[
     list[str],
     typer.Option(
         metavar="NAME",
-        help="portfolio, dqn, sharding, replication, pipeline, mcmc, hill-climbing, elimination, "
-        "ilp, expert, random or exhaustive; several one after another, each with its share of the budget.",
+        help="Who searches; given several times, they search one after another, each with its share of the budget: "
+        "portfolio, dqn, sharding, replication, pipeline, mcmc, hill-climbing, elimination, ilp, expert, random, "
+        "exhaustive (docs/search.md), or a planner of the literature: pipedream, dapple, spp, whale, aceso, galvatron, "
+        "piper, alpa (docs/planners.md).",
     ),
 ]
 BudgetOption = Annotated[str, typer.Option(help="How long to search: 30s, 2m, or a number of plans to price.")]
@@ -77,7 +87,8 @@ TieOption = Annotated[
     typer.Option(
         min=0.0,
         max=1.0,
-        help="Share of the error band within which plans are equally fast, and the plainest leaves; 0: the fastest.",
+        help="Plans whose step times differ by less than this share of the error band count as equally fast, and the "
+        "simplest of them is returned; 0: always the fastest.",
     ),
 ]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of every random choice.")]
@@ -85,19 +96,26 @@ TrialsOption = Annotated[
     int | None,
     typer.Option(
         metavar="K",
-        help="Run K plans for some steps, as the DQN proposes, if this host is the cluster, and choose by that.",
+        help="Run the K plans that look best for some steps on this host, which must be the cluster, and return the "
+        "one that is measured to be the fastest.",
     ),
 ]
-HintsOption = Annotated[Path | None, typer.Option(help="JSON file: what you know or insist on.")]
+HintsOption = Annotated[
+    Path | None, typer.Option(help="A JSON file with what you know or insist on, such as a fixed tp (docs/api.md).")
+]
 DimOption = Annotated[
-    list[str] | None, typer.Option("--dim", metavar="NAME=SIZE", help="Size of a symbolic dim; of a profile: batch=N.")
+    list[str] | None,
+    typer.Option("--dim", metavar="NAME=SIZE", help="Size of a symbolic dim of the model; of a profile: batch=N."),
 ]
 BatchDimOption = Annotated[
     list[str] | None,
     typer.Option("--batch-dim", metavar="INPUT=DIM", help="The dim of an input that is its batch; default: the first."),
 ]
 ParametersOption = Annotated[
-    list[str] | None, typer.Option("--parameters", metavar="GLOB", help="Inputs that are parameters.")
+    list[str] | None,
+    typer.Option(
+        "--parameters", metavar="GLOB", help="Inputs of the model that are parameters, where its file holds no weights."
+    ),
 ]
 
 
@@ -123,7 +141,7 @@ def drawable(path: Path | None) -> Path | None:
     return path
 
 
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and all else on stderr.")]
 UrlOption = Annotated[str, typer.Option(envvar="AUTOMAP_URL", help="Address of the service.")]
 PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, a JSON file.")]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]

@@ -150,7 +150,7 @@ def profile(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measures this host, which `--cluster local` then names. Exit code 1: it could not be measured."""
+    """Measures this host, so that `--cluster local` means it. Exit code 1: it could not be measured."""
     from service.command.profiling import measure_host
 
     found = measure_host(output, time_limit_s=time_limit, num_devices=devices)
@@ -280,7 +280,7 @@ def demo(
     budget: BudgetOption = "25s",
     seed: SeedOption = 0,
 ) -> None:
-    """Runs the main job: three real models through the service."""
+    """Runs the demonstration: plans for three real models, found through the service."""
     from service.command.demo import run_demo
 
     raise typer.Exit(run_demo(output, budget=budget, seed=seed))

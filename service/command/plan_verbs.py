@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from service.command.options import (
+    CLUSTER_HELP,
     Job,
     JsonOption,
     LossOption,
@@ -27,7 +28,8 @@ from service.command.output import print_json, show_plan, write_plan
 from service.jobs.run_job import import_graph, run_job
 
 if TYPE_CHECKING:
-    from agents.searcher import SearchResult
+    from agents.searcher import Budget, SearchResult
+    from automap.problem import Problem
 
 app = typer.Typer()
 
@@ -46,24 +48,41 @@ def search(
             callback=drawable, help="A picture of how the search went (.html, .svg, .png), or its numbers (.json)."
         ),
     ] = None,
+    certify: Annotated[
+        float,
+        typer.Option(min=0.0, help="Seconds behind the search to prove by how much a plan may be faster, at most."),
+    ] = 0.0,
     as_json: JsonOption = False,
 ) -> None:
     """Finds a plan on this machine. Ctrl-C ends the search with the best plan so far and exit code 130."""
     from service.command.terminal import interruptible, progress_line
 
     if job.request.budget.isdigit():
-        text = f"{int(job.request.budget):,} plans; {job.request.budget}s would be a time"
+        text = f"{int(job.request.budget):,} plans beside the templates; {job.request.budget}s would be a time"
         typer.echo(f"{'budget':9} {text}", err=True)
     results: list[SearchResult] = []
+    problems: list[Problem] = []
+
+    def search_it(problem: Problem, budget: Budget, **given: Any) -> SearchResult:
+        from agents import search_offer
+
+        problems.append(problem)
+        return search_offer(problem, budget, **given)
+
     with progress_line() as show, interruptible() as interrupted:
         plan = run_job(
             job.request,
             lambda: import_graph(*job),
             on_progress=lambda now: show(now.searcher, now.fraction, now.evaluations, now.best_step_time_s),
             should_stop=interrupted,
+            search=search_it,
             on_result=results.append,
         )
         stopped = interrupted()
+    if certify > 0.0 and not stopped:
+        from agents.portfolio.certificate import certify as certified
+
+        plan = certified(problems[0], plan, certify)
     if progress is not None:
         from service.drawing.charts import progress_numbers, search_progress, write
 
@@ -113,7 +132,7 @@ def read_strategy(
 def estimate(
     job: Job,
     degrees: dict[str, Any],
-    cluster: Annotated[str | None, typer.Option(help="[NODESx]GPUSxDEVICE[@LINK], or a .json file.")] = None,
+    cluster: Annotated[str | None, typer.Option(help=CLUSTER_HELP)] = None,
     global_batch: Annotated[int | None, typer.Option(help="Samples of one optimizer step.")] = None,
     precision: PrecisionOption = None,
     optimizer: Annotated[str | None, typer.Option(help="adam, momentum or sgd; default: adam.")] = None,
@@ -126,7 +145,7 @@ def estimate(
         typer.Option(
             "--from",
             help="Price what you run today: a script of Megatron-LM's arguments (.sh, .yaml), torchtitan's .toml, "
-            "DeepSpeed's .json or accelerate's .yaml.",
+            "DeepSpeed's .json, accelerate's .yaml, or an exported pytorch.json or onnx_devices.json.",
         ),
     ] = None,
     output: OutputOption = None,
@@ -161,7 +180,7 @@ def estimate(
 @app.command()
 @gathers(job=read_model_and_hints)
 def verify(plan: PlanArgument, job: Job, as_json: JsonOption = False) -> None:
-    """Checks a plan without the code that finds and prices plans. Exit code 1: something is wrong with it."""
+    """Checks a plan by code that shares nothing with the search. Exit code 1: something is wrong with it."""
     from automap.records import to_json
     from service.command.estimation import verify_file
 

@@ -100,10 +100,15 @@ def read_goals(
             repair = "Give --tokens, the number of tokens of the whole training."
             raise ProblemError("of how many steps is not known", field="target_days", value=target_days, repair=repair)
         most_s = target_days * DAY / steps
-        step_s = most_s if step_s is None else min(step_s, most_s)
+        if step_s is not None and step_s < most_s:
+            target_days = None  # it asks for no more than the longest step does
+        else:
+            step_s = most_s
     if max_cost_per_hour is not None:
         _positive(max_cost_per_hour, "max_cost_per_hour")
-    return Goals(target_step_s=step_s, max_cost_per_hour=max_cost_per_hour, steps=steps, prices=prices)
+    return Goals(
+        target_step_s=step_s, target_days=target_days, max_cost_per_hour=max_cost_per_hour, steps=steps, prices=prices
+    )
 
 
 def to_json(found: Recommendation, steps: float | None) -> dict[str, Any]:

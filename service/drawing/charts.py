@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from automap.errors import PlanError
-from service.drawing.pictures import PARTS, ROWS, best_so_far, figure_of
+from service.drawing.pictures import PARTS, ROWS, best_so_far, figure_of, plain_numbers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -100,6 +100,7 @@ def front(found: Recommendation) -> Figure:
     axes.set_yscale("log")
     axes.set_xlabel("price of an hour" if priced else "devices")
     axes.set_ylabel("seconds of a step")
+    plain_numbers(axes)
     axes.legend(frameon=False, fontsize=8)
     return figure
 
@@ -145,5 +146,6 @@ def predicted_against_measured(rows: Sequence[Predicted]) -> Figure:
     axes.set_yscale("log")
     axes.set_xlabel("seconds measured")
     axes.set_ylabel("seconds predicted")
+    plain_numbers(axes)
     figure.legend(frameon=False, fontsize=7, ncols=3, loc="outside lower center")
     return figure

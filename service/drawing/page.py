@@ -21,6 +21,7 @@ STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 table { border-collapse: collapse; } caption { text-align: left; padding-bottom: .4rem; }
+th[scope=row] { white-space: nowrap; }
 th, td { text-align: left; vertical-align: top; padding: .2rem .9rem .2rem 0; border-bottom: 1px solid #8884; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
 figure { margin: 1rem 0; padding: .5rem; background: white; border-radius: .4rem; overflow-x: auto; }

@@ -6,8 +6,9 @@ which people with any colour vision tell apart.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from service.report import GIB, seconds, time_parts
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 COLOURS = {
     "F": "#0072B2",
@@ -29,10 +31,19 @@ COLOURS = {
 """Letter of an action -> its colour."""
 PARTS = ("#0072B2", "#56B4E9", "#009E73", "#F0E442", "#E69F00", "#D55E00", "#CC79A7", "#999999", "#000000")
 """Colours of parts of a whole."""
+LINES = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7", "#999999", "#000000")
+"""Colours of lines: without yellow, which is hard to see on white, and the red of limits."""
+DASHES: tuple[Literal["-", "--", ":"], ...] = ("-", "--", ":")
+"""Further lines of the same colour."""
 MOST_SHAPES = 2000
 """Number of actions above which they are drawn as pixels: a file with more shapes is slow to open (assumed)."""
+MOST_LABELLED = 1e3
+"""Ratio of the ends of a logarithmic axis above which only the powers of ten are labelled (assumed)."""
 WIDTH = 10.0
 """Width of a figure in inches."""
+NEAR = 1.5
+"""Plans that take longer than so many times the fastest one are cut off, where their searcher found better ones
+(assumed): they would press the others together."""
 ROWS = 12
 """Height of a picture of a search, of clusters or of runs, in rows."""
 
@@ -67,16 +78,24 @@ def memory_over_time(plan: Plan) -> Figure:
         times, kept = in_flight(own)
         always = (memory.total - memory.activations) / GIB
         level = always + memory.activations / GIB * kept / max(1, int(kept.max()))
-        axes.step([0.0, *times, estimate.step_time_s], [always, *level, always], where="post", label=f"rank {rank}")
+        (line,) = axes.step([0.0, *times, estimate.step_time_s], [always, *level, always], where="post")
+        _tell_apart(line, rank, f"rank {rank}")
     capacity = min(memory.capacity for memory in estimate.memory_bytes) / GIB
     axes.axhline(capacity, color="#D55E00", linestyle="--", label="memory of a device")
     axes.set_ylim(0.0)
     axes.set_xlim(0.0, estimate.step_time_s)
     axes.set_xlabel("seconds")
     axes.set_ylabel("GiB")
-    if len(actions) <= len(PARTS):
+    if len(actions) <= len(LINES):
         axes.legend(frameon=False, fontsize=8)
     return figure
+
+
+def _tell_apart(line: Line2D, number: int, label: str) -> None:
+    """Gives a line the look of its number, and its label."""
+    line.set_color(LINES[number % len(LINES)])
+    line.set_linestyle(DASHES[number // len(LINES) % len(DASHES)])
+    line.set_label(label)
 
 
 def in_flight(actions: Sequence[Action]) -> tuple[Floats, Ints]:
@@ -176,19 +195,28 @@ def best_so_far(
     for number, (name, own) in enumerate(curves.items()):
         steps = [step_s for _, step_s in own]
         times = [*(when for when, _ in own), max(end, own[-1][0])]
-        (line,) = axes.step(times, [*steps, steps[-1]], where="post", label=f"{name}, {seconds(steps[-1])}")
-        line.set_color(PARTS[number % len(PARTS)])
-        if number >= len(PARTS):
-            line.set_linestyle("--")
+        (line,) = axes.step(times, [*steps, steps[-1]], where="post")
+        _tell_apart(line, number, f"{name}, {seconds(steps[-1])}")
     if bound_s is not None:
         text = f"no plan takes less, {seconds(bound_s)}"
         axes.axhline(bound_s, color="#D55E00", linestyle="--", linewidth=1, label=text)
     axes.set_xscale("log")
     axes.set_xlabel(label)
-    axes.set_ylabel("seconds of a step")
-    axes.set_ylim(0.0)
-    axes.legend(frameon=False, fontsize=8)
+    axes.set_ylabel("seconds of a step; the axis does not begin at 0")
+    axes.set_ylim(*_heights([[step_s for _, step_s in own] for own in curves.values()], bound_s))
+    plain_numbers(axes)
+    figure.legend(frameon=False, fontsize=8, ncols=4, loc="outside lower center")
     return figure
+
+
+def _heights(curves: Sequence[Sequence[float]], bound_s: float | None) -> tuple[float, float]:
+    """Ends of an axis on which the bound and the end of each falling curve are seen, and beginnings that are near."""
+    ends = [own[-1] for own in curves]
+    least, most = min(ends), max(own[0] for own in curves)
+    high = min(most, max(*ends, NEAR * least))
+    low = least if bound_s is None else min(bound_s, least)
+    margin = 0.05 * (high - low) or 0.05 * least
+    return low - margin, high + margin
 
 
 PICTURES: Mapping[str, Callable[[Plan], Figure]] = {
@@ -233,6 +261,22 @@ def figure_of(rows: int, title: str) -> tuple[Figure, Axes]:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     return figure, axes
+
+
+def plain_numbers(axes: Axes) -> None:
+    """Writes 1, 2, 5, 10 beside axes that are logarithmic, in place of powers; to be called once all is drawn."""
+    for axis, scale, (low, high) in (
+        (axes.xaxis, axes.get_xscale(), axes.get_xlim()),
+        (axes.yaxis, axes.get_yscale(), axes.get_ylim()),
+    ):
+        if scale == "log":
+            axis.set_major_formatter(functools.partial(_number, firsts="1"))
+            axis.set_minor_formatter(functools.partial(_number, firsts="25" if high < MOST_LABELLED * low else ""))
+
+
+def _number(value: float, place: int | None, *, firsts: str) -> str:
+    """A number as it is read aloud, if it begins with one of some digits."""
+    return f"{value:,g}" if f"{value:e}"[0] in firsts else ""
 
 
 def _legend(figure: Figure, colours: Mapping[str, str]) -> None:

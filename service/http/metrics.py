@@ -19,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from service.http.feed import Feed
 from service.jobs import counts, delivery
 from service.jobs.connection import impatient
+from service.jobs.records import parent_of
 from service.jobs.store import Store
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -125,7 +126,7 @@ def _speed(running: list[tuple[Store, str]]) -> float:
     """Plans that all running searches together price in a second."""
     total = 0.0
     for store, job_id in running:
-        job = store.job(job_id)
+        job = store.job(job_id) if parent_of(job_id) is None else None  # a job tells of its members too
         progress = (job and job.progress) or {}
         if progress.get("seconds", 0.0) > 0.0:
             total += progress["evaluations"] / progress["seconds"]

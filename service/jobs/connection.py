@@ -45,7 +45,8 @@ def connect(url: str, *, patient: bool = False) -> redis.Redis:
         UserError: not such a URL.
     """
     retry = Retry(ExponentialBackoff(cap=LONGEST_PAUSE_S, base=0.05), retries=-1) if patient else Retry(NoBackoff(), 0)
-    given = {"socket_connect_timeout": ANSWER_S, "socket_timeout": ANSWER_S, "retry": retry}
+    # No driver_info: redis-py would look its own version up on disk for every connection, of which a job makes two.
+    given = {"socket_connect_timeout": ANSWER_S, "socket_timeout": ANSWER_S, "retry": retry, "driver_info": None}
     try:
         match = _WITH_SENTINELS.fullmatch(url)
         client = redis.Redis.from_url(url, **given) if match is None else _found_by_sentinels(match, given)

@@ -94,7 +94,7 @@ class JobRequest:
 
     def of_member(self, number: int) -> JobRequest:
         """What the member with a number, from 1 on, searches for: the fastest plan, from another seed."""
-        return replace(self, workers=1, seed=(self.seed + number) % 2**32, tie=0.0, trials=None)
+        return replace(self, seed=(self.seed + number) % 2**32, tie=0.0, trials=None)
 
 
 def import_graph(data: bytes, request: JobRequest) -> Graph:

@@ -313,7 +313,7 @@ class Store(JobReader):
             pipe.hset(key, mapping={**fields, "finished_at": repr(now)} if ends else fields)
             if told is not None:
                 events.add(pipe, self.events_key(job_id), "progress", told)
-            if "progress" in fields:
+            if "progress" in fields and parent is None:  # which tells of its members too
                 counts.priced(pipe, progress, fields["progress"])
             if state_after is None:
                 return

@@ -40,21 +40,16 @@ def searching(job_id: str, request: JobRequest, store: Store, search: Search) ->
 
     Args:
         job_id: id of the job.
-        request: its request.
+        request: its request; of a member see `JobRequest.of_member`.
         store: its tenant's store, whose client fails at once while Redis is away.
         search: `agents.search_offer`, or what is in its place.
     """
     if (parent := parent_of(job_id)) is not None:
-        others = [name for name in (parent, *members_of(parent, _num_workers(store, parent))) if name != job_id]
+        others = [name for name in (parent, *members_of(parent, request.workers)) if name != job_id]
         return _Member(_Others(store, others), search).search
     if request.workers > 1:
         return _Lead(_Others(store, members_of(job_id, request.workers)), search).search
     return search
-
-
-def _num_workers(store: Store, job_id: str) -> int:
-    job = store.job(job_id)
-    return 1 if job is None or job.request is None else job.request.workers
 
 
 class _Others:

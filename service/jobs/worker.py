@@ -141,6 +141,7 @@ class Worker(rq.Worker):
             worker_ttl=MAINTENANCE_S + 15,  # RQ looks up from an idle queue every worker_ttl - 15 s
             exception_handlers=[self._died],
         )
+        self.log.setLevel(logging.NOTSET)  # RQ's own shows several lines a job whatever AUTOMAP_LOG_LEVEL says
         self.is_stopped = False
         self._store, self._settings = Store(client), settings
         self._run: Run | None = None

@@ -33,7 +33,7 @@ def test_a_configuration_and_its_plan_are_the_same_baseline(tmp_path: Path) -> N
     document = load(path)
     assert document == {"file": "args.sh", "text": SCRIPT}
     training = with_stated({}, {"baseline": document})
-    assert training == TRAINING
+    assert training == {**TRAINING, "vocabulary_multiple": 256}
     found = read_baseline(evaluator(document, training))
     assert found is not None and found.name == "args.sh"
     assert found.notes == ("not read: --lr",)
@@ -41,7 +41,7 @@ def test_a_configuration_and_its_plan_are_the_same_baseline(tmp_path: Path) -> N
     assert (degrees.tensor, degrees.pipeline, degrees.data, degrees.micro_batch) == (2, 2, 2, 2)
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(found.plan.to_json()))
-    again = read_baseline(evaluator(load(path)))
+    again = read_baseline(evaluator(load(path), training))
     assert again is not None and again.name == "plan"
     assert again.plan.estimate == found.plan.estimate
 
@@ -67,7 +67,7 @@ def test_a_file_without_a_micro_batch_says_what_is_assumed() -> None:
         ({"file": "a.txt", "text": ""}, "hints.baseline", ".toml"),
         ({"file": "a.sh"}, "hints.baseline.text", "Give"),
         ({"file": "a.sh", "text": SCRIPT, "tp": 2}, "hints.baseline.tp", "Remove"),
-        ({"file": "a.sh", "text": "--micro-batch-size $MBS"}, "hints.baseline.--micro-batch-size", "number itself"),
+        ({"file": "a.sh", "text": "--micro-batch-size $MBS"}, "hints.baseline.--micro-batch-size", "as a number"),
         ({"file": "a.sh", "text": SCRIPT.replace("24", "32")}, "hints.baseline.global_batch", "Give global_batch 32"),
         ({"file": "a.sh", "text": SCRIPT.replace("--fp16", "--bf16")}, "hints.baseline.precision", "precision bf16"),
         (

@@ -13,9 +13,11 @@ import pytest
 from automap.cluster import parse_cluster
 from automap.errors import PlanError
 from automap.export.export import export, save
+from automap.export.onnx_devices import planned
 from automap.export.reading import read_configuration
 from automap.price.estimate import annotate
 from automap.price.evaluator import Evaluator
+from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
 from automap.space.space import PlanSpace
 from automap.space.stated_strategy import Strategy, hand_made
@@ -34,6 +36,7 @@ FILES = {
     "deepspeed": ("deepspeed.json",),
     "accelerate": ("accelerate.yaml",),
     "pytorch": ("pytorch.json",),
+    "onnx": ("onnx_devices.json",),
 }
 NO_PLANS = {("long", "deepspeed"), ("long", "pytorch"), ("moe", "pytorch")}
 CASES = [(model, target) for model in MODELS for target in FILES if (model, target) not in NO_PLANS]
@@ -63,11 +66,14 @@ def test_an_export_read_back_has_the_same_price(model: str, target: str, tmp_pat
                 degrees["micro_batch"] = arguments["per_device_train_batch_size"]
                 if arguments["gradient_checkpointing"]:
                     degrees["recompute"] = "full"
-            if target == "deepspeed" and plan.stages[0].recompute:  # said in code
+            if target == "deepspeed" and plan.stages[0].recompute and "pp" not in degrees:  # said in code
                 degrees["recompute"] = "full"
             again = Problem.build(problem.graph, problem.cluster, training)
             evaluator = Evaluator(again)
-            lowered = hand_made(evaluator, Strategy(**degrees))
+            if found.document is None:
+                lowered = hand_made(evaluator, Strategy(**degrees))
+            else:
+                lowered = lower_plan(planned(found.document, again), evaluator)
             assert plan.estimate is not None
             assert evaluator.evaluate(lowered).step_time_s == pytest.approx(plan.estimate.step_time_s, rel=1e-9)
 
@@ -91,6 +97,27 @@ def test_a_pytorch_file_that_no_degrees_describe_is_refused(key: str, value: Any
     assert found.degrees["layers"] == (1, 1)
     with pytest.raises(PlanError, match=words):
         read_configuration(written(tmp_path / "pytorch.json", json.dumps(sound | {key: value})))
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda document: document["tensors"]["wte.weight"][0].update(stage=1), "from.tensors.wte.weight"),
+        (lambda document: document["tensors"].pop("wte.weight"), "from.tensors.wte.weight"),
+        (lambda document: document["metadata"].update({"automap.zero": "9"}), "from.metadata.automap.zero"),
+        (lambda document: document["configuration"].update(num_devices=9), "cluster"),
+        (lambda document: document.pop("plan"), "from.plan"),
+    ],
+)
+def test_an_annotation_that_contradicts_its_plan_is_refused(change: Any, field: str) -> None:
+    space = space_of("gpt", "onnx")
+    plan = space.decode(space.random(np.random.default_rng(0)))
+    document = json.loads(export(plan, space.problem, "onnx").files["onnx_devices.json"])
+    assert planned(document, space.problem).stages == plan.stages
+    change(document)
+    with pytest.raises(PlanError) as fault:
+        planned(document, space.problem)
+    assert fault.value.field == field
 
 
 SCRIPT = """
@@ -127,7 +154,9 @@ def test_what_people_write(tmp_path: Path) -> None:
     found = read_configuration(written(tmp_path / "args.sh", SCRIPT))
     sizes = {"tp": 4, "pp": 2, "virtual": 3, "micro_batch": 2}
     assert found.degrees == {**sizes, "sequence_parallel": True, "zero": 1, "recompute": "selective"}
-    assert found.training == {"global_batch": 24, "precision": "fp16", "trainer": "megatron-core"}
+    # 128, the default, times tp.
+    said = {"global_batch": 24, "precision": "fp16", "trainer": "megatron-core", "vocabulary_multiple": 512}
+    assert found.training == said
     assert found.tokens == 32
     assert {"--data-path", "--lr"} <= set(found.ignored)
     found = read_configuration(written(tmp_path / "config.yaml", ACCELERATE))
@@ -147,13 +176,14 @@ OFFLOAD = {"zero_optimization": {"offload_param": {"device": "cpu"}}}
 UNEQUAL = {"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1}
 TWO_KINDS = {"bf16": {"enabled": True}, "fp16": {"enabled": True}}
 SIX = "distributed_type: FSDP\nnum_processes: 6\nparallelism_config:\n  parallelism_config_tp_size: 4"
+SHARED, RESHARD = "expert_parallel_degree = 2\ntensor_parallel_degree = 2", "fsdp_reshard_after_forward"
 VIRTUAL, LAYOUT = "num-layers-per-virtual-pipeline-stage", "pipeline-model-parallel-layout"
 
 
 @pytest.mark.parametrize(
     ("name", "text", "field", "repair"),
     [
-        ("a.sh", "--micro-batch-size $MBS", "--micro-batch-size", "the number itself"),
+        ("a.sh", "--micro-batch-size $MBS", "--micro-batch-size", "as a number"),
         ("a.sh", "--tensor-model-parallel-size 0", "--tensor-model-parallel-size", "number"),
         ("a.sh", "--virtual-pipeline-model-parallel-size 2", "--virtual-pipeline-model-parallel-size", "no such flag"),
         ("a.sh", "--use-torch-fsdp2", "--use-torch-fsdp2", "--zero 3"),
@@ -163,7 +193,10 @@ VIRTUAL, LAYOUT = "num-layers-per-virtual-pipeline-stage", "pipeline-model-paral
         ("a.toml", "[parallelism", "toml", "Mend"),
         ("a.toml", "parallelism = 3", "parallelism", "map"),
         ("a.toml", "[parallelism]\nmodule_fqns_per_model_part = 3", "parallelism.module_fqns_per_model_part", "layers"),
-        ("a.toml", "[parallelism]\nexpert_parallel_degree = 2", "parallelism.expert_parallel_degree", "--ep"),
+        ("a.toml", f"[parallelism]\n{SHARED}", "parallelism.expert_parallel_degree", "tensor_parallel_degree 1"),
+        ("a.toml", '[parallelism]\nfsdp_reshard_after_forward = "no"', f"parallelism.{RESHARD}", "never"),
+        ("a.json", json.dumps({"pipeline": {"modules": [["h.0"]], "stages": 2}}), "pipeline.stages", "again"),
+        ("a.json", json.dumps({"pipeline": {"modules": 1, "stages": 2}}), "pipeline.modules", "again"),
         ("a.json", '{"zero_optimization": {"stage": 4}}', "zero_optimization.stage", "0 to 3"),
         ("a.json", json.dumps(OFFLOAD), "zero_optimization.offload_param", "Leave"),
         ("a.json", json.dumps(UNEQUAL), "train_batch_size", "replicas"),

@@ -112,7 +112,8 @@ module = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained("my-llama",
 ids, labels = torch.randint(64, (2, 8, 16))
 one = torch.nn.functional.cross_entropy(copy.deepcopy(module)(ids).logits.flatten(0, 1), labels.flatten()).item()
 {page}
-print("losses", one, loss)
+# In one piece: torchrun's processes do not buffer what they print, and both print at once.
+print("losses " + str(one) + " " + str(loss) + "\\n", end="")
 """
 """A script without a plan, and at {page} the lines of the page."""
 

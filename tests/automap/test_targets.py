@@ -176,7 +176,12 @@ def test_what_is_finer_than_modules_is_found_by_the_verifier() -> None:
         ({"target": "torchtitan", "precision": "fp16"}, {}, ("training.precision", "bf16")),
         ({"target": "deepspeed", "sync_modes": ["synchronous", "local_sgd"]}, {}, ("training.sync_modes", "any")),
         ({"target": "megatron-core"}, {"fix": {"zero": 3}}, ("hints.fix.zero", "0, 1")),
-        ({"target": "deepspeed"}, {"fix": {"pp": 2}}, ("training.target", "deepspeed splits data, tensor")),
+        ({"target": "accelerate"}, {"fix": {"pp": 2}}, ("training.target", "accelerate splits data, tensor")),
+        (
+            {"target": "torchtitan"},
+            {"fix": {"zero": 0, "tp": 2, "pp": 1}},
+            ("training.target", "torchtitan splits data"),
+        ),
     ],
 )
 def test_what_does_not_go_with_a_target_is_refused(

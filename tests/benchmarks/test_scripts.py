@@ -31,7 +31,7 @@ SHARED = {"constants", "fitting", "fleet", "priced_runs"}
 """What scripts have in common, and is no script."""
 SCRIPTS = {
     "auto_map": "--budget 16 --models vgg19",
-    "clusters_and_tables": "--model vgg19 --devices 2 --tables 1 --kinds H100",
+    "clusters_and_tables": "--model vgg19 --devices 2 --tables 1 --kinds H100 --table-model vgg19 --budget 8",
     "cost_graph": "--plans 2 --skeletons 1 --models vgg19",
     "dapple_figure12": "{profiles}/dapple --models VGG-19 --hosts 2",
     "dapple_table4": "{profiles}/dapple --models GNMT-16 --clusters A",

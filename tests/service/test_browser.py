@@ -33,11 +33,11 @@ MARKS = """([root, colour]) => {
   return [...document.querySelectorAll(`${root} path, ${root} use`)].filter((mark) => {
     const { fill, stroke } = getComputedStyle(mark), box = mark.getBoundingClientRect();
     return [fill, stroke].includes(colour) && !mark.closest('[id^=legend], defs, clipPath')
-      && box.width + box.height > 0 && box.left >= figure.left - 1 && box.right <= figure.right + 1
-      && box.top >= figure.top - 1 && box.bottom <= figure.bottom + 1;
+      && box.width + box.height > 0 && box.right > figure.left && box.left < figure.right
+      && box.bottom > figure.top && box.top < figure.bottom;
   }).map((mark) => mark.getBoundingClientRect().toJSON());
 }"""
-"""The boxes of all marks of a colour that a figure shows, without those of its legend."""
+"""The boxes of all marks of a colour of which a figure shows at least a part, without those of its legend."""
 
 
 class Page:

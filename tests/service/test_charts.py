@@ -67,6 +67,20 @@ def test_a_search_is_drawn_against_its_bound(result: SearchResult) -> None:
     assert lowest >= bound.get_ydata()[0]  # type: ignore[index]
 
 
+def test_the_ends_of_searches_are_told_apart() -> None:
+    """A bad first plan does not press the others together, and the worst searcher is still seen."""
+    curves = {"mcmc": [(1.0, 100.0), (20.0, 1.02), (300.0, 1.0)], "expert": [(2.0, 1.1)], "random": [(5.0, 3.0)]}
+    for names, most in ((("mcmc", "expert"), 1.7), (("mcmc", "expert", "random"), 3.3)):
+        figure = pictures.best_so_far({name: curves[name] for name in names}, 400.0, 0.9, "plans")
+        (axes,) = figure.axes
+        low, high = axes.get_ylim()
+        assert 0.7 < low < 0.9 < max(curves[name][-1][1] for name in names) < high < most
+        figure.draw_without_rendering()
+        labels = [*axes.get_xticklabels(), *axes.get_xticklabels(minor=True)]
+        assert {"1", "2", "5", "10", "20", "50", "100", "200"} <= {label.get_text() for label in labels}
+        assert not any("$" in label.get_text() for label in labels)
+
+
 def test_a_plan_keeps_how_it_was_found(result: SearchResult) -> None:
     record = result.record
     for name, own in result.by_searcher.items():

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from automap.plan import Plan
 from automap.price.evaluator import Evaluator
 from automap.problem import Problem
-from automap.space.alternatives import alternatives
+from automap.space.alternatives import Alternative, alternatives
 from automap.space.stated_strategy import Strategy, hand_made
 from ir import zoo
+from service.command.comparison import limits
 from service.command.main import main
 
 GPT = "zoo:gpt:layers=4,hidden=256,heads=4,vocab_size=1024,seq_len=128"
@@ -70,6 +73,24 @@ def test_every_alternative_is_what_estimate_says(plans: list[str], capsys: pytes
     page = capsys.readouterr().out
     assert page.startswith("strategy  pipeline 2 × 2 replicas × tensor parallel 2")
     assert page.count("\ninstead   ") == len(alternatives)
+
+
+def test_the_limit_that_is_near_is_named(plans: list[str]) -> None:
+    plan = Plan.from_json(json.loads(Path(plans[0]).read_text()))
+    assert plan.estimate is not None
+    step_s, *rows = plan.estimate.step_time_s, *plan.estimate.memory_bytes
+    full = replace(rows[0], capacity=rows[0].total + 1e9, reserve=1e9)
+    plan = replace(plan, estimate=replace(plan.estimate, memory_bytes=(*rows[1:], full), lower_bound_s=0.75 * step_s))
+
+    def choice(more: float, shortage: str | None) -> Alternative:
+        return Alternative(about="", step_time_s=(1.0 + more) * step_s, more_s=more * step_s, shortage=shortage)
+
+    free = [choice(-0.1, None), choice(0.1, "devices 0-3")]
+    memory, bound = limits(plan, free)
+    assert f"devices {full.devices} are 100% full" in memory and "no faster choice" in memory
+    assert bound == "time: no plan of this model on this cluster saves more than 25% of the step"
+    assert limits(plan, [*free, choice(-0.2, "devices 0-3")])[0].endswith("a faster choice below would not fit")
+    assert limits(plan, [choice(-0.2, "x"), choice(-0.3, "x")])[0].endswith("2 faster choices below would not fit")
 
 
 def test_layers_stay_as_they_are_while_something_else_changes() -> None:

@@ -136,6 +136,21 @@ def test_what_is_shown_is_what_a_command_prints(page: Path, command: str, output
         assert " ".join(line.split()).removesuffix("…").rstrip() in printed, f"{page.name} shows {line}"
 
 
+def test_the_alternatives_that_are_shown_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of docs/comparing.md, for the plan whose degrees it states."""
+    page = (ROOT / "docs" / "comparing.md").read_text()
+    shown = re.findall(r"^instead .*$", page, re.MULTILINE)
+    stated = re.search(r"section above with `([^`]*)`, which takes ([\d.]+ s)", " ".join(page.split()))
+    command = re.search(r"automap sweep (zoo:.*?) --over", page)
+    assert command is not None and stated is not None and len(shown) == 4
+    plan = str(tmp_path / "plan.json")
+    model, *words = shlex.split(command[1].replace("\\\n", " "))
+    assert main(["estimate", model, *words, *shlex.split(stated[1]), "-o", plan]) == 0
+    assert f"step {stated[2]} " in " ".join(capsys.readouterr().out.split())
+    assert main(["explain", plan, model]) == 0
+    assert set(shown) <= set(capsys.readouterr().out.splitlines())
+
+
 def test_the_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
     code = re.search(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     assert code is not None

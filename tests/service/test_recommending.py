@@ -48,6 +48,8 @@ def test_a_page_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         (["--clusters", "1x8xA100", "--target-step", "soon"], "target_step"),
         (["--clusters", "1x8xA100", "--target-step", "1e-9s"], "target_step"),
         (["--clusters", "1x8xA100", "--target-days", "3"], "target_days"),
+        (["--clusters", "1x8xA100", "--target-days", "1e-6", "--tokens", "1e12"], "target_days"),
+        (["--clusters", "1x8xA100", "--target-days", "9", "--tokens", "1e12", "--target-step", "1e-9s"], "target_step"),
         (["--clusters", "1x8xA100", "--target-days", "-3", "--tokens", "1e9"], "target_days"),
         (["--clusters", "1x8xA100", "--price", "A100"], "prices"),
         (["--clusters", "1x8xA100", "--price", "A100=-1"], "prices.A100"),

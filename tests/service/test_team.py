@@ -106,11 +106,7 @@ def test_it_is_one_job_to_its_sender_and_several_to_the_queue(store: Store, clie
     begun = [taken(client).job_id for _ in range(3)]
     assert begun == [job_id, *members_of(job_id, 3)]
     requests = [job.request for name in begun if (job := store.job(name)) is not None]
-    assert [(r.seed, r.workers, r.cluster) for r in requests if r is not None] == [
-        (7, 3, REQUEST.cluster),
-        (8, 1, REQUEST.cluster),
-        (9, 1, REQUEST.cluster),
-    ]
+    assert requests == [REQUEST, replace(REQUEST, seed=8, tie=0.0), replace(REQUEST, seed=9, tie=0.0)]
 
 
 @pytest.mark.parametrize("end", ["succeed", "fail", "cancel", "delete"])
@@ -240,6 +236,15 @@ def test_what_is_refused(api: httpx.Client, store: Store) -> None:
     assert answer.status_code == 202
     assert f'"queued-jobs";r={left - 8}' in answer.headers["RateLimit"]
     assert answer.json()["request"]["workers"] == 8
+
+
+def test_plans_are_counted_once(store: Store, client: redis.Redis, api: httpx.Client, job_id: str) -> None:
+    run, member = taken(client), taken(client)
+    store.set_progress(member.job_id, member.token, {"evaluations": 40, "seconds": 2.0})
+    store.set_progress(job_id, run.token, {"evaluations": 100, "seconds": 2.0})
+    text = api.get("/metrics").text
+    assert "automap_evaluations_total 100.0" in text
+    assert "automap_evaluations_per_second 50.0" in text
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Callable
@@ -88,6 +89,10 @@ def test_a_run_that_reaches_its_time_limit(store: Store, client: redis.Redis, su
     assert job is not None
     assert job.problem is not None
     assert (job.state, job.problem["title"]) == ("failed", "The job took too long")
+
+
+def test_rq_logs_as_the_service_does(client: redis.Redis, settings: Settings) -> None:
+    assert worker.Worker(client, settings).log.getEffectiveLevel() == logging.getLogger().level
 
 
 def test_a_superseded_run_stops_and_writes_nothing(

@@ -240,7 +240,7 @@ def _look_at_level(compiled, value, slot, level, workspace, out):
     cost_rows(compiled, -1, workspace)
     seconds, over = np.inf, np.inf
     for zero in range(4):
-        if space.zeros[zero] if frame.has_replicas else zero == 0:
+        if space.zeros[:, zero].any() if frame.has_replicas else zero == 0:
             workspace.settings[0].zero_stage = zero
             finish(compiled, workspace, False, out)
             seconds, over = min(seconds, out[0]), min(over, out[1])

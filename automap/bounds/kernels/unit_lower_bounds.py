@@ -91,8 +91,8 @@ def unit_lower_bounds(compiled, settings, picked, exposed, again, out):
     workspace = new_workspace(compiled)
     zero_axes = workspace.draft.layout.zero_axes
     workspace.incoming[:] = UNKNOWN
-    for zero in range(space.zeros.shape[0]):
-        if space.zeros[zero]:
+    for zero in range(space.zeros.shape[1]):
+        if space.zeros[:, zero].any():
             workspace.settings[0].zero_stage = zero
     costs = np.empty(1, UNIT_COST_DTYPE)
     cost = costs[0]

@@ -211,10 +211,9 @@ class SpaceArrays(NamedTuple):
     """[chunks + 1, levels] levels that may be chosen, by the number of chunks."""
     modes: Mask
     """[modes] recompute modes that the trainer, the target and `hints.fix` leave."""
-    zeros: Mask
-    """[4] ZeRO stages that `hints.fix` and the target leave."""
-    zeros_with_others: Mask
-    """[4] those of plans that have a pipeline, or another axis than the outer one; some of `zeros`."""
+    zeros: Mask2
+    """[3, 4] ZeRO stages that `hints.fix` and the target leave: to plans whose outer axis alone has several ranks, to
+    those with other axes, and to pipelines."""
 
 
 SPACE = tuple_type(SpaceArrays)

@@ -109,11 +109,10 @@ def legal_values(compiled, value, slot, draft):
             for level in range(num_values):
                 mask[level] = level == value[begin]
     elif slot < first.signature:
-        num_values = space.zeros.shape[0]
-        others = (
-            space.degrees[value[first.pp]] * space.degrees[value[first.tp]] * space.middles[middle_of(space, value)]
-        )
-        copy(space.zeros_with_others if others > 1 else space.zeros, mask)
+        num_values = space.zeros.shape[1]
+        others = space.degrees[value[first.tp]] * space.middles[middle_of(space, value)]
+        kind = 2 if space.degrees[value[first.pp]] > 1 else 1 if others > 1 else 0
+        copy(space.zeros[kind], mask)
     else:
         group, axis = divmod(slot - first.signature, draft.picked.shape[1])
         num_values = space.groups[group].num_values

@@ -36,6 +36,7 @@ export async function showForm(root, signal) {
   const precision = choice([["", "the devices' best"], ["bf16", "bf16"], ["fp16", "fp16"], ["fp32", "fp32"]]);
   const target = choice([["", "any trainer"], ...Object.keys(targets).map((name) => [name, name])]);
   const budget = h("input", { value: "30s", required: true, spellcheck: "false" });
+  const workers = h("input", { type: "number", min: "1", max: "64", value: "1", required: true });
   const fault = h("div", { role: "alert" });
   const button = h("button", {}, "Search");
   const form = h("form", { novalidate: false, onsubmit: submit },
@@ -45,6 +46,7 @@ export async function showForm(root, signal) {
     field("precision", "Precision", precision),
     field("target", "Trainer that must be able to run the plan", target),
     field("budget", "Budget", budget, "A time, as in 30s or 2m, or a number of plans."),
+    field("workers", "Workers that search at once", workers, "More than one needs a budget in time."),
     listed("zoo-names", models), listed("cluster-names", clusters.presets), fault, h("p", {}, button));
   root.append(h("h1", {}, "New search"), form);
   choose("zoo");
@@ -58,7 +60,7 @@ export async function showForm(root, signal) {
       const training = { global_batch: Number(batch.value) };
       if (precision.value) training.precision = precision.value;
       if (target.value) training.target = target.value;
-      const body = { cluster: cluster.value, training, budget: budget.value };
+      const body = { cluster: cluster.value, training, budget: budget.value, workers: Number(workers.value) };
       if (file.required) {
         const name = encodeURIComponent(file.files[0].name.replace(/\.onnx$/, ""));
         const uploaded = await post(`/v1/models?name=${name}`, file.files[0], { "Content-Type": "application/octet-stream" });

@@ -1,0 +1,99 @@
+"""Certificates: by how much a plan may be faster than the best one found, at most.
+
+All plans of a space stand in families (`automap.cost_graph.family_bounds`). The family with the least bound is bounded
+more sharply, then the one whose bound is the least then: first by its shapes (`BoundTable`), then by a cost graph of
+all its ZeRO stages, then of each. It ends once the least bound cannot be raised, or the time is over; it then holds for
+all plans. If it is the step time of the plan found, this plan is proven to be the best. Where a part of the cluster may
+do as well, its plans count too. Units: seconds.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from agents.results.fewer_devices import promising
+from automap.bounds.partial_plans import BoundTable
+from automap.cost_graph.family_bounds import Family, FamilyBounds
+from automap.plan import Plan
+from automap.price.estimate import lower_bound_s
+from automap.problem import Problem
+from automap.space.space import PlanSpace
+from automap.space.target_limits import plan_space
+
+EXACT = 1e-9
+"""Share by which a bound may be below a step time through rounding."""
+PARTS_SHARE = 0.3
+"""Share of the time that parts of the cluster may take together (assumed)."""
+
+
+def certify(problem: Problem, plan: Plan, seconds: float) -> Plan:
+    """The plan of a search with a sharper bound in its record.
+
+    Plans that do not synchronise gradients in every step are not bounded: where the problem allows them, nothing
+    changes.
+
+    Args:
+        problem: the problem that was searched.
+        plan: the plan that the search returned.
+        seconds: time that the bound may take.
+    """
+    if plan.search is None or plan.estimate is None or problem.training.sync_modes != ("synchronous",):
+        return plan
+    began = time.monotonic()
+    fastest_s = plan.search.fastest_s or plan.estimate.step_time_s
+    parts = promising(problem, lambda: time.monotonic() - began > PARTS_SHARE * seconds)
+    waiting = [part.problem for part in parts if part.bound_s < fastest_s]
+    bounds = [part.bound_s for part in parts if part.bound_s >= fastest_s]
+    for number, each in enumerate([*waiting, problem]):
+        # What a part leaves of its time is for those behind it.
+        share = 1.0 if number == len(waiting) else PARTS_SHARE * (number + 1) / len(waiting)
+        until = began + share * seconds
+        bounds.append(certified_s(plan_space(each), fastest_s, lambda until=until: time.monotonic() > until))
+    least = min(bounds)
+    proven = plan.search.proven or least >= fastest_s * (1.0 - EXACT)
+    found = max(plan.search.lower_bound_s or 0.0, min(least, fastest_s))
+    taken_s = time.monotonic() - began
+    return replace(plan, search=replace(plan.search, lower_bound_s=found, proven=proven, certified_after_s=taken_s))
+
+
+def certified_s(space: PlanSpace, step_time_s: float, should_stop: Callable[[], bool]) -> float:
+    """Seconds that no synchronous plan of a space is faster than, about `step_time_s` at most.
+
+    Args:
+        space: plans.
+        step_time_s: step time of the best plan known.
+        should_stop: called before each bound; once it returns true, the bounds so far count.
+    """
+    table = BoundTable(space)
+    anyhow_s = max(table.first.time_s, lower_bound_s(space.problem))
+    bounds = FamilyBounds(space)
+    if not bounds.is_known:
+        return anyhow_s
+    weak = {shape: float(seconds) for shape, (seconds, _) in zip(space.shapes, table.shape_bounds, strict=True)}
+    fits = [shape for shape, (_, over) in zip(space.shapes, table.shape_bounds, strict=True) if over <= 0.0]
+    number = itertools.count()
+    waiting: list[tuple[float, int, Family, bool]] = []
+
+    def add(seconds: float, family: Family, *, is_bounded: bool) -> None:
+        heapq.heappush(waiting, (seconds, next(number), family, is_bounded))
+
+    for family in bounds.families(fits):
+        add(max(anyhow_s, min(weak[shape] for shape in family.shapes)), family, is_bounded=False)
+    least = step_time_s
+    while waiting:
+        seconds, _, family, is_bounded = heapq.heappop(waiting)
+        if seconds >= least or should_stop():
+            least = min(least, seconds)
+            break
+        parts = bounds.parts(family) if is_bounded else []
+        if not is_bounded:
+            add(max(seconds, bounds.bound(family, least)), family, is_bounded=True)
+        for part in parts:
+            add(seconds, part, is_bounded=False)
+        if is_bounded and not parts:
+            least = min(least, seconds)
+    return max(anyhow_s, least)

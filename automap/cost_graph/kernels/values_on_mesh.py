@@ -1,0 +1,52 @@
+"""Legal signatures of a linkage group on one mesh, whatever the rest of a plan is; compiled."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import float64, int64
+
+from automap.jit import kernel
+from automap.space.kernels.draft import DRAFT, legal_signatures, pick
+from automap.space.kernels.records import COMPILED
+
+
+@kernel(int64(COMPILED, float64[::1], int64, int64, DRAFT, int64[:, ::1]))
+def values_on_mesh(compiled, sizes, samples, group, draft, found):
+    """Lists the values of a linkage group's slots on all axes that are legal on a mesh, in rising order.
+
+    Args:
+        sizes: [axes] ranks of each mesh axis.
+        samples: samples of a micro-batch, which must divide.
+        group: number of the group.
+        draft: of this caller alone; its layout and the picks of the group are written.
+        found: [combinations, axes] written.
+
+    Returns:
+        Number of combinations.
+    """
+    space, layout, num_axes = compiled.space, draft.layout, draft.picked.shape[1]
+    layout.frame[0].num_meshes = 1
+    layout.sizes[0] = sizes
+    layout.divided[0] = samples
+    num_values = space.groups[group].num_values
+    masks = np.empty((num_axes, num_values), np.bool_)
+    value = np.full(num_axes, -1)
+    for axis in range(num_axes):
+        pick(space, group, axis, -1, draft)
+    legal_signatures(compiled, group, 0, draft, masks[0])
+    axis, count = 0, 0
+    while axis >= 0:
+        value[axis] += 1
+        if value[axis] == num_values:
+            value[axis] = -1
+            pick(space, group, axis, -1, draft)
+            axis -= 1
+        elif masks[axis, value[axis]]:
+            pick(space, group, axis, value[axis], draft)
+            if axis + 1 < num_axes:
+                axis += 1
+                legal_signatures(compiled, group, axis, draft, masks[axis])
+            else:
+                found[count] = value
+                count += 1
+    return count

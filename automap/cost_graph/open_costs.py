@@ -1,0 +1,176 @@
+"""Open costs: what the groups of all units cost on a stage, with the cuts of the pipeline and recomputation open.
+
+As in `automap.cost_graph.graph`, but every cost is at most the true one, whatever the cuts are: nothing runs again;
+what crosses into a unit is not counted where it is made as a sum and may come from another chunk; of a third reader of
+a tensor nothing is counted, nor is what units take for parameters that several of them read. Units: seconds, bytes,
+elements.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from automap.arrays import Floats, Ints
+from automap.cost_graph.factors import Factor, GroupCosts
+from automap.cost_graph.graph import Scalars
+from automap.cost_graph.kernels.group_costs import COLUMNS, NUM_ALWAYS
+from automap.price.kernels.array_types import columns_of
+from automap.price.kernels.cost_records import UNIT_COST_DTYPE
+from automap.price.kernels.stage_records import Stage
+from automap.price.lowered_plan import RECOMPUTE_MODES
+from automap.space.space import PlanSpace
+
+OF_PARAMETERS = columns_of(UNIT_COST_DTYPE, "parameters", "zero_parameters", "reduced", "scattered", "gathered")
+NOT_REPEATED = (np.arange(len(COLUMNS)) < NUM_ALWAYS).astype(np.float64)
+"""[columns of a conversion] 1 where it costs something without recomputation."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Payment:
+    """A conversion that units of one type pay."""
+
+    factor: Factor
+    """The conversion."""
+    kind: int
+    """Type of the units."""
+    before: int
+    """Type of the unit before them whose tensor they read; -1: of one that they make themselves."""
+    times: int
+    """How many they are."""
+
+
+class OpenCosts:
+    """Costs of the groups of all units on one stage.
+
+    Attributes:
+        stage: the stage.
+        values: for each node, [values, axes] values of the group's slots.
+        times: [types] number of units of each type.
+        bases: [types, columns] costs of a unit with every signature undecided.
+        kinds: for each node, the type of its unit.
+    """
+
+    def __init__(self, space: PlanSpace, stage: Stage, values: Sequence[Ints]) -> None:
+        """Gathers the costs.
+
+        Args:
+            values: for each group, its legal values.
+        """
+        self.stage, self.values = stage, tuple(values)
+        costs = GroupCosts(space, values, stage, RECOMPUTE_MODES[:1])
+        units = space.arrays.units.tolist()
+        self.times = np.bincount(units, minlength=len(space.linkage.types)).astype(np.float64)
+        self.bases: Floats = np.array([base[0] for base in costs.bases])
+        self.kinds = [node.unit_type for node in costs.nodes]
+        self._nodes = [node.costs[0] for node in costs.nodes]
+        for number in _tied_nodes(space):
+            self._nodes[number] = self._nodes[number].copy()
+            self._nodes[number][:, OF_PARAMETERS] = 0.0
+            self.bases[self.kinds[number], OF_PARAMETERS] = 0.0
+        self._payments = list(_payments(costs, self.times, Counter(zip(units[1:], units[:-1], strict=True))))
+
+    def scalars(
+        self, worth: Floats, left: Sequence[Ints], *, num_opened: int, with_three: bool, mixes: bool = True
+    ) -> Scalars:
+        """The graph with all costs weighted.
+
+        Args:
+            worth: [types, columns] worth of one unit of each cost in a unit of each type.
+            left: for each node, the values that are considered.
+            num_opened: units that are the first of a chunk, but for the first of all.
+            with_three: whether tables of three nodes count; none of them is negative.
+            mixes: whether conversions between units of unlike types count.
+        """
+        constant = float(self.times @ (self.bases * worth).sum(axis=1))
+        nodes = [
+            self.times[kind] * (costs[keep] @ worth[kind])
+            for costs, kind, keep in zip(self._nodes, self.kinds, left, strict=True)
+        ]
+        factors: dict[tuple[int, ...], Floats] = {}
+        for payment in self._payments:
+            if not mixes and payment.before not in (-1, payment.kind):
+                continue
+            around, table = _weighed(payment, worth[payment.kind], left, num_opened, with_three=with_three)
+            if len(around) == 1:
+                nodes[around[0]] = nodes[around[0]] + table
+            elif len(around) > 1:
+                factors[around] = factors[around] + table if around in factors else table
+        return Scalars(constant=constant, nodes=tuple(nodes), factors=tuple(factors.items()))
+
+    def unit_costs(self, picked: Sequence[int]) -> Floats:
+        """[types, columns] costs of a unit of each type under an assignment, in the mean over its units."""
+        found = self.bases.copy()
+        for costs, kind, p in zip(self._nodes, self.kinds, picked, strict=True):
+            found[kind] += costs[p]
+        for payment in self._payments:
+            factor = payment.factor
+            if not factor.is_certain:
+                continue
+            code = [codes[picked[n]] for codes, n in zip(factor.codes, factor.nodes, strict=True)]
+            sign = float(code[1] != code[2]) - factor.is_charged if len(code) == 3 else 1.0
+            share = sign * payment.times / self.times[payment.kind]
+            np.add.at(found[payment.kind], COLUMNS, share * factor.table[code[0], code[-1]] * NOT_REPEATED)
+        return found
+
+
+def _tied_nodes(space: PlanSpace) -> list[int]:
+    """Nodes with an operator that reads a parameter which several units read."""
+    tied, operands = space.evaluator.tied, space.evaluator.tables.arrays.operands
+    owners = {int(operands["operator"][tied.reader(name, unit)]) for name, *units in tied.parameters for unit in units}
+    members = [rows.tolist() for rows, _ in space.group_rows.values()]
+    return [number for number, rows in enumerate(members) if owners.intersection(rows)]
+
+
+def _payments(costs: GroupCosts, times: Floats, pairs: Counter[tuple[int, int]]) -> Iterator[Payment]:
+    """The conversions that count.
+
+    Args:
+        times: [types] number of units of each type.
+        pairs: number of units of each type behind one of each type.
+    """
+    for kind, count in enumerate(times.astype(np.int64).tolist()):
+        for factor in costs.inside(kind):
+            if factor.sums is not None and count:
+                yield Payment(factor=factor, kind=kind, before=-1, times=count)
+    for (kind, before), count in pairs.items():
+        for factor in costs.crossing(kind, before, False):
+            if factor.sums is not None:
+                yield Payment(factor=factor, kind=kind, before=before, times=count)
+
+
+def _weighed(
+    payment: Payment, worth: Floats, left: Sequence[Ints], num_opened: int, *, with_three: bool
+) -> tuple[tuple[int, ...], Floats]:
+    """The nodes of a conversion, ascending, and its table over their values; no nodes where it is left out.
+
+    Of a third reader of a tensor nothing is certain but that it may pay nothing: where its node makes the tensor too,
+    what the node is charged with by itself is taken off.
+
+    Args:
+        worth: [columns] worth of one unit of each cost.
+        left: for each node, the values that are considered.
+        num_opened: units that are the first of a chunk, but for the first of all.
+    """
+    factor = payment.factor
+    nodes = factor.nodes if factor.is_certain else (factor.nodes[0], factor.nodes[-1])
+    codes = factor.codes if factor.is_certain else (factor.codes[0], factor.codes[-1])
+    around = tuple(sorted(set(nodes)))
+    if (len(around) == 3 and not with_three) or (not factor.is_certain and not factor.is_charged):
+        return (), np.zeros(0)
+    table = payment.times * (factor.table @ (worth[COLUMNS] * NOT_REPEATED))
+    if payment.before >= 0 and num_opened:
+        assert factor.sums is not None
+        closed = max(0, payment.times - num_opened) / payment.times
+        table = np.where(factor.sums[:, None], closed * table, table)
+    where = np.ix_(*(left[n] for n in around))
+    at = [code[where[around.index(n)]] for code, n in zip(codes, nodes, strict=True)]
+    over: Floats = table[at[0], at[-1]]
+    if not factor.is_certain:
+        return around, -over
+    if len(at) == 3:
+        over = over * ((at[1] != at[2]) - float(factor.is_charged))
+    return around, over

@@ -1,0 +1,84 @@
+"""Makes the pipeline of DeepSpeed that the section `pipeline` of deepspeed.json beside this file describes.
+
+module = pipeline(model, loss)  # every process builds the same model; loss(outputs, labels) is a mean
+engine, *_ = deepspeed.initialize(model=module, optimizer=…, config="deepspeed.json")
+loss = engine.train_batch(pairs)  # an iterator over (inputs, labels), a micro-batch of this replica each
+
+It needs torch, deepspeed and plan_loader.py beside it, which cuts the model.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from deepspeed.pipe import PipelineModule, TiedLayerSpec
+from plan_loader import cut, parameter_names, shared_names
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Stage(nn.Module):
+    """One stage, which takes what the stage before hands on; the first one takes the inputs of the model."""
+
+    def __init__(self, inner: nn.Module, missing: int) -> None:
+        super().__init__()
+        self.inner, self.missing = inner, missing
+
+    def forward(self, given: Tensor | tuple[Tensor, ...]) -> Any:
+        """What the next stage takes."""
+        inputs = given if isinstance(given, tuple) else (given,)
+        return self.inner(*inputs, *[None] * self.missing)
+
+
+def pipeline(
+    model: nn.Module, loss: Callable[[Any, Tensor], Tensor], folder: Path = Path(__file__).parent
+) -> PipelineModule:
+    """The stages of a model, of which this process holds one.
+
+    Raises:
+        ValueError: the model is not that of the plan, or cannot be cut as the plan says.
+    """
+    plan = json.loads((folder / "deepspeed.json").read_text())["pipeline"]
+    known = dict(model.named_modules())
+    missing = [path for paths in plan["modules"] for path in paths if path not in known]
+    if missing:
+        raise ValueError(f"the model has no module {missing[0]} of deepspeed.json; give the model of the plan")
+    tied = shared_names(model)
+    parts, names = cut(model, plan["modules"])
+    for path in plan["recompute"]:
+        known[path].forward = partial(checkpoint, known[path].forward, use_reentrant=False)
+    for part in parts[1:]:
+        used = [node.target for node in part.graph.nodes if node.op == "placeholder" and node.users]
+        late = [name for name in used if name in names]
+        if late:
+            raise ValueError(f"DeepSpeed hands the input {late[0]} to the first stage alone, and a later one reads it")
+    stages = [Stage(part, len(names) if number else 0) for number, part in enumerate(parts)]
+    made = PipelineModule(layers=specs(stages, tied), num_stages=len(stages), loss_fn=loss, partition_method="uniform")
+    for key, comm in made.tied_comms.items():
+        module = made.tied_modules[key]
+        shared = {id(module.get_parameter(name)) for name in comm["weight_attr"]}
+        for parameter in module.parameters():
+            # DeepSpeed takes all parameters of the stage for replicated, and leaves them out of the gradient's norm.
+            parameter.ds_pipe_replicated &= id(parameter) in shared
+    return made
+
+
+def specs(stages: Sequence[Stage], tied: Sequence[set[str]]) -> list[nn.Module | TiedLayerSpec]:
+    """The layers of the PipelineModule, one a stage; stages that share weights are tied."""
+    found: list[nn.Module | TiedLayerSpec] = list(stages)
+    own = [{name.removeprefix("inner."): name for name in sorted(parameter_names(stage))} for stage in stages]
+    groups: dict[tuple[int, ...], list[set[str]]] = {}
+    for names in tied:
+        holders = tuple(number for number, mine in enumerate(own) if names & mine.keys())
+        groups.setdefault(holders, []).append(names)
+    groups = {holders: some for holders, some in groups.items() if len(holders) > 1}
+    for holders, some in groups.items():
+        for number in holders:
+            if not isinstance(found[number], Stage):
+                raise ValueError("a stage shares weights with different stages, and DeepSpeed ties it with one group")
+            own_names = [next(own[number][name] for name in sorted(shared) if name in own[number]) for shared in some]
+            stage = stages[number]
+            found[number] = TiedLayerSpec(str(holders), Stage, stage.inner, stage.missing, tied_weight_attr=own_names)
+    return found

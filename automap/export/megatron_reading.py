@@ -1,0 +1,142 @@
+"""Megatron-LM's arguments, in a script or as a map, read as a stated strategy.
+
+Names of flags: megatron/training/arguments.py.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from automap.export.stated import Stated, check_choice, check_names, refuse, whole
+
+_DEGREES = {
+    "tensor-model-parallel-size": "tp",
+    "pipeline-model-parallel-size": "pp",
+    "context-parallel-size": "cp",
+    "expert-model-parallel-size": "ep",
+    "micro-batch-size": "micro_batch",
+    "num-virtual-stages-per-pipeline-rank": "virtual",
+}
+_VOCABULARY = 128
+"""Default of Megatron-LM's --make-vocab-size-divisible-by, which is multiplied by tp."""
+_NOT_PRICED = {
+    "virtual-pipeline-model-parallel-size": "Use --num-layers-per-virtual-pipeline-stage: there is no such flag.",
+    "use-megatron-fsdp": "Price it as --zero 2 or --zero 3.",
+    "use-torch-fsdp2": "Price it as --zero 3.",
+    "decoder-first-pipeline-num-layers": "Write the stages as --pipeline-model-parallel-layout.",
+    "decoder-last-pipeline-num-layers": "Write the stages as --pipeline-model-parallel-layout.",
+    "account-for-embedding-in-pipeline-split": "Write the stages as --pipeline-model-parallel-layout.",
+    "account-for-loss-in-pipeline-split": "Write the stages as --pipeline-model-parallel-layout.",
+    "fp4-format": "Price it by --precision nvfp4.",
+    "optimizer-cpu-offload": "Leave it out: offload is not priced.",
+}
+"""Flags that change the plan, and what to do instead."""
+_LAUNCHER = {"nnodes", "nproc-per-node", "node-rank", "master-addr", "master-port", "rdzv-backend", "rdzv-endpoint"}
+"""Flags of torchrun in the same script."""
+
+
+def read_script(text: str) -> Stated:
+    """The strategy of a bash script.
+
+    Raises:
+        PlanError: a flag that is not priced, or a value that is none; names it.
+    """
+    try:
+        words = shlex.split(text.replace("=(", "=( "), comments=True)
+    except ValueError as fault:
+        raise refuse("script", str(fault), "is no shell script", "Close every quote.") from None
+    flags: dict[str, str | None] = {}
+    for number, word in enumerate(words):
+        if word.startswith("--") and word != "--":
+            name, _, value = word.removeprefix("--").partition("=")
+            after = words[number + 1] if number + 1 < len(words) else ")"
+            is_value = not after.startswith("--") and after not in (")", "\\")
+            # torchrun's own flags and arrays of the script come without a bearing on the plan.
+            flags[name] = value or (after if is_value else None)
+    return read_flags(flags)
+
+
+# long: one branch a kind of flag, in Megatron-LM's order
+def read_flags(flags: Mapping[str, str | None]) -> Stated:
+    """The strategy of arguments, by their names without dashes; None = a flag without a value.
+
+    Raises:
+        PlanError: as in `read_script`.
+    """
+    found = Stated(target="megatron-core")
+    for name, repair in _NOT_PRICED.items():
+        if name in flags:
+            raise refuse(f"--{name}", flags[name] or "set", "is not priced", repair)
+    read = {*_DEGREES}
+    for name, key in _DEGREES.items():
+        if name in flags:
+            found.degrees[key] = whole(f"--{name}", flags[name])
+    pp = found.degrees.get("pp", 1)
+
+    def number(name: str) -> int | None:
+        read.add(name)
+        return whole(f"--{name}", flags[name]) if name in flags else None
+
+    layers, each, batch = (
+        number("num-layers"),
+        number("num-layers-per-virtual-pipeline-stage"),
+        number("global-batch-size"),
+    )
+    found.num_layers = layers
+    if each is not None:
+        if layers is None or layers % (pp * each):
+            what = f"{layers or 'an unknown number of'} layers are not so many in stages of {pp} ranks"
+            raise refuse(
+                "--num-layers-per-virtual-pipeline-stage", each, what, "Give --num-layers, a multiple of both."
+            )
+        found.degrees["virtual"] = layers // pp // each
+    layout = flags.get("pipeline-model-parallel-layout")
+    if layout is not None:
+        found.degrees |= _layout(layout, pp)
+    if batch is not None:
+        found.training["global_batch"] = batch
+    found.tokens = number("seq-length")
+    found.training["vocabulary_multiple"] = (number("make-vocab-size-divisible-by") or _VOCABULARY) * found.degrees.get(
+        "tp", 1
+    )
+    slices = number("expert-tensor-parallel-size")
+    if slices is not None and slices != found.degrees.get("tp", 1) and found.degrees.get("ep", 1) > 1:
+        raise refuse(
+            "--expert-tensor-parallel-size", slices, "only slices of experts over tp are priced", "Make it equal to tp."
+        )
+    if "sequence-parallel" in flags:
+        found.degrees["sequence_parallel"] = True
+    if "use-distributed-optimizer" in flags:
+        found.degrees["zero"] = 1
+    if "recompute-activations" in flags or flags.get("recompute-granularity"):
+        found.degrees["recompute"] = flags.get("recompute-granularity") or "selective"
+        check_choice("--recompute-granularity", found.degrees["recompute"], ("selective", "full"))
+    if flags.get("recompute-method") == "block":
+        raise refuse("--recompute-method", "block", "recomputes some layers", "Use uniform, which recomputes all.")
+    narrow = [name for name in ("bf16", "fp16") if name in flags]
+    if len(narrow) == 2:
+        raise refuse("--fp16", "set", "contradicts --bf16", "Give one of them.")
+    found.training["precision"] = "fp8" if flags.get("fp8-format") else narrow[0] if narrow else "fp32"
+    if flags.get("optimizer") in ("adam", "sgd"):
+        found.training["optimizer"] = flags["optimizer"]
+    if "tp-comm-overlap" in flags:
+        found.training["async_tensor_parallel"] = True
+    read |= {
+        "pipeline-model-parallel-layout", "sequence-parallel", "use-distributed-optimizer", "recompute-activations",
+        "recompute-granularity", "recompute-method", "recompute-num-layers", "recompute-modules", "bf16", "fp16",
+        "fp8-format", "fp8-recipe", "optimizer", "tp-comm-overlap",
+    }  # fmt: skip
+    check_names(flags, read | _LAUNCHER, "--")
+    found.ignored = tuple(f"--{name}" for name in flags if name not in read | _LAUNCHER)
+    return found
+
+
+def _layout(text: str, pp: int) -> dict[str, Any]:
+    """Virtual stages and layers of each stage, from a layout without repeats."""
+    parts = text.replace(",", "").split("|")
+    if set("".join(parts)) - set("EtL") or len(parts) % pp:
+        repair = f"Write each stage out, as in Ett|tt|ttL, a multiple of {pp} stages of E, t and L."
+        raise refuse("--pipeline-model-parallel-layout", text, "is no layout that is read", repair)
+    return {"virtual": len(parts) // pp, "layers": tuple(part.count("t") for part in parts)}
