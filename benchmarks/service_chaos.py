@@ -1,14 +1,16 @@
 """Kills parts of a running service at random, and counts what is lost.
 
-    python benchmarks/service_chaos.py [--jobs 200] [--minutes 5] [--every 2] [--recoveries 3] [--stale 50]
-        [--teams 3]
+    python benchmarks/service_chaos.py [--jobs 200] [--minutes 5] [--every 2] [--recoveries 3] [--stale 50] [--teams 3]
+        [--away 60]
 
 Small jobs with budgets in evaluations are sent over REST, each with an Idempotency-Key, again and again until it is
 answered, while at random moments the service, a worker, the process of a job or the private Redis gets SIGKILL; a
 service that is dead is started again on the same data. At the end every job must have ended once, and those with the
 same seed must have the same plan. Then workers are killed while they run a job, until another attempt begins
-(recovery). One job is searched by one worker, by two in the same time, and by two of which one is killed (teams). Last,
-workers are stopped until others have taken their jobs over, and continued (stale).
+(recovery), and, four at a time, stopped until others have taken their jobs over, and continued (stale). One job is
+searched by one worker, by two in the same time, and by two of which one is killed (teams). At last the Redis of a
+service is away for so many seconds while a search runs and clients submit: stopped, killed, its connections cut again
+and again, its answers late (away). 0 leaves a part out.
 """
 
 from __future__ import annotations
@@ -25,18 +27,22 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
+import redis
+
+from service.embedded_redis import EmbeddedRedis
 
 MODEL = "gpt:layers=1,hidden=64,heads=2,seq_len=32,vocab_size=64"
 SEEDS = 5
 GIVE_UP_S = 900.0
 STALE_AT_ONCE = 4
 """Jobs whose workers are stopped at once; as many other workers take them over."""
+KINDS = ("stopped", "killed", "cut", "late")
 TEAM = {"zoo": "llama3-70b", "cluster": "128x8xH100", "training": {"global_batch": 1536}, "searchers": ["mcmc"]}
 TEAM_S = 15
 """Seconds of each search of a team."""
@@ -47,8 +53,9 @@ EQUAL = 1e-3
 class Service:
     """`automap serve` on a folder, started again whenever it was killed."""
 
-    def __init__(self, folder: Path, workers: int) -> None:
-        self._folder, self._workers = folder, workers
+    def __init__(self, folder: Path, workers: int, **environment: str) -> None:
+        self._workers = workers
+        self._environment = {"AUTOMAP_DATA_DIR": str(folder), "AUTOMAP_LOG_LEVEL": "CRITICAL", **environment}
         self.start()
 
     def start(self) -> None:
@@ -56,7 +63,7 @@ class Service:
         words = ["serve", "--port", "0", "--json", "--workers", str(self._workers)]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "service.command.main", *words],
-            env={**os.environ, "AUTOMAP_DATA_DIR": str(self._folder), "AUTOMAP_LOG_LEVEL": "CRITICAL"},
+            env=os.environ | self._environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
@@ -101,29 +108,34 @@ class Service:
 
 
 @contextlib.contextmanager
-def running(workers: int) -> Iterator[Service]:
+def running(workers: int, **environment: str) -> Iterator[Service]:
     """A service of its own."""
     with tempfile.TemporaryDirectory(prefix="automap-chaos-") as folder:
-        service = Service(Path(folder), workers)
+        service = Service(Path(folder), workers, **environment)
         try:
             yield service
         finally:
             service.stop()
 
 
+def body(number: int, budget: str | int) -> dict[str, Any]:
+    """A small job."""
+    found = {"zoo": MODEL, "cluster": "1xV100-16GB", "training": {"global_batch": 8}, "budget": budget}
+    return {**found, "searchers": ["random"], "seed": number % SEEDS, "tie": 0}
+
+
 def submit(service: Service, number: int, budget: str | int) -> str:
     """Submits a job; returns its id."""
-    body = {"zoo": MODEL, "cluster": "1xV100-16GB", "training": {"global_batch": 8}, "budget": budget}
-    body |= {"searchers": ["random"], "seed": number % SEEDS, "tie": 0}
     headers = {"Idempotency-Key": f"chaos-{number}-{budget}"}
-    return str(service.call("POST", "/v1/jobs", json=body, headers=headers)["id"])
+    return str(service.call("POST", "/v1/jobs", json=body(number, budget), headers=headers)["id"])
 
 
 def told(service: Service, job_id: str) -> list[dict[str, Any]]:
-    """The states that a job has had."""
+    """All events of a job that has ended; those of its state have one."""
     text = service.http.get(f"/v1/jobs/{job_id}/events").text
-    lines = [block.split("\ndata: ")[1].split("\nid:")[0] for block in text.split("\n\n") if "event: state" in block]
-    return [json.loads(line) for line in lines]
+    return [
+        json.loads(block.split("\ndata: ")[1].split("\nid:")[0]) for block in text.split("\n\n") if "\ndata: " in block
+    ]
 
 
 def chaos(service: Service, jobs: int, minutes: float, every_s: float) -> bool:
@@ -149,7 +161,8 @@ def chaos(service: Service, jobs: int, minutes: float, every_s: float) -> bool:
     found = [service.call("GET", f"/v1/jobs/{job_id}") for job_id in ids]
     states = Counter(job["state"] for job in found)
     doubled = sum(
-        sum(event["state"] not in ("queued", "running") for event in told(service, job_id)) != 1 for job_id in ids
+        sum(event.get("state", "running") not in ("queued", "running") for event in told(service, job_id)) != 1
+        for job_id in ids
     )
     plans: dict[int, set[str]] = {}
     for job in found:
@@ -186,11 +199,11 @@ def busy(service: Service) -> list[psutil.Process]:
     return found
 
 
-def holder(service: Service) -> psutil.Process:
-    """The worker that runs the only job."""
-    while len(found := busy(service)) != 1:
+def holders(service: Service, count: int) -> list[psutil.Process]:
+    """The workers that run the only jobs, so many."""
+    while len(found := busy(service)) != count:
         time.sleep(0.1)
-    return found[0]
+    return found
 
 
 def recovery(service: Service, trials: int) -> bool:
@@ -199,7 +212,7 @@ def recovery(service: Service, trials: int) -> bool:
     for number in range(trials):
         job_id = submit(service, number, "120s")
         attempt(service, job_id, 1)
-        holder(service).kill()
+        holders(service, 1)[0].kill()
         began = time.monotonic()
         attempt(service, job_id, 2)
         seconds.append(time.monotonic() - began)
@@ -213,13 +226,14 @@ def recovery(service: Service, trials: int) -> bool:
 
 def stale(service: Service, trials: int) -> bool:
     """Stops workers until their jobs run elsewhere, and lets them go on; returns whether they changed nothing."""
-    wrong = 0
-    for first in range(0, trials, STALE_AT_ONCE):
-        ids = [submit(service, number, "10s") for number in range(first, min(first + STALE_AT_ONCE, trials))]
+    wrong, left = 0, trials
+    while left > 0:
+        count = min(STALE_AT_ONCE, left)
+        # Its time is over while it is stopped: the first thing that it does then is to write its plan.
+        ids = [submit(service, left - i, "14s") for i in range(count)]
         for job_id in ids:
             attempt(service, job_id, 1)
-        while len(workers := busy(service)) != len(ids):
-            time.sleep(0.1)
+        workers = holders(service, count)
         stopped = [process for worker in workers for process in (worker, *worker.children(recursive=True))]
         for process in stopped:
             process.suspend()
@@ -231,12 +245,79 @@ def stale(service: Service, trials: int) -> bool:
         for job_id in ids:
             while service.call("GET", f"/v1/jobs/{job_id}", params={"wait": 5})["state"] == "running":
                 pass
-            states = [(event["state"], event["attempt"]) for event in told(service, job_id)]
-            wrong += states != [("queued", 0), ("running", 1), ("queued", 1), ("running", 2), ("succeeded", 2)]
+            events = told(service, job_id)
+            states = [(event["state"], event["attempt"]) for event in events if "state" in event]
+            late = events[next(i for i, event in enumerate(events) if event["attempt"] == 2) :]
+            kept = states == [("queued", 0), ("running", 1), ("queued", 1), ("running", 2), ("succeeded", 2)]
+            wrong += not kept or any(event["attempt"] != 2 for event in late)
         while busy(service):
             time.sleep(0.1)
+        left -= count
     print(f"stale: {wrong} of {trials} workers that were stopped and went on wrote anything")
     return wrong == 0
+
+
+@contextlib.contextmanager
+def trouble(kind: str, server: EmbeddedRedis) -> Iterator[Callable[[], None]]:
+    """Takes a Redis away for the block; gives what is to be done again and again meanwhile."""
+    more: Callable[[], None] = lambda: None  # noqa: E731
+    if kind == "stopped":
+        os.kill(server.pid, signal.SIGSTOP)
+    elif kind == "killed":
+        os.kill(server.pid, signal.SIGKILL)
+    else:
+        own = redis.Redis.from_url(server.url)
+        if kind == "cut":
+            more = lambda: own.client_kill_filter(_type="normal", skipme=True)  # noqa: E731
+        else:
+            more = lambda: own.client_pause(300)  # noqa: E731
+    try:
+        yield more
+    finally:
+        if kind == "stopped":
+            os.kill(server.pid, signal.SIGCONT)
+        elif kind == "killed":
+            while server.is_alive():
+                time.sleep(0.01)
+            server.start()
+
+
+def away(service: Service, server: EmbeddedRedis, kind: str, seconds: float) -> bool:
+    """Takes Redis away while a search runs and clients submit; returns whether nothing was lost and all came back."""
+    search = submit(service, KINDS.index(kind), f"{seconds + 5:g}s")
+    attempt(service, search, 1)
+    answers: Counter[int] = Counter()
+    accepted: list[str] = []
+    number, silent, ends = 0, 0, time.monotonic() + seconds
+    with trouble(kind, server) as more:
+        while time.monotonic() < ends:
+            more()
+            number += 1
+            headers = {"Idempotency-Key": f"{kind}-{number}"}
+            answer = service.http.post("/v1/jobs", json=body(number, 1), headers=headers)
+            answers[answer.status_code] += 1
+            if answer.status_code == 202:
+                accepted.append(answer.json()["id"])
+            else:
+                silent += answer.status_code != 503 or "Retry-After" not in answer.headers
+            assert service.http.get("/healthz").is_success
+            time.sleep(0.2)
+    began = time.monotonic()
+    while not service.http.get("/readyz").is_success:
+        time.sleep(0.05)
+    back_s = time.monotonic() - began
+    # Those that were refused are sent again; those that were accepted must be there.
+    ids = {service.call("POST", "/v1/jobs", json=body(i, 1), headers={"Idempotency-Key": f"{kind}-{i}"})["id"]
+           for i in range(1, number + 1)}  # fmt: skip
+    for job_id in (search, *ids):
+        while service.call("GET", f"/v1/jobs/{job_id}", params={"wait": 5})["state"] in ("queued", "running"):
+            pass
+    jobs = [service.call("GET", f"/v1/jobs/{job_id}") for job_id in (search, *ids)]
+    lost = sum(job["state"] != "succeeded" for job in jobs) + len(set(accepted) - ids) + number - len(ids)
+    runs = jobs[0]["attempt"]
+    print(f"away: {kind} for {seconds:g} s: answers {dict(answers)}, {silent} of them neither 202 nor 503 with "
+          f"Retry-After; back after {back_s:.1f} s (asked: 10); lost {lost}; runs of the search {runs}")  # fmt: skip
+    return silent == lost == 0 and back_s <= 10.0 and runs == 1
 
 
 def searched(service: Service, seed: int, workers: int, *, kill: bool = False) -> float:
@@ -277,17 +358,28 @@ def main() -> int:
     parser.add_argument("--recoveries", type=int, default=3)
     parser.add_argument("--stale", type=int, default=50)
     parser.add_argument("--teams", type=int, default=3)
+    parser.add_argument("--away", type=float, default=60.0, help="seconds")
     parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args()
     print(f"{time.strftime('%Y-%m-%d')}, Python {platform.python_version()}, {os.cpu_count()} cores, "
           f"load {os.getloadavg()[0]:.1f}")  # fmt: skip
-    with running(given.workers) as service:
-        fine = chaos(service, given.jobs, given.minutes, given.every)
-        fine &= recovery(service, given.recoveries)
-        fine &= teams(service, given.teams)
+    fine = True
+    if given.jobs or given.recoveries or given.teams:
+        with running(given.workers) as service:
+            fine &= chaos(service, given.jobs, given.minutes, given.every) if given.jobs else True
+            fine &= recovery(service, given.recoveries)
+            fine &= teams(service, given.teams)
     if given.stale:
         with running(2 * STALE_AT_ONCE) as service:
             fine &= stale(service, given.stale)
+    if given.away:
+        with (
+            tempfile.TemporaryDirectory(prefix="automap-chaos-") as folder,
+            EmbeddedRedis(Path(folder)) as server,
+            running(1, AUTOMAP_REDIS_URL=server.url) as service,
+        ):
+            for kind in KINDS:
+                fine &= away(service, server, kind, given.away)
     return 0 if fine else 1
 
 

@@ -150,8 +150,8 @@ def slowly(host: str, port: int, number: int, closed: Synchronized[int]) -> None
     for at in itertools.count():
         byte = head[at : at + 1] or b"x"
         for index, one in enumerate(held):
-            if index % 50 == 0:
-                time.sleep(2.0 / max(1, number / 50))
+            if index % 4 == 0:
+                time.sleep(8.0 / number)
             try:
                 one.send(byte)
                 if one.recv(1) == b"":

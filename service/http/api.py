@@ -64,6 +64,7 @@ def create_app(settings: Settings, client: redis.Redis) -> FastAPI:
     app = FastAPI(title="AutoMAP", version=version(), docs_url=None, redoc_url=None, dependencies=admitted)
     app.state.settings = settings
     app.state.store = Store(client)
+    app.state.large_bodies = anyio.CapacityLimiter(1)
     app.state.uploads = anyio.CapacityLimiter(settings.max_uploads)
     app.state.keys = Keys(client) if settings.require_keys else None
     app.state.reader = Reader(client)

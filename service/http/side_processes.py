@@ -20,6 +20,7 @@ import anyio.to_thread
 from anyio import CapacityLimiter
 from fastapi import HTTPException
 
+from automap.records import to_json
 from service.problems import problem
 
 LOG = logging.getLogger("automap.api")
@@ -48,7 +49,7 @@ class SideProcesses:
 
         Args:
             task: one of `service.side_process.TASKS`.
-            document: what the task needs.
+            document: what the task needs: JSON types, and records, which become such in a thread.
             graph: the model, see `ir.serialize`.
 
         Raises:
@@ -59,8 +60,7 @@ class SideProcesses:
         if self._limiter.statistics().tasks_waiting >= self._most_waiting:
             raise HTTPException(503, problem(503, "Too many wait", "Try again shortly."), {"Retry-After": "5"})
         head = {"task": task, "document": document, "num_bytes": len(graph), "limit_s": LIMIT_S}
-        data = json.dumps(head).encode() + b"\n" + graph
-        line = await anyio.to_thread.run_sync(self._ask, data, limiter=self._limiter)
+        line = await anyio.to_thread.run_sync(self._ask, head, graph, limiter=self._limiter)
         if not line:
             repair = "Give a smaller model, cluster or number of micro-batches."
             raise HTTPException(422, problem(422, "It took too long or too much memory", repair, repair=repair))
@@ -87,8 +87,9 @@ class SideProcesses:
                 return child
             _end(child)
 
-    def _ask(self, data: bytes) -> bytes:
+    def _ask(self, head: Mapping[str, Any], graph: bytes) -> bytes:
         """A child's answer; empty where it died."""
+        data = json.dumps(to_json(head)).encode() + b"\n" + graph
         child = self._taken() or _start()
         assert child.stdin is not None and child.stdout is not None
         timer = threading.Timer(LIMIT_S, child.kill)

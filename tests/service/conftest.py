@@ -165,7 +165,7 @@ def listening(settings: Settings, connection: redis.Redis) -> Iterator[httpx.Cli
     app = create_app(settings, connection)
     server = Server(server_config(app, settings), app.state.feed)
     with bind("127.0.0.1", 0) as bound:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, name="server")
         thread.start()
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{bound.getsockname()[1]}", timeout=60) as found:

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from service import side_process
 from service.command.main import main
 from service.drawing.pictures import PICTURES
 from service.http import side_processes
+from service.http.schemas import JobView
 from service.http.side_processes import SideProcesses
+from service.jobs.run_job import JobRequest
 
 GPT = "gpt:layers=4,hidden=256,heads=4,vocab_size=1024,seq_len=128"
 ASKED = {"zoo": GPT, "cluster": "8xA100-80GB", "training": {"global_batch": 64}}
@@ -182,3 +185,36 @@ def test_checks_are_no_work_of_the_process_that_answers(api: httpx.Client) -> No
     mine, theirs = spent_s("gpt2:layers=1000")
     assert theirs > 0.1
     assert mine < 0.25 * theirs
+
+
+def test_large_bodies_are_read_where_others_are_served_meanwhile(
+    api: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No step that takes as long as the body is large is made in the thread that answers, nor are two at a time."""
+    threads: set[int] = set()
+    at_once = [0, 0]
+    to_json, dumps = JobRequest.to_json, JobView.model_dump_json
+
+    def noted(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def run(self: Any) -> Any:
+            threads.add(threading.get_ident())
+            at_once[0] += 1
+            at_once[1] = max(at_once)
+            try:
+                return step(self)
+            finally:
+                at_once[0] -= 1
+
+        return run
+
+    monkeypatch.setattr(JobRequest, "to_json", noted(to_json))
+    monkeypatch.setattr(JobView, "model_dump_json", noted(dumps))
+    asked = {"zoo": GPT, "cluster": "8xA100-80GB", "training": {"global_batch": 64}, "budget": 1}
+    body = {**asked, "hints": {"parameters": ["a name of no parameter"] * 5_000}}
+    url = str(api.base_url)
+    with ThreadPoolExecutor() as pool:
+        answers = list(pool.map(lambda _: httpx.post(f"{url}/v1/jobs", json=body, timeout=60), range(3)))
+    assert {answer.status_code for answer in answers} == {202}, answers[0].text
+    (loop,) = (thread.ident for thread in threading.enumerate() if thread.name == "server")
+    assert threads and loop not in threads
+    assert at_once[1] == 1

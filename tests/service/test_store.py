@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -64,6 +65,39 @@ def test_a_stale_run_cannot_write(store: Store) -> None:
     with pytest.raises(Superseded):
         store.succeed(job_id, 2, {"by": "new again"})
     assert store.plan(job_id) == {"by": "new"}
+
+
+MEANWHILE: dict[str, Callable[[Store, str], object]] = {
+    "waits": lambda store, job_id: None,
+    "runs": lambda store, job_id: store.begin(job_id),
+    "succeeded": lambda store, job_id: store.succeed(job_id, store.begin(job_id) or 0, {"by": "new"}),
+    "failed": lambda store, job_id: store.fail(job_id, store.begin(job_id), {"title": "new"}),
+    "cancelled": lambda store, job_id: store.cancel(job_id),
+    "deleted": lambda store, job_id: store.delete(job_id),
+}
+"""What has become of a job since a run of it was thought dead."""
+WRITES: dict[str, Callable[[Store, str, int], object]] = {
+    "progress": lambda store, job_id, token: store.set_progress(job_id, token, {"fraction": 0.5}),
+    "best": lambda store, job_id, token: store.set_best(job_id, token, {"by": "old"}),
+    "succeed": lambda store, job_id, token: store.succeed(job_id, token, {"by": "old"}),
+    "fail": lambda store, job_id, token: store.fail(job_id, token, {"title": "old"}),
+    "requeue": lambda store, job_id, token: store.requeue(job_id, token),
+    "died": lambda store, job_id, token: store.died(job_id, token),
+}
+
+
+@pytest.mark.parametrize("meanwhile", MEANWHILE)
+@pytest.mark.parametrize("write", WRITES)
+def test_no_stale_write_changes_anything(store: Store, client: redis.Redis, meanwhile: str, write: str) -> None:
+    job_id = create(store)
+    token = store.begin(job_id) or 0
+    store.set_best(job_id, token, {"by": "old"})
+    store.died(job_id, token)
+    MEANWHILE[meanwhile](store, job_id)
+    before = {key: client.dump(key) for key in client.scan_iter("*")}
+    with pytest.raises(Superseded):
+        WRITES[write](store, job_id, token)
+    assert {key: client.dump(key) for key in client.scan_iter("*")} == before
 
 
 def test_the_end_of_a_job_is_final(store: Store) -> None:

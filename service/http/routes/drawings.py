@@ -46,5 +46,5 @@ async def _drawn(request: Request, job_id: str) -> dict[str, Any]:
     plan = await run_in_threadpool(plan_of, store, job)
     assert job.request is not None  # a job with a plan was read when it ran
     graph = await run_in_threadpool(graphs.load_bytes, store, job.model_id, job.request)
-    document = {"request": job.request.to_json(), "model_id": job.model_id, "plan": plan}
+    document = {"request": job.request, "model_id": job.model_id, "plan": plan}
     return await side_processes_of(request).ask("draw", document, graph)

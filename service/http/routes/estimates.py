@@ -9,7 +9,6 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.concurrency import run_in_threadpool
 
 from automap.errors import PlanError
-from automap.records import to_json
 from service.http import openapi
 from service.http.requested import check_cluster, model_name
 from service.http.routes.common import read_body, side_processes_of, store_of
@@ -44,5 +43,5 @@ async def estimate(request: Request, body: Annotated[EstimateBody, Depends(estim
     name = await run_in_threadpool(model_name, body.model_id, asked, store)
     asked = replace(asked, model=replace(asked.model, name=asked.model.name or name))
     graph = await run_in_threadpool(graphs.load_bytes, store, body.model_id, asked)
-    told = {"request": asked.to_json(), "model_id": body.model_id, "plan": body.plan, "degrees": to_json(body.degrees)}
+    told = {"request": asked, "model_id": body.model_id, "plan": body.plan, "degrees": body.degrees}
     return await side_processes_of(request).ask("estimate", told, graph)

@@ -27,6 +27,7 @@ from service.http.routes.common import (
     checks_of,
     feed_of,
     find_job,
+    in_thread,
     no_job,
     once_of,
     plan_of,
@@ -60,6 +61,7 @@ async def job_body(request: Request) -> JobBody:
 @router.post(
     "",
     status_code=202,
+    response_model=JobView,
     openapi_extra=openapi.problem_body(JobBody),
     responses=openapi.refusals(
         s404="No such model.",
@@ -70,26 +72,23 @@ async def job_body(request: Request) -> JobBody:
     ),
 )
 async def submit(
-    request: Request,
-    response: Response,
-    body: Annotated[JobBody, Depends(job_body)],
-    idempotency_key: IdempotencyKey = None,
-) -> JobView:
+    request: Request, body: Annotated[JobBody, Depends(job_body)], idempotency_key: IdempotencyKey = None
+) -> Response:
     """Accepts a job."""
     store, settings = store_of(request), settings_of(request)
-    once = once_of(idempotency_key, body)
+    once = await in_thread(request, once_of, idempotency_key, body)
     try:
-        job = await run_in_threadpool(store.replayed, once)
+        job = await in_thread(request, store.replayed, once)
         if job is None:
-            asked, reserve_s, graph = await run_in_threadpool(_admit, body, store, settings)
+            asked, reserve_s, graph = await in_thread(request, _admit, body, store, settings)
             # What may take long is done elsewhere, so that others are answered meanwhile.
-            await checks_of(request).ask("check", {"request": asked.to_json(), "model_id": body.model_id}, graph)
-            job = await run_in_threadpool(store.create, body.model_id, asked, reserve_s=reserve_s, once=once)
+            await checks_of(request).ask("check", {"request": asked, "model_id": body.model_id}, graph)
+            job = await in_thread(request, store.create, body.model_id, asked, reserve_s=reserve_s, once=once)
     except AnotherRequest:
         raise another_request(idempotency_key) from None
-    response.headers["Location"] = f"/v1/jobs/{job.id}"
-    response.headers.update(await run_in_threadpool(quotas.headers, store, settings))
-    return JobView.of(job)
+    headers = {"Location": f"/v1/jobs/{job.id}", **await run_in_threadpool(quotas.headers, store, settings)}
+    answer = await in_thread(request, lambda: JobView.of(job).model_dump_json())
+    return Response(answer, status_code=202, media_type="application/json", headers=headers)
 
 
 @router.get("", responses=_BAD_QUERY)
@@ -206,7 +205,7 @@ def _to_export(store: Store, job_id: str) -> tuple[dict[str, Any], bytes]:
     job = find_job(store, job_id)
     plan = plan_of(store, job)
     assert job.request is not None  # a job with a plan was read when it ran
-    told = {"request": job.request.to_json(), "model_id": job.model_id, "plan": plan}
+    told = {"request": job.request, "model_id": job.model_id, "plan": plan}
     return told, graphs.load_bytes(store, job.model_id, job.request)
 
 

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.concurrency import run_in_threadpool
 
 from automap.errors import ClusterError, ProblemError
-from automap.records import to_json
 from service.http import openapi
 from service.http.requested import model_name
 from service.http.routes.common import read_body, side_processes_of, store_of
@@ -52,6 +51,6 @@ async def recommend(request: Request, body: Annotated[RecommendationBody, Depend
     name = await run_in_threadpool(model_name, body.model_id, asked, store)
     asked = replace(asked, model=replace(asked.model, name=asked.model.name or name))
     graph = await run_in_threadpool(graphs.load_bytes, store, body.model_id, asked)
-    goals = {name: to_json(getattr(body, name)) for name in _GOALS}
-    told = {"request": asked.to_json(), "model_id": body.model_id, "clusters": list(body.clusters), "goals": goals}
+    goals = {name: getattr(body, name) for name in _GOALS}
+    told = {"request": asked, "model_id": body.model_id, "clusters": list(body.clusters), "goals": goals}
     return await side_processes_of(request).ask("recommend", told, graph)
