@@ -57,7 +57,7 @@ def main() -> None:
     found = {name: rule(simulator, rng) for name, rule in BASELINES.items()}
     found["by flows"] = place_by_flows(simulator, rng)
     found["searched"] = search_metropolis(
-        simulator, found["by flows"], rng, share_left=lambda done: max(0.0, 1.0 - done / SIMULATIONS)
+        simulator, found["by flows"], rng, share_left=lambda done, best_s: max(0.0, 1.0 - done / SIMULATIONS)
     )[0]
     found |= {f"random {n}": BASELINES["random"](simulator, rng) for n in range(2, args.placements - len(found) + 2)}
     placements = dict(list(found.items())[: args.placements])

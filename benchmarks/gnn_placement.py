@@ -89,7 +89,7 @@ def small(count: int, dqn: int) -> None:
         rng = np.random.default_rng(seed)
         start = search_by_loads(simulator, place_by_flows(simulator, rng), 2000, rng)
         found_s = search_metropolis(
-            simulator, start, rng, share_left=lambda done: max(0.0, 1.0 - done / SMALL_SIMULATIONS)
+            simulator, start, rng, share_left=lambda done, best_s: max(0.0, 1.0 - done / SMALL_SIMULATIONS)
         )[1]
         hits += found_s <= best_s * (1 + 1e-9)
         worst = max(worst, found_s / best_s - 1.0)
@@ -97,7 +97,7 @@ def small(count: int, dqn: int) -> None:
             from agents.gnn.dqn import search_dqn
 
             random = place_randomly(simulator, rng)
-            found_s = search_dqn(simulator, random, rng, share_left=lambda done: max(0.0, 1.0 - done / 300))[1]
+            found_s = search_dqn(simulator, random, rng, share_left=lambda done, best_s: max(0.0, 1.0 - done / 300))[1]
             learnt += found_s <= best_s * (1 + 1e-9)
     print(f"{count} small problems: {hits} optima by Metropolis ({hits / count:.1%}), worst {worst:.2%} above")
     if dqn:

@@ -8,7 +8,6 @@ random strength.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from stable_baselines3.common.buffers import DictReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
+from agents.gnn.metropolis import ShareLeft
 from agents.learning.dqn import MaskedPolicy, Sizes
 from agents.learning.hyperparameters import Hyperparameters
 from agents.learning.network import FORBIDDEN
@@ -120,7 +120,7 @@ class PlacementDQN(DQN):
 class _Watch(BaseCallback):
     """Keeps the best placement and ends the search."""
 
-    def __init__(self, agent: PlacementDQN, env: PlacementEnv, share_left: Callable[[int], float]) -> None:
+    def __init__(self, agent: PlacementDQN, env: PlacementEnv, share_left: ShareLeft) -> None:
         super().__init__()
         self.agent, self.env, self.share_left, self.simulated = agent, env, share_left, 0
 
@@ -132,13 +132,13 @@ class _Watch(BaseCallback):
             self.simulated += 1
             if found < self.agent.best_s:
                 self.agent.best_s, self.agent.best = found, info["place"]
-            if self.share_left(self.simulated) <= 0.0:
+            if self.share_left(self.simulated, self.agent.best_s * self.env.simulator.iterations) <= 0.0:
                 return False
         return True
 
 
 def search_dqn(
-    simulator: Simulator, place: Ints, rng: np.random.Generator, *, share_left: Callable[[int], float]
+    simulator: Simulator, place: Ints, rng: np.random.Generator, *, share_left: ShareLeft
 ) -> tuple[Ints, float, int]:
     """Searches with an untrained network until the budget is spent; see `agents.gnn.metropolis.search_metropolis`."""
     torch.set_num_threads(1)

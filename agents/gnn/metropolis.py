@@ -19,7 +19,8 @@ HOT, COLD = 0.05, 0.001
 """Ratio of makespans, as a logarithm, that is accepted with a chance of 1 in e at the begin and end of a round
 (assumed: good placements differ by per cents)."""
 
-
+ShareLeft = Callable[[int, float], float]
+"""(number of simulations, best makespan so far in seconds) -> share of the budget that is left."""
 UNSEEN = 100
 """Proposals that count as one simulation: most are refused for their loads or for want of room, in a microsecond."""
 
@@ -76,7 +77,7 @@ def search_by_loads(simulator: Simulator, place: Ints, proposals: int, rng: np.r
 
 
 def search_metropolis(
-    simulator: Simulator, place: Ints, rng: np.random.Generator, *, share_left: Callable[[int], float]
+    simulator: Simulator, place: Ints, rng: np.random.Generator, *, share_left: ShareLeft
 ) -> tuple[Ints, float, int]:
     """Searches from a feasible placement until the budget is spent.
 
@@ -84,7 +85,7 @@ def search_metropolis(
         simulator: the problem, with its volumes.
         place: [tasks] where the search begins.
         rng: where randomness comes from.
-        share_left: share of the budget that is left after a number of simulations; it ends the search at 0.
+        share_left: what is left of the budget; it ends the search at 0.
 
     Returns:
         [tasks] the best placement, its makespan in seconds, and the number of simulations that were counted.
@@ -97,7 +98,7 @@ def search_metropolis(
         proposals += size
         # Where all is refused without a simulation, a budget in simulations ends all the same.
         done = int(walk.counts[0]) + proposals // UNSEEN
-        before, left = left, max(0.0, share_left(done))
+        before, left = left, max(0.0, share_left(done, float(walk.value_s[1])))
         # Chunks are a hundredth of the budget, so that the temperature falls smoothly.
         size = int(np.clip(size * 0.01 / max(before - left, 1e-4), max(1, size // 2), size * 2))
         size = min(size, 1 << 16)

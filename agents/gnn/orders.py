@@ -6,10 +6,9 @@ is decided here ahead, by simulations on the volumes of the search.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
+from agents.gnn.metropolis import ShareLeft
 from automap.arrays import Ints
 from automap.gnn.kernels.orders import improve_order
 from automap.gnn.plan import Schedule
@@ -26,7 +25,7 @@ SCHEDULES: tuple[Schedule, ...] = ("fair", "fifo", "srpt", "coflow")
 
 
 def search_order(
-    simulator: Simulator, place: Ints, rng: np.random.Generator, *, share_left: Callable[[int], float]
+    simulator: Simulator, place: Ints, rng: np.random.Generator, *, share_left: ShareLeft
 ) -> tuple[Ints, int]:
     """Improves the order by critical path until the budget is spent.
 
@@ -34,14 +33,14 @@ def search_order(
         simulator: the problem, with its volumes.
         place: [tasks] machine of each task.
         rng: where randomness comes from.
-        share_left: share of the budget that is left after a number of simulations.
+        share_left: what is left of the budget.
 
     Returns:
         [flows] the order, the most urgent 0, and the number of simulations.
     """
     ranks, done = simulator.ranks(place), 0
     value_s = np.array([simulator.run(place, ranks=ranks).makespan_s])
-    while len(ranks) and done < MOST and share_left(done) > 0.0:
+    while len(ranks) and done < MOST and share_left(done, float(value_s[0])) > 0.0:
         improve_order(simulator.arrays, place, ranks, rng.random((CHUNK, 3)), value_s)
         done += CHUNK
     return ranks, done

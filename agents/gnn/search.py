@@ -14,7 +14,7 @@ import numpy as np
 
 from agents.gnn.baselines import BASELINES, nothing_fits, place_by_flows
 from agents.gnn.enumeration import MOST, count, enumerate_placements
-from agents.gnn.metropolis import search_by_loads, search_metropolis
+from agents.gnn.metropolis import ShareLeft, search_by_loads, search_metropolis
 from agents.gnn.orders import choose_schedule, search_order
 from agents.searcher import Budget
 from automap.arrays import Floats, Ints
@@ -23,6 +23,8 @@ from automap.gnn.plan import GnnEstimate, GnnPlan, GnnSearch, ProblemRef, Schedu
 from automap.gnn.problem import BOUNDS, GnnProblem
 from automap.gnn.simulator import POLICIES, Simulator
 
+OnPlacement = Callable[[float, int, float], None]
+"""(share of the budget that is spent, simulations so far, best seconds of an iteration so far) -> nothing."""
 SEARCHERS = ("auto", "metropolis", "enumeration", "dqn")
 ITERATIONS, DRAWS = 20, 8
 """Iterations of a simulation, and draws of an estimate (assumed: spreads of 30 % average out to 2 %)."""
@@ -69,7 +71,7 @@ def search(
     *,
     seed: int = 0,
     searcher: str = "auto",
-    on_progress: Callable[[float], None] = lambda fraction: None,
+    on_progress: OnPlacement = lambda fraction, evaluations, best_s: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> GnnPlan:
     """Searches for the placement with the least time of an iteration.
@@ -79,7 +81,7 @@ def search(
         budget: seconds, or a number of simulated placements; with the latter two runs give the same plan.
         seed: seed of the volumes and of the search.
         searcher: one of `SEARCHERS`; `auto` enumerates small problems and walks through large ones.
-        on_progress: takes the share of the budget that is spent.
+        on_progress: called often.
         should_stop: asked often; once it returns true, the best placement so far is returned.
 
     Raises:
@@ -89,17 +91,22 @@ def search(
     check_searcher(searcher)
     begin = time.perf_counter()
 
-    def share_left(evaluations: int) -> float:
+    def share_left(evaluations: int, best_s: float) -> float:
         spent = (time.perf_counter() - begin) / budget.seconds if budget.seconds else 0.0
         spent = max(spent, evaluations / budget.evaluations if budget.evaluations else 0.0)
-        on_progress(min(1.0, spent))
+        on_progress(min(1.0, spent), evaluations, best_s / simulator.iterations)
         return 0.0 if should_stop() else max(0.0, 1.0 - spent)
 
     simulator, rng = Simulator(problem, iterations=search_iterations(problem), seed=seed), np.random.default_rng(seed)
     place, name, evaluations = _find(
-        simulator, searcher, rng, lambda done: max(0.0, 1.0 - (1.0 - share_left(done)) / (1.0 - ORDER_SHARE))
+        simulator,
+        searcher,
+        rng,
+        lambda done, best_s: max(0.0, 1.0 - (1.0 - share_left(done, best_s)) / (1.0 - ORDER_SHARE)),
     )
-    ranks, more = search_order(simulator, place, rng, share_left=lambda done: share_left(evaluations + done))
+    ranks, more = search_order(
+        simulator, place, rng, share_left=lambda done, best_s: share_left(evaluations + done, best_s)
+    )
     schedule, ranks = choose_schedule(simulator, place, ranks, seed)
     found = Found(place, name, schedule, ranks, evaluations + more, is_optimal=name == "enumeration")
     seconds = time.perf_counter() - begin
@@ -107,7 +114,7 @@ def search(
 
 
 def _find(
-    simulator: Simulator, searcher: str, rng: np.random.Generator, share_left: Callable[[int], float]
+    simulator: Simulator, searcher: str, rng: np.random.Generator, share_left: ShareLeft
 ) -> tuple[Ints, str, int]:
     """The best placement, what found it, and the number of simulations."""
     if searcher == "enumeration" or (searcher == "auto" and count(simulator) <= MOST):

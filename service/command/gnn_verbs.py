@@ -50,7 +50,7 @@ def search(
             amount,
             seed=seed,
             searcher=searcher,
-            on_progress=lambda fraction: show("", fraction, 0, None),
+            on_progress=lambda fraction, evaluations, best_s: show("", fraction, evaluations, best_s),
             should_stop=interrupted,
         )
         stopped = interrupted()

@@ -48,14 +48,14 @@ def run_gnn(request: JobRequest, *, on_progress: OnProgress, should_stop: Should
     problem, budget = check_gnn(request)
     searcher, begin = request.searchers[0], time.perf_counter()
 
-    def tell(fraction: float) -> None:
+    def tell(fraction: float, evaluations: int, best_s: float) -> None:
         seconds = time.perf_counter() - begin
         on_progress(
             Progress(
                 searcher=searcher,
-                evaluations=0,
+                evaluations=evaluations,
                 seconds=seconds,
-                best_step_time_s=None,
+                best_step_time_s=best_s,
                 lower_bound_s=0.0,
                 fraction=fraction,
             )

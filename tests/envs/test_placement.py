@@ -50,7 +50,7 @@ def test_the_dqn_finds_the_optimum_of_a_small_problem():
     _, best_s, _ = enumerate_placements(simulator)
     start = np.array(max(_some(simulator), key=lambda place: simulator.makespans([place])[0]))
     place, found_s, episodes = search_dqn(
-        simulator, start, np.random.default_rng(0), share_left=lambda done: 1.0 - done / 60
+        simulator, start, np.random.default_rng(0), share_left=lambda done, best_s: 1.0 - done / 60
     )
     assert episodes == 60 and simulator.makespans([place])[0] == pytest.approx(found_s)
     assert found_s == pytest.approx(best_s)

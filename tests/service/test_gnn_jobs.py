@@ -28,6 +28,8 @@ def test_a_job_ends_with_a_plan(api: httpx.Client, client: redis.Redis) -> None:
     assert found["state"] == "succeeded", found["problem"]
     plan = GnnPlan.from_json(api.get(f"{job}/plan").json())
     plan.places(Simulator(PROBLEM, iterations=1, seed=0))
+    told = found["progress"]
+    assert told["evaluations"] >= 40 and told["best_step_time_s"] == pytest.approx(plan.estimate.iteration_s, rel=0.2)
     assert plan.search.evaluations >= 40
     # Nothing else knows plans of this kind, and says so.
     assert api.get(f"{job}/exports/pytorch").status_code == 422

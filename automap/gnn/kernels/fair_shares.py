@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import int64, void
+from numba import float64, int64, void
 
 from automap.gnn.kernels.state import NONE, STATE
 from automap.jit import borrowing, kernel
@@ -75,33 +75,35 @@ def _settle(state):
     moment.settled_s = moment.now
 
 
+@kernel(int64(float64[::1]), inner=True)
+def _least(values):
+    """Place of the least of some positive numbers."""
+    # Positive floats have the order of their bits as whole numbers, of which processors compare many at once.
+    bits = values.view(np.int64)
+    least = bits[0]
+    for number in range(len(bits)):
+        least = min(least, bits[number])
+    found = 0
+    while bits[found] != least:
+        found += 1
+    return found
+
+
 @kernel(void(STATE), inner=True)
 def share_fairly(state):
     """Finds the rates of all flows, and which of them arrives first."""
     _settle(state)
     moment, interfaces, rate = state.moment[0], state.interfaces, state.active_rate
     near, far = state.active_near, state.active_far
-    sides, opened, missing = len(interfaces), 0, moment.active
-    free, share = np.empty(sides), np.empty(sides)
-    count, narrow = np.empty(sides, np.int64), np.empty(sides, np.int64)
+    sides, missing = len(interfaces), moment.active
+    free, share, count = np.empty(sides), np.full(sides, math.inf), np.empty(sides, np.int64)
     for number in range(sides):
-        interface = interfaces[number]
-        free[number], count[number] = interface.rate, interface.served
-        if interface.served > 0:
-            share[number] = interface.rate / interface.served
-            narrow[opened] = number
-            opened += 1
+        free[number], count[number] = interfaces[number].rate, interfaces[number].served
+        if count[number] > 0:
+            share[number] = free[number] / count[number]
     while missing > 0:
-        least, found, at = math.inf, 0, 0
-        while at < opened:
-            number = narrow[at]
-            if count[number] == 0:
-                opened -= 1
-                narrow[at] = narrow[opened]
-                continue
-            if share[number] < least:
-                least, found = share[number], number
-            at += 1
+        found = _least(share)
+        least = share[found]
         first = interfaces[found].first
         for place in range(first, first + interfaces[found].served):
             at = state.serving[place]
@@ -109,12 +111,11 @@ def share_fairly(state):
                 rate[at] = least
                 other = near[at] + far[at] - found
                 count[other] -= 1
-                if count[other] > 0:
-                    # Shares only grow; rounding must not make them fall.
-                    free[other] = max(free[other] - least, least * count[other])
-                    share[other] = free[other] / count[other]
+                # Shares only grow; rounding must not make them fall.
+                free[other] = max(free[other] - least, least * count[other])
+                share[other] = free[other] / count[other] if count[other] > 0 else math.inf
         missing -= count[found]
-        count[found] = 0
+        share[found] = math.inf
     moment.is_changed, moment.arrival_s, moment.arriving = 0, math.inf, NONE
     for at in range(moment.active):
         arrival_s = moment.now + state.active_left[at] / rate[at]

@@ -30,7 +30,7 @@ def simulator(shape: Shape, seed: int, iterations: int = 6) -> Simulator:
 
 
 def evaluations(most: int):
-    return lambda done: max(0.0, 1.0 - done / most)
+    return lambda done, best_s: max(0.0, 1.0 - done / most)
 
 
 @pytest.mark.parametrize("seed", range(4))
