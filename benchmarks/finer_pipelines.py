@@ -1,16 +1,20 @@
 """What finer choices are worth: the same searches with and without them.
 
-    python benchmarks/finer_pipelines.py [levels | uneven-shards] [--evaluations 1500] [--seeds 1] [--pairs WORD]
+    python benchmarks/finer_pipelines.py [levels | uneven-shards | half-layers] [--evaluations 1500] [--seeds 1]
+                                         [--pairs WORD]
 
-For each pair of a model and a cluster, and each seed, a portfolio searches the whole space and a coarser one, with
-equal budgets in evaluations. `levels`: in the coarser space a pipeline rank has one recompute mode for all of its units
-(the pruning rule `one_mode_a_rank`). `uneven-shards`: every dim that is split divides by its ranks. Prints both step
+For each pair of a model and a cluster, and each seed, a portfolio searches a coarser and a finer space, with equal
+budgets in evaluations. `levels`: in the coarser space a pipeline rank has one recompute mode for all of its units (the
+pruning rule `one_mode_a_rank`). `uneven-shards`: every dim that is split divides by its ranks. `half-layers`: what is
+not built, pipelines that are cut also inside repeated blocks, wherever one tensor crosses (between attention and MLP);
+under recomputation each part keeps its input there. Prints both step
 times in the mean over the seeds, how much faster the second is, the spread of the seeds, the fullest device, and the
 fastest plan. The committed figures are in benchmarks/results/.
 """
 
 import argparse
 import statistics
+from collections.abc import Sequence
 from unittest import mock
 
 from agents import Budget, search
@@ -23,6 +27,7 @@ from automap.space.space import PlanSpace
 from automap.space.target_limits import plan_space
 from envs.pruning import prune
 from ir import zoo
+from ir.blocks import repeats
 from service.strategy import strategy
 
 MEMORY_BINDS = (
@@ -57,24 +62,46 @@ ODD_VOCABULARY = (
     ("gpt:layers=96,hidden=12288,heads=96,seq_len=2048", "64x8xA100-80GB", 1536),
 )
 """The same, of models whose vocabulary (GPT-2's of 50,257, BERT's of 30,522) few numbers of ranks divide."""
-PAIRS = {"levels": MEMORY_BINDS, "uneven-shards": ODD_VOCABULARY}
+PIPELINED = (
+    ("bert-large", "16x1xV100-16GB@10Gbit", 256),
+    ("gpt2-xl", "8xV100-16GB", 128),
+    ("gpt2-xl", "4x8xA100-80GB", 32),
+    ("gpt2-xl", "16x1xV100-32GB@25Gbit", 128),
+    ("gpt2-xl", "8x8xV100-16GB@25Gbit", 128),
+    ("llama-7b", "4xA100-40GB", 64),
+    ("llama-7b", "8x1xA100-40GB@25Gbit", 64),
+    ("t5-11b", "8x8xV100-32GB@25Gbit", 256),
+    ("llama-70b", "8x8xA100-80GB", 256),
+    ("gpt:layers=40,hidden=5120,heads=40,seq_len=2048", "4x8xA100-40GB", 128),
+)
+"""The same, whose best plans known are pipelines."""
+PAIRS = {"levels": MEMORY_BINDS, "uneven-shards": ODD_VOCABULARY, "half-layers": PIPELINED}
 
 
-def searched(problem: Problem, budget: Budget, seed: int, without: str) -> SearchResult | None:
-    """The result of a portfolio in the space without a finer choice, or in the whole one; None where nothing fits."""
+def searched(problem: Problem, budget: Budget, seed: int, choice: str, *, finer: bool) -> SearchResult | None:
+    """The result of a portfolio in the finer or the coarser space; None where nothing fits."""
 
     def made(asked: Problem) -> PlanSpace:
-        if without == "uneven-shards":
+        if choice == "uneven-shards" and not finer:
             with mock.patch("automap.price.tables.may_be_uneven", return_value=False):
                 return plan_space(asked)
         space = plan_space(asked)
-        return prune(space, ("one_mode_a_rank",)) if without else space
+        return prune(space, ("one_mode_a_rank",)) if choice == "levels" and not finer else space
 
-    with mock.patch("agents.incumbent.plan_space", made):
+    apart = choice == "half-layers" and finer
+    with (
+        mock.patch("agents.incumbent.plan_space", made),
+        mock.patch("ir.blocks.repeats", _each if apart else repeats),
+    ):
         try:
             return search(problem, budget, seed=seed)
         except NothingFits:
             return None
+
+
+def _each(kinds: Sequence[int]) -> list[tuple[int, int]]:
+    """Every piece as a group of its own, in place of `repeats`."""
+    return [(number, number + 1) for number in range(len(kinds))]
 
 
 def fullest(plan: Plan) -> float:
@@ -83,16 +110,16 @@ def fullest(plan: Plan) -> float:
     return max(rank.total / (rank.capacity - rank.reserve) for rank in plan.estimate.memory_bytes)
 
 
-def pair(asked: tuple[str, str, int], budget: Budget, seeds: range, without: str) -> None:
+def pair(asked: tuple[str, str, int], budget: Budget, seeds: range, choice: str) -> None:
     """Runs the searches of one pair and prints its line."""
     model, cluster, batch = asked
     problem = Problem.build(zoo.build(model), parse_cluster(cluster), {"global_batch": batch})
-    found = [[searched(problem, budget, seed, space) for seed in seeds] for space in (without, "")]
+    found = [[searched(problem, budget, seed, choice, finer=finer) for seed in seeds] for finer in (False, True)]
     name = f"{model[:3]} {problem.graph.num_parameters / 1e9:.1f} B" if ":" in model else model
     head = f"{name:12} {cluster:21} {batch:5}"
     times = [[r.plan.estimate.step_time_s for r in some if r and r.plan.estimate] for some in found]
     if not all(times):
-        print(head, "nothing fits" + (f" without {without}" if times[1] else ""), flush=True)
+        print(head, "nothing fits" + (f" without {choice}" if times[1] else ""), flush=True)
         return
     before, after = map(statistics.mean, times)
     spread = max(times[1]) / min(times[1]) - 1.0

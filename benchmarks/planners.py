@@ -1,21 +1,24 @@
 """Planners of the literature against the portfolio: predicted step, time of the search, and plan, on one price.
 
     python benchmarks/planners.py [--budget 10s] [--portfolio 10s] [--models NAME,…] [--clusters NAME,…]
-                                  [--planners NAME,…] [--profiles FOLDER]
-    python benchmarks/planners.py --table FILE
+                                  [--planners NAME,…] [--profiles FOLDER] [--seeds 1]
+    python benchmarks/planners.py --table FILE [--picture FILE.svg]
 
-For each pair every planner searches alone, then the portfolio does. Prints one line a pair and planner: the step time,
-by how much the portfolio's plan is faster (below 1: the planner wins), processor seconds of the search, and the plan in
-short. A planner that proposes nothing that fits has a dash. At the end: how often the portfolio is faster than all of
-them, and how often slower than one. A, B and C are the clusters of DAPPLE's evaluation. Layer profiles are read from
-FOLDER. With --table, the lines of a FILE that this has printed become the table of docs/planners.md. The committed
-figures are in benchmarks/results/.
+For each pair every planner searches alone, then the portfolio does, once for each seed. Prints one line a pair and
+planner: the step time, by how much the portfolio's plan is faster (below 1: the planner wins), processor seconds of the
+search, and the plan in short; of the portfolio the plan of the first seed, and by how much the slowest seed's plan is
+slower than the fastest one's. A planner that proposes nothing that fits has a dash. At the end: how often the portfolio
+is faster than all of them, how often slower than one, and how often its seeds are within 1 %. A, B and C are the
+clusters of DAPPLE's evaluation. Layer profiles are read from FOLDER. With --table, the lines of a FILE that this has
+printed become the table of docs/planners.md, and with --picture its picture. The committed figures are in
+benchmarks/results/.
 """
 
 import argparse
 import re
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +58,8 @@ CUBE_MESH = ("X112 2SSS", "1X21 S2SS", "12X2 SS1S", "212X SSS1", "2SSS X112", "S
 """Links between the eight V100s of a server: one NVLink, two, or the system's bus (DLPerf, report of 2020)."""
 RATES = {"X": 0.0, "1": 22.0, "2": 44.0, "S": 9.0}
 """GB/s of one NVLink 2.0 or two, of 25 each by its data sheet, and of the bus (assumed: what is reached)."""
+Steps = dict[tuple[str, str], dict[str, float | None]]
+"""(model, cluster) -> milliseconds of a step by planner; None: it proposes nothing that fits."""
 SAME = 1.001
 """Factor within which two plans are equally fast."""
 
@@ -92,25 +97,30 @@ def short(plan: Plan) -> str:
     return ", ".join(word for word in words if word)
 
 
-def found_by(problem: Problem, name: str, budget: Budget) -> tuple[SearchResult | None, float]:
+def found_by(problem: Problem, name: str, budget: Budget, seed: int = 0) -> tuple[SearchResult | None, float]:
     """What a searcher finds by itself, and the processor seconds that it takes; None where it has nothing that fits."""
     began = time.process_time()
     try:
-        found = search(problem, budget, searcher=name, seed=0)
+        found = search(problem, budget, searcher=name, seed=seed)
     except NothingFits:
         return None, time.process_time() - began
     is_own = name == "portfolio" or found.plan.search.searchers.get(name) is not None
     return (found if is_own else None), time.process_time() - began
 
 
-def table(lines: list[str]) -> None:
-    """Prints the step times of printed lines as a table, each as a multiple of the portfolio's."""
-    found: dict[tuple[str, str], dict[str, float | None]] = {}
+def steps_of(lines: list[str]) -> Steps:
+    """The step times of printed lines; of a pair that stands there twice the last ones."""
+    found: Steps = {}
     names = (*PLANNERS, "portfolio")
     pattern = re.compile(rf"(\S+) +(\S.*?) +({'|'.join(names)}) +([\d.]+|-) ")
     for match in filter(None, map(pattern.match, lines)):
         model, cluster, name, step = match.groups()
         found.setdefault((model, cluster), {})[name] = None if step == "-" else float(step)
+    return found
+
+
+def table(found: Steps) -> None:
+    """Prints step times as a table, each as a multiple of the portfolio's."""
     there = [name for name in PLANNERS if any(name in steps for steps in found.values())]
     print(f"| model | cluster | {' | '.join(there)} | portfolio |")
     print("|---" * (len(there) + 3) + "|")
@@ -119,6 +129,30 @@ def table(lines: list[str]) -> None:
         if whole is not None:
             cells = [None if steps.get(name) is None else f"{steps[name] / whole:.2f}" for name in there]
             print(f"| {model} | {cluster} | {' | '.join(cell or '–' for cell in cells)} | {whole:.1f} ms |")
+
+
+def picture(found: Steps, file: Path) -> None:
+    """Draws step times as multiples of the portfolio's: a row for each planner, the best on top, a mark a pair."""
+    from matplotlib.figure import Figure
+
+    ratios = {
+        name: sorted(steps[name] / steps["portfolio"] for steps in found.values() if steps.get(name))
+        for name in PLANNERS
+    }
+    there = sorted(
+        (name for name in PLANNERS if ratios[name]), key=lambda name: float(np.median(ratios[name])), reverse=True
+    )
+    figure = Figure(figsize=(8.0, 0.45 * len(there) + 1.2), layout="constrained")
+    axes = figure.subplots()
+    for row, name in enumerate(there):
+        axes.plot(ratios[name], [row] * len(ratios[name]), "|", color="#1f5fa8", markersize=14)
+        axes.plot(float(np.median(ratios[name])), row, "o", color="#b3261e", markersize=5)
+    axes.axvline(1.0, color="#444444", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set_xticks((1, 1.5, 2, 3, 5), ("1", "1.5", "2", "3", "5"))
+    axes.set_yticks(range(len(there)), there)
+    axes.set_xlabel(f"step time over the portfolio's; a line each of {len(found)} pairs, a dot their median")
+    figure.savefig(file, metadata={"Date": None})
 
 
 def main() -> None:
@@ -131,17 +165,27 @@ def main() -> None:
     parser.add_argument("--clusters", default=",".join(known))
     parser.add_argument("--planners", default=",".join(name for name in PLANNERS if name in SEARCHERS))
     parser.add_argument("--profiles", type=Path, default=Path("../data/profiles"))
+    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--table", type=Path)
+    parser.add_argument("--picture", type=Path)
     given = parser.parse_args()
     if given.table is not None:
-        table(given.table.read_text().splitlines())
+        found = steps_of(given.table.read_text().splitlines())
+        table(found)
+        if given.picture is not None:
+            picture(found, given.picture)
         return
-    faster, slower, pairs = 0, [], 0
+    compare(given, known)
+
+
+def compare(given: argparse.Namespace, known: Mapping[str, Cluster]) -> None:
+    """Searches the pairs, and prints their lines and the sums."""
+    faster, slower, near, pairs = 0, [], 0, 0
     print("model        cluster    planner      step ms  portfolio  seconds  plan")
     for model in given.models.split(","):
         spec, batch = MODELS[model]
         if spec.endswith(".txt") and not (given.profiles / spec).is_file():
-            parser.error(f"--profiles: {given.profiles / spec} is no file: name the folder of the layer profiles")
+            raise SystemExit(f"--profiles: {given.profiles / spec} is no file: name the folder of the layer profiles")
         graph = graph_of(spec, given.profiles)
         for cluster in given.clusters.split(","):
             problem = Problem.build(graph, known[cluster], {"global_batch": batch})
@@ -163,14 +207,22 @@ def main() -> None:
                 print(line, flush=True)
                 if gain < 1.0 / SAME:
                     slower.append(f"{model} on {cluster}: {name} by {100 * (1 / gain - 1):.1f} %")
+            others = [
+                found_by(problem, "portfolio", Budget.parse(given.portfolio), s)[0] for s in range(1, given.seeds)
+            ]
+            times = [whole.step_time_s, *(found.step_time_s for found in others if found is not None)]
+            spread = max(times) / min(times) - 1.0
+            near += spread <= 0.01
             name = f"({whole.plan.search.found_by})"
             print(
                 f"{model:12} {cluster:10} portfolio    {1e3 * whole.step_time_s:8.2f} {name:>10} {took_s:8.1f}  "
-                f"{short(whole.plan)}",
+                f"{short(whole.plan)}" + (f"  seeds {spread:.1%}" if given.seeds > 1 else ""),
                 flush=True,
             )
             faster += best_s > whole.step_time_s * SAME
     print(f"{pairs} pairs: the portfolio is faster than every planner on {faster}, slower than one on {len(slower)}")
+    if given.seeds > 1:
+        print(f"{given.seeds} seeds are within 1 % on {near} of {pairs} pairs")
     sys.stdout.writelines(f"  {line}\n" for line in slower)
 
 
