@@ -3,7 +3,7 @@
     python benchmarks/prove_trainer.py [PLANS] [--targets automap any] [--families NAME ...] [--seed 0] [--list]
                                        [--clusters 2 4] [--random]
 
-Draws models of eleven families, clusters of 2 and 4 devices of three kinds with their default precision, their speed
+Draws models of sixteen families, clusters of 2 and 4 devices of three kinds with their default precision, their speed
 and memory scaled down, batches, seeds, budgets, and for half of the plans a degree that they must have. Searches a plan
 of each, for the target `automap` and for none, and trains it for two steps on processes of this machine: in float64,
 where its losses must equal those of one process but for rounding, and, where its precision is lower, in this precision,
@@ -65,6 +65,7 @@ GPT2 = {"n_layer": 4, "n_head": 4, "n_embd": HIDDEN, "vocab_size": WORDS, "n_pos
 GPT2 |= {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 T5 = {"d_model": HIDDEN, "d_ff": 2 * HIDDEN, "d_kv": 8, "num_layers": 2, "num_heads": 4, "vocab_size": WORDS}
+ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 IMAGES = {"image_size": 16, "num_channels": 3, "patch_size": 4, "num_labels": CLASSES}
 CONFIGURATIONS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", GPT2),
@@ -76,6 +77,11 @@ CONFIGURATIONS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "t5": ("T5ForConditionalGeneration", {**T5, "dropout_rate": 0.0}),
     "vit": ("ViTForImageClassification", {**LAYERS, **IMAGES, **NO_DROPOUT, "intermediate_size": 2 * HIDDEN}),
     "mixtral": ("MixtralForCausalLM", {**GROUPED, "num_local_experts": 4}),
+    "opt": ("OPTForCausalLM", {**TEXT, **ENDS, "ffn_dim": 2 * HIDDEN, "word_embed_proj_dim": HIDDEN, "dropout": 0.0}),
+    "gpt-neox": ("GPTNeoXForCausalLM", {**TEXT, **ENDS, "hidden_dropout": 0.0, "attention_dropout": 0.0}),
+    "gemma2": ("Gemma2ForCausalLM", {**GROUPED, **ENDS, "head_dim": HIDDEN // 4}),
+    "roberta": ("RobertaForMaskedLM", {**TEXT, **NO_DROPOUT, "max_position_embeddings": TOKENS + 2}),
+    "falcon": ("FalconForCausalLM", {**TEXT, **ENDS, "new_decoder_architecture": True, "num_kv_heads": 2}),
 }
 """Family: (class of transformers, what its configuration says)."""
 EXAMPLE, PERCEPTRON = "example", "mlp"
@@ -96,7 +102,21 @@ BY_MODULES, BY_GRAPH = "trained by modules", "trained by the graph"
 LOOSE = 1e-6
 """The same where the graph runs: in the type of the run, also what code of transformers computes in float32."""
 MODELS = tuple(
-    f"transformers.models.{m}.modeling_{m}" for m in ("gpt2", "llama", "qwen2", "bert", "t5", "vit", "mixtral")
+    f"transformers.models.{m}.modeling_{m}"
+    for m in (
+        "gpt2",
+        "llama",
+        "qwen2",
+        "bert",
+        "t5",
+        "vit",
+        "mixtral",
+        "opt",
+        "gpt_neox",
+        "gemma2",
+        "roberta",
+        "falcon",
+    )
 )
 """Modules that processes are forked with, since each takes longer to import than a plan to train."""
 

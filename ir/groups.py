@@ -302,7 +302,6 @@ class _Finder:
         axes = dict(op.attributes).get("axes", ())
         if not isinstance(axes, tuple) or tuple(axes) != tuple(range(rank - len(axes), rank)) or not axes:
             return
-        root = self._root(op.inputs[0], POINTWISE)
         kinds = POINTWISE | REDUCTIONS
 
         def is_side(name: str) -> bool:
@@ -310,10 +309,15 @@ class _Finder:
                 self.graph.is_weight(name) and len(self.graph.tensors[name].shape) <= len(axes)
             )
 
-        self._add("norm", self._closed(self._region(root, kinds, is_side), {anchor}, root))
+        # What is before the norm may have other readers too, as a scaled embedding has.
+        for root in reversed(self._roots(op.inputs[0], POINTWISE)):
+            members = self._closed(self._region(root, kinds, is_side), {anchor}, root)
+            if members:
+                self._add("norm", members)
+                return
 
     def _activation(self, anchor: int) -> None:
-        root = self._root(self._op(anchor).inputs[0], POINTWISE)
+        root = self._roots(self._op(anchor).inputs[0], POINTWISE)[-1]
         members = self._closed(self._region(root, POINTWISE | CURVES, self._is_constant), {anchor}, root) or {anchor}
         self._add("activation", self._gated(members))
 
@@ -326,10 +330,9 @@ class _Finder:
         shapes = {self.graph.tensors[n].shape for n in self._op(readers[0]).inputs}
         return members | set(readers) if len(shapes) == 1 else members
 
-    def _root(self, name: str, kinds: set[str]) -> str:
-        """The tensor where a chain begins: the farthest one back on which alone everything up to `name` depends."""
-        best = name
-        frontier = {name}
+    def _roots(self, name: str, kinds: set[str]) -> list[str]:
+        """Where a chain may begin: the tensors on which alone everything up to `name` depends, the farthest last."""
+        found, frontier = [name], {name}
         for _ in range(MAX_MEMBERS):
             makers = {n: self._maker(n) for n in frontier}
             latest = max((i for i in makers.values() if i is not None), default=None)
@@ -340,10 +343,10 @@ class _Finder:
             frontier -= set(self._op(latest).outputs)
             frontier |= {n for n in self._op(latest).inputs if not self._is_constant(n)}
             if len(frontier) == 1:
-                best = next(iter(frontier))
+                found.append(next(iter(frontier)))
             elif len(frontier) > 4:
                 break
-        return best
+        return found
 
     def _rotary(self, anchor: int) -> None:
         name = self._op(anchor).inputs[0]
@@ -364,7 +367,7 @@ class _Finder:
             self._add("rotary", members | self._layout_before(name, members))
 
     def _loss(self, anchor: int) -> None:
-        root = self._root(self._op(anchor).inputs[0], {"Cast", "Softmax", "Identity", "Reshape"})
+        root = self._roots(self._op(anchor).inputs[0], {"Cast", "Softmax", "Identity", "Reshape"})[-1]
 
         def is_side(tensor: str) -> bool:
             return tensor not in self.graph.trained

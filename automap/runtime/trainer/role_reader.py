@@ -67,11 +67,11 @@ def _staged(plan: Plan, graph: Graph) -> Iterator[tuple[Operator, int]]:
     """The operators that belong to a stage, each with the number of its stage."""
     number = 0
     for op in graph.operators:
-        if not op.is_live:
-            continue
+        # A stage may begin with a view of a weight, which is no work of its own.
         if number + 1 < len(plan.stages) and op.name == plan.stages[number + 1].operators[0]:
             number += 1
-        yield op, number
+        if op.is_live:
+            yield op, number
     if number + 1 < len(plan.stages):
         name = plan.stages[number + 1].operators[0]
         raise refuse(f"stages[{number + 1}].operators", name, "begins nowhere in the model", "Correct the name.")
@@ -142,6 +142,9 @@ class _Reader:
             self.roles.modules[path] = Role(
                 kind=kind, enter=moves.get("enter"), leave=moves.get("leave"), pieces=pieces
             )
+            if kind == "along" and role_of(self.leaves[path]) == "norm":
+                parameters = self.leaves[path].named_parameters(path, recurse=False)
+                self.roles.summed.update(self.ties.get(name, name) for name, _ in parameters)
             leave = moves.get("leave")
             if kind == "row" and leave is not None and leave.wanted >= 0:
                 # The bias is added after the reduce-scatter, to the rank's own part.
@@ -178,10 +181,15 @@ class _Reader:
                     raise self._finer(op, f"needs the gradient of {name} summed over ranks, and is no layer of its own")
 
     def _is_split_norm(self, op: Operator) -> bool:
-        """Whether an operator is a whole norm module, whose sums the trainer takes over ranks."""
+        """Whether an operator is of a norm module that sums over split features once, as one operator or in several.
+
+        The trainer takes its sums over the ranks.
+        """
         path = self._leaf(op)
-        alone = [other for other, _ in self.operators if other.scope == op.scope] == [op]
-        return path is not None and role_of(self.leaves[path]) == "norm" and alone
+        if path is None or role_of(self.leaves[path]) != "norm":
+            return False
+        factors = [(other, s.factor) for other, s in self.operators if other.scope == path and s.factor is not None]
+        return sum(other.rule.factors[factor].collective is not None for other, factor in factors) == 1
 
     def _is_constant(self, name: str) -> bool:
         """Whether a tensor depends on no data and no parameter, or carries no gradient."""
@@ -261,8 +269,7 @@ class _Reader:
         """The change of a tensor at the border of a module."""
         move = Move(given=held, wanted=uses[0].wanted, gradient=uses[0].gradient)
         is_alone = self._leaf(uses[0].op) is not None and len({use.op.scope for use in uses}) == 1
-        changes = (move.given, gradient_placement(move.given)) != (move.wanted, move.gradient)
-        if changes and path not in self.leaves and not (is_alone and held == move.wanted):
+        if move.is_change and path not in self.leaves and not (is_alone and held == move.wanted):
             tensor = self.graph.tensors[name]
             border = Border(name=name, shape=tensor.shape, batch_dim=tensor.batch_dim, move=move)
             self.roles.borders.setdefault(path, []).append(border)
@@ -293,6 +300,8 @@ class _Reader:
             return "whole"
         kinds: set[RoleKind] = set()
         role = role_of(self.leaves[path])
+        if role == "norm":
+            return self._norm_kind(path, ops)
         for op, signature in ops:
             last = len(self.graph.tensors[op.outputs[0]].shape) - 1
             out = signature.outputs[0]
@@ -305,17 +314,32 @@ class _Reader:
                 continue
             if all(w == BROADCAST for w in weights) and 0 <= out < last:
                 kinds.add("along")
-            elif role == "norm" and out == last and self._is_split_norm(op):
-                kinds.add("features")
-            elif role != "norm" and out == last:
+            elif out == last:
                 kinds.add("column")
-            elif role != "norm" and out == PARTIAL:
+            elif out == PARTIAL:
                 kinds.add("vocabulary" if role == "embedding" else "row")
             else:
                 kinds.add("whole")
         if len(kinds) != 1 or "whole" in kinds:
             raise self._finer(ops[0][0], "the parts of one module are split in different ways")
         return kinds.pop()
+
+    def _norm_kind(self, path: str, ops: Sequence[tuple[Operator, Signature]]) -> RoleKind:
+        """The kind of role of a norm, by what it takes: its own code may be several operators."""
+        made = {name for op, _ in ops for name in op.outputs}
+        taken = {
+            (placement, len(self.graph.tensors[name].shape) - 1)
+            for op, signature in ops
+            for name, placement in zip(op.inputs, signature.inputs, strict=True)
+            if self.graph.tensors[name].role == "activation" and name not in made and not any(self._parameters(name))
+        }
+        if len(taken) == 1:
+            ((placement, last),) = taken
+            if 0 <= placement < last:
+                return "along"
+            if placement == last and self._is_split_norm(ops[0][0]):
+                return "features"
+        raise self._finer(ops[0][0], "the parts of one module are split in different ways")
 
     def _pieces(self, path: str) -> tuple[int, ...]:
         """The outputs of each piece of a fused weight, in the order of the weight."""

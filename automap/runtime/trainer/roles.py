@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ir.factors import Placement
+from ir.factors import Placement, gradient_placement
 
 RoleKind = Literal["column", "row", "vocabulary", "features", "along", "whole"]
 
@@ -20,6 +20,11 @@ class Move:
     """The placement that is required behind the border."""
     gradient: Placement
     """The placement in which the gradient arrives from behind the border."""
+
+    @property
+    def is_change(self) -> bool:
+        """Whether the tensor or its gradient has another placement behind the border."""
+        return (self.given, gradient_placement(self.given)) != (self.wanted, self.gradient)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,13 +7,16 @@ collectives are plain. A fused weight (queries, keys and values in one) is store
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from automap.errors import PlanError
 from automap.runtime.mesh_groups import Axis, Mesh
@@ -93,33 +96,80 @@ def _embedding(module: nn.Embedding, role: Role, layouts: TensorLayouts, ids: Te
     return moved(y, role.leave, layouts)
 
 
-def _norm(module: nn.Module, role: Role, layouts: TensorLayouts, x: Tensor) -> Tensor:
-    """A norm of which each rank has some features: the sums over all of them are taken over the ranks."""
-    weight, bias = _local(module.get_parameter("weight")), _local(getattr(module, "bias", None))
-    assert weight is not None
+class _SplitNorm(TorchFunctionMode):
+    """Takes the means of a norm over the features of all ranks, while the norm's own code runs on those of one."""
+
+    def __init__(self, axes: Sequence[Axis]) -> None:
+        super().__init__()
+        self._axes = axes
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(DTensor, DTensor.to_local, (args, kwargs or {}))
+        if func is F.layer_norm:
+            return self._normalised(*args, **kwargs, centred=True)
+        if func is F.rms_norm:
+            return self._normalised(*args, **kwargs, centred=False)
+        dims = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        if func in (torch.mean, torch.Tensor.mean) and dims in (-1, (-1,), [-1]):
+            return self._mean(args[0])
+        return func(*args, **kwargs)
+
+    def _mean(self, x: Tensor) -> Tensor:
+        """[..., 1] the mean of [..., features of this rank] over the features of all ranks."""
+        return sum_over(x.sum(-1, keepdim=True), self._axes, PARTIAL) / (x.shape[-1] * self._axes[0].size)
+
+    def _normalised(
+        self, x: Tensor, shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
+        eps: float | None = None, *, centred: bool,
+    ) -> Tensor:  # fmt: skip
+        """What `layer_norm` (centred) and `rms_norm` make of [..., features]."""
+        wide = x if x.dtype == torch.float64 else x.float()
+        if centred:
+            wide = wide - self._mean(wide)
+        y = (wide * torch.rsqrt(self._mean(wide * wide) + (torch.finfo(x.dtype).eps if eps is None else eps))).to(
+            x.dtype
+        )
+        y = y if weight is None else y * weight
+        return y if bias is None else y + bias
+
+
+def _norm(forward: Callable[[Tensor], Tensor], role: Role, layouts: TensorLayouts, x: Tensor) -> Tensor:
+    """A norm of which each rank has some features; its means keep their last dim."""
     x = moved(x, role.enter, layouts)
-    axes, size = layouts.mesh.axes, x.shape[-1] * layouts.mesh.axes[0].size
-
-    def mean(part: Tensor) -> Tensor:
-        return sum_over(part.sum(-1, keepdim=True), axes, PARTIAL) / size
-
-    wide = x if x.dtype == torch.float64 else x.float()
-    if isinstance(module, nn.LayerNorm):
-        wide = wide - mean(wide)
-    y = (wide * torch.rsqrt(mean(wide * wide) + norm_epsilon(module))).to(x.dtype) * weight
-    return moved(y if bias is None else y + bias, role.leave, layouts)
+    with _SplitNorm(layouts.mesh.axes):
+        y = forward(x)
+    return moved(y, role.leave, layouts)
 
 
-def norm_epsilon(module: nn.Module) -> float:
-    """The number that a norm adds to the variance; classes call it differently."""
-    found = next((v for n in ("eps", "variance_epsilon") if isinstance(v := getattr(module, n, None), float)), None)
-    return torch.finfo(module.get_parameter("weight").dtype).eps if found is None else found
+def _unchanged(forward: Callable[..., Tensor], role: Role, layouts: TensorLayouts, *args: Any, **kwargs: Any) -> Tensor:
+    """A module that runs its own code on what it is given, which is its first tensor."""
+    if role.enter is not None and role.enter.is_change:
+        leaves, structure = tree_flatten((args, kwargs))
+        first = next(place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
+        leaves[first] = moved(leaves[first], role.enter, layouts)
+        args, kwargs = tree_unflatten(leaves, structure)
+    return moved(forward(*args, **kwargs), role.leave, layouts)
 
 
-def _unchanged(
-    forward: Callable[..., Tensor], role: Role, layouts: TensorLayouts, x: Tensor, *args: object, **kwargs: object
+class _SplitTable(TorchFunctionMode):
+    """Looks up rows of one embedding in the part of each rank, while the embedding's own code runs."""
+
+    def __init__(self, module: nn.Embedding, role: Role, layouts: TensorLayouts) -> None:
+        super().__init__()
+        self._module, self._role, self._layouts = module, role, layouts
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.embedding and args[1] is self._module.weight:
+            return _embedding(self._module, self._role, self._layouts, args[0])
+        return func(*args, **(kwargs or {}))
+
+
+def _own_embedding(
+    forward: Callable[..., Tensor], module: nn.Embedding, role: Role, layouts: TensorLayouts, *args: Any, **kwargs: Any
 ) -> Tensor:
-    return moved(forward(moved(x, role.enter, layouts), *args, **kwargs), role.leave, layouts)
+    """An embedding with code of its own around the look-up, such as positions with an offset or a scale."""
+    with _SplitTable(module, role, layouts):
+        return forward(*args, **kwargs)
 
 
 def interleave(pieces: tuple[int, ...], ranks: int) -> list[int]:
@@ -194,12 +244,16 @@ def split_modules(module: nn.Module, roles: Mapping[str, Role], layouts: TensorL
 
 def _run_by_role(module: nn.Module, role: Role, layouts: TensorLayouts) -> None:
     forward = module.forward
-    if isinstance(module, nn.Embedding):
+    if role.kind in ("whole", "along"):
+        forward = functools.partial(_unchanged, forward, role, layouts)
+    elif isinstance(module, nn.Embedding) and type(module).forward is not nn.Embedding.forward:
+        forward = functools.partial(_own_embedding, forward, module, role, layouts)
+    elif isinstance(module, nn.Embedding):
         forward = functools.partial(_embedding, module, role, layouts)
     elif isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
         forward = functools.partial(_linear, module, role, layouts)
     elif role.kind == "features":
-        forward = functools.partial(_norm, module, role, layouts)
+        forward = functools.partial(_norm, forward, role, layouts)
     else:
         forward = functools.partial(_unchanged, forward, role, layouts)
     module.forward = forward

@@ -333,6 +333,15 @@ def test_a_module_in_two_stages_runs_again_in_parts():
     assert {*found} == {"h.0", *(f"h.1.{part}" for part in ("ln_1", "attn", "ln_2", "mlp"))}
 
 
+def test_a_stage_may_begin_with_a_view_of_a_weight():
+    one, two = pipeline(plan_of(1)).stages
+    every = [op.name for op in graph_of("")]
+    begin = every.index("lm_head/Transpose")
+    stages = replace(one, operators=(every[0], every[begin - 1])), replace(two, operators=(every[begin], every[-1]))
+    found = read_roles(replace(pipeline(plan_of(1)), stages=stages), graph_of(""), build()).stages
+    assert (found["ln_f"], found["lm_head"]) == (0, 1)
+
+
 def test_sequence_parallelism_is_that_of_blocks():
     """Code around the blocks sees whole sequences, attention and MLP too; norms and sums have parts."""
     cluster = parse_cluster("2xA100")
