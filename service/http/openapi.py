@@ -73,10 +73,19 @@ def record_body(kind: type[Any]) -> dict[str, Any]:
 
 
 def event_stream() -> dict[int | str, dict[str, Any]]:
-    """The answer of a route that sends events."""
-    text = {"schema": {"type": "string"}}
+    """The answer of a route that sends events, whose schema is that of one event."""
+    text = {"type": "string"}
+    data = {**text, "contentMediaType": "application/json", "contentSchema": {"type": "object"}}
+    event = {
+        "type": "object",
+        "properties": {"id": text, "event": {"enum": ["state", "progress"]}, "data": data},
+        "required": ["id", "event", "data"],
+    }
     return {
-        200: {"description": "Events, until the one that says how it ended.", "content": {"text/event-stream": text}}
+        200: {
+            "description": "Events, until the one that says how it ended.",
+            "content": {"text/event-stream": {"schema": event}},
+        }
     }
 
 

@@ -77,7 +77,7 @@ def test_a_plan_is_exported_or_refused_with_nothing_written(tmp_path: Path, caps
     capsys.readouterr()
     words = ["export", str(path), model, "-o", str(folder)]
     assert main([*words, "--target", "deepspeed"]) == 2
-    assert "deepspeed has no pipelines" in capsys.readouterr().err
+    assert "deepspeed has no pipeline beside tensor parallelism" in capsys.readouterr().err
     assert main([*words, "--target", "megatron"]) == 2
     assert "target: unknown target (got megatron)" in capsys.readouterr().err
     # The plan was made for no target.

@@ -92,7 +92,7 @@ def problem_digest(problem: Problem) -> str:
     """The sha256 of all that a problem holds but the names of its model and cluster, in hexadecimal."""
     # What is as by default is left out: labels and networks refer to digests from before there were such settings.
     plain = to_json(Training(global_batch=1))
-    later = {name: plain[name] for name in ("target", "memory_confidence")}
+    later = {name: plain[name] for name in ("target", "memory_confidence", "vocabulary_multiple")}
     training = {
         name: value for name, value in to_json(problem.training).items() if name not in later or value != later[name]
     }

@@ -137,5 +137,5 @@ def test_a_mesh_that_does_not_divide_a_dim_is_refused_by_name():
     problem, plan = planned("4xH100", pp=1, tp=1, num_micro_batches=1)
     columns = {"layers.0/MatMul": {"tp": AxisSharding(inputs=("B", "S(1)"), outputs=("S(1)",))}}
     split = unlike(plan, devices="0-2", mesh=(("dp", 1), ("tp", 3)), shardings=columns)
-    with pytest.raises(PlanError, match="does not divide evenly over the mesh"):
+    with pytest.raises(PlanError, match="cannot be shared by the ranks of the mesh"):
         lower_plan(split, Evaluator(problem))
