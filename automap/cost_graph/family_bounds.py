@@ -8,17 +8,20 @@ linear program spreads the units over the stages (`automap.cost_graph.unlike_sta
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from automap.arrays import Floats, Ints
+from automap.arrays import Ints
 from automap.cost_graph.kernels.values_on_mesh import values_on_mesh
 from automap.cost_graph.open_costs import OpenCosts
-from automap.cost_graph.paths import SHARES, Path, Ways, path_to_ranks, ways
-from automap.cost_graph.relaxation import BOUNDARY_BYTES, Relaxation
-from automap.cost_graph.unlike_stages import Standing, fastest_spread, partitions, quick_spread
+from automap.cost_graph.paths import SHARES, Path, exchanged_s, held, path_to_ranks, sends_on, ways
+from automap.cost_graph.relaxation import BOUNDARY_BYTES, SAVED_BYTES, WORKSPACE_BYTES, OfTypes, Relaxation
+from automap.cost_graph.unlike_stages import Standing, compositions, fastest_spread, quick_spreads
+from automap.cost_graph.virtual_stages import Interleaving, fastest_interleaving
 from automap.price.kernels.array_types import Rows
 from automap.price.kernels.stage_records import Stage
 from automap.price.lowered_plan import spread
@@ -28,6 +31,9 @@ from automap.space.space import PlanSpace
 
 MOST_COSTS = 256
 """Largest number of stages whose group costs are kept."""
+
+StageClass = tuple[object, ...]
+"""A class of stages of unlike pipelines: parts of the cluster, ranks of each axis, hardware of each kind of devices."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +56,9 @@ class FamilyBounds:
     def __init__(self, space: PlanSpace) -> None:
         self.space = space
         self._costs: dict[tuple[object, ...], OpenCosts] = {}
-        self._of_types: dict[tuple[object, ...], Floats] = {}
+        self._of_types: dict[tuple[object, ...], OfTypes] = {}
+        self._all_layouts: dict[tuple[int, ...], dict[tuple[StageClass, ...], list[float]]] = {}
+        self._rows_of: defaultdict[StageClass, set[int]] = defaultdict(set)
         self._draft = new_draft(space.compiled)
 
     @property
@@ -85,45 +93,88 @@ class FamilyBounds:
         return [replace(family, zeros=(zero,)) for zero in family.zeros]
 
     def bound(self, family: Family, target_s: float) -> float:
-        """Seconds that no plan of a family is faster than; it is not raised beyond `target_s`."""
+        """Seconds that no plan of a family is faster than; it is not raised beyond `target_s`, but may be infinite."""
         if family.is_unlike:
-            quick = self._of_sizes(family, target_s, with_paths=False)
-            return quick if quick >= target_s else self._of_sizes(family, target_s, with_paths=True)
+            return self._of_sizes(family, target_s)
         if not family.way and len(self._rows(family.shapes[0])) == 1:
             return self._of_alike(family, target_s)
-        quick = self._of_rows(family, target_s, with_paths=False)
-        return quick if quick >= target_s else self._of_rows(family, target_s, with_paths=True)
+        return self._of_rows(family, target_s)
 
     # -- stages that are all alike --------------------------------------------------------------------------------
 
     def _of_alike(self, family: Family, target_s: float) -> float:
         space, shape = self.space, max(family.shapes, key=lambda each: each.num_chunks)
         (row,) = self._rows(shape)
-        costs = self._costs_on(self._stage(row, shape))
-        settings = space.evaluator.settings(0)
-        room = shape.pp * (float(space.arrays.capacity[row]) - float(settings.reserved_bytes))
+        stage = self._stage(row, shape)
+        costs, held, settings = self._costs_on(stage), self._held(family), space.evaluator.settings(0)
+        room = shape.pp * self._room(row, shape) - 2.0 * float(costs.modes[..., WORKSPACE_BYTES].max())
+        if room <= 0.0:
+            return np.inf
         best = -np.inf
         for way in ways(shape, space.schedules):
             constant_s = float(settings.step_s) + way.passes * float(settings.micro_batch_s)
-            constant_s += min(self._sent_s(costs, way, each) for each in family.shapes) if shape.pp > 1 else 0.0
-            relaxation = Relaxation(space, costs, way.path, family.zeros, num_opened=shape.num_chunks - 1, room=room)
+            constant_s += way.sends * self._exchanged_s(costs, family) if shape.pp > 1 else 0.0
+            relaxation = Relaxation(
+                space,
+                costs,
+                way.path,
+                family.zeros,
+                num_opened=shape.num_chunks - 1,
+                room=room,
+                held=min(held),
+            )
             best = max(best, constant_s + relaxation.bound(target_s - constant_s))
             if best >= target_s:
-                break
-        return best
+                return best
+        if shape.pp == 1:
+            return best
+        spread = self._of_chunks if shape.virtual > 1 else self._of_short
+        return max(best, spread(family, row, best))
 
-    def _sent_s(self, costs: OpenCosts, way: Ways, shape: Shape) -> float:
-        """Seconds of exchanges between stages that are alike, at least."""
-        settings = self.space.evaluator.settings(0)
-        degrees, middles = self.space.meshes.degrees, self.space.meshes.middles
-        found = []
-        for order in range(self.space.meshes.num_orders(shape.pp)):
-            at = (order, degrees.index(shape.pp), degrees.index(shape.tp), middles.index(shape.middle))
-            first = int(self.space.arrays.even_layouts[at]["first"])
-            rates = np.tile(self.space.arrays.send_bytes_per_s[first : first + shape.pp], shape.virtual)
-            shown = (1.0 - float(settings.send_overlap)) * self._least_crossing(costs)
-            found.append(float((float(settings.send_s) + shown / rates[: shape.num_chunks - 1]).sum()))
-        return way.sends * min(found)
+    def _of_short(self, family: Family, row: int, best: float) -> float:
+        """Where memory may be short on some ranks, for the first ones keep more micro-batches than the last ones."""
+        shape = family.shapes[0]
+        stage, room, most = self._stage(row, shape), self._room(row, shape), max(self._held(family))
+        if not self._standing_on(stage, room, family, ()).may_be_short(most, 1.0 / shape.pp):
+            return best
+        standing = self._standing_on(stage, room, family, self._trips(shape))
+        orders = range(self.space.meshes.num_orders(shape.pp))
+        return min(self._spread(family, [[standing]] * shape.pp, self._rates(shape, order)) for order in orders)
+
+    def _of_chunks(self, family: Family, row: int, best: float) -> float:
+        """Of virtual stages, one number of them after the other."""
+        shape, settings = family.shapes[0], self.space.evaluator.settings(0)
+        # What gradients may hide under is not only on the path that they end.
+        ends = 1.0 if float(settings.gradient_overlap) <= 0.0 else 0.0
+        once = [Path(forward=1.0, backward=1.0, gradients=gradients) for gradients in (0.0, ends)]
+        stage = self._stage(row, shape)
+        standing = self._standing_on(stage, self._room(row, shape), family, once)
+        found = np.inf
+        for each in sorted(family.shapes, key=lambda each: -each.virtual):
+            for order in range(self.space.meshes.num_orders(shape.pp)):
+                sent_s = self._sent_s([standing.crossing] * shape.pp, self._rates(shape, order))
+                besides_s = np.array(exchanged_s(sent_s, each.virtual))
+                of = Interleaving(
+                    standing=standing,
+                    times=self._costs_on(stage).times,
+                    ranks=each.pp,
+                    virtual=each.virtual,
+                    num_micro_batches=each.num_micro_batches,
+                    held=held(each, self.space.schedules),
+                    besides_s=besides_s + float(settings.micro_batch_s) / each.virtual,
+                    step_s=float(settings.step_s),
+                )
+                found = min(found, fastest_interleaving(of))
+                if found <= best:
+                    return best
+        return found
+
+    def _exchanged_s(self, costs: OpenCosts, family: Family) -> float:
+        """Seconds of exchanges of a micro-batch on all ranks together, at least."""
+        crossing, shape = self._least_crossing(costs), family.shapes[0]
+        orders = range(self.space.meshes.num_orders(shape.pp))
+        sent = [self._sent_s([crossing] * shape.pp, self._rates(shape, order)) for order in orders]
+        return min(sum(exchanged_s(some, each.virtual)) for some in sent for each in family.shapes)
 
     def _least_crossing(self, costs: OpenCosts) -> float:
         """Bytes that cross at least from one stage to the next."""
@@ -131,16 +182,22 @@ class FamilyBounds:
 
     # -- stages that differ ---------------------------------------------------------------------------------------
 
-    def _of_rows(self, family: Family, target_s: float, *, with_paths: bool) -> float:
+    def _of_rows(self, family: Family, target_s: float) -> float:
         """Of stages of equal size and unlike devices, in any order."""
         space, shape = self.space, family.shapes[0]
         found = []
         for order in range(space.meshes.num_orders(shape.pp)):
-            views: list[list[Standing]] = [[] for _ in range(shape.pp)]
-            for rank, row in enumerate(space.even_rows(shape, order)):
-                for seen, samples in self._seen(row, shape, family.way):
-                    views[rank].append(self._standing_on(self._stage(seen, shape, samples), family, with_paths))
-            found.append(self._spread(family, views, target_s))
+            quick = -np.inf
+            for trips in ((), self._trips(shape)):
+                views: list[list[Standing]] = [[] for _ in range(shape.pp)]
+                for rank, row in enumerate(space.even_rows(shape, order)):
+                    for seen, samples in self._seen(row, shape, family.way):
+                        stage = self._stage(seen, shape, samples)
+                        views[rank].append(self._standing_on(stage, self._room(seen, shape), family, trips))
+                quick = max(quick, self._spread(family, views, self._rates(shape, order)))
+                if quick >= target_s:
+                    break
+            found.append(quick)
         return min(found)
 
     def _seen(self, row: int, shape: Shape, way: int) -> list[tuple[int, int]]:
@@ -159,35 +216,76 @@ class FamilyBounds:
             found.append((seen, -(-total // each) * quantum * outer))
         return found
 
-    def _of_sizes(self, family: Family, target_s: float, *, with_paths: bool) -> float:
+    def _of_sizes(self, family: Family, target_s: float) -> float:
         """Of stages of unlike size."""
-        space, shape = self.space, family.shapes[0]
-        meshes, arrays = space.meshes, space.arrays
-        tp, middle = meshes.degrees.index(shape.tp), meshes.middles.index(shape.middle)
-        count = meshes.micro_batches.index(shape.num_micro_batches)
-        fills = arrays.fills[tp, middle, count, 1]
-        sizes = {}
-        for parts in np.flatnonzero(fills).tolist():
-            rows = sorted({int(row) for row in arrays.stage_rows[:, tp, middle, :, parts].reshape(-1) if row >= 0})
-            if not rows:
-                continue
-            # Each kind of devices that may be the slowest of such a stage, with the best links of all its places.
-            kinds: dict[bytes, list[int]] = {}
-            for row in rows:
-                for seen, _ in self._fastest(row, shape):
-                    kinds.setdefault(arrays.hardware[seen].tobytes(), []).append(seen)
-            views = []
-            for some in kinds.values():
-                samples = min(self._fastest(row, shape)[0][1] for row in rows)
-                stage = self._stage(some[0], shape, samples)._replace(links=best_links(arrays.links[some]))
-                views.append(self._standing_on(stage, family, with_paths))
-            sizes[parts] = Standing.least(views)
-        found = [
-            self._spread(family, [[sizes[parts]] for parts in some], target_s)
-            for some in partitions(meshes.devices // meshes.part, shape.pp, tuple(sizes))
-            if len(set(some)) > 1
-        ]
-        return min(found, default=np.inf)
+        shape = family.shapes[0]
+        layouts = self._layouts(shape)
+        classes = sorted({stage for some in layouts for stage in some})
+        if not layouts:
+            return np.inf
+        quick = {stage: self._least_standing(stage, family, ()) for stage in classes}
+        ranks = [[[quick[stage]] for stage in some] for some in layouts]
+        besides = [self._besides_s(family, views, rates) for views, rates in zip(ranks, layouts.values(), strict=True)]
+        busy = np.array([[views[0].busy_s.min(axis=0) for views in some] for some in ranks])
+        found = quick_spreads(busy, np.array(besides))
+        for trips in ((), self._trips(shape)):
+            best = target_s
+            for number in np.argsort(found, kind="stable").tolist():
+                if found[number] >= best:
+                    break
+                some = list(layouts)[number]
+                views = [[self._least_standing(stage, family, trips)] for stage in some]
+                found[number] = max(found[number], self._spread(family, views, layouts[some]))
+                best = min(best, found[number])
+        return float(found.min())
+
+    def _layouts(self, shape: Shape) -> dict[tuple[StageClass, ...], list[float]]:
+        """All ways to divide the devices into stages of unlike size, and the bytes a second between them at most."""
+        space, arrays, pp = self.space, self.space.arrays, shape.pp
+        tp, middle = space.meshes.degrees.index(shape.tp), space.meshes.middles.index(shape.middle)
+        count = space.meshes.micro_batches.index(shape.num_micro_batches)
+        fills = np.flatnonzero(arrays.fills[tp, middle, count, 1]).tolist()
+        key = (pp, shape.tp, shape.middle, *fills)
+        if key in self._all_layouts:
+            return self._all_layouts[key]
+        found: dict[tuple[StageClass, ...], list[float]] = {}
+        for order in range(len(space.meshes.orders)):
+            for sizes in compositions(space.meshes.devices // space.meshes.part, pp, fills):
+                ends = list(itertools.accumulate(sizes))
+                rows = [int(arrays.stage_rows[order, tp, middle, e - s, s]) for e, s in zip(ends, sizes, strict=True)]
+                if len(set(sizes)) == 1 or min(rows) < 0:
+                    continue
+                at = zip(ends[:-1], sizes[:-1], sizes[1:], strict=True)
+                rates = [float(arrays.send_bytes_per_s[arrays.send_rows[order, e, s, n]]) for e, s, n in at]
+                some = tuple(self._class(parts, row) for parts, row in zip(sizes, rows, strict=True))
+                known = found.setdefault(some, [*rates, np.inf])
+                found[some] = [max(pair) for pair in zip(known, [*rates, np.inf], strict=True)]
+        self._all_layouts[key] = found
+        return found
+
+    def _class(self, parts: int, row: int) -> StageClass:
+        """The class of a stage, to which it is added."""
+        arrays = self.space.arrays
+        number = int(arrays.mixed[row])
+        kinds = [row] if number < 0 else [row, *arrays.kind_rows[number].tolist()]
+        found = parts, *arrays.axes[row].tolist(), *(arrays.hardware[kind].tobytes() for kind in kinds)
+        self._rows_of[found].add(row)
+        return found
+
+    def _least_standing(self, of: StageClass, family: Family, trips: Sequence[Path]) -> Standing:
+        """The least that units take on all stages of a class: each kind of devices there with the best links."""
+        shape, arrays = family.shapes[0], self.space.arrays
+        views: dict[int, list[tuple[int, int]]] = {}
+        for row in self._rows_of[of]:
+            for number, seen in enumerate(self._fastest(row, shape)):
+                views.setdefault(number, []).append(seen)
+        found = []
+        for some in views.values():
+            rows = sorted({row for row, _ in some})
+            stage = self._stage(rows[0], shape, min(samples for _, samples in some))
+            stage = stage._replace(links=best_links(arrays.links[rows]))
+            found.append(self._standing_on(stage, max(self._room(row, shape) for row in rows), family, trips))
+        return Standing.least(found)
 
     def _fastest(self, row: int, shape: Shape) -> list[tuple[int, int]]:
         """The fastest kind of devices of a stage and the fewest samples with which it may be priced."""
@@ -202,54 +300,84 @@ class FamilyBounds:
         fastest = [some[last] for some in shared if len(some) > last]
         return [min(fastest, key=lambda one: one[1]), *seen] if fastest else seen
 
-    def _standing_on(self, stage: Stage, family: Family, with_paths: bool) -> Standing:
-        """What units take on a rank with a stage, alone or also on paths through all ranks."""
+    def _trips(self, shape: Shape) -> list[Path]:
+        """The paths through all ranks that are told apart."""
+        return [path_to_ranks(shape, self.space.schedules, share) for share in SHARES]
+
+    def _standing_on(self, stage: Stage, room: float, family: Family, trips: Sequence[Path]) -> Standing:
+        """What units take on a rank with a stage, alone and on some paths through all ranks."""
         shape, costs = family.shapes[0], self._costs_on(stage)
         opened = max(each.num_chunks for each in family.shapes) - 1
         count = float(shape.num_micro_batches)
         busy = Path(forward=count, backward=count, gradients=1.0)
-        paths = [path_to_ranks(shape, self.space.schedules, share) for share in SHARES] if with_paths else []
-        of_paths = []
-        for path in (busy, *paths):
+        found = []
+        for path in (busy, *trips):
             key = (*_key(stage), opened, path, family.zeros)
             if key not in self._of_types:
-                relaxation = Relaxation(self.space, costs, path, family.zeros, num_opened=opened)
-                self._of_types[key] = relaxation.of_types()
-            of_paths.append(self._of_types[key])
-        return Standing(
-            busy_s=of_paths[0],
-            trip_s=np.array(of_paths[1:]).reshape(len(paths), len(of_paths[0])),
-            crossing=self._least_crossing(costs),
-        )
+                self._of_types[key] = Relaxation(self.space, costs, path, family.zeros, num_opened=opened).of_types()
+            found.append(self._of_types[key])
+        saved_bytes = (costs.times[:, None] * costs.modes[..., SAVED_BYTES]).T
+        return Standing.of(found, saved_bytes, room=room, crossing=self._least_crossing(costs))
 
-    def _spread(self, family: Family, views: Sequence[Sequence[Standing]], target_s: float) -> float:
-        """Seconds of the best spread of units over ranks, each seen in some ways; not raised beyond a target."""
+    def _spread(self, family: Family, views: Sequence[Sequence[Standing]], rates: Sequence[float]) -> float:
+        """Seconds of the best spread of units over ranks, each seen in some ways.
+
+        Args:
+            rates: [ranks] bytes a second from each rank to the next one, from the last one to the first.
+        """
         shape, settings = family.shapes[0], self.space.evaluator.settings(0)
-        count, host_s, ranks = float(shape.num_micro_batches), float(settings.micro_batch_s), range(len(views))
-        rate = float(self.space.arrays.send_bytes_per_s.max())
-        shown = (1.0 - float(settings.send_overlap)) / rate
-        # Seconds of an exchange with the next rank; the last one has that with the rank before it.
-        sent_s = [float(settings.send_s) + shown * min(view.crossing for view in some) for some in views]
-        paths = [path_to_ranks(shape, self.space.schedules, share) for share in SHARES][: len(views[0][0].trip_s)]
-        found, seen = [], set()
-        for last in ranks:
-            if len(views) > 1 and id(views[last][0]) in seen:
-                continue
-            seen.add(id(views[last][0]))
-            others_s = [sent_s[rank] for rank in ranks if rank != last]
-            each_s = [min(others_s, default=0.0) if rank == last else sent_s[rank] for rank in ranks]
-            busy_s = [float(settings.step_s) + count * (host_s + mine_s) for mine_s in each_s]
-            quick = quick_spread(views, busy_s)
-            if quick < target_s:
-                trip_s = [
-                    float(settings.step_s)
-                    + path.forward * shape.pp * host_s
-                    + 2.0 * min(path.forward, path.backward) * sum(others_s)
-                    for path in paths
-                ]
-                quick = max(quick, fastest_spread(views, busy_s, trip_s))
-            found.append(quick)
-        return min(found)
+        exchanged = sum(self._exchanged_on_s(family, views, rates))
+        paths = self._trips(shape)[: len(views[0][0].trip_s)]
+        trip_s = [
+            float(settings.step_s)
+            + path.forward * shape.pp * float(settings.micro_batch_s)
+            + sends_on(path) * exchanged
+            for path in paths
+        ]
+        return fastest_spread(views, self._besides_s(family, views, rates), trip_s, self._held(family))
+
+    def _besides_s(self, family: Family, views: Sequence[Sequence[Standing]], rates: Sequence[float]) -> list[float]:
+        """[ranks] seconds that each rank takes besides its units."""
+        settings, count = self.space.evaluator.settings(0), float(family.shapes[0].num_micro_batches)
+        exchanged = self._exchanged_on_s(family, views, rates)
+        return [float(settings.step_s) + count * (float(settings.micro_batch_s) + each) for each in exchanged]
+
+    def _exchanged_on_s(
+        self, family: Family, views: Sequence[Sequence[Standing]], rates: Sequence[float]
+    ) -> list[float]:
+        """[ranks] seconds of exchanges of a micro-batch, at least."""
+        sent_s = self._sent_s([min(view.crossing for view in some) for some in views], rates)
+        if len(views) == 1:
+            return [0.0]
+        of_chunks = [exchanged_s(sent_s, each.virtual) for each in family.shapes]
+        return [min(sum(some[rank :: len(views)]) for some in of_chunks) for rank in range(len(views))]
+
+    # -- pipelines --------------------------------------------------------------------------------------------------
+
+    def _held(self, family: Family) -> list[int]:
+        """[ranks] micro-batches for which a rank keeps what its units save, at least."""
+        of_shapes = [held(shape, self.space.schedules) for shape in family.shapes]
+        return [min(each) for each in zip(*of_shapes, strict=True)]
+
+    def _room(self, row: int, shape: Shape) -> float:
+        """Bytes of a device that state and saved activations may take."""
+        settings = self.space.evaluator.settings(0)
+        pipeline_bytes = float(settings.pipeline_bytes) if shape.pp > 1 else 0.0
+        return float(self.space.arrays.capacity[row]) - float(settings.reserved_bytes) - pipeline_bytes
+
+    def _rates(self, shape: Shape, order: int) -> list[float]:
+        """[ranks] bytes a second from each rank to the next one, of stages of equal size."""
+        degrees, middles = self.space.meshes.degrees, self.space.meshes.middles
+        at = (order, degrees.index(shape.pp), degrees.index(shape.tp), middles.index(shape.middle))
+        first = int(self.space.arrays.even_layouts[at]["first"])
+        found: list[float] = self.space.arrays.send_bytes_per_s[first : first + shape.pp].tolist()
+        return found
+
+    def _sent_s(self, crossing: Sequence[float], rates: Sequence[float]) -> list[float]:
+        """[ranks] seconds of an exchange of so many bytes with the next rank."""
+        settings = self.space.evaluator.settings(0)
+        shown = 1.0 - float(settings.send_overlap)
+        return [float(settings.send_s) + shown * size / rate for size, rate in zip(crossing, rates, strict=True)]
 
     # -- stages and their costs -----------------------------------------------------------------------------------
 
