@@ -93,7 +93,7 @@ class GroupCosts:
         """Builds the nodes; factors are built on first use.
 
         Args:
-            legal: values of each group, see `joint_values`.
+            legal: values of each group, see `joint_values`; none: nothing is decided, and there are no nodes.
             stage: the devices.
             modes: recompute modes for which nodes have costs; without all of them there are conversions alone.
         """
@@ -108,7 +108,8 @@ class GroupCosts:
         self._group_of = np.full(len(self._tables.operators), -1, dtype=np.int64)
         for (unit_type, group), (members, _) in space.group_rows.items():
             self._group_of[members] = self.first_node[unit_type] + group
-        self.nodes = tuple(self._build_nodes(legal))
+        self.bases = self.undecided(self._modes)
+        self.nodes = tuple(self._build_nodes(legal)) if legal else ()
         self._factors: dict[tuple[int, int, bool], tuple[Factor, ...]] = {}
 
     def inside(self, unit_type: int) -> tuple[Factor, ...]:
@@ -153,7 +154,6 @@ class GroupCosts:
 
     def _build_nodes(self, legal: Sequence[Ints]) -> Iterator[Node]:
         unknown = np.full((1, len(self.space.axes)), UNKNOWN, dtype=np.int64)
-        self.bases = self.undecided(self._modes)
         for number, ((unit_type, group), (members, assignment)) in enumerate(self.space.group_rows.items()):
             values = legal[number]
             group_values = GroupValues(members, assignment, values)

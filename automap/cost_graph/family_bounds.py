@@ -8,21 +8,19 @@ linear program spreads the units over the stages (`automap.cost_graph.unlike_sta
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from automap.arrays import Ints
+from automap.arrays import Floats, Ints
 from automap.cost_graph.kernels.values_on_mesh import values_on_mesh
 from automap.cost_graph.open_costs import OpenCosts
-from automap.cost_graph.paths import SHARES, Path, exchanged_s, held, path_to_ranks, sends_on, ways
+from automap.cost_graph.paths import Path, exchanged_s, held, path_to_first, sends_on, ways
 from automap.cost_graph.relaxation import BOUNDARY_BYTES, SAVED_BYTES, WORKSPACE_BYTES, OfTypes, Relaxation
-from automap.cost_graph.unlike_stages import Standing, compositions, fastest_spread, quick_spreads
+from automap.cost_graph.stage_layouts import Layouts, StageClass, best_links
+from automap.cost_graph.unlike_stages import Standing, fastest_spread, quick_paths, quick_spreads
 from automap.cost_graph.virtual_stages import Interleaving, fastest_interleaving
-from automap.price.kernels.array_types import Rows
 from automap.price.kernels.stage_records import Stage
 from automap.price.lowered_plan import spread
 from automap.space.kernels.draft import new_draft
@@ -32,8 +30,8 @@ from automap.space.space import PlanSpace
 MOST_COSTS = 256
 """Largest number of stages whose group costs are kept."""
 
-StageClass = tuple[object, ...]
-"""A class of stages of unlike pipelines: parts of the cluster, ranks of each axis, hardware of each kind of devices."""
+MOST_PROGRAMS = 60
+"""Most layouts of a family whose linear programs are solved (assumed): of others the quick bounds count."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,8 +55,7 @@ class FamilyBounds:
         self.space = space
         self._costs: dict[tuple[object, ...], OpenCosts] = {}
         self._of_types: dict[tuple[object, ...], OfTypes] = {}
-        self._all_layouts: dict[tuple[int, ...], dict[tuple[StageClass, ...], list[float]]] = {}
-        self._rows_of: defaultdict[StageClass, set[int]] = defaultdict(set)
+        self._layouts = Layouts(space)
         self._draft = new_draft(space.compiled)
 
     @property
@@ -111,7 +108,7 @@ class FamilyBounds:
         if room <= 0.0:
             return np.inf
         best = -np.inf
-        for way in ways(shape, space.schedules):
+        for number, way in enumerate(ways(shape, space.schedules)):
             constant_s = float(settings.step_s) + way.passes * float(settings.micro_batch_s)
             constant_s += way.sends * self._exchanged_s(costs, family) if shape.pp > 1 else 0.0
             relaxation = Relaxation(
@@ -124,22 +121,23 @@ class FamilyBounds:
                 held=min(held),
             )
             best = max(best, constant_s + relaxation.bound(target_s - constant_s))
+            if number == 0 and shape.pp > 1 and best < target_s:
+                spread = self._of_chunks if shape.virtual > 1 else self._of_ranks
+                best = max(best, spread(family, row, best))
             if best >= target_s:
-                return best
-        if shape.pp == 1:
-            return best
-        spread = self._of_chunks if shape.virtual > 1 else self._of_short
-        return max(best, spread(family, row, best))
+                break
+        return best
 
-    def _of_short(self, family: Family, row: int, best: float) -> float:
-        """Where memory may be short on some ranks, for the first ones keep more micro-batches than the last ones."""
+    def _of_ranks(self, family: Family, row: int, best: float) -> float:
+        """With a path that ends on each rank, and ranks which hold unlike numbers of micro-batches."""
         shape = family.shapes[0]
-        stage, room, most = self._stage(row, shape), self._room(row, shape), max(self._held(family))
-        if not self._standing_on(stage, room, family, ()).may_be_short(most, 1.0 / shape.pp):
-            return best
-        standing = self._standing_on(stage, room, family, self._trips(shape))
-        orders = range(self.space.meshes.num_orders(shape.pp))
-        return min(self._spread(family, [[standing]] * shape.pp, self._rates(shape, order)) for order in orders)
+        standing = self._standing_on(self._stage(row, shape), self._room(row, shape), family, self._trips(shape))
+        found = np.inf
+        for order in range(self.space.meshes.num_orders(shape.pp)):
+            found = min(found, self._spread(family, [[standing]] * shape.pp, self._rates(shape, order)))
+            if found <= best:
+                return best
+        return found
 
     def _of_chunks(self, family: Family, row: int, best: float) -> float:
         """Of virtual stages, one number of them after the other."""
@@ -157,6 +155,7 @@ class FamilyBounds:
                 of = Interleaving(
                     standing=standing,
                     times=self._costs_on(stage).times,
+                    ends=self._ends(),
                     ranks=each.pp,
                     virtual=each.virtual,
                     num_micro_batches=each.num_micro_batches,
@@ -219,100 +218,91 @@ class FamilyBounds:
     def _of_sizes(self, family: Family, target_s: float) -> float:
         """Of stages of unlike size."""
         shape = family.shapes[0]
-        layouts = self._layouts(shape)
-        classes = sorted({stage for some in layouts for stage in some})
+        layouts = self._layouts.of(shape)
         if not layouts:
             return np.inf
-        quick = {stage: self._least_standing(stage, family, ()) for stage in classes}
-        ranks = [[[quick[stage]] for stage in some] for some in layouts]
-        besides = [self._besides_s(family, views, rates) for views, rates in zip(ranks, layouts.values(), strict=True)]
-        busy = np.array([[views[0].busy_s.min(axis=0) for views in some] for some in ranks])
-        found = quick_spreads(busy, np.array(besides))
-        for trips in ((), self._trips(shape)):
-            best = target_s
-            for number in np.argsort(found, kind="stable").tolist():
-                if found[number] >= best:
-                    break
-                some = list(layouts)[number]
-                views = [[self._least_standing(stage, family, trips)] for stage in some]
-                found[number] = max(found[number], self._spread(family, views, layouts[some]))
-                best = min(best, found[number])
+        trips, keys = self._trips(shape), list(layouts)
+        found = np.full(len(layouts), -np.inf)
+        known: dict[StageClass, Standing] = {}
+        # First with every signature undecided, then decided.
+        for is_open in (True, False):
+            known = {}
+            waiting = np.flatnonzero(found < target_s).tolist()
+            for stage in {stage for layout in waiting for stage in keys[layout]}:
+                known[stage] = self._least_standing(stage, family, trips, is_open=is_open)
+            ranks = [[[known[stage]] for stage in keys[layout]] for layout in waiting]
+            rates = [layouts[keys[layout]] for layout in waiting]
+            if ranks:
+                found[waiting] = np.maximum(found[waiting], self._quick(family, ranks, rates))
+        best = target_s
+        for layout in np.argsort(found, kind="stable").tolist()[:MOST_PROGRAMS]:
+            if found[layout] >= best:
+                break
+            views = [[known[stage]] for stage in keys[layout]]
+            found[layout] = max(found[layout], self._spread(family, views, layouts[keys[layout]]))
+            best = min(best, found[layout])
         return float(found.min())
 
-    def _layouts(self, shape: Shape) -> dict[tuple[StageClass, ...], list[float]]:
-        """All ways to divide the devices into stages of unlike size, and the bytes a second between them at most."""
-        space, arrays, pp = self.space, self.space.arrays, shape.pp
-        tp, middle = space.meshes.degrees.index(shape.tp), space.meshes.middles.index(shape.middle)
-        count = space.meshes.micro_batches.index(shape.num_micro_batches)
-        fills = np.flatnonzero(arrays.fills[tp, middle, count, 1]).tolist()
-        key = (pp, shape.tp, shape.middle, *fills)
-        if key in self._all_layouts:
-            return self._all_layouts[key]
-        found: dict[tuple[StageClass, ...], list[float]] = {}
-        for order in range(len(space.meshes.orders)):
-            for sizes in compositions(space.meshes.devices // space.meshes.part, pp, fills):
-                ends = list(itertools.accumulate(sizes))
-                rows = [int(arrays.stage_rows[order, tp, middle, e - s, s]) for e, s in zip(ends, sizes, strict=True)]
-                if len(set(sizes)) == 1 or min(rows) < 0:
-                    continue
-                at = zip(ends[:-1], sizes[:-1], sizes[1:], strict=True)
-                rates = [float(arrays.send_bytes_per_s[arrays.send_rows[order, e, s, n]]) for e, s, n in at]
-                some = tuple(self._class(parts, row) for parts, row in zip(sizes, rows, strict=True))
-                known = found.setdefault(some, [*rates, np.inf])
-                found[some] = [max(pair) for pair in zip(known, [*rates, np.inf], strict=True)]
-        self._all_layouts[key] = found
+    def _quick(
+        self, family: Family, ranks: Sequence[Sequence[Sequence[Standing]]], rates: Sequence[Sequence[float]]
+    ) -> Floats:
+        """[layouts] seconds that no spread over the ranks of each layout is faster than, sooner known."""
+        busy_s = np.array([[view.busy_s.min(axis=0) for (view,) in views] for views in ranks])
+        pairs = list(zip(ranks, rates, strict=True))
+        found = quick_spreads(busy_s, np.array([self._besides_s(family, *pair) for pair in pairs]))
+        if self._trips(family.shapes[0]):
+            trip_s = np.array([[view.trip_s.min(axis=1) for (view,) in views] for views in ranks])
+            besides_s = np.array([self._besides_trips_s(family, *pair) for pair in pairs])
+            found = np.maximum(found, quick_paths(trip_s, besides_s))
         return found
 
-    def _class(self, parts: int, row: int) -> StageClass:
-        """The class of a stage, to which it is added."""
-        arrays = self.space.arrays
-        number = int(arrays.mixed[row])
-        kinds = [row] if number < 0 else [row, *arrays.kind_rows[number].tolist()]
-        found = parts, *arrays.axes[row].tolist(), *(arrays.hardware[kind].tobytes() for kind in kinds)
-        self._rows_of[found].add(row)
-        return found
-
-    def _least_standing(self, of: StageClass, family: Family, trips: Sequence[Path]) -> Standing:
-        """The least that units take on all stages of a class: each kind of devices there with the best links."""
-        shape, arrays = family.shapes[0], self.space.arrays
-        views: dict[int, list[tuple[int, int]]] = {}
-        for row in self._rows_of[of]:
-            for number, seen in enumerate(self._fastest(row, shape)):
-                views.setdefault(number, []).append(seen)
-        found = []
-        for some in views.values():
-            rows = sorted({row for row, _ in some})
-            stage = self._stage(rows[0], shape, min(samples for _, samples in some))
-            stage = stage._replace(links=best_links(arrays.links[rows]))
-            found.append(self._standing_on(stage, max(self._room(row, shape) for row in rows), family, trips))
-        return Standing.least(found)
-
-    def _fastest(self, row: int, shape: Shape) -> list[tuple[int, int]]:
-        """The fastest kind of devices of a stage and the fewest samples with which it may be priced."""
-        arrays = self.space.arrays
-        number, outer = int(arrays.mixed[row]), int(arrays.axes[row, 0])
-        seen = [(row, spread(shape.samples, outer))]
-        if number < 0:
-            return seen
-        last = arrays.kind_rows.shape[1] - 1
-        ways = range(1, self.space.slots[self.space.first.shares].num_values)
-        shared = [self._seen(row, shape, way) for way in ways]
-        fastest = [some[last] for some in shared if len(some) > last]
-        return [min(fastest, key=lambda one: one[1]), *seen] if fastest else seen
+    def _least_standing(self, of: StageClass, family: Family, trips: Sequence[Path], *, is_open: bool) -> Standing:
+        """The least that units take on all stages of a class, with the best links, however samples are shared out."""
+        shape, arrays, rows = family.shapes[0], self.space.arrays, sorted(self._layouts.rows[of])
+        is_mixed = int(arrays.mixed[rows[0]]) >= 0
+        # Rows of the stages as each kind of devices sees them, by the samples of each kind.
+        seen: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
+        for row in rows:
+            for way in range(self.space.slots[self.space.first.shares].num_values if is_mixed else 1):
+                kinds, samples = zip(*self._seen(row, shape, way), strict=True)
+                seen.setdefault(samples, set()).add(kinds)
+        of_ways = []
+        for samples, some in seen.items():
+            views, weights = [], []
+            for kind, each in enumerate(zip(*some, strict=True)):
+                stage = self._stage(each[0], shape, samples[kind])
+                stage = stage._replace(links=best_links(arrays.links[list(each)]))
+                room = max(self._room(row, shape) for row in each)
+                # Of stages of several kinds there are many, and they differ little beyond the share of each kind.
+                views.append(self._standing_on(stage, room, family, trips, is_open=is_open or is_mixed))
+                # As many of a kind as there are, and as fast as they are: what they do together is the same then.
+                ranks = int(arrays.kind_ranks[arrays.mixed[rows[0]], kind]) if is_mixed else 1
+                weights.append(ranks * samples[kind] / float(views[-1].busy_s.min(axis=0).sum()))
+            of_ways.append(Standing.mixed(views, weights))
+        return Standing.least(of_ways)
 
     def _trips(self, shape: Shape) -> list[Path]:
-        """The paths through all ranks that are told apart."""
-        return [path_to_ranks(shape, self.space.schedules, share) for share in SHARES]
+        """What a rank's passes weigh in paths that end on ranks behind it, on itself and on ranks before it."""
+        first = path_to_first(shape, self.space.schedules)
+        if not first.backward:
+            return []
+        return [replace(first, backward=first.backward - 1.0), replace(first, gradients=1.0), first]
 
-    def _standing_on(self, stage: Stage, room: float, family: Family, trips: Sequence[Path]) -> Standing:
-        """What units take on a rank with a stage, alone and on some paths through all ranks."""
-        shape, costs = family.shapes[0], self._costs_on(stage)
+    def _standing_on(
+        self, stage: Stage, room: float, family: Family, trips: Sequence[Path], *, is_open: bool = False
+    ) -> Standing:
+        """What units take on a rank with a stage, alone and on some paths through all ranks.
+
+        Args:
+            is_open: whether every signature stays undecided, which is less and sooner known.
+        """
+        shape, costs = family.shapes[0], self._costs_on(stage, is_open=is_open)
         opened = max(each.num_chunks for each in family.shapes) - 1
         count = float(shape.num_micro_batches)
         busy = Path(forward=count, backward=count, gradients=1.0)
         found = []
         for path in (busy, *trips):
-            key = (*_key(stage), opened, path, family.zeros)
+            key = (*_key(stage), is_open, opened, path, family.zeros)
             if key not in self._of_types:
                 self._of_types[key] = Relaxation(self.space, costs, path, family.zeros, num_opened=opened).of_types()
             found.append(self._of_types[key])
@@ -325,16 +315,28 @@ class FamilyBounds:
         Args:
             rates: [ranks] bytes a second from each rank to the next one, from the last one to the first.
         """
+        trip_s = self._besides_trips_s(family, views, rates) if len(views[0][0].trip_s) else []
+        bound = np.zeros((len(views), views[0][0].busy_s.shape[1]))
+        bound[[0, -1]] += self._ends()
+        return fastest_spread(views, self._besides_s(family, views, rates), trip_s, self._held(family), bound)
+
+    def _ends(self) -> Floats:
+        """[2, types] share of each type that the first unit is, and the last one."""
+        units = self.space.arrays.units
+        shares: Floats = np.eye(int(units.max()) + 1)[units[[0, -1]]] / np.bincount(units)
+        return shares
+
+    def _besides_trips_s(
+        self, family: Family, views: Sequence[Sequence[Standing]], rates: Sequence[float]
+    ) -> list[float]:
+        """[ranks] seconds that a path which ends on each rank takes besides units."""
         shape, settings = family.shapes[0], self.space.evaluator.settings(0)
-        exchanged = sum(self._exchanged_on_s(family, views, rates))
-        paths = self._trips(shape)[: len(views[0][0].trip_s)]
-        trip_s = [
-            float(settings.step_s)
-            + path.forward * shape.pp * float(settings.micro_batch_s)
-            + sends_on(path) * exchanged
-            for path in paths
+        exchanged, (before, _, behind) = self._exchanged_on_s(family, views, rates), self._trips(shape)
+        passes_s = float(settings.step_s) + before.forward * shape.pp * float(settings.micro_batch_s)
+        return [
+            passes_s + sends_on(before) * sum(exchanged[:last]) + sends_on(behind) * sum(exchanged[last:])
+            for last in range(shape.pp)
         ]
-        return fastest_spread(views, self._besides_s(family, views, rates), trip_s, self._held(family))
 
     def _besides_s(self, family: Family, views: Sequence[Sequence[Standing]], rates: Sequence[float]) -> list[float]:
         """[ranks] seconds that each rank takes besides its units."""
@@ -393,12 +395,12 @@ class FamilyBounds:
         zero_axes = self.space.zero_axes(shape)
         return Stage(arrays.axes[row], arrays.links[row], arrays.hardware[row], zero_axes, float(samples))
 
-    def _costs_on(self, stage: Stage) -> OpenCosts:
-        key = _key(stage)
+    def _costs_on(self, stage: Stage, *, is_open: bool = False) -> OpenCosts:
+        key = (*_key(stage), is_open)
         if key not in self._costs:
             if len(self._costs) >= MOST_COSTS:
                 self._costs.pop(next(iter(self._costs)))
-            self._costs[key] = OpenCosts(self.space, stage, self._values(stage))
+            self._costs[key] = OpenCosts(self.space, stage, () if is_open else self._values(stage))
         return self._costs[key]
 
     def _values(self, stage: Stage) -> tuple[Ints, ...]:
@@ -416,13 +418,3 @@ def _key(stage: Stage) -> tuple[object, ...]:
     """All that a stage consists of."""
     parts = (stage.axes, stage.links, stage.hardware, stage.zero_axes)
     return (*(part.tobytes() for part in parts), stage.samples)
-
-
-def best_links(links: Rows) -> Rows:
-    """[axes] links of which each number is the best of some links, [links, axes]."""
-    found: Rows = links[0].copy()
-    for name in ("latency_s", "ramp", "host_time"):
-        found[name] = links[name].min(axis=0)
-    for name in ("bytes_per_s", "gather_bytes_per_s"):
-        found[name] = links[name].max(axis=0)
-    return found

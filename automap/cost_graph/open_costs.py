@@ -59,7 +59,7 @@ class OpenCosts:
         """Gathers the costs.
 
         Args:
-            values: for each group, its legal values.
+            values: for each group, its legal values; none: every signature stays undecided, which costs the least.
         """
         self.stage, self.values = stage, tuple(values)
         costs = GroupCosts(space, values, stage, RECOMPUTE_MODES[:1])
@@ -69,11 +69,15 @@ class OpenCosts:
         self.modes = costs.undecided([RECOMPUTE_MODES[mode] for mode in np.flatnonzero(space.modes).tolist()])
         self.kinds = [node.unit_type for node in costs.nodes]
         self._nodes = [node.costs[0] for node in costs.nodes]
+        kinds = [kind for kind, _ in space.group_rows]
         for number in _tied_nodes(space):
-            self._nodes[number] = self._nodes[number].copy()
-            self._nodes[number][:, OF_PARAMETERS] = 0.0
-            self.bases[self.kinds[number], OF_PARAMETERS] = 0.0
-        self._payments = list(_payments(costs, self.times, Counter(zip(units[1:], units[:-1], strict=True))))
+            self.bases[kinds[number], OF_PARAMETERS] = 0.0
+            if values:
+                self._nodes[number] = self._nodes[number].copy()
+                self._nodes[number][:, OF_PARAMETERS] = 0.0
+        self._payments: list[Payment] = []
+        if values:
+            self._payments += _payments(costs, self.times, Counter(zip(units[1:], units[:-1], strict=True)))
 
     def scalars(
         self, worth: Floats, left: Sequence[Ints], *, num_opened: int, with_three: bool, mixes: bool = True

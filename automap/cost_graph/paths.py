@@ -122,10 +122,20 @@ def path_to_ranks(shape: Shape, schedules: Sequence[str], share: float) -> Path:
 
     All weights are 0 where no such path is known.
     """
+    trip = path_to_first(shape, schedules)
+    p = float(shape.pp)
+    late = (1.0 - share) * (p - 1.0) / p if trip.backward else 0.0
+    gradients = (1.0 - share) / p if trip.backward else 0.0
+    return Path(forward=trip.forward, backward=trip.backward - late, gradients=gradients)
+
+
+def path_to_first(shape: Shape, schedules: Sequence[str]) -> Path:
+    """What the seconds of each rank weigh in the path that ends on rank 0, without its gradients.
+
+    All weights are 0 where no such path is known.
+    """
     if shape.pp == 1 or shape.virtual > 1 or not ORDERS.issuperset(schedules):
         return Path(forward=0.0, backward=0.0, gradients=0.0)
-    p = float(shape.pp)
-    most = 1.0 + (shape.num_micro_batches - 1.0) / p
+    most = 1.0 + (shape.num_micro_batches - 1.0) / shape.pp
     is_long = set(schedules) == {"gpipe"} or shape.num_micro_batches > shape.pp
-    late = (1.0 - share) * (p - 1.0) / p
-    return Path(forward=most if is_long else 1.0, backward=most - late, gradients=(1.0 - share) / p)
+    return Path(forward=most if is_long else 1.0, backward=most, gradients=0.0)

@@ -41,7 +41,7 @@ BACKWARD = tuple(columns_of(UNIT_COST_DTYPE, name) for name in ("backward_s", "b
 PARAMETERS, SHARDS, REDUCED, SCATTERED, GATHERED = (
     columns_of(UNIT_COST_DTYPE, name) for name in ("parameters", "zero_parameters", "reduced", "scattered", "gathered")
 )
-AGAIN, AGAIN_COMM = (columns_of(UNIT_COST_DTYPE, name) for name in ("recompute_s", "recompute_comm_s"))
+ANEAR, ANEAR_COMM = (columns_of(UNIT_COST_DTYPE, name) for name in ("recompute_s", "recompute_comm_s"))
 """Columns of the device's seconds and of collectives that recomputation repeats."""
 BOUNDARY_BYTES, SAVED_BYTES, WORKSPACE_BYTES = columns_of(
     UNIT_COST_DTYPE, "boundary_bytes", "saved_bytes", "workspace_bytes"
@@ -50,10 +50,10 @@ FIRST_PRICE, DEARER = 0.3, 10.0
 """First price of all memory that is tried, in step times, and by how much the next one is dearer (assumed)."""
 PRICES = 8
 """Number of prices of memory that are tried at most."""
-ROUNDS = 3
+ROUNDS = 8
 """Number of times at most that tangents are taken."""
-GAIN = 1e-3
-"""Share by which a bound must rise for another round."""
+NEAR = 1e-3
+"""Share of a price of memory within which no other one is tried."""
 
 
 PRICE_OF_STATE = 0.5
@@ -123,14 +123,13 @@ class Relaxation:
 
     def bound(self, target_s: float) -> float:
         """Weighted seconds of all units, at least; not raised beyond `target_s`."""
-        lines, best = self._first_lines(), -np.inf
+        lines, best, before = self._first_lines(), -np.inf, list[tuple[int, ...]]()
         for _ in range(ROUNDS):
-            found = self._least(lines, target_s)
-            is_better = found > best * (1.0 + GAIN)
-            best = max(best, found)
-            if best >= target_s or not is_better:
+            best = max(best, self._least(lines, target_s))
+            if best >= target_s or before[-1:] == [self.picked]:
                 break
-            lines = self._lines_at(self.picked)
+            before.append(self.picked)
+            lines = self._lines_among(before)
         return self._with_memory(best, target_s) if best < target_s else best
 
     def _with_memory(self, without_s: float, target_s: float) -> float:
@@ -158,7 +157,7 @@ class Relaxation:
                 continue
             slope = low[2] - high[2]
             price_s = (high[1] - low[1] + low[2] * low[0] - high[2] * high[0]) / max(slope, 1e-30)
-            if not low[0] * (1.0 + GAIN) < price_s < high[0] * (1.0 - GAIN):
+            if not low[0] * (1.0 + NEAR) < price_s < high[0] * (1.0 - NEAR):
                 break
         self._price_s = 0.0
         return best
@@ -182,7 +181,7 @@ class Relaxation:
 
     def _again_s(self, worth: Floats) -> Floats:
         """[types, modes] weighted seconds of recomputing a unit of each type, at least."""
-        columns = np.array([*AGAIN, *AGAIN_COMM])
+        columns = np.array([*ANEAR, *ANEAR_COMM])
         found: Floats = (self._costs.modes[..., columns] * worth[:, None, columns]).sum(axis=2)
         return found
 
@@ -201,9 +200,13 @@ class Relaxation:
     def of_types(self) -> OfTypes:
         """What all units of each type take by themselves, at least."""
         lines, best = self._first_lines(), np.zeros(self._costs.modes.shape[1::-1])
-        for _ in range(ROUNDS - 1):
+        before: list[tuple[int, ...]] = []
+        for _ in range(ROUNDS):
             best = np.maximum(best, self._of_types_at(lines))
-            lines = self._lines_at(self.picked)
+            if before[-1:] == [self.picked]:
+                break
+            before.append(self.picked)
+            lines = self._lines_among(before)
         state = self._state_bytes()
         kept = float(self._costs.times @ (self._costs.unit_costs(self.picked) * state).sum(axis=1))
         self._price_s = price_s = PRICE_OF_STATE * float(best.min(axis=0).sum()) / max(kept, 1.0)
@@ -219,10 +222,12 @@ class Relaxation:
 
     def _least_of_types(self, worth: Floats) -> Floats:
         """[types] what all units of each type are worth by themselves, at least; `picked` is written."""
+        constant: Floats = self._costs.times * (self._costs.bases * worth).sum(axis=1)
+        if not self._costs.values:
+            return constant
         left = [np.arange(len(values)) for values in self._costs.values]
         graph = self._costs.scalars(worth, left, num_opened=self._num_opened, with_three=False, mixes=False)
         found, self.picked = bounds_of_parts(graph, self._costs.kinds)
-        constant: Floats = self._costs.times * (self._costs.bases * worth).sum(axis=1)
         return constant + np.pad(found, (0, len(constant) - len(found)))
 
     def _least(self, lines: Lines, target_s: float) -> float:
@@ -269,7 +274,7 @@ class Relaxation:
             worth[:, comm] = weight[:, :1] * _exposed(hardware)
             worth[:, waits] = weight[:, 1:] * float(hardware.host_collective_s)
             worth[:, LAUNCHED] += weight[:, 1] * launches * float(hardware.host_kernel_s)
-        worth[:, AGAIN], worth[:, AGAIN_COMM] = worth[:, BACKWARD[0]], worth[:, BACKWARD[1]]
+        worth[:, ANEAR], worth[:, ANEAR_COMM] = worth[:, BACKWARD[0]], worth[:, BACKWARD[1]]
         shown = path.gradients * (1.0 - hidden) + last * hidden
         # Of what ZeRO 2 and 3 move in every micro-batch, the part that nothing hides, without latencies.
         gather = path.forward * (1.0 - float(settings.gather_overlap)) + (path.backward - last) * (1.0 - hidden)
@@ -309,25 +314,37 @@ class Relaxation:
         """The tangents and lines at an assignment."""
         return self._lines_of(self._costs.unit_costs(picked))
 
+    def _lines_among(self, found: Sequence[tuple[int, ...]]) -> Lines:
+        """The lines at the last one of some assignments, or amid them if they go to and fro.
+
+        They do where another assignment is best at the tangents of each, as the device is slower in one and the host in
+        the other; tangents at the mean of their costs come to rest (fictitious play, Brown 1951).
+        """
+        if found[-1] not in found[:-1]:
+            return self._lines_at(found[-1])
+        return self._lines_of(np.mean([self._costs.unit_costs(some) for some in found], axis=0))
+
     def _lines_of(self, costs: Floats) -> Lines:
         """The tangents and lines where units have some costs, [types, columns]."""
         hardware, stage, times = self._costs.stage.hardware, self._costs.stage, self._costs.times
         power = float(hardware.overlap_exponent)
-        tangents, device_s = [], np.zeros(len(times))
+        tangents, pass_s = [], np.zeros(len(times))
         for (own, comm, waits), launches in ((FORWARD, 1.0), (BACKWARD, float(hardware.host_backward))):
             device_s = costs[:, own[0]] + costs[:, comm] @ _exposed(hardware)
             host_s = float(hardware.host_kernel_s) * launches * costs[:, LAUNCHED]
             host_s += float(hardware.host_collective_s) * costs[:, waits[0]]
             both = np.maximum(np.stack([device_s, host_s], axis=1), 0.0)
-            both /= np.maximum(both.max(axis=1, keepdims=True), 1e-30)
+            longer_s = np.maximum(both.max(axis=1, keepdims=True), 1e-30)
+            both /= longer_s
             norm = (both**power).sum(axis=1, keepdims=True) ** (1.0 / power)
+            pass_s = (longer_s * norm)[:, 0]
             tangents.append((both / np.maximum(norm, 1e-30)) ** (power - 1.0))
         sync_s = 0.0
         for a, size in enumerate(stage.axes.tolist()):
             column, share = (REDUCED[a], 1.0) if self._zeros[0] < 1 else (SCATTERED[a], 0.5)
             if self._zeros[0] < 2 or not stage.zero_axes[a]:
                 sync_s += share * self._reduced_s(size, stage.links[a]) * float(times @ costs[:, column])
-        is_behind = sync_s * float(self._settings.gradient_overlap) > float(times @ device_s)
+        is_behind = sync_s * float(self._settings.gradient_overlap) > float(times @ pass_s)
         return Lines(forward=tangents[0], backward=tangents[1], behind=float(is_behind))
 
 

@@ -40,9 +40,21 @@ class SpreadProgram:
 
     def add_room(self, each: Floats, room: float) -> None:
         """A sum over the units, [places, ..., types], is at most so much."""
-        scale = max(abs(room), 1.0)
+        scale = max(abs(room), float(np.abs(each).max()), 1e-30)
         self._rows.append(np.append(each.reshape(-1) / scale, 0.0))
         self._right.append(room / scale)
+
+    def add_shares(self, bound: Floats) -> None:
+        """At each place there is a share of each type at least, [places, types], in all ways together.
+
+        Args:
+            bound: [places, ways, types], alike for all ways.
+        """
+        places = bound.reshape(-1, *bound.shape[-2:])
+        for place, kind in np.argwhere(places[:, 0] > 0.0).tolist():
+            row = np.zeros(places.shape)
+            row[place, :, kind] = -1.0
+            self.add_room(row, -float(places[place, 0, kind]))
 
     def seconds(self) -> float:
         """The least seconds of a step; infinite where no spread has enough room."""

@@ -7,8 +7,8 @@ seconds, bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,7 +25,7 @@ class Standing:
     """[ways, types] seconds of all micro-batches, of the gradients and of the update, of all units of a type together.
     A way is a recompute mode, once with the state of what is fastest and once with the least state."""
     trip_s: Floats
-    """[paths, ways, types] seconds of passes that follow each other on paths through all ranks."""
+    """[paths, ways, types] seconds of passes on paths through all ranks."""
     state_bytes: Floats
     """[ways, types] bytes of parameters, gradients and moments."""
     saved_bytes: Floats
@@ -59,6 +59,15 @@ class Standing:
             saved_bytes=np.concatenate([saved_bytes, saved_bytes]),
             room=room,
             crossing=crossing,
+        )
+
+    @staticmethod
+    def mixed(some: Sequence[Standing], weights: Sequence[float]) -> Standing:
+        """As several kinds of devices of one rank see it, each of which holds: seconds in a mean of them."""
+        return replace(
+            Standing.least(some),
+            busy_s=np.average([one.busy_s for one in some], axis=0, weights=weights),
+            trip_s=np.average([one.trip_s for one in some], axis=0, weights=weights),
         )
 
     @staticmethod
@@ -98,16 +107,38 @@ def quick_spreads(busy_s: Floats, besides_s: Floats) -> Floats:
     return found
 
 
+def quick_paths(trip_s: Floats, besides_s: Floats) -> Floats:
+    """[spreads] the same by paths, in the mean over those that end on each rank.
+
+    Args:
+        trip_s: [spreads, ranks, 3, types] seconds of all units of a type on each path, see `fastest_spread`.
+        besides_s: [spreads, ranks] seconds that the path which ends on each rank takes besides.
+    """
+    ranks = trip_s.shape[1]
+    behind = np.arange(ranks)[:, None]
+    means = ((ranks - 1 - behind) * trip_s[:, :, 0] + trip_s[:, :, 1] + behind * trip_s[:, :, 2]) / ranks
+    found: Floats = besides_s.mean(axis=1) + means.min(axis=1).sum(axis=1)
+    return found
+
+
 def fastest_spread(
-    views: Sequence[Sequence[Standing]], busy_s: Sequence[float], trip_s: Sequence[float], held: Sequence[int]
+    views: Sequence[Sequence[Standing]],
+    busy_s: Sequence[float],
+    trip_s: Sequence[float],
+    held: Sequence[int],
+    bound: Floats | None = None,
 ) -> float:
     """Seconds of the fastest spread.
+
+    A path that ends on a rank has the passes of each rank before it without its last backward pass, its own ones with
+    the gradients, and those of the ranks behind it: the first, second and third path of `Standing.trip_s`.
 
     Args:
         views: for each rank, what units take there in each of several views, all of which hold.
         busy_s: [ranks] seconds that each rank takes besides.
-        trip_s: [paths] seconds that each path through all ranks takes besides; none where no rank knows paths.
+        trip_s: [ranks] seconds that a path through all ranks which ends there takes besides; none if no path counts.
         held: [ranks] micro-batches for which each rank keeps what it saves.
+        bound: [ranks, types] share of each type that stands on each rank at least.
     """
     is_short = [[view.may_be_short(count) for view in some] for some, count in zip(views, held, strict=True)]
     keeps_ways = any(map(any, is_short))
@@ -127,21 +158,12 @@ def fastest_spread(
                 row = nothing.copy()
                 row[rank] = view.used_bytes(held[rank])
                 program.add_room(row, view.room)
+    if bound is not None:
+        program.add_shares(np.broadcast_to(bound[:, None], nothing.shape))
     for number in range(max(map(len, views))):
         # All ranks as one kind of devices sees them.
         seen = [some[min(number, len(some) - 1)] for some in views]
-        for path, more_s in enumerate(trip_s):
-            program.add_seconds(np.array([seconds(view.trip_s[path]) for view in seen]), more_s)
+        for last, more_s in enumerate(trip_s):
+            of_ranks = [view.trip_s[(rank >= last) + (rank > last)] for rank, view in enumerate(seen)]
+            program.add_seconds(np.array([seconds(some) for some in of_ranks]), more_s)
     return program.seconds()
-
-
-def compositions(total: int, count: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """All ways to write a number as a sum of so many of some sizes, in any order."""
-    if count == 1:
-        if total in sizes:
-            yield (total,)
-        return
-    for size in sizes:
-        if size < total:
-            for rest in compositions(total - size, count - 1, sizes):
-                yield (size, *rest)

@@ -36,6 +36,8 @@ class Interleaving:
     """On each rank; the paths are a forward and a backward pass of one micro-batch, and the same with the gradients."""
     times: Floats
     """[types] number of units of each type."""
+    ends: Floats
+    """[2, types] share of each type that the first unit is, and the last one."""
     ranks: int
     """Pipeline ranks."""
     virtual: int
@@ -88,6 +90,9 @@ def fastest_interleaving(of: Interleaving) -> float:
     besides_s = np.add.reduceat(of.besides_s.reshape(of.virtual, of.ranks), starts, axis=0)
     nothing = np.zeros((len(sizes), of.ranks, *busy_s.shape))
     program = SpreadProgram(busy_s.shape[1], float(busy_s.min(axis=0).sum()) / of.ranks)
+    bound = nothing.copy()
+    bound[0, 0], bound[-1, -1] = of.ends
+    program.add_shares(bound)
     for rank in range(of.ranks):
         row = nothing.copy()
         row[:, rank] = busy_s

@@ -9,7 +9,8 @@ import pytest
 from automap.bounds.enumeration import Enumeration
 from automap.bounds.known_plans import priced_templates
 from automap.cost_graph.family_bounds import FamilyBounds
-from automap.cost_graph.unlike_stages import Standing, compositions, fastest_spread, quick_spreads
+from automap.cost_graph.stage_layouts import compositions
+from automap.cost_graph.unlike_stages import Standing, fastest_spread, quick_paths, quick_spreads
 from automap.space.space import PlanSpace
 from ir import zoo
 
@@ -155,13 +156,24 @@ def on(busy_s, trip_s, *, state=0.0, saved=None, room=1.0):
 
 def test_the_fastest_spread_is_that_of_the_corners():
     """One type of units on two ranks: shares in inverse proportion to the seconds, unless a path is longer."""
-    slow, fast = on(6.0, 0.0), on(3.0, 0.0)
-    assert fastest_spread([[fast], [slow]], [1.0, 1.0], [0.0], [1, 1]) == pytest.approx(3.0, rel=1e-5)
-    assert fastest_spread([[on(3.0, 5.0)], [on(6.0, 5.0)]], [1.0, 1.0], [0.5], [1, 1]) == pytest.approx(5.5, rel=1e-5)
-    assert fastest_spread([[fast], [slow]], [1.0, 4.0], [0.0], [1, 1]) == pytest.approx(4.0, rel=1e-5)
+    slow, fast = on(6.0, [0.0] * 3), on(3.0, [0.0] * 3)
+    none = [0.0, 0.0]
+    assert fastest_spread([[fast], [slow]], [1.0, 1.0], none, [1, 1]) == pytest.approx(3.0, rel=1e-5)
+    assert fastest_spread([[fast], [slow]], [1.0, 4.0], none, [1, 1]) == pytest.approx(4.0, rel=1e-5)
+    longer = [[on(seconds, [5.0] * 3)] for seconds in (3.0, 6.0)]
+    assert fastest_spread(longer, [1.0, 1.0], [0.25, 0.5], [1, 1]) == pytest.approx(5.5, rel=1e-5)
     assert fastest_spread([[on(3.0, [])]], [1.0], [], [1]) == pytest.approx(4.0, rel=1e-5)
     quick = quick_spreads(np.array([[[3.0], [6.0]]]), np.array([[1.0, 4.0]]))
-    assert quick[0] <= fastest_spread([[fast], [slow]], [1.0, 4.0], [0.0], [1, 1]) * (1.0 + 1e-5)
+    assert quick[0] <= fastest_spread([[fast], [slow]], [1.0, 4.0], none, [1, 1]) * (1.0 + 1e-5)
+
+
+def test_a_path_ends_behind_the_passes_and_gradients_of_its_rank():
+    """Passes of 2 s, 1 s without the last backward pass, and gradients of 4 s: one half on each rank is best."""
+    rank = on(1e-3, [1.0, 6.0, 2.0])
+    # On rank 0: 6 x + 2 (1 - x) for a share x there. On rank 1: x + 6 (1 - x).
+    fastest = fastest_spread([[rank]] * 2, [0.0, 0.0], [0.0, 0.0], [1, 1])
+    assert fastest == pytest.approx(2 + 4 * 4 / 9, rel=1e-5)
+    assert quick_paths(np.tile(rank.trip_s[:, 0], (1, 2, 1, 1)), np.zeros((1, 2)))[0] <= fastest
 
 
 def test_memory_forces_recomputation_or_another_spread():
