@@ -19,7 +19,7 @@ from automap.cost_graph.families import Family
 from automap.cost_graph.kernels.values_on_mesh import values_on_mesh
 from automap.cost_graph.open_costs import OpenCosts
 from automap.cost_graph.paths import Path, exchanged_s, held, path_to_first, sends_on, ways
-from automap.cost_graph.relaxation import BOUNDARY_BYTES, SAVED_BYTES, WORKSPACE_BYTES, OfTypes, Relaxation
+from automap.cost_graph.relaxation import BOUNDARY_BYTES, SAVED_BYTES, WORKSPACE_BYTES, Memory, OfTypes, Relaxation
 from automap.cost_graph.stage_layouts import Layouts, StageClass, best_links
 from automap.cost_graph.unlike_stages import Spreads, Standing, Weights, fastest_spread
 from automap.cost_graph.virtual_stages import Interleaving, fastest_interleaving
@@ -29,8 +29,8 @@ from automap.space.kernels.draft import new_draft
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace
 
-MOST_COSTS = 256
-"""Largest number of stages whose group costs are kept."""
+MOST_COSTS, MOST_OPEN = 256, 8192
+"""Largest number of stages whose group costs are kept; and of those with every signature undecided, which are small."""
 
 MOST_PROGRAMS = 60
 """Most layouts of a family whose linear programs are solved (assumed): of others the quick bounds count."""
@@ -42,6 +42,7 @@ class FamilyBounds:
     def __init__(self, space: PlanSpace) -> None:
         self.space = space
         self._costs: dict[tuple[object, ...], OpenCosts] = {}
+        self._open: dict[tuple[object, ...], OpenCosts] = {}
         self._of_types: dict[tuple[object, ...], OfTypes] = {}
         self._layouts = Layouts(space)
         self._draft = new_draft(space.compiled)
@@ -69,18 +70,23 @@ class FamilyBounds:
         room = shape.pp * self._room(row, shape) - 2.0 * float(costs.modes[..., WORKSPACE_BYTES].max())
         if room <= 0.0:
             return np.inf
+        tie_s, untied = self._tie(shape)
         best = -np.inf
         for number, way in enumerate(ways(shape, space.schedules)):
             constant_s = float(settings.step_s) + way.passes * float(settings.micro_batch_s)
             constant_s += way.sends * self._exchanged_s(costs, family) if shape.pp > 1 else 0.0
+            # Two ranks exchange the gradients of what both read, one of them the first.
+            parameter_s = (way.ends_first + 2.0 * way.path.gradients) * tie_s
+            constant_s -= parameter_s * untied
             relaxation = Relaxation(
                 space,
                 costs,
                 way.path,
                 family.zeros,
                 num_opened=shape.num_chunks - 1,
-                room=room,
-                held=min(held),
+                memory=Memory(room=room, held=min(held)),
+                ends_first=way.ends_first,
+                parameter_s=parameter_s,
             )
             best = max(best, constant_s + relaxation.bound(target_s - constant_s))
             if number == 0 and shape.pp > 1 and best < target_s:
@@ -129,6 +135,24 @@ class FamilyBounds:
                 if found <= best:
                     return best
         return found
+
+    def _tie(self, shape: Shape) -> tuple[float, float]:
+        """What the rank of the first unit exchanges with another one whose units read the same parameters.
+
+        Returns:
+            Seconds for each of these parameters that the first unit holds, and how many others it may hold.
+        """
+        units, tied = self.space.arrays.units.tolist(), self.space.evaluator.tied.parameters
+        # Each chunk has a unit, so that with so few units behind the other reader it is not on the first rank.
+        names = {name for name, one, other in tied if one == 0 and shape.pp > len(units) - other}
+        if not names or units.count(units[0]) > 1:
+            return 0.0, 0.0
+        orders = range(self.space.meshes.num_orders(shape.pp))
+        rate = max(rate for order in orders for rate in self._rates(shape, order))
+        graph, first = self.space.problem.graph, self.space.linkage.blocks.units[0]
+        read = {name for operator in graph.operators[first.start : first.stop] for name in operator.inputs}
+        others = sum(t.num_elements for t in graph.parameters if t.name in read - names)
+        return float(self.space.evaluator.settings(0).sent_gradient_bytes) / rate, float(others)
 
     def _exchanged_s(self, costs: OpenCosts, family: Family) -> float:
         """Seconds of exchanges of a micro-batch on all ranks together, at least."""
@@ -396,12 +420,12 @@ class FamilyBounds:
         return Stage(arrays.axes[row], arrays.links[row], arrays.hardware[row], zero_axes, float(samples))
 
     def _costs_on(self, stage: Stage, *, is_open: bool = False) -> OpenCosts:
-        key = (*_key(stage), is_open)
-        if key not in self._costs:
-            if len(self._costs) >= MOST_COSTS:
-                self._costs.pop(next(iter(self._costs)))
-            self._costs[key] = OpenCosts(self.space, stage, () if is_open else self._values(stage))
-        return self._costs[key]
+        key, known = _key(stage), self._open if is_open else self._costs
+        if key not in known:
+            if len(known) >= (MOST_OPEN if is_open else MOST_COSTS):
+                known.pop(next(iter(known)))
+            known[key] = OpenCosts(self.space, stage, () if is_open else self._values(stage))
+        return known[key]
 
     def _values(self, stage: Stage) -> tuple[Ints, ...]:
         """For each group, [values, axes] its values that are legal on a stage."""

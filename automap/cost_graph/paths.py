@@ -51,6 +51,8 @@ class Ways:
 
     path: Path
     """What the seconds of each rank weigh."""
+    ends_first: float
+    """Share of the paths that end on rank 0, whose gradients come behind them; `path` does not count these."""
     passes: float
     """Sum of the weights of the forward passes of all ranks."""
     sends: float
@@ -66,14 +68,21 @@ def ways(shape: Shape, schedules: Sequence[str]) -> list[Ways]:
     """
     m, p = float(shape.num_micro_batches), float(shape.pp)
     busy = Path(forward=m / p, backward=m / p, gradients=1.0 / p)
-    found = [Ways(path=busy, passes=m, sends=m / p)]
+    found = [Ways(path=busy, ends_first=0.0, passes=m, sends=m / p)]
     if shape.virtual > 1 and shape.num_micro_batches == shape.pp:
         all_of = 1.0 + (m - 1.0) / shape.num_chunks
-        found.append(Ways(path=Path(forward=all_of, backward=all_of, gradients=0.0), passes=p * all_of, sends=all_of))
+        found.append(
+            Ways(
+                path=Path(forward=all_of, backward=all_of, gradients=0.0),
+                ends_first=1.0,
+                passes=p * all_of,
+                sends=all_of,
+            )
+        )
     if shape.pp == 1 or shape.virtual > 1 or not ORDERS.issuperset(schedules):
         return found
-    trips = (path_to_ranks(shape, schedules, share) for share in SHARES)
-    return [Ways(path=trip, passes=p * trip.forward, sends=sends_on(trip)) for trip in trips]
+    trips = [(share, path_to_ranks(shape, schedules, share)) for share in SHARES]
+    return [Ways(path=trip, ends_first=share, passes=p * trip.forward, sends=sends_on(trip)) for share, trip in trips]
 
 
 def sends_on(path: Path) -> float:
