@@ -24,9 +24,11 @@ BAGS = "#Bags"
 DTYPES: Mapping[int, str] = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 8: "string", 9: "bool",
     10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64", 16: "bfloat16", 17: "float8",
-    18: "float8", 19: "float8", 20: "float8",
+    18: "float8", 19: "float8", 20: "float8", 21: "uint4", 22: "int4",
 }  # fmt: skip
 """`TensorProto.DataType` -> name."""
+WITHOUT_VALUES = ("string", "float8", "complex64", "uint4", "int4")
+"""Dtypes of stored tensors whose values are never read."""
 
 PYTORCH = "pytorch"
 """Producer whose exporters' quirks are known (`ir.onnx.rewrites.exporter_quirks`)."""
@@ -112,6 +114,8 @@ class Source:
     names_state: bool = False
     """Whether stored tensors have the names of the module's parameters and buffers, except those called `onnx::`
     (PyTorch's older exporter)."""
+    warnings: tuple[str, ...] = ()
+    """What was assumed while the file was read."""
 
 
 def dtype_name(number: int) -> str:
@@ -172,7 +176,7 @@ def small_value(tensor: Any) -> Value | None:
     count = 1
     for size in tensor.dims:
         count *= size
-    if count > MAX_VALUE_ELEMENTS or dtype_name(tensor.data_type) in ("string", "float8", "complex64"):
+    if count > MAX_VALUE_ELEMENTS or dtype_name(tensor.data_type) in WITHOUT_VALUES:
         return None
     if count and dtype_name(tensor.data_type).startswith(("float", "bfloat")) and not has_data(tensor):
         return None
