@@ -19,6 +19,7 @@ from ir.onnx.readers.nodes import (
     small_value,
 )
 from ir.onnx.readers.roles import with_stored_constants
+from ir.onnx.rewrites.contributed import standard
 from ir.onnx.rewrites.exporter_quirks import folded_parameters, mark_weights, separate, tied, unfolded, unmerged
 from ir.onnx.rewrites.quantisation import in_floats
 from ir.onnx.rewrites.turned_keys import turned_apart
@@ -58,7 +59,7 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
     marked = any(d.kind in ("PARAMETER", "BUFFER", "USER_INPUT") for d in inputs.values()) or any(
         s.kind in ("PARAMETER", "BUFFER") for s in stored.values()
     )
-    nodes, warnings = in_floats(reader.nodes, stored, marked=marked)
+    nodes, warnings = in_floats(standard(reader.nodes), stored, marked=marked)
     if not marked:
         nodes = with_stored_constants(nodes, stored)
     if model.producer_name == PYTORCH:

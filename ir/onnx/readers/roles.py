@@ -11,7 +11,6 @@ from math import prod
 
 from ir.graph import TensorRole
 from ir.onnx.readers.nodes import Node, Source, Stored, dtype_name, small_value
-from ir.operators import KINDS
 
 WEIGHT_POSITIONS: Mapping[str, Sequence[int]] = {
     "Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (0, 1, 2), "MatMul": (0, 1), "BatchNormalization": (1, 2),
@@ -24,8 +23,8 @@ WEIGHT_POSITIONS: Mapping[str, Sequence[int]] = {
      "Exp", "Neg", "Log", "Abs", "Sqrt", "Sigmoid", "Tanh", "Softplus", "Relu", "Softmax", "Clip", "Pow", "ReduceSum",
      "ReduceMean", "ReduceL2", "LpNormalization", "GatherElements", "GatherND", "Resize"), (0,)
 )  # fmt: skip
-"""Operand positions, by kind, in which a stored float tensor is taken for a parameter. Of kinds outside the standard
-domain that are not in the table of kinds, nothing is known: there it is one in every position."""
+"""Operand positions, by kind, in which a stored float tensor is taken for a parameter. Outside the standard
+domain it is one in every position."""
 MATRIX_POSITIONS = {k: WEIGHT_POSITIONS[k] for k in ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN")}
 """Positions that hold the weights of which every model has some."""
 RUNNING_STATISTICS = (3, 4)
@@ -54,7 +53,7 @@ def roles_without_metadata(source: Source) -> dict[str, TensorRole]:
     roles: dict[str, TensorRole] = {}
     for node in nodes:
         positions = WEIGHT_POSITIONS.get(node.kind, ())
-        if "." in node.kind and node.kind not in KINDS:
+        if "." in node.kind:
             positions = range(len(node.inputs))
         for i, name in enumerate(node.inputs):
             stored = held.get(name)
