@@ -67,7 +67,7 @@ class _Written:
     def _refuse_cache(self) -> None:
         if any(self.node.outputs[1:]):
             raise refuse(
-                f"operator {self.node.name or self.node.outputs[0]} ({self.node.kind}) writes keys and values for later",
+                f"operator {self.node.name or self.node.outputs[0]} ({self.node.kind}) keeps keys and values",
                 self.node.outputs[1],
                 "A cache is for generation: hand in the model as it is trained.",
             )
