@@ -19,7 +19,7 @@ from ir.localize import localize
 from ir.loss import with_loss
 from ir.onnx.options import ReadOptions
 from ir.onnx.read import read_model
-from ir.onnx.readers.control_flow import SEQUENCES
+from ir.onnx.readers.control_flow import LOOPS, SEQUENCES
 from ir.onnx.readers.guard import parse
 from ir.onnx.readers.inputs import add_inputs
 from ir.onnx.readers.limits import Limits
@@ -28,6 +28,7 @@ from ir.onnx.readers.roles import roles_without_metadata, stored_role
 from ir.onnx.readers.schemas import check_num_operands, infer
 from ir.onnx.rewrites.constant_folding import fold
 from ir.onnx.rewrites.embedding_bags import add_bags
+from ir.onnx.rewrites.loops import Loops
 from ir.onnx.rewrites.merged_views import MergedViews
 from ir.onnx.rewrites.repeated_rows import add_rows
 from ir.onnx.rewrites.sample_lookups import SampleLookups
@@ -102,6 +103,7 @@ class _Importer:
     def __post_init__(self) -> None:
         self.merged = MergedViews(self.builder)
         self.sequences = Sequences(self.builder, self.merged, self.alias, self._node)
+        self.loops = Loops(self.builder, self.merged, self.alias, self._node, self._declare)
         self.samples = SampleLookups(self.builder, self.source.nodes, self._resolve, self._node)
 
     def run(self, name: str, sha256: str) -> Graph:
@@ -163,6 +165,8 @@ class _Importer:
             for name in inputs:
                 self.merged.make(name)
             add_bags(self.builder, node, inputs)
+        elif node.kind in LOOPS:
+            self.loops.add(node, inputs, uses)
         elif node.kind in SEQUENCES:
             self.sequences.add(node, inputs, uses)
         elif not (self._is_elided(node, inputs, uses) or self._is_filled(node, inputs) or self._fold(node, inputs)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from ir.build import MAX_VALUE_ELEMENTS
 from ir.errors import refuse
 from ir.onnx.readers.annotations import stated_annotations
-from ir.onnx.readers.control_flow import Branch, bags, free_names, graphs
+from ir.onnx.readers.control_flow import Body, Branch, bags, free_names, graphs
 from ir.onnx.readers.stated_costs import stated_costs
 from ir.operators import Value
 
@@ -288,7 +288,7 @@ class Reader:
     def _control(
         self, proto: Any, inputs: list[str], outputs: list[str], renamed: Callable[[str], str], around: tuple[Any, ...]
     ) -> None:
-        """Appends an If with its branches, or the loop of an embedding bag as one node; refuses other control flow."""
+        """Appends an If with its branches, a loop with its body, or the loop of an embedding bag as one node."""
         opsets, *_, prefix, scope = around
         name = (prefix + proto.name) if proto.name else ""
         if proto.op_type == "If":
@@ -304,11 +304,34 @@ class Reader:
             attributes = {"reduction": found.reduction, "keepdims": int(found.keeps_dim)}
             self.nodes.append(Node(BAGS, read, outputs[-1:], attributes, name, scope, opsets.get("", 0)))
             return
-        raise refuse(
-            f"control flow is not supported: a {proto.op_type} that cannot be resolved",
-            proto.name or (outputs[0] if outputs else proto.op_type),
-            "Export with the loop written out, as torch.export does: a training graph is a straight line.",
-        )
+        body = next(graphs(proto), None)
+        if body is None or not outputs:
+            raise refuse("a loop has no body or no result", proto.name or proto.op_type, "Export again.")
+        captured = {n: renamed(n) for n in free_names(body)}
+        attributes = {a.name: _attribute(a, {}) for a in proto.attribute if not a.HasField("g")}
+        attributes["body"] = self._body(body, around, captured)
+        operands = [*inputs, *[""] * (len(body.input) - len(inputs)), *captured.values()]
+        self.nodes.append(Node(proto.op_type, operands, outputs, attributes, name, scope, opsets.get("", 0)))
+
+    def _body(self, graph: Any, around: tuple[Any, ...], captured: Mapping[str, str]) -> Body:
+        """The body of a loop, with the names that it reads from the enclosing graph."""
+        opsets, _, _, given, prefix, scope = around
+        self.fresh += 1
+        base = f"{prefix}{graph.name or 'body'}_{self.fresh}/"
+        own = {t.name: f"{base}{t.name}" for t in graph.initializer}
+        stored = {
+            own[t.name]: Stored(tuple(t.dims), dtype_name(t.data_type), small_value(t)) for t in graph.initializer
+        }
+
+        def read(operands: Sequence[str], number: int) -> tuple[list[Node], list[str]]:
+            outer, self.nodes = self.nodes, []
+            here = f"{base}{number}/"
+            names = {**captured, **own, **{v.name: n for v, n in zip(graph.input, operands, strict=True)}}
+            self.read(graph.node, opsets, names, given, here, scope)
+            nodes, self.nodes = self.nodes, outer
+            return nodes, [names.get(v.name, f"{here}{v.name}") for v in graph.output]
+
+        return Body(read, stored, [v.name for v in graph.input])
 
     def _branch(self, graph: Any, around: tuple[Any, ...], renamed: Callable[[str], str]) -> Branch:
         opsets, names, local, given, prefix, scope = around

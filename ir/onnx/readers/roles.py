@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from math import prod
 
 from ir.graph import TensorRole
+from ir.onnx.readers.control_flow import LOOPS
 from ir.onnx.readers.nodes import Node, Source, Stored, dtype_name, small_value
 
 WEIGHT_POSITIONS: Mapping[str, Sequence[int]] = {
@@ -73,12 +74,17 @@ def _is_float(stored: Stored) -> bool:
 
 
 def _with_branches(nodes: Iterable[Node], stored: Mapping[str, Stored]) -> tuple[list[Node], dict[str, Stored]]:
-    """The nodes and stored tensors, with those of the branches of every `If` among them."""
+    """The nodes and stored tensors, with those of branches and of one iteration of loops among them."""
     every, held = [], dict(stored)
     for node in nodes:
         every.append(node)
         for branch in node.attributes.values() if node.kind == "If" else ():
             inner, own = _with_branches(*branch.read())
+            every += inner
+            held |= own
+        if node.kind in LOOPS:
+            body = node.attributes["body"]
+            inner, own = _with_branches(body.read(body.operands, 0)[0], body.stored)
             every += inner
             held |= own
     return every, held
