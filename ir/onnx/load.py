@@ -103,7 +103,7 @@ class _Importer:
     def __post_init__(self) -> None:
         self.merged = MergedViews(self.builder)
         self.sequences = Sequences(self.builder, self.merged, self.alias, self._node)
-        self.loops = Loops(self.builder, self.merged, self.alias, self._node, self._declare)
+        self.loops = Loops(self.builder, self.merged, self.alias, self._node, self._declare, self._resolve)
         self.samples = SampleLookups(self.builder, self.source.nodes, self._resolve, self._node)
 
     def run(self, name: str, sha256: str) -> Graph:

@@ -33,6 +33,8 @@ class Loops:
     """Function that imports a node, given the names that something reads."""
     declare: Callable[[dict[str, Stored]], None]
     """Function that declares stored tensors."""
+    resolve: Callable[[str], str]
+    """Function of a name in the file: the name under which the builder knows that tensor."""
 
     def add(self, node: Node, inputs: Sequence[str], uses: set[str]) -> None:
         """Adds the operators of all iterations.
@@ -113,12 +115,7 @@ class Loops:
         inner = uses | {n for each in nodes for n in each.inputs} | set(outputs)
         for each in nodes:
             self.emit(each, inner)
-        found = []
-        for name in outputs:
-            while name in self.alias:
-                name = self.alias[name]
-            found.append(name)
-        return found
+        return [self.resolve(name) for name in outputs]
 
     def _stack(self, node: Node, out: str, names: Sequence[str], axis: int, uses: set[str]) -> None:
         """Adds one result of all iterations, side by side in a dim of their own."""
