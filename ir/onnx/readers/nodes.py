@@ -41,6 +41,14 @@ COMMON_BUFFERS = frozenset(
      "relative_coords_table", "running_mean", "running_var", "num_batches_tracked"}
 )  # fmt: skip
 """Names that modules give to tensors that are not trained, where the exporter no longer says so."""
+
+
+def is_common_buffer(name: str) -> bool:
+    """Whether a tensor's name is one that modules give to tensors that are not trained: those above, and masks."""
+    own = name.rpartition(".")[2]
+    return own in COMMON_BUFFERS or own.endswith("mask")
+
+
 FILLED_KEY, CONTENT_KEY, TURNED_KEY = "automap.filled", "automap.content", "automap.turned"
 """Metadata keys of a stripped weight: "1" if all its elements were equal; a number that equal weights share; the number
 of the weight that equals its transpose."""

@@ -128,12 +128,14 @@ def _embedding(to: _Written) -> None:
 
 
 def _product(to: _Written) -> None:
-    """A product of operands that may be transposed."""
+    """A product of operands that may be transposed, and whose dims of the batch may be between the two others."""
     a, b = ("km" if to.attribute("transA") else "mk"), ("nk" if to.attribute("transB") else "kn")
-    if (a, b) == ("mk", "kn"):
+    between = [bool(to.attribute(name)) for name in ("transBatchA", "transBatchB")]
+    left, right = (f"{d[0]}...{d[1]}" if inner else f"...{d}" for d, inner in zip((a, b), between, strict=True))
+    if (left, right) == ("...mk", "...kn"):
         to.add("MatMul", to.node.inputs, to.node.outputs[0])
     else:
-        to.add("Einsum", to.node.inputs, to.node.outputs[0], equation=f"...{a},...{b}->...mn")
+        to.add("Einsum", to.node.inputs, to.node.outputs[0], equation=f"{left},{right}->...mn")
 
 
 def _activated(kind: str, num_operands: int) -> Callable[[_Written], None]:
