@@ -315,10 +315,10 @@ class Reader:
         body = next(graphs(proto), None)
         if body is None or not outputs:
             raise refuse("a loop has no body or no result", proto.name or proto.op_type, "Export again.")
-        captured = {n: renamed(n) for n in free_names(body)}
+        outer_names = {n: renamed(n) for n in free_names(body)}
         attributes = {a.name: _attribute(a, {}) for a in proto.attribute if not a.HasField("g")}
-        attributes["body"] = self._body(body, around, captured)
-        operands = [*inputs, *[""] * (len(body.input) - len(inputs)), *captured.values()]
+        attributes["body"] = self._body(body, around, outer_names)
+        operands = [*inputs, *[""] * (len(body.input) - len(inputs)), *outer_names.values()]
         self.nodes.append(Node(proto.op_type, operands, outputs, attributes, name, scope, opsets.get("", 0)))
 
     def _body(self, graph: Any, around: tuple[Any, ...], captured: Mapping[str, str]) -> Body:

@@ -79,7 +79,8 @@ def _attention(to: _Written) -> None:
     sizes = to.attribute("qkv_hidden_sizes")
     parts = [f"{to.node.outputs[0]}#{part}" for part in "qkv"]
     to.many("Split", [merged], parts, axis=-1, **({"split": tuple(sizes)} if sizes else {"num_outputs": 3}))
-    to.attend(*parts, to.given(5), is_causal=bool(to.attribute("unidirectional")))
+    q, k, v = parts
+    to.attend(q, k, v, to.given(5), is_causal=bool(to.attribute("unidirectional")))
 
 
 def _multi_head(to: _Written) -> None:

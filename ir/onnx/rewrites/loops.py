@@ -64,7 +64,8 @@ class Loops:
         count = self.builder.values.get(own[0]) if own[0] else np.asarray(np.iinfo(np.int64).max)
         if count is None:
             raise _of_data(node, "length")
-        carried, stacked = list(own[2:]), [[] for _ in node.outputs[len(own) - 2 :]]
+        carried = list(own[2:])
+        stacked: list[list[str]] = [[] for _ in node.outputs[len(own) - 2 :]]
         goes_on = own[1] or self.builder.constant(f"{node.outputs[0]}#on", np.asarray(True))
         for number in range(int(count.reshape(-1)[0])):
             known = self.builder.values.get(goes_on)
