@@ -68,6 +68,23 @@ def recomputes_units(graph: Graph, units: Sequence[Unit]) -> bool:
     return True
 
 
+def recomputes_cores(space: PlanSpace) -> bool:
+    """Whether the core of attention is code of a module in one unit, so that this can run again without its layers."""
+    graph, tables, units = space.problem.graph, space.evaluator.tables, space.linkage.blocks.units
+    layers = _layers(graph)
+    units_of: dict[str, set[int]] = {}
+    for number, unit in enumerate(units):
+        for op in graph.operators[unit.start : unit.stop]:
+            for path in _paths(op.scope) if op.is_live else ():
+                units_of.setdefault(path, set()).add(number)
+    for unit in units:
+        core = tables.core[tables.rows(unit.type).start :]
+        for offset, op in enumerate(graph.operators[unit.start : unit.stop]):
+            if core[offset] and op.is_live and (op.scope in {*layers, ""} or len(units_of[op.scope]) > 1):
+                return False
+    return True
+
+
 def _paths(scope: str) -> Iterator[str]:
     """The paths of a module and of all modules around it."""
     parts = scope.split(".")
