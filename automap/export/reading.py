@@ -1,8 +1,8 @@
 """Configurations that people train with, read as stated strategies: the way back of the exports.
 
-Read are bash scripts and YAML maps of Megatron-LM's arguments, torchtitan's TOML, DeepSpeed's JSON, accelerate's YAML
-and our own pytorch.json. What has no bearing on the plan is listed as not read; what has one and no place in a stated
-strategy is refused.
+Read are bash scripts and YAML maps of Megatron-LM's arguments, torchtitan's TOML, DeepSpeed's JSON and accelerate's
+YAML, both with the `TrainingArguments` beside them, and our own pytorch.json. What has no bearing on the plan is listed
+as not read; what has one and no place in a stated strategy is refused.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from automap.documents import read_document
 from automap.errors import PlanError
+from automap.export import training_arguments
 from automap.export.megatron_reading import read_flags, read_script
 from automap.export.onnx_devices import SCHEMA as ONNX_SCHEMA
 from automap.export.pytorch import SCHEMA as PYTORCH_SCHEMA
@@ -37,15 +38,25 @@ def read_configuration(path: Path) -> Stated:
         raise PlanError(
             f"cannot be read ({reason})", field="from", value=str(path), repair="Name a readable file."
         ) from None
-    return read_text(path.name, text)
+    return read_text(path.name, text, arguments_beside(path))
 
 
-def read_text(name: str, text: str) -> Stated:
+def arguments_beside(path: Path) -> str:
+    """The text of the `TrainingArguments` beside a configuration, empty where there are none."""
+    try:
+        return path.with_name(training_arguments.FILE).read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def read_text(name: str, text: str, arguments: str = "") -> Stated:
     """The strategy of the text of a configuration.
 
     Args:
         name: name of the file, whose ending says whose configuration it is.
         text: its text.
+        arguments: text of the `TrainingArguments` beside it, which DeepSpeed's and accelerate's say a part in; empty
+            for none.
 
     Raises:
         PlanError: it says something that is not priced; names the key.
@@ -55,6 +66,8 @@ def read_text(name: str, text: str) -> Stated:
         repair = f"Name a file that ends in {', '.join(_READERS)}."
         raise PlanError("no configuration that is read", field="from", value=name, repair=repair)
     found = reader(text)
+    if arguments and found.target in ("deepspeed", "accelerate"):
+        training_arguments.complete(found, name, arguments)
     found.training.setdefault("trainer", targets()[found.target].trainer)
     return found
 

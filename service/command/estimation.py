@@ -117,7 +117,8 @@ def price_configuration(data: bytes, request: JobRequest, stated: Mapping[str, A
             return priced_anew(planned(found.document, evaluator.problem), evaluator)
         check_model(found, path.name, evaluator)
         plan = hand_made_plan(evaluator, {**found.degrees, **stated})
-        notes = (f"{path.name}: not read: {', '.join(found.ignored)}",) if found.ignored else ()
+        notes = [f"{path.name}: read with {found.beside} beside it"] if found.beside else []
+        notes += [f"{path.name}: not read: {', '.join(found.ignored)}"] if found.ignored else []
         return replace(plan, warnings=(*plan.warnings, *notes))
 
 
