@@ -35,9 +35,8 @@ def read_configuration(path: Path) -> Stated:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as fault:
         reason = fault.strerror if isinstance(fault, OSError) else "no UTF-8"
-        raise PlanError(
-            f"cannot be read ({reason})", field="from", value=str(path), repair="Name a readable file."
-        ) from None
+        repair = "Name one of its files, such as megatron.sh." if path.is_dir() else "Name a readable file."
+        raise PlanError(f"cannot be read ({reason})", field="from", value=str(path), repair=repair) from None
     return read_text(path.name, text, arguments_beside(path))
 
 
@@ -64,6 +63,8 @@ def read_text(name: str, text: str, arguments: str = "") -> Stated:
     reader = _READERS.get(Path(name).suffix)
     if reader is None:
         repair = f"Name a file that ends in {', '.join(_READERS)}."
+        if name.endswith(".py"):
+            repair = "Code is not read: of torchtitan 0.3, give the torchtitan.toml that is exported beside it."
         raise PlanError("no configuration that is read", field="from", value=name, repair=repair)
     found = reader(text)
     if arguments and found.target in ("deepspeed", "accelerate"):
@@ -178,7 +179,12 @@ def _json(text: str) -> Stated:
     document = read_document(text, field="from", error=PlanError)
     if not isinstance(document, dict):
         raise PlanError("is no object", field="from", value=text[:20], repair="Give DeepSpeed's JSON, or pytorch.json.")
-    if document.get("schema") == ONNX_SCHEMA:
+    schema = str(document.get("schema", ""))
+    if schema.startswith("automap.plan/"):
+        raise refuse("schema", schema, "is a plan of AutoMAP", "Give it by --plan.")
+    if schema.startswith("automap.export/"):
+        raise refuse("schema", schema, "is the report of an export", "Give the configuration beside it.")
+    if schema == ONNX_SCHEMA:
         return _onnx(document)
     if document.get("schema") != PYTORCH_SCHEMA:
         return _deepspeed(document)

@@ -201,6 +201,9 @@ FIRST, LAST, ENDS = (f"decoder-{end}-pipeline-num-layers" for end in ("first", "
         ("a.yaml", "- a\n- b", "line 1", "two levels"),
         ("a.json", "[]", "", "DeepSpeed"),
         ("a.txt", "", "", ".toml"),
+        ("torchtitan_plan.py", "", "", "torchtitan.toml"),
+        ("plan.json", '{"schema": "automap.plan/1"}', "schema", "--plan"),
+        ("export.json", '{"schema": "automap.export/1"}', "schema", "beside it"),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_name(name: str, text: str, field: str, repair: str, tmp_path: Path) -> None:
@@ -257,6 +260,8 @@ def test_the_arguments_beside_a_file_are_read(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="cannot be read"):
         read_configuration(tmp_path / "none.sh")
+    with pytest.raises(PlanError, match="Name one of its files"):
+        read_configuration(tmp_path)
 
 
 def test_layers_that_are_not_those_of_the_model() -> None:
