@@ -82,6 +82,7 @@ class ModuleTrainer:
         self.plan, self.roles, self._loss, self._count = plan, roles, loss, count
         self.device = own_device()
         self.scaling = LossScale(self.device, on=plan.training.precision == "fp16")
+        torch.backends.cuda.matmul.allow_tf32 = plan.training.precision == "tf32"
         mesh = make_mesh(plan, self.device)
         self._axis, self._pipe = sharding_axis(roles, mesh["split"]), mesh["pipe"]
         self._columns = mesh.mesh.flatten(1).t().tolist()
