@@ -95,7 +95,7 @@ def recomputed_modules(
 def _kept(module: nn.Module, path: str, stays: Mapping[str, bool]) -> Iterator[str]:
     """The largest modules inside of one that do not run again.
 
-    Dropout always does, so that it draws the same numbers.
+    Dropout always does, so that it draws the same numbers. Lists of modules are never called themselves.
 
     Args:
         module: the module.
@@ -105,7 +105,8 @@ def _kept(module: nn.Module, path: str, stays: Mapping[str, bool]) -> Iterator[s
     for name, child in module.named_children():
         inner = f"{path}.{name}"
         draws = any(isinstance(part, _DropoutNd) for part in child.modules())
-        if stays.get(inner, False) and not draws:
+        is_list = isinstance(child, nn.ModuleList | nn.ModuleDict)
+        if stays.get(inner, False) and not draws and not is_list:
             yield inner
         else:
             yield from _kept(child, inner, stays)
