@@ -175,6 +175,9 @@ def main() -> None:
         if given.picture is not None:
             picture(found, given.picture)
         return
+    for spec in (MODELS[name][0] for name in given.models.split(",")):
+        if spec.endswith(".txt") and not (given.profiles / spec).is_file():
+            parser.error(f"--profiles: {given.profiles / spec} is no file: name the folder of the layer profiles")
     compare(given, known)
 
 
@@ -184,8 +187,6 @@ def compare(given: argparse.Namespace, known: Mapping[str, Cluster]) -> None:
     print("model        cluster    planner      step ms  portfolio  seconds  plan")
     for model in given.models.split(","):
         spec, batch = MODELS[model]
-        if spec.endswith(".txt") and not (given.profiles / spec).is_file():
-            raise SystemExit(f"--profiles: {given.profiles / spec} is no file: name the folder of the layer profiles")
         graph = graph_of(spec, given.profiles)
         for cluster in given.clusters.split(","):
             problem = Problem.build(graph, known[cluster], {"global_batch": batch})

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,9 @@ import redis
 
 from service import processes
 
-BINARY = shutil.which("redis-server")
+# Not the one in the environment's own folder, which the embedded Redis brings along and which knows no TLS.
+_FOLDERS = [folder for folder in os.get_exec_path() if Path(folder) != Path(sys.prefix, "bin")]
+BINARY = shutil.which("redis-server", path=os.pathsep.join(_FOLDERS))
 NOT_RUN = "not run: the service on a real redis-server (apt-get install redis-server)"
 START_S = 20.0
 
