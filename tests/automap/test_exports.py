@@ -52,7 +52,7 @@ CASES = [
     for model in MODELS
     for target in WRITERS
     if model != "resnet" or target not in ("megatron-core", "torchtitan")
-    if model != "long" or target not in ("deepspeed", "pytorch")
+    if model != "long" or target not in ("deepspeed", "pytorch", "automap")
 ]
 """Models without attention are not for all; some split no sequence."""
 DEVICES, BATCH, LENGTH = 8, 16, 32
