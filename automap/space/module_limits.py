@@ -62,8 +62,8 @@ def recomputes_units(graph: Graph, units: Sequence[Unit]) -> bool:
             for path in _paths(op.scope)
         }
         for op in graph.operators[unit.start : unit.stop]:
-            keeps = op.is_live and any(graph.tensors[name].role == "activation" for name in op.saved)
-            if keeps and op.outputs[0] != graph.outputs[-1] and op.scope in {*others, ""}:
+            # Code of no module never runs again (`Evaluator.masks`).
+            if op.is_live and op.scope and op.scope in others and graph.keeps_activations(op):
                 return False
     return True
 

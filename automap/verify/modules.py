@@ -39,7 +39,7 @@ def _parts_again(chunks: Sequence[Chunk], model: Model, target: Target) -> Itera
 
     The loss may run again alone.
     """
-    operators, tensors = model.graph.operators, model.graph.tensors
+    operators = model.graph.operators
     again = frozenset[int]().union(*(chunk.again for chunk in chunks))
     layers, kept = _layers(model), set[str]()
     units: dict[str, set[int]] = {}
@@ -51,7 +51,7 @@ def _parts_again(chunks: Sequence[Chunk], model: Model, target: Target) -> Itera
     for chunk in chunks:
         for index in sorted(chunk.again):
             op = operators[index]
-            saves = any(tensors[name].role == "activation" for name in op.saved)
+            saves = model.graph.keeps_activations(op)
             if saves and (not op.scope or op.scope in kept) and op.outputs[0] != model.graph.outputs[-1]:
                 yield Violation(
                     f"{chunk.where}.recompute", f"{target.name} computes modules or their code again, not {op.name}"

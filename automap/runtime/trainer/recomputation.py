@@ -49,11 +49,7 @@ def recomputed_modules(
         for glob in stage.recompute:
             again.update(select(glob, names))
     # An operator whose backward pass needs no activation need not run again.
-    left = {
-        op.name
-        for op, _ in by_operator
-        if op.name in again and any(graph.tensors[t].role == "activation" for t in op.saved)
-    }
+    left = {op.name for op, _ in by_operator if op.name in again and graph.keeps_activations(op)}
     inside: dict[str, list[str]] = {}
     stages: dict[str, set[int]] = {}
     for op, number in by_operator:

@@ -310,7 +310,8 @@ def test_four_processes(tmp_path):
         },
         f"pp2 x dp2, ZeRO 3, {UNTRACED}": pipeline(plan_of(2, count=4, zero=3)),
         f"pp2 x tp2, {UNTRACED}": pipeline(plan_of(2, tp=2, count=4)),
-        "pp2 x dp2, ZeRO 1, zb1p": pipeline(plan_of(2, count=4, zero=1), "zb1p"),
+        **{f"pp2 x dp2, ZeRO {zero}, zb1p": pipeline(plan_of(2, count=4, zero=zero), "zb1p") for zero in (1, 2)},
+        "pp2 x dp2, ZeRO 3, zb2p": pipeline(plan_of(2, count=4, zero=3), "zb2p", recompute=("h.0*", *CORES)),
         "pp2 x dp2, zb1p": pipeline(plan_of(2, count=4), "zb1p"),
         "dp2 x tp2, ZeRO 3": plan_of(4, tp=2, count=2, zero=3, sequence_parallel=True),
         **{
@@ -388,7 +389,6 @@ def test_refusals():
         (finer(tp), "shardings"),
         (changed(dp, recompute=("h.*.mlp.c_fc/MatMul",)), "recompute"),
         (changed(apart(dp, Sync(kind="local_sgd", period=2)), zero=Zero(stage=1, axes=("dp",))), "sync"),
-        (changed(replace(pp, schedule=Schedule(kind="zb1p")), zero=Zero(stage=3, axes=("dp",))), "zero"),
         (uneven, "batch_axes"),
         (replace(dp, model=replace(dp.model, sha256="0")), "sha256"),
     ):
