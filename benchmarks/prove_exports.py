@@ -347,7 +347,7 @@ def priced_again(path: Path, problem: Problem, known: dict[str, Evaluator]) -> f
     known.setdefault(key, Evaluator(Problem.build(problem.graph, problem.cluster, found.training)))
     if found.document is not None:
         return known[key].evaluate(lower_plan(planned(found.document, known[key].problem), known[key])).step_time_s
-    return known[key].evaluate(hand_made(known[key], Strategy(**found.degrees))).step_time_s
+    return known[key].evaluate(hand_made(known[key], Strategy(**found.degrees, may_idle=True))).step_time_s
 
 
 def prove(target: str, count: int) -> tuple[int, int, list[str]]:

@@ -131,7 +131,7 @@ def _configured(evaluator: Evaluator, name: str, stated: Stated) -> Baseline:
         lowered = lower_plan(plan, evaluator)
         return Baseline(name=name, plan=annotate(plan, lowered, evaluator), lowered=lowered, notes=())
     check_model(stated, name, evaluator)
-    strategy = Strategy(**stated.degrees)
+    strategy = Strategy(**stated.degrees, may_idle=True)
     lowered = hand_made(evaluator, strategy)
     notes = (*undivided(evaluator, lowered), *recomputes_nothing(strategy, lowered, evaluator.problem.trainer.name))
     if stated.beside:

@@ -5,6 +5,7 @@ Names of flags: megatron/training/arguments.py.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -80,6 +81,7 @@ def read_flags(flags: Mapping[str, str | None]) -> Stated:
         read.add(name)
         return whole(f"--{name}", flags[name]) if name in flags else None
 
+    found.degrees |= _replicas(flags, math.prod(found.degrees.get(name, 1) for name in ("tp", "pp", "cp")))
     layers, each, batch = (
         number("num-layers"),
         number("num-layers-per-virtual-pipeline-stage"),
@@ -135,6 +137,24 @@ def read_flags(flags: Mapping[str, str | None]) -> Stated:
     check_names(flags, read | _LAUNCHER, "--")
     found.ignored = tuple(f"--{name}" for name in flags if name not in read | _LAUNCHER)
     return found
+
+
+def _replicas(flags: Mapping[str, str | None], others: int) -> dict[str, int]:
+    """The data parallel degree, where torchrun in the same script says how many processes there are.
+
+    Args:
+        flags: flags of the script.
+        others: tp * pp * cp.
+    """
+    each, nodes = (flags.get(name, flags.get(name.replace("-", "_"))) for name in ("nproc-per-node", "nnodes"))
+    if each is None or not each.isdecimal() or not (nodes or "1").isdecimal():
+        return {}
+    world = int(each) * int(nodes or "1")
+    if world == 0 or world % others:
+        raise refuse(
+            "--nproc-per-node", world, f"processes are no multiple of tp * pp * cp = {others}", "Start as many."
+        )
+    return {"dp": world // others}
 
 
 def _uneven(ends: tuple[int | None, ...], layers: int | None, pp: int, virtual: int) -> tuple[int, ...]:

@@ -211,6 +211,7 @@ def _pytorch(document: Mapping[str, Any]) -> Stated:
     if again and again != set(layers):
         raise refuse("recompute", sorted(again), "is a part of the layers", "Recompute all of them, or none.")
     degrees = {"tp": sizes["tensor"], "pp": sizes["pipe"], "zero": document["zero"], "sequence_parallel": False}
+    degrees["dp"] = sizes["replicate"] * sizes["shard"]
     degrees |= {"micro_batch": document["micro_batch"], "recompute": "full" if again else "none"}
     if sizes["pipe"] > 1:
         counts = tuple(sum(path in layers for path in paths) for paths in stages)

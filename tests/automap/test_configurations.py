@@ -62,7 +62,7 @@ def test_an_export_read_back_has_the_same_price(model: str, target: str, tmp_pat
             again = Problem.build(problem.graph, problem.cluster, found.training)
             evaluator = Evaluator(again)
             if found.document is None:
-                lowered = hand_made(evaluator, Strategy(**found.degrees))
+                lowered = hand_made(evaluator, Strategy(**found.degrees, may_idle=True))
             else:
                 lowered = lower_plan(planned(found.document, again), evaluator)
             assert plan.estimate is not None
