@@ -355,7 +355,7 @@ class Incumbent(Spending):
         )
 
     def _outside_result(self, found: Outside, seed: int) -> SearchResult:
-        """The result where the best plan lies outside the space: it stands alone."""
+        """The result where the best plan lies outside the space; unlike plans behind it are those of the space."""
         record = self._record(found.found_by, seed, self._bound_s, proven=False)
         plan = replace(found.plan, search=record)
 
@@ -366,6 +366,10 @@ class Incumbent(Spending):
                 offers.append(plainest(self.space, best, self._diverse.best(MOST, self.best), limit_s))
             return min(offers, key=lambda one: one.plainness)
 
+        def unlike_plans(count: int) -> tuple[Plan, ...]:
+            others = self.unlike(count - 1) if count > 1 else []
+            return (plan, *(self.plan(row, Sync(), replace(record, found_by=name)) for row, name in others))
+
         return SearchResult(
             plan=plan,
             plainest=plainest_plan,
@@ -373,7 +377,7 @@ class Incumbent(Spending):
             seconds=self.seconds,
             improvements=tuple(self.improvements),
             by_searcher=self.by_searcher,
-            unlike=lambda count: (plan,),
+            unlike=unlike_plans,
             others=lambda count: fastest_of_each((plan, *self._others(count)), count),
         )
 

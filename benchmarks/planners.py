@@ -2,15 +2,16 @@
 
     python benchmarks/planners.py [--budget 10s] [--portfolio 10s] [--models NAME,…] [--clusters NAME,…]
                                   [--planners NAME,…] [--profiles FOLDER] [--seeds 1]
-    python benchmarks/planners.py --table FILE [--picture FILE.svg]
+    python benchmarks/planners.py --table FILE… [--picture FILE.svg]
 
 For each pair every planner searches alone, then the portfolio does, once for each seed. Prints one line a pair and
 planner: the step time, by how much the portfolio's plan is faster (below 1: the planner wins), processor seconds of the
 search, and the plan in short; of the portfolio the plan of the first seed, and by how much the slowest seed's plan is
 slower than the fastest one's. A planner that proposes nothing that fits has a dash. At the end: how often the portfolio
 is faster than all of them, how often slower than one, and how often its seeds are within 1 %. A, B and C are the
-clusters of DAPPLE's evaluation. Layer profiles are read from FOLDER. With --table, the lines of a FILE that this has
-printed become the table of docs/planners.md, and with --picture its picture. The committed figures are in
+clusters of DAPPLE's evaluation. Layer profiles are read from FOLDER. With --planners '' the portfolio
+searches alone. With --table, the lines of FILEs that this has printed become the table of docs/planners.md, and with
+--picture its picture; of a pair that stands there twice the last lines count. The committed figures are in
 benchmarks/results/.
 """
 
@@ -166,11 +167,11 @@ def main() -> None:
     parser.add_argument("--planners", default=",".join(name for name in PLANNERS if name in SEARCHERS))
     parser.add_argument("--profiles", type=Path, default=Path("../data/profiles"))
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--table", type=Path)
+    parser.add_argument("--table", type=Path, nargs="+")
     parser.add_argument("--picture", type=Path)
     given = parser.parse_args()
     if given.table is not None:
-        found = steps_of(given.table.read_text().splitlines())
+        found = steps_of([line for file in given.table for line in file.read_text().splitlines()])
         table(found)
         if given.picture is not None:
             picture(found, given.picture)
@@ -196,7 +197,7 @@ def compare(given: argparse.Namespace, known: Mapping[str, Cluster]) -> None:
                 continue
             pairs += 1
             best_s = float("inf")
-            for name in given.planners.split(","):
+            for name in filter(None, given.planners.split(",")):
                 found, seconds = found_by(problem, name, Budget.parse(given.budget))
                 head = f"{model:12} {cluster:10} {name:12}"
                 if found is None:

@@ -158,6 +158,7 @@ def stage(devices, *, dp=1, tp=1, how=MEGATRON, **more):
 CASES = {
     "dp2 -> tp2": (TWO, [stage("0-1", dp=2), stage("2-3", tp=2)], "1f1b"),
     "tp2 -> dp2": (TWO, [stage("2-3", tp=2), stage("0-1", dp=2)], "1f1b"),
+    "dp2 -> 1, eager 1f1b": (TWO, [stage("0-1", dp=2), stage("2")], "eager-1f1b"),
     "dp3 -> 1": (TWO, [stage("0-2", dp=3), stage("3")], "gpipe"),
     "1 -> tp2 with a split sequence": (TWO, [stage("0"), stage("1-2", tp=2, how=SEQUENCE)], "1f1b"),
     "split sequence -> dp2": (TWO, [stage("1,3", tp=2, how=SEQUENCE), stage("0,2", dp=2)], "1f1b"),

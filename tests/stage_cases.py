@@ -58,6 +58,8 @@ CASES = {
     "one": ("gpt", [], [[0]], "1f1b"),
     "two, 1f1b": ("gpt", ["h.0.x2"], [[0], [1]], "1f1b"),
     "two, gpipe": ("gpt", ["h.0.x2"], [[0], [1]], "gpipe"),
+    "two, eager 1f1b": ("gpt", ["h.0.x2"], [[0], [1]], "eager-1f1b"),
+    "three, skips, eager 1f1b": ("skipping", ["h1", "h4"], [[0], [1], [2]], "eager-1f1b"),
     "two, inside attention": ("gpt", ["h.0.scores"], [[0], [1]], "1f1b"),
     "three, skips": ("skipping", ["h1", "h4"], [[0], [1], [2]], "1f1b"),
     "three, skips, zero-bubble": ("skipping", ["h1", "h4"], [[0], [1], [2]], "zb1p"),

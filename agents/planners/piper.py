@@ -14,13 +14,14 @@ other. Units: seconds, devices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from agents.incumbent import Incumbent
 from agents.planners.device_partition import Partition, partitions
 from agents.planners.stage_table import (
     FEW_DEVICES,
     StageTable,
+    Strategy,
     aligned_sizes,
     megatron_strategies,
     settings_by_templates,
@@ -32,6 +33,8 @@ PATIENCE = 4
 """Pairs of micro-batches and ZeRO stage without a better plan after which the search ends (assumed)."""
 OFFERED = 2
 """Partitions of each pair that are verified: of all numbers of stages the fastest at the exact price."""
+ORDERS = 2
+"""Orders of the devices that are tried (assumed)."""
 
 
 def piper_partitions(table: StageTable) -> Iterator[Partition]:
@@ -45,19 +48,31 @@ def piper_partitions(table: StageTable) -> Iterator[Partition]:
     return partitions(table.space.num_units, devices, sizes, seconds, table.nothing, most)
 
 
+def plan_setting(incumbent: Incumbent, num_micro_batches: int, zero: int, strategies: Sequence[Strategy]) -> float:
+    """Prices the best partitions with one number of micro-batches and one ZeRO stage.
+
+    Args:
+        strategies: those that a stage may have.
+
+    Returns:
+        Step time of the best of them that fits, or infinity.
+    """
+    space, best_s = incumbent.space, float("inf")
+    for order in space.meshes.orders[:ORDERS]:
+        table = StageTable(space, order, num_micro_batches, strategies, zero=zero)
+        found = fastest_staged(incumbent, map(table.staged, piper_partitions(table)), OFFERED)
+        best_s = min(best_s, price_staged(incumbent, found))
+    return best_s
+
+
 def run_piper(incumbent: Incumbent) -> None:
     """Plans for one pair of micro-batches and ZeRO stage after the other."""
-    space = incumbent.space
-    strategies = megatron_strategies(space)
+    strategies = megatron_strategies(incumbent.space)
     best_s, waited = float("inf"), 0
-    for setting in settings_by_templates(space):
+    for setting in settings_by_templates(incumbent.space):
         if incumbent.finished or waited > PATIENCE:
             return
-        mine = float("inf")
-        for order in space.meshes.orders[:2]:
-            table = StageTable(space, order, setting.num_micro_batches, strategies, zero=setting.zero)
-            found = fastest_staged(incumbent, map(table.staged, piper_partitions(table)), OFFERED)
-            mine = min(mine, price_staged(incumbent, found))
+        mine = plan_setting(incumbent, setting.num_micro_batches, setting.zero, strategies)
         waited = 0 if mine < best_s else waited + 1
         best_s = min(best_s, mine)
 

@@ -65,8 +65,9 @@ async def upload(
     options = ModelOptions(
         name=name, dims=parse_dims(dim), parameters=tuple(parameters), batch_dims=parse_batch_dims(batch_dim)
     )
-    with _place(request), tempfile.TemporaryFile() as file:
-        # To a file, so that uploads that arrive slowly take no memory; without a name, so that no kill leaves it.
+    # To a file, so that uploads that arrive slowly take no memory; without a name, so that no kill leaves it; without a
+    # buffer, so that a full disk is noticed here and not when the file is read or closed.
+    with _place(request), tempfile.TemporaryFile(buffering=0) as file:
         await _receive(request, file)
         try:
             model = await run_in_threadpool(_import_and_store, file, options, store, settings)
@@ -128,9 +129,14 @@ def _place(request: Request) -> Iterator[None]:
 
 
 async def _receive(request: Request, file: IO[bytes]) -> None:
+    def write(chunk: bytes) -> None:
+        rest = memoryview(chunk)
+        while rest:
+            rest = rest[file.write(rest) :]
+
     try:
         async for chunk in request.stream():
-            await run_in_threadpool(file.write, chunk)
+            await run_in_threadpool(write, chunk)
     except OSError as fault:
         if fault.errno != errno.ENOSPC:
             raise

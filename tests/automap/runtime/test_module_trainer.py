@@ -272,6 +272,7 @@ def test_two_processes(tmp_path):
         f"pp2, {UNTRACED}": pipeline(plan_of(1, count=4), recompute=("h.1*", "h.0.attn/Softmax")),
         f"pp2, interleaved, {UNTRACED}": pipeline(plan_of(1, count=4), "interleaved"),
         "pp2, zb1p": pipeline(plan_of(1, count=4), "zb1p", recompute=("h.*",)),
+        "pp2, eager-1f1b": pipeline(plan_of(1, count=4), "eager-1f1b", recompute=("h.1*",)),
         "pp2, zb2p": in_order(pipeline(plan_of(1, count=4)), "zb2p"),
         f"dp2, ZeRO 2, {OVERFLOW}": in_fp16(plan_of(2, count=2, zero=2)),
         f"tp2, {OVERFLOW}": in_fp16(plan_of(2, tp=2, count=2, sequence_parallel=True)),
@@ -312,6 +313,7 @@ def test_four_processes(tmp_path):
         f"pp2 x tp2, {UNTRACED}": pipeline(plan_of(2, tp=2, count=4)),
         **{f"pp2 x dp2, ZeRO {zero}, zb1p": pipeline(plan_of(2, count=4, zero=zero), "zb1p") for zero in (1, 2)},
         "pp2 x dp2, ZeRO 3, zb2p": pipeline(plan_of(2, count=4, zero=3), "zb2p", recompute=("h.0*", *CORES)),
+        "pp2 x dp2, ZeRO 2, eager-1f1b": pipeline(plan_of(2, count=4, zero=2), "eager-1f1b"),
         "pp2 x dp2, zb1p": pipeline(plan_of(2, count=4), "zb1p"),
         "dp2 x tp2, ZeRO 3": plan_of(4, tp=2, count=2, zero=3, sequence_parallel=True),
         **{

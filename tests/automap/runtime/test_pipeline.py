@@ -1,13 +1,16 @@
 """The pipeline executor on real processes against one process, and its orders before they run."""
 
+from dataclasses import replace
+
 import plan_cases
 import pytest
 import stage_cases
 from runtime_ranks import errors, reference, run_ranks
 
 from automap.errors import PlanError
-from automap.runtime.executor.action_order import Action, order_actions
-from automap.schedule import write_order
+from automap.plan import Schedule
+from automap.runtime.executor.action_order import Action, action_lists, order_actions
+from automap.schedule import BACKWARD, write_order
 
 
 @pytest.mark.slow
@@ -68,3 +71,11 @@ def test_weights_wait_for_inputs_and_skips_for_their_makers():
     lists = {n: actions(f"{n}F0", f"{n}B0") for n in range(3)}
     found = order_actions(lists, [(0,), (1,), (2,)], **skip)
     assert [str(a) for a in found] == ["0F0", "1F0", "2F0", "2B0", "1B0", "0B0"]
+
+
+def test_eager_1f1b_is_run_with_twice_the_warm_up():
+    eager = plan_cases.unlike("dp2 -> 1, eager 1f1b").plan
+    for schedule, before in ((eager.schedule, (3, 1)), (Schedule(kind="1f1b"), (2, 1))):
+        lists = action_lists(replace(eager, schedule=schedule))
+        found = {rank: [action.word for action in mine].index(BACKWARD) for rank, mine in lists.items()}
+        assert found == {0: before[0], 1: before[0], 2: before[1]}
