@@ -3,14 +3,14 @@
     python benchmarks/service_chaos.py [--jobs 200] [--minutes 5] [--every 2] [--recoveries 3] [--stale 50] [--teams 3]
         [--away 60]
 
-Small jobs with budgets in evaluations are sent over REST, each with an Idempotency-Key, again and again until it is
-answered, while at random moments the service, a worker, the process of a job or the private Redis gets SIGKILL; a
-service that is dead is started again on the same data. At the end every job must have ended once, and those with the
-same seed must have the same plan. Then workers are killed while they run a job, until another attempt begins
-(recovery), and, four at a time, stopped until others have taken their jobs over, and continued (stale). One job is
-searched by one worker, by two in the same time, and by two of which one is killed (teams). At last the Redis of a
-service is away for so many seconds while a search runs and clients submit: stopped, killed, its connections cut again
-and again, its answers late (away). 0 leaves a part out.
+Small jobs with budgets in evaluations are sent over REST all the time, each with an Idempotency-Key, again and again
+until it is answered, while at random moments the service, a worker, the process of a job or the private Redis gets
+SIGKILL; a service that is dead is started again on the same data. At the end every job must have ended once, and
+those with the same seed must have the same plan. Then workers are killed while they run a job, until another attempt
+begins (recovery), and, four at a time, stopped until others have taken their jobs over, and continued (stale). One
+job is searched by one worker, by two in the same time, and by two of which one is killed (teams). At last the Redis
+of a service is away for so many seconds while a search runs and clients submit: stopped, killed, its connections cut
+again and again, its answers late (away). 0 leaves a part out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ from service.embedded_redis import EmbeddedRedis
 
 MODEL = "gpt:layers=1,hidden=64,heads=2,seq_len=32,vocab_size=64"
 SEEDS = 5
+EVALUATIONS = 200_000
+"""Budget of the jobs of the chaos, about a second: most kills hit one that runs."""
 GIVE_UP_S = 900.0
 STALE_AT_ONCE = 4
 """Jobs whose workers are stopped at once; as many other workers take them over."""
@@ -107,6 +109,16 @@ class Service:
         return found
 
 
+def living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those that have not ended."""
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
 @contextlib.contextmanager
 def running(workers: int, **environment: str) -> Iterator[Service]:
     """A service of its own."""
@@ -139,22 +151,23 @@ def told(service: Service, job_id: str) -> list[dict[str, Any]]:
 
 
 def chaos(service: Service, jobs: int, minutes: float, every_s: float) -> bool:
-    """Kills while jobs run; returns whether nothing was lost, doubled or changed."""
+    """Kills while jobs are sent and run; returns whether nothing was lost, doubled or changed."""
     ids: list[str] = []
     kills: Counter[str] = Counter()
-    ends, kill_at = time.monotonic() + 60 * minutes, time.monotonic() + every_s
-    draw = random.Random(0)
-    while time.monotonic() < ends or len(ids) < jobs:
-        if len(ids) < jobs:
-            ids.append(submit(service, len(ids), 20))
+    began, kill_at, draw = time.monotonic(), every_s, random.Random(0)
+    while (passed := time.monotonic() - began) < 60 * minutes or len(ids) < jobs:
+        if len(ids) < jobs and passed >= 60 * minutes * len(ids) / jobs:
+            ids.append(submit(service, len(ids), EVALUATIONS))
         else:
-            time.sleep(0.1)
-        if time.monotonic() >= kill_at and time.monotonic() < ends:
-            kind, processes = draw.choice(sorted(service.parts().items()))
-            with contextlib.suppress(psutil.NoSuchProcess, IndexError):
-                draw.choice(processes).kill()
+            service.call("GET", "/healthz")  # starts it again if it was killed
+            time.sleep(0.05)
+        if kill_at <= passed < 60 * minutes:
+            alive = {kind: there for kind, processes in service.parts().items() if (there := living(processes))}
+            kind = draw.choice(sorted(alive) or [""])
+            with contextlib.suppress(psutil.NoSuchProcess, KeyError):
+                draw.choice(alive[kind]).kill()
                 kills[kind] += 1
-            kill_at = time.monotonic() + every_s * draw.uniform(0.2, 1.8)
+            kill_at = passed + every_s * draw.uniform(0.2, 1.8)
     for job_id in ids:
         while service.call("GET", f"/v1/jobs/{job_id}", params={"wait": 5})["state"] in ("queued", "running"):
             pass

@@ -5,8 +5,9 @@ argmins; it merges nodes where it is stuck and ends with a greedy search. Here:
 
 1. Values that no optimum takes are left out (`automap.cost_graph.message_passing`; exact).
 2. `eliminate`: the node whose removal makes the smallest table goes first. The new table, over its neighbours, holds
-   the least sums and remembers their argmins. One neighbour is OneFlow's child elimination, two are its node
-   elimination, more are its merging; a repeated block's edge to itself is a table over values of its own nodes.
+   the least sums; in the end the sums themselves tell the node's value. One neighbour is OneFlow's child elimination,
+   two are its node elimination, more are its merging; a repeated block's edge to itself is a table over values of its
+   own nodes.
 3. Where every table that is left would be too large, nodes with many neighbours are held at their values in the plan at
    hand; each of them is then free in turn, until nothing gains. This is rare, and no longer exact.
 4. Memory: a Lagrange multiplier on the fullest ranks, bisected on a logarithmic scale until the plan just fits.
@@ -70,30 +71,32 @@ def eliminate(scalars: Scalars, held: dict[int, int]) -> tuple[Picked | None, in
         return math.prod(sizes[m] for m in neighbours[n] | {n})
 
     weight = {n: weigh(n) for n in neighbours}
-    steps: list[tuple[int, tuple[int, ...], npt.NDArray[np.int64]]] = []
+    steps: list[tuple[int, tuple[int, ...], Floats]] = []
     while weight:
         node = min(weight, key=lambda n: (weight[n], n))
         if weight[node] > LARGEST_TABLE:
             return None, max(weight, key=lambda n: (len(neighbours[n] - {n}), sizes[n], -n))
         around = tuple(sorted(neighbours[node] - {node}))
-        order = (*around, node)
-        total = scalars.nodes[node].reshape((1,) * len(around) + (-1,))
+        # The node's values are the first axis: along it the least sums of all others are taken side by side.
+        order = (node, *around)
+        total = scalars.nodes[node].reshape((-1,) + (1,) * len(around))
         for nodes, table in factors:
             if node in nodes:
                 ranked = sorted(range(len(nodes)), key=lambda i: order.index(nodes[i]))
                 total = total + table.transpose(ranked).reshape([sizes[m] if m in nodes else 1 for m in order])
         factors = [f for f in factors if node not in f[0]]
-        steps.append((node, around, total.argmin(axis=-1)))
+        steps.append((node, around, total))
         if around:
-            factors = _add(factors, around, total.min(axis=-1))
+            factors = _add(factors, around, total.min(axis=0))
         del weight[node]
         for n in around:
             neighbours[n].update(around)
             neighbours[n].discard(node)
             weight[n] = weigh(n)
     picked = dict(held)
-    for node, around, best in reversed(steps):
-        picked[node] = int(best[tuple(picked[m] for m in around)])
+    for node, around, total in reversed(steps):
+        entries: tuple[slice | int, ...] = (slice(None), *(picked[m] for m in around))
+        picked[node] = int(total[entries].argmin())
     return tuple(picked[n] for n in range(len(sizes))), -1
 
 

@@ -93,7 +93,7 @@ class GroupCosts:
         """Builds the nodes; factors are built on first use.
 
         Args:
-            legal: values of each group, see `joint_values`.
+            legal: values of each group, see `joint_values`; none: nothing is decided, and there are no nodes.
             stage: the devices.
             modes: recompute modes for which nodes have costs; without all of them there are conversions alone.
         """
@@ -108,7 +108,8 @@ class GroupCosts:
         self._group_of = np.full(len(self._tables.operators), -1, dtype=np.int64)
         for (unit_type, group), (members, _) in space.group_rows.items():
             self._group_of[members] = self.first_node[unit_type] + group
-        self.nodes = tuple(self._build_nodes(legal))
+        self.bases = self.undecided(self._modes)
+        self.nodes = tuple(self._build_nodes(legal)) if legal else ()
         self._factors: dict[tuple[int, int, bool], tuple[Factor, ...]] = {}
 
     def inside(self, unit_type: int) -> tuple[Factor, ...]:
@@ -132,30 +133,31 @@ class GroupCosts:
             self._factors[key] = tuple(self._crossing(unit_type, before, opens)) if is_made else ()
         return self._factors[key]
 
-    def _vary(self, unit_type: int, members: Ints, assignment: Ints, values: Ints, incoming: Ints) -> Floats:
+    def undecided(self, modes: Sequence[str]) -> Floats:
+        """[types, modes, columns] costs of a unit with every signature undecided, under some recompute modes."""
+        incoming = np.full((1, len(self.space.axes)), UNKNOWN, dtype=np.int64)
+        nothing = GroupValues(NO_MEMBERS, NO_ASSIGNMENT, np.zeros_like(incoming))
+        types = range(len(self.space.linkage.types))
+        return np.array([self._vary(kind, nothing, incoming, modes)[:, 0, 0] for kind in types])
+
+    def _vary(self, unit_type: int, group: GroupValues, incoming: Ints, modes: Sequence[str]) -> Floats:
         """[modes, values, ways, columns] unit costs, see `vary`."""
         first, last = (int(x) for x in self.space.evaluator.tables.spans[unit_type : unit_type + 2])
-        masks = np.array([self.space.evaluator.masks(unit_type)[mode] for mode in self._modes])
-        out = np.empty((len(masks), len(values), len(incoming)), dtype=UNIT_COST_DTYPE)
+        masks = np.array([self.space.evaluator.masks(unit_type)[mode] for mode in modes])
+        out = np.empty((len(masks), len(group.values), len(incoming)), dtype=UNIT_COST_DTYPE)
         crossing = int(self.space.evaluator.tables.boundary_out[unit_type])
         unit = Unit(first, last, np.empty((last - first, len(self.space.axes)), dtype=np.int64))
-        group = GroupValues(members, assignment, values)
         vary(self._tables, unit, self._stage, masks, group, incoming, crossing, out)
         return numbers_of(out)
 
     # -- nodes --------------------------------------------------------------------------------------------------------
 
     def _build_nodes(self, legal: Sequence[Ints]) -> Iterator[Node]:
-        num_axes = len(self.space.axes)
-        unknown = np.full((1, num_axes), UNKNOWN, dtype=np.int64)
-        nothing = np.zeros((1, num_axes), dtype=np.int64)
-        self.bases = [
-            self._vary(kind, NO_MEMBERS, NO_ASSIGNMENT, nothing, unknown)[:, 0, 0]
-            for kind in range(len(self.space.linkage.types))
-        ]
+        unknown = np.full((1, len(self.space.axes)), UNKNOWN, dtype=np.int64)
         for number, ((unit_type, group), (members, assignment)) in enumerate(self.space.group_rows.items()):
             values = legal[number]
-            costs = self._vary(unit_type, members, assignment, values, unknown)[:, :, 0]
+            group_values = GroupValues(members, assignment, values)
+            costs = self._vary(unit_type, group_values, unknown, self._modes)[:, :, 0]
             yield Node(unit_type=unit_type, group=group, values=values, costs=costs - self.bases[unit_type][:, None])
 
     # -- placements ---------------------------------------------------------------------------------------------------
@@ -227,8 +229,8 @@ class GroupCosts:
             return
         ways, codes = _classes(crossing)
         unknown = np.full((1, len(self.space.axes)), UNKNOWN, dtype=np.int64)
-        nothing = np.zeros((1, len(self.space.axes)), dtype=np.int64)
-        costs = self._vary(unit_type, NO_MEMBERS, NO_ASSIGNMENT, nothing, np.concatenate([ways, unknown]))[:, 0]
+        nothing = GroupValues(NO_MEMBERS, NO_ASSIGNMENT, np.zeros_like(unknown))
+        costs = self._vary(unit_type, nothing, np.concatenate([ways, unknown]), self._modes)[:, 0]
         yield Factor(
             nodes=(int(self._group_of[maker]),),
             codes=(codes,),

@@ -16,10 +16,11 @@ import numpy as np
 from automap.arrays import Floats, Ints
 from automap.cost_graph.kernels.values_on_mesh import values_on_mesh
 from automap.cost_graph.open_costs import OpenCosts
-from automap.cost_graph.paths import SHARES, Path, Ways, path_to_ranks, ways
-from automap.cost_graph.relaxation import BOUNDARY_BYTES, Relaxation
-from automap.cost_graph.unlike_stages import Standing, fastest_spread, partitions, quick_spread
-from automap.price.kernels.array_types import Rows
+from automap.cost_graph.paths import Path, exchanged_s, held, path_to_first, sends_on, ways
+from automap.cost_graph.relaxation import BOUNDARY_BYTES, SAVED_BYTES, WORKSPACE_BYTES, OfTypes, Relaxation
+from automap.cost_graph.stage_layouts import Layouts, StageClass, best_links
+from automap.cost_graph.unlike_stages import Standing, fastest_spread, quick_paths, quick_spreads
+from automap.cost_graph.virtual_stages import Interleaving, fastest_interleaving
 from automap.price.kernels.stage_records import Stage
 from automap.price.lowered_plan import spread
 from automap.space.kernels.draft import new_draft
@@ -28,6 +29,9 @@ from automap.space.space import PlanSpace
 
 MOST_COSTS = 256
 """Largest number of stages whose group costs are kept."""
+
+MOST_PROGRAMS = 60
+"""Most layouts of a family whose linear programs are solved (assumed): of others the quick bounds count."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +54,8 @@ class FamilyBounds:
     def __init__(self, space: PlanSpace) -> None:
         self.space = space
         self._costs: dict[tuple[object, ...], OpenCosts] = {}
-        self._of_types: dict[tuple[object, ...], Floats] = {}
+        self._of_types: dict[tuple[object, ...], OfTypes] = {}
+        self._layouts = Layouts(space)
         self._draft = new_draft(space.compiled)
 
     @property
@@ -85,45 +90,90 @@ class FamilyBounds:
         return [replace(family, zeros=(zero,)) for zero in family.zeros]
 
     def bound(self, family: Family, target_s: float) -> float:
-        """Seconds that no plan of a family is faster than; it is not raised beyond `target_s`."""
+        """Seconds that no plan of a family is faster than; it is not raised beyond `target_s`, but may be infinite."""
         if family.is_unlike:
-            quick = self._of_sizes(family, target_s, with_paths=False)
-            return quick if quick >= target_s else self._of_sizes(family, target_s, with_paths=True)
+            return self._of_sizes(family, target_s)
         if not family.way and len(self._rows(family.shapes[0])) == 1:
             return self._of_alike(family, target_s)
-        quick = self._of_rows(family, target_s, with_paths=False)
-        return quick if quick >= target_s else self._of_rows(family, target_s, with_paths=True)
+        return self._of_rows(family, target_s)
 
     # -- stages that are all alike --------------------------------------------------------------------------------
 
     def _of_alike(self, family: Family, target_s: float) -> float:
         space, shape = self.space, max(family.shapes, key=lambda each: each.num_chunks)
         (row,) = self._rows(shape)
-        costs = self._costs_on(self._stage(row, shape))
-        settings = space.evaluator.settings(0)
-        room = shape.pp * (float(space.arrays.capacity[row]) - float(settings.reserved_bytes))
+        stage = self._stage(row, shape)
+        costs, held, settings = self._costs_on(stage), self._held(family), space.evaluator.settings(0)
+        room = shape.pp * self._room(row, shape) - 2.0 * float(costs.modes[..., WORKSPACE_BYTES].max())
+        if room <= 0.0:
+            return np.inf
         best = -np.inf
-        for way in ways(shape, space.schedules):
+        for number, way in enumerate(ways(shape, space.schedules)):
             constant_s = float(settings.step_s) + way.passes * float(settings.micro_batch_s)
-            constant_s += min(self._sent_s(costs, way, each) for each in family.shapes) if shape.pp > 1 else 0.0
-            relaxation = Relaxation(space, costs, way.path, family.zeros, num_opened=shape.num_chunks - 1, room=room)
+            constant_s += way.sends * self._exchanged_s(costs, family) if shape.pp > 1 else 0.0
+            relaxation = Relaxation(
+                space,
+                costs,
+                way.path,
+                family.zeros,
+                num_opened=shape.num_chunks - 1,
+                room=room,
+                held=min(held),
+            )
             best = max(best, constant_s + relaxation.bound(target_s - constant_s))
+            if number == 0 and shape.pp > 1 and best < target_s:
+                spread = self._of_chunks if shape.virtual > 1 else self._of_ranks
+                best = max(best, spread(family, row, best))
             if best >= target_s:
                 break
         return best
 
-    def _sent_s(self, costs: OpenCosts, way: Ways, shape: Shape) -> float:
-        """Seconds of exchanges between stages that are alike, at least."""
-        settings = self.space.evaluator.settings(0)
-        degrees, middles = self.space.meshes.degrees, self.space.meshes.middles
-        found = []
+    def _of_ranks(self, family: Family, row: int, best: float) -> float:
+        """With a path that ends on each rank, and ranks which hold unlike numbers of micro-batches."""
+        shape = family.shapes[0]
+        standing = self._standing_on(self._stage(row, shape), self._room(row, shape), family, self._trips(shape))
+        found = np.inf
         for order in range(self.space.meshes.num_orders(shape.pp)):
-            at = (order, degrees.index(shape.pp), degrees.index(shape.tp), middles.index(shape.middle))
-            first = int(self.space.arrays.even_layouts[at]["first"])
-            rates = np.tile(self.space.arrays.send_bytes_per_s[first : first + shape.pp], shape.virtual)
-            shown = (1.0 - float(settings.send_overlap)) * self._least_crossing(costs)
-            found.append(float((float(settings.send_s) + shown / rates[: shape.num_chunks - 1]).sum()))
-        return way.sends * min(found)
+            found = min(found, self._spread(family, [[standing]] * shape.pp, self._rates(shape, order)))
+            if found <= best:
+                return best
+        return found
+
+    def _of_chunks(self, family: Family, row: int, best: float) -> float:
+        """Of virtual stages, one number of them after the other."""
+        shape, settings = family.shapes[0], self.space.evaluator.settings(0)
+        # What gradients may hide under is not only on the path that they end.
+        ends = 1.0 if float(settings.gradient_overlap) <= 0.0 else 0.0
+        once = [Path(forward=1.0, backward=1.0, gradients=gradients) for gradients in (0.0, ends)]
+        stage = self._stage(row, shape)
+        standing = self._standing_on(stage, self._room(row, shape), family, once)
+        found = np.inf
+        for each in sorted(family.shapes, key=lambda each: -each.virtual):
+            for order in range(self.space.meshes.num_orders(shape.pp)):
+                sent_s = self._sent_s([standing.crossing] * shape.pp, self._rates(shape, order))
+                besides_s = np.array(exchanged_s(sent_s, each.virtual))
+                of = Interleaving(
+                    standing=standing,
+                    times=self._costs_on(stage).times,
+                    ends=self._ends(),
+                    ranks=each.pp,
+                    virtual=each.virtual,
+                    num_micro_batches=each.num_micro_batches,
+                    held=held(each, self.space.schedules),
+                    besides_s=besides_s + float(settings.micro_batch_s) / each.virtual,
+                    step_s=float(settings.step_s),
+                )
+                found = min(found, fastest_interleaving(of))
+                if found <= best:
+                    return best
+        return found
+
+    def _exchanged_s(self, costs: OpenCosts, family: Family) -> float:
+        """Seconds of exchanges of a micro-batch on all ranks together, at least."""
+        crossing, shape = self._least_crossing(costs), family.shapes[0]
+        orders = range(self.space.meshes.num_orders(shape.pp))
+        sent = [self._sent_s([crossing] * shape.pp, self._rates(shape, order)) for order in orders]
+        return min(sum(exchanged_s(some, each.virtual)) for some in sent for each in family.shapes)
 
     def _least_crossing(self, costs: OpenCosts) -> float:
         """Bytes that cross at least from one stage to the next."""
@@ -131,16 +181,22 @@ class FamilyBounds:
 
     # -- stages that differ ---------------------------------------------------------------------------------------
 
-    def _of_rows(self, family: Family, target_s: float, *, with_paths: bool) -> float:
+    def _of_rows(self, family: Family, target_s: float) -> float:
         """Of stages of equal size and unlike devices, in any order."""
         space, shape = self.space, family.shapes[0]
         found = []
         for order in range(space.meshes.num_orders(shape.pp)):
-            views: list[list[Standing]] = [[] for _ in range(shape.pp)]
-            for rank, row in enumerate(space.even_rows(shape, order)):
-                for seen, samples in self._seen(row, shape, family.way):
-                    views[rank].append(self._standing_on(self._stage(seen, shape, samples), family, with_paths))
-            found.append(self._spread(family, views, target_s))
+            quick = -np.inf
+            for trips in ((), self._trips(shape)):
+                views: list[list[Standing]] = [[] for _ in range(shape.pp)]
+                for rank, row in enumerate(space.even_rows(shape, order)):
+                    for seen, samples in self._seen(row, shape, family.way):
+                        stage = self._stage(seen, shape, samples)
+                        views[rank].append(self._standing_on(stage, self._room(seen, shape), family, trips))
+                quick = max(quick, self._spread(family, views, self._rates(shape, order)))
+                if quick >= target_s:
+                    break
+            found.append(quick)
         return min(found)
 
     def _seen(self, row: int, shape: Shape, way: int) -> list[tuple[int, int]]:
@@ -159,97 +215,171 @@ class FamilyBounds:
             found.append((seen, -(-total // each) * quantum * outer))
         return found
 
-    def _of_sizes(self, family: Family, target_s: float, *, with_paths: bool) -> float:
+    def _of_sizes(self, family: Family, target_s: float) -> float:
         """Of stages of unlike size."""
-        space, shape = self.space, family.shapes[0]
-        meshes, arrays = space.meshes, space.arrays
-        tp, middle = meshes.degrees.index(shape.tp), meshes.middles.index(shape.middle)
-        count = meshes.micro_batches.index(shape.num_micro_batches)
-        fills = arrays.fills[tp, middle, count, 1]
-        sizes = {}
-        for parts in np.flatnonzero(fills).tolist():
-            rows = sorted({int(row) for row in arrays.stage_rows[:, tp, middle, :, parts].reshape(-1) if row >= 0})
-            if not rows:
-                continue
-            # Each kind of devices that may be the slowest of such a stage, with the best links of all its places.
-            kinds: dict[bytes, list[int]] = {}
-            for row in rows:
-                for seen, _ in self._fastest(row, shape):
-                    kinds.setdefault(arrays.hardware[seen].tobytes(), []).append(seen)
-            views = []
-            for some in kinds.values():
-                samples = min(self._fastest(row, shape)[0][1] for row in rows)
-                stage = self._stage(some[0], shape, samples)._replace(links=best_links(arrays.links[some]))
-                views.append(self._standing_on(stage, family, with_paths))
-            sizes[parts] = Standing.least(views)
-        found = [
-            self._spread(family, [[sizes[parts]] for parts in some], target_s)
-            for some in partitions(meshes.devices // meshes.part, shape.pp, tuple(sizes))
-            if len(set(some)) > 1
-        ]
-        return min(found, default=np.inf)
+        shape = family.shapes[0]
+        layouts = self._layouts.of(shape)
+        if not layouts:
+            return np.inf
+        trips, keys = self._trips(shape), list(layouts)
+        found = np.full(len(layouts), -np.inf)
+        known: dict[StageClass, Standing] = {}
+        # First with every signature undecided, then decided.
+        for is_open in (True, False):
+            known = {}
+            waiting = np.flatnonzero(found < target_s).tolist()
+            for stage in {stage for layout in waiting for stage in keys[layout]}:
+                known[stage] = self._least_standing(stage, family, trips, is_open=is_open)
+            ranks = [[[known[stage]] for stage in keys[layout]] for layout in waiting]
+            rates = [layouts[keys[layout]] for layout in waiting]
+            if ranks:
+                found[waiting] = np.maximum(found[waiting], self._quick(family, ranks, rates))
+        best = target_s
+        for layout in np.argsort(found, kind="stable").tolist()[:MOST_PROGRAMS]:
+            if found[layout] >= best:
+                break
+            views = [[known[stage]] for stage in keys[layout]]
+            found[layout] = max(found[layout], self._spread(family, views, layouts[keys[layout]]))
+            best = min(best, found[layout])
+        return float(found.min())
 
-    def _fastest(self, row: int, shape: Shape) -> list[tuple[int, int]]:
-        """The fastest kind of devices of a stage and the fewest samples with which it may be priced."""
-        arrays = self.space.arrays
-        number, outer = int(arrays.mixed[row]), int(arrays.axes[row, 0])
-        seen = [(row, spread(shape.samples, outer))]
-        if number < 0:
-            return seen
-        last = arrays.kind_rows.shape[1] - 1
-        ways = range(1, self.space.slots[self.space.first.shares].num_values)
-        shared = [self._seen(row, shape, way) for way in ways]
-        fastest = [some[last] for some in shared if len(some) > last]
-        return [min(fastest, key=lambda one: one[1]), *seen] if fastest else seen
+    def _quick(
+        self, family: Family, ranks: Sequence[Sequence[Sequence[Standing]]], rates: Sequence[Sequence[float]]
+    ) -> Floats:
+        """[layouts] seconds that no spread over the ranks of each layout is faster than, sooner known."""
+        busy_s = np.array([[view.busy_s.min(axis=0) for (view,) in views] for views in ranks])
+        pairs = list(zip(ranks, rates, strict=True))
+        found = quick_spreads(busy_s, np.array([self._besides_s(family, *pair) for pair in pairs]))
+        if self._trips(family.shapes[0]):
+            trip_s = np.array([[view.trip_s.min(axis=1) for (view,) in views] for views in ranks])
+            besides_s = np.array([self._besides_trips_s(family, *pair) for pair in pairs])
+            found = np.maximum(found, quick_paths(trip_s, besides_s))
+        return found
 
-    def _standing_on(self, stage: Stage, family: Family, with_paths: bool) -> Standing:
-        """What units take on a rank with a stage, alone or also on paths through all ranks."""
-        shape, costs = family.shapes[0], self._costs_on(stage)
+    def _least_standing(self, of: StageClass, family: Family, trips: Sequence[Path], *, is_open: bool) -> Standing:
+        """The least that units take on all stages of a class, with the best links, however samples are shared out."""
+        shape, arrays, rows = family.shapes[0], self.space.arrays, sorted(self._layouts.rows[of])
+        is_mixed = int(arrays.mixed[rows[0]]) >= 0
+        # Rows of the stages as each kind of devices sees them, by the samples of each kind.
+        seen: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
+        for row in rows:
+            for way in range(self.space.slots[self.space.first.shares].num_values if is_mixed else 1):
+                kinds, samples = zip(*self._seen(row, shape, way), strict=True)
+                seen.setdefault(samples, set()).add(kinds)
+        of_ways = []
+        for samples, some in seen.items():
+            views, weights = [], []
+            for kind, each in enumerate(zip(*some, strict=True)):
+                stage = self._stage(each[0], shape, samples[kind])
+                stage = stage._replace(links=best_links(arrays.links[list(each)]))
+                room = max(self._room(row, shape) for row in each)
+                # Of stages of several kinds there are many, and they differ little beyond the share of each kind.
+                views.append(self._standing_on(stage, room, family, trips, is_open=is_open or is_mixed))
+                # As many of a kind as there are, and as fast as they are: what they do together is the same then.
+                ranks = int(arrays.kind_ranks[arrays.mixed[rows[0]], kind]) if is_mixed else 1
+                weights.append(ranks * samples[kind] / float(views[-1].busy_s.min(axis=0).sum()))
+            of_ways.append(Standing.mixed(views, weights))
+        return Standing.least(of_ways)
+
+    def _trips(self, shape: Shape) -> list[Path]:
+        """What a rank's passes weigh in paths that end on ranks behind it, on itself and on ranks before it."""
+        first = path_to_first(shape, self.space.schedules)
+        if not first.backward:
+            return []
+        return [replace(first, backward=first.backward - 1.0), replace(first, gradients=1.0), first]
+
+    def _standing_on(
+        self, stage: Stage, room: float, family: Family, trips: Sequence[Path], *, is_open: bool = False
+    ) -> Standing:
+        """What units take on a rank with a stage, alone and on some paths through all ranks.
+
+        Args:
+            is_open: whether every signature stays undecided, which is less and sooner known.
+        """
+        shape, costs = family.shapes[0], self._costs_on(stage, is_open=is_open)
         opened = max(each.num_chunks for each in family.shapes) - 1
         count = float(shape.num_micro_batches)
         busy = Path(forward=count, backward=count, gradients=1.0)
-        paths = [path_to_ranks(shape, self.space.schedules, share) for share in SHARES] if with_paths else []
-        of_paths = []
-        for path in (busy, *paths):
-            key = (*_key(stage), opened, path, family.zeros)
+        found = []
+        for path in (busy, *trips):
+            key = (*_key(stage), is_open, opened, path, family.zeros)
             if key not in self._of_types:
-                relaxation = Relaxation(self.space, costs, path, family.zeros, num_opened=opened)
-                self._of_types[key] = relaxation.of_types()
-            of_paths.append(self._of_types[key])
-        return Standing(
-            busy_s=of_paths[0],
-            trip_s=np.array(of_paths[1:]).reshape(len(paths), len(of_paths[0])),
-            crossing=self._least_crossing(costs),
-        )
+                self._of_types[key] = Relaxation(self.space, costs, path, family.zeros, num_opened=opened).of_types()
+            found.append(self._of_types[key])
+        saved_bytes = (costs.times[:, None] * costs.modes[..., SAVED_BYTES]).T
+        return Standing.of(found, saved_bytes, room=room, crossing=self._least_crossing(costs))
 
-    def _spread(self, family: Family, views: Sequence[Sequence[Standing]], target_s: float) -> float:
-        """Seconds of the best spread of units over ranks, each seen in some ways; not raised beyond a target."""
+    def _spread(self, family: Family, views: Sequence[Sequence[Standing]], rates: Sequence[float]) -> float:
+        """Seconds of the best spread of units over ranks, each seen in some ways.
+
+        Args:
+            rates: [ranks] bytes a second from each rank to the next one, from the last one to the first.
+        """
+        trip_s = self._besides_trips_s(family, views, rates) if len(views[0][0].trip_s) else []
+        bound = np.zeros((len(views), views[0][0].busy_s.shape[1]))
+        bound[[0, -1]] += self._ends()
+        return fastest_spread(views, self._besides_s(family, views, rates), trip_s, self._held(family), bound)
+
+    def _ends(self) -> Floats:
+        """[2, types] share of each type that the first unit is, and the last one."""
+        units = self.space.arrays.units
+        shares: Floats = np.eye(int(units.max()) + 1)[units[[0, -1]]] / np.bincount(units)
+        return shares
+
+    def _besides_trips_s(
+        self, family: Family, views: Sequence[Sequence[Standing]], rates: Sequence[float]
+    ) -> list[float]:
+        """[ranks] seconds that a path which ends on each rank takes besides units."""
         shape, settings = family.shapes[0], self.space.evaluator.settings(0)
-        count, host_s, ranks = float(shape.num_micro_batches), float(settings.micro_batch_s), range(len(views))
-        rate = float(self.space.arrays.send_bytes_per_s.max())
-        shown = (1.0 - float(settings.send_overlap)) / rate
-        # Seconds of an exchange with the next rank; the last one has that with the rank before it.
-        sent_s = [float(settings.send_s) + shown * min(view.crossing for view in some) for some in views]
-        paths = [path_to_ranks(shape, self.space.schedules, share) for share in SHARES][: len(views[0][0].trip_s)]
-        found, seen = [], set()
-        for last in ranks:
-            if len(views) > 1 and id(views[last][0]) in seen:
-                continue
-            seen.add(id(views[last][0]))
-            others_s = [sent_s[rank] for rank in ranks if rank != last]
-            each_s = [min(others_s, default=0.0) if rank == last else sent_s[rank] for rank in ranks]
-            busy_s = [float(settings.step_s) + count * (host_s + mine_s) for mine_s in each_s]
-            quick = quick_spread(views, busy_s)
-            if quick < target_s:
-                trip_s = [
-                    float(settings.step_s)
-                    + path.forward * shape.pp * host_s
-                    + 2.0 * min(path.forward, path.backward) * sum(others_s)
-                    for path in paths
-                ]
-                quick = max(quick, fastest_spread(views, busy_s, trip_s))
-            found.append(quick)
-        return min(found)
+        exchanged, (before, _, behind) = self._exchanged_on_s(family, views, rates), self._trips(shape)
+        passes_s = float(settings.step_s) + before.forward * shape.pp * float(settings.micro_batch_s)
+        return [
+            passes_s + sends_on(before) * sum(exchanged[:last]) + sends_on(behind) * sum(exchanged[last:])
+            for last in range(shape.pp)
+        ]
+
+    def _besides_s(self, family: Family, views: Sequence[Sequence[Standing]], rates: Sequence[float]) -> list[float]:
+        """[ranks] seconds that each rank takes besides its units."""
+        settings, count = self.space.evaluator.settings(0), float(family.shapes[0].num_micro_batches)
+        exchanged = self._exchanged_on_s(family, views, rates)
+        return [float(settings.step_s) + count * (float(settings.micro_batch_s) + each) for each in exchanged]
+
+    def _exchanged_on_s(
+        self, family: Family, views: Sequence[Sequence[Standing]], rates: Sequence[float]
+    ) -> list[float]:
+        """[ranks] seconds of exchanges of a micro-batch, at least."""
+        sent_s = self._sent_s([min(view.crossing for view in some) for some in views], rates)
+        if len(views) == 1:
+            return [0.0]
+        of_chunks = [exchanged_s(sent_s, each.virtual) for each in family.shapes]
+        return [min(sum(some[rank :: len(views)]) for some in of_chunks) for rank in range(len(views))]
+
+    # -- pipelines --------------------------------------------------------------------------------------------------
+
+    def _held(self, family: Family) -> list[int]:
+        """[ranks] micro-batches for which a rank keeps what its units save, at least."""
+        of_shapes = [held(shape, self.space.schedules) for shape in family.shapes]
+        return [min(each) for each in zip(*of_shapes, strict=True)]
+
+    def _room(self, row: int, shape: Shape) -> float:
+        """Bytes of a device that state and saved activations may take."""
+        settings = self.space.evaluator.settings(0)
+        pipeline_bytes = float(settings.pipeline_bytes) if shape.pp > 1 else 0.0
+        return float(self.space.arrays.capacity[row]) - float(settings.reserved_bytes) - pipeline_bytes
+
+    def _rates(self, shape: Shape, order: int) -> list[float]:
+        """[ranks] bytes a second from each rank to the next one, of stages of equal size."""
+        degrees, middles = self.space.meshes.degrees, self.space.meshes.middles
+        at = (order, degrees.index(shape.pp), degrees.index(shape.tp), middles.index(shape.middle))
+        first = int(self.space.arrays.even_layouts[at]["first"])
+        found: list[float] = self.space.arrays.send_bytes_per_s[first : first + shape.pp].tolist()
+        return found
+
+    def _sent_s(self, crossing: Sequence[float], rates: Sequence[float]) -> list[float]:
+        """[ranks] seconds of an exchange of so many bytes with the next rank."""
+        settings = self.space.evaluator.settings(0)
+        shown = 1.0 - float(settings.send_overlap)
+        return [float(settings.send_s) + shown * size / rate for size, rate in zip(crossing, rates, strict=True)]
 
     # -- stages and their costs -----------------------------------------------------------------------------------
 
@@ -265,12 +395,12 @@ class FamilyBounds:
         zero_axes = self.space.zero_axes(shape)
         return Stage(arrays.axes[row], arrays.links[row], arrays.hardware[row], zero_axes, float(samples))
 
-    def _costs_on(self, stage: Stage) -> OpenCosts:
-        key = _key(stage)
+    def _costs_on(self, stage: Stage, *, is_open: bool = False) -> OpenCosts:
+        key = (*_key(stage), is_open)
         if key not in self._costs:
             if len(self._costs) >= MOST_COSTS:
                 self._costs.pop(next(iter(self._costs)))
-            self._costs[key] = OpenCosts(self.space, stage, self._values(stage))
+            self._costs[key] = OpenCosts(self.space, stage, () if is_open else self._values(stage))
         return self._costs[key]
 
     def _values(self, stage: Stage) -> tuple[Ints, ...]:
@@ -288,13 +418,3 @@ def _key(stage: Stage) -> tuple[object, ...]:
     """All that a stage consists of."""
     parts = (stage.axes, stage.links, stage.hardware, stage.zero_axes)
     return (*(part.tobytes() for part in parts), stage.samples)
-
-
-def best_links(links: Rows) -> Rows:
-    """[axes] links of which each number is the best of some links, [links, axes]."""
-    found: Rows = links[0].copy()
-    for name in ("latency_s", "ramp", "host_time"):
-        found[name] = links[name].min(axis=0)
-    for name in ("bytes_per_s", "gather_bytes_per_s"):
-        found[name] = links[name].max(axis=0)
-    return found

@@ -2,8 +2,8 @@
 
 As in `automap.cost_graph.graph`, but every cost is at most the true one, whatever the cuts are: nothing runs again;
 what crosses into a unit is not counted where it is made as a sum and may come from another chunk; of a third reader of
-a tensor nothing is counted, nor is what units take for parameters that several of them read. Units: seconds, bytes,
-elements.
+a tensor nothing is counted, and of a parameter that several units read only what the first of them takes for it. Units:
+seconds, bytes, elements.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class OpenCosts:
         values: for each node, [values, axes] values of the group's slots.
         times: [types] number of units of each type.
         bases: [types, columns] costs of a unit with every signature undecided.
+        modes: [types, modes, columns] the same under each legal recompute mode.
         kinds: for each node, the type of its unit.
     """
 
@@ -58,20 +59,25 @@ class OpenCosts:
         """Gathers the costs.
 
         Args:
-            values: for each group, its legal values.
+            values: for each group, its legal values; none: every signature stays undecided, which costs the least.
         """
         self.stage, self.values = stage, tuple(values)
         costs = GroupCosts(space, values, stage, RECOMPUTE_MODES[:1])
         units = space.arrays.units.tolist()
         self.times = np.bincount(units, minlength=len(space.linkage.types)).astype(np.float64)
-        self.bases: Floats = np.array([base[0] for base in costs.bases])
+        self.bases: Floats = costs.bases[:, 0].copy()
+        self.modes = costs.undecided([RECOMPUTE_MODES[mode] for mode in np.flatnonzero(space.modes).tolist()])
         self.kinds = [node.unit_type for node in costs.nodes]
         self._nodes = [node.costs[0] for node in costs.nodes]
+        kinds = [kind for kind, _ in space.group_rows]
         for number in _tied_nodes(space):
-            self._nodes[number] = self._nodes[number].copy()
-            self._nodes[number][:, OF_PARAMETERS] = 0.0
-            self.bases[self.kinds[number], OF_PARAMETERS] = 0.0
-        self._payments = list(_payments(costs, self.times, Counter(zip(units[1:], units[:-1], strict=True))))
+            self.bases[kinds[number], OF_PARAMETERS] = 0.0
+            if values:
+                self._nodes[number] = self._nodes[number].copy()
+                self._nodes[number][:, OF_PARAMETERS] = 0.0
+        self._payments: list[Payment] = []
+        if values:
+            self._payments += _payments(costs, self.times, Counter(zip(units[1:], units[:-1], strict=True)))
 
     def scalars(
         self, worth: Floats, left: Sequence[Ints], *, num_opened: int, with_three: bool, mixes: bool = True
@@ -118,11 +124,24 @@ class OpenCosts:
 
 
 def _tied_nodes(space: PlanSpace) -> list[int]:
-    """Nodes with an operator that reads a parameter which several units read."""
+    """Nodes with an operator that reads a parameter which units before it read too.
+
+    All units of a rank together hold, and reduce, no less of such a parameter than any of them would by itself. So it
+    counts for the first unit that reads it, where that is the only unit of its type.
+    """
     tied, operands = space.evaluator.tied, space.evaluator.tables.arrays.operands
-    owners = {int(operands["operator"][tied.reader(name, unit)]) for name, *units in tied.parameters for unit in units}
+    kinds = space.arrays.units.tolist()
+    units: dict[str, set[int]] = {}
+    for name, *some in tied.parameters:
+        units.setdefault(name, set()).update(some)
+    readers = [
+        int(operands["operator"][tied.reader(name, unit)])
+        for name, some in units.items()
+        for unit in some
+        if unit > min(some) or kinds.count(kinds[unit]) > 1
+    ]
     members = [rows.tolist() for rows, _ in space.group_rows.values()]
-    return [number for number, rows in enumerate(members) if owners.intersection(rows)]
+    return [number for number, rows in enumerate(members) if set(readers).intersection(rows)]
 
 
 def _payments(costs: GroupCosts, times: Floats, pairs: Counter[tuple[int, int]]) -> Iterator[Payment]:

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from automap.schedule import KINDS, pattern
 from automap.space.shape import Shape
 
 SHARES = (1.0, 0.5, 0.0)
@@ -53,7 +54,7 @@ class Ways:
     passes: float
     """Sum of the weights of the forward passes of all ranks."""
     sends: float
-    """Weight of the exchanges across all boundaries between chunks, at least."""
+    """Weight of the exchanges of one micro-batch on all ranks together, see `exchanged_s`."""
 
 
 def ways(shape: Shape, schedules: Sequence[str]) -> list[Ways]:
@@ -65,15 +66,55 @@ def ways(shape: Shape, schedules: Sequence[str]) -> list[Ways]:
     """
     m, p = float(shape.num_micro_batches), float(shape.pp)
     busy = Path(forward=m / p, backward=m / p, gradients=1.0 / p)
-    # Of virtual stages the longer one of the two exchanges of a chunk counts.
-    found = [Ways(path=busy, passes=m, sends=m / p * (1.0 if shape.virtual > 1 else 2.0))]
+    found = [Ways(path=busy, passes=m, sends=m / p)]
     if shape.virtual > 1 and shape.num_micro_batches == shape.pp:
         all_of = 1.0 + (m - 1.0) / shape.num_chunks
         found.append(Ways(path=Path(forward=all_of, backward=all_of, gradients=0.0), passes=p * all_of, sends=all_of))
     if shape.pp == 1 or shape.virtual > 1 or not ORDERS.issuperset(schedules):
         return found
     trips = (path_to_ranks(shape, schedules, share) for share in SHARES)
-    return [Ways(path=trip, passes=p * trip.forward, sends=2.0 * min(trip.forward, trip.backward)) for trip in trips]
+    return [Ways(path=trip, passes=p * trip.forward, sends=sends_on(trip)) for trip in trips]
+
+
+def sends_on(path: Path) -> float:
+    """Weight of the exchanges of one micro-batch on all ranks together: each pass waits for half of them."""
+    return 0.5 * (path.forward + path.backward)
+
+
+def exchanged_s(sent_s: Sequence[float], virtual: int) -> list[float]:
+    """[chunks] seconds that each chunk exchanges tensors with those around it for one micro-batch.
+
+    Args:
+        sent_s: [ranks] seconds of an exchange of each rank with the next one; of the last rank with the first one.
+        virtual: virtual stages; the longer one of the two exchanges of a chunk counts where there are several.
+    """
+    last = len(sent_s) * virtual - 1
+    around = [
+        (sent_s[(chunk - 1) % len(sent_s)] if chunk else 0.0, sent_s[chunk % len(sent_s)] if chunk < last else 0.0)
+        for chunk in range(last + 1)
+    ]
+    return [before + behind if virtual == 1 else max(before, behind) for before, behind in around]
+
+
+def held(shape: Shape, schedules: Sequence[str]) -> list[int]:
+    """[ranks] micro-batches for which a rank keeps what any of its units saves, at least, when its backward passes
+    begin.
+
+    Args:
+        shape: its shape.
+        schedules: the schedules that it may have if it has no virtual stages.
+    """
+    p, turn = shape.pp, shape.num_chunks
+    kinds = [KINDS[name] for name in (schedules if shape.virtual == 1 else ("interleaved",))]
+    patterns = [pattern(kind, p, turn, shape.num_micro_batches) for kind in kinds] if p > 1 else [(0, 1)]
+    found = []
+    for rank in range(p):
+        first = min(base + step * (p - 1 - rank) for base, step in patterns) + 1
+        first = min(first, shape.virtual * shape.num_micro_batches)
+        # Forward passes go round the chunks of a rank, for as many micro-batches as there are ranks; the last chunk
+        # has had the fewest.
+        found.append(first // turn * p + min(max(first % turn - (turn - p), 0), p))
+    return found
 
 
 def path_to_ranks(shape: Shape, schedules: Sequence[str], share: float) -> Path:
@@ -81,10 +122,20 @@ def path_to_ranks(shape: Shape, schedules: Sequence[str], share: float) -> Path:
 
     All weights are 0 where no such path is known.
     """
+    trip = path_to_first(shape, schedules)
+    p = float(shape.pp)
+    late = (1.0 - share) * (p - 1.0) / p if trip.backward else 0.0
+    gradients = (1.0 - share) / p if trip.backward else 0.0
+    return Path(forward=trip.forward, backward=trip.backward - late, gradients=gradients)
+
+
+def path_to_first(shape: Shape, schedules: Sequence[str]) -> Path:
+    """What the seconds of each rank weigh in the path that ends on rank 0, without its gradients.
+
+    All weights are 0 where no such path is known.
+    """
     if shape.pp == 1 or shape.virtual > 1 or not ORDERS.issuperset(schedules):
         return Path(forward=0.0, backward=0.0, gradients=0.0)
-    p = float(shape.pp)
-    most = 1.0 + (shape.num_micro_batches - 1.0) / p
+    most = 1.0 + (shape.num_micro_batches - 1.0) / shape.pp
     is_long = set(schedules) == {"gpipe"} or shape.num_micro_batches > shape.pp
-    late = (1.0 - share) * (p - 1.0) / p
-    return Path(forward=most if is_long else 1.0, backward=most - late, gradients=(1.0 - share) / p)
+    return Path(forward=most if is_long else 1.0, backward=most, gradients=0.0)

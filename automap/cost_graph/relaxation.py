@@ -8,6 +8,8 @@ sum; here it is replaced by one that it is not below:
 - Collectives of gradients take a concave time, which is at least the chord from nothing to all parameters. What hides
   of them is at least one of two straight lines, or a mixture of them.
 - Of several ZeRO stages, each cost has the least of its weights.
+- Memory has a price (Lagrange): each unit is recomputed as is best at that price. What it saves, and what recomputing
+  takes, are those with every signature undecided.
 
 Every choice of tangents and lines is a lower bound; the ones at the best assignment of the graph so far are tried in
 turn. The least of the graph is bounded by message passing. Units: seconds, bytes, elements.
@@ -39,15 +41,24 @@ BACKWARD = tuple(columns_of(UNIT_COST_DTYPE, name) for name in ("backward_s", "b
 PARAMETERS, SHARDS, REDUCED, SCATTERED, GATHERED = (
     columns_of(UNIT_COST_DTYPE, name) for name in ("parameters", "zero_parameters", "reduced", "scattered", "gathered")
 )
-(BOUNDARY_BYTES,) = columns_of(UNIT_COST_DTYPE, "boundary_bytes")
-PRICES = (0.01, 10.0)
-"""Least and greatest price of all memory, in step times."""
-BISECTIONS = 6
+ANEAR, ANEAR_COMM = (columns_of(UNIT_COST_DTYPE, name) for name in ("recompute_s", "recompute_comm_s"))
+"""Columns of the device's seconds and of collectives that recomputation repeats."""
+BOUNDARY_BYTES, SAVED_BYTES, WORKSPACE_BYTES = columns_of(
+    UNIT_COST_DTYPE, "boundary_bytes", "saved_bytes", "workspace_bytes"
+)
+FIRST_PRICE, DEARER = 0.3, 10.0
+"""First price of all memory that is tried, in step times, and by how much the next one is dearer (assumed)."""
+PRICES = 8
 """Number of prices of memory that are tried at most."""
-ROUNDS = 3
+ROUNDS = 8
 """Number of times at most that tangents are taken."""
-GAIN = 1e-3
-"""Share by which a bound must rise for another round."""
+NEAR = 1e-3
+"""Share of a price of memory within which no other one is tried."""
+
+
+PRICE_OF_STATE = 0.5
+"""Price of the state of all units where types are bounded by themselves, in the seconds of all units (assumed): what
+saves memory at less than that is told apart from what is fast."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +71,20 @@ class Lines:
     """[types, 2] the same of the backward pass."""
     behind: float
     """Share of the part of gradients that may hide which is taken to outlast the last backward pass, 0 to 1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OfTypes:
+    """What all units of each type take by themselves, at least, in each legal recompute mode."""
+
+    fast_s: Floats
+    """[modes, types] weighted seconds."""
+    priced_s: Floats
+    """[modes, types] weighted seconds, and the price of parameters, gradients and moments."""
+    price_s: float
+    """Seconds that a byte of these costs there; 0: nothing."""
+    least_bytes: Floats
+    """[types] bytes of these."""
 
 
 class Relaxation:
@@ -78,6 +103,7 @@ class Relaxation:
         *,
         num_opened: int,
         room: float = math.inf,
+        held: float = 1.0,
     ) -> None:
         """Gathers what the graphs share.
 
@@ -86,9 +112,10 @@ class Relaxation:
             path: what the seconds of a rank weigh.
             zeros: ZeRO stages.
             num_opened: units that are the first of a chunk, but for the first of all.
-            room: bytes that parameters, gradients and moments may take on all ranks together.
+            room: bytes that state and what is saved for the backward pass may take on all ranks together.
+            held: micro-batches for which each rank keeps at least what it saves.
         """
-        self._room, self._price_s = room, 0.0
+        self._room, self._held, self._price_s = room, held, 0.0
         self._costs, self._path, self._zeros, self._num_opened = costs, path, tuple(zeros), num_opened
         self._settings = space.evaluator.settings(0)
         self._elements = float(sum(t.num_elements for t in space.problem.graph.parameters))
@@ -96,33 +123,50 @@ class Relaxation:
 
     def bound(self, target_s: float) -> float:
         """Weighted seconds of all units, at least; not raised beyond `target_s`."""
-        lines, best = self._first_lines(), -np.inf
+        lines, best, before = self._first_lines(), -np.inf, list[tuple[int, ...]]()
         for _ in range(ROUNDS):
-            found = self._least(lines, target_s)
-            is_better = found > best * (1.0 + GAIN)
-            best = max(best, found)
-            if best >= target_s or not is_better:
+            best = max(best, self._least(lines, target_s))
+            if best >= target_s or before[-1:] == [self.picked]:
                 break
-            lines = self._lines_at(self.picked)
-        return max(best, self._with_memory(target_s)) if best < target_s else best
+            before.append(self.picked)
+            lines = self._lines_among(before)
+        return self._with_memory(best, target_s) if best < target_s else best
 
-    def _with_memory(self, target_s: float) -> float:
-        """The same where memory has a price: seconds of all units and of what they need too much of it, at least."""
-        best, low, high = -np.inf, *(price * target_s / self._room for price in PRICES)
-        self._price_s = 0.0
-        for number in range(BISECTIONS):
-            costs = self._costs.unit_costs(self.picked)
-            is_short = float(self._costs.times @ (costs * self._state_bytes()).sum(axis=1)) > self._room
-            if number == 0 and not is_short:
-                break
-            low, high = (low, high) if number == 0 else (self._price_s, high) if is_short else (low, self._price_s)
-            self._price_s = math.sqrt(low * high)
-            room_s = self._price_s * self._room
-            best = max(best, self._least(self._lines_at(self.picked), target_s + room_s) - room_s)
+    def _with_memory(self, without_s: float, target_s: float) -> float:
+        """The same where memory has a price: seconds of all units and of what they need too much of it, at least.
+
+        The bound is concave in the price; its slope is what is short of room at the best assignment. The next price is
+        where the tangents at the dearest price that leaves too little and the cheapest one that leaves enough meet.
+
+        Args:
+            without_s: the bound without memory, at whose lines and assignment the prices begin.
+        """
+        best, short = without_s, self._shortage()
+        low, high = (0.0, without_s, short), None
+        price_s = FIRST_PRICE * without_s / self._room
+        for _ in range(PRICES if short > 0.0 else 0):
+            self._price_s = price_s
+            room_s = price_s * self._room
+            found = self._least(self._lines_at(self.picked), target_s + room_s) - room_s
+            best, short = max(best, found), self._shortage()
             if best >= target_s:
+                break
+            low, high = ((price_s, found, short), high) if short > 0.0 else (low, (price_s, found, short))
+            if high is None:
+                price_s *= DEARER
+                continue
+            slope = low[2] - high[2]
+            price_s = (high[1] - low[1] + low[2] * low[0] - high[2] * high[0]) / max(slope, 1e-30)
+            if not low[0] * (1.0 + NEAR) < price_s < high[0] * (1.0 - NEAR):
                 break
         self._price_s = 0.0
         return best
+
+    def _shortage(self) -> float:
+        """Bytes that the best assignment and modes at the price of memory need beyond the room."""
+        each = (self._costs.unit_costs(self.picked) * self._state_bytes()).sum(axis=1)
+        each += self._saved_bytes(self._lines_at(self.picked))
+        return float(self._costs.times @ each) - self._room
 
     def _state_bytes(self) -> Floats:
         """[columns] bytes of parameters, gradients and moments for one more of each column, at least."""
@@ -133,22 +177,67 @@ class Relaxation:
             found[SHARDS if least >= stage else PARAMETERS] += float(each)
         return found
 
-    def of_types(self) -> Floats:
-        """[types] weighted seconds of all units of each type by themselves, at least."""
-        lines, best = self._first_lines(), np.zeros(len(self._costs.times))
+    # -- recomputation --------------------------------------------------------------------------------------------
+
+    def _again_s(self, worth: Floats) -> Floats:
+        """[types, modes] weighted seconds of recomputing a unit of each type, at least."""
+        columns = np.array([*ANEAR, *ANEAR_COMM])
+        found: Floats = (self._costs.modes[..., columns] * worth[:, None, columns]).sum(axis=2)
+        return found
+
+    def _modes_s(self, worth: Floats) -> Floats:
+        """[types, modes] the same, and the price of what is saved then."""
+        return self._again_s(worth) + self._price_s * self._held * self._costs.modes[..., SAVED_BYTES]
+
+    def _saved_bytes(self, lines: Lines) -> Floats:
+        """[types] bytes that a unit of each type saves for as many micro-batches as are held, in its best mode."""
+        best = self._modes_s(self._weights(lines)).argmin(axis=1)
+        found: Floats = self._held * self._costs.modes[np.arange(len(best)), best, SAVED_BYTES]
+        return found
+
+    # -- types by themselves --------------------------------------------------------------------------------------
+
+    def of_types(self) -> OfTypes:
+        """What all units of each type take by themselves, at least."""
+        lines, best = self._first_lines(), np.zeros(self._costs.modes.shape[1::-1])
+        before: list[tuple[int, ...]] = []
+        for _ in range(ROUNDS):
+            best = np.maximum(best, self._of_types_at(lines))
+            if before[-1:] == [self.picked]:
+                break
+            before.append(self.picked)
+            lines = self._lines_among(before)
+        state = self._state_bytes()
+        kept = float(self._costs.times @ (self._costs.unit_costs(self.picked) * state).sum(axis=1))
+        self._price_s = price_s = PRICE_OF_STATE * float(best.min(axis=0).sum()) / max(kept, 1.0)
+        priced, self._price_s = self._of_types_at(lines), 0.0
+        least_bytes = self._least_of_types(np.tile(state, (len(self._costs.times), 1)))
+        return OfTypes(fast_s=best, priced_s=priced, price_s=price_s, least_bytes=least_bytes)
+
+    def _of_types_at(self, lines: Lines) -> Floats:
+        """[modes, types] weighted seconds of all units of each type at some lines, and the price of state."""
+        worth = self._weights(lines)
+        alone_s, again_s = self._least_of_types(worth), self._costs.times[:, None] * self._again_s(worth)
+        return alone_s + again_s.T
+
+    def _least_of_types(self, worth: Floats) -> Floats:
+        """[types] what all units of each type are worth by themselves, at least; `picked` is written."""
+        constant: Floats = self._costs.times * (self._costs.bases * worth).sum(axis=1)
+        if not self._costs.values:
+            return constant
         left = [np.arange(len(values)) for values in self._costs.values]
-        for _ in range(ROUNDS - 1):
-            worth = self._weights(lines)
-            graph = self._costs.scalars(worth, left, num_opened=self._num_opened, with_three=False, mixes=False)
-            found, self.picked = bounds_of_parts(graph, self._costs.kinds)
-            constant = self._costs.times * (self._costs.bases * worth).sum(axis=1)
-            best = np.maximum(best, constant + np.pad(found, (0, len(constant) - len(found))))
-            lines = self._lines_at(self.picked)
-        return best
+        graph = self._costs.scalars(worth, left, num_opened=self._num_opened, with_three=False, mixes=False)
+        found, self.picked = bounds_of_parts(graph, self._costs.kinds)
+        return constant + np.pad(found, (0, len(constant) - len(found)))
 
     def _least(self, lines: Lines, target_s: float) -> float:
-        """A lower bound on the graph at some lines; `picked` is written."""
+        """A lower bound on the graph and on recomputation at some lines; `picked` is written."""
         worth = self._weights(lines)
+        again_s = float(self._costs.times @ self._modes_s(worth).min(axis=1))
+        return again_s + self._least_of_graph(worth, target_s - again_s)
+
+    def _least_of_graph(self, worth: Floats, target_s: float) -> float:
+        """A lower bound on the graph where costs have some worth; `picked` is written."""
         left = [np.arange(len(values)) for values in self._costs.values]
         coarse = self._costs.scalars(worth, left, num_opened=self._num_opened, with_three=False)
         left, self.picked, bound = candidates(coarse, self.picked, target_s, MANY_VALUES)
@@ -185,6 +274,7 @@ class Relaxation:
             worth[:, comm] = weight[:, :1] * _exposed(hardware)
             worth[:, waits] = weight[:, 1:] * float(hardware.host_collective_s)
             worth[:, LAUNCHED] += weight[:, 1] * launches * float(hardware.host_kernel_s)
+        worth[:, ANEAR], worth[:, ANEAR_COMM] = worth[:, BACKWARD[0]], worth[:, BACKWARD[1]]
         shown = path.gradients * (1.0 - hidden) + last * hidden
         # Of what ZeRO 2 and 3 move in every micro-batch, the part that nothing hides, without latencies.
         gather = path.forward * (1.0 - float(settings.gather_overlap)) + (path.backward - last) * (1.0 - hidden)
@@ -224,25 +314,37 @@ class Relaxation:
         """The tangents and lines at an assignment."""
         return self._lines_of(self._costs.unit_costs(picked))
 
+    def _lines_among(self, found: Sequence[tuple[int, ...]]) -> Lines:
+        """The lines at the last one of some assignments, or amid them if they go to and fro.
+
+        They do where another assignment is best at the tangents of each, as the device is slower in one and the host in
+        the other; tangents at the mean of their costs come to rest (fictitious play, Brown 1951).
+        """
+        if found[-1] not in found[:-1]:
+            return self._lines_at(found[-1])
+        return self._lines_of(np.mean([self._costs.unit_costs(some) for some in found], axis=0))
+
     def _lines_of(self, costs: Floats) -> Lines:
         """The tangents and lines where units have some costs, [types, columns]."""
         hardware, stage, times = self._costs.stage.hardware, self._costs.stage, self._costs.times
         power = float(hardware.overlap_exponent)
-        tangents, device_s = [], np.zeros(len(times))
+        tangents, pass_s = [], np.zeros(len(times))
         for (own, comm, waits), launches in ((FORWARD, 1.0), (BACKWARD, float(hardware.host_backward))):
             device_s = costs[:, own[0]] + costs[:, comm] @ _exposed(hardware)
             host_s = float(hardware.host_kernel_s) * launches * costs[:, LAUNCHED]
             host_s += float(hardware.host_collective_s) * costs[:, waits[0]]
             both = np.maximum(np.stack([device_s, host_s], axis=1), 0.0)
-            both /= np.maximum(both.max(axis=1, keepdims=True), 1e-30)
+            longer_s = np.maximum(both.max(axis=1, keepdims=True), 1e-30)
+            both /= longer_s
             norm = (both**power).sum(axis=1, keepdims=True) ** (1.0 / power)
+            pass_s = (longer_s * norm)[:, 0]
             tangents.append((both / np.maximum(norm, 1e-30)) ** (power - 1.0))
         sync_s = 0.0
         for a, size in enumerate(stage.axes.tolist()):
             column, share = (REDUCED[a], 1.0) if self._zeros[0] < 1 else (SCATTERED[a], 0.5)
             if self._zeros[0] < 2 or not stage.zero_axes[a]:
                 sync_s += share * self._reduced_s(size, stage.links[a]) * float(times @ costs[:, column])
-        is_behind = sync_s * float(self._settings.gradient_overlap) > float(times @ device_s)
+        is_behind = sync_s * float(self._settings.gradient_overlap) > float(times @ pass_s)
         return Lines(forward=tangents[0], backward=tangents[1], behind=float(is_behind))
 
 

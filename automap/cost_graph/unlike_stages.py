@@ -1,17 +1,20 @@
 """Unlike stages: the fastest spread of a model's units over ranks that differ, as a linear program.
 
-Each type of units takes so long at least on each rank. Neither the order of the units nor their being whole counts:
-the program says what no pipeline over these ranks goes below. Units: seconds, bytes.
+Each type of units takes so long at least on each rank, and so much memory, in each of several ways. Neither the order
+of the units nor their being whole counts: the program says what no pipeline over these ranks goes below. Units:
+seconds, bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from automap.arrays import Floats
+from automap.cost_graph.relaxation import OfTypes
+from automap.cost_graph.spread_program import SpreadProgram
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,84 +22,148 @@ class Standing:
     """What the units of a model take at least on one rank."""
 
     busy_s: Floats
-    """[types] seconds of all micro-batches, of the gradients and of the update, of all units of a type together."""
+    """[ways, types] seconds of all micro-batches, of the gradients and of the update, of all units of a type together.
+    A way is a recompute mode, once with the state of what is fastest and once with the least state."""
     trip_s: Floats
-    """[paths, types] seconds of passes that follow each other on paths through all ranks."""
+    """[paths, ways, types] seconds of passes on paths through all ranks."""
+    state_bytes: Floats
+    """[ways, types] bytes of parameters, gradients and moments."""
+    saved_bytes: Floats
+    """[ways, types] bytes that are saved for the backward pass of one micro-batch."""
+    room: float
+    """Bytes that both may take on the rank."""
     crossing: float
     """Bytes that cross to the next rank."""
 
     @staticmethod
+    def of(found: Sequence[OfTypes], saved_bytes: Floats, *, room: float, crossing: float) -> Standing:
+        """From what units take in all micro-batches and then on each path.
+
+        With t the seconds and s the state of a type: t is at least that of what is fastest, and so is t + price * s at
+        least what was found with the price. The two ways are the corners of the two lines; where all seconds share one
+        state, the first corner has the least of theirs.
+
+        Args:
+            saved_bytes: [modes, types].
+        """
+        least = found[0].least_bytes
+        most = np.min([(one.priced_s - one.fast_s) / one.price_s for one in found if one.price_s > 0.0], axis=(0, 1))
+        most = np.maximum(most, least)
+        lean = [np.maximum(one.fast_s, one.priced_s - one.price_s * least) for one in found]
+        busy_s, *trip_s = (np.concatenate([one.fast_s, slow_s]) for one, slow_s in zip(found, lean, strict=True))
+        each = len(saved_bytes)
+        return Standing(
+            busy_s=busy_s,
+            trip_s=np.array(trip_s).reshape(len(trip_s), *busy_s.shape),
+            state_bytes=np.concatenate([np.tile(most, (each, 1)), np.tile(least, (each, 1))]),
+            saved_bytes=np.concatenate([saved_bytes, saved_bytes]),
+            room=room,
+            crossing=crossing,
+        )
+
+    @staticmethod
+    def mixed(some: Sequence[Standing], weights: Sequence[float]) -> Standing:
+        """As several kinds of devices of one rank see it, each of which holds: seconds in a mean of them."""
+        return replace(
+            Standing.least(some),
+            busy_s=np.average([one.busy_s for one in some], axis=0, weights=weights),
+            trip_s=np.average([one.trip_s for one in some], axis=0, weights=weights),
+        )
+
+    @staticmethod
     def least(some: Sequence[Standing]) -> Standing:
-        """The least of each."""
+        """The least of each, and the most room."""
         return Standing(
             busy_s=np.min([one.busy_s for one in some], axis=0),
             trip_s=np.min([one.trip_s for one in some], axis=0),
+            state_bytes=np.min([one.state_bytes for one in some], axis=0),
+            saved_bytes=np.min([one.saved_bytes for one in some], axis=0),
+            room=max(one.room for one in some),
             crossing=min(one.crossing for one in some),
         )
 
+    def used_bytes(self, held: int) -> Floats:
+        """[ways, types] bytes of all units of a type where so many micro-batches are held."""
+        found: Floats = self.state_bytes + held * self.saved_bytes
+        return found
 
-def quick_spread(views: Sequence[Sequence[Standing]], busy_s: Sequence[float]) -> float:
-    """Seconds that no spread is faster than, where each rank weighs as much as it is fast; see `fastest_spread`."""
-    busy = np.array([some[0].busy_s for some in views])
-    speed = 1.0 / np.maximum(busy.sum(axis=1), 1e-30)
-    weight = speed / speed.sum()
-    return float(weight @ np.array(busy_s)) + float((busy * weight[:, None]).min(axis=0).sum())
+    def may_be_short(self, held: int, share: float = 1.0) -> bool:
+        """Whether a share of all units may need more than the room if each is the fastest."""
+        fastest = self.busy_s.argmin(axis=0)
+        used = self.used_bytes(held)[fastest, np.arange(len(fastest))]
+        return bool(share * used.sum() > self.room)
 
 
-def fastest_spread(views: Sequence[Sequence[Standing]], busy_s: Sequence[float], trip_s: Sequence[float]) -> float:
+def quick_spreads(busy_s: Floats, besides_s: Floats) -> Floats:
+    """[spreads] seconds that no spread is faster than, where each rank weighs as much as it is fast.
+
+    Args:
+        busy_s: [spreads, ranks, types] seconds of all units of a type on each rank, see `Standing.busy_s`.
+        besides_s: [spreads, ranks] seconds that each rank takes besides.
+    """
+    weight = 1.0 / np.maximum(busy_s.sum(axis=2), 1e-30)
+    weight /= weight.sum(axis=1, keepdims=True)
+    found: Floats = (weight * besides_s).sum(axis=1) + (busy_s * weight[:, :, None]).min(axis=1).sum(axis=1)
+    return found
+
+
+def quick_paths(trip_s: Floats, besides_s: Floats) -> Floats:
+    """[spreads] the same by paths, in the mean over those that end on each rank.
+
+    Args:
+        trip_s: [spreads, ranks, 3, types] seconds of all units of a type on each path, see `fastest_spread`.
+        besides_s: [spreads, ranks] seconds that the path which ends on each rank takes besides.
+    """
+    ranks = trip_s.shape[1]
+    behind = np.arange(ranks)[:, None]
+    means = ((ranks - 1 - behind) * trip_s[:, :, 0] + trip_s[:, :, 1] + behind * trip_s[:, :, 2]) / ranks
+    found: Floats = besides_s.mean(axis=1) + means.min(axis=1).sum(axis=1)
+    return found
+
+
+def fastest_spread(
+    views: Sequence[Sequence[Standing]],
+    busy_s: Sequence[float],
+    trip_s: Sequence[float],
+    held: Sequence[int],
+    bound: Floats | None = None,
+) -> float:
     """Seconds of the fastest spread.
+
+    A path that ends on a rank has the passes of each rank before it without its last backward pass, its own ones with
+    the gradients, and those of the ranks behind it: the first, second and third path of `Standing.trip_s`.
 
     Args:
         views: for each rank, what units take there in each of several views, all of which hold.
         busy_s: [ranks] seconds that each rank takes besides.
-        trip_s: [paths] seconds that each path through all ranks takes besides.
+        trip_s: [ranks] seconds that a path through all ranks which ends there takes besides; none if no path counts.
+        held: [ranks] micro-batches for which each rank keeps what it saves.
+        bound: [ranks, types] share of each type that stands on each rank at least.
     """
-    from scipy.optimize import linprog  # it takes longer to import than most programs to run
+    is_short = [[view.may_be_short(count) for view in some] for some, count in zip(views, held, strict=True)]
+    keeps_ways = any(map(any, is_short))
 
-    ranks, types = len(views), len(views[0][0].busy_s)
-    if ranks == 1:
-        return busy_s[0] + max(float(view.busy_s.sum()) for view in views[0])
-    scale = max(float(views[0][0].busy_s.sum()), 1e-30)
-    # Variables: the share of each type on each rank, rank by rank; then the seconds.
-    count = ranks * types + 1
-    rows, right = [], []
+    def seconds(of_ways: Floats) -> Floats:
+        return of_ways if keeps_ways else of_ways.min(axis=0, keepdims=True)
+
+    first_s = seconds(views[0][0].busy_s)
+    nothing = np.zeros((len(views), *first_s.shape))
+    program = SpreadProgram(first_s.shape[1], float(first_s.min(axis=0).sum()))
     for rank, some in enumerate(views):
-        for view in some:
-            row = np.zeros(count)
-            row[rank * types : (rank + 1) * types] = view.busy_s / scale
-            row[-1] = -1.0
-            rows.append(row)
-            right.append(-busy_s[rank] / scale)
+        for view, short in zip(some, is_short[rank], strict=True):
+            row = nothing.copy()
+            row[rank] = seconds(view.busy_s)
+            program.add_seconds(row, busy_s[rank])
+            if short:
+                row = nothing.copy()
+                row[rank] = view.used_bytes(held[rank])
+                program.add_room(row, view.room)
+    if bound is not None:
+        program.add_shares(np.broadcast_to(bound[:, None], nothing.shape))
     for number in range(max(map(len, views))):
         # All ranks as one kind of devices sees them.
         seen = [some[min(number, len(some) - 1)] for some in views]
-        for path, more_s in enumerate(trip_s):
-            row = np.concatenate([*(view.trip_s[path] for view in seen), np.zeros(1)]) / scale
-            row[-1] = -1.0
-            rows.append(row)
-            right.append(-more_s / scale)
-    shares = np.tile(np.eye(types), (1, ranks))
-    costs = np.zeros(count)
-    costs[-1] = 1.0
-    found = linprog(
-        costs,
-        A_ub=np.array(rows),
-        b_ub=np.array(right),
-        A_eq=np.concatenate([shares, np.zeros((types, 1))], axis=1),
-        b_eq=np.ones(types),
-        bounds=(0.0, None),
-    )
-    # The solver is exact to about 1e-7.
-    return float(found.fun) * scale * (1.0 - 1e-6) if found.status == 0 else 0.0
-
-
-def partitions(total: int, count: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """All ways to write a number as a sum of so many of some sizes, each way in falling order once."""
-    if count == 1:
-        if total in sizes:
-            yield (total,)
-        return
-    for size in sorted(sizes, reverse=True):
-        if size < total:
-            for rest in partitions(total - size, count - 1, [other for other in sizes if other <= size]):
-                yield (size, *rest)
+        for last, more_s in enumerate(trip_s):
+            of_ranks = [view.trip_s[(rank >= last) + (rank > last)] for rank, view in enumerate(seen)]
+            program.add_seconds(np.array([seconds(some) for some in of_ranks]), more_s)
+    return program.seconds()

@@ -1,6 +1,7 @@
 """Children that check requests, and price and draw plans for them, a few at a time; see `service.side_process`.
 
-A child serves one request after another. One that takes too long, or dies, is gone with its request alone.
+A child serves one request after another. One that takes too long is gone with its request alone; the request of one
+that dies otherwise is given to another one once, as it may have been killed for no fault of the request.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -88,8 +90,13 @@ class SideProcesses:
             _end(child)
 
     def _ask(self, head: Mapping[str, Any], graph: bytes) -> bytes:
+        """The answer of a child, or of a second one; empty where it took too long or both died."""
+        data, began = json.dumps(to_json(head)).encode() + b"\n" + graph, time.monotonic()
+        line = self._asked(data)
+        return line if line or time.monotonic() - began >= LIMIT_S else self._asked(data)
+
+    def _asked(self, data: bytes) -> bytes:
         """A child's answer; empty where it died."""
-        data = json.dumps(to_json(head)).encode() + b"\n" + graph
         child = self._taken() or _start()
         assert child.stdin is not None and child.stdout is not None
         timer = threading.Timer(LIMIT_S, child.kill)

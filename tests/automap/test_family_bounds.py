@@ -1,6 +1,7 @@
 """Bounds of families of plans against the price of the plans in them."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,9 @@ import pytest
 from automap.bounds.enumeration import Enumeration
 from automap.bounds.known_plans import priced_templates
 from automap.cost_graph.family_bounds import FamilyBounds
-from automap.cost_graph.unlike_stages import Standing, fastest_spread, partitions, quick_spread
+from automap.cost_graph.stage_layouts import compositions
+from automap.cost_graph.unlike_stages import Standing, fastest_spread, quick_paths, quick_spreads
+from automap.space.space import PlanSpace
 from ir import zoo
 
 MOE = "moe:layers=2,hidden=64,heads=4,experts=4,seq_len=32,vocab_size=128"
@@ -84,6 +87,44 @@ def test_no_plan_of_an_enumerable_space_is_faster_and_the_best_is_near(mlp, spac
     assert min(of_families) == pytest.approx(s.price(best[None])[0, 0], rel=0.02)
 
 
+def with_little_memory(space, share, seed=0):
+    """The space of a problem on devices with so little memory that a share of its random plans fits."""
+    problem = space.problem
+    plans = space.random_batch(np.random.default_rng(seed), 200)
+    free = -np.quantile(space.price(plans)[:, 1], share) * problem.cluster.device(0).memory_bytes
+    return PlanSpace(replace(problem, hints=replace(problem.hints, memory_reserve_bytes=free)))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "fix"),
+    [
+        ("2xV100-16GB", {"pp": 1}),
+        ("2x2xV100@10Gbit", {"tp": 1}),
+        ("4xA100", {"pp": 2, "tp": 1}),
+        ("6xA100", {"pp": 2, "zero": 0}),
+        ("4xA100", {"pp": 4, "schedule": "gpipe"}),
+    ],
+)
+def test_no_plan_is_faster_where_memory_is_short(gpt, space, cluster, fix):
+    s = with_little_memory(space(gpt(layers=8, seq=256), cluster, 12, **fix), 0.3)
+    found = check(s, some_plans(s, 0, 150))
+    assert len(found) > 20
+    assert found.max() > 0.6
+
+
+def test_short_memory_raises_the_bound_of_an_enumerable_space(mlp, space):
+    """Against full enumeration, where the fastest of all plans does not fit."""
+    roomy = space(mlp((512, 512, 512, 512)), "2xV100", 4096, pp=1, zero=0, num_micro_batches=1)
+    found = []
+    for s in (roomy, with_little_memory(roomy, 0.02)):
+        seconds, over = s.price(np.concatenate(list(Enumeration(s).plans()))).T
+        bounds = FamilyBounds(s)
+        bound = min(bounds.bound(family, np.inf) for family in bounds.families(s.shapes))
+        assert bound <= seconds[over <= 0.0].min() * (1.0 + 1e-9)
+        found.append(bound)
+    assert found[0] < found[1]
+
+
 def test_a_bound_is_not_raised_beyond_its_target(gpt, space):
     s = space(gpt(layers=3), "2x2xV100@10Gbit", 12)
     bounds = FamilyBounds(s)
@@ -93,23 +134,72 @@ def test_a_bound_is_not_raised_beyond_its_target(gpt, space):
             assert bounds.bound(family, share * sharp) <= max(1.0, share) * sharp * (1.0 + 1e-9)
 
 
-def test_parts_hold_all_sums():
+def test_compositions_hold_all_sums():
     """Against all tuples of sizes."""
     for total, count, sizes in ((6, 2, (1, 2, 3, 5)), (8, 3, (1, 2, 4, 6)), (4, 4, (1, 2)), (5, 3, (2, 4))):
-        expected = {tuple(sorted(some)) for some in itertools.product(sizes, repeat=count) if sum(some) == total}
-        found = [tuple(sorted(some)) for some in partitions(total, count, sizes)]
-        assert sorted(found) == sorted(expected)
+        expected = [some for some in itertools.product(sizes, repeat=count) if sum(some) == total]
+        assert list(compositions(total, count, sizes)) == expected
+
+
+def on(busy_s, trip_s, *, state=0.0, saved=None, room=1.0):
+    """One type of units on a rank, in one mode unless it saves bytes in several."""
+    saved = np.zeros((np.size(busy_s), 1)) if saved is None else np.array(saved)[:, None]
+    return Standing(
+        busy_s=np.reshape(busy_s, (-1, 1)).astype(float),
+        trip_s=np.reshape(trip_s, (-1, np.size(busy_s), 1)).astype(float),
+        state_bytes=np.full((np.size(busy_s), 1), state),
+        saved_bytes=saved,
+        room=room,
+        crossing=0.0,
+    )
 
 
 def test_the_fastest_spread_is_that_of_the_corners():
     """One type of units on two ranks: shares in inverse proportion to the seconds, unless a path is longer."""
+    slow, fast = on(6.0, [0.0] * 3), on(3.0, [0.0] * 3)
+    none = [0.0, 0.0]
+    assert fastest_spread([[fast], [slow]], [1.0, 1.0], none, [1, 1]) == pytest.approx(3.0, rel=1e-5)
+    assert fastest_spread([[fast], [slow]], [1.0, 4.0], none, [1, 1]) == pytest.approx(4.0, rel=1e-5)
+    longer = [[on(seconds, [5.0] * 3)] for seconds in (3.0, 6.0)]
+    assert fastest_spread(longer, [1.0, 1.0], [0.25, 0.5], [1, 1]) == pytest.approx(5.5, rel=1e-5)
+    assert fastest_spread([[on(3.0, [])]], [1.0], [], [1]) == pytest.approx(4.0, rel=1e-5)
+    quick = quick_spreads(np.array([[[3.0], [6.0]]]), np.array([[1.0, 4.0]]))
+    assert quick[0] <= fastest_spread([[fast], [slow]], [1.0, 4.0], none, [1, 1]) * (1.0 + 1e-5)
 
-    def on(busy_s, trip_s):
-        return [Standing(busy_s=np.array([busy_s]), trip_s=np.array([[trip_s]]), crossing=0.0)]
 
-    assert fastest_spread([on(3.0, 0.0), on(6.0, 0.0)], [1.0, 1.0], [0.0]) == pytest.approx(3.0, rel=1e-5)
-    assert fastest_spread([on(3.0, 5.0), on(6.0, 5.0)], [1.0, 1.0], [0.5]) == pytest.approx(5.5, rel=1e-5)
-    assert fastest_spread([on(3.0, 0.0), on(6.0, 0.0)], [1.0, 4.0], [0.0]) == pytest.approx(4.0, rel=1e-5)
-    assert fastest_spread([on(3.0, 0.0)], [1.0], []) == 4.0
-    views = [on(3.0, 0.0), on(6.0, 0.0)]
-    assert quick_spread(views, [1.0, 4.0]) <= fastest_spread(views, [1.0, 4.0], [0.0]) * (1.0 + 1e-5)
+def test_a_path_ends_behind_the_passes_and_gradients_of_its_rank():
+    """Passes of 2 s, 1 s without the last backward pass, and gradients of 4 s: one half on each rank is best."""
+    rank = on(1e-3, [1.0, 6.0, 2.0])
+    # On rank 0: 6 x + 2 (1 - x) for a share x there. On rank 1: x + 6 (1 - x).
+    fastest = fastest_spread([[rank]] * 2, [0.0, 0.0], [0.0, 0.0], [1, 1])
+    assert fastest == pytest.approx(2 + 4 * 4 / 9, rel=1e-5)
+    assert quick_paths(np.tile(rank.trip_s[:, 0], (1, 2, 1, 1)), np.zeros((1, 2)))[0] <= fastest
+
+
+def test_memory_forces_recomputation_or_another_spread():
+    """Shares and modes by hand: units of 4 s, or of 5 s if they save nothing, of 8 bytes for each micro-batch held."""
+    both = [4.0, 5.0]
+
+    def spread(room, held):
+        rank = on(both, np.zeros((0, 2)), state=2.0, saved=[8.0, 0.0], room=room)
+        return fastest_spread([[rank]] * len(held), [0.0] * len(held), [], held)
+
+    assert spread(10.0, [1]) == pytest.approx(4.0, rel=1e-5)
+    # Half of what is saved fits beside the state.
+    assert spread(6.0, [1]) == pytest.approx(4.5, rel=1e-5)
+    assert spread(1.0, [1]) == np.inf
+    # Two ranks, of which the first holds two micro-batches: each has a half, and 1 + 8 bytes are saved there at most.
+    assert spread(9.0, [2, 1]) == pytest.approx(2.0, rel=1e-5)
+    assert spread(5.0, [2, 1]) == pytest.approx(_by_shares(5.0), rel=1e-3)
+
+
+def _by_shares(room):
+    """The same by trying shares of the first rank and of its units that save."""
+    best = np.inf
+    for share in np.linspace(0.0, 1.0, 2001):
+        seconds = []
+        for mine, count in ((share, 2), (1.0 - share, 1)):
+            saving = min(1.0, max(0.0, room - 2.0 * mine) / max(8.0 * count * mine, 1e-30))
+            seconds.append(mine * (5.0 - saving) if 2.0 * mine <= room else np.inf)
+        best = min(best, max(seconds))
+    return best

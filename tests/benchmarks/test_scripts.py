@@ -74,7 +74,7 @@ SCRIPTS = {
     "searchers": "--searchers random --problems 12 --seeds 1 --evaluations 8",
     "service_chaos": "--jobs 2 --minutes 0.01 --every 0.4 --recoveries 0 --stale 0 --teams 0 --away 0 --workers 1",
     "service_events": "--clients 4 --events 12",
-    "service_load": "--jobs 4 --polls 32 --slow 4 --minutes 0.001 --workers 1",
+    "service_load": "--jobs 4 --polls 32 --slow 4 --submissions 2 --minutes 0.001 --workers 1",
     "spp_bound": "--instances 3",
     "start_up": "--rounds 1 --only help",
     "step_parts": "--rounds 1 --cluster {cluster}",

@@ -120,18 +120,29 @@ def test_a_child_that_hangs_or_dies_takes_only_its_request_along(monkeypatch: py
     told = {"request": {"cluster": "8xA100-80GB", "training": {"global_batch": 64}, "model": {"zoo": GPT}}}
     told |= {"model_id": "", "plan": None, "degrees": {}}
     try:
-        # Killed in the middle of its start: whoever asked is told so, and the next one gets another child.
-        def kill() -> None:
-            while not (found := [child for child in children() if child not in before]):
-                time.sleep(0.001)
-            found[0].kill()
+        # Killed in the middle of its start: another one answers; killed again: whoever asked is told so.
+        def kill(times: int) -> None:
+            killed = set(before)
+            for _ in range(times):
+                while not (found := [child for child in children() if child not in killed]):
+                    time.sleep(0.001)
+                found[0].kill()
+                killed.add(found[0])
 
-        thread = threading.Thread(target=kill)
+        thread = threading.Thread(target=kill, args=(2,))
         thread.start()
         with pytest.raises(side_processes.HTTPException) as raised:
-            anyio.run(own.ask, "estimate", told, GRAPH)
+            anyio.run(own.ask, "check", told, GRAPH)
         thread.join()
         assert raised.value.status_code == 422
+        thread = threading.Thread(target=kill, args=(1,))
+        thread.start()
+        assert anyio.run(own.ask, "check", told, GRAPH) == {}
+        thread.join()
+        for child in children():
+            if child not in before:
+                child.kill()
+                child.wait()
         # No time at all: it is ended.
         with monkeypatch.context() as patch:
             patch.setattr(side_processes, "LIMIT_S", 0)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import boolean, float64, int64, void
+from numba.types import UniTuple
 
 from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Floats, Ints, Ints2, Mask, tuple_type
@@ -54,6 +55,17 @@ def _place(graph, factor, node):
     return -1
 
 
+@borrowing(UniTuple(int64, 3)(FACTOR_GRAPH, int64, int64), inner=True)
+def _around(graph, factor, place):
+    """Combinations of values of a factor's nodes before one of them, its own values, and combinations behind it."""
+    sizes = _size(graph, factor, 0), _size(graph, factor, 1), _size(graph, factor, 2)
+    if place == 0:
+        return 1, sizes[0], sizes[1] * sizes[2]
+    if place == 1:
+        return sizes[0], sizes[1], sizes[2]
+    return sizes[0] * sizes[1], sizes[2], 1
+
+
 @borrowing(boolean(FACTOR_GRAPH, int64, int64, boolean), inner=True)
 def _reaches(graph, factor, node, upward):
     """Whether a factor has a node with a higher number, or with a lower one."""
@@ -73,45 +85,44 @@ def _collect(graph, factor, place, least):
         place: which of its nodes.
         least: [largest number of values] scratch.
     """
-    first, size = graph.first[graph.nodes[factor, place]], _size(graph, factor, place)
-    sizes = _size(graph, factor, 0), _size(graph, factor, 1), _size(graph, factor, 2)
+    first, (before, size, after) = graph.first[graph.nodes[factor, place]], _around(graph, factor, place)
     for v in range(size):
         least[v] = NEVER
     at = graph.begins[factor]
-    for i in range(sizes[0]):
-        for j in range(sizes[1]):
-            for k in range(sizes[2]):
-                v = i if place == 0 else (j if place == 1 else k)
-                least[v] = min(least[v], graph.tables[at])
-                at += 1
+    for _ in range(before):
+        for v in range(size):
+            found = least[v]
+            for entry in range(at, at + after):
+                found = graph.tables[entry] if graph.tables[entry] < found else found
+            least[v] = found
+            at += after
     for v in range(size):
         if graph.is_left[first + v]:
             graph.costs[first + v] += least[v]
         else:
             least[v] = 0.0
     at = graph.begins[factor]
-    for i in range(sizes[0]):
-        for j in range(sizes[1]):
-            for k in range(sizes[2]):
-                v = i if place == 0 else (j if place == 1 else k)
-                graph.tables[at] -= least[v]
-                at += 1
+    for _ in range(before):
+        for v in range(size):
+            for entry in range(at, at + after):
+                graph.tables[entry] -= least[v]
+            at += after
 
 
 @borrowing(void(FACTOR_GRAPH, int64, int64, float64), inner=True)
 def _distribute(graph, factor, place, share):
     """Adds a share of a node's costs to one of its factors; values that are left out cost `NEVER` there."""
-    first = graph.first[graph.nodes[factor, place]]
+    first, (before, size, after) = graph.first[graph.nodes[factor, place]], _around(graph, factor, place)
     at = graph.begins[factor]
-    for i in range(_size(graph, factor, 0)):
-        for j in range(_size(graph, factor, 1)):
-            for k in range(_size(graph, factor, 2)):
-                v = first + (i if place == 0 else (j if place == 1 else k))
-                if graph.is_left[v]:
-                    graph.tables[at] += share * graph.costs[v]
-                else:
-                    graph.tables[at] = NEVER
-                at += 1
+    for _ in range(before):
+        for v in range(first, first + size):
+            if graph.is_left[v]:
+                for entry in range(at, at + after):
+                    graph.tables[entry] += share * graph.costs[v]
+            else:
+                for entry in range(at, at + after):
+                    graph.tables[entry] = NEVER
+            at += after
 
 
 @borrowing(float64(FACTOR_GRAPH, int64), inner=True)

@@ -1,0 +1,79 @@
+"""The linear program of a spread: shares of each type of units at some places, and the seconds of a step.
+
+A place is a rank, or a chunk of a rank, in one recompute mode. Every row says that what the units at the places take,
+and what is taken besides, is at most the seconds of a step, or at most some room. Units: seconds, bytes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from automap.arrays import Floats
+
+INFEASIBLE = 2
+"""Status of a linear program that nothing solves, see `scipy.optimize.linprog`."""
+
+
+class SpreadProgram:
+    """Rows of the program, which are added one by one."""
+
+    def __init__(self, num_types: int, scale_s: float) -> None:
+        """Begins without rows.
+
+        Args:
+            num_types: types of units.
+            scale_s: seconds that are about those of a step.
+        """
+        self._types, self._scale = num_types, max(scale_s, 1e-30)
+        self._rows: list[Floats] = []
+        self._right: list[float] = []
+
+    def add_seconds(self, each_s: Floats, besides_s: float) -> None:
+        """A step is no shorter than a sum of seconds.
+
+        Args:
+            each_s: [places, ..., types] seconds of all units of a type at a place.
+            besides_s: seconds besides.
+        """
+        self._rows.append(np.append(each_s.reshape(-1) / self._scale, -1.0))
+        self._right.append(-besides_s / self._scale)
+
+    def add_room(self, each: Floats, room: float) -> None:
+        """A sum over the units, [places, ..., types], is at most so much."""
+        scale = max(abs(room), float(np.abs(each).max()), 1e-30)
+        self._rows.append(np.append(each.reshape(-1) / scale, 0.0))
+        self._right.append(room / scale)
+
+    def add_shares(self, bound: Floats) -> None:
+        """At each place there is a share of each type at least, [places, types], in all ways together.
+
+        Args:
+            bound: [places, ways, types], alike for all ways.
+        """
+        places = bound.reshape(-1, *bound.shape[-2:])
+        for place, kind in np.argwhere(places[:, 0] > 0.0).tolist():
+            row = np.zeros(places.shape)
+            row[place, :, kind] = -1.0
+            self.add_room(row, -float(places[place, 0, kind]))
+
+    def seconds(self) -> float:
+        """The least seconds of a step; infinite where no spread has enough room."""
+        from scipy.optimize import linprog  # it takes longer to import than most programs to run
+
+        upper = np.array(self._rows)
+        count = upper.shape[1] - 1
+        costs = np.zeros(count + 1)
+        costs[-1] = 1.0
+        shares = np.tile(np.eye(self._types), (1, count // self._types))
+        found = linprog(
+            costs,
+            A_ub=upper,
+            b_ub=np.array(self._right),
+            A_eq=np.concatenate([shares, np.zeros((self._types, 1))], axis=1),
+            b_eq=np.ones(self._types),
+            bounds=(0.0, None),
+        )
+        if found.status == INFEASIBLE:
+            return np.inf
+        # The solver is exact to about 1e-7.
+        return float(found.fun) * self._scale * (1.0 - 1e-6) if found.status == 0 else 0.0
