@@ -103,7 +103,7 @@ class SearchResult:
     no more; the first one is `plan`. See `agents.results.diverse_top_k`."""
     others: Callable[[int], tuple[Plan, ...]] = field(compare=False)
     """Returns the given number of best plans, or fewer, each with other degrees of parallelism, the fastest first. They
-    are to be shown: priced and not verified. See `agents.results.side_by_side`."""
+    are to be listed: priced, without reasons, and not verified. See `agents.results.side_by_side`."""
     evaluations: int
     """Number of plans that were priced."""
     seconds: float

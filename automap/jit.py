@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from functools import cache, cached_property
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite
 import numba
@@ -108,15 +108,25 @@ def _prepare() -> None:
     bytecode.FunctionIdentity._unique_ids = itertools.count(int.from_bytes(os.urandom(6), "big"))
 
 
+class _Folder(NamedTuple):
+    """Where compiled kernels are kept."""
+
+    path: Path
+    about: str
+    """What is told while they are compiled: for whom, and what would help where that is not for good."""
+
+
 @cache
-def _cache_folder() -> Path:
+def _cache_folder() -> _Folder:
     """A folder under NUMBA_CACHE_DIR or the user's cache; a temporary folder where that cannot be written."""
     versions = (numba.__version__, llvmlite.__version__, np.__version__, sys.version)
     sources = [Path(path).read_text() for path in (__file__, numba_lowering.__file__)]
     machine = (get_host_cpu_name(), get_host_cpu_features().flatten())
     name = f"kernels-{hashlib.sha256(repr((versions, sources, machine)).encode()).hexdigest()[:16]}"
-    roots = [Path(numba.config.CACHE_DIR or platformdirs.user_cache_path("automap")), Path(tempfile.gettempdir())]
-    for root in roots:
+    own = Path(numba.config.CACHE_DIR or platformdirs.user_cache_path("automap"))
+    shared = Path(tempfile.gettempdir())
+    repair = f"for {own} cannot be written; NUMBA_CACHE_DIR names another folder"
+    for root, about in ((own, "once on this machine"), (shared, f"into {shared}, {repair}")):
         folder = root / name
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -124,8 +134,8 @@ def _cache_folder() -> Path:
             continue
         # What is read from here is unpickled and run: a folder that somebody else made is not trusted.
         if os.access(folder, os.W_OK) and folder.stat().st_uid in (os.getuid(), 0):
-            return folder
-    return Path(tempfile.mkdtemp(prefix="automap-kernels-"))
+            return _Folder(folder, about)
+    return _Folder(Path(tempfile.mkdtemp(prefix="automap-kernels-")), f"for this process alone, {repair}")
 
 
 def _read(path: Path) -> Any:
@@ -172,7 +182,7 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
     _can_compile: bool
 
     def _file(self, kind: str) -> Path:
-        return _cache_folder() / f"{self.__module__}.{self.__name__}-{self.digest}.{kind}"
+        return _cache_folder().path / f"{self.__module__}.{self.__name__}-{self.digest}.{kind}"
 
     @property
     def is_cached(self) -> bool:
@@ -213,7 +223,7 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
             if self._can_compile and not self.inner:
                 found = _read(self._file("code"))
                 if found is None:
-                    with phase("compiling kernels, once on this machine"):
+                    with phase(f"compiling kernels, {_cache_folder().about}"):
                         self.compile()
                         found = self._make_code()
                 else:

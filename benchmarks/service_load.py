@@ -1,13 +1,16 @@
 """Load on a running service: tiny jobs of several tenants, polls beside searches, slow connections, and a mix of all.
 
-    python benchmarks/service_load.py [--jobs 1000] [--polls 2000] [--slow 1000] [--minutes 30] [--workers 2]
+    python benchmarks/service_load.py [--jobs 1000] [--polls 2000] [--slow 1000] [--submissions 100] [--minutes 30]
+        [--workers 2]
 
 Throughput: four tenants submit as fast as they can; jobs a second from the first submission to the last end, the
 processor time that a job takes in its worker, and how far tenants are apart. Polls: 500 offered a second on 16
 connections beside a running search. Slow: so many connections that send one byte of a request in two seconds, from a
-process of their own, and what the polls of others take meanwhile. Mix (`--minutes`): uploads, jobs, lists, cancels and
-deletes in turn; growth of memory and open files of the service, its workers and its store behind the first tenth. 0
-leaves a part out. The status is 1 where memory has grown by 5 % or files were left open.
+process of their own, and what the polls of others take meanwhile. Submissions: a model of 1 MB without its weights is
+uploaded again and again, as another file and as the same, and jobs for it are submitted, beside the same search. Mix
+(`--minutes`): uploads, jobs, lists, cancels and deletes in turn; growth of memory and open files of the service, its
+workers and its store behind the first tenth. 0 leaves a part out. The status is 1 where memory has grown by 5 % or
+files were left open.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 
 import httpx
+import onnx
 import psutil
+from onnx import helper
 
 from service.embedded_redis import EmbeddedRedis
 from service.jobs.connection import connect
@@ -47,6 +52,7 @@ PROFILE = "\n".join(
 TENANTS = ("a", "b", "c", "d")
 POLLS_A_SECOND = 500
 CONNECTIONS = 16
+MODEL_BYTES = 1_000_000
 _FEW_FILES = 3
 """Open files more than before that are no leak: connections of the moment."""
 
@@ -192,6 +198,86 @@ def polls(url: str, path: str, headers: dict[str, str], given: argparse.Namespac
           "below 2)")  # fmt: skip
 
 
+def stripped(num_bytes: int) -> onnx.ModelProto:
+    """A model without weights whose file has so many bytes: blocks of a normalisation and two matrix products."""
+    width, nodes, weights, values = 256, [], [], []
+    head = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", 128, width])
+    size, at = 0, "x"
+    while size < num_bytes:
+        place = f"/transformer/decoder/layers.{len(nodes) // 7}"
+        names = [f"{place}/{name}_output_0" for name in ("norm", "up", "up/Add", "act", "down", "down/Add", "Add")]
+        shapes = {"norm/weight": [width], "norm/bias": [width], "up/weight": [width, 4 * width], "up/bias": [4 * width]}
+        shapes |= {"down/weight": [4 * width, width], "down/bias": [width]}
+        own = [
+            onnx.TensorProto(name=f"{place}/{k}", dims=d, data_type=onnx.TensorProto.FLOAT) for k, d in shapes.items()
+        ]
+        wide = (1, 2, 3)
+        made = [
+            helper.make_node(kind, [*inputs, *(f"{place}/{w}" for w in of)], [out], name=out.removesuffix("_output_0"))
+            for kind, inputs, of, out in (
+                ("LayerNormalization", [at], ["norm/weight", "norm/bias"], names[0]),
+                ("MatMul", [names[0]], ["up/weight"], names[1]),
+                ("Add", [names[1]], ["up/bias"], names[2]),
+                ("Relu", [names[2]], [], names[3]),
+                ("MatMul", [names[3]], ["down/weight"], names[4]),
+                ("Add", [names[4]], ["down/bias"], names[5]),
+                ("Add", [names[5], at], [], names[6]),
+            )
+        ]
+        known = [
+            helper.make_tensor_value_info(
+                name, onnx.TensorProto.FLOAT, ["batch", 128, 4 * width if number in wide else width]
+            )
+            for number, name in enumerate(names)
+        ]
+        nodes, weights, values, at = [*nodes, *made], [*weights, *own], [*values, *known], names[6]
+        size += sum(part.ByteSize() + 4 for part in (*own, *made, *known))
+    graph = helper.make_graph(nodes, "decoder", [head], [values[-1]], weights, value_info=values[:-1])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def submissions(client: httpx.Client, count: int, own: psutil.Process, workers: list[psutil.Process]) -> None:
+    """Measures uploads of a model, as files that differ and as the same file, and jobs for it."""
+
+    def spent_s() -> float:
+        """Processor time of the service and of the children that import and check."""
+        mine = own.cpu_times()
+        beside = [child.cpu_times() for child in own.children() if child not in workers]
+        return mine.children_user + mine.children_system + sum(t.user + t.system for t in (mine, *beside))
+
+    model, ids = stripped(MODEL_BYTES), []
+    uploads: list[float] = []
+    spent = [spent_s()]
+    for number in range(count):
+        model.graph.name = f"decoder {number}"
+        data = model.SerializeToString()
+        began = time.monotonic()
+        ids.append(client.post("/v1/models?dim=batch=8", content=data).raise_for_status().json()["id"])
+        uploads.append(time.monotonic() - began)
+    spent.append(spent_s())
+    again: list[float] = []
+    for _ in range(count):
+        began = time.monotonic()
+        client.post("/v1/models?dim=batch=8", content=data).raise_for_status()
+        again.append(time.monotonic() - began)
+    spent.append(spent_s())
+    jobs: list[float] = []
+    body = {"model_id": ids[0], "dims": {"batch": 8}, "cluster": "8xV100-16GB", "training": {"global_batch": 64}}
+    for number in range(count):
+        began = time.monotonic()
+        answer = client.post("/v1/jobs", json={**body, "budget": 1, "searchers": ["random"], "seed": number})
+        jobs.append(time.monotonic() - began)
+        client.delete(answer.raise_for_status().headers["Location"]).raise_for_status()
+    spent.append(spent_s())
+    for model_id in ids:
+        client.delete(f"/v1/models/{model_id}").raise_for_status()
+    print(f"submissions of a model of {len(data) / 1e6:.1f} MB, {len(model.graph.node)} nodes:")
+    measured = {"a new file": uploads, "the same file again": again, "a job": jobs}
+    for (name, seconds), (before_s, after_s) in zip(measured.items(), itertools.pairwise(spent), strict=True):
+        each_ms = (after_s - before_s) / count * 1000
+        print(f"  {name}: {shown(seconds)}, {each_ms:.0f} ms of processor time each (asked: p95 below 150)")
+
+
 def mix(client: httpx.Client, minutes: float, processes: dict[str, psutil.Process], upload: bytes) -> bool:
     """Measures growth under everything in turn; returns whether there was none that counts."""
 
@@ -225,7 +311,7 @@ def mix(client: httpx.Client, minutes: float, processes: dict[str, psutil.Proces
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("jobs", 1000), ("polls", 2000), ("slow", 1000), ("workers", 2)):
+    for name, default in (("jobs", 1000), ("polls", 2000), ("slow", 1000), ("submissions", 100), ("workers", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--minutes", type=float, default=30.0)
     given = parser.parse_args()
@@ -252,6 +338,8 @@ def main() -> int:
             path = f"/v1/jobs/{search}"
             if given.polls:
                 polls(url, path, heads["a"], given, own)
+            if given.submissions:
+                submissions(one, given.submissions, own, workers)
             one.delete(path)
             if given.minutes:
                 parts = {"service": own, "store": psutil.Process(server.pid)}

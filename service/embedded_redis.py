@@ -82,6 +82,10 @@ class EmbeddedRedis:
             temporary.sweep()
             self._socket_folder = temporary.make("redis")
             self.start()
+            (self._folder / _ADDRESS).write_text(self.url)
+        except OSError as fault:
+            self._clean()
+            raise self._fault(f"cannot be written ({fault.strerror})", "Make room in it.") from None
         except BaseException:
             self._clean()
             raise
@@ -133,7 +137,6 @@ class EmbeddedRedis:
             while True:
                 try:
                     client.ping()
-                    (self._folder / _ADDRESS).write_text(self.url)
                     return
                 except (redis.ConnectionError, redis.exceptions.BusyLoadingError):
                     if not self.is_alive() or time.monotonic() > deadline:

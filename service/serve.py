@@ -153,12 +153,13 @@ def _supervised(redis_url: str, num_workers: int, embedded: EmbeddedRedis | None
             pause_s = max(_LOOK_S, pause_s / 2)
             if embedded is not None and not embedded.is_alive():
                 LOG.error("the private redis-server died; starting it again")
-                with contextlib.suppress(UserError):
+                with contextlib.suppress(UserError, OSError):
                     embedded.start()
             for index, worker in enumerate(workers):
                 if worker.poll() is not None:
                     LOG.error("worker %d died (%d); starting another", worker.pid, worker.returncode)
-                    workers[index] = _start_worker(redis_url)
+                    with contextlib.suppress(OSError):  # as where the system has no memory or process to give
+                        workers[index] = _start_worker(redis_url)
                     pause_s = min(4 * pause_s, _MAX_PAUSE_S)  # one that dies at once is not started in a circle
         # Here, not in the main thread: the kernel ends a worker when the thread that started it ends.
         for worker in workers:

@@ -8,6 +8,7 @@ it may, and when it needs more memory than it may. Run as `python -m service.sid
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import resource
@@ -23,6 +24,8 @@ from service.problems import problem, problem_of
 
 MEMORY_BYTES = 4 << 30
 """Memory that it may have, its libraries included: the largest plans that are found take 1 GiB (assumed)."""
+KEPT_BYTES = 8 << 20
+"""Largest graph that is kept for the next request: as objects it takes some ten times as much (assumed)."""
 _GRACE_S = 2
 """Seconds after which it ends itself should the parent, which ends it sooner, be gone."""
 
@@ -101,13 +104,21 @@ def _request(document: Mapping[str, Any]) -> Any:
 
 
 def _graph(document: Mapping[str, Any], graph: bytes) -> Any:
-    from ir.serialize import graph_from_bytes
     from service.jobs.run_job import import_graph
 
     request = _request(document)
     if request.model.zoo:
         return import_graph(b"", request)
-    return replace(graph_from_bytes(graph), sha256=document["model_id"])
+    read = _read if len(graph) <= KEPT_BYTES else _read.__wrapped__
+    return read(graph, document["model_id"])
+
+
+@functools.lru_cache(maxsize=1)
+def _read(graph: bytes, sha256: str) -> Any:
+    """The graph of a stored model; that of the last request is kept, for jobs of one model come one after another."""
+    from ir.serialize import graph_from_bytes
+
+    return replace(graph_from_bytes(graph), sha256=sha256)
 
 
 def _problem(document: Mapping[str, Any], graph: bytes, plan: Any = None) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from agents.portfolio.any_trainer import WORTH_TELLING, AnyTrainer, search_any, set_aside
@@ -78,7 +78,8 @@ def search_offer(
     mine, rest = _divided(own, time.monotonic() - began, has_part=part is not None)
     run = functools.partial(search_in_turn, searchers=searchers, seed=seed, should_stop=should_stop)
     share = 1.0 if part is None else 1.0 - PART_SHARE
-    yours = None if problem.hints.baseline is None else read_baseline(Evaluator(problem))
+    evaluator = functools.cache(lambda: Evaluator(problem))
+    yours = None if problem.hints.baseline is None else read_baseline(evaluator())
     begin = [*start, *([yours.plan] if yours is not None else [])]
     main = run(problem, mine, start=begin, on_progress=lambda p: on_progress(_scaled(p, 0.0, share, None)))
     on_part: SearchResult | None = None
@@ -90,7 +91,7 @@ def search_offer(
     if aside is not None and not should_stop():
         best_s = min(found.step_time_s for found in (main, on_part) if found is not None)
         others = search_any(problem, aside, main.plan, best_s, seed=seed, should_stop=should_stop)
-    return _Found(problem, main, part, on_part, parts, tie, yours, others).result()
+    return _Found(problem, evaluator, main, part, on_part, parts, tie, yours, others).result()
 
 
 def _divided(budget: Budget, spent_s: float, *, has_part: bool) -> tuple[Budget, Budget | None]:
@@ -132,6 +133,8 @@ class _Found:
 
     Attributes:
         problem: the problem on all devices.
+        evaluator: returns its evaluator, which is made when it is first needed: that of a small problem takes longer
+            than pricing its plans.
         main: result of the search on all devices.
         part: the part that was chosen for a search, if any.
         on_part: result of the search on this part.
@@ -142,6 +145,7 @@ class _Found:
     """
 
     problem: Problem
+    evaluator: Callable[[], Evaluator]
     main: SearchResult
     part: Part | None
     on_part: SearchResult | None
@@ -152,9 +156,9 @@ class _Found:
 
     def result(self) -> SearchResult:
         """The result with the plainest plan within the tie."""
-        evaluator, main = Evaluator(self.problem), self.main
-        of_part = self._of_part(evaluator, self.on_part.plan) if self.on_part is not None else None
-        further = [self._kept(evaluator), self.others.offer if self.others is not None else None]
+        main = self.main
+        of_part = self._of_part(self.on_part.plan) if self.on_part is not None else None
+        further = [self._kept(), self.others.offer if self.others is not None else None]
         known = [offer for offer in further if offer is not None]
         found = [plan for plan in (main.plan, of_part, *(offer.plan for offer in known)) if plan is not None]
         fastest_s = min(map(_step_s, found))
@@ -162,20 +166,22 @@ class _Found:
         offers = [_plainest(main, limit_s)] if _step_s(main.plan) <= limit_s else []
         if self.on_part is not None and of_part is not None and _step_s(of_part) <= limit_s:
             offer = _plainest(self.on_part, limit_s)
-            offers.append(replace(offer, plan=self._of_part(evaluator, offer.plan) or of_part))
+            offers.append(replace(offer, plan=self._of_part(offer.plan) or of_part))
         offers += [offer for offer in known if _step_s(offer.plan) <= limit_s]
         offer = min(offers, key=lambda some: some.plainness)
         record = self._record(offer, fastest_s)
         chosen = replace(
             offer.plan,
-            search=replace(record, yours=self._compared(evaluator, offer.plan), any_trainer=self._cost(fastest_s)),
+            search=replace(record, yours=self._compared(offer.plan), any_trainer=self._cost(fastest_s)),
             why=(*offer.plan.why, *_told(offer.plan, fastest_s)),
         )
 
         def unlike(count: int) -> tuple[Plan, ...]:
-            return (chosen, *self._others(evaluator, chosen, record, count))[:count]
+            return (chosen, *self._others(chosen, record, count))[:count]
 
         def others(count: int) -> tuple[Plan, ...]:
+            if self.problem.cluster.num_devices == 1:
+                return ()  # all its plans have the same degrees
             plans = [*main.others(count + 1), *([of_part] if of_part is not None else [])]
             mine = key_of(chosen.degrees)
             return fastest_of_each((plan for plan in plans if key_of(plan.degrees) != mine), count)
@@ -202,15 +208,15 @@ class _Found:
                     before.append((self.main.evaluations + evaluations, self.main.seconds + seconds, step_s))
         return found
 
-    def _kept(self, evaluator: Evaluator) -> Offer | None:
+    def _kept(self) -> Offer | None:
         """The plan that the user runs today; None where there is none, or the search may not return it."""
         if self.yours is None or Verifier(self.problem).violations(self.yours.plan):
             return None
-        rank = plainness(self.yours.lowered, evaluator, is_template=False)
+        rank = plainness(self.yours.lowered, self.evaluator(), is_template=False)
         # The space need not have it.
         return Offer(plan=self.yours.plan, found_by="yours", plainness=rank, num_decisions=0, num_operator_decisions=0)
 
-    def _compared(self, evaluator: Evaluator, plan: Plan) -> Yours | None:
+    def _compared(self, plan: Plan) -> Yours | None:
         """The plan that the user runs today beside the one that is returned."""
         if self.yours is None:
             return None
@@ -224,7 +230,7 @@ class _Found:
             step_time_s=_step_s(self.yours.plan),
             shortage=shortage(own),
             notes=notes,
-            changes=changes(self.yours.lowered, lower_plan(plan, evaluator), evaluator)
+            changes=changes(self.yours.lowered, lower_plan(plan, self.evaluator()), self.evaluator())
             if all(one.sync.kind == "synchronous" for one in both)
             else (),
         )
@@ -234,10 +240,10 @@ class _Found:
         cost = None if self.others is None else self.others.cost
         return cost if cost is not None and cost.step_time_s < (1.0 - WORTH_TELLING) * fastest_s else None
 
-    def _of_part(self, evaluator: Evaluator, plan: Plan) -> Plan | None:
+    def _of_part(self, plan: Plan) -> Plan | None:
         """A plan of the part as a plan of the whole cluster; None where the hints forbid it."""
         assert self.part is not None
-        return on_all(plan, self.part, self.problem, evaluator)
+        return on_all(plan, self.part, self.problem, self.evaluator())
 
     def _record(self, offer: Offer, fastest_s: float) -> SearchRecord:
         """The record of both searches, for the plan that is returned."""
@@ -271,12 +277,12 @@ class _Found:
             num_operator_decisions=offer.num_operator_decisions,
         )
 
-    def _others(self, evaluator: Evaluator, chosen: Plan, record: SearchRecord, count: int) -> list[Plan]:
+    def _others(self, chosen: Plan, record: SearchRecord, count: int) -> list[Plan]:
         """The best plans that are unlike the one that is returned."""
-        verifier = Verifier(self.problem)
+        verifier, evaluator = Verifier(self.problem), self.evaluator()
         plans = list(self.main.unlike(count + 1))
         if self.on_part is not None:
-            plans += [p for p in (self._of_part(evaluator, mine) for mine in self.on_part.unlike(count)) if p]
+            plans += [p for p in (self._of_part(mine) for mine in self.on_part.unlike(count)) if p]
         tidied = [
             plan if plan.sync.kind != "synchronous" else tidy(plan, lower_plan(plan, evaluator), evaluator, verifier)
             for plan in plans

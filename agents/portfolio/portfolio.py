@@ -3,12 +3,12 @@
 The searchers work in this order:
 
 1. the grid of templates, and the plans given;
-2. elimination around the best templates (`agents.planners.opening`), and Piper's program for the best pipelines
-   (`agents.planners.divided_anew`);
+2. elimination around the best templates (`agents.planners.opening`);
 3. the plans that the pretrained network proposes;
-4. branch and bound in small spaces, whose proof ends the search;
-5. annealing, from the best plans so far;
-6. for larger budgets, annealing in this process beside other members in processes of their own (`PLACES`), planners and
+4. Piper's program for the best pipelines (`agents.planners.divided_anew`);
+5. branch and bound in small spaces, whose proof ends the search;
+6. annealing, from the best plans so far;
+7. for larger budgets, annealing in this process beside other members in processes of their own (`PLACES`), planners and
    a DQN among them, which begin with the best plans so far.
 
 Of a budget in evaluations every member has a fixed share and learns of the others' plans only where a share ends, so
@@ -105,8 +105,9 @@ def search_portfolio(task: SearchTask) -> SearchResult:
     if not incumbent.finished:
         grid = grid.joined(lightened_templates(incumbent, grid))
         grid = grid.joined(work_out(incumbent, grid))
-        divide_anew(incumbent, grid)
     proposed = [] if incumbent.finished else _propose(incumbent, grid, task.seed)
+    if not incumbent.finished:
+        divide_anew(incumbent, grid)
     proven = not incumbent.finished and _is_provable(incumbent) and _prove(incumbent)
     known = best_of_meshes(incumbent.space, grid.values, grid.prices)
     if proposed:

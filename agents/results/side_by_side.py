@@ -1,7 +1,7 @@
 """Side by side: the best plans of unlike degrees of parallelism, for people who want to see what else there is.
 
-They are shown, not run: each is priced, but only the plan that a search returns is verified. So five of them take a
-tenth of a second for most models, and not a second. Units: seconds.
+They are shown, not run: each is priced, but only the plan that a search returns is verified and says why it takes what
+it takes. So five of them take a tenth of a second for most models, and not a second. Units: seconds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from agents.results.plainest import plain
 from automap.plan import Degrees, Plan
 from automap.price.degrees import degrees_of
-from automap.price.estimate import annotate
+from automap.price.estimate import estimated
 from automap.price.lowered_plan import LoweredPlan
 from automap.price.plan_writer import to_plan
 from automap.space.space import PlanSpace, Values
@@ -60,7 +60,7 @@ def of_unlike_degrees(space: PlanSpace, known: Sequence[Values], count: int) -> 
         lowered = space.lowered(values)
         found.setdefault(key_of(degrees_of(lowered, evaluator)), lowered)
     plain_ones = [plain(lowered, evaluator, 0.0) for lowered in found.values()]
-    written = [annotate(to_plan(lowered, evaluator), lowered, evaluator) for lowered in plain_ones]
+    written = [estimated(to_plan(lowered, evaluator), lowered, evaluator) for lowered in plain_ones]
     return tuple(sorted(written, key=_step_s))
 
 

@@ -198,12 +198,19 @@ def annotate(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> Plan:
     """`plan`, which states `lowered`, with degrees, estimate, a launch line and reasons for its three largest costs."""
     outcome = evaluate_plan(plan, lowered, evaluator)
     return replace(
-        plan,
-        degrees=degrees_of(lowered, evaluator),
-        estimate=_estimate(lowered, evaluator, outcome),
+        _estimated(plan, lowered, evaluator, outcome),
         launch=launch_line(plan, evaluator.problem),
         why=reasons(lowered.views[outcome.view], evaluator, outcome),
     )
+
+
+def estimated(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> Plan:
+    """`plan`, which states `lowered`, with degrees and estimate alone, as for a list of plans."""
+    return _estimated(plan, lowered, evaluator, evaluate_plan(plan, lowered, evaluator))
+
+
+def _estimated(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> Plan:
+    return replace(plan, degrees=degrees_of(lowered, evaluator), estimate=_estimate(lowered, evaluator, outcome))
 
 
 def launch_line(plan: Plan, problem: Problem) -> str:
@@ -215,7 +222,8 @@ def launch_line(plan: Plan, problem: Problem) -> str:
     start = torchrun(plan, problem.cluster)
     if EXAMPLE_MODEL.fullmatch(plan.model.name):
         return f"{start} examples/train_gpt.py plan.json checkpoint 100"
-    return f"{start} YOUR_TRAINING.py  # calls automap.runtime.trainer.parallelize, see docs/training.md"
+    begun = "automap export writes its beginning" if target is not None else "calls automap.runtime.trainer.parallelize"
+    return f"{start} YOUR_TRAINING.py  # {begun}, see docs/training.md"
 
 
 def torchrun(plan: Plan, cluster: Cluster) -> str:

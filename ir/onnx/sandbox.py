@@ -2,15 +2,17 @@
 
 Parent and child speak JSON over pipes: the upload goes in after one line of options, the Graph (or the error) comes
 back. The child imports `ir` only; before it parses the upload it gives up opening files, sockets and processes, and
-where the kernel offers it every other system call that computing does not need. The parent never imports onnx. Run by
-`python -m ir.onnx.sandbox`.
+where the kernel offers it its rights (namespaces) and every other system call that computing does not need. What the
+kernel refuses is said once in the parent's log. The parent never imports onnx. Run by `python -m ir.onnx.sandbox`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -23,10 +25,13 @@ from typing import Any, Unpack
 from ir.errors import ModelError, ModelTooExpensive, too_expensive
 from ir.graph import Graph
 from ir.lifetime import die_with_parent
+from ir.onnx.namespaces import leave_others
 from ir.onnx.options import ReadOptions
 from ir.onnx.readers.limits import check_size
 from ir.onnx.system_calls import keep_computing_only
 from ir.serialize import graph_from_bytes, graph_to_bytes
+
+LOG = logging.getLogger("automap.import")
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -89,9 +94,17 @@ def import_model(data: bytes, *, limits: SandboxLimits | None = None, **options:
         raise _expensive(_why(child.returncode, limits), f"exit status {child.returncode}")
     head, _, body = out.partition(b"\n")
     answer = json.loads(head)
+    _tell(tuple(answer.get("refused", ())))
     if "error" in answer:
         raise ERRORS.get(answer.pop("error"), ModelError)(**answer)
     return graph_from_bytes(body)
+
+
+@functools.cache
+def _tell(refused: tuple[str, ...]) -> None:
+    """Says, once a process, which walls around the child this system does not offer."""
+    if refused:
+        LOG.info("files are read with limits and without %s: the system refuses it", " and ".join(refused))
 
 
 def environment() -> dict[str, str]:
@@ -171,21 +184,27 @@ def _parse_budget(mapped: int, size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _read(size: int, max_bytes: int, options: ReadOptions) -> bytes:
-    """Reads the upload from stdin and returns its graph as canonical bytes."""
+def _wall_in() -> list[str]:
+    """Gives up all that computing does not need; returns what of it the system refuses."""
+    forbid_opening()
+    walls = {"namespaces": leave_others, "a filter of system calls": keep_computing_only}
+    return [name for name, build in walls.items() if not build()]
+
+
+def _read(size: int, max_bytes: int, options: ReadOptions) -> tuple[list[str], bytes]:
+    """Reads the upload from stdin; returns what the system refuses (`_wall_in`), and the graph as canonical bytes."""
     from ir.onnx.load import read_graph
     from ir.onnx.readers.guard import parse
     from ir.onnx.readers.limits import Limits
 
     data = sys.stdin.buffer.read(size)
     mapped = _address_space()
-    forbid_opening()
-    keep_computing_only()
+    refused = _wall_in()
     with _parse_budget(mapped, size):
         model = parse(data, Limits(max_bytes=max_bytes))
     sha256 = hashlib.sha256(data).hexdigest()
     del data
-    return graph_to_bytes(read_graph(model, sha256=sha256, **options))
+    return refused, graph_to_bytes(read_graph(model, sha256=sha256, **options))
 
 
 def main() -> int:
@@ -197,7 +216,7 @@ def main() -> int:
     answer: dict[str, Any] = {}
     body = b""
     try:
-        body = _read(order["size"], limits.max_bytes, order["options"])
+        answer["refused"], body = _read(order["size"], limits.max_bytes, order["options"])
     except ModelError as error:
         answer = {"error": type(error).__name__, **error.texts}
     except MemoryError:

@@ -1,7 +1,9 @@
-"""Limits on connections, below the application: how many there are, and how long one may take to send a request's head.
+"""Limits on connections, below the application: how many there are, how long one may take to send a request's head, and
+how much it may send behind an answer that did not wait for it.
 
 uvicorn closes a connection that is idle behind an answer, and no other one: a client that never sends a request, or one
-byte of it at a time, would be kept for ever. Bodies have their time limit in `service.http.api`. Units: seconds.
+byte of it at a time, would be kept for ever; and it would read to its end a body that has been refused. Bodies have
+their own limits in `service.http.api`. Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ from service.settings import Settings
 
 HEAD_BYTES = 64 * 1024
 """Largest head of a request that arrives in parts."""
+UNREAD_BYTES = 1024 * 1024
+"""Most that is read of a body behind its refusal: a client that is still sending sees the answer, and one that sends
+without end is cut off (assumed)."""
 _GRACE_S = 5
 
 
@@ -53,6 +58,7 @@ def bounded(most: int, head_s: float) -> type[HttpToolsProtocol]:
         _at: Literal["head", "body", "end"] = "head"
         """The part of a request that comes next."""
         _head_bytes = 0
+        _unread_bytes = 0
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -67,10 +73,14 @@ def bounded(most: int, head_s: float) -> type[HttpToolsProtocol]:
                 self._head_bytes += len(data)
                 if self._head_bytes > HEAD_BYTES:
                     self._refuse(too_large)
+            elif self._is_unread():
+                self._unread_bytes += len(data)
+                if self._unread_bytes > UNREAD_BYTES:
+                    self.transport.close()
             self._watch()
 
         def on_message_begin(self) -> None:
-            self._at, self._head_bytes = "head", 0
+            self._at, self._head_bytes, self._unread_bytes = "head", 0, 0
             super().on_message_begin()
 
         def on_headers_complete(self) -> None:
@@ -86,11 +96,14 @@ def bounded(most: int, head_s: float) -> type[HttpToolsProtocol]:
             super().connection_lost(exc)
 
         def _watch(self) -> None:
-            is_unread = self._at == "body" and self.cycle.response_complete
-            if self._at != "head" and not is_unread:
+            if self._at != "head" and not self._is_unread():
                 self._forget()
             elif self._late is None:
                 self._late = self.loop.call_later(head_s, self.transport.close)
+
+        def _is_unread(self) -> bool:
+            """Whether a body comes that nobody waits for any more."""
+            return self._at == "body" and bool(self.cycle.response_complete)
 
         def _forget(self) -> None:
             if self._late is not None:

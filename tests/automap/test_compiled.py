@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,6 +34,22 @@ problem = Problem.build(zoo.build("bert-large"), parse_cluster("2x2xV100-16GB"),
 search(problem, Budget(evaluations=300), seed=0)
 main("inspect zoo:bert-large --cluster 8xA100-80GB --json".split())
 main("estimate zoo:bert-large --cluster 8xA100-80GB --global-batch 64 --tp 2 --pp 2 --json".split())
+"""
+
+
+ONE = """
+from numba import float64
+from automap.jit import borrowing
+from automap.phases import listening
+
+@borrowing(float64(float64))
+def half(value):
+    return value / 2.0
+
+told = []
+with listening(told.append):
+    assert half(3.0) == 1.5
+print([text for text in told if text])
 """
 
 
@@ -93,6 +111,24 @@ def test_a_digest_tells_what_machine_code_depends_on() -> None:
 def test_an_inner_kernel_has_no_entry_from_python() -> None:
     with pytest.raises(TypeError, match="No matching definition"):
         doubled(np.ones(2), 0)
+
+
+@pytest.mark.slow
+def test_a_home_that_cannot_be_written_has_its_kernels_kept_elsewhere_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("")
+    (tmp_path / "tmp").mkdir()
+    home = {**os.environ, "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "tmp")}
+    for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME"):
+        home.pop(name, None)
+
+    def told() -> str:
+        done = subprocess.run([sys.executable, "-c", ONE], env=home, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    first = told()
+    assert f"compiling kernels, into {tmp_path / 'tmp'}" in first
+    assert f"{tmp_path / 'home'}/.cache/automap cannot be written; NUMBA_CACHE_DIR" in first
+    assert told() == "[]\n", "it is not compiled again"
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ SCRIPTS = {
     "searchers": "--searchers random --problems 12 --seeds 1 --evaluations 8",
     "service_chaos": "--jobs 2 --minutes 0.01 --every 0.4 --recoveries 0 --stale 0 --teams 0 --away 0 --workers 1",
     "service_events": "--clients 4 --events 12",
-    "service_load": "--jobs 4 --polls 32 --slow 4 --minutes 0.001 --workers 1",
+    "service_load": "--jobs 4 --polls 32 --slow 4 --submissions 2 --minutes 0.001 --workers 1",
     "spp_bound": "--instances 3",
     "start_up": "--rounds 1 --only help",
     "step_parts": "--rounds 1 --cluster {cluster}",
@@ -225,6 +225,18 @@ def test_it_runs(script, files, monkeypatch, tmp_path, capsys):
     if script.startswith("fit_"):
         # The measurements follow the form that is fitted.
         assert re.search(r"all rows left out: median [0-4]\.\d%", said)
+
+
+def test_the_table_of_the_planners_is_made_from_their_results(monkeypatch, tmp_path, capsys):
+    picture = tmp_path / "picture.svg"
+    results = sorted(map(str, (BENCHMARKS / "results").glob("planners-*.txt")))
+    assert run("planners", ["--table", *results, "--picture", str(picture)], monkeypatch, tmp_path) == 0
+    table, said = capsys.readouterr().out.split("\n\n")
+    page = (BENCHMARKS.parent / "docs" / "planners.md").read_text()
+    assert len(table.splitlines()) > 30
+    assert table in page
+    assert said.splitlines()[0] in page.replace("\n", " ")
+    assert 1_000 < len(picture.read_text()) < 50_000
 
 
 @pytest.mark.slow

@@ -106,6 +106,45 @@ def test_a_body_that_goes_on_behind_its_refusal(api: httpx.Client) -> None:
         assert drip(slow, b" " * 10_000) < 1000
 
 
+MIB = 1 << 20
+WHOLE = 10 << 30
+"""Bytes of an upload without end."""
+
+
+@pytest.fixture
+def patient(settings: Settings, client: redis.Redis, serve_app: Any) -> Iterator[httpx.Client]:
+    """A service that nobody is too slow for."""
+    with serve_app(settings.model_copy(update={"max_model_bytes": 4 * MIB}), client) as found:
+        yield found
+
+
+@pytest.mark.parametrize("length", [b"Transfer-Encoding: chunked", b"Content-Length: %d" % WHOLE])
+def test_ten_gigabytes_are_cut_off_at_the_limit(patient: httpx.Client, length: bytes) -> None:
+    part = bytes(64 * 1024)
+    if b"chunked" in length:
+        part = b"%x\r\n%s\r\n" % (len(part), part)
+    sent, text = 0, b""
+    with dial(patient) as endless:
+        with contextlib.suppress(ConnectionError):
+            endless.sendall(b"POST /v1/models HTTP/1.1\r\nHost: localhost\r\n%s\r\n\r\n" % length)
+            while sent < WHOLE:
+                endless.sendall(part)
+                sent += len(part)
+        with contextlib.suppress(ConnectionError):
+            text = answer(endless)
+    # The limit, what is read behind it, and what the sockets hold on both sides.
+    assert sent < 32 * MIB
+    assert text.startswith(b"HTTP/1.1 413 ") and b"application/problem+json" in text
+    assert patient.get("/version").status_code == 200
+
+
+def test_a_client_that_sends_too_much_reads_why(patient: httpx.Client) -> None:
+    parts = (bytes(MIB) for _ in range(64))
+    found = patient.post("/v1/models", content=parts)
+    assert found.status_code == 413
+    assert found.json()["field"] == "body"
+
+
 def test_more_connections_than_there_may_be(api: httpx.Client) -> None:
     with contextlib.ExitStack() as stack:
         idle = [stack.enter_context(dial(api)) for _ in range(MOST)]

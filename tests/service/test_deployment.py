@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import httpx
 import pytest
 import redis
 import yaml
+from packaging.utils import canonicalize_name
 
 from service.embedded_redis import EmbeddedRedis
 from service.http.routes.meta import metrics as metrics_route
@@ -45,7 +48,42 @@ def test_all_that_the_image_copies_is_there_and_sent() -> None:
     for name in copied():
         assert (ROOT / name).exists(), name
         assert f"!{name}" in sent, name
-    assert (DOCKER / "no-constraints.txt").exists() and "!docker/*.txt" in sent
+
+
+def test_the_image_has_locked_versions_that_the_project_allows() -> None:
+    lines = (DOCKER / "constraints.txt").read_text().split()
+    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", line) for line in lines)
+    versions = dict(line.split("==") for line in lines)
+    lock = runpy.run_path(str(DOCKER / "lock.py"))
+    for wanted in lock["direct"]():
+        assert wanted.specifier.contains(versions[canonicalize_name(wanted.name)]), wanted
+    assert {"redis", "onnx", "torch", "protobuf", "starlette"} <= set(lock["locked"]())
+
+
+DIGEST = "sha256:" + "0123456789abcdef" * 4
+
+
+@pytest.mark.parametrize("digest", [DIGEST, "", "sha256:0123"])
+def test_images_are_pinned_by_what_their_registries_say(tmp_path: Path, digest: str) -> None:
+    for name in ("pin.sh", "compose.yaml"):
+        shutil.copy(DOCKER / name, tmp_path)
+    # In place of docker: what `docker buildx imagetools inspect` prints.
+    fake = tmp_path / "bin" / "docker"
+    fake.parent.mkdir()
+    prints = f'printf "Name: $4\\nDigest:    {digest}\\n"'
+    fake.write_text(f'#!/bin/sh\n[ "$1 $2 $3" = "buildx imagetools inspect" ] && {prints}\n')
+    fake.chmod(0o755)
+    path = {"PATH": f"{fake.parent}:{os.environ['PATH']}"}
+    done = subprocess.run([tmp_path / "pin.sh"], env=path, capture_output=True, text=True, check=False)
+    if digest != DIGEST:
+        assert done.returncode != 0 and "no digest of" in done.stderr
+        assert not (tmp_path / ".env").exists()
+        return
+    assert done.returncode == 0, done.stderr
+    pinned = dict(line.split("=", 1) for line in (tmp_path / ".env").read_text().split())
+    named = re.findall(r"\$\{(\w+_IMAGE):-(.*?)\}", (DOCKER / "compose.yaml").read_text())
+    assert len(named) == 3
+    assert pinned == {name: f"{image}@{DIGEST}" for name, image in named}
 
 
 @pytest.mark.parametrize("path", sorted((DOCKER / "kubernetes").glob("*.yaml")), ids=lambda path: path.name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -65,8 +66,9 @@ async def upload(
     options = ModelOptions(
         name=name, dims=parse_dims(dim), parameters=tuple(parameters), batch_dims=parse_batch_dims(batch_dim)
     )
-    with _place(request), tempfile.TemporaryFile() as file:
-        # To a file, so that uploads that arrive slowly take no memory; without a name, so that no kill leaves it.
+    # To a file, so that uploads that arrive slowly take no memory; without a name, so that no kill leaves it; without a
+    # buffer, so that a full disk is noticed here and not when the file is read or closed.
+    with _place(request), tempfile.TemporaryFile(buffering=0) as file:
         await _receive(request, file)
         try:
             model = await run_in_threadpool(_import_and_store, file, options, store, settings)
@@ -128,9 +130,14 @@ def _place(request: Request) -> Iterator[None]:
 
 
 async def _receive(request: Request, file: IO[bytes]) -> None:
+    def write(chunk: bytes) -> None:
+        rest = memoryview(chunk)
+        while rest:
+            rest = rest[file.write(rest) :]
+
     try:
         async for chunk in request.stream():
-            await run_in_threadpool(file.write, chunk)
+            await run_in_threadpool(write, chunk)
     except OSError as fault:
         if fault.errno != errno.ENOSPC:
             raise
@@ -141,14 +148,24 @@ def _import_and_store(file: IO[bytes], options: ModelOptions, store: Store, sett
     from ir.summary import summarize
 
     request = JobRequest(cluster="", training={}, model=options)
+
+    def named(name: str) -> JobRequest:
+        """The request under the name that jobs give the model."""
+        return replace(request, model=replace(options, name=name))
+
     # A few at a time: each takes a few hundred MB, here and in a process of its own.
     with graphs.IMPORTS:
         file.seek(0)
         data = file.read()
+        known = store.model(hashlib.sha256(data).hexdigest())
+        if known is not None and options.name in ("", known.name):
+            # The same file again, as of someone who submits it again and again.
+            kept = graphs.kept(store, known.id, named(known.name))
+            if kept is not None:
+                return replace(known, summary=summarize(kept))
         graph = import_graph(data, request)
         name = options.name or graph.name
         model = store.add_model(data, name=name, summary=summarize(graph), capacity=settings.max_stored_bytes)
     if model.name == name:
-        # Under the name that jobs will give it.
-        graphs.keep(store, model.id, replace(request, model=replace(options, name=name)), graph)
+        graphs.keep(store, model.id, named(name), graph)
     return model
