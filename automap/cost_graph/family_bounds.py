@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from automap.arrays import Floats, Ints
 from automap.cost_graph.families import Family
 from automap.cost_graph.kernels.values_on_mesh import values_on_mesh
 from automap.cost_graph.open_costs import OpenCosts
-from automap.cost_graph.paths import Path, exchanged_s, held, path_to_first, sends_on, ways
+from automap.cost_graph.paths import Path, exchanged_s, held, path_trips, sends_on, ways
 from automap.cost_graph.relaxation import BOUNDARY_BYTES, SAVED_BYTES, WORKSPACE_BYTES, Memory, OfTypes, Relaxation
 from automap.cost_graph.stage_layouts import Layouts, StageClass, best_links
 from automap.cost_graph.unlike_stages import Spreads, Standing, Weights, fastest_spread
@@ -99,7 +98,9 @@ class FamilyBounds:
     def _of_ranks(self, family: Family, row: int, best: float) -> float:
         """With a path that ends on each rank, and ranks which hold unlike numbers of micro-batches."""
         shape = family.shapes[0]
-        standing = self._standing_on(self._stage(row, shape), self._room(row, shape), family, self._trips(shape))
+        standing = self._standing_on(
+            self._stage(row, shape), self._room(row, shape), family, path_trips(shape, self.space.schedules)
+        )
         found = np.inf
         for order in range(self.space.meshes.num_orders(shape.pp)):
             found = min(found, self._spread(family, [[standing]] * shape.pp, self._rates(shape, order))[0])
@@ -173,7 +174,7 @@ class FamilyBounds:
         found = []
         for order in range(space.meshes.num_orders(shape.pp)):
             quick = -np.inf
-            for trips in ((), self._trips(shape)):
+            for trips in ((), path_trips(shape, self.space.schedules)):
                 views: list[list[Standing]] = [[] for _ in range(shape.pp)]
                 for rank, row in enumerate(space.even_rows(shape, order)):
                     for seen, samples in self._seen(row, shape, family.way):
@@ -207,7 +208,7 @@ class FamilyBounds:
         layouts = self._layouts.of(shape)
         if not layouts:
             return np.inf
-        trips = self._trips(shape)
+        trips = path_trips(shape, self.space.schedules)
         # Each layout with one way to share out samples in each of its stages.
         shared = {stage: self._shared(stage, family) for stage in {stage for some in layouts for stage in some}}
         keys = [key for some in layouts for key in itertools.product(*(shared[stage] for stage in some))]
@@ -256,7 +257,7 @@ class FamilyBounds:
             np.array([some.min(axis=-2) for some in of_stages])
             for of_stages in ([one.busy_s for one in mixed], [one.trip_s for one in mixed])
         )
-        has_paths = bool(self._trips(family.shapes[0]))
+        has_paths = bool(path_trips(family.shapes[0], self.space.schedules))
         besides_trip_s = (
             [self._besides_trips_s(family, *pair) for pair in pairs] if has_paths else np.zeros((len(pairs), 0))
         )
@@ -293,13 +294,6 @@ class FamilyBounds:
             # Of stages of several kinds there are many, and they differ little beyond the share of each kind.
             found.append(self._standing_on(stage, room, family, trips, is_open=is_open or len(ways) > 1))
         return found
-
-    def _trips(self, shape: Shape) -> list[Path]:
-        """What a rank's passes weigh in paths that end on ranks behind it, on itself and on ranks before it."""
-        first = path_to_first(shape, self.space.schedules)
-        if not first.backward:
-            return []
-        return [replace(first, backward=first.backward - 1.0), replace(first, gradients=1.0), first]
 
     def _standing_on(
         self, stage: Stage, room: float, family: Family, trips: Sequence[Path], *, is_open: bool = False
@@ -355,7 +349,10 @@ class FamilyBounds:
     ) -> list[float]:
         """[ranks] seconds that a path which ends on each rank takes besides units."""
         shape, settings = family.shapes[0], self.space.evaluator.settings(0)
-        exchanged, (before, _, behind) = self._exchanged_on_s(family, views, rates), self._trips(shape)
+        exchanged, (before, _, behind) = (
+            self._exchanged_on_s(family, views, rates),
+            path_trips(shape, self.space.schedules),
+        )
         passes_s = float(settings.step_s) + before.forward * shape.pp * float(settings.micro_batch_s)
         return [
             passes_s + sends_on(before) * sum(exchanged[:last]) + sends_on(behind) * sum(exchanged[last:])
