@@ -20,6 +20,8 @@ BATCH = (
     "If the batch is not the first dim of an input, say which it is: `--batch-dim tokens=1`, in a request "
     '"batch_dims": {"tokens": 1}.'
 )
+SIZED_BY_DATA = ("NonZero", "Unique", "Compress", "NonMaxSuppression", "StringSplit")
+"""Kinds of which a result has as many elements as the data says."""
 MAX_VALUE_ELEMENTS = 4096
 """Elements of the largest constant that is read (assumed); larger ones stay operators, or tensors without a value."""
 
@@ -229,7 +231,7 @@ class GraphBuilder:
         """
         stated = stated or Stated()
         base = f"{scope}/{kind}" if scope else name or outputs[0]
-        names, like = self._like(base, kind, inputs, [bool(n) for n in outputs], attributes or {}, opset, stated)
+        names, like = self._like(base, kind, inputs, outputs, attributes or {}, opset, stated)
         unique = self.unique(base)
         built = _named(like, unique, scope, names, outputs)
         operator = built.operator.with_costs(stated.costs) if stated.costs else built.operator
@@ -252,13 +254,13 @@ class GraphBuilder:
         base: str,
         kind: str,
         inputs: Sequence[str],
-        is_read: Sequence[bool],
+        outputs: Sequence[str],
         attributes: Mapping[str, Any],
         opset: int,
         stated: Stated,
     ) -> tuple[list[str], Built]:
         """The operands, cut to one sample or repeated as the kind requires, and the operator as `_alike` makes it."""
-        names = list(inputs)
+        names, is_read = list(inputs), tuple(bool(n) for n in outputs)
         for _ in range(2 * len(names) + 2):
             tensors = [self.operand(n) if n else None for n in names]
             usage = Usage(
@@ -273,7 +275,7 @@ class GraphBuilder:
             )
             needs = tuple(n in self._gradients for n in names)
             try:
-                return names, self._alike(kind, tensors, tuple(is_read), attributes, needs, opset, usage)
+                return names, self._alike(kind, tensors, is_read, attributes, needs, opset, usage)
             except BakedBatch as found:
                 names[found.index] = self._one_sample(names[found.index], found.dim, found.size)
             except MissingBatch as found:
@@ -281,6 +283,8 @@ class GraphBuilder:
             except Unsupported as why:
                 shapes = ", ".join(str(t.shape) if t else "-" for t in tensors)
                 repair = f"Export with static shapes and standard operators, or leave this operator out. {BATCH}"
+                if kind not in KINDS:
+                    repair = _repair_of_unknown(kind, [n for n in outputs if n])
                 raise refuse(f"operator {base} ({kind}) cannot be read: {why}", f"{kind}({shapes})", repair) from None
         repair = f"Export the model with a symbolic batch dimension. {BATCH}"
         raise refuse(f"the batch of operator {base} ({kind}) cannot be traced", kind, repair)
@@ -292,6 +296,16 @@ class GraphBuilder:
                 self._emit_constant(result)
         operators = arrange(self.operators, outputs)
         return make_graph(operators, self.tensors, outputs, name=name, warnings=tuple(self.warnings), sha256=sha256)
+
+
+def _repair_of_unknown(kind: str, outputs: Sequence[str]) -> str:
+    """What to do about an operator outside the table whose results have no shapes."""
+    if kind in SIZED_BY_DATA:
+        return f"{kind} gives as much as the data holds: export with a mask, or with TopK of a fixed number, instead."
+    where = f"State the shape of {', '.join(outputs[:3])} in the file (graph.value_info): it is then read, replicated."
+    if kind.startswith("com.microsoft."):
+        return f"ONNX Runtime wrote this file for inference: hand in the one that the exporter wrote. Or: {where}"
+    return where
 
 
 def _named(built: Built, name: str, scope: str, inputs: Sequence[str], outputs: Sequence[str]) -> Built:

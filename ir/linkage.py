@@ -129,7 +129,7 @@ class _Unit:
                 continue
             leaders = {group_of[self.producer[name]] for name in self.parents[k]}
             ends_sum = op.kind == "Dropout" and self._may_be_sum(op.inputs[0])
-            leads = self.multiplies[k] or incoming in op.inputs or len(leaders) != 1 or ends_sum
+            leads = self.multiplies[k] or self._looks_up(op) or incoming in op.inputs or len(leaders) != 1 or ends_sum
             group_of[k] = k if leads else group_of[self.producer[self.parents[k][0]]]
             members.setdefault(group_of[k], []).append(k)
         for k in range(len(self.ops) - 1, -1, -1):
@@ -139,6 +139,10 @@ class _Unit:
                 group_of[k] = group_of.get(next(users, -1), k)
                 members.setdefault(group_of[k], []).append(k)
         return members
+
+    def _looks_up(self, op: Operator) -> bool:
+        """Whether an operator looks up rows of a parameter, at places that may be computed."""
+        return op.kind == "Gather" and len(op.inputs) > 1 and self.graph.tensors[op.inputs[0]].role == "parameter"
 
     def _may_be_sum(self, name: str) -> bool:
         """Whether some signature of its producer leaves tensor `name` partial."""

@@ -30,7 +30,7 @@ MEASURED_FROM = 1e-6
 _ROUNDING = 1e-9
 _CLASSES = {
     PRODUCT: "matrix products",
-    BATCHED_PRODUCT: "products of attention",
+    BATCHED_PRODUCT: "products of activations",
     ATTENTION: "fused attention",
     ROOFLINE: "convolutions",
     MEASURED: "measured operators",

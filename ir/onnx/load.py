@@ -19,15 +19,16 @@ from ir.localize import localize
 from ir.loss import with_loss
 from ir.onnx.options import ReadOptions
 from ir.onnx.read import read_model
-from ir.onnx.readers.control_flow import SEQUENCES
+from ir.onnx.readers.control_flow import LOOPS, SEQUENCES
 from ir.onnx.readers.guard import parse
 from ir.onnx.readers.inputs import add_inputs
 from ir.onnx.readers.limits import Limits
-from ir.onnx.readers.nodes import BAGS, Node, Source, dtype_name, small_value
+from ir.onnx.readers.nodes import BAGS, Node, Source, Stored, dtype_name, small_value
 from ir.onnx.readers.roles import roles_without_metadata, stored_role
 from ir.onnx.readers.schemas import check_num_operands, infer
 from ir.onnx.rewrites.constant_folding import fold
 from ir.onnx.rewrites.embedding_bags import add_bags
+from ir.onnx.rewrites.loops import Loops
 from ir.onnx.rewrites.merged_views import MergedViews
 from ir.onnx.rewrites.repeated_rows import add_rows
 from ir.onnx.rewrites.sample_lookups import SampleLookups
@@ -102,10 +103,12 @@ class _Importer:
     def __post_init__(self) -> None:
         self.merged = MergedViews(self.builder)
         self.sequences = Sequences(self.builder, self.merged, self.alias, self._node)
+        self.loops = Loops(self.builder, self.merged, self.alias, self._node, self._declare, self._resolve)
         self.samples = SampleLookups(self.builder, self.source.nodes, self._resolve, self._node)
 
     def run(self, name: str, sha256: str) -> Graph:
         """The graph of the whole file."""
+        self.builder.warnings.extend(self.source.warnings)
         add_inputs(self.builder, self.source, self.options)
         uses = {n for node in self.source.nodes for n in node.inputs} | set(self.source.outputs)
         self._stored(uses)
@@ -131,9 +134,11 @@ class _Importer:
         if self.source.has_metadata:
             # A tensor that the exporter's optimiser made again lost its mark; parameters have dotted names.
             self.roles = {n: r for n, r in self.roles.items() if "." in n and n in self.source.stored}
-        for name, stored in self.source.stored.items():
-            if name not in uses:
-                continue
+        self._declare({n: given for n, given in self.source.stored.items() if n in uses})
+
+    def _declare(self, held: Mapping[str, Stored]) -> None:
+        """Declares stored tensors by their roles."""
+        for name, stored in held.items():
             role = stored_role(name, stored, self.roles, self.options.get("parameters") or ())
             if role == "constant" and stored.value is not None:
                 self.builder.constant(name, stored.value)
@@ -160,6 +165,8 @@ class _Importer:
             for name in inputs:
                 self.merged.make(name)
             add_bags(self.builder, node, inputs)
+        elif node.kind in LOOPS:
+            self.loops.add(node, inputs, uses)
         elif node.kind in SEQUENCES:
             self.sequences.add(node, inputs, uses)
         elif not (self._is_elided(node, inputs, uses) or self._is_filled(node, inputs) or self._fold(node, inputs)):
@@ -242,11 +249,7 @@ class _Importer:
             )
         branch = node.attributes["then_branch" if bool(value.reshape(-1)[0]) else "else_branch"]
         nodes, stored = branch.read()
-        for name, given in stored.items():
-            if given.value is not None:
-                self.builder.constant(name, given.value)
-            else:
-                self.builder.add_tensor(Tensor(name=name, shape=given.shape, dtype=given.dtype, role="constant"))
+        self._declare(stored)
         inner = uses | {n for each in nodes for n in each.inputs} | set(branch.outputs)
         for each in nodes:
             self._node(each, inner)

@@ -18,7 +18,10 @@ from ir.onnx.readers.nodes import (
     opsets,
     small_value,
 )
+from ir.onnx.readers.roles import with_stored_constants
+from ir.onnx.rewrites.contributed import standard
 from ir.onnx.rewrites.exporter_quirks import folded_parameters, mark_weights, separate, tied, unfolded, unmerged
+from ir.onnx.rewrites.quantisation import in_floats
 from ir.onnx.rewrites.turned_keys import turned_apart
 
 
@@ -56,7 +59,9 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
     marked = any(d.kind in ("PARAMETER", "BUFFER", "USER_INPUT") for d in inputs.values()) or any(
         s.kind in ("PARAMETER", "BUFFER") for s in stored.values()
     )
-    nodes = reader.nodes
+    nodes, warnings = in_floats(standard(reader.nodes), stored, marked=marked)
+    if not marked:
+        nodes = with_stored_constants(nodes, stored)
     if model.producer_name == PYTORCH:
         if marked:
             separate(nodes, stored, tensors)
@@ -76,4 +81,5 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         declared=inner,
         has_metadata=marked,
         names_state=model.producer_name == PYTORCH and not marked,
+        warnings=warnings,
     )

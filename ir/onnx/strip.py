@@ -248,7 +248,9 @@ def _drop_weights(model: Any, outside: set[str], parameters: Sequence[str]) -> t
         # A tensor that the reader turned into a view of another parameter is a weight as well.
         stored = source.stored.get(tensor.name)
         role = stored_role(tensor.name, stored, guess, parameters) if stored is not None else "parameter"
-        if role == "constant" and prod(tensor.dims) <= MAX_VALUE_ELEMENTS:
+        # Only floats may be left without numbers; integers are weights where the file is quantised.
+        is_kept = role == "constant" or tensor.data_type not in FLOATS
+        if is_kept and prod(tensor.dims) <= MAX_VALUE_ELEMENTS:
             if tensor.name in outside:
                 repair = "Save the file with small tensors inside it (onnx: size_threshold=1024)."
                 raise refuse("a small constant lies in external data, which is not read", tensor.name, repair)

@@ -109,7 +109,11 @@ DimOption = Annotated[
 ]
 BatchDimOption = Annotated[
     list[str] | None,
-    typer.Option("--batch-dim", metavar="INPUT=DIM", help="The dim of an input that is its batch; default: the first."),
+    typer.Option(
+        "--batch-dim",
+        metavar="INPUT=DIM",
+        help="The dim of an input that is its batch; default: the one named so, or the first.",
+    ),
 ]
 ParametersOption = Annotated[
     list[str] | None,

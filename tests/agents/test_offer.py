@@ -19,6 +19,7 @@ from automap.space.space import PlanSpace
 from automap.space.templates import templates
 from automap.verify import verify
 from ir import zoo
+from ir.build import GraphBuilder
 
 GPT = "gpt:layers=2,hidden=256,heads=4,vocab_size=512,seq_len=128"
 RESNET = "resnet:blocks=1-1-1-1,image_size=64"
@@ -229,3 +230,26 @@ def test_a_budget_is_shared_with_the_search_without_the_target():
                 assert getattr(own, name) + getattr(aside, name) == getattr(budget, name)
                 assert getattr(aside, name) <= 0.1 * getattr(budget, name)
     assert set_aside(Budget.parse(5), problem("automap")) == (Budget.parse(5), None)
+
+
+def test_tables_larger_than_a_device_are_divided() -> None:
+    """A recommender whose places in its tables are columns of one input: 30 GB of tables on devices of 24 GB."""
+    builder = GraphBuilder()
+    builder.input("dense", (1, 13))
+    builder.input("places", (1, 3), dtype="int64")
+    builder.parameter("bottom", (13, 64))
+    builder.add("MatMul", ["dense", "bottom"], ["x"])
+    parts = ["x"]
+    for i in range(3):
+        builder.parameter(f"table{i}", (30_000_000, 64))
+        builder.add("Gather", ["places"], [f"place{i}"], attributes={"axis": 1, "indices": i})
+        builder.add("Gather", [f"table{i}", f"place{i}"], [f"row{i}"], attributes={"axis": 0})
+        parts.append(f"row{i}")
+    builder.add("Concat", parts, ["all"], attributes={"axis": 1})
+    builder.parameter("top", (256, 8))
+    builder.add("MatMul", ["all", "top"], ["y"])
+    problem = Problem.build(builder.finish(["y"]), "4xRTX4090", {"global_batch": 64, "optimizer": "sgd"})
+    plan = search_offer(problem, Budget(evaluations=64), searchers=("expert",)).plan
+    assert not verify(problem, plan)
+    assert plan.estimate is not None
+    assert max(memory.total for memory in plan.estimate.memory_bytes) < 24 * 2**30

@@ -66,6 +66,14 @@ def test_narrower_formats_are_faster() -> None:
     assert product(PRODUCT, hardware("nvfp4", "1xB200")).sum() < product(PRODUCT, hardware("mxfp8", "1xB200")).sum()
 
 
+@pytest.mark.parametrize("vector", [1, 2, 3])
+def test_a_matrix_by_a_vector_needs_no_tensor_cores(vector: int) -> None:
+    """Its dims are then no multiples of 8, as in the scan of a state-space model."""
+    dims, wider = np.array([64.0, 1536.0, 1536.0, 1536.0]), np.array([64.0, 1536.0, 1536.0, 1536.0])
+    dims[vector], wider[vector] = 1.0, 8.0
+    assert (product(BATCHED_PRODUCT, hardware("bf16"), dims) <= product(BATCHED_PRODUCT, hardware("bf16"), wider)).all()
+
+
 @pytest.mark.parametrize(("cluster", "precision"), [("8xA100", "fp8"), ("8xH100", "mxfp8"), ("8xH100", "nvfp4")])
 def test_a_device_without_the_precision_is_refused(cluster: str, precision: str) -> None:
     with pytest.raises(ClusterError, match=f"no {precision} arithmetic") as fault:

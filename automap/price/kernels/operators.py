@@ -55,7 +55,8 @@ def product_s(kernel, extents, hardware, times):
         curve = hardware.products
         width = element
         written = element
-        if m % ALIGNED != 0.0 or n % ALIGNED != 0.0 or k % ALIGNED != 0.0:
+        # A matrix by a vector streams the matrix: it takes no tensor cores, whatever its dims.
+        if min(m, n, k) > 1.0 and (m % ALIGNED != 0.0 or n % ALIGNED != 0.0 or k % ALIGNED != 0.0):
             slow = hardware.misaligned
     else:
         curve = hardware.weights

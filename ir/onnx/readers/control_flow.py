@@ -2,16 +2,18 @@
 
 An `If` whose condition is known takes its branch. The loop that PyTorch's exporters write for `nn.EmbeddingBag` (one
 iteration a bag: rows between two offsets, looked up and reduced) is read as one look-up and one reduction. Sequences of
-known length are lists of tensors. Everything else is refused: a training graph is a straight line.
+known length are lists of tensors, and loops of known length are written out. Everything else is refused: a training
+graph is a straight line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax")
+LOOPS = ("Loop", "Scan")
 SEQUENCES = frozenset(
     {"SequenceEmpty", "SequenceConstruct", "SequenceInsert", "SequenceAt", "SequenceLength", "ConcatFromSequence",
      "SplitToSequence"}
@@ -26,6 +28,19 @@ class Branch:
     """Function that returns the nodes and the stored tensors of the branch, with the names of the enclosing graph."""
     outputs: list[str]
     """Names of its results."""
+
+
+@dataclass
+class Body:
+    """The body of a `Loop` or `Scan`, read once an iteration."""
+
+    read: Callable[[Sequence[str], int], tuple[list[Any], list[str]]]
+    """Function of the operands and the number of an iteration: its nodes and the names of its results."""
+    stored: dict[str, Any]
+    """The stored tensors of the body, which all iterations read."""
+    operands: list[str]
+    """Names of its inputs in the body; the loop has as many operands, and those behind them are read from the enclosing
+    graph."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from ir.build import GraphBuilder
@@ -34,7 +35,8 @@ def add_inputs(builder: GraphBuilder, source: Source, options: ReadOptions) -> N
         if name not in used and name not in source.outputs:
             continue
         if declared.shape is None:
-            raise refuse("an input has no declared shape", name, "Export with shapes.")
+            repair = "Write its shape into the file (graph.input), with a symbolic first dim for the batch."
+            raise refuse("an input has no declared shape", name, repair)
         place = places.get(name)
         shape = [
             builder.export_batch if i == place and isinstance(size, str) else _bound(name, i, size, dims)
@@ -55,12 +57,23 @@ def _bound(name: str, index: int, size: Dim, dims: Mapping[str, int]) -> int:
                 f"dim {index} of input {name} is symbolic and has no size",
                 field=f"dims.{size}",
                 value="unbound",
-                repair=f'Bind it: `--dim {size}=128`, or in a request the field `dims`: {{"{size}": 128}}.',
+                repair=f'Bind it: `--dim {size}=128`, or in a request the field `dims`: {{"{size}": 128}}. If it is '
+                f'the batch, say so: `--batch-dim {name}={index}`, or `batch_dims`: {{"{name}": {index}}}.',
             )
         size = dims[size]
     if size <= 0:
         raise refuse(f"dim {index} of input {name} has no size", size, "Export with positive sizes.")
     return size
+
+
+BATCH_NAMES = re.compile(r"(?i)n|b|bs|.*batch.*")
+"""Names of symbolic dims that can only mean the batch, in exporters' and people's use (assumed)."""
+
+
+def _batch_place(shape: Sequence[Dim] | None, dims: Mapping[str, int]) -> int:
+    """The dim that is called the batch, where the leading one has another name or a size; else the leading one."""
+    named = [i for i, size in enumerate(shape or ()) if isinstance(size, str) and BATCH_NAMES.fullmatch(size)]
+    return named[0] if len(named) == 1 and shape is not None and shape[named[0]] not in dims else 0
 
 
 def _batch_places(
@@ -75,7 +88,7 @@ def _batch_places(
     sizes: dict[str, Dim] = {}
     for name, declared in data.items():
         rank = len(declared.shape or ())
-        place = batch_dims.get(name, 0 if rank else None)
+        place = batch_dims.get(name, _batch_place(declared.shape, dims) if rank else None)
         if place is not None and not 0 <= place < rank:
             repair = f"Give a dim from 0 to {rank - 1}, or null."
             raise ModelError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from ir.build import MAX_VALUE_ELEMENTS
 from ir.errors import refuse
 from ir.onnx.readers.annotations import stated_annotations
-from ir.onnx.readers.control_flow import Branch, bags, free_names, graphs
+from ir.onnx.readers.control_flow import Body, Branch, bags, free_names, graphs
 from ir.onnx.readers.stated_costs import stated_costs
 from ir.operators import Value
 
@@ -24,9 +24,11 @@ BAGS = "#Bags"
 DTYPES: Mapping[int, str] = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 8: "string", 9: "bool",
     10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64", 16: "bfloat16", 17: "float8",
-    18: "float8", 19: "float8", 20: "float8",
+    18: "float8", 19: "float8", 20: "float8", 21: "uint4", 22: "int4",
 }  # fmt: skip
 """`TensorProto.DataType` -> name."""
+WITHOUT_VALUES = ("string", "float8", "complex64", "uint4", "int4")
+"""Dtypes of stored tensors whose values are never read."""
 
 PYTORCH = "pytorch"
 """Producer whose exporters' quirks are known (`ir.onnx.rewrites.exporter_quirks`)."""
@@ -39,6 +41,14 @@ COMMON_BUFFERS = frozenset(
      "relative_coords_table", "running_mean", "running_var", "num_batches_tracked"}
 )  # fmt: skip
 """Names that modules give to tensors that are not trained, where the exporter no longer says so."""
+
+
+def is_common_buffer(name: str) -> bool:
+    """Whether a tensor's name is one that modules give to tensors that are not trained: those above, and masks."""
+    own = name.rpartition(".")[2]
+    return own in COMMON_BUFFERS or own.endswith("mask")
+
+
 FILLED_KEY, CONTENT_KEY, TURNED_KEY = "automap.filled", "automap.content", "automap.turned"
 """Metadata keys of a stripped weight: "1" if all its elements were equal; a number that equal weights share; the number
 of the weight that equals its transpose."""
@@ -112,6 +122,8 @@ class Source:
     names_state: bool = False
     """Whether stored tensors have the names of the module's parameters and buffers, except those called `onnx::`
     (PyTorch's older exporter)."""
+    warnings: tuple[str, ...] = ()
+    """What was assumed while the file was read."""
 
 
 def dtype_name(number: int) -> str:
@@ -172,7 +184,7 @@ def small_value(tensor: Any) -> Value | None:
     count = 1
     for size in tensor.dims:
         count *= size
-    if count > MAX_VALUE_ELEMENTS or dtype_name(tensor.data_type) in ("string", "float8", "complex64"):
+    if count > MAX_VALUE_ELEMENTS or dtype_name(tensor.data_type) in WITHOUT_VALUES:
         return None
     if count and dtype_name(tensor.data_type).startswith(("float", "bfloat")) and not has_data(tensor):
         return None
@@ -284,7 +296,7 @@ class Reader:
     def _control(
         self, proto: Any, inputs: list[str], outputs: list[str], renamed: Callable[[str], str], around: tuple[Any, ...]
     ) -> None:
-        """Appends an If with its branches, or the loop of an embedding bag as one node; refuses other control flow."""
+        """Appends an If with its branches, a loop with its body, or the loop of an embedding bag as one node."""
         opsets, *_, prefix, scope = around
         name = (prefix + proto.name) if proto.name else ""
         if proto.op_type == "If":
@@ -300,11 +312,34 @@ class Reader:
             attributes = {"reduction": found.reduction, "keepdims": int(found.keeps_dim)}
             self.nodes.append(Node(BAGS, read, outputs[-1:], attributes, name, scope, opsets.get("", 0)))
             return
-        raise refuse(
-            f"control flow is not supported: a {proto.op_type} that cannot be resolved",
-            proto.name or (outputs[0] if outputs else proto.op_type),
-            "Export with the loop written out, as torch.export does: a training graph is a straight line.",
-        )
+        body = next(graphs(proto), None)
+        if body is None or not outputs:
+            raise refuse("a loop has no body or no result", proto.name or proto.op_type, "Export again.")
+        outer_names = {n: renamed(n) for n in free_names(body)}
+        attributes = {a.name: _attribute(a, {}) for a in proto.attribute if not a.HasField("g")}
+        attributes["body"] = self._body(body, around, outer_names)
+        operands = [*inputs, *[""] * (len(body.input) - len(inputs)), *outer_names.values()]
+        self.nodes.append(Node(proto.op_type, operands, outputs, attributes, name, scope, opsets.get("", 0)))
+
+    def _body(self, graph: Any, around: tuple[Any, ...], captured: Mapping[str, str]) -> Body:
+        """The body of a loop, with the names that it reads from the enclosing graph."""
+        opsets, _, _, given, prefix, scope = around
+        self.fresh += 1
+        base = f"{prefix}{graph.name or 'body'}_{self.fresh}/"
+        own = {t.name: f"{base}{t.name}" for t in graph.initializer}
+        stored = {
+            own[t.name]: Stored(tuple(t.dims), dtype_name(t.data_type), small_value(t)) for t in graph.initializer
+        }
+
+        def read(operands: Sequence[str], number: int) -> tuple[list[Node], list[str]]:
+            outer, self.nodes = self.nodes, []
+            here = f"{base}{number}/"
+            names = {**captured, **own, **{v.name: n for v, n in zip(graph.input, operands, strict=True)}}
+            self.read(graph.node, opsets, names, given, here, scope)
+            nodes, self.nodes = self.nodes, outer
+            return nodes, [names.get(v.name, f"{here}{v.name}") for v in graph.output]
+
+        return Body(read, stored, [v.name for v in graph.input])
 
     def _branch(self, graph: Any, around: tuple[Any, ...], renamed: Callable[[str], str]) -> Branch:
         opsets, names, local, given, prefix, scope = around

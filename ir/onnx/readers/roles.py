@@ -5,23 +5,29 @@ Exporters of PyTorch 2 mark them in metadata; elsewhere the operand positions in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from math import prod
 
 from ir.graph import TensorRole
-from ir.onnx.readers.nodes import Source, Stored
+from ir.onnx.readers.control_flow import LOOPS
+from ir.onnx.readers.nodes import Node, Source, Stored, dtype_name, is_common_buffer, small_value
 
 WEIGHT_POSITIONS: Mapping[str, Sequence[int]] = {
     "Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (0, 1, 2), "MatMul": (0, 1), "BatchNormalization": (1, 2),
     "InstanceNormalization": (1, 2), "LayerNormalization": (1, 2), "GroupNormalization": (1, 2),
-    "RMSNormalization": (1,), "SkipLayerNormalization": (2, 3, 4), "PRelu": (1,), "Gather": (0,), "LSTM": (1, 2, 3),
-    "GRU": (1, 2, 3), "RNN": (1, 2, 3), "Mul": (0, 1), "Add": (0, 1), "Sub": (0, 1), "Div": (0, 1),
-    "Unsqueeze": (0,), "Reshape": (0,), "Transpose": (0,), "Identity": (0,), "Concat": tuple(range(64)), "Cast": (0,),
-    "Expand": (0,), "Slice": (0,), "Split": (0,), "Einsum": (0, 1),
-    "#Bags": (2,),
-}  # fmt: skip
-"""Operand positions, by kind, in which a stored float tensor is taken for a parameter."""
+    "RMSNormalization": (1,), "SimplifiedLayerNormalization": (1,), "PRelu": (1,), "Gather": (0,), "LSTM": (1, 2, 3),
+    "GRU": (1, 2, 3), "RNN": (1, 2, 3), "DeformConv": (1, 3), "Mul": (0, 1), "Add": (0, 1), "Sub": (0, 1),
+    "Div": (0, 1), "Concat": tuple(range(64)), "Einsum": tuple(range(64)), "#Bags": (2,),
+} | dict.fromkeys(
+    ("Unsqueeze", "Reshape", "Transpose", "Identity", "Cast", "Expand", "Slice", "Split", "Squeeze", "Flatten", "Tile",
+     "Exp", "Neg", "Log", "Abs", "Sqrt", "Sigmoid", "Tanh", "Softplus", "Relu", "Softmax", "Clip", "Pow", "ReduceSum",
+     "ReduceMean", "ReduceL2", "LpNormalization", "GatherElements", "GatherND", "Resize"), (0,)
+)  # fmt: skip
+"""Operand positions, by kind, in which a stored float tensor is taken for a parameter. Outside the standard
+domain it is one in every position."""
+MATRIX_POSITIONS = {k: WEIGHT_POSITIONS[k] for k in ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN")}
+"""Positions that hold the weights of which every model has some."""
 RUNNING_STATISTICS = (3, 4)
 """Operand positions of BatchNormalization whose tensors are updated without a gradient."""
 
@@ -36,28 +42,77 @@ def roles_without_metadata(source: Source) -> dict[str, TensorRole]:
     Returns:
         tensor name -> role; a tensor that is not listed is a constant.
     """
+    nodes, held = _with_branches(source.nodes, source.stored)
     filled = {
         node.outputs[0]
-        for node in source.nodes
+        for node in nodes
         if node.kind == "ConstantOfShape"
         and node.inputs
         and node.inputs[0] in source.stored
         and ("value" not in node.attributes or node.attributes["value"].data_type in (1, 10, 11, 16))
     }
     roles: dict[str, TensorRole] = {}
-    for node in source.nodes:
+    for node in nodes:
+        positions = WEIGHT_POSITIONS.get(node.kind, ())
+        if "." in node.kind:
+            positions = range(len(node.inputs))
         for i, name in enumerate(node.inputs):
-            stored = source.stored.get(name)
-            is_float = name in filled or (stored is not None and stored.dtype.startswith(("float", "bfloat")))
-            if not is_float:
+            stored = held.get(name)
+            if name not in filled and (stored is None or not _is_float(stored)):
                 continue
-            if node.kind == "BatchNormalization" and i in RUNNING_STATISTICS:
+            is_state = source.names_state and is_common_buffer(name)
+            if is_state or (node.kind == "BatchNormalization" and i in RUNNING_STATISTICS):
                 roles[name] = "buffer"
-            elif i in WEIGHT_POSITIONS.get(node.kind, ()) and (
+            elif i in positions and (
                 stored is None or prod(stored.shape) > 1 or (source.names_state and not name.startswith("onnx::"))
             ):
                 roles.setdefault(name, "parameter")
     return roles
+
+
+def _is_float(stored: Stored) -> bool:
+    return stored.dtype.startswith(("float", "bfloat"))
+
+
+def _with_branches(nodes: Iterable[Node], stored: Mapping[str, Stored]) -> tuple[list[Node], dict[str, Stored]]:
+    """The nodes and stored tensors, with those of branches and of one iteration of loops among them."""
+    every, held = [], dict(stored)
+    for node in nodes:
+        every.append(node)
+        for branch in node.attributes.values() if node.kind == "If" else ():
+            inner, own = _with_branches(*branch.read())
+            every += inner
+            held |= own
+        if node.kind in LOOPS:
+            body = node.attributes["body"]
+            inner, own = _with_branches(body.read(body.operands, 0)[0], body.stored)
+            every += inner
+            held |= own
+    return every, held
+
+
+def with_stored_constants(nodes: list[Node], stored: dict[str, Stored]) -> list[Node]:
+    """Stores the float tensors of Constant nodes, where the weights of the file are such tensors.
+
+    Some exporters write no initializers, and a module that was frozen before its export has none. Where initializers
+    hold weights, Constant nodes hold true constants.
+
+    Returns:
+        the nodes without those; `stored` has their tensors.
+    """
+    held = {
+        node.outputs[0]: node.attributes["value"]
+        for node in nodes
+        if node.kind == "Constant" and node.outputs and "value" in node.attributes
+    }
+    held = {n: t for n, t in held.items() if prod(t.dims) > 1 and dtype_name(t.data_type).startswith(("float", "bfl"))}
+    matrices = {node.inputs[i] for node in nodes for i in MATRIX_POSITIONS.get(node.kind, ()) if i < len(node.inputs)}
+    is_stored = any(name in matrices and _is_float(given) for name, given in stored.items())
+    if is_stored or not any(name in matrices and len(tensor.dims) > 1 for name, tensor in held.items()):
+        return nodes
+    for name, tensor in held.items():
+        stored[name] = Stored(tuple(tensor.dims), dtype_name(tensor.data_type), small_value(tensor))
+    return [node for node in nodes if not (node.kind == "Constant" and node.outputs and node.outputs[0] in held)]
 
 
 def stored_role(name: str, stored: Stored, guess: Mapping[str, TensorRole], parameters: Sequence[str]) -> TensorRole:

@@ -37,8 +37,8 @@ def check_num_operands(node: Node, count: int) -> None:
     Raises:
         ModelError: names the node and both numbers.
     """
-    # The reader adds to an If the tensors that its branches read.
-    schema = _schema(node.kind, node.opset) if node.kind != "If" else None
+    # The reader adds to control flow the tensors that its branches and bodies read.
+    schema = _schema(node.kind, node.opset) if node.kind not in ("If", "Loop", "Scan") else None
     if schema is not None and count > schema.max_input:
         most = f"{schema.max_input} operand{'s' if schema.max_input != 1 else ''}"
         raise refuse(

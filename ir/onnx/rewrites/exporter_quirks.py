@@ -12,7 +12,6 @@ import numpy as np
 from onnx import numpy_helper
 
 from ir.onnx.readers.nodes import (
-    COMMON_BUFFERS,
     CONTENT_KEY,
     FILLED_KEY,
     FOLDED_KEY,
@@ -22,6 +21,7 @@ from ir.onnx.readers.nodes import (
     Node,
     Stored,
     has_data,
+    is_common_buffer,
     metadata,
     text_list,
 )
@@ -39,7 +39,7 @@ def folded_parameters(values: Iterable[Any], stored: dict[str, Stored]) -> list[
         given = stored.get(value.name)
         names = text_list(metadata(value).get(FOLDED_KEY, "")) if given is not None else []
         # Parameters have dotted names, the exporter's own values have not.
-        sources = [n for n in names if "." in n and n.rpartition(".")[2] not in COMMON_BUFFERS]
+        sources = [n for n in names if "." in n and not is_common_buffer(n)]
         if given is None or given.kind or not sources or not given.dtype.startswith(("float", "bfloat")):
             continue
         source = stored.get(sources[0])

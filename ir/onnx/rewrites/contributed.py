@@ -1,0 +1,177 @@
+"""ONNX Runtime's fused operators (domain com.microsoft) written as standard ones.
+
+Files that its optimisers wrote hold them: attention with its projections, embeddings with their norm, products with
+their activations. Operand orders are those of ONNX Runtime's ContribOperators.md, version 1.23. Key padding masks and
+scales are left out: they cost nothing beside the products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ir.errors import refuse
+from ir.onnx.readers.nodes import Node
+
+DOMAIN = "com.microsoft."
+ATTENTION_VERSION = 23
+"""Version of the standard operator set that has Attention, RMSNormalization and RotaryEmbedding."""
+
+
+class _Written:
+    """The standard nodes that stand for one fused node."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.nodes: list[Node] = []
+
+    def given(self, index: int) -> str:
+        """Name of an operand; empty where it is absent."""
+        return self.node.inputs[index] if index < len(self.node.inputs) else ""
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """An attribute of the fused node."""
+        return self.node.attributes.get(name, default)
+
+    def add(self, kind: str, inputs: Iterable[str], output: str = "", **attributes: Any) -> str:
+        """Appends a node; returns the name of its result."""
+        return self.many(kind, inputs, [output or f"{self.node.outputs[0]}#{len(self.nodes)}"], **attributes)[0]
+
+    def many(self, kind: str, inputs: Iterable[str], outputs: list[str], **attributes: Any) -> list[str]:
+        """Appends a node with these results."""
+        node, label = self.node, f"{self.node.name}/{kind}" if self.node.name else ""
+        self.nodes.append(Node(kind, list(inputs), outputs, attributes, label, node.scope, ATTENTION_VERSION))
+        return outputs
+
+    def integer(self, value: int) -> str:
+        """Appends a constant."""
+        return self.add("Constant", (), value_int=value)
+
+    def sum(self, *names: str) -> str:
+        """The sum of the operands that are there."""
+        present = [name for name in names if name]
+        total = present[0]
+        for name in present[1:]:
+            total = self.add("Add", [total, name])
+        return total
+
+    def attend(self, q: str, k: str, v: str, mask: str = "", *, kv_heads: int = 0, is_causal: bool = False) -> None:
+        """Appends the attention of `[b, s, h]` operands as the result."""
+        heads = int(self.attribute("num_heads", 0))
+        self._refuse_cache()
+        self.add(
+            "Attention", [q, k, v, *([mask] if mask else [])], self.node.outputs[0], q_num_heads=heads,
+            kv_num_heads=kv_heads or heads, is_causal=int(is_causal),
+        )  # fmt: skip
+
+    def _refuse_cache(self) -> None:
+        if any(self.node.outputs[1:]):
+            raise refuse(
+                f"operator {self.node.name or self.node.outputs[0]} ({self.node.kind}) keeps keys and values",
+                self.node.outputs[1],
+                "A cache is for generation: hand in the model as it is trained.",
+            )
+
+
+def _attention(to: _Written) -> None:
+    """Input, weights `[h, 3 h]`, bias, mask index, past, attention bias."""
+    merged = to.sum(to.add("MatMul", [to.given(0), to.given(1)]), to.given(2))
+    sizes = to.attribute("qkv_hidden_sizes")
+    parts = [f"{to.node.outputs[0]}#{part}" for part in "qkv"]
+    to.many("Split", [merged], parts, axis=-1, **({"split": tuple(sizes)} if sizes else {"num_outputs": 3}))
+    q, k, v = parts
+    to.attend(q, k, v, to.given(5), is_causal=bool(to.attribute("unidirectional")))
+
+
+def _multi_head(to: _Written) -> None:
+    """Queries, keys, values, bias of all three, key padding mask, attention bias."""
+    q, k, v, bias = (to.given(i) for i in range(4))
+    if not k or not v:
+        raise refuse(
+            f"operator {to.node.name or to.node.outputs[0]} ({to.node.kind}) has its operands packed into one",
+            to.node.kind,
+            "Hand in the file that the exporter wrote.",
+        )
+    if bias:
+        parts = to.many("Split", [bias], [f"{to.node.outputs[0]}#{n}" for n in ("bq", "bk", "bv")], num_outputs=3)
+        q, k, v = (to.add("Add", pair) for pair in zip((q, k, v), parts, strict=True))
+    to.attend(q, k, v, to.given(5), is_causal=bool(to.attribute("unidirectional")))
+
+
+def _grouped(to: _Written) -> None:
+    """Queries, keys, values, past keys and values, lengths, tables of cosines and sines."""
+    q, k, v = (to.given(i) for i in range(3))
+    kv_heads = int(to.attribute("kv_num_heads", 0))
+    if to.attribute("do_rotary") and to.given(8):
+        tables = [to.given(7), to.given(8)]
+        q = to.add("RotaryEmbedding", [q, *tables], num_heads=int(to.attribute("num_heads", 0)))
+        k = to.add("RotaryEmbedding", [k, *tables], num_heads=kv_heads)
+    to.attend(q, k, v, kv_heads=kv_heads, is_causal=True)
+
+
+def _rotary(to: _Written) -> None:
+    """Input, positions, tables of cosines and sines."""
+    to.add("RotaryEmbedding", [to.given(0), to.given(2), to.given(3), to.given(1)], to.node.outputs[0],
+           num_heads=int(to.attribute("num_heads", 0)))  # fmt: skip
+
+
+def _embedding(to: _Written) -> None:
+    """Ids, segments, tables of words, positions and segments, scale, bias, mask, positions."""
+    words = to.add("Gather", [to.given(2), to.given(0)])
+    segments = to.add("Gather", [to.given(4), to.given(1)]) if to.given(1) and to.given(4) else ""
+    places = to.given(8)
+    if not places:
+        length = to.add("Gather", [to.add("Shape", [to.given(0)]), to.integer(1)])
+        places = to.add("Range", [to.integer(0), length, to.integer(1)])
+    total = to.sum(words, to.add("Gather", [to.given(3), places]), segments)
+    outputs = to.node.outputs
+    to.add("LayerNormalization", [total, to.given(5), to.given(6)], outputs[0], axis=-1)
+
+
+def _product(to: _Written) -> None:
+    """A product of operands that may be transposed, and whose dims of the batch may be between the two others."""
+    a, b = ("km" if to.attribute("transA") else "mk"), ("nk" if to.attribute("transB") else "kn")
+    between = [bool(to.attribute(name)) for name in ("transBatchA", "transBatchB")]
+    left, right = (f"{d[0]}...{d[1]}" if inner else f"...{d}" for d, inner in zip((a, b), between, strict=True))
+    if (left, right) == ("...mk", "...kn"):
+        to.add("MatMul", to.node.inputs, to.node.outputs[0])
+    else:
+        to.add("Einsum", to.node.inputs, to.node.outputs[0], equation=f"{left},{right}->...mn")
+
+
+def _activated(kind: str, num_operands: int) -> Callable[[_Written], None]:
+    """A standard operator, another operand added to its result, and an activation."""
+
+    def write(to: _Written) -> None:
+        own = {k: v for k, v in to.node.attributes.items() if not k.startswith("activation")}
+        result = to.add(kind, to.node.inputs[:num_operands], **own)
+        result = to.sum(result, to.given(num_operands))
+        to.add(str(to.attribute("activation", "Identity")), [result], to.node.outputs[0])
+
+    return write
+
+
+STANDARD: dict[str, Callable[[_Written], None]] = {
+    "Attention": _attention, "MultiHeadAttention": _multi_head, "GroupQueryAttention": _grouped,
+    "RotaryEmbedding": _rotary, "EmbedLayerNormalization": _embedding, "FusedMatMul": _product,
+    "FusedConv": _activated("Conv", 3), "FusedGemm": _activated("Gemm", 3),
+}  # fmt: skip
+"""Kind in the domain com.microsoft -> function that appends the standard nodes."""
+
+
+def standard(nodes: list[Node]) -> list[Node]:
+    """The nodes with ONNX Runtime's fused operators replaced by standard ones.
+
+    Raises:
+        ModelError: a fused operator is one of generation.
+    """
+    found: list[Node] = []
+    for node in nodes:
+        write = STANDARD.get(node.kind.removeprefix(DOMAIN)) if node.kind.startswith(DOMAIN) else None
+        if write is None or not node.outputs:
+            found.append(node)
+            continue
+        to = _Written(node)
+        write(to)
+        found += to.nodes
+    return found

@@ -1,0 +1,135 @@
+"""Loops of known length written out: each iteration of a `Loop` or `Scan` becomes operators of its own.
+
+Its weights are those of one iteration, read by all. A loop whose length depends on data is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ir.build import GraphBuilder
+from ir.errors import ModelError, refuse, too_expensive
+from ir.onnx.readers.control_flow import Body
+from ir.onnx.readers.nodes import Node, Stored
+from ir.onnx.rewrites.merged_views import MergedViews
+
+MAX_NODES = 20_000
+"""Nodes of one loop once it is written out (assumed): a recurrence of 12 nodes over 1,500 positions."""
+
+
+@dataclass
+class Loops:
+    """The loops of one import."""
+
+    builder: GraphBuilder
+    merged: MergedViews
+    """Its views that were put off."""
+    alias: dict[str, str]
+    """Name in the file -> the other tensor that it is."""
+    emit: Callable[[Node, set[str]], None]
+    """Function that imports a node, given the names that something reads."""
+    declare: Callable[[dict[str, Stored]], None]
+    """Function that declares stored tensors."""
+    resolve: Callable[[str], str]
+    """Function of a name in the file: the name under which the builder knows that tensor."""
+
+    def add(self, node: Node, inputs: Sequence[str], uses: set[str]) -> None:
+        """Adds the operators of all iterations.
+
+        Args:
+            node: node of kind Loop or Scan.
+            inputs: names of its operands in the builder.
+            uses: names that something reads.
+
+        Raises:
+            ModelError: the number of iterations depends on data, or there are too many.
+        """
+        body: Body = node.attributes["body"]
+        self.declare(body.stored)
+        own = [*inputs, *[""] * len(body.operands)][: len(body.operands)]
+        run = self._scan if node.kind == "Scan" else self._loop
+        carried, stacked = run(node, own, uses)
+        for outer, name in zip(node.outputs, carried, strict=False):
+            self.alias[outer] = name
+        axes = node.attributes.get("scan_output_axes", ())
+        for number, (outer, names) in enumerate(zip(node.outputs[len(carried) :], stacked, strict=True)):
+            if outer:
+                self._stack(node, outer, names, int(axes[number]) if axes else 0, uses)
+
+    def _loop(self, node: Node, own: Sequence[str], uses: set[str]) -> tuple[list[str], list[list[str]]]:
+        """The results of a Loop: carried ones, and for each stacked one its parts."""
+        count = self.builder.values.get(own[0]) if own[0] else np.asarray(np.iinfo(np.int64).max)
+        if count is None:
+            raise _of_data(node, "length")
+        carried = list(own[2:])
+        stacked: list[list[str]] = [[] for _ in node.outputs[len(own) - 2 :]]
+        goes_on = own[1] or self.builder.constant(f"{node.outputs[0]}#on", np.asarray(True))
+        for number in range(int(count.reshape(-1)[0])):
+            known = self.builder.values.get(goes_on)
+            if known is None:
+                raise _of_data(node, "end")
+            if not known.reshape(-1)[0]:
+                break
+            at = self.builder.constant(f"{node.outputs[0]}#at{number}", np.asarray(number, dtype=np.int64))
+            goes_on, *results = self._iterate(node, [at, goes_on, *carried], number, uses)
+            carried, parts = results[: len(carried)], results[len(carried) :]
+            for names, part in zip(stacked, parts, strict=True):
+                names.append(part)
+        return carried, stacked
+
+    def _scan(self, node: Node, own: Sequence[str], uses: set[str]) -> tuple[list[str], list[list[str]]]:
+        """The results of a Scan, as those of a Loop."""
+        num_scanned = int(node.attributes.get("num_scan_inputs", 0))
+        carried, scanned = list(own[: len(own) - num_scanned]), own[len(own) - num_scanned :]
+        axes = node.attributes.get("scan_input_axes", (0,) * num_scanned)
+        lengths = []
+        for name, axis in zip(scanned, axes, strict=True):
+            self.merged.make(name)
+            lengths.append(self.builder.operand(name).shape_at(self.builder.export_batch)[axis])
+        backwards = node.attributes.get("scan_input_directions", (0,) * num_scanned)
+        written = node.attributes.get("scan_output_directions", (0,) * len(node.outputs))
+        stacked: list[list[str]] = [[] for _ in node.outputs[len(carried) :]]
+        for number in range(min(lengths, default=0)):
+            slices = []
+            for i, (name, axis) in enumerate(zip(scanned, axes, strict=True)):
+                at = lengths[i] - 1 - number if backwards[i] else number
+                place = self.builder.constant(f"{node.outputs[0]}#at{i}.{number}", np.asarray(at, dtype=np.int64))
+                slices.append(f"{node.outputs[0]}#in{i}.{number}")
+                gather = Node("Gather", [name, place], slices[-1:], {"axis": int(axis)}, "", node.scope, node.opset)
+                self.emit(gather, uses | set(slices))
+            results = self._iterate(node, [*carried, *slices], number, uses)
+            carried, parts = results[: len(carried)], results[len(carried) :]
+            for i, part in enumerate(parts):
+                stacked[i].insert(0 if written[i] else number, part)
+        return carried, stacked
+
+    def _iterate(self, node: Node, operands: Sequence[str], number: int, uses: set[str]) -> list[str]:
+        """Imports one iteration; returns its results."""
+        body: Body = node.attributes["body"]
+        nodes, outputs = body.read(operands, number)
+        if max(len(nodes), 1) * (number + 1) > MAX_NODES:
+            repair = "Export with a shorter sequence, or with the recurrence as LSTM, GRU or one operator of your own."
+            raise too_expensive(f"a {node.kind} of more than {MAX_NODES} nodes", node.name or node.outputs[0], repair)
+        inner = uses | {n for each in nodes for n in each.inputs} | set(outputs)
+        for each in nodes:
+            self.emit(each, inner)
+        return [self.resolve(name) for name in outputs]
+
+    def _stack(self, node: Node, out: str, names: Sequence[str], axis: int, uses: set[str]) -> None:
+        """Adds one result of all iterations, side by side in a dim of their own."""
+        self.builder.constant(f"{out}#axis", np.asarray([axis]))
+        parts = [f"{out}#{i}" for i in range(len(names))]
+        for name, part in zip(names, parts, strict=True):
+            self.emit(Node("Unsqueeze", [name, f"{out}#axis"], [part], {}, "", node.scope, 13), uses | set(parts))
+        self.emit(Node("Concat", parts, [out], {"axis": axis}, "", node.scope, 13), uses)
+
+
+def _of_data(node: Node, what: str) -> ModelError:
+    return refuse(
+        f"control flow is not supported: the {what} of a {node.kind} depends on data",
+        node.name or node.outputs[0],
+        "Export with a loop of constant length: a training graph is a straight line.",
+    )

@@ -1,0 +1,107 @@
+"""ONNX Runtime's fused operators are read as the standard ones that they were made of."""
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ir.errors import ModelError
+from ir.onnx.load import load_model
+
+node = helper.make_node
+SHAPES = {
+    "wide": (16, 48), "wide_bias": (48,), "wq": (16, 16), "wk": (16, 8), "wv": (16, 8), "bq": (16,), "turned": (24, 16),
+    "straight": (16, 24), "words": (50, 16), "places": (6, 16), "kinds": (2, 16), "scale": (16,), "shift": (16,),
+    "kernel": (4, 3, 3, 3), "kernel_bias": (4,),
+}  # fmt: skip
+INPUTS = {"x": ("N", 6, 16), "z": ("N", 4, 6, 6), "image": ("N", 3, 8, 8), "ids": ("N", 6), "segments": ("N", 6)}
+
+
+def load(*nodes):
+    """The graph of nodes that write y."""
+    used = {name for each in nodes for name in each.input}
+    stored = [numpy_helper.from_array(np.ones(s, np.float32), n) for n, s in SHAPES.items() if n in used]
+    types = {"ids": TensorProto.INT64, "segments": TensorProto.INT64}
+    inputs = [
+        helper.make_tensor_value_info(n, types.get(n, TensorProto.FLOAT), s) for n, s in INPUTS.items() if n in used
+    ]
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    opsets = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph(nodes, "fused", inputs, [y], stored)
+    return load_model(helper.make_model(graph, opset_imports=opsets).SerializeToString())
+
+
+def fused(kind, *operands, **attributes):
+    return node(kind, operands, ["y"], domain="com.microsoft", **attributes)
+
+
+PROJECTED = [node("MatMul", ["x", w], [n]) for w, n in (("wq", "q"), ("wk", "k"), ("wv", "v"))]
+CASES = {
+    "attention": (
+        [fused("Attention", "x", "wide", "wide_bias", num_heads=4)],
+        [
+            node("MatMul", ["x", "wide"], ["m"]), node("Add", ["m", "wide_bias"], ["n"]),
+            node("Split", ["n"], ["q", "k", "v"], axis=-1, num_outputs=3),
+            node("Attention", ["q", "k", "v"], ["y"], q_num_heads=4, kv_num_heads=4),
+        ],
+    ),
+    "many heads": (
+        [PROJECTED[0], fused("MultiHeadAttention", "q", "x", "x", "wide_bias", num_heads=4)],
+        [
+            PROJECTED[0], node("Split", ["wide_bias"], ["a", "b", "c"], num_outputs=3), node("Add", ["q", "a"], ["d"]),
+            node("Add", ["x", "b"], ["e"]), node("Add", ["x", "c"], ["f"]),
+            node("Attention", ["d", "e", "f"], ["y"], q_num_heads=4, kv_num_heads=4),
+        ],
+    ),
+    "groups of queries": (
+        [*PROJECTED, fused("GroupQueryAttention", "q", "k", "v", num_heads=4, kv_num_heads=2)],
+        [*PROJECTED, node("Attention", ["q", "k", "v"], ["y"], q_num_heads=4, kv_num_heads=2, is_causal=1)],
+    ),
+    "turned product": (
+        [fused("FusedMatMul", "x", "turned", transB=1, alpha=0.5)],
+        [node("Transpose", ["turned"], ["t"]), node("MatMul", ["x", "t"], ["y"])],
+    ),
+    "product": ([fused("FusedMatMul", "x", "straight")], [node("MatMul", ["x", "straight"], ["y"])]),
+    "convolution": (
+        [fused("FusedConv", "image", "kernel", "kernel_bias", "z", activation="Relu", kernel_shape=[3, 3])],
+        [
+            node("Conv", ["image", "kernel", "kernel_bias"], ["c"]), node("Add", ["c", "z"], ["s"]),
+            node("Relu", ["s"], ["y"]),
+        ],
+    ),
+    "embedding": (
+        [fused("EmbedLayerNormalization", "ids", "segments", "words", "places", "kinds", "scale", "shift")],
+        [
+            node("Gather", ["words", "ids"], ["a"]), node("Gather", ["kinds", "segments"], ["b"]),
+            node("Add", ["a", "b"], ["c"]), node("Add", ["c", "places"], ["d"]),
+            node("LayerNormalization", ["d", "scale", "shift"], ["y"]),
+        ],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_fused_operator_is_its_parts(case):
+    given, expected = (load(*nodes) for nodes in CASES[case])
+    assert given.num_parameters == expected.num_parameters
+    assert given.forward_flops == expected.forward_flops > 0 or case == "embedding"
+    assert [(t.shape, t.batch_dim) for t in map(given.tensors.get, given.outputs)] == [
+        (t.shape, t.batch_dim) for t in map(expected.tensors.get, expected.outputs)
+    ]
+    assert not given.warnings
+
+
+@pytest.mark.parametrize(
+    ("kind", "operands", "weights"),
+    [
+        ("SkipLayerNormalization", ["x", "x", "scale", "shift"], 32), ("BiasGelu", ["x", "bq"], 16),
+        ("FastGelu", ["x", "bq"], 16),
+    ],
+)  # fmt: skip
+def test_weights_of_fused_operators_count(kind, operands, weights):
+    assert load(fused(kind, *operands)).num_parameters == weights
+
+
+def test_a_cache_of_keys_is_not_for_training():
+    nodes = [node("Attention", ["x", "wide"], ["y", "cache"], domain="com.microsoft", num_heads=4)]
+    with pytest.raises(ModelError, match="as it is trained"):
+        load(*nodes)

@@ -1,0 +1,153 @@
+"""Weights wherever a file keeps them: in Constant nodes, in branches, as integers, as operands of any kind."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ir.errors import ModelError
+from ir.onnx.load import load_model
+from ir.onnx.strip import strip
+
+FLOAT = TensorProto.FLOAT
+node = helper.make_node
+
+
+def weight(name: str, *shape: int) -> TensorProto:
+    return numpy_helper.from_array(np.ones(shape, np.float32), name)
+
+
+def value(name: str, *dims: int | str | None, dtype: int = FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, dtype, dims)
+
+
+def model(nodes, stored, inputs=(("x", "N", 8),), inner=()) -> bytes:
+    """A file whose last node writes y."""
+    graph = helper.make_graph(
+        nodes, "weights", [value(*i) for i in inputs], [helper.make_tensor_value_info("y", FLOAT, None)], stored,
+        value_info=inner,
+    )  # fmt: skip
+    domains = {n.domain for n in nodes} | {""}
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid(d, 1 if d else 21) for d in sorted(domains)])
+    return made.SerializeToString()
+
+
+def facts(data: bytes) -> tuple:
+    """What the price of a model depends on."""
+    graph = load_model(data)
+    kinds = [(op.kind, op.forward_flops, op.backward_flops) for op in graph.operators]
+    return graph.num_parameters, sorted((p.shape, p.dtype) for p in graph.parameters), kinds
+
+
+PLAIN = [
+    node("MatMul", ["x", "w"], ["a"]), node("Add", ["a", "b"], ["h"]), node("Relu", ["h"], ["r"]),
+    node("MatMul", ["r", "v"], ["y"]),
+]  # fmt: skip
+STORED = [weight("w", 8, 96), weight("b", 96), weight("v", 96, 64)]
+
+
+@pytest.mark.parametrize("dtype", [TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4])
+def test_a_quantised_file_is_the_model_of_floats(dtype):
+    """Weights stored as integers, values rounded between operators, and a weight rounded in training."""
+    narrow = helper.make_tensor("w", dtype, [8, 96], np.ones((8, 96), np.int8))
+    small = [numpy_helper.from_array(np.asarray(0.1, np.float32), "s")]
+    zero = numpy_helper.from_array(np.asarray(0, np.int8), "z")
+    bias = numpy_helper.from_array(np.ones(96, np.int32), "b")
+    nodes = [
+        node("DequantizeLinear", ["w", "s"], ["wf"]), node("DequantizeLinear", ["b", "s"], ["bf"]),
+        node("QuantizeLinear", ["x", "s", "z"], ["xq"]), node("DequantizeLinear", ["xq", "s", "z"], ["xf"]),
+        node("MatMul", ["xf", "wf"], ["a"]), node("Add", ["a", "bf"], ["h"]), node("Relu", ["h"], ["r"]),
+        node("QuantizeLinear", ["r", "s", "z"], ["rq"]), node("DequantizeLinear", ["rq", "s", "z"], ["rf"]),
+        node("QuantizeLinear", ["v", "s", "z"], ["vq"]), node("DequantizeLinear", ["vq", "s", "z"], ["vf"]),
+        node("MatMul", ["rf", "vf"], ["y"]),
+    ]  # fmt: skip
+    data = model(nodes, [narrow, bias, zero, weight("v", 96, 64), *small])
+    assert facts(data) == facts(model(PLAIN, STORED))
+    assert facts(strip(data).data) == facts(data)
+    assert load_model(data).warnings == ("the file is quantised (2 weights, 3 other values): it is read as floats",)
+
+
+def test_integer_arithmetic_is_refused_by_name():
+    nodes = [
+        node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]), node("MatMulInteger", ["q", "w", "z"], ["i"]),
+        node("Cast", ["i"], ["y"], to=FLOAT),
+    ]  # fmt: skip
+    with pytest.raises(ModelError, match=r"DynamicQuantizeLinear.*before it was quantised"):
+        load_model(model(nodes, [numpy_helper.from_array(np.ones((8, 96), np.uint8), "w")]))
+
+
+def test_weights_in_constant_nodes():
+    constants = [node("Constant", [], [t.name], value=t) for t in STORED]
+    data = model([*constants, *PLAIN], [])
+    assert facts(data) == facts(model(PLAIN, STORED))
+    assert facts(strip(data).data) == facts(data)
+
+
+def test_constants_beside_stored_weights_are_no_weights():
+    mask = node("Constant", [], ["b"], value=weight("", 96))
+    assert load_model(model([mask, *PLAIN], [STORED[0], STORED[2]])).num_parameters == 8 * 96 + 96 * 64
+
+
+def test_weights_that_only_a_branch_reads():
+    """Of the branch that is taken: those of the file and those of the branch itself."""
+    taken = helper.make_graph(
+        [node("MatMul", ["x", "w"], ["a"]), node("Add", ["a", "b"], ["h"])], "then", [], [value("h", "N", 96)],
+        [weight("b", 96)],
+    )  # fmt: skip
+    other = helper.make_graph([node("MatMul", ["x", "u"], ["k"])], "else", [], [value("k", "N", 96)])
+    nodes = [
+        node("If", ["c"], ["g"], then_branch=taken, else_branch=other), node("Relu", ["g"], ["r"]),
+        node("MatMul", ["r", "v"], ["y"]),
+    ]  # fmt: skip
+    data = model(nodes, [*STORED[::2], weight("u", 8, 96), numpy_helper.from_array(np.asarray(True), "c")])
+    assert facts(data) == facts(model(PLAIN, STORED))
+
+
+@pytest.mark.parametrize(
+    ("kind", "operands", "shapes", "inputs"),
+    [
+        ("Einsum", ["x", "p", "q"], [(8, 4), (4, 3)], (("x", "N", 8),)),
+        ("acme.Fancy", ["x", "p"], [(5, 7)], (("x", "N", 8),)),
+        ("DeformConv", ["x", "p", "o"], [(6, 4, 3, 3)], (("x", "N", 4, 8, 8), ("o", "N", 18, 6, 6))),
+    ],
+)
+def test_weights_of_any_operator(kind, operands, shapes, inputs):
+    domain, _, name = kind.rpartition(".")
+    attributes = {"equation": "ni,ij,jk->nk"} if kind == "Einsum" else {}
+    given = [weight(n, *s) for n, s in zip("pq", shapes, strict=False)]
+    inner = [value("t", "N", 8)] if domain else []
+    nodes = [node(name, operands, ["t"], domain=domain, **attributes), node("Relu", ["t"], ["y"])]
+    assert load_model(model(nodes, given, inputs, inner)).num_parameters == sum(np.prod(s) for s in shapes)
+
+
+def test_a_weight_behind_a_function_of_one_operand():
+    """As the decay of a state-space model, which is stored as its logarithm."""
+    nodes = [node("Exp", ["p"], ["e"]), node("Neg", ["e"], ["n"]), node("Mul", ["x", "n"], ["y"])]
+    assert load_model(model(nodes, [weight("p", 8)])).num_parameters == 8
+
+
+@pytest.mark.parametrize(
+    ("dims", "place"),
+    [
+        (("seq", "batch"), 1), ((12, "N"), 1), (("batch_size", 12), 0), (("N", 12), 0), ((4, 12), 0),
+        (("batch", "batch_of_words"), 0),
+    ],
+)  # fmt: skip
+def test_a_dim_called_batch_is_the_batch(dims, place):
+    nodes = [node("Gather", ["e", "x"], ["y"])]
+    sizes = {"batch_of_words": 3} if "batch_of_words" in dims else {"seq": 5}
+    graph = load_model(model(nodes, [weight("e", 20, 6)], (("x", *dims),)), dims=sizes)
+    assert graph.tensors["x"].batch_dim == place
+
+
+@pytest.mark.parametrize(
+    ("kind", "repair"),
+    [
+        ("NonZero", "as much as the data holds"), ("acme.Fancy", r"shape of t in the file \(graph.value_info\)"),
+        ("com.microsoft.Fancy", "the one that the exporter wrote"),
+    ],
+)  # fmt: skip
+def test_an_unknown_kind_says_what_to_do(kind, repair):
+    domain, _, name = kind.rpartition(".")
+    with pytest.raises(ModelError, match=repair):
+        load_model(model([node(name, ["x"], ["t"], domain=domain), node("MatMul", ["t", "w"], ["y"])], STORED[:1]))
