@@ -9,15 +9,15 @@ planner: the step time, by how much the portfolio's plan is faster (below 1: the
 search, and the plan in short; of the portfolio the plan of the first seed, and by how much the slowest seed's plan is
 slower than the fastest one's. A planner that proposes nothing that fits has a dash. At the end: how often the portfolio
 is faster than all of them, how often slower than one, and how often its seeds are within 1 %. A, B and C are the
-clusters of DAPPLE's evaluation. Layer profiles are read from FOLDER. With --planners '' the portfolio
-searches alone. With --table, the lines of FILEs that this has printed become the table of docs/planners.md, and with
---picture its picture; of a pair that stands there twice the last lines count. The committed figures are in
-benchmarks/results/.
+clusters of DAPPLE's evaluation. Layer profiles are read from FOLDER. With --planners '' the portfolio searches alone.
+With --table, the lines of FILEs that this has printed become the table of docs/planners.md, and with --picture its
+picture; of a pair that stands there twice the last lines count. The committed figures are in benchmarks/results/.
 """
 
 import argparse
+import itertools
+import math
 import re
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -110,14 +110,35 @@ def found_by(problem: Problem, name: str, budget: Budget, seed: int = 0) -> tupl
 
 
 def steps_of(lines: list[str]) -> Steps:
-    """The step times of printed lines; of a pair that stands there twice the last ones."""
+    """The step times of printed lines, by model and cluster; of a pair that stands there twice the last ones."""
     found: Steps = {}
     names = (*PLANNERS, "portfolio")
     pattern = re.compile(rf"(\S+) +(\S.*?) +({'|'.join(names)}) +([\d.]+|-) ")
     for match in filter(None, map(pattern.match, lines)):
         model, cluster, name, step = match.groups()
         found.setdefault((model, cluster), {})[name] = None if step == "-" else float(step)
-    return found
+    order = [*itertools.product(MODELS, clusters())]
+    return {pair: found[pair] for pair in order if "portfolio" in found.get(pair, {})}
+
+
+def sums(found: Steps, lines: list[str]) -> list[str]:
+    """How often the portfolio is faster than all planners, and slower than one, and how near its seeds are."""
+    faster, slower = 0, []
+    for (model, cluster), steps in found.items():
+        others = [(step, name) for name, step in steps.items() if step is not None and name != "portfolio"]
+        best, by = min(others, default=(math.inf, ""))
+        ratio = steps["portfolio"] / best
+        faster += ratio < 1.0 / SAME
+        slower += [f"  {model} on {cluster}: {by} by {100 * (ratio - 1):.1f} %"] if ratio > SAME else []
+    said = [
+        f"{len(found)} pairs: the portfolio is faster than every planner on {faster}, slower than one on {len(slower)}"
+    ]
+    spreads = {}
+    for match in filter(None, (re.match(r"(\S+) +(\S.*?) +portfolio .* seeds ([\d.]+)%", line) for line in lines)):
+        spreads[match[1], match[2]] = float(match[3])
+    if spreads:
+        said.append(f"its seeds are within 1 % on {sum(s <= 1.0 for s in spreads.values())} of {len(spreads)} pairs")
+    return said + slower
 
 
 def table(found: Steps) -> None:
@@ -126,14 +147,14 @@ def table(found: Steps) -> None:
     print(f"| model | cluster | {' | '.join(there)} | portfolio |")
     print("|---" * (len(there) + 3) + "|")
     for (model, cluster), steps in found.items():
-        whole = steps.get("portfolio")
-        if whole is not None:
-            cells = [None if steps.get(name) is None else f"{steps[name] / whole:.2f}" for name in there]
-            print(f"| {model} | {cluster} | {' | '.join(cell or '–' for cell in cells)} | {whole:.1f} ms |")
+        whole = steps["portfolio"]
+        cells = [None if steps.get(name) is None else f"{steps[name] / whole:.2f}" for name in there]
+        print(f"| {model} | {cluster} | {' | '.join(cell or '–' for cell in cells)} | {whole:.1f} ms |")
 
 
 def picture(found: Steps, file: Path) -> None:
     """Draws step times as multiples of the portfolio's: a row for each planner, the best on top, a mark a pair."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     ratios = {
@@ -146,14 +167,19 @@ def picture(found: Steps, file: Path) -> None:
     figure = Figure(figsize=(8.0, 0.45 * len(there) + 1.2), layout="constrained")
     axes = figure.subplots()
     for row, name in enumerate(there):
-        axes.plot(ratios[name], [row] * len(ratios[name]), "|", color="#1f5fa8", markersize=14)
+        # One path a row: a picture with a mark for each pair is several times as large.
+        x = np.repeat(ratios[name], 3)
+        axes.plot(x, np.tile((row - 0.3, row + 0.3, np.nan), len(ratios[name])), color="#1f5fa8", linewidth=1.0)
         axes.plot(float(np.median(ratios[name])), row, "o", color="#b3261e", markersize=5)
     axes.axvline(1.0, color="#444444", linewidth=0.8)
     axes.set_xscale("log")
+    axes.minorticks_off()
     axes.set_xticks((1, 1.5, 2, 3, 5), ("1", "1.5", "2", "3", "5"))
     axes.set_yticks(range(len(there)), there)
     axes.set_xlabel(f"step time over the portfolio's; a line each of {len(found)} pairs, a dot their median")
-    figure.savefig(file, metadata={"Date": None})
+    # Letters as text, and the same names in every file.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "planners"}):
+        figure.savefig(file, metadata={"Date": None})
 
 
 def main() -> None:
@@ -171,8 +197,10 @@ def main() -> None:
     parser.add_argument("--picture", type=Path)
     given = parser.parse_args()
     if given.table is not None:
-        found = steps_of([line for file in given.table for line in file.read_text().splitlines()])
+        lines = [line for file in given.table for line in file.read_text().splitlines()]
+        found = steps_of(lines)
         table(found)
+        print("", *sums(found, lines), sep="\n")
         if given.picture is not None:
             picture(found, given.picture)
         return
@@ -184,48 +212,39 @@ def main() -> None:
 
 def compare(given: argparse.Namespace, known: Mapping[str, Cluster]) -> None:
     """Searches the pairs, and prints their lines and the sums."""
-    faster, slower, near, pairs = 0, [], 0, 0
     print("model        cluster    planner      step ms  portfolio  seconds  plan")
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        print(line, flush=True)
+
+    budgets = Budget.parse(given.budget), Budget.parse(given.portfolio)
     for model in given.models.split(","):
         spec, batch = MODELS[model]
         graph = graph_of(spec, given.profiles)
         for cluster in given.clusters.split(","):
             problem = Problem.build(graph, known[cluster], {"global_batch": batch})
-            whole, took_s = found_by(problem, "portfolio", Budget.parse(given.portfolio))
+            whole, took_s = found_by(problem, "portfolio", budgets[1])
             if whole is None:
                 print(f"{model:12} {cluster:10} nothing fits", flush=True)
                 continue
-            pairs += 1
-            best_s = float("inf")
             for name in filter(None, given.planners.split(",")):
-                found, seconds = found_by(problem, name, Budget.parse(given.budget))
+                found, seconds = found_by(problem, name, budgets[0])
                 head = f"{model:12} {cluster:10} {name:12}"
                 if found is None:
-                    print(f"{head} {'-':>8} {'-':>10} {seconds:8.1f}", flush=True)
+                    say(f"{head} {'-':>8} {'-':>10} {seconds:8.1f}")
                     continue
-                best_s = min(best_s, found.step_time_s)
                 gain = found.step_time_s / whole.step_time_s
-                line = f"{head} {1e3 * found.step_time_s:8.2f} {gain:9.3f}x {seconds:8.1f}  {short(found.plan)}"
-                print(line, flush=True)
-                if gain < 1.0 / SAME:
-                    slower.append(f"{model} on {cluster}: {name} by {100 * (1 / gain - 1):.1f} %")
-            others = [
-                found_by(problem, "portfolio", Budget.parse(given.portfolio), s)[0] for s in range(1, given.seeds)
-            ]
-            times = [whole.step_time_s, *(found.step_time_s for found in others if found is not None)]
-            spread = max(times) / min(times) - 1.0
-            near += spread <= 0.01
+                say(f"{head} {1e3 * found.step_time_s:8.2f} {gain:9.3f}x {seconds:8.1f}  {short(found.plan)}")
+            others = [found_by(problem, "portfolio", budgets[1], seed)[0] for seed in range(1, given.seeds)]
+            times = [found.step_time_s for found in (whole, *others) if found is not None]
             name = f"({whole.plan.search.found_by})"
-            print(
+            say(
                 f"{model:12} {cluster:10} portfolio    {1e3 * whole.step_time_s:8.2f} {name:>10} {took_s:8.1f}  "
-                f"{short(whole.plan)}" + (f"  seeds {spread:.1%}" if given.seeds > 1 else ""),
-                flush=True,
+                f"{short(whole.plan)}" + (f"  seeds {max(times) / min(times) - 1.0:.1%}" if given.seeds > 1 else "")
             )
-            faster += best_s > whole.step_time_s * SAME
-    print(f"{pairs} pairs: the portfolio is faster than every planner on {faster}, slower than one on {len(slower)}")
-    if given.seeds > 1:
-        print(f"{given.seeds} seeds are within 1 % on {near} of {pairs} pairs")
-    sys.stdout.writelines(f"  {line}\n" for line in slower)
+    print(*sums(steps_of(lines), lines), sep="\n")
 
 
 if __name__ == "__main__":

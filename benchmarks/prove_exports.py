@@ -16,6 +16,7 @@ with the weights of the plan. A trainer that cannot be imported is named and lef
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -34,7 +35,7 @@ import numpy as np
 
 from automap.cluster import parse_cluster
 from automap.errors import ProblemError
-from automap.export.export import WRITERS, export, save
+from automap.export.export import export, save
 from automap.export.onnx_devices import planned
 from automap.export.reading import read_configuration
 from automap.plan import Degrees, Plan
@@ -338,37 +339,28 @@ STATED = {
 def priced_again(path: Path, problem: Problem, known: dict[str, Evaluator]) -> float:
     """Seconds of a step that a file states, priced as `automap estimate --from` does.
 
-    What accelerate's YAML and DeepSpeed's JSON do not say is taken from the TrainingArguments beside them.
-
     Args:
         known: evaluators by training settings; a new one is added.
     """
     found = read_configuration(path)
-    training = {"global_batch": problem.training.global_batch, **found.training}
-    key = json.dumps(training, sort_keys=True)
-    known.setdefault(key, Evaluator(Problem.build(problem.graph, problem.cluster, training)))
+    key = json.dumps(found.training, sort_keys=True)
+    known.setdefault(key, Evaluator(Problem.build(problem.graph, problem.cluster, found.training)))
     if found.document is not None:
         return known[key].evaluate(lower_plan(planned(found.document, known[key].problem), known[key])).step_time_s
-    degrees, beside = dict(found.degrees), path.with_name("training_arguments.json")
-    if beside.exists() and "pp" not in degrees:
-        arguments = json.loads(beside.read_text())
-        degrees.setdefault("micro_batch", arguments["per_device_train_batch_size"])
-        if arguments["gradient_checkpointing"]:
-            degrees["recompute"] = "full"
-    return known[key].evaluate(hand_made(known[key], Strategy(**degrees))).step_time_s
+    return known[key].evaluate(hand_made(known[key], Strategy(**found.degrees, may_idle=True))).step_time_s
 
 
 def prove(target: str, count: int) -> tuple[int, int, list[str]]:
     """Plans exported, read back and priced again, distinct configurations among them, and differences."""
-    read, texts, faults = 0, set(), []
+    read, texts, faults, spaces = 0, set(), [], {}
     for model, cluster, batch, fix in CASES:
-        try:
-            training = {"global_batch": batch, "target": target}
-            space = plan_space(Problem.build(zoo.build(model), parse_cluster(cluster), training, {"fix": fix}))
-        except ProblemError:
-            continue  # not of this target
+        training = {"global_batch": batch, "target": target}
+        with contextlib.suppress(ProblemError):  # not of this target
+            problem = Problem.build(zoo.build(model), parse_cluster(cluster), training, {"fix": fix})
+            spaces[f"{model}, {fix}"] = plan_space(problem)
+    for model, space in spaces.items():
         known: dict[str, Evaluator] = {}
-        for values in space.random_batch(np.random.default_rng(0), -(-count // len(CASES))).tolist():
+        for values in space.random_batch(np.random.default_rng(0), -(-count // len(spaces))).tolist():
             plan = annotate(space.decode(values), space.lowered(values), space.evaluator)
             found = export(plan, space.problem, target)
             with tempfile.TemporaryDirectory() as name:
@@ -394,7 +386,7 @@ def main() -> int:
     """Prints a line for each target; the exit code tells whether all numbers agree."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("plans", type=int, nargs="?", default=200, help="plans of each target, about")
-    parser.add_argument("--targets", nargs="+", default=list(WRITERS), choices=list(WRITERS))
+    parser.add_argument("--targets", nargs="+", default=list(PARSERS), choices=list(PARSERS))
     parser.add_argument("--packages", nargs="+", default=[], help="folders with the trainers")
     given = parser.parse_args()
     sys.path += given.packages

@@ -233,6 +233,10 @@ class Graph:
         maker = self.maker(name)
         return self.tensors[name].role == "parameter" or (maker is not None and maker.is_view)
 
+    def keeps_activations(self, op: Operator) -> bool:
+        """Whether the backward pass of an operator needs an activation."""
+        return any(self.tensors[name].role == "activation" for name in op.saved)
+
     @cached_property
     def trained(self) -> frozenset[str]:
         """Names of the parameters, and of the float tensors that depend on them."""

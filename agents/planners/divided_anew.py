@@ -1,26 +1,37 @@
-"""Pipelines divided anew: the best pipelines so far, with stages of any numbers of devices, after Piper.
+"""Pipelines divided anew: the best pipelines so far, with stages of any numbers of devices, after Piper and SPP.
 
 In the plan space only short pipelines have unlike stages, and templates have like ones alone. Where a pipeline is about
 as fast as the best plan, Piper's dynamic program divides units and devices among its stages again, with its
-micro-batches, its ZeRO stage and its inner axes (`agents.planners.piper`). What it finds is kept where it is the best
-plan, also if it lies outside the space. Units: seconds.
+micro-batches and its ZeRO stage, with its inner axis or without one (`agents.planners.piper`). The fastest partitions
+are priced under each schedule of the space; and where the trainer runs any order of actions, the fastest of all in the
+orders of SPP's list scheduling (`agents.planners.spp`). What is found is kept where it is the best plan, also if it
+lies outside the space. Units: seconds.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from agents.incumbent import Incumbent
-from agents.planners.piper import plan_setting
+from agents.planners.piper import of_setting
+from agents.planners.spp import listed
 from agents.planners.stage_table import megatron_strategies
+from agents.planners.staged_plan import fastest_staged, price_staged
 from agents.sampling.expert import Grid
+from automap.schedule import SPLIT_KINDS
+from automap.space.space import PlanSpace
 
 NEAR = 1.1
 """A pipeline is divided anew if it takes at most so many times the step time of the best plan (assumed)."""
 MOST_DEVICES, MOST_UNITS = 64, 100
 """Largest cluster and model: the time of the program grows with the square of both."""
+LISTED = 1
+"""Number of partitions whose micro-batches are listed."""
+MOST_PASSES = 2_000
+"""Largest number of forward passes that are listed: it takes a tenth of a second."""
 LEAST_EVALUATIONS, LEAST_S = 1_000, 5.0
 """Budget that must be left: it takes a few tenths of a second."""
 SHARE = 0.1
@@ -31,7 +42,7 @@ def divide_anew(incumbent: Incumbent, grid: Grid) -> None:
     """Divides the best pipelines anew.
 
     Args:
-        incumbent: takes the plans, credited to `piper`.
+        incumbent: takes the plans, credited to `piper`, those with listed orders to `spp`.
         grid: plans with their prices.
     """
     space, left, left_s = incumbent.space, incumbent.left, incumbent.left_s
@@ -43,33 +54,46 @@ def divide_anew(incumbent: Incumbent, grid: Grid) -> None:
     fastest = _fastest(incumbent, grid)
     if fastest is None:
         return
-    incumbent.searcher = "piper"
-    ways = [way for way in megatron_strategies(space) if way.tp in fastest.sizes]
+    ways = [way for way in megatron_strategies(space) if way.tp in (1, fastest.tp)]
     with incumbent.share(
         evaluations=None if left is None else int(SHARE * left), seconds=None if left_s is None else SHARE * left_s
     ):
-        plan_setting(incumbent, fastest.num_micro_batches, fastest.zero, ways)
+        incumbent.searcher = "piper"
+        found = of_setting(incumbent, fastest.num_micro_batches, fastest.zero, ways)
+        plans = [replace(plan, schedule=kind) for plan in found for kind in _kinds(space)]
+        if not incumbent.finished:
+            price_staged(incumbent, plans)
+        # Trainers that run zero-bubble schedules run any order of actions, targets only those that they name.
+        if "zb2p" in space.problem.trainer.schedules and space.problem.target is None:
+            incumbent.searcher = "spp"
+            for plan in fastest_staged(incumbent, found, LISTED):
+                is_short = 1 < len(plan.stages) <= MOST_PASSES // fastest.num_micro_batches
+                if is_short and not incumbent.finished:
+                    price_staged(incumbent, listed(space, plan))
+
+
+def _kinds(space: PlanSpace) -> list[str]:
+    """Schedules of the space that do not take backward passes apart, which the space searches itself."""
+    return [kind for kind in space.schedules if kind not in SPLIT_KINDS]
 
 
 class _Fastest(NamedTuple):
-    """What the fastest pipelines have."""
+    """What the fastest pipeline near the best plan has."""
 
     num_micro_batches: int
     zero: int
     """ZeRO stage."""
-    sizes: set[int]
-    """Sizes of the inner axes of all pipelines near the best plan that have these."""
+    tp: int
+    """Size of its inner axis."""
 
 
 def _fastest(incumbent: Incumbent, grid: Grid) -> _Fastest | None:
-    """The setting of the fastest pipeline near the best plan, if there is one."""
-    space, found = incumbent.space, None
+    """The setting of the fastest pipeline that is near the best plan, if there is one."""
+    space = incumbent.space
     near = np.flatnonzero((grid.prices[:, 1] <= 0.0) & (grid.prices[:, 0] <= NEAR * incumbent.least_s))
     for row in near[np.argsort(grid.prices[near, 0], kind="stable")].tolist():
         plan = grid.values[row].tolist()
-        shape, zero = space.shape(plan), plan[space.first.zero]
+        shape = space.shape(plan)
         if shape.pp > 1 and shape.middle == 1:
-            found = found or _Fastest(shape.num_micro_batches, zero, set())
-            if (shape.num_micro_batches, zero) == found[:2]:
-                found.sizes.add(shape.tp)
-    return found
+            return _Fastest(shape.num_micro_batches, plan[space.first.zero], shape.tp)
+    return None

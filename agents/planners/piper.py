@@ -26,7 +26,7 @@ from agents.planners.stage_table import (
     megatron_strategies,
     settings_by_templates,
 )
-from agents.planners.staged_plan import fastest_staged, price_staged
+from agents.planners.staged_plan import StagedPlan, fastest_staged, price_staged
 from agents.searcher import SearchResult, SearchTask
 
 PATIENCE = 4
@@ -48,21 +48,19 @@ def piper_partitions(table: StageTable) -> Iterator[Partition]:
     return partitions(table.space.num_units, devices, sizes, seconds, table.nothing, most)
 
 
-def plan_setting(incumbent: Incumbent, num_micro_batches: int, zero: int, strategies: Sequence[Strategy]) -> float:
-    """Prices the best partitions with one number of micro-batches and one ZeRO stage.
+def of_setting(
+    incumbent: Incumbent, num_micro_batches: int, zero: int, strategies: Sequence[Strategy]
+) -> list[StagedPlan]:
+    """The fastest partitions with one number of micro-batches and one ZeRO stage, of every order of the devices.
 
     Args:
         strategies: those that a stage may have.
-
-    Returns:
-        Step time of the best of them that fits, or infinity.
     """
-    space, best_s = incumbent.space, float("inf")
-    for order in space.meshes.orders[:ORDERS]:
-        table = StageTable(space, order, num_micro_batches, strategies, zero=zero)
-        found = fastest_staged(incumbent, map(table.staged, piper_partitions(table)), OFFERED)
-        best_s = min(best_s, price_staged(incumbent, found))
-    return best_s
+    found, table = [], None
+    for order in incumbent.space.meshes.orders[:ORDERS]:
+        table = StageTable(incumbent.space, order, num_micro_batches, strategies, zero=zero, known=table)
+        found += fastest_staged(incumbent, map(table.staged, piper_partitions(table)), OFFERED)
+    return found
 
 
 def run_piper(incumbent: Incumbent) -> None:
@@ -72,7 +70,8 @@ def run_piper(incumbent: Incumbent) -> None:
     for setting in settings_by_templates(incumbent.space):
         if incumbent.finished or waited > PATIENCE:
             return
-        mine = plan_setting(incumbent, setting.num_micro_batches, setting.zero, strategies)
+        found = of_setting(incumbent, setting.num_micro_batches, setting.zero, strategies)
+        mine = price_staged(incumbent, found)
         waited = 0 if mine < best_s else waited + 1
         best_s = min(best_s, mine)
 

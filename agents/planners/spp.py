@@ -72,10 +72,10 @@ def plans(incumbent: Incumbent, order: Order, num_micro_batches: int) -> Iterato
     for plan in fastest_staged(incumbent, divided(), LISTED):
         yield plan
         if len(plan.stages) > 1 and 2 * len(plan.stages) * num_micro_batches <= MOST_ACTIONS:
-            yield from _listed(space, plan)
+            yield from listed(space, plan)
 
 
-def _listed(space: PlanSpace, plan: StagedPlan) -> Iterator[StagedPlan]:
+def listed(space: PlanSpace, plan: StagedPlan) -> Iterator[StagedPlan]:
     """A plan with the orders of list scheduling: with any number of micro-batches on their way, backward or forward
     passes first, and with a few more than 1F1B has, for ranks whose memory is short."""
     count, micro_batches = len(plan.stages), plan.num_micro_batches
@@ -84,12 +84,10 @@ def _listed(space: PlanSpace, plan: StagedPlan) -> Iterator[StagedPlan]:
     seen = {write_order("1f1b", count, count, micro_batches)}
     ways = [(None, False), (None, True), ([2 * n - 1 for n in fewest], False), ([n + 1 for n in fewest], False)]
     for registers, forward_first in ways:
-        listed = list_schedule(stages, micro_batches, registers, forward_first=forward_first)
-        if listed.order not in seen:
-            seen.add(listed.order)
-            yield StagedPlan(
-                stages=plan.stages, num_micro_batches=micro_batches, schedule="explicit", order=listed.order
-            )
+        order = list_schedule(stages, micro_batches, registers, forward_first=forward_first).order
+        if order not in seen:
+            seen.add(order)
+            yield StagedPlan(stages=plan.stages, num_micro_batches=micro_batches, schedule="explicit", order=order)
 
 
 def passes(space: PlanSpace, plan: StagedPlan) -> Stages:

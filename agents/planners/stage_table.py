@@ -56,6 +56,7 @@ class StageTable:
         *,
         zero: int = 0,
         holds: bool = True,
+        known: StageTable | None = None,
     ) -> None:
         """Begins a table; what it knows it computes when it is asked.
 
@@ -63,12 +64,13 @@ class StageTable:
             order: numbers of the devices.
             strategies: those that a stage may have; where several take equally long, the first.
             holds: whether a stage is held by its transfers, as in our price; otherwise the channel has them alone.
+            known: a table of another order of the devices, otherwise the same, whose costs are not computed again.
         """
         self.space, self.order, self.strategies, self.zero = space, order, strategies, zero
         self.num_micro_batches, self.holds = num_micro_batches, holds
         self.samples = space.problem.training.global_batch // num_micro_batches
         self.matrix = links_matrix(space)
-        self._spans: dict[object, SpanCosts] = {}
+        self._spans: dict[object, SpanCosts] = {} if known is None else known._spans
         self._at: dict[tuple[int, int, Strategy], SpanCosts] = {}
         self._fastest: dict[object, tuple[Floats, Ints, Ints]] = {}
         self._channels: dict[tuple[float, int, int], Floats] = {}

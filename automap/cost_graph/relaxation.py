@@ -50,8 +50,8 @@ FIRST_PRICE, DEARER = 0.3, 10.0
 """First price of all memory that is tried, in step times, and by how much the next one is dearer (assumed)."""
 PRICES = 8
 """Number of prices of memory that are tried at most."""
-ROUNDS = 8
-"""Number of times at most that tangents are taken."""
+ROUNDS, ROUNDS_AGAIN = 8, 2
+"""Number of times at most that tangents are taken; and where an assignment is known that is about the best one."""
 NEAR = 1e-3
 """Share of a price of memory within which no other one is tried."""
 
@@ -84,7 +84,9 @@ class OfTypes:
     price_s: float
     """Seconds that a byte of these costs there; 0: nothing."""
     least_bytes: Floats
-    """[types] bytes of these."""
+    """[types] bytes of these; 0 where memory is not short."""
+    picked: tuple[int, ...]
+    """The best assignment."""
 
 
 class Relaxation:
@@ -197,22 +199,31 @@ class Relaxation:
 
     # -- types by themselves --------------------------------------------------------------------------------------
 
-    def of_types(self) -> OfTypes:
-        """What all units of each type take by themselves, at least."""
+    def of_types(self, plenty: float, picked: Sequence[int] | None = None) -> OfTypes:
+        """What all units of each type take by themselves, at least.
+
+        Args:
+            plenty: bytes of the state of all units for which memory is not short, whatever they save.
+            picked: an assignment that is about the best one; None: none is known.
+        """
         lines, best = self._first_lines(), np.zeros(self._costs.modes.shape[1::-1])
         before: list[tuple[int, ...]] = []
-        for _ in range(ROUNDS):
+        if picked is not None and self._costs.values:
+            lines = self._lines_at(picked)
+        for _ in range(ROUNDS if picked is None else ROUNDS_AGAIN):
             best = np.maximum(best, self._of_types_at(lines))
             if before[-1:] == [self.picked]:
                 break
             before.append(self.picked)
             lines = self._lines_among(before)
-        state = self._state_bytes()
-        kept = float(self._costs.times @ (self._costs.unit_costs(self.picked) * state).sum(axis=1))
+        state, found = self._state_bytes(), self.picked
+        kept = float(self._costs.times @ (self._costs.unit_costs(found) * state).sum(axis=1))
+        if self._costs.values and kept <= plenty:
+            return OfTypes(fast_s=best, priced_s=best, price_s=0.0, least_bytes=np.zeros(len(best[0])), picked=found)
         self._price_s = price_s = PRICE_OF_STATE * float(best.min(axis=0).sum()) / max(kept, 1.0)
         priced, self._price_s = self._of_types_at(lines), 0.0
         least_bytes = self._least_of_types(np.tile(state, (len(self._costs.times), 1)))
-        return OfTypes(fast_s=best, priced_s=priced, price_s=price_s, least_bytes=least_bytes)
+        return OfTypes(fast_s=best, priced_s=priced, price_s=price_s, least_bytes=least_bytes, picked=found)
 
     def _of_types_at(self, lines: Lines) -> Floats:
         """[modes, types] weighted seconds of all units of each type at some lines, and the price of state."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from automap.documents import read_document
 from automap.errors import PlanError
 from automap.export.onnx_devices import planned
-from automap.export.reading import check_model, read_text
+from automap.export.reading import arguments_beside, check_model, read_text
 from automap.export.stated import Stated
 from automap.plan import Plan
 from automap.price.estimate import annotate
@@ -34,6 +34,8 @@ class Configuration:
     """Name of the file; its ending says whose configuration it is, see `automap.export.reading`."""
     text: Annotated[str, Length(1 << 20)]
     """Its text."""
+    arguments: Annotated[str, Length(1 << 20)] = ""
+    """Text of the training_arguments.json beside it; empty = there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +67,9 @@ def load(path: Path) -> dict[str, Any]:
         document = read_document(text, field="baseline", error=PlanError)
         if isinstance(document, dict) and str(document.get("schema", "")).startswith("automap.plan/"):
             return document
-    return {"file": path.name, "text": text}
+    found = {"file": path.name, "text": text}
+    beside = arguments_beside(path)
+    return {**found, "arguments": beside} if beside else found
 
 
 def with_stated(training: Mapping[str, Any], hints: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -115,7 +119,7 @@ def _stated(document: object) -> tuple[str, Stated]:
     """Name and content of a configuration."""
     found = from_json(Configuration, document, path=FIELD, error=PlanError)
     try:
-        return found.file, read_text(found.file, found.text)
+        return found.file, read_text(found.file, found.text, found.arguments)
     except PlanError as fault:
         raise PlanError(**fault.texts | {"field": fault.field.replace("from", FIELD, 1)}) from None
 
@@ -127,9 +131,11 @@ def _configured(evaluator: Evaluator, name: str, stated: Stated) -> Baseline:
         lowered = lower_plan(plan, evaluator)
         return Baseline(name=name, plan=annotate(plan, lowered, evaluator), lowered=lowered, notes=())
     check_model(stated, name, evaluator)
-    strategy = Strategy(**stated.degrees)
+    strategy = Strategy(**stated.degrees, may_idle=True)
     lowered = hand_made(evaluator, strategy)
     notes = (*undivided(evaluator, lowered), *recomputes_nothing(strategy, lowered, evaluator.problem.trainer.name))
+    if stated.beside:
+        notes = (*notes, f"read with {stated.beside}")
     if stated.ignored:
         notes = (*notes, f"not read: {', '.join(stated.ignored)}")
     if "micro_batch" not in stated.degrees:

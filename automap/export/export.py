@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from automap.errors import PlanError
-from automap.export import accelerate, deepspeed, megatron, onnx_devices, pytorch, torchtitan
+from automap.export import accelerate, deepspeed, megatron, onnx_devices, own_trainer, pytorch, torchtitan
 from automap.export.configuration import Export, Run, read_run
 from automap.export.rounding import rounded
 from automap.plan import Plan
@@ -22,8 +22,9 @@ WRITERS: Mapping[str, Callable[[Run], Export]] = {
     "accelerate": accelerate.write,
     "pytorch": pytorch.write,
     "onnx": onnx_devices.write,
+    "automap": own_trainer.write,
 }
-"""Target -> what writes its files. A plan for `automap` is the plan document itself."""
+"""Target -> what writes its files."""
 REPORT = "export.json"
 """File with the report on what an export kept."""
 

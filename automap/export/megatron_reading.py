@@ -5,6 +5,8 @@ Names of flags: megatron/training/arguments.py.
 
 from __future__ import annotations
 
+import math
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -21,12 +23,12 @@ _DEGREES = {
 }
 _VOCABULARY = 128
 """Default of Megatron-LM's --make-vocab-size-divisible-by, which is multiplied by tp."""
+_MOST_REPEATS = 10_000
+"""Most repeats in a layout that are written out: more than any model has layers (assumed)."""
 _NOT_PRICED = {
     "virtual-pipeline-model-parallel-size": "Use --num-layers-per-virtual-pipeline-stage: there is no such flag.",
     "use-megatron-fsdp": "Price it as --zero 2 or --zero 3.",
     "use-torch-fsdp2": "Price it as --zero 3.",
-    "decoder-first-pipeline-num-layers": "Write the stages as --pipeline-model-parallel-layout.",
-    "decoder-last-pipeline-num-layers": "Write the stages as --pipeline-model-parallel-layout.",
     "account-for-embedding-in-pipeline-split": "Write the stages as --pipeline-model-parallel-layout.",
     "account-for-loss-in-pipeline-split": "Write the stages as --pipeline-model-parallel-layout.",
     "fp4-format": "Price it by --precision nvfp4.",
@@ -79,6 +81,7 @@ def read_flags(flags: Mapping[str, str | None]) -> Stated:
         read.add(name)
         return whole(f"--{name}", flags[name]) if name in flags else None
 
+    found.degrees |= _replicas(flags, math.prod(found.degrees.get(name, 1) for name in ("tp", "pp", "cp")))
     layers, each, batch = (
         number("num-layers"),
         number("num-layers-per-virtual-pipeline-stage"),
@@ -95,6 +98,9 @@ def read_flags(flags: Mapping[str, str | None]) -> Stated:
     layout = flags.get("pipeline-model-parallel-layout")
     if layout is not None:
         found.degrees |= _layout(layout, pp)
+    ends = tuple(number(f"decoder-{end}-pipeline-num-layers") for end in ("first", "last"))
+    if any(ends):
+        found.degrees["layers"] = _uneven(ends, layers, pp, found.degrees.get("virtual", 1))
     if batch is not None:
         found.training["global_batch"] = batch
     found.tokens = number("seq-length")
@@ -133,10 +139,52 @@ def read_flags(flags: Mapping[str, str | None]) -> Stated:
     return found
 
 
+def _replicas(flags: Mapping[str, str | None], others: int) -> dict[str, int]:
+    """The data parallel degree, where torchrun in the same script says how many processes there are.
+
+    Args:
+        flags: flags of the script.
+        others: tp * pp * cp.
+    """
+    each, nodes = (flags.get(name, flags.get(name.replace("-", "_"))) for name in ("nproc-per-node", "nnodes"))
+    if each is None or not each.isdecimal() or not (nodes or "1").isdecimal():
+        return {}
+    world = int(each) * int(nodes or "1")
+    if world == 0 or world % others:
+        raise refuse(
+            "--nproc-per-node", world, f"processes are no multiple of tp * pp * cp = {others}", "Start as many."
+        )
+    return {"dp": world // others}
+
+
+def _uneven(ends: tuple[int | None, ...], layers: int | None, pp: int, virtual: int) -> tuple[int, ...]:
+    """Layers of each stage where the first or the last rank has a number of its own, and the others share the rest.
+
+    Args:
+        ends: layers of the first and of the last rank, None where nothing is said.
+        layers: layers of the model.
+        pp: pipeline ranks.
+        virtual: stages of each.
+    """
+    first, last = ([] if end is None else [end] for end in ends)
+    others = pp - len(first) - len(last)
+    rest = (layers or 0) - sum((*first, *last))
+    ranks = [*first, *[rest // max(1, others)] * others, *last]
+    if layers is None or others < 0 or sum(ranks) != layers or min(ranks) < 1 or any(n % virtual for n in ranks):
+        what = f"{layers or 'an unknown number of'} layers are not so many in {virtual} stages of each of {pp} ranks"
+        value = ", ".join("-" if end is None else str(end) for end in ends)
+        repair = "Give --num-layers, and numbers of which the other ranks share the rest evenly."
+        raise refuse("--decoder-{first,last}-pipeline-num-layers", value, what, repair)
+    return tuple(number // virtual for _ in range(virtual) for number in ranks)
+
+
 def _layout(text: str, pp: int) -> dict[str, Any]:
-    """Virtual stages and layers of each stage, from a layout without repeats."""
-    parts = text.replace(",", "").split("|")
+    """Virtual stages and layers of each stage, from a layout: (t|)*3 and t*3 are written out."""
+    plain = text.replace(",", "")
+    for pattern in (r"\(([^()]*)\)\*(\d+)", r"(.)\*(\d+)"):
+        plain = re.sub(pattern, lambda match: match[1] * min(int(match[2]), _MOST_REPEATS), plain)
+    parts = plain.split("|")
     if set("".join(parts)) - set("EtL") or len(parts) % pp:
-        repair = f"Write each stage out, as in Ett|tt|ttL, a multiple of {pp} stages of E, t and L."
+        repair = f"Write a multiple of {pp} stages of E, t and L, as in Et*2|(tt|)*2ttL."
         raise refuse("--pipeline-model-parallel-layout", text, "is no layout that is read", repair)
     return {"virtual": len(parts) // pp, "layers": tuple(part.count("t") for part in parts)}

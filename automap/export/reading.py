@@ -1,8 +1,8 @@
 """Configurations that people train with, read as stated strategies: the way back of the exports.
 
-Read are bash scripts and YAML maps of Megatron-LM's arguments, torchtitan's TOML, DeepSpeed's JSON, accelerate's YAML
-and our own pytorch.json. What has no bearing on the plan is listed as not read; what has one and no place in a stated
-strategy is refused.
+Read are bash scripts and YAML maps of Megatron-LM's arguments, torchtitan's TOML, DeepSpeed's JSON and accelerate's
+YAML, both with the `TrainingArguments` beside them, and our own pytorch.json. What has no bearing on the plan is listed
+as not read; what has one and no place in a stated strategy is refused.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from automap.documents import read_document
 from automap.errors import PlanError
+from automap.export import training_arguments
 from automap.export.megatron_reading import read_flags, read_script
 from automap.export.onnx_devices import SCHEMA as ONNX_SCHEMA
 from automap.export.pytorch import SCHEMA as PYTORCH_SCHEMA
@@ -34,18 +35,27 @@ def read_configuration(path: Path) -> Stated:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as fault:
         reason = fault.strerror if isinstance(fault, OSError) else "no UTF-8"
-        raise PlanError(
-            f"cannot be read ({reason})", field="from", value=str(path), repair="Name a readable file."
-        ) from None
-    return read_text(path.name, text)
+        repair = "Name one of its files, such as megatron.sh." if path.is_dir() else "Name a readable file."
+        raise PlanError(f"cannot be read ({reason})", field="from", value=str(path), repair=repair) from None
+    return read_text(path.name, text, arguments_beside(path))
 
 
-def read_text(name: str, text: str) -> Stated:
+def arguments_beside(path: Path) -> str:
+    """The text of the `TrainingArguments` beside a configuration, empty where there are none."""
+    try:
+        return path.with_name(training_arguments.FILE).read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def read_text(name: str, text: str, arguments: str = "") -> Stated:
     """The strategy of the text of a configuration.
 
     Args:
         name: name of the file, whose ending says whose configuration it is.
         text: its text.
+        arguments: text of the `TrainingArguments` beside it, which DeepSpeed's and accelerate's say a part in; empty
+            for none.
 
     Raises:
         PlanError: it says something that is not priced; names the key.
@@ -53,8 +63,12 @@ def read_text(name: str, text: str) -> Stated:
     reader = _READERS.get(Path(name).suffix)
     if reader is None:
         repair = f"Name a file that ends in {', '.join(_READERS)}."
+        if name.endswith(".py"):
+            repair = "Code is not read: of torchtitan 0.3, give the torchtitan.toml that is exported beside it."
         raise PlanError("no configuration that is read", field="from", value=name, repair=repair)
     found = reader(text)
+    if arguments and found.target in ("deepspeed", "accelerate"):
+        training_arguments.complete(found, name, arguments)
     found.training.setdefault("trainer", targets()[found.target].trainer)
     return found
 
@@ -165,7 +179,12 @@ def _json(text: str) -> Stated:
     document = read_document(text, field="from", error=PlanError)
     if not isinstance(document, dict):
         raise PlanError("is no object", field="from", value=text[:20], repair="Give DeepSpeed's JSON, or pytorch.json.")
-    if document.get("schema") == ONNX_SCHEMA:
+    schema = str(document.get("schema", ""))
+    if schema.startswith("automap.plan/"):
+        raise refuse("schema", schema, "is a plan of AutoMAP", "Give it by --plan.")
+    if schema.startswith("automap.export/"):
+        raise refuse("schema", schema, "is the report of an export", "Give the configuration beside it.")
+    if schema == ONNX_SCHEMA:
         return _onnx(document)
     if document.get("schema") != PYTORCH_SCHEMA:
         return _deepspeed(document)
@@ -192,6 +211,7 @@ def _pytorch(document: Mapping[str, Any]) -> Stated:
     if again and again != set(layers):
         raise refuse("recompute", sorted(again), "is a part of the layers", "Recompute all of them, or none.")
     degrees = {"tp": sizes["tensor"], "pp": sizes["pipe"], "zero": document["zero"], "sequence_parallel": False}
+    degrees["dp"] = sizes["replicate"] * sizes["shard"]
     degrees |= {"micro_batch": document["micro_batch"], "recompute": "full" if again else "none"}
     if sizes["pipe"] > 1:
         counts = tuple(sum(path in layers for path in paths) for paths in stages)

@@ -31,6 +31,8 @@ class Stated:
     """A whole plan with its shards (`automap.export.onnx_devices`), in place of degrees."""
     ignored: tuple[str, ...] = ()
     """Names of what was not read."""
+    beside: str = ""
+    """Name of a file that was read with it; empty for none."""
 
 
 def refuse(name: str, value: object, message: str, repair: str) -> PlanError:

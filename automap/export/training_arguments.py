@@ -8,9 +8,13 @@ Names: transformers/training_args.py at 5.23; those of 4.x too, but for `fsdp`, 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
+from automap.documents import read_document
+from automap.errors import PlanError
 from automap.export.configuration import Run
+from automap.export.stated import Stated, refuse, whole
 
 FILE = "training_arguments.json"
 
@@ -36,3 +40,45 @@ def write(run: Run, *, again: bool, more: dict[str, Any]) -> str:
     if again:
         arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
     return json.dumps(arguments | more, indent=2) + "\n"
+
+
+def complete(found: Stated, name: str, text: str) -> None:
+    """Adds what DeepSpeed's JSON and accelerate's YAML leave to the `TrainingArguments` beside them.
+
+    That is the batch of a rank, the accumulation, and whether layers are computed again. Arguments that name another
+    file of DeepSpeed are not of this configuration, and are not read; nor are those beside a pipeline of DeepSpeed.
+
+    Args:
+        found: the configuration.
+        name: the name of its file.
+        text: the text of the file of arguments.
+
+    Raises:
+        PlanError: the arguments cannot be read, or contradict the configuration.
+    """
+    document = read_document(text, field="from", error=PlanError)
+    if not isinstance(document, dict) or "pp" in found.degrees:
+        return
+    if document.get("deepspeed") != (name if found.target == "deepspeed" else None):
+        return
+    micro, steps = (_number(document, key) for key in ("per_device_train_batch_size", "gradient_accumulation_steps"))
+    if micro is not None:
+        _agree("per_device_train_batch_size", micro, found.degrees.setdefault("micro_batch", micro), name)
+    if micro is not None and steps is not None and "dp" in found.degrees:
+        batch = micro * steps * found.degrees["dp"]
+        _agree(
+            "gradient_accumulation_steps", steps, found.training.setdefault("global_batch", batch) / batch * steps, name
+        )
+    if document.get("gradient_checkpointing") is True:
+        found.degrees["recompute"] = "full"
+    found.beside = FILE
+
+
+def _number(document: Mapping[str, Any], key: str) -> int | None:
+    return whole(f"{FILE}.{key}", document[key]) if key in document else None
+
+
+def _agree(key: str, value: float, said: float, name: str) -> None:
+    if value != said:
+        repair = f"Make it {said:g}, or take {FILE} away."
+        raise refuse(f"{FILE}.{key}", value, f"contradicts {name}", repair)

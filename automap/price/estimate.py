@@ -222,7 +222,8 @@ def launch_line(plan: Plan, problem: Problem) -> str:
     start = torchrun(plan, problem.cluster)
     if EXAMPLE_MODEL.fullmatch(plan.model.name):
         return f"{start} examples/train_gpt.py plan.json checkpoint 100"
-    return f"{start} YOUR_TRAINING.py  # calls automap.runtime.trainer.parallelize, see docs/training.md"
+    begun = "automap export writes its beginning" if target is not None else "calls automap.runtime.trainer.parallelize"
+    return f"{start} YOUR_TRAINING.py  # {begun}, see docs/training.md"
 
 
 def torchrun(plan: Plan, cluster: Cluster) -> str:

@@ -350,7 +350,19 @@ class Evaluator:
                 "selective": core.copy(),
                 "full": np.full(len(rows), target is None or not target.layers_only or is_layer),
             }
+            if target is not None and target.grain != "operators":
+                self._masks[unit_type]["full"][self._between_modules(unit_type)] = False
         return self._masks[unit_type]
+
+    def _between_modules(self, unit_type: int) -> Mask:
+        """[operators] which keep something and are code of no module but the whole: modules do not run them again."""
+        graph, unit = self.problem.graph, self.blocks.representative(unit_type)
+        return np.array(
+            [
+                not op.scope and op.outputs[0] != graph.outputs[-1] and graph.keeps_activations(op)
+                for op in graph.operators[unit.start : unit.stop]
+            ]
+        )
 
     @functools.cached_property
     def _masks(self) -> dict[int, Mapping[str, Mask]]:

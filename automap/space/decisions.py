@@ -131,7 +131,7 @@ class SpaceOutline:
         kept = RECOMPUTE_MODES if target is None else target.recompute
         self.modes = np.array([fix.recompute in (None, mode) and mode in kept for mode in RECOMPUTE_MODES])
         if fix.recompute is None:
-            self.modes[RECOMPUTE_MODES.index("selective")] &= self.evaluator.has_core
+            self.modes[RECOMPUTE_MODES.index("selective")] &= self.evaluator.has_core and limits.cores
         self.levels = Levels(self.modes, self.num_units, mixes=limits.mixes and not limits.one_mode)
         self.zeros = _zero_stages(problem)
         by_kind = [decision.slots(self) for decision in DECISIONS]

@@ -23,6 +23,8 @@ class Limits:
     """Whether a pipeline rank may have two recompute modes."""
     one_mode: bool = False
     """Whether all pipeline ranks have one recompute mode, the same."""
+    cores: bool = True
+    """Whether the core of attention may be computed again alone (the recompute mode `selective`)."""
 
 
 WHOLE = Limits()

@@ -62,8 +62,25 @@ def recomputes_units(graph: Graph, units: Sequence[Unit]) -> bool:
             for path in _paths(op.scope)
         }
         for op in graph.operators[unit.start : unit.stop]:
-            keeps = op.is_live and any(graph.tensors[name].role == "activation" for name in op.saved)
-            if keeps and op.outputs[0] != graph.outputs[-1] and op.scope in {*others, ""}:
+            # Code of no module never runs again (`Evaluator.masks`).
+            if op.is_live and op.scope and op.scope in others and graph.keeps_activations(op):
+                return False
+    return True
+
+
+def recomputes_cores(space: PlanSpace) -> bool:
+    """Whether the core of attention is code of a module in one unit, so that this can run again without its layers."""
+    graph, tables, units = space.problem.graph, space.evaluator.tables, space.linkage.blocks.units
+    layers = _layers(graph)
+    units_of: dict[str, set[int]] = {}
+    for number, unit in enumerate(units):
+        for op in graph.operators[unit.start : unit.stop]:
+            for path in _paths(op.scope) if op.is_live else ():
+                units_of.setdefault(path, set()).add(number)
+    for unit in units:
+        core = tables.core[tables.rows(unit.type).start :]
+        for offset, op in enumerate(graph.operators[unit.start : unit.stop]):
+            if core[offset] and op.is_live and (op.scope in {*layers, ""} or len(units_of[op.scope]) > 1):
                 return False
     return True
 

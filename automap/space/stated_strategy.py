@@ -59,12 +59,14 @@ class Strategy:
     """Recompute mode of all layers, one of `RECOMPUTE_MODES`, as the trainer means it (`recompute_masks`)."""
     sequence_parallel: bool = False
     """Whether tp splits the sequence between products."""
+    may_idle: bool = False
+    """Whether the last devices of the cluster may be idle, where dp is stated: a configuration has its own number."""
     layers: tuple[int, ...] | None = None
     """Layers of each stage in dataflow order; None = as even as they go, the outer stages with fewer."""
 
 
 def hand_made(evaluator: Evaluator, strategy: Strategy) -> LoweredPlan:
-    """The lowered plan that `strategy` names, on all devices of the cluster.
+    """The lowered plan that `strategy` names, on all devices of the cluster, or on the first ones if others may idle.
 
     Raises:
         PlanError: names the degree that does not fit, and what would.
@@ -130,6 +132,8 @@ def _degrees(evaluator: Evaluator, strategy: Strategy) -> int:
             raise _refuse(name, value, "must be positive", "Give 1 or more, or leave it out.")
     devices = evaluator.problem.cluster.num_devices
     others = strategy.tp * strategy.pp * strategy.cp
+    if strategy.may_idle and strategy.dp is not None:
+        devices = min(devices, strategy.dp * others)
     if devices % others:
         name = next(n for n in ("tp", "pp", "cp") if getattr(strategy, n) > 1)
         what = f"tp * pp * cp = {others} does not divide the {devices} devices of the cluster"

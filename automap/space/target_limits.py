@@ -20,7 +20,12 @@ from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.problem import Problem
 from automap.space.constraints import Constrained
 from automap.space.limits import WHOLE, Limits
-from automap.space.module_limits import cuts_between_modules, recomputes_units, runs_in_modules
+from automap.space.module_limits import (
+    cuts_between_modules,
+    recomputes_cores,
+    recomputes_units,
+    runs_in_modules,
+)
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace
 from automap.space.stated_parts import Unpriced, mesh, signatures
@@ -118,6 +123,7 @@ def _limits(space: PlanSpace, target: Target, along: bool) -> Limits:
         windows=windows,
         signatures=_obeys(space, found) if target.patterned else None,
         one_mode=not (target.recompute_levels and in_modules),
+        cores=target.grain == "operators" or recomputes_cores(space),
     )
 
 

@@ -13,6 +13,7 @@ from automap.hints import Constraint
 from automap.plan import Plan
 from automap.verify.model import Model, Placed
 from automap.verify.reading import Chunk, Violation, layer_operators, num_ranks, remainders
+from ir.graph import Graph
 
 
 def check_hints(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[Violation]:
@@ -65,8 +66,18 @@ def _mode(chunk: Chunk, model: Model, mode: str) -> frozenset[int]:
     """The operators that a recompute mode recomputes."""
     if mode == "full":
         target = model.problem.target
-        return frozenset(chunk.operators if target is None or not target.layers_only else layer_operators(chunk, model))
+        if target is None:
+            return frozenset(chunk.operators)
+        inside = layer_operators(chunk, model) if target.layers_only else chunk.operators
+        is_whole = target.grain == "operators"
+        return frozenset(index for index in inside if is_whole or not _is_between_modules(model.graph, index))
     return _core(chunk, model) if mode == "selective" else frozenset()
+
+
+def _is_between_modules(graph: Graph, index: int) -> bool:
+    """Whether an operator, which keeps something, is code of no module but the whole; the loss is apart."""
+    op = graph.operators[index]
+    return not op.scope and op.outputs[0] != graph.outputs[-1] and graph.keeps_activations(op)
 
 
 def _core(chunk: Chunk, model: Model) -> frozenset[int]:

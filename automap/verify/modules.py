@@ -35,22 +35,26 @@ def check_modules(chunks: Sequence[Chunk], model: Model, target: Target) -> Iter
 
 
 def _parts_again(chunks: Sequence[Chunk], model: Model, target: Target) -> Iterator[Violation]:
-    """Operators that run again though their modules do not as a whole; the loss may run again alone."""
-    operators, tensors = model.graph.operators, model.graph.tensors
+    """Operators that run again though their layers do not as a whole, or that are code of a module of several units.
+
+    The loss may run again alone.
+    """
+    operators = model.graph.operators
     again = frozenset[int]().union(*(chunk.again for chunk in chunks))
-    kept = {
-        path
-        for index, op in enumerate(operators)
-        if op.is_live and index not in again
-        for path in itertools.accumulate(op.scope.split("."), "{}.{}".format)
-    }
+    layers, kept = _layers(model), set[str]()
+    units: dict[str, set[int]] = {}
+    for index, op in enumerate(operators):
+        for path in itertools.accumulate(op.scope.split("."), "{}.{}".format) if op.is_live else ():
+            units.setdefault(path, set()).add(model.unit_of.get(index, -1))
+            kept |= {path} if index not in again else set()
+    kept = {path for path in kept if path in layers or len(units[path]) > 1}
     for chunk in chunks:
         for index in sorted(chunk.again):
             op = operators[index]
-            saves = any(tensors[name].role == "activation" for name in op.saved)
+            saves = model.graph.keeps_activations(op)
             if saves and (not op.scope or op.scope in kept) and op.outputs[0] != model.graph.outputs[-1]:
                 yield Violation(
-                    f"{chunk.where}.recompute", f"{target.name} computes whole modules again, not {op.name}"
+                    f"{chunk.where}.recompute", f"{target.name} computes modules or their code again, not {op.name}"
                 )
                 return
 

@@ -180,8 +180,11 @@ def _whole_weights(chunk: Chunk, model: Model, target: Target, axis: str) -> Ite
     inside = {*layer_operators(chunk, model)}
     for index in chunk.operators:
         op, placed = model.graph.operators[index], chunk.placed[index][axis]
-        weights = [text for name, text in zip(op.inputs, placed.inputs, strict=True) if name in model.parametric]
-        if index not in inside and any(text.startswith("S") for text in weights):
+        batch = {name: f"S({model.graph.tensors[name].batch_dim})" for name in op.inputs}
+        # A table that the exporter repeats for each sample has a batch, and is no weight.
+        split = [text != batch[name] for name, text in zip(op.inputs, placed.inputs, strict=True)
+                 if name in model.parametric and text.startswith("S")]  # fmt: skip
+        if index not in inside and any(split):
             what = f"{target.name} does not split the weights of {op.name} over replicas"
             yield Violation(f"{chunk.where}.shardings", what)
             return

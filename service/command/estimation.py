@@ -116,8 +116,9 @@ def price_configuration(data: bytes, request: JobRequest, stated: Mapping[str, A
         if found.document is not None:
             return priced_anew(planned(found.document, evaluator.problem), evaluator)
         check_model(found, path.name, evaluator)
-        plan = hand_made_plan(evaluator, {**found.degrees, **stated})
-        notes = (f"{path.name}: not read: {', '.join(found.ignored)}",) if found.ignored else ()
+        plan = hand_made_plan(evaluator, {**found.degrees, **stated, "may_idle": True})
+        notes = [f"{path.name}: read with {found.beside} beside it"] if found.beside else []
+        notes += [f"{path.name}: not read: {', '.join(found.ignored)}"] if found.ignored else []
         return replace(plan, warnings=(*plan.warnings, *notes))
 
 

@@ -204,7 +204,9 @@ def write_export(
     folder: Annotated[Path, typer.Option("-o", "--output", help="Folder for the files.")],
     target: Annotated[
         str | None,
-        typer.Option(help="megatron-core, torchtitan, deepspeed, accelerate, pytorch or onnx; default: the plan's."),
+        typer.Option(
+            help="megatron-core, torchtitan, deepspeed, accelerate, pytorch, onnx or automap; default: the plan's."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -29,19 +29,23 @@ def load(store: Store, model_id: str, request: JobRequest) -> Graph:
     """
     if request.model.zoo:
         return import_graph(b"", request)  # built sooner than read back
-    key = _key(model_id, request)
-    kept = store.graph(key)
-    if kept is not None:
-        # The canonical bytes leave out which file they came from; here that is known.
-        return dataclasses.replace(graph_from_bytes(kept), sha256=model_id)
+    if (known := kept(store, model_id, request)) is not None:
+        return known
     data = store.model_bytes(model_id)
     if data is None:
         repair = "Upload the file first: POST /v1/models."
         raise ModelError("no such model", field="model_id", value=model_id, repair=repair)
     with IMPORTS:
         graph = import_graph(data, request)
-    store.add_graph(key, graph_to_bytes(graph))
+    keep(store, model_id, request, graph)
     return graph
+
+
+def kept(store: Store, model_id: str, request: JobRequest) -> Graph | None:
+    """The graph of a stored model if it has been imported lately, else None."""
+    found = store.graph(_key(model_id, request))
+    # The canonical bytes leave out which file they came from; here that is known.
+    return None if found is None else dataclasses.replace(graph_from_bytes(found), sha256=model_id)
 
 
 def load_bytes(store: Store, model_id: str, request: JobRequest) -> bytes:

@@ -61,6 +61,15 @@ def test_a_file_without_a_micro_batch_says_what_is_assumed() -> None:
     assert found is not None and "1 is assumed" in found.notes[-1]
 
 
+def test_the_arguments_beside_a_file_are_part_of_the_baseline(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": 24, "fp16": {"enabled": True}}))
+    arguments = {"per_device_train_batch_size": 3, "deepspeed": "ds.json"}
+    (tmp_path / "training_arguments.json").write_text(json.dumps(arguments))
+    found = read_baseline(evaluator(load(tmp_path / "ds.json")))
+    assert found is not None and found.plan.samples_per_micro_batch == 3 * 8
+    assert found.notes[-1] == "read with training_arguments.json"
+
+
 @pytest.mark.parametrize(
     ("document", "field", "repair"),
     [

@@ -59,19 +59,10 @@ def test_an_export_read_back_has_the_same_price(model: str, target: str, tmp_pat
         for name in FILES[target]:
             found = read_configuration(tmp_path / name)
             assert found.target == target
-            training = {"global_batch": 24, **found.training}
-            degrees = dict(found.degrees)
-            if target == "accelerate":  # the batch of a rank is not in the YAML
-                arguments = json.loads((tmp_path / "training_arguments.json").read_text())
-                degrees["micro_batch"] = arguments["per_device_train_batch_size"]
-                if arguments["gradient_checkpointing"]:
-                    degrees["recompute"] = "full"
-            if target == "deepspeed" and plan.stages[0].recompute and "pp" not in degrees:  # said in code
-                degrees["recompute"] = "full"
-            again = Problem.build(problem.graph, problem.cluster, training)
+            again = Problem.build(problem.graph, problem.cluster, found.training)
             evaluator = Evaluator(again)
             if found.document is None:
-                lowered = hand_made(evaluator, Strategy(**degrees))
+                lowered = hand_made(evaluator, Strategy(**found.degrees, may_idle=True))
             else:
                 lowered = lower_plan(planned(found.document, again), evaluator)
             assert plan.estimate is not None
@@ -178,6 +169,7 @@ TWO_KINDS = {"bf16": {"enabled": True}, "fp16": {"enabled": True}}
 SIX = "distributed_type: FSDP\nnum_processes: 6\nparallelism_config:\n  parallelism_config_tp_size: 4"
 SHARED, RESHARD = "expert_parallel_degree = 2\ntensor_parallel_degree = 2", "fsdp_reshard_after_forward"
 VIRTUAL, LAYOUT = "num-layers-per-virtual-pipeline-stage", "pipeline-model-parallel-layout"
+FIRST, LAST, ENDS = (f"decoder-{end}-pipeline-num-layers" for end in ("first", "last", "{first,last}"))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +179,10 @@ VIRTUAL, LAYOUT = "num-layers-per-virtual-pipeline-stage", "pipeline-model-paral
         ("a.sh", "--tensor-model-parallel-size 0", "--tensor-model-parallel-size", "number"),
         ("a.sh", "--virtual-pipeline-model-parallel-size 2", "--virtual-pipeline-model-parallel-size", "no such flag"),
         ("a.sh", "--use-torch-fsdp2", "--use-torch-fsdp2", "--zero 3"),
-        ("a.sh", f"{STAGES} --{LAYOUT} Et*3|tL", f"--{LAYOUT}", "Ett"),
+        ("a.sh", f"{STAGES} --{LAYOUT} Et*3|mL", f"--{LAYOUT}", "Et*2"),
+        ("a.sh", f"{STAGES} --{LAYOUT} (t|)*2t", f"--{LAYOUT}", "a multiple of 2 stages"),
+        ("a.sh", f"{STAGES} --num-layers 6 --{FIRST} 4 --{LAST} 3", f"--{ENDS}", "evenly"),
+        ("a.sh", f"{STAGES} --{FIRST} 4", f"--{ENDS}", "--num-layers"),
         ("a.sh", f"{STAGES} --num-layers 6 --{VIRTUAL} 2", f"--{VIRTUAL}", "--num-layers"),
         ("a.sh", "--data-path 'open", "script", "quote"),
         ("a.toml", "[parallelism", "toml", "Mend"),
@@ -206,6 +201,9 @@ VIRTUAL, LAYOUT = "num-layers-per-virtual-pipeline-stage", "pipeline-model-paral
         ("a.yaml", "- a\n- b", "line 1", "two levels"),
         ("a.json", "[]", "", "DeepSpeed"),
         ("a.txt", "", "", ".toml"),
+        ("torchtitan_plan.py", "", "", "torchtitan.toml"),
+        ("plan.json", '{"schema": "automap.plan/1"}', "schema", "--plan"),
+        ("export.json", '{"schema": "automap.export/1"}', "schema", "beside it"),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_name(name: str, text: str, field: str, repair: str, tmp_path: Path) -> None:
@@ -215,9 +213,55 @@ def test_what_cannot_be_read_is_refused_by_name(name: str, text: str, field: str
     assert repair in fault.value.repair
 
 
+@pytest.mark.parametrize(
+    ("pp", "words", "virtual", "layers"),
+    [
+        (2, f"--{LAYOUT} 'Et*3|(t,)*3L'", 1, (3, 3)),
+        (2, f"--{LAYOUT} 'E|(t|t|)*1tttt|L'", 2, None),
+        (4, f"--{LAYOUT} 'E(tt|)*3|L'", 1, None),
+        (2, f"--{LAYOUT} 'E|(tt|)*2ttL'", 2, (0, 2, 2, 2)),
+        (3, f"--{FIRST} 1 --{LAST} 1", 1, (1, 4, 1)),
+        (3, f"--{LAST} 2", 1, (2, 2, 2)),
+        (2, f"--{FIRST} 2 --num-virtual-stages-per-pipeline-rank 2", 2, (1, 2, 1, 2)),
+    ],
+)
+def test_stages_of_megatron_are_read(
+    pp: int, words: str, virtual: int, layers: tuple[int, ...] | None, tmp_path: Path
+) -> None:
+    text = f"--pipeline-model-parallel-size {pp} --num-layers 6 {words}"
+    if layers is None:
+        with pytest.raises(PlanError, match="no layout"):
+            read_configuration(written(tmp_path / "a.sh", text))
+        return
+    found = read_configuration(written(tmp_path / "a.sh", text)).degrees
+    assert (found.get("virtual", 1), found["layers"]) == (virtual, layers)
+
+
+ARGUMENTS = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3, "gradient_checkpointing": True}
+
+
+def test_the_arguments_beside_a_file_are_read(tmp_path: Path) -> None:
+    beside = tmp_path / "training_arguments.json"
+    beside.write_text(json.dumps(ARGUMENTS))
+    found = read_configuration(written(tmp_path / "accelerate.yaml", ACCELERATE))
+    assert (found.degrees["micro_batch"], found.degrees["recompute"], found.beside) == (2, "full", beside.name)
+    assert found.training["global_batch"] == 2 * 3 * 8
+    # Those of accelerate are not DeepSpeed's.
+    said = json.dumps({"train_micro_batch_size_per_gpu": 4, "train_batch_size": 8})
+    assert read_configuration(written(tmp_path / "ds.json", said)).degrees == {"zero": 0, "micro_batch": 4}
+    beside.write_text(json.dumps(ARGUMENTS | {"deepspeed": "ds.json"}))
+    assert "micro_batch" not in read_configuration(tmp_path / "accelerate.yaml").degrees
+    with pytest.raises(PlanError, match=r"contradicts ds\.json") as fault:
+        read_configuration(tmp_path / "ds.json")
+    assert fault.value.field == "from.training_arguments.json.per_device_train_batch_size"
+    assert "Make it 4" in fault.value.repair
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="cannot be read"):
         read_configuration(tmp_path / "none.sh")
+    with pytest.raises(PlanError, match="Name one of its files"):
+        read_configuration(tmp_path)
 
 
 def test_layers_that_are_not_those_of_the_model() -> None:

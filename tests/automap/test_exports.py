@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib.util
 import json
 import shlex
 import sys
@@ -17,6 +18,8 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
+import trainer_ranks
 import yaml
 from torch.distributed.pipelining.schedules import FORWARD, _Action, _add_send_recv
 from transformers import TrainingArguments
@@ -49,7 +52,7 @@ CASES = [
     for model in MODELS
     for target in WRITERS
     if model != "resnet" or target not in ("megatron-core", "torchtitan")
-    if model != "long" or target not in ("deepspeed", "pytorch")
+    if model != "long" or target not in ("deepspeed", "pytorch", "automap")
 ]
 """Models without attention are not for all; some split no sequence."""
 DEVICES, BATCH, LENGTH = 8, 16, 32
@@ -416,7 +419,13 @@ def check_onnx(plan: Plan, problem: Problem, files: Mapping[str, str]) -> None:
     assert names - found["tensors"].keys() <= problem.graph.pieces.keys() | fused
 
 
+def check_own(plan: Plan, problem: Problem, files: Mapping[str, str]) -> None:
+    assert Plan.from_json(json.loads(files["automap_plan.json"])) == plan
+    assert f'MODEL = "zoo:{plan.model.name}"' in files["train.py"]
+
+
 CHECKS = {
+    "automap": check_own,
     "onnx": check_onnx,
     "pytorch": check_pytorch,
     "megatron-core": check_megatron,
@@ -518,9 +527,8 @@ def test_what_a_target_cannot_express_is_refused_by_name(tmp_path: Path) -> None
     with pytest.raises(PlanError, match="no pipelines"):
         export(plan, space.problem, "accelerate")
     assert fault.value.repair == "Search with --target deepspeed."
-    for name in ("any", "automap"):
-        with pytest.raises(PlanError, match="nothing is written"):
-            export(plan, space.problem, name)
+    with pytest.raises(PlanError, match="nothing is written"):
+        export(plan, space.problem, "any")
     with pytest.raises(ProblemError, match="unknown target") as unknown:
         export(plan, space.problem, "megatron")
     assert unknown.value.field == "target"
@@ -537,6 +545,27 @@ def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PlanError, match="cannot be written"):
         save(export(plan, space.problem, "deepspeed"), tmp_path / "file")
+
+
+def test_the_script_of_our_own_trainer_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the two functions that are the user's filled in."""
+    training = {"global_batch": 4, "target": "automap", "precision": "fp32"}
+    space = plan_space(Problem.build(zoo.build(trainer_ranks.MODEL), parse_cluster("1xcpu"), training))
+    plan = space.decode(next(values for _, values in templates(space)))
+    save(export(plan, space.problem, "automap"), tmp_path)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    spec = importlib.util.spec_from_file_location("own_script", tmp_path / "train.py")
+    assert spec is not None and spec.loader is not None
+    script: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    with pytest.raises(NotImplementedError, match="the network"):
+        script.main()
+    ids = torch.arange(8).repeat(4, 1)
+    script.build, script.batch, script.STEPS = trainer_ranks.build, lambda step, samples: (ids[:samples],) * 2, 2
+    script.main()
+    assert (tmp_path / "checkpoint").is_dir()
 
 
 def test_a_plan_for_any_target_exports_where_it_happens_to_fit() -> None:

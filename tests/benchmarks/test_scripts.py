@@ -227,6 +227,18 @@ def test_it_runs(script, files, monkeypatch, tmp_path, capsys):
         assert re.search(r"all rows left out: median [0-4]\.\d%", said)
 
 
+def test_the_table_of_the_planners_is_made_from_their_results(monkeypatch, tmp_path, capsys):
+    picture = tmp_path / "picture.svg"
+    results = sorted(map(str, (BENCHMARKS / "results").glob("planners-*.txt")))
+    assert run("planners", ["--table", *results, "--picture", str(picture)], monkeypatch, tmp_path) == 0
+    table, said = capsys.readouterr().out.split("\n\n")
+    page = (BENCHMARKS.parent / "docs" / "planners.md").read_text()
+    assert len(table.splitlines()) > 30
+    assert table in page
+    assert said.splitlines()[0] in page.replace("\n", " ")
+    assert 1_000 < len(picture.read_text()) < 50_000
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("failed", [False, True])
 def test_what_the_demonstration_shows_is_written_down(failed, monkeypatch, tmp_path, capsys):

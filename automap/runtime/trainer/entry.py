@@ -39,8 +39,8 @@ def parallelize(
     Args:
         module: the network, built alike on every process; the values of rank 0 count.
         plan: a plan of `model`.
-        model: the model that was searched: the path of its ONNX file, `zoo:NAME`, or its graph. Scopes of its operators
-            are paths of modules.
+        model: the model that was searched: the path of its ONNX file, `zoo:NAME`, `hf:FOLDER`, or its graph. Scopes of
+            its operators are paths of modules.
         loss: (outputs, labels) of some samples -> the sum of their losses.
         count: labels of some samples -> the number that the sum over all samples is divided by.
         per_rank: globs of attributes that hold sizes of one rank, such as `h.*.attn.num_heads`: they are divided by the

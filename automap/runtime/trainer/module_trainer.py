@@ -34,6 +34,7 @@ from automap.runtime.trainer.losses import IGNORED, LossFunction
 from automap.runtime.trainer.module_tree import LOSS, called_parts, tied_names, unit_paths
 from automap.runtime.trainer.pipeline_schedules import make_schedule
 from automap.runtime.trainer.process_mesh import make_mesh, own_device, own_samples, sharding_axis, shares_of
+from automap.runtime.trainer.recomputation import recompute, run_again
 from automap.runtime.trainer.roles import Roles
 from automap.runtime.trainer.sharded_modules import layouts_of, split_cross_entropy, split_modules
 from automap.runtime.trainer.skipping_stages import SkippingStage, cut_untraced, drop_weights
@@ -42,7 +43,6 @@ from automap.runtime.trainer.split_check import (
     computes,
     divide_sizes,
     probe_inputs,
-    run_again,
     sizes_of_ranks,
 )
 from automap.runtime.trainer.split_dropout import alike, drop_independently
@@ -82,6 +82,7 @@ class ModuleTrainer:
         self.plan, self.roles, self._loss, self._count = plan, roles, loss, count
         self.device = own_device()
         self.scaling = LossScale(self.device, on=plan.training.precision == "fp16")
+        torch.backends.cuda.matmul.allow_tf32 = plan.training.precision == "tf32"
         mesh = make_mesh(plan, self.device)
         self._axis, self._pipe = sharding_axis(roles, mesh["split"]), mesh["pipe"]
         self._columns = mesh.mesh.flatten(1).t().tolist()
@@ -144,9 +145,7 @@ class ModuleTrainer:
                 divide_sizes(module, found, roles.axis_size)
                 check()
             drop_independently(module, lambda: computes(module, inputs, self._inputs), self._axis)
-        for path in filter(None, roles.recomputed):
-            child = module.get_submodule(path)
-            child.forward = functools.partial(run_again, child.forward)
+        recompute(module, roles.recomputed)
 
     def _cut(self, module: nn.Module, graph: Graph) -> tuple[list[nn.Module], list[str]]:
         """All stages, and the names of the model's inputs."""

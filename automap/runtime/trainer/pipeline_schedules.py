@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
-from torch.distributed.pipelining._backward import stage_backward
+from torch.distributed.pipelining._backward import stage_backward, stage_backward_input, stage_backward_weight
 from torch.distributed.pipelining.schedules import RESHARD, UNSHARD, _Action, _PipelineScheduleRuntime
 
 from automap.plan import Plan
@@ -38,13 +38,30 @@ class _ScatteringStage(PipelineStage):
     def backward_maybe_with_nosync(
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
     ) -> Any:
-        """Runs a backward pass whole, as outside of a pipeline."""
+        """Runs a backward pass as outside of a pipeline; of one that is taken apart, the second part scatters."""
         assert isinstance(self.submod, FSDPModule)
-        self.submod.set_is_last_backward(True)
+        is_first_part = backward_type == "input"
+        self.submod.set_is_last_backward(not is_first_part)
         self.submod.set_reshard_after_backward(self._frees_weights)
-        self.submod.set_requires_gradient_sync(True)
-        keys = ("stage_output", "output_grads", "input_values")
-        return stage_backward(*(bwd_kwargs[key] for key in keys)), None
+        self.submod.set_requires_gradient_sync(not is_first_part)
+        given: list[Any] = [bwd_kwargs.get(key) for key in ("stage_output", "output_grads", "input_values")]
+        outputs, gradients, inputs = given
+        if backward_type == "full":
+            return stage_backward(outputs, gradients, inputs), None
+        for unit in self.submod.modules():
+            if isinstance(unit, FSDPModule):
+                # Both parts look for the weights in the graph, and run again what needs them.
+                unit.unshard()
+        if is_first_part:
+            return stage_backward_input(outputs, gradients, inputs, self.submod.parameters())
+        found = stage_backward_weight(self.submod.parameters(), bwd_kwargs["param_groups"])
+        # No hook of FSDP2 runs in a backward pass from the middle of the graph; `perform_reduce_grad` does the same.
+        state = fully_shard.state(self.submod)  # type: ignore[attr-defined]
+        for each in state._state_ctx.all_states:
+            for group in each._fsdp_param_groups:
+                group.post_backward()
+        state._root_post_backward_final_callback()
+        return found, None
 
 
 class _Runtime(_PipelineScheduleRuntime):

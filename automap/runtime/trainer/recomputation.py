@@ -1,29 +1,47 @@
-"""The modules that run again in the backward pass."""
+"""Recomputation by modules: which run again in the backward pass, and how a part of one does.
+
+A region that is a whole module runs again as it is. One that is code of a module between its layers, such as the core
+of attention, runs again with the code of this module, in which the layers hand out what they made before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.checkpoint import checkpoint
 
+from automap.errors import PlanError
 from automap.globs import select
 from automap.plan import Plan
-from automap.runtime.trainer.module_tree import LOSS, unit_paths
+from automap.runtime.trainer.module_tree import LOSS, role_of, unit_paths
 from automap.runtime.trainer.supported_plans import INSTEAD, refuse
 from ir.graph import Graph, Operator
 
 
 def recomputed_modules(
     graph: Graph, plan: Plan, by_operator: Sequence[tuple[Operator, int]], module: nn.Module
-) -> Iterator[str]:
-    """The largest modules of one stage that are recomputed as a whole, blocks one by one, and `LOSS` if the loss is.
+) -> dict[str, tuple[str, ...]]:
+    """The modules that run again, none inside another, and `LOSS` if the loss does.
 
     Args:
+        graph: the graph of the network.
         plan: the plan whose `recompute` is read.
         by_operator: operators with the numbers of their stages.
+        module: the network.
+
+    Returns:
+        Path of the largest modules of one stage, blocks one by one -> the paths of the modules inside of it that do not
+        run again.
 
     Raises:
-        PlanError: the plan recomputes a part of a module.
+        PlanError: the plan recomputes a part of a layer, or of code that is cut.
     """
     again: set[str] = set()
     for number, stage in enumerate(plan.stages):
@@ -31,11 +49,7 @@ def recomputed_modules(
         for glob in stage.recompute:
             again.update(select(glob, names))
     # An operator whose backward pass needs no activation need not run again.
-    left = {
-        op.name
-        for op, _ in by_operator
-        if op.name in again and any(graph.tensors[t].role == "activation" for t in op.saved)
-    }
+    left = {op.name for op, _ in by_operator if op.name in again and graph.keeps_activations(op)}
     inside: dict[str, list[str]] = {}
     stages: dict[str, set[int]] = {}
     for op, number in by_operator:
@@ -50,13 +64,131 @@ def recomputed_modules(
         # Of a module that is cut each stage runs a part, and would run another one in the backward pass.
         if len(stages.get(path, ())) == 1 and not any(unit.startswith(f"{path}.") for unit in units)
     ]
-    for path in sorted(paths, key=lambda path: path.count(".")):
-        if again.issuperset(inside[path]) and not left.isdisjoint(inside[path]):
-            left.difference_update(inside[path])
-            yield path
+    found: dict[str, tuple[str, ...]] = {}
     loss = next(op.name for op, _ in reversed(by_operator) if graph.outputs[-1] in op.outputs)
     if loss in left:
         left.discard(loss)
-        yield LOSS
-    if left:
-        raise refuse("stages.recompute", min(left), "is finer than a module", f"Recompute whole modules. {INSTEAD}")
+        found[LOSS] = ()
+    for path in sorted(paths, key=lambda path: path.count(".")):
+        if again.issuperset(inside[path]) and not left.isdisjoint(inside[path]):
+            left.difference_update(inside[path])
+            found[path] = ()
+    scopes = {op.name: op.scope for op, _ in by_operator}
+    for path in sorted({scopes[name] for name in left}, key=lambda path: path.count(".")):
+        child = module.get_submodule(path) if path in paths else None
+        if child is None or role_of(child) is not None:
+            name = min(name for name in left if scopes[name] == path)
+            raise refuse("stages.recompute", name, "is finer than a module", f"Recompute whole modules. {INSTEAD}")
+        if any(path.startswith(f"{other}.") for other in found if other):
+            continue  # its code runs again with that of a module around it
+        kept = tuple(_kept(child, path, {p: again.isdisjoint(names) for p, names in inside.items()}))
+        for other in [p for p in found if p.startswith(f"{path}.")]:
+            del found[other]
+        found[path] = kept
+    return found
+
+
+def _kept(module: nn.Module, path: str, stays: Mapping[str, bool]) -> Iterator[str]:
+    """The largest modules inside of one that do not run again.
+
+    Dropout always does, so that it draws the same numbers. Lists of modules are never called themselves.
+
+    Args:
+        module: the module.
+        path: its path.
+        stays: path of a module with operators -> whether none of them runs again.
+    """
+    for name, child in module.named_children():
+        inner = f"{path}.{name}"
+        draws = any(isinstance(part, _DropoutNd) for part in child.modules())
+        is_list = isinstance(child, nn.ModuleList | nn.ModuleDict)
+        if stays.get(inner, False) and not draws and not is_list:
+            yield inner
+        else:
+            yield from _kept(child, inner, stays)
+
+
+def run_again(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A forward pass that saves its inputs alone and runs again in the backward pass."""
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+
+def recompute(module: nn.Module, recomputed: Mapping[str, tuple[str, ...]]) -> None:
+    """Makes modules run again in the backward pass.
+
+    Args:
+        module: the network; its layers run as they will be trained, so that they are split already.
+        recomputed: as `recomputed_modules` returns it.
+    """
+    for path, kept in recomputed.items():
+        if path != LOSS:
+            child = module.get_submodule(path)
+            if kept:
+                child.forward = _InParts(child.forward, path, [module.get_submodule(inner) for inner in kept])
+            else:
+                child.forward = functools.partial(run_again, child.forward)
+
+
+class _Pass:
+    """One forward pass of a module that runs again in parts."""
+
+    def __init__(self, made: list[Any], *, repeats: bool) -> None:
+        self.made, self.repeats, self.next = made, repeats, 0
+        self.versions: list[tuple[Tensor, int]] = []
+        """Every tensor that was made, and how often it had been changed then."""
+
+
+class _InParts:
+    """The forward of a module whose code runs again in the backward pass, without some of the modules inside of it.
+
+    These keep what their own backward passes need, as if nothing ran again, and what they make is kept for the second
+    pass of the code around them.
+    """
+
+    def __init__(self, forward: Callable[..., Any], path: str, kept: Sequence[nn.Module]) -> None:
+        self._forward, self._path = forward, path
+        self._present: _Pass | None = None
+        for child in kept:
+            child.forward = functools.partial(self._run_once, child.forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self._forward(*args, **kwargs)
+        made: list[Any] = []
+        passes: list[_Pass] = []
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            before, self._present = self._present, _Pass(made, repeats=bool(passes))
+            passes[:1] = [self._present]
+            try:
+                return self._forward(*args, **kwargs)
+            finally:
+                self._present = before
+
+        found = run_again(run, *args, **kwargs)
+        if any(tensor._version != version for tensor, version in passes[0].versions):
+            raise PlanError(
+                "its code changes in place what a layer of it made, so that it cannot run again in parts",
+                field="plan.stages.recompute", value=self._path, repair="Recompute the whole module, or change a copy.",
+            )  # fmt: skip
+        return found
+
+    def _run_once(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        now = self._present
+        if now is None:
+            return forward(*args, **kwargs)
+        if now.repeats:
+            now.next += 1
+            return now.made[now.next - 1]
+        # The innermost hooks count: what is saved here is kept, and not made again.
+        with saved_tensors_hooks(_same, _same):
+            found = forward(*args, **kwargs)
+        # As a leaf: the graph of the first pass would hold itself.
+        made = tree_map_only(Tensor, lambda x: x.detach().requires_grad_(x.requires_grad), found)
+        now.made.append(made)
+        now.versions += [(leaf, leaf._version) for leaf in tree_leaves(made) if isinstance(leaf, Tensor)]
+        return found
+
+
+def _same(saved: Tensor) -> Tensor:
+    return saved

@@ -59,7 +59,7 @@ def read_roles(plan: Plan, graph: Graph, module: nn.Module) -> Roles:
     chosen = {op.name: _signature(plan.stages[n], n, graph, op, roles.axis) for op, n in by_operator}
     if roles.axis is not None:
         _Reader(graph, module, chosen, roles).read()
-    roles.recomputed = tuple(recomputed_modules(graph, plan, by_operator, module))
+    roles.recomputed = recomputed_modules(graph, plan, by_operator, module)
     return roles
 
 

@@ -77,6 +77,6 @@ class Roles:
     """Scope -> the first stage of its operators."""
     ends: dict[str, int] = field(default_factory=dict)
     """Scope -> the last stage of its operators."""
-    recomputed: tuple[str, ...] = ()
-    """Paths of modules that run again in the backward pass, none inside another; `module_tree.LOSS` stands for the loss
-    with its softmax."""
+    recomputed: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Path of a module that runs again in the backward pass, none inside another -> the paths of the modules inside of
+    it that do not; `module_tree.LOSS` stands for the loss with its softmax."""

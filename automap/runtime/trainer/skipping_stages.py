@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from automap.runtime.trainer.roles import Roles
 from automap.runtime.trainer.split_check import computes
-from automap.runtime.trainer.stage_modules import refuse_cut, span_of
+from automap.runtime.trainer.stage_modules import handed_on, refuse_cut, span_of
 from automap.runtime.trainer.supported_plans import FinerThanModules
 from automap.runtime.trainer.training_graph import scores_of
 
@@ -78,7 +78,7 @@ class SkippingStage(nn.Module):
     def forward(self, *crossing: Tensor, **inputs: Tensor) -> Tensor:
         """From the tensor of the stage before, if there is one, and the model's inputs, to that of this stage."""
         (whole,), run = self._whole, self._run
-        run.stage, run.crossing = self._number, crossing[0] if crossing else None
+        run.stage, run.crossing = self._number, handed_on(crossing[0]) if crossing else None
         run.samples = len(next(iter(inputs.values())))
         hook = None
         if self._number < len(run.borders):
@@ -92,7 +92,7 @@ class SkippingStage(nn.Module):
         try:
             return scores_of(whole, list(inputs.values()), tuple(inputs))
         except _Ended as end:
-            return end.crossing
+            return end.crossing.contiguous()
         finally:
             run.stage = -1
             if hook is not None:

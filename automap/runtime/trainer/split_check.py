@@ -6,13 +6,11 @@ import contextlib
 import fnmatch
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from automap.errors import PlanError
 from automap.runtime.mesh_groups import Axis
@@ -141,9 +139,3 @@ def divide_sizes(module: nn.Module, attributes: Sequence[str], size: int) -> Non
             setattr(child, attribute, value // size)
         if not found:
             raise PlanError("names no module", field="per_rank", value=glob, repair="Write it as h.*.attn.num_heads.")
-
-
-def run_again(forward: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-    """A forward pass that saves its inputs alone and runs again in the backward pass."""
-    found: Tensor = checkpoint(forward, *args, use_reentrant=False, **kwargs)
-    return found

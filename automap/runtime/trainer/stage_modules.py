@@ -9,15 +9,34 @@ names.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch.fx
-from torch import nn
+from torch import Tensor, nn
 
 from automap.runtime.trainer.roles import Roles
 from automap.runtime.trainer.supported_plans import INSTEAD, FinerThanModules, refuse
 
 CROSSING = "crossing"
 """The name of a stage's argument that the stage before makes."""
+
+
+class _HandedOn(torch.autograd.Function):
+    """The same tensor, whose gradient is contiguous, as messages must be."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].contiguous()
+
+
+def handed_on(x: Tensor) -> Tensor:
+    """A tensor that the stage before made, which gets its gradient back."""
+    found: Tensor = _HandedOn.apply(x)  # type: ignore[no-untyped-call]
+    return found
 
 
 class _Tracer(torch.fx.Tracer):
@@ -132,12 +151,12 @@ def _stage(
     graph = torch.fx.Graph()
     made: dict[torch.fx.Node, torch.fx.Node] = {}
     if begin is not None:
-        made[begin] = graph.placeholder(CROSSING)
+        made[begin] = graph.call_function(handed_on, (graph.placeholder(CROSSING),))
     for node in traced.nodes:
         # Every stage takes all inputs of the model, used or not.
         if node is not begin and (node in needed or node.op == "placeholder"):
             made[node] = graph.node_copy(node, made.__getitem__)
-    graph.output(made[end])
+    graph.output(graph.call_method("contiguous", (made[end],)))
     return torch.fx.GraphModule(module, graph)
 
 

@@ -10,7 +10,6 @@ from torch import nn
 from automap.errors import PlanError
 from automap.plan import Plan
 from automap.runtime.trainer.module_tree import tied_names
-from automap.schedule import SPLIT_KINDS
 from automap.targets import OWN, targets
 from ir.graph import Graph
 
@@ -63,13 +62,6 @@ def check_rectangular(plan: Plan) -> None:
     foreign = [axis for axis in first.zero.axes if axis not in first.batch_axes and dict(first.mesh).get(axis, 1) > 1]
     if first.zero.stage and foreign:
         raise refuse("stages[0].zero.axes", foreign, "states of modules are spread over batch axes only")
-    splits = plan.schedule.kind in SPLIT_KINDS or any("W" in text for row in plan.schedule.order or () for text in row)
-    if first.zero.stage > 1 and pipeline and splits:
-        raise refuse(
-            "stages[0].zero.stage", first.zero.stage,
-            f"gradients are scattered in whole backward passes, which {plan.schedule.kind} takes apart",
-            "Use ZeRO 1 or 0, or schedule 1f1b. " + INSTEAD,
-        )  # fmt: skip
 
 
 def check_parameters(graph: Graph, module: nn.Module) -> None:

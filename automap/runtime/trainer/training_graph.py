@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from automap.errors import ModelError, PlanError
 from automap.plan import Plan
+from automap.runtime import transformers_models
+from automap.runtime.torch_export import export_onnx
 from ir import zoo
 from ir.graph import Graph
 from ir.graph import Tensor as GraphTensor
@@ -22,24 +24,31 @@ def training_graph(model: str | Path | Graph, plan: Plan) -> Graph:
     """The graph of a plan's model, with the loss of the plan.
 
     Args:
-        model: the ONNX file that was searched, `zoo:NAME`, or a graph: `ir.onnx.load.load_model` reads a file about
-            which something is to be said, as `--dim` does.
+        model: the ONNX file that was searched, `zoo:NAME`, `hf:FOLDER`, which is exported again, or a graph:
+            `ir.onnx.load.load_model` reads a file about which something is to be said, as `--dim` does.
         plan: a plan of the model.
 
     Raises:
-        ModelError: the file cannot be read.
+        ModelError: the file or the configuration cannot be read.
     """
     if isinstance(model, Graph):
         return with_loss(model, plan.training.loss)
     if str(model).startswith(zoo.PREFIX):
         return zoo.build(str(model), loss=plan.training.loss)
-    try:
-        data = Path(model).read_bytes()
-    except OSError as fault:
-        repair = "Give the ONNX file that was searched, or zoo:NAME."
-        text = f"cannot be read ({fault.strerror})"
-        raise ModelError(text, field="model", value=str(model), repair=repair) from None
+    if str(model).startswith(transformers_models.PREFIX):
+        data = export_onnx(transformers_models.from_config(str(model)), name=plan.model.name)
+    else:
+        data = _read(Path(model))
     return with_loss(load_model(data, name=plan.model.name), plan.training.loss)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as fault:
+        repair = "Give what was searched: the ONNX file, zoo:NAME or hf:FOLDER."
+        text = f"cannot be read ({fault.strerror})"
+        raise ModelError(text, field="model", value=str(path), repair=repair) from None
 
 
 def data_inputs(graph: Graph) -> list[GraphTensor]:

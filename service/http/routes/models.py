@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -147,14 +148,24 @@ def _import_and_store(file: IO[bytes], options: ModelOptions, store: Store, sett
     from ir.summary import summarize
 
     request = JobRequest(cluster="", training={}, model=options)
+
+    def named(name: str) -> JobRequest:
+        """The request under the name that jobs give the model."""
+        return replace(request, model=replace(options, name=name))
+
     # A few at a time: each takes a few hundred MB, here and in a process of its own.
     with graphs.IMPORTS:
         file.seek(0)
         data = file.read()
+        known = store.model(hashlib.sha256(data).hexdigest())
+        if known is not None and options.name in ("", known.name):
+            # The same file again, as of someone who submits it again and again.
+            kept = graphs.kept(store, known.id, named(known.name))
+            if kept is not None:
+                return replace(known, summary=summarize(kept))
         graph = import_graph(data, request)
         name = options.name or graph.name
         model = store.add_model(data, name=name, summary=summarize(graph), capacity=settings.max_stored_bytes)
     if model.name == name:
-        # Under the name that jobs will give it.
-        graphs.keep(store, model.id, replace(request, model=replace(options, name=name)), graph)
+        graphs.keep(store, model.id, named(name), graph)
     return model

@@ -37,6 +37,7 @@ from automap.globs import matches
 from automap.plan import Schedule, Sync, Zero, parse_devices
 from automap.problem import Problem
 from automap.runtime.trainer import parallelize
+from automap.runtime.trainer.module_tree import LOSS
 from automap.runtime.trainer.role_reader import read_roles
 from automap.runtime.trainer.supported_plans import FinerThanModules
 from automap.schedule import write_order
@@ -50,6 +51,7 @@ def plan_of(devices, name="", **how):
     return expert_plan(problem, **how)
 
 
+CORES = ("h.*.attn/*",)
 ENDS = ("Add", "h.0/Add_1", "h.1/Add_1", "loss")
 STARTS = ("wte/Gather", "h.0.ln_1/LayerNormalization", "h.1.ln_1/LayerNormalization", "ln_f/LayerNormalization")
 
@@ -253,6 +255,13 @@ def test_two_processes(tmp_path):
         "heads are counted": plan_of(2, tp=2, count=1),
         "heads are counted elsewhere": plan_of(2, tp=2, count=1),
         "tp2, sequence parallel": plan_of(2, tp=2, count=2, sequence_parallel=True, recompute="full"),
+        "tp2, sequence parallel, cores again": changed(
+            plan_of(2, tp=2, count=2, sequence_parallel=True), recompute=CORES
+        ),
+        f"tp2, cores again, {DROPOUT}": changed(plan_of(2, tp=2, count=1), recompute=CORES),
+        "ZeRO 3, cores again": changed(plan_of(2, count=2, zero=3), recompute=CORES),
+        f"ZeRO 2, cores again, {HALF}": in_fp16(changed(plan_of(2, count=2, zero=2), recompute=CORES)),
+        "pp2, zb1p, cores again": pipeline(plan_of(1, count=4), "zb1p", recompute=CORES),
         f"tp2, {OTHER}": plan_of(2, OTHER, tp=2, count=2, sequence_parallel=True),
         "pp2": pipeline(plan_of(1, count=4)),
         "pp2, one micro-batch": pipeline(plan_of(1, count=1)),
@@ -260,7 +269,7 @@ def test_two_processes(tmp_path):
         f"pp2, loss alone, {UNTRACED}": loss_alone(pipeline(plan_of(1, count=2))),
         "pp2, gpipe": pipeline(plan_of(1, count=2), "gpipe", recompute=("h.*",)),
         "pp2, interleaved": pipeline(plan_of(1, count=4), "interleaved"),
-        f"pp2, {UNTRACED}": pipeline(plan_of(1, count=4), recompute=("h.1*",)),
+        f"pp2, {UNTRACED}": pipeline(plan_of(1, count=4), recompute=("h.1*", "h.0.attn/Softmax")),
         f"pp2, interleaved, {UNTRACED}": pipeline(plan_of(1, count=4), "interleaved"),
         "pp2, zb1p": pipeline(plan_of(1, count=4), "zb1p", recompute=("h.*",)),
         "pp2, eager-1f1b": pipeline(plan_of(1, count=4), "eager-1f1b", recompute=("h.1*",)),
@@ -302,7 +311,8 @@ def test_four_processes(tmp_path):
         },
         f"pp2 x dp2, ZeRO 3, {UNTRACED}": pipeline(plan_of(2, count=4, zero=3)),
         f"pp2 x tp2, {UNTRACED}": pipeline(plan_of(2, tp=2, count=4)),
-        "pp2 x dp2, ZeRO 1, zb1p": pipeline(plan_of(2, count=4, zero=1), "zb1p"),
+        **{f"pp2 x dp2, ZeRO {zero}, zb1p": pipeline(plan_of(2, count=4, zero=zero), "zb1p") for zero in (1, 2)},
+        "pp2 x dp2, ZeRO 3, zb2p": pipeline(plan_of(2, count=4, zero=3), "zb2p", recompute=("h.0*", *CORES)),
         "pp2 x dp2, ZeRO 2, eager-1f1b": pipeline(plan_of(2, count=4, zero=2), "eager-1f1b"),
         "pp2 x dp2, zb1p": pipeline(plan_of(2, count=4), "zb1p"),
         "dp2 x tp2, ZeRO 3": plan_of(4, tp=2, count=2, zero=3, sequence_parallel=True),
@@ -333,6 +343,14 @@ def test_a_module_in_two_stages_runs_again_in_parts():
     plan = cut_in_block(pipeline(plan_of(1, count=2), recompute=("h.*",)))
     found = read_roles(plan, zoo.build(MODEL), build()).recomputed
     assert {*found} == {"h.0", *(f"h.1.{part}" for part in ("ln_1", "attn", "ln_2", "mlp"))}
+
+
+def test_the_core_of_attention_runs_again_with_the_code_of_its_module():
+    plan = changed(plan_of(1), recompute=("h.0.attn/Softmax", "h.1.attn/MatMul*", "h.1.ln_1", "loss"))
+    layers = {path: (f"{path}.c_attn", f"{path}.c_proj") for path in ("h.0.attn", "h.1.attn")}
+    assert read_roles(plan, zoo.build(MODEL), build()).recomputed == {**layers, "h.1.ln_1": (), LOSS: ()}
+    block = changed(plan_of(1), recompute=("h.0.attn*", "h.0/Add"))
+    assert read_roles(block, zoo.build(MODEL), build()).recomputed == {"h.0.attn": ()}, "sums keep nothing"
 
 
 def test_a_stage_may_begin_with_a_view_of_a_weight():
@@ -371,9 +389,8 @@ def test_refusals():
     uneven = replace(pp, stages=(pp.stages[0], replace(pp.stages[1], batch_axes=())))
     for plan, field in (
         (finer(tp), "shardings"),
-        (changed(dp, recompute=("h.*.attn/Softmax",)), "recompute"),
+        (changed(dp, recompute=("h.*.mlp.c_fc/MatMul",)), "recompute"),
         (changed(apart(dp, Sync(kind="local_sgd", period=2)), zero=Zero(stage=1, axes=("dp",))), "sync"),
-        (changed(replace(pp, schedule=Schedule(kind="zb1p")), zero=Zero(stage=3, axes=("dp",))), "zero"),
         (uneven, "batch_axes"),
         (replace(dp, model=replace(dp.model, sha256="0")), "sha256"),
     ):

@@ -1,0 +1,39 @@
+"""Imported models are made once, and kept for whoever needs them next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from service.http.routes import models
+from service.jobs.run_job import JobRequest, import_graph
+
+
+def with_symbolic_batch() -> bytes:
+    """A small model whose batch has a name."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 8]) for name in "xy")
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [8, 8], [0.0] * 64)
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "net", [x], [y], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    return onnx.ModelProto.SerializeToString(model)
+
+
+def test_a_file_that_comes_again_is_not_imported_again(api: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    imported: list[Any] = []
+
+    def counted(data: bytes, request: JobRequest) -> Any:
+        imported.append(dict(request.model.dims))
+        return import_graph(data, request)
+
+    monkeypatch.setattr(models, "import_graph", counted)
+    data = with_symbolic_batch()
+    first = api.post("/v1/models?name=mine&dim=N=2", content=data).json()
+    for query in ("dim=N=2", "name=mine&dim=N=2"):
+        assert api.post(f"/v1/models?{query}", content=data).json() == first
+    assert imported == [{"N": 2}]
+    assert api.post("/v1/models?dim=N=4", content=data).json()["id"] == first["id"]
+    assert imported == [{"N": 2}, {"N": 4}]
