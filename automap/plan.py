@@ -388,6 +388,10 @@ def model_ref(graph: Graph) -> ModelRef:
     return ModelRef(name=graph.name, sha256=graph.sha256 or graph_digest(graph), num_parameters=graph.num_parameters)
 
 
+MOST_PARTS = 8
+"""Parts of a list of devices that is shown whole."""
+
+
 def parse_devices(text: str) -> tuple[int, ...]:
     """Device numbers of `0-3,8`.
 
@@ -402,6 +406,16 @@ def parse_devices(text: str) -> tuple[int, ...]:
             raise PlanError("not a list of devices", field="devices", value=text, repair="Write it as in 0-7 or 0,2,4.")
         numbers += range(int(ends[0]), int(ends[1]) + 1)
     return tuple(numbers)
+
+
+def devices_in_words(text: str) -> str:
+    """A list of devices for people: `device 7`, `devices 0-3`; a long list ends with its number of devices."""
+    if text.isdecimal():
+        return f"device {text}"
+    parts = text.split(",")
+    if len(parts) <= MOST_PARTS:
+        return f"devices {text}"
+    return f"devices {','.join(parts[:3])}, … ({len(parse_devices(text))} in all)"
 
 
 def format_devices(numbers: tuple[int, ...]) -> str:

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from importlib import resources
+from itertools import product
 from typing import Annotated, Any, Literal
 
 from automap.annotations import annotated
@@ -17,7 +18,7 @@ from automap.cluster import Cluster, Device, parse_cluster
 from automap.documents import read_document
 from automap.errors import ProblemError, one_of
 from automap.globs import matches_operator, select
-from automap.hints import MAX_GLOBS, Hints, Samples
+from automap.hints import MAX_GLOBS, Constraint, Hints, Samples
 from automap.memory_band import LEAST_CONFIDENCE, MOST_CONFIDENCE, margin
 from automap.records import Range, from_json, to_json
 from automap.targets import ANY, SyncKind, Target, find_target
@@ -227,7 +228,7 @@ class Problem:
         graph = padded(with_loss(graph, training.loss), multiple)
         hints = replace(hints, constraints=(*hints.constraints, *annotated(graph, hints.constraints)))
         problem = Problem(graph=_with_costs(graph, hints), cluster=cluster, training=training, hints=hints)
-        problem._check_names()
+        problem._check_constraints()
         problem._check_fix()
         return problem
 
@@ -316,11 +317,48 @@ class Problem:
                     repair=f"Use one of {', '.join(str(n) for n in range(1, whole + 1) if whole % n == 0)}.",
                 )
 
-    def _check_names(self) -> None:
+        reserve = self.hints.memory_reserve_bytes
+        most = max(self.cluster.devices[node.device].memory_bytes for node in self.cluster.nodes)
+        if reserve >= most:
+            raise ProblemError(
+                "leaves no memory for a plan",
+                field="hints.memory_reserve_bytes",
+                value=reserve,
+                repair=f"Reserve less than the {most:.0f} bytes that a device has.",
+            )
+
+    def _check_constraints(self) -> None:
+        """Refuses constraints that name no operator, and two that want the opposite of one operator."""
         names = [op.name for op in self.graph.operators]
+        wanted: dict[tuple[str, str], tuple[int, bool]] = {}
         for index, constraint in enumerate(self.hints.constraints):
-            if not select(constraint.scope, names):
+            found = select(constraint.scope, names)
+            if not found:
                 raise _names_nothing(f"hints.constraints[{index}].scope", constraint.scope, self.graph)
+            self._check_recompute(index, constraint)
+            demands = {"recompute": constraint.recompute, "whole": constraint.replicate or None}
+            # To be divided is the opposite of being whole.
+            pairs = [*demands.items(), ("whole", False if constraint.split else None)]
+            for name, (what, value) in product(found, [pair for pair in pairs if pair[1] is not None]):
+                other, first = wanted.setdefault((name, what), (index, bool(value)))
+                if first != value:
+                    raise ProblemError(
+                        f"wants the opposite of hints.constraints[{other}] for {name}",
+                        field=f"hints.constraints[{index}]",
+                        value=constraint.scope,
+                        repair="Leave one of them out, or narrow its scope.",
+                    )
+
+    def _check_recompute(self, index: int, constraint: Constraint) -> None:
+        """Refuses a constraint that wants the opposite of the one mode that all ranks must have."""
+        fixed = {"none": False, "full": True}.get(self.hints.fix.recompute or "")
+        if None not in (fixed, constraint.recompute) and fixed != constraint.recompute:
+            raise ProblemError(
+                f"wants the opposite of hints.fix.recompute, which is {self.hints.fix.recompute}",
+                field=f"hints.constraints[{index}].recompute",
+                value=constraint.recompute,
+                repair="Leave one of them out.",
+            )
 
 
 def _with_trainer(training: Any) -> Any:

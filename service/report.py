@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from automap.comparisons import Change, TargetCost
-from automap.plan import DeviceMemory, Estimate, Plan, SearchRecord
+from automap.plan import DeviceMemory, Estimate, Plan, SearchRecord, devices_in_words
 from automap.targets import ANY
 from service.strategy import batch, data_parallel, num_devices, strategy
 
@@ -49,7 +49,8 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         lines.append(("speed", speed(plan)))
         memory = fullest(plan)
         share = memory_share(plan)
-        text = f"{memory.total / GIB:.1f} of {memory.capacity / GIB:.1f} GiB ({share:.0%}) on devices {memory.devices}"
+        where = devices_in_words(memory.devices)
+        text = f"{memory.total / GIB:.1f} of {memory.capacity / GIB:.1f} GiB ({share:.0%}) on {where}"
         if estimate.fit_probability is not None:
             text += f", fits with {probability(estimate.fit_probability)}"
         lines.append(("memory", text))

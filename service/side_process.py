@@ -24,6 +24,8 @@ from service.problems import problem, problem_of
 
 MEMORY_BYTES = 4 << 30
 """Memory that it may have, its libraries included: the largest plans that are found take 1 GiB (assumed)."""
+KEPT_BYTES = 8 << 20
+"""Largest graph that is kept for the next request: as objects it takes some ten times as much (assumed)."""
 _GRACE_S = 2
 """Seconds after which it ends itself should the parent, which ends it sooner, be gone."""
 
@@ -107,7 +109,8 @@ def _graph(document: Mapping[str, Any], graph: bytes) -> Any:
     request = _request(document)
     if request.model.zoo:
         return import_graph(b"", request)
-    return _read(graph, document["model_id"])
+    read = _read if len(graph) <= KEPT_BYTES else _read.__wrapped__
+    return read(graph, document["model_id"])
 
 
 @functools.lru_cache(maxsize=1)

@@ -18,7 +18,8 @@ from dataclasses import replace
 
 from agents.results.fewer_devices import promising
 from automap.bounds.partial_plans import BoundTable
-from automap.cost_graph.family_bounds import Family, FamilyBounds
+from automap.cost_graph.families import Family, families, parts
+from automap.cost_graph.family_bounds import FamilyBounds
 from automap.plan import Plan
 from automap.price.estimate import lower_bound_s
 from automap.problem import Problem
@@ -49,9 +50,9 @@ def certify(problem: Problem, plan: Plan, seconds: float) -> Plan:
         return plan
     began = time.monotonic()
     fastest_s = plan.search.fastest_s or plan.estimate.step_time_s
-    parts = promising(problem, lambda: time.monotonic() - began > PARTS_SHARE * seconds)
-    waiting = [part.problem for part in parts if part.bound_s < fastest_s]
-    bounds = [part.bound_s for part in parts if part.bound_s >= fastest_s]
+    fewer = promising(problem, lambda: time.monotonic() - began > PARTS_SHARE * seconds)
+    waiting = [part.problem for part in fewer if part.bound_s < fastest_s]
+    bounds = [part.bound_s for part in fewer if part.bound_s >= fastest_s]
     for number, each in enumerate([*waiting, problem]):
         # What a part leaves of its time is for those behind it.
         share = 1.0 if number == len(waiting) else PARTS_SHARE * (number + 1) / len(waiting)
@@ -90,7 +91,7 @@ def certified_s(space: PlanSpace, step_time_s: float, should_stop: Callable[[], 
     def add(seconds: float, family: Family, tried: int) -> None:
         heapq.heappush(waiting, (seconds, next(number), family, tried))
 
-    for family in bounds.families(fits):
+    for family in families(space, fits):
         add(max(anyhow_s, min(weak[shape] for shape in family.shapes)), family, 0)
     least, targets = step_time_s, [share * step_time_s for share in TARGETS]
     while waiting:
@@ -102,9 +103,9 @@ def certified_s(space: PlanSpace, step_time_s: float, should_stop: Callable[[], 
         if tried == 0 or (tried < len(targets) and seconds >= targets[tried - 1] * (1.0 - EXACT)):
             add(max(seconds, bounds.bound(family, min(least, targets[tried]))), family, tried + 1)
             continue
-        parts = bounds.parts(family)
-        for part in parts:
+        divided = parts(family)
+        for part in divided:
             add(seconds, part, 0)
-        if not parts:
+        if not divided:
             least = min(least, seconds)
     return max(anyhow_s, least)

@@ -20,6 +20,7 @@ from automap.errors import ClusterError, NothingFits, ProblemError
 from automap.families import families, kernels_of
 from automap.hints import Fix
 from automap.memory_band import LEAST_CONFIDENCE
+from automap.plan import devices_in_words
 from automap.price.estimate import annotate
 from automap.problem import Problem
 from automap.records import to_json
@@ -27,6 +28,7 @@ from automap.space.shape import divisors
 from automap.space.space import PlanSpace, Values
 from automap.space.target_limits import plan_space
 from automap.space.templates import templates
+from automap.targets import ANY
 
 GIB = float(1 << 30)
 CONFIDENCES = (0.9, 0.75, LEAST_CONFIDENCE)
@@ -76,8 +78,13 @@ def nothing_fits(space: PlanSpace, nearest: Values) -> NothingFits:
     plan = annotate(space.decode(nearest), lowered, space.evaluator)
     assert plan.estimate is not None
     worst = max(plan.estimate.memory_bytes, key=lambda m: m.total - m.capacity + m.reserve)
-    short = (worst.total - worst.capacity + worst.reserve) / GIB
-    free = f", {worst.reserve / GIB:.1f} of them kept free to be sure" if worst.reserve > 0.0 else ""
+    short = worst.total - worst.capacity + worst.reserve
+    free = f", {_gib(worst.reserve)} of them kept free to be sure" if worst.reserve > 0.0 else ""
+    where = devices_in_words(worst.devices)
+    have = f"each of the {where}, which have" if where.startswith("devices") else f"{where}, which has"
+    fixed = ""
+    if worst.buffers > worst.capacity:
+        fixed = f"; {_gib(worst.buffers)} GiB are buffers, among them those that the trainer keeps on every device"
     shape = space.shape(nearest)
     sizes = (*zip(space.axes, space.meshes.mesh(shape), strict=True), ("pp", shape.pp))
     degrees = ", ".join(f"{name} {size}" for name, size in sizes)
@@ -90,14 +97,20 @@ def nothing_fits(space: PlanSpace, nearest: Values) -> NothingFits:
             "larger than a device. Train a smaller model or shorter samples."
         )
     return NothingFits(
-        f"no plan fits: the nearest ({degrees}) needs {worst.total / GIB:.1f} GiB on "
-        f"each of the devices {worst.devices}, which have {worst.capacity / GIB:.1f} GiB{free}",
+        f"no plan fits: the nearest ({degrees}) needs {_gib(worst.total)} GiB on "
+        f"{have} {_gib(worst.capacity)} GiB{free}{fixed}",
         field="cluster",
-        value=f"{space.problem.cluster.name} is short of {short:.1f} GiB on device {worst.devices.split('-')[0]}",
+        value=f"{space.problem.cluster.name} is short of {_gib(short)} GiB on device {worst.devices.split('-')[0]}",
         repair="Any of these makes a plan fit: " + "; ".join(r.about for r in found) + "." if found else none,
         nearest=plan.to_json(),
         changes=[to_json(r) for r in found],
     )
+
+
+def _gib(num_bytes: float) -> str:
+    """GiB with one decimal, or two figures where it is less than 1."""
+    gib = num_bytes / GIB
+    return f"{gib:.1f}" if gib >= 0.95 else f"{gib:.2g}"
 
 
 class _Trials:
@@ -133,7 +146,7 @@ class _Trials:
 def _remedies(problem: Problem, trials: _Trials) -> list[Remedy]:
     """Changes with which some template fits, the cheapest first: hints, confidence, training, batch, then hardware."""
     found = list(trials.remedies(_freed(problem))) or list(trials.remedies(_all_freed(problem)))
-    families = (_less_sure(problem), _trainings(problem), _batches(problem))
+    families = (_less_sure(problem), _without_target(problem), _trainings(problem), _batches(problem))
     firsts = [next(trials.remedies(family), None) for family in families]
     hardware = [_grown(problem, trials), next(trials.remedies(_larger(problem)), None)]
     return [*found, *filter(None, firsts), *filter(None, hardware)]
@@ -190,6 +203,13 @@ def _less_sure(problem: Problem) -> Iterator[Change]:
     """Lower probabilities with which the plan must fit, the highest first."""
     for confidence in (c for c in CONFIDENCES if c < problem.training.memory_confidence):
         yield _trained(problem, f"accept a plan that fits with {confidence:.0%}", "memory_confidence", confidence)
+
+
+def _without_target(problem: Problem) -> Iterator[Change]:
+    """The change that allows plans which the configuration of the target cannot express."""
+    target = problem.training.target
+    if target != ANY:
+        yield _trained(problem, f"search without the target {target} (training.target {ANY})", "target", ANY)
 
 
 def _trainings(problem: Problem) -> Iterator[Change]:

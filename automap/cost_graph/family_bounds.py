@@ -1,25 +1,26 @@
 """Bounds of families of plans: what no plan of some shapes goes below, from their relaxed cost graphs.
 
-A *family* is all plans of the same degrees and micro-batches whose stages are alike in size or not, with or without
-virtual stages, of some ZeRO stages and one way to share out samples. Where all stages are alike, one graph holds all
-units (`automap.cost_graph.relaxation`). Where they differ, each type of units is bounded on each stage by itself, and a
-linear program spreads the units over the stages (`automap.cost_graph.unlike_stages`). Units: seconds.
+Where all stages are alike, one graph holds all units (`automap.cost_graph.relaxation`). Each type of units is bounded
+on each stage by itself too, and a linear program spreads the units over the ranks, with paths through all of them and
+the memory of each (`automap.cost_graph.unlike_stages`, `automap.cost_graph.virtual_stages`); that alone holds where
+stages differ. Units: seconds.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 
 from automap.arrays import Floats, Ints
+from automap.cost_graph.families import Family
 from automap.cost_graph.kernels.values_on_mesh import values_on_mesh
 from automap.cost_graph.open_costs import OpenCosts
-from automap.cost_graph.paths import Path, exchanged_s, held, path_to_first, sends_on, ways
-from automap.cost_graph.relaxation import BOUNDARY_BYTES, SAVED_BYTES, WORKSPACE_BYTES, OfTypes, Relaxation
+from automap.cost_graph.paths import Path, exchanged_s, held, path_trips, sends_on, ways
+from automap.cost_graph.relaxation import BOUNDARY_BYTES, SAVED_BYTES, WORKSPACE_BYTES, Memory, OfTypes, Relaxation
 from automap.cost_graph.stage_layouts import Layouts, StageClass, best_links
-from automap.cost_graph.unlike_stages import Standing, fastest_spread, quick_paths, quick_spreads
+from automap.cost_graph.unlike_stages import Spreads, Standing, Weights, fastest_spread
 from automap.cost_graph.virtual_stages import Interleaving, fastest_interleaving
 from automap.price.kernels.stage_records import Stage
 from automap.price.lowered_plan import spread
@@ -27,25 +28,11 @@ from automap.space.kernels.draft import new_draft
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace
 
-MOST_COSTS = 256
-"""Largest number of stages whose group costs are kept."""
+MOST_COSTS, MOST_OPEN = 256, 8192
+"""Largest number of stages whose group costs are kept; and of those with every signature undecided, which are small."""
 
 MOST_PROGRAMS = 60
 """Most layouts of a family whose linear programs are solved (assumed): of others the quick bounds count."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Family:
-    """Plans that are bounded together."""
-
-    shapes: tuple[Shape, ...]
-    """Their shapes, which differ in the virtual stages alone: one without any, or several with some."""
-    zeros: tuple[int, ...]
-    """Their ZeRO stages: 0 alone, or some of 1 to 3."""
-    way: int = 0
-    """Their way to share out the samples of unlike devices; 0: evenly."""
-    is_unlike: bool = False
-    """Whether their stages are of unlike size."""
 
 
 class FamilyBounds:
@@ -54,6 +41,7 @@ class FamilyBounds:
     def __init__(self, space: PlanSpace) -> None:
         self.space = space
         self._costs: dict[tuple[object, ...], OpenCosts] = {}
+        self._open: dict[tuple[object, ...], OpenCosts] = {}
         self._of_types: dict[tuple[object, ...], OfTypes] = {}
         self._layouts = Layouts(space)
         self._draft = new_draft(space.compiled)
@@ -62,32 +50,6 @@ class FamilyBounds:
     def is_known(self) -> bool:
         """Whether the graphs hold: not where times of whole blocks were measured."""
         return len(self.space.evaluator.tables.arrays.blocks) == 0
-
-    def families(self, shapes: Sequence[Shape]) -> list[Family]:
-        """All plans of some shapes of the space, each in one family."""
-        space = self.space
-        num_ways = space.slots[space.first.shares].num_values
-        together: dict[tuple[int, ...], list[Shape]] = {}
-        for shape in shapes:
-            key = (shape.pp, shape.tp, shape.middle, shape.num_micro_batches, min(shape.virtual, 2))
-            together.setdefault(key, []).append(shape)
-        found = []
-        for some in together.values():
-            first = some[0]
-            legal = np.flatnonzero(space.zeros_of(first)).tolist() if first.replicas > 1 else [0]
-            zeros: list[tuple[int, ...]] = [(0,)] if 0 in legal else []
-            zeros += [tuple(zero for zero in legal if zero > 0)] if max(legal) > 0 else []
-            for each in zeros:
-                found += [Family(shapes=tuple(some), zeros=each, way=way) for way in range(num_ways)]
-                if space.meshes.may_differ(first):
-                    found.append(Family(shapes=tuple(some), zeros=each, is_unlike=True))
-        return found
-
-    def parts(self, family: Family) -> list[Family]:
-        """The family in parts, which may be bounded more sharply; none where it has no parts."""
-        if len(family.zeros) == 1:
-            return []
-        return [replace(family, zeros=(zero,)) for zero in family.zeros]
 
     def bound(self, family: Family, target_s: float) -> float:
         """Seconds that no plan of a family is faster than; it is not raised beyond `target_s`, but may be infinite."""
@@ -107,18 +69,23 @@ class FamilyBounds:
         room = shape.pp * self._room(row, shape) - 2.0 * float(costs.modes[..., WORKSPACE_BYTES].max())
         if room <= 0.0:
             return np.inf
+        tie_s, untied = self._tie(shape)
         best = -np.inf
         for number, way in enumerate(ways(shape, space.schedules)):
             constant_s = float(settings.step_s) + way.passes * float(settings.micro_batch_s)
             constant_s += way.sends * self._exchanged_s(costs, family) if shape.pp > 1 else 0.0
+            # Two ranks exchange the gradients of what both read, one of them the first.
+            parameter_s = (way.ends_first + 2.0 * way.path.gradients) * tie_s
+            constant_s -= parameter_s * untied
             relaxation = Relaxation(
                 space,
                 costs,
                 way.path,
                 family.zeros,
                 num_opened=shape.num_chunks - 1,
-                room=room,
-                held=min(held),
+                memory=Memory(room=room, held=min(held)),
+                ends_first=way.ends_first,
+                parameter_s=parameter_s,
             )
             best = max(best, constant_s + relaxation.bound(target_s - constant_s))
             if number == 0 and shape.pp > 1 and best < target_s:
@@ -131,10 +98,12 @@ class FamilyBounds:
     def _of_ranks(self, family: Family, row: int, best: float) -> float:
         """With a path that ends on each rank, and ranks which hold unlike numbers of micro-batches."""
         shape = family.shapes[0]
-        standing = self._standing_on(self._stage(row, shape), self._room(row, shape), family, self._trips(shape))
+        standing = self._standing_on(
+            self._stage(row, shape), self._room(row, shape), family, path_trips(shape, self.space.schedules)
+        )
         found = np.inf
         for order in range(self.space.meshes.num_orders(shape.pp)):
-            found = min(found, self._spread(family, [[standing]] * shape.pp, self._rates(shape, order)))
+            found = min(found, self._spread(family, [[standing]] * shape.pp, self._rates(shape, order))[0])
             if found <= best:
                 return best
         return found
@@ -168,6 +137,24 @@ class FamilyBounds:
                     return best
         return found
 
+    def _tie(self, shape: Shape) -> tuple[float, float]:
+        """What the rank of the first unit exchanges with another one whose units read the same parameters.
+
+        Returns:
+            Seconds for each of these parameters that the first unit holds, and how many others it may hold.
+        """
+        units, tied = self.space.arrays.units.tolist(), self.space.evaluator.tied.parameters
+        # Each chunk has a unit, so that with so few units behind the other reader it is not on the first rank.
+        names = {name for name, one, other in tied if one == 0 and shape.pp > len(units) - other}
+        if not names or units.count(units[0]) > 1:
+            return 0.0, 0.0
+        orders = range(self.space.meshes.num_orders(shape.pp))
+        rate = max(rate for order in orders for rate in self._rates(shape, order))
+        graph, first = self.space.problem.graph, self.space.linkage.blocks.units[0]
+        read = {name for operator in graph.operators[first.start : first.stop] for name in operator.inputs}
+        others = sum(t.num_elements for t in graph.parameters if t.name in read - names)
+        return float(self.space.evaluator.settings(0).sent_gradient_bytes) / rate, float(others)
+
     def _exchanged_s(self, costs: OpenCosts, family: Family) -> float:
         """Seconds of exchanges of a micro-batch on all ranks together, at least."""
         crossing, shape = self._least_crossing(costs), family.shapes[0]
@@ -187,13 +174,13 @@ class FamilyBounds:
         found = []
         for order in range(space.meshes.num_orders(shape.pp)):
             quick = -np.inf
-            for trips in ((), self._trips(shape)):
+            for trips in ((), path_trips(shape, self.space.schedules)):
                 views: list[list[Standing]] = [[] for _ in range(shape.pp)]
                 for rank, row in enumerate(space.even_rows(shape, order)):
                     for seen, samples in self._seen(row, shape, family.way):
                         stage = self._stage(seen, shape, samples)
                         views[rank].append(self._standing_on(stage, self._room(seen, shape), family, trips))
-                quick = max(quick, self._spread(family, views, self._rates(shape, order)))
+                quick = max(quick, self._spread(family, views, self._rates(shape, order))[0])
                 if quick >= target_s:
                     break
             found.append(quick)
@@ -221,72 +208,92 @@ class FamilyBounds:
         layouts = self._layouts.of(shape)
         if not layouts:
             return np.inf
-        trips, keys = self._trips(shape), list(layouts)
-        found = np.full(len(layouts), -np.inf)
-        known: dict[StageClass, Standing] = {}
+        trips = path_trips(shape, self.space.schedules)
+        # Each layout with one way to share out samples in each of its stages.
+        shared = {stage: self._shared(stage, family) for stage in {stage for some in layouts for stage in some}}
+        keys = [key for some in layouts for key in itertools.product(*(shared[stage] for stage in some))]
+        rates = [layouts[tuple(stage for stage, _ in key)] for key in keys]
+        found = np.full(len(keys), -np.inf)
         # First with every signature undecided, then decided.
+        waiting: list[int] = list(range(len(keys)))
         for is_open in (True, False):
-            known = {}
-            waiting = np.flatnonzero(found < target_s).tolist()
-            for stage in {stage for layout in waiting for stage in keys[layout]}:
-                known[stage] = self._least_standing(stage, family, trips, is_open=is_open)
-            ranks = [[[known[stage]] for stage in keys[layout]] for layout in waiting]
-            rates = [layouts[keys[layout]] for layout in waiting]
-            if ranks:
-                found[waiting] = np.maximum(found[waiting], self._quick(family, ranks, rates))
-        best = target_s
-        for layout in np.argsort(found, kind="stable").tolist()[:MOST_PROGRAMS]:
-            if found[layout] >= best:
+            known = {
+                stage: self._views(*stage, family, trips, is_open=is_open)
+                for stage in {stage for number in waiting for stage in keys[number]}
+            }
+            ranks = [[known[stage] for stage in keys[number]] for number in waiting]
+            spreads = self._spreads(family, ranks, [rates[number] for number in waiting])
+            found[waiting] = np.maximum(found[waiting], spreads.quick())
+            left = np.flatnonzero(found[waiting] < target_s)
+            if not len(left):
+                return float(found.min())
+            if is_open:
+                waiting = [waiting[at] for at in left.tolist()]
+        # Weights that show one layout to be slow often show others to be as well.
+        tried = set[int]()
+        for _ in range(MOST_PROGRAMS):
+            at = int(found[waiting].argmin())
+            number = waiting[at]
+            if number in tried or found[number] >= target_s:
                 break
-            views = [[known[stage]] for stage in keys[layout]]
-            found[layout] = max(found[layout], self._spread(family, views, layouts[keys[layout]]))
-            best = min(best, found[layout])
+            tried.add(number)
+            views = [known[stage] for stage in keys[number]]
+            fastest_s, weights = self._spread(family, views, rates[number])
+            found[waiting] = np.maximum(found[waiting], spreads.bounds(weights))
+            found[number] = max(found[number], fastest_s)
         return float(found.min())
 
-    def _quick(
+    def _spreads(
         self, family: Family, ranks: Sequence[Sequence[Sequence[Standing]]], rates: Sequence[Sequence[float]]
-    ) -> Floats:
-        """[layouts] seconds that no spread over the ranks of each layout is faster than, sooner known."""
-        busy_s = np.array([[view.busy_s.min(axis=0) for (view,) in views] for views in ranks])
-        pairs = list(zip(ranks, rates, strict=True))
-        found = quick_spreads(busy_s, np.array([self._besides_s(family, *pair) for pair in pairs]))
-        if self._trips(family.shapes[0]):
-            trip_s = np.array([[view.trip_s.min(axis=1) for (view,) in views] for views in ranks])
-            besides_s = np.array([self._besides_trips_s(family, *pair) for pair in pairs])
-            found = np.maximum(found, quick_paths(trip_s, besides_s))
+    ) -> Spreads:
+        """The spreads over the ranks of several layouts."""
+        # Stages are few, layouts many.
+        distinct = {id(views): views for some in ranks for views in some}
+        number = {key: at for at, key in enumerate(distinct)}
+        mixed = [Standing.mixed(views) for views in distinct.values()]
+        at = np.array([[number[id(views)] for views in some] for some in ranks])
+        pairs = [([[mixed[stage]] for stage in some], rate) for some, rate in zip(at.tolist(), rates, strict=True)]
+        busy_s, trip_s = (
+            np.array([some.min(axis=-2) for some in of_stages])
+            for of_stages in ([one.busy_s for one in mixed], [one.trip_s for one in mixed])
+        )
+        has_paths = bool(path_trips(family.shapes[0], self.space.schedules))
+        besides_trip_s = (
+            [self._besides_trips_s(family, *pair) for pair in pairs] if has_paths else np.zeros((len(pairs), 0))
+        )
+        return Spreads(
+            busy_s=busy_s[at],
+            besides_s=np.array([self._besides_s(family, *pair) for pair in pairs]),
+            trip_s=trip_s[at],
+            besides_trip_s=np.array(besides_trip_s),
+            bound=self._bound(len(ranks[0])),
+        )
+
+    def _shared(self, of: StageClass, family: Family) -> list[tuple[StageClass, tuple[int, ...]]]:
+        """The class with the samples of each kind of devices under each way to share them out."""
+        shape, rows = family.shapes[0], self._layouts.rows[of]
+        found = {tuple(samples for _, samples in self._seen(row, shape, way)) for row in rows for way in self._ways(of)}
+        return [(of, samples) for samples in sorted(found)]
+
+    def _ways(self, of: StageClass) -> range:
+        """Ways to share out samples that differ on the stages of a class."""
+        is_mixed = any(self.space.arrays.mixed[row] >= 0 for row in self._layouts.rows[of])
+        return range(self.space.slots[self.space.first.shares].num_values if is_mixed else 1)
+
+    def _views(
+        self, of: StageClass, samples: tuple[int, ...], family: Family, trips: Sequence[Path], *, is_open: bool
+    ) -> list[Standing]:
+        """What units take on the stages of a class as each kind of devices sees it, with the best links."""
+        shape, arrays, ways = family.shapes[0], self.space.arrays, self._ways(of)
+        seen = [self._seen(row, shape, way) for row in sorted(self._layouts.rows[of]) for way in ways]
+        fitting = dict.fromkeys(tuple(row for row, _ in some) for some in seen if samples == tuple(n for _, n in some))
+        found = []
+        for each, count in zip(zip(*fitting, strict=True), samples, strict=True):
+            stage = self._stage(each[0], shape, count)._replace(links=best_links(arrays.links[list(each)]))
+            room = max(self._room(row, shape) for row in each)
+            # Of stages of several kinds there are many, and they differ little beyond the share of each kind.
+            found.append(self._standing_on(stage, room, family, trips, is_open=is_open or len(ways) > 1))
         return found
-
-    def _least_standing(self, of: StageClass, family: Family, trips: Sequence[Path], *, is_open: bool) -> Standing:
-        """The least that units take on all stages of a class, with the best links, however samples are shared out."""
-        shape, arrays, rows = family.shapes[0], self.space.arrays, sorted(self._layouts.rows[of])
-        is_mixed = int(arrays.mixed[rows[0]]) >= 0
-        # Rows of the stages as each kind of devices sees them, by the samples of each kind.
-        seen: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
-        for row in rows:
-            for way in range(self.space.slots[self.space.first.shares].num_values if is_mixed else 1):
-                kinds, samples = zip(*self._seen(row, shape, way), strict=True)
-                seen.setdefault(samples, set()).add(kinds)
-        of_ways = []
-        for samples, some in seen.items():
-            views, weights = [], []
-            for kind, each in enumerate(zip(*some, strict=True)):
-                stage = self._stage(each[0], shape, samples[kind])
-                stage = stage._replace(links=best_links(arrays.links[list(each)]))
-                room = max(self._room(row, shape) for row in each)
-                # Of stages of several kinds there are many, and they differ little beyond the share of each kind.
-                views.append(self._standing_on(stage, room, family, trips, is_open=is_open or is_mixed))
-                # As many of a kind as there are, and as fast as they are: what they do together is the same then.
-                ranks = int(arrays.kind_ranks[arrays.mixed[rows[0]], kind]) if is_mixed else 1
-                weights.append(ranks * samples[kind] / float(views[-1].busy_s.min(axis=0).sum()))
-            of_ways.append(Standing.mixed(views, weights))
-        return Standing.least(of_ways)
-
-    def _trips(self, shape: Shape) -> list[Path]:
-        """What a rank's passes weigh in paths that end on ranks behind it, on itself and on ranks before it."""
-        first = path_to_first(shape, self.space.schedules)
-        if not first.backward:
-            return []
-        return [replace(first, backward=first.backward - 1.0), replace(first, gradients=1.0), first]
 
     def _standing_on(
         self, stage: Stage, room: float, family: Family, trips: Sequence[Path], *, is_open: bool = False
@@ -300,25 +307,36 @@ class FamilyBounds:
         opened = max(each.num_chunks for each in family.shapes) - 1
         count = float(shape.num_micro_batches)
         busy = Path(forward=count, backward=count, gradients=1.0)
-        found = []
-        for path in (busy, *trips):
-            key = (*_key(stage), is_open, opened, path, family.zeros)
-            if key not in self._of_types:
-                self._of_types[key] = Relaxation(self.space, costs, path, family.zeros, num_opened=opened).of_types()
-            found.append(self._of_types[key])
         saved_bytes = (costs.times[:, None] * costs.modes[..., SAVED_BYTES]).T
+        plenty = room - max(*self._held(family), shape.pp) * float(saved_bytes.max(axis=0).sum())
+        found: list[OfTypes] = []
+        for path in (busy, *trips):
+            key = (*_key(stage), is_open, opened, path, family.zeros, plenty)
+            if key not in self._of_types:
+                relaxation = Relaxation(self.space, costs, path, family.zeros, num_opened=opened)
+                self._of_types[key] = relaxation.of_types(plenty, found[0].picked if found else None)
+            found.append(self._of_types[key])
         return Standing.of(found, saved_bytes, room=room, crossing=self._least_crossing(costs))
 
-    def _spread(self, family: Family, views: Sequence[Sequence[Standing]], rates: Sequence[float]) -> float:
-        """Seconds of the best spread of units over ranks, each seen in some ways.
+    def _spread(
+        self, family: Family, views: Sequence[Sequence[Standing]], rates: Sequence[float]
+    ) -> tuple[float, Weights]:
+        """Seconds of the best spread of units over ranks, each seen in some ways, and the weights that say so.
 
         Args:
             rates: [ranks] bytes a second from each rank to the next one, from the last one to the first.
         """
         trip_s = self._besides_trips_s(family, views, rates) if len(views[0][0].trip_s) else []
-        bound = np.zeros((len(views), views[0][0].busy_s.shape[1]))
-        bound[[0, -1]] += self._ends()
-        return fastest_spread(views, self._besides_s(family, views, rates), trip_s, self._held(family), bound)
+        besides_s, bound = self._besides_s(family, views, rates), self._bound(len(views))
+        return fastest_spread(views, besides_s, trip_s, self._held(family), bound)
+
+    def _bound(self, ranks: int) -> Floats:
+        """[ranks, types] share of each type that stands on each rank at least."""
+        ends = self._ends()
+        found = np.zeros((ranks, ends.shape[1]))
+        for rank, share in zip((0, -1), ends, strict=True):
+            found[rank] += share
+        return found
 
     def _ends(self) -> Floats:
         """[2, types] share of each type that the first unit is, and the last one."""
@@ -331,7 +349,10 @@ class FamilyBounds:
     ) -> list[float]:
         """[ranks] seconds that a path which ends on each rank takes besides units."""
         shape, settings = family.shapes[0], self.space.evaluator.settings(0)
-        exchanged, (before, _, behind) = self._exchanged_on_s(family, views, rates), self._trips(shape)
+        exchanged, (before, _, behind) = (
+            self._exchanged_on_s(family, views, rates),
+            path_trips(shape, self.space.schedules),
+        )
         passes_s = float(settings.step_s) + before.forward * shape.pp * float(settings.micro_batch_s)
         return [
             passes_s + sends_on(before) * sum(exchanged[:last]) + sends_on(behind) * sum(exchanged[last:])
@@ -396,12 +417,12 @@ class FamilyBounds:
         return Stage(arrays.axes[row], arrays.links[row], arrays.hardware[row], zero_axes, float(samples))
 
     def _costs_on(self, stage: Stage, *, is_open: bool = False) -> OpenCosts:
-        key = (*_key(stage), is_open)
-        if key not in self._costs:
-            if len(self._costs) >= MOST_COSTS:
-                self._costs.pop(next(iter(self._costs)))
-            self._costs[key] = OpenCosts(self.space, stage, () if is_open else self._values(stage))
-        return self._costs[key]
+        key, known = _key(stage), self._open if is_open else self._costs
+        if key not in known:
+            if len(known) >= (MOST_OPEN if is_open else MOST_COSTS):
+                known.pop(next(iter(known)))
+            known[key] = OpenCosts(self.space, stage, () if is_open else self._values(stage))
+        return known[key]
 
     def _values(self, stage: Stage) -> tuple[Ints, ...]:
         """For each group, [values, axes] its values that are legal on a stage."""

@@ -15,7 +15,12 @@ INFEASIBLE = 2
 
 
 class SpreadProgram:
-    """Rows of the program, which are added one by one."""
+    """Rows of the program, which are added one by one.
+
+    Attributes:
+        weights: what each tagged row weighs in the optimum that was found last: those of seconds add up to 1, a share
+            weighs seconds.
+    """
 
     def __init__(self, num_types: int, scale_s: float) -> None:
         """Begins without rows.
@@ -27,20 +32,25 @@ class SpreadProgram:
         self._types, self._scale = num_types, max(scale_s, 1e-30)
         self._rows: list[Floats] = []
         self._right: list[float] = []
+        self._tags: list[tuple[str, int, int]] = []
+        self.weights: dict[tuple[str, int, int], float] = {}
 
-    def add_seconds(self, each_s: Floats, besides_s: float) -> None:
+    def add_seconds(self, each_s: Floats, besides_s: float, tag: tuple[str, int, int] = ("", 0, 0)) -> None:
         """A step is no shorter than a sum of seconds.
 
         Args:
             each_s: [places, ..., types] seconds of all units of a type at a place.
             besides_s: seconds besides.
+            tag: name of the row, see `weights`.
         """
+        self._tags.append(tag)
         self._rows.append(np.append(each_s.reshape(-1) / self._scale, -1.0))
         self._right.append(-besides_s / self._scale)
 
-    def add_room(self, each: Floats, room: float) -> None:
+    def add_room(self, each: Floats, room: float, tag: tuple[str, int, int] = ("", 0, 0)) -> None:
         """A sum over the units, [places, ..., types], is at most so much."""
         scale = max(abs(room), float(np.abs(each).max()), 1e-30)
+        self._tags.append(tag)
         self._rows.append(np.append(each.reshape(-1) / scale, 0.0))
         self._right.append(room / scale)
 
@@ -54,7 +64,7 @@ class SpreadProgram:
         for place, kind in np.argwhere(places[:, 0] > 0.0).tolist():
             row = np.zeros(places.shape)
             row[place, :, kind] = -1.0
-            self.add_room(row, -float(places[place, 0, kind]))
+            self.add_room(row, -float(places[place, 0, kind]), ("share", place, kind))
 
     def seconds(self) -> float:
         """The least seconds of a step; infinite where no spread has enough room."""
@@ -73,7 +83,13 @@ class SpreadProgram:
             b_eq=np.ones(self._types),
             bounds=(0.0, None),
         )
+        self.weights = {}
         if found.status == INFEASIBLE:
             return np.inf
+        if found.status == 0:
+            for tag, dual, row in zip(self._tags, found.ineqlin.marginals.tolist(), self._rows, strict=True):
+                # A share counts in seconds, as the rows of seconds do; its row has no other scale than 1.
+                scale = self._scale / float(np.abs(row).max()) if tag[0] == "share" else 1.0
+                self.weights[tag] = self.weights.get(tag, 0.0) - dual * scale
         # The solver is exact to about 1e-7.
         return float(found.fun) * self._scale * (1.0 - 1e-6) if found.status == 0 else 0.0

@@ -47,8 +47,8 @@ class Standing:
             saved_bytes: [modes, types].
         """
         least = found[0].least_bytes
-        most = np.min([(one.priced_s - one.fast_s) / one.price_s for one in found if one.price_s > 0.0], axis=(0, 1))
-        most = np.maximum(most, least)
+        mosts = [(one.priced_s - one.fast_s) / one.price_s for one in found if one.price_s > 0.0]
+        most = np.maximum(np.min(mosts, axis=(0, 1)), least) if mosts else least
         lean = [np.maximum(one.fast_s, one.priced_s - one.price_s * least) for one in found]
         busy_s, *trip_s = (np.concatenate([one.fast_s, slow_s]) for one, slow_s in zip(found, lean, strict=True))
         each = len(saved_bytes)
@@ -62,8 +62,12 @@ class Standing:
         )
 
     @staticmethod
-    def mixed(some: Sequence[Standing], weights: Sequence[float]) -> Standing:
-        """As several kinds of devices of one rank see it, each of which holds: seconds in a mean of them."""
+    def mixed(some: Sequence[Standing]) -> Standing:
+        """As several kinds of devices of one rank see it, each of which holds: seconds in a mean of them.
+
+        A kind weighs as much as it is fast, so that the mean differs little between types of units.
+        """
+        weights = [1.0 / max(float(one.busy_s.min(axis=0).sum()), 1e-30) for one in some]
         return replace(
             Standing.least(some),
             busy_s=np.average([one.busy_s for one in some], axis=0, weights=weights),
@@ -107,18 +111,52 @@ def quick_spreads(busy_s: Floats, besides_s: Floats) -> Floats:
     return found
 
 
-def quick_paths(trip_s: Floats, besides_s: Floats) -> Floats:
-    """[spreads] the same by paths, in the mean over those that end on each rank.
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """What each row of the program of a spread weighs. Any weights give a bound, for any spread."""
 
-    Args:
-        trip_s: [spreads, ranks, 3, types] seconds of all units of a type on each path, see `fastest_spread`.
-        besides_s: [spreads, ranks] seconds that the path which ends on each rank takes besides.
-    """
-    ranks = trip_s.shape[1]
-    behind = np.arange(ranks)[:, None]
-    means = ((ranks - 1 - behind) * trip_s[:, :, 0] + trip_s[:, :, 1] + behind * trip_s[:, :, 2]) / ranks
-    found: Floats = besides_s.mean(axis=1) + means.min(axis=1).sum(axis=1)
-    return found
+    busy: Floats
+    """[ranks] of the seconds that each rank works."""
+    paths: Floats
+    """[ranks] of the path that ends on each rank; with `busy` they add up to 1."""
+    shares_s: Floats
+    """[ranks, types] seconds that a share of units which a rank has anyhow weighs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spreads:
+    """Many spreads over equally many ranks, each of which one standing stands for; see `fastest_spread`."""
+
+    busy_s: Floats
+    """[spreads, ranks, types] seconds of all units of a type on each rank, see `Standing.busy_s`."""
+    besides_s: Floats
+    """[spreads, ranks] seconds that each rank takes besides."""
+    trip_s: Floats
+    """[spreads, ranks, paths, types] seconds of all units of a type on each path; without paths, of none."""
+    besides_trip_s: Floats
+    """[spreads, ranks or none] seconds that the path which ends on each rank takes besides."""
+    bound: Floats
+    """[ranks, types] share of each type that stands on each rank at least."""
+
+    def bounds(self, weights: Weights) -> Floats:
+        """[spreads] seconds that no spread is faster than, by some weights."""
+        ranks = np.arange(self.busy_s.shape[1])
+        each = weights.busy[:, None] * self.busy_s - weights.shares_s
+        found: Floats = self.besides_s @ weights.busy + (weights.shares_s * self.bound).sum()
+        for last, weight in enumerate(weights.paths[: self.besides_trip_s.shape[1]].tolist()):
+            each = each + weight * self.trip_s[:, ranks, (ranks >= last) * 1 + (ranks > last)]
+            found = found + weight * self.besides_trip_s[:, last]
+        found += each.min(axis=1).sum(axis=1)
+        return found
+
+    def quick(self) -> Floats:
+        """[spreads] where each rank weighs as much as it is fast, or all paths weigh the same."""
+        found = quick_spreads(self.busy_s, self.besides_s)
+        ranks, types = self.bound.shape
+        if not self.besides_trip_s.shape[1]:
+            return found
+        even = Weights(busy=np.zeros(ranks), paths=np.full(ranks, 1.0 / ranks), shares_s=np.zeros((ranks, types)))
+        return np.maximum(found, self.bounds(even))
 
 
 def fastest_spread(
@@ -127,8 +165,8 @@ def fastest_spread(
     trip_s: Sequence[float],
     held: Sequence[int],
     bound: Floats | None = None,
-) -> float:
-    """Seconds of the fastest spread.
+) -> tuple[float, Weights]:
+    """Seconds of the fastest spread, and the weights that say so.
 
     A path that ends on a rank has the passes of each rank before it without its last backward pass, its own ones with
     the gradients, and those of the ranks behind it: the first, second and third path of `Standing.trip_s`.
@@ -153,7 +191,7 @@ def fastest_spread(
         for view, short in zip(some, is_short[rank], strict=True):
             row = nothing.copy()
             row[rank] = seconds(view.busy_s)
-            program.add_seconds(row, busy_s[rank])
+            program.add_seconds(row, busy_s[rank], ("busy", rank, 0))
             if short:
                 row = nothing.copy()
                 row[rank] = view.used_bytes(held[rank])
@@ -165,5 +203,10 @@ def fastest_spread(
         seen = [some[min(number, len(some) - 1)] for some in views]
         for last, more_s in enumerate(trip_s):
             of_ranks = [view.trip_s[(rank >= last) + (rank > last)] for rank, view in enumerate(seen)]
-            program.add_seconds(np.array([seconds(some) for some in of_ranks]), more_s)
-    return program.seconds()
+            program.add_seconds(np.array([seconds(some) for some in of_ranks]), more_s, ("path", last, 0))
+    fastest_s = program.seconds()
+    ranks, types = range(len(views)), range(first_s.shape[1])
+    busy, paths = (np.array([program.weights.get((name, rank, 0), 0.0) for rank in ranks]) for name in ("busy", "path"))
+    shares = [[program.weights.get(("share", rank, kind), 0.0) for kind in types] for rank in ranks]
+    whole = max(float(busy.sum() + paths.sum()), 1e-30)
+    return fastest_s, Weights(busy=busy / whole, paths=paths / whole, shares_s=np.array(shares) / whole)

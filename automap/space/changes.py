@@ -17,7 +17,7 @@ from automap.arrays import Ints
 from automap.cluster import GIB
 from automap.comparisons import Change
 from automap.errors import UserError
-from automap.plan import MEMORY_CLASSES, Estimate
+from automap.plan import MEMORY_CLASSES, Estimate, devices_in_words
 from automap.price.degrees import degrees_of
 from automap.price.estimate import estimate_lowered
 from automap.price.evaluator import Evaluator, blank
@@ -130,6 +130,8 @@ def beyond(lowered: LoweredPlan, strategy: Strategy, evaluator: Evaluator) -> It
         yield "another order of the devices"
     if any(mine is not None for mine in lowered.shares):
         yield "unequal shares of the samples"
+    if used < there:
+        return  # the strategy is one of all devices, whose axes are others
     try:
         stated = hand_made(evaluator, strategy)
     except UserError:
@@ -264,6 +266,6 @@ def shortage(estimate: Estimate) -> str | None:
         return None
     worst = max(estimate.memory_bytes, key=lambda memory: memory.total - memory.capacity)
     largest = max(MEMORY_CLASSES, key=lambda name: float(getattr(worst, name)))
-    return (
-        f"devices {worst.devices} need {worst.total / GIB:.1f} GiB of {worst.capacity / GIB:.1f}, most of it {largest}"
-    )
+    where = devices_in_words(worst.devices)
+    need = "need" if where.startswith("devices") else "needs"
+    return f"{where} {need} {worst.total / GIB:.1f} GiB of {worst.capacity / GIB:.1f}, most of it {largest}"

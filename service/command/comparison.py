@@ -98,7 +98,11 @@ def limits(plan: Plan, found: Sequence[Alternative]) -> list[str]:
     fullest = max(estimate.memory_bytes, key=share)
     held_back = sum(one.shortage is not None and one.more_s < 0.0 for one in found)
     some = {0: "no faster choice below", 1: "a faster choice below"}.get(held_back, f"{held_back} faster choices below")
-    memory = f"memory: devices {fullest.devices} are {share(fullest):.0%} full with what is kept free of them; {some} "
+    from automap.plan import devices_in_words
+
+    where = devices_in_words(fullest.devices)
+    are = "are" if where.startswith("devices") else "is"
+    memory = f"memory: {where} {are} {share(fullest):.0%} full with what is kept free of them; {some} "
     record = plan.search
     bound_s = record.lower_bound_s if record is not None and record.lower_bound_s is not None else None
     known = estimate.lower_bound_s if bound_s is None else bound_s

@@ -24,6 +24,32 @@ def problem(graph, constraints, cluster="8xA100", batch=16, trainer="generic", *
     return Problem.build(graph, parse_cluster(cluster), {"global_batch": batch, "trainer": trainer}, hints)
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "field"),
+    [
+        ({"replicate": True}, {"split": True}, r"constraints\[1\]: wants the opposite of hints.constraints\[0\]"),
+        ({"recompute": True}, {"recompute": False}, r"constraints\[1\]: wants the opposite"),
+        ({"replicate": True, "split": True}, {}, r"constraints\[0\]: wants the opposite"),
+    ],
+)
+def test_opposite_constraints_are_refused(gpt, first, second, field):
+    both = [{"scope": "**mlp**", **first}, {"scope": "**", **second}]
+    with pytest.raises(ProblemError, match=field):
+        problem(gpt(), both)
+
+
+def test_the_opposite_of_a_fixed_recomputation_is_refused(gpt):
+    constraints = [{"scope": "**", "recompute": False}]
+    assert problem(gpt(), constraints, recompute="none").hints.fix.recompute == "none"
+    with pytest.raises(ProblemError, match=r"constraints\[0\].recompute: wants the opposite of hints.fix.recompute"):
+        problem(gpt(), constraints, recompute="full")
+
+
+def test_a_reserve_larger_than_a_device_is_refused(gpt):
+    with pytest.raises(ProblemError, match="memory_reserve_bytes: leaves no memory"):
+        Problem.build(gpt(), parse_cluster("8xA100"), {"global_batch": 16}, {"memory_reserve_bytes": 1e11})
+
+
 def drawn(space: PlanSpace, count: int = 60) -> list:
     rng = np.random.default_rng(0)
     return [space.random(rng) for _ in range(count)]

@@ -8,7 +8,7 @@ import pytest
 
 from automap.errors import PlanError
 from automap.globs import matches
-from automap.plan import Plan, Schedule, format_devices, parse_devices, plan_schema
+from automap.plan import Plan, Schedule, devices_in_words, format_devices, parse_devices, plan_schema
 from automap.price.estimate import annotate, price
 from automap.price.plan_reader import lower_plan
 from automap.price.plan_writer import to_plan
@@ -26,6 +26,8 @@ def test_devices_text():
     assert parse_devices("0-3,8") == (0, 1, 2, 3, 8)
     assert format_devices((0, 1, 2, 3, 8)) == "0-3,8"
     assert format_devices((5,)) == "5"
+    assert [devices_in_words(text) for text in ("5", "0-7", "0-3,8")] == ["device 5", "devices 0-7", "devices 0-3,8"]
+    assert devices_in_words("0-1,3,5,7,9,11,13,15,17") == "devices 0-1,3,5, … (10 in all)"
     with pytest.raises(PlanError):
         parse_devices("a-b")
 

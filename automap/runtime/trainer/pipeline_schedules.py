@@ -44,15 +44,16 @@ class _ScatteringStage(PipelineStage):
         self.submod.set_is_last_backward(not is_first_part)
         self.submod.set_reshard_after_backward(self._frees_weights)
         self.submod.set_requires_gradient_sync(not is_first_part)
-        keys = ("stage_output", "output_grads", "input_values")
+        given: list[Any] = [bwd_kwargs.get(key) for key in ("stage_output", "output_grads", "input_values")]
+        outputs, gradients, inputs = given
         if backward_type == "full":
-            return stage_backward(*(bwd_kwargs[key] for key in keys)), None
+            return stage_backward(outputs, gradients, inputs), None
         for unit in self.submod.modules():
             if isinstance(unit, FSDPModule):
                 # Both parts look for the weights in the graph, and run again what needs them.
                 unit.unshard()
         if is_first_part:
-            return stage_backward_input(*(bwd_kwargs[key] for key in keys), self.submod.parameters())
+            return stage_backward_input(outputs, gradients, inputs, self.submod.parameters())
         found = stage_backward_weight(self.submod.parameters(), bwd_kwargs["param_groups"])
         # No hook of FSDP2 runs in a backward pass from the middle of the graph; `perform_reduce_grad` does the same.
         state = fully_shard.state(self.submod)  # type: ignore[attr-defined]

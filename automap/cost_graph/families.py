@@ -1,0 +1,56 @@
+"""Families: plans of a space that are bounded together.
+
+A *family* is all plans of the same degrees and micro-batches whose stages are alike in size or not, with or without
+virtual stages, of some ZeRO stages and one way to share out samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from automap.space.shape import Shape
+from automap.space.space import PlanSpace
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """Plans that are bounded together."""
+
+    shapes: tuple[Shape, ...]
+    """Their shapes, which differ in the virtual stages alone: one without any, or several with some."""
+    zeros: tuple[int, ...]
+    """Their ZeRO stages: 0 alone, or some of 1 to 3."""
+    way: int = 0
+    """Their way to share out the samples of unlike devices; 0: evenly."""
+    is_unlike: bool = False
+    """Whether their stages are of unlike size."""
+
+
+def families(space: PlanSpace, shapes: Sequence[Shape]) -> list[Family]:
+    """All plans of some shapes of a space, each in one family."""
+    num_ways = space.slots[space.first.shares].num_values
+    together: dict[tuple[int, ...], list[Shape]] = {}
+    for shape in shapes:
+        key = (shape.pp, shape.tp, shape.middle, shape.num_micro_batches, min(shape.virtual, 2))
+        together.setdefault(key, []).append(shape)
+    found = []
+    for some in together.values():
+        first = some[0]
+        legal = np.flatnonzero(space.zeros_of(first)).tolist() if first.replicas > 1 else [0]
+        zeros: list[tuple[int, ...]] = [(0,)] if 0 in legal else []
+        zeros += [tuple(zero for zero in legal if zero > 0)] if max(legal) > 0 else []
+        for each in zeros:
+            found += [Family(shapes=tuple(some), zeros=each, way=way) for way in range(num_ways)]
+            if space.meshes.may_differ(first):
+                found.append(Family(shapes=tuple(some), zeros=each, is_unlike=True))
+    return found
+
+
+def parts(family: Family) -> list[Family]:
+    """A family in parts, which may be bounded more sharply; none where it has no parts."""
+    if len(family.zeros) == 1:
+        return []
+    return [replace(family, zeros=(zero,)) for zero in family.zeros]
