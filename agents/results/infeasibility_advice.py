@@ -28,6 +28,7 @@ from automap.space.shape import divisors
 from automap.space.space import PlanSpace, Values
 from automap.space.target_limits import plan_space
 from automap.space.templates import templates
+from automap.targets import ANY
 
 GIB = float(1 << 30)
 CONFIDENCES = (0.9, 0.75, LEAST_CONFIDENCE)
@@ -145,7 +146,7 @@ class _Trials:
 def _remedies(problem: Problem, trials: _Trials) -> list[Remedy]:
     """Changes with which some template fits, the cheapest first: hints, confidence, training, batch, then hardware."""
     found = list(trials.remedies(_freed(problem))) or list(trials.remedies(_all_freed(problem)))
-    families = (_less_sure(problem), _trainings(problem), _batches(problem))
+    families = (_less_sure(problem), _without_target(problem), _trainings(problem), _batches(problem))
     firsts = [next(trials.remedies(family), None) for family in families]
     hardware = [_grown(problem, trials), next(trials.remedies(_larger(problem)), None)]
     return [*found, *filter(None, firsts), *filter(None, hardware)]
@@ -202,6 +203,13 @@ def _less_sure(problem: Problem) -> Iterator[Change]:
     """Lower probabilities with which the plan must fit, the highest first."""
     for confidence in (c for c in CONFIDENCES if c < problem.training.memory_confidence):
         yield _trained(problem, f"accept a plan that fits with {confidence:.0%}", "memory_confidence", confidence)
+
+
+def _without_target(problem: Problem) -> Iterator[Change]:
+    """The change that allows plans which the configuration of the target cannot express."""
+    target = problem.training.target
+    if target != ANY:
+        yield _trained(problem, f"search without the target {target} (training.target {ANY})", "target", ANY)
 
 
 def _trainings(problem: Problem) -> Iterator[Change]:

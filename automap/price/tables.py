@@ -49,6 +49,9 @@ from ir.groups import FusedGroup, fused_groups
 from ir.linkage import Linkage, link
 from ir.loss import scores_of_losses
 
+RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
+"""Kinds whose positions are computed one behind the other."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
@@ -271,6 +274,8 @@ class _Builder:
         self._add_signatures(op, table, classes)
         trained_inputs = sum(name in self.graph.trained for name in op.inputs)
         launched = (1.0, float(max(1, trained_inputs)) if op.forward_flops.at(1) > 0 else 1.0)
+        if op.kind in RECURRENT:
+            launched = self._steps(op), 2.0 * self._steps(op)
         traffic = op.traffic
         if group is not None:
             traffic = (1.0, group.backward_traffic)
@@ -284,6 +289,10 @@ class _Builder:
         kernel.measured_forward_s, kernel.measured_backward_s = op.measured_s or (-1.0, -1.0)
         kernel.stated_bytes = -1.0 if op.stated_bytes is None else op.stated_bytes
         self.kernels.append(kernel)
+
+    def _steps(self, op: Operator) -> float:
+        """Positions of a recurrent layer: each is computed behind the one before, by a kernel of its own."""
+        return float(self.graph.tensors[op.inputs[0]].shape[dict(op.attributes).get("layout", 0)])
 
     def _add_signatures(self, op: Operator, table: tuple[Signature, ...], classes: Classes) -> None:
         for signature in table:

@@ -7,6 +7,9 @@ from math import prod
 from ir.graph import Tensor
 from ir.operators.base import BakedBatch, Context, Dims, MissingBatch, Result, Unsupported, kind
 
+AMONG_SAMPLES = "a look-up among samples, which must not need each other; nodes of a graph need a dim of graphs"
+"""Why rows are not looked up by numbers of samples."""
+
 
 def look_up_share(table: int, rows: int) -> float:
     """Share of the bytes of table and result that a look-up moves, which reads the rows alone.
@@ -37,7 +40,7 @@ def gather(ctx: Context) -> Result:
     axis = ctx.axis("axis", 0, len(data.shape))
     dims = rule.dims(data)
     if data.batch_dim == axis:
-        raise Unsupported("a look-up among samples")
+        raise Unsupported(AMONG_SAMPLES)
     is_table = ctx.needs_gradient[0] and data.batch_dim is None and data.is_float and data.role == "parameter"
     rule.mark(dims[axis], summed=is_table and axis == 0, fixed=not (is_table and axis == 0))
     value = ctx.value(1)
@@ -91,7 +94,7 @@ def gather_elements(ctx: Context) -> Result:
     if len(indices.shape) != len(data.shape):
         raise Unsupported("ranks differ")
     if axis in (data.batch_dim, indices.batch_dim):
-        raise Unsupported("a look-up among samples")
+        raise Unsupported(AMONG_SAMPLES)
     source: Dims = []
     target: Dims = []
     _same_batch(ctx, (0, data), (1, indices), axis)
@@ -112,7 +115,7 @@ def gather_nd(ctx: Context) -> Result:
     if shared + depth > len(data.shape) or indices.batch_dim == len(indices.shape) - 1:
         raise Unsupported("indices do not fit the data")
     if data.batch_dim is not None and shared <= data.batch_dim < shared + depth:
-        raise Unsupported("a look-up among samples")
+        raise Unsupported(AMONG_SAMPLES)
     if not shared and data.batch_dim is None and len(indices.shape) > 2:
         ctx.keep_one_sample(1)
     if any(t.batch_dim is not None and t.batch_dim < shared for t in (data, indices)):

@@ -190,6 +190,8 @@ def verify(plan: PlanArgument, job: Job, as_json: JsonOption = False) -> None:
     else:
         for violation in found:
             typer.echo(f"{violation.where}: {violation.what}")
+        if not found:
+            typer.echo("valid     nothing is wrong with this plan")
     if found:
         raise typer.Exit(1)
 

@@ -11,7 +11,7 @@ from agents.portfolio.any_trainer import set_aside
 from agents.results.fewer_devices import clusters_within, on_all, part_to_search, promising
 from agents.results.plainest import plain, plainest, plainness, simplified
 from automap.cluster import parse_cluster
-from automap.errors import ProblemError
+from automap.errors import NothingFits, ProblemError
 from automap.plan import Plan, parse_devices
 from automap.price.estimate import error_band, price
 from automap.problem import Problem
@@ -232,8 +232,8 @@ def test_a_budget_is_shared_with_the_search_without_the_target():
     assert set_aside(Budget.parse(5), problem("automap")) == (Budget.parse(5), None)
 
 
-def test_tables_larger_than_a_device_are_divided() -> None:
-    """A recommender whose places in its tables are columns of one input: 30 GB of tables on devices of 24 GB."""
+def recommender(**training):
+    """A recommender whose places in its tables are columns of one input: 23 GB of tables on devices of 24 GB."""
     builder = GraphBuilder()
     builder.input("dense", (1, 13))
     builder.input("places", (1, 3), dtype="int64")
@@ -248,8 +248,19 @@ def test_tables_larger_than_a_device_are_divided() -> None:
     builder.add("Concat", parts, ["all"], attributes={"axis": 1})
     builder.parameter("top", (256, 8))
     builder.add("MatMul", ["all", "top"], ["y"])
-    problem = Problem.build(builder.finish(["y"]), "4xRTX4090", {"global_batch": 64, "optimizer": "sgd"})
+    training = {"global_batch": 64, "optimizer": "sgd", **training}
+    return Problem.build(builder.finish(["y"]), "4xRTX4090", training)
+
+
+def test_tables_larger_than_a_device_are_divided() -> None:
+    problem = recommender()
     plan = search_offer(problem, Budget(evaluations=64), searchers=("expert",)).plan
     assert not verify(problem, plan)
     assert plan.estimate is not None
     assert max(memory.total for memory in plan.estimate.memory_bytes) < 24 * 2**30
+
+
+def test_where_only_the_target_keeps_plans_out_that_is_said() -> None:
+    with pytest.raises(NothingFits) as fault:
+        search_offer(recommender(target="pytorch"), Budget(evaluations=8), searchers=("expert",))
+    assert ("training.target", "any") in [(change["field"], change["value"]) for change in fault.value.changes]

@@ -33,6 +33,7 @@ from automap.problem import Problem, trainers
 from automap.space.stated_strategy import Strategy, hand_made
 from automap.space.templates import megatron_signatures
 from ir import zoo
+from ir.build import GraphBuilder
 
 B, P = -1, -2
 
@@ -549,3 +550,22 @@ def test_convolutions_run_slower_than_products_on_tensor_cores_alone():
     rate = float(gemm_curve(parse_cluster("1xA100-80GB").device(0), "fp16").flops_per_s)
     saved = 64 * arithmetic / rate * (1 / 0.3 - 1 / 0.6)
     assert 0.9 * saved < times[0.3, "fp16"] - times[0.6, "fp16"] < 1.01 * saved
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "RNN"])
+def test_positions_of_a_recurrent_layer_wait_for_each_other(kind):
+    """Positions cost a kernel forward and two backward, whatever their FLOPs."""
+
+    def step_s(positions):
+        builder = GraphBuilder()
+        builder.input("x", (1, positions, 8))
+        gates = {"LSTM": 32, "RNN": 8}[kind]
+        for name, shape in (("w", (1, gates, 8)), ("r", (1, gates, 8)), ("head", (8, 10))):
+            builder.parameter(name, shape)
+        builder.add(kind, ["x", "w", "r"], ["y"], attributes={"layout": 1, "hidden_size": 8})
+        builder.add("Reshape", ["y"], ["z"], attributes={"shape": (1, positions, 8)})
+        builder.add("MatMul", ["z", "head"], ["scores"])
+        evaluator = Evaluator(Problem.build(builder.finish(["scores"]), "1xA100", {"global_batch": 1}))
+        return evaluator.evaluate(hand_made(evaluator, Strategy())).step_time_s
+
+    assert step_s(300) - step_s(100) >= 200 * 3 * shared("kernel_us") * 1e-6

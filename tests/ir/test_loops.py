@@ -6,6 +6,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ir.errors import ModelError, ModelTooExpensive
 from ir.onnx.load import load_model
+from ir.onnx.rewrites import loops
 from ir.onnx.strip import strip
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -99,7 +100,8 @@ def test_a_scan_is_a_recurrence_over_positions():
         ([node("Identity", ["c0"], ["c"])], (), ModelTooExpensive, "more than"),
     ],
 )  # fmt: skip
-def test_other_loops_are_refused(nodes, inputs, error, reason):
+def test_other_loops_are_refused(monkeypatch, nodes, inputs, error, reason):
+    monkeypatch.setattr(loops, "MAX_NODES", 300)
     stored = [WEIGHTS[0], number("on", True), *([] if inputs else [number("n", 1 << 40)])]
     loop = [node("Loop", ["n", "on", "x"], ["l"], body=body(nodes)), node("Relu", ["l"], ["y"])]
     declared = [value("x", "N", 80), *(value(*i, dtype=INT64) for i in inputs)]
@@ -108,3 +110,21 @@ def test_other_loops_are_refused(nodes, inputs, error, reason):
     data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]).SerializeToString()
     with pytest.raises(error, match=reason):
         load_model(data)
+
+
+def test_a_loop_within_a_loop_is_bounded_as_a_whole(monkeypatch):
+    """Each would be small enough by itself."""
+    monkeypatch.setattr(loops, "MAX_NODES", 300)
+    inner = node("Loop", ["many", "on", "s"], ["o"], body=body([node("Identity", ["c0"], ["c"])]), name="inner")
+    outer = helper.make_graph(
+        [inner, node("Identity", ["k0"], ["k"])], "outer",
+        [value("j", dtype=INT64), value("k0", dtype=BOOL), value("s", "N", 80)],
+        [value("k", dtype=BOOL), value("o", "N", 80)],
+    )  # fmt: skip
+    nodes = [node("Loop", ["many", "on", "x"], ["l"], body=outer), node("Relu", ["l"], ["y"])]
+    stored = [WEIGHTS[0], number("on", True)]
+    with pytest.raises(ModelTooExpensive, match="in all"):
+        load_model(model(nodes, [*stored, number("many", 100)]))
+    graph = load_model(model(nodes, [*stored, number("many", 3)]))
+    assert sum(op.kind == "MatMul" for op in graph.operators) == 9
+    assert graph.num_parameters == 80 * 80 + 80

@@ -151,3 +151,11 @@ def test_an_unknown_kind_says_what_to_do(kind, repair):
     domain, _, name = kind.rpartition(".")
     with pytest.raises(ModelError, match=repair):
         load_model(model([node(name, ["x"], ["t"], domain=domain), node("MatMul", ["t", "w"], ["y"])], STORED[:1]))
+
+
+def test_all_dims_without_sizes_are_named_at_once():
+    data = model([node("Gather", ["e", "x"], ["y"])], [weight("e", 20, 6)], (("x", "batch", "rows", "columns"),))
+    with pytest.raises(ModelError, match="--dim rows=128 --dim columns=128") as fault:
+        load_model(data)
+    assert (fault.value.field, fault.value.value) == ("dims.rows", "unbound")
+    assert load_model(data, dims={"rows": 3, "columns": 4}).tensors["x"].shape == (1, 3, 4)

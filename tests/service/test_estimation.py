@@ -59,7 +59,7 @@ def test_a_plan_in_a_file_is_verified(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["estimate", model, *PLACE[:4], "--tp", "4", "--pp", "2", "-o", str(path)]) == 0
     capsys.readouterr()
     assert main(["verify", str(path), model]) == 0
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out == "valid     nothing is wrong with this plan\n"
     document = json.loads(path.read_text())
     document["stages"][1]["devices"] = "3-6"
     path.write_text(json.dumps(document))

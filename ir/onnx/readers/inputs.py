@@ -31,9 +31,9 @@ def add_inputs(builder: GraphBuilder, source: Source, options: ReadOptions) -> N
     used = {n for node in source.nodes for n in node.inputs}
     data = {n: d for n, d in source.inputs.items() if roles[n] == "input" and n in used}
     places = _batch_places(builder, data, dims, options.get("batch_dims") or {})
-    for name, declared in source.inputs.items():
-        if name not in used and name not in source.outputs:
-            continue
+    read = [(n, d) for n, d in source.inputs.items() if n in used or n in source.outputs]
+    _check_bound(read, places, dims)
+    for name, declared in read:
         if declared.shape is None:
             repair = "Write its shape into the file (graph.input), with a symbolic first dim for the batch."
             raise refuse("an input has no declared shape", name, repair)
@@ -49,18 +49,35 @@ def add_inputs(builder: GraphBuilder, source: Source, options: ReadOptions) -> N
         )
 
 
+def _check_bound(
+    inputs: Sequence[tuple[str, Declared]], places: Mapping[str, int | None], dims: Mapping[str, int]
+) -> None:
+    """Refuses inputs with symbolic dims that have no sizes, naming all of them at once."""
+    unbound: dict[str, tuple[str, int]] = {}
+    for name, declared in inputs:
+        for index, size in enumerate(declared.shape or ()):
+            if isinstance(size, str) and index != places.get(name) and size not in dims:
+                unbound.setdefault(size, (name, index))
+    if not unbound:
+        return
+    size, (name, index) = next(iter(unbound.items()))
+    others = f", as are {', '.join(list(unbound)[1:9])}" if len(unbound) > 1 else ""
+    options = " ".join(f"--dim {each}=128" for each in list(unbound)[:8])
+    request = ", ".join(f'"{each}": 128' for each in list(unbound)[:8])
+    batch = ""
+    if index != places.get(name, 0):
+        batch = f' If it is the batch, say so: `--batch-dim {name}={index}`, or `batch_dims`: {{"{name}": {index}}}.'
+    raise ModelError(
+        f"dim {index} of input {name} is symbolic and has no size{others}",
+        field=f"dims.{size}",
+        value="unbound",
+        repair=f"State sizes: `{options}`, or in a request the field `dims`: {{{request}}}.{batch}",
+    )
+
+
 def _bound(name: str, index: int, size: Dim, dims: Mapping[str, int]) -> int:
     """The size of a dim, looked up where it is symbolic."""
-    if isinstance(size, str):
-        if size not in dims:
-            raise ModelError(
-                f"dim {index} of input {name} is symbolic and has no size",
-                field=f"dims.{size}",
-                value="unbound",
-                repair=f'Bind it: `--dim {size}=128`, or in a request the field `dims`: {{"{size}": 128}}. If it is '
-                f'the batch, say so: `--batch-dim {name}={index}`, or `batch_dims`: {{"{name}": {index}}}.',
-            )
-        size = dims[size]
+    size = dims[size] if isinstance(size, str) else size
     if size <= 0:
         raise refuse(f"dim {index} of input {name} has no size", size, "Export with positive sizes.")
     return size

@@ -234,6 +234,8 @@ class Reader:
         self.functions = {(f.domain, f.name, f.overload): f for f in model.functions}
         self.nodes: list[Node] = []
         self.fresh = 0
+        self.loop = ""
+        """Beginning of the names of tensors that the body which is read stores; empty outside of loops."""
 
     def read(
         self,
@@ -317,26 +319,26 @@ class Reader:
             raise refuse("a loop has no body or no result", proto.name or proto.op_type, "Export again.")
         outer_names = {n: renamed(n) for n in free_names(body)}
         attributes = {a.name: _attribute(a, {}) for a in proto.attribute if not a.HasField("g")}
-        attributes["body"] = self._body(body, around, outer_names)
+        attributes["body"] = self._body(body, around, outer_names, proto.output[0])
         operands = [*inputs, *[""] * (len(body.input) - len(inputs)), *outer_names.values()]
         self.nodes.append(Node(proto.op_type, operands, outputs, attributes, name, scope, opsets.get("", 0)))
 
-    def _body(self, graph: Any, around: tuple[Any, ...], captured: Mapping[str, str]) -> Body:
-        """The body of a loop, with the names that it reads from the enclosing graph."""
+    def _body(self, graph: Any, around: tuple[Any, ...], captured: Mapping[str, str], label: str) -> Body:
+        """The body of the loop that writes `label`, with the names that it reads from the enclosing graph."""
         opsets, _, _, given, prefix, scope = around
-        self.fresh += 1
-        base = f"{prefix}{graph.name or 'body'}_{self.fresh}/"
+        # Stored tensors of a loop within a loop are the same in all iterations of both.
+        base = f"{self.loop or prefix}{label}/"
         own = {t.name: f"{base}{t.name}" for t in graph.initializer}
         stored = {
             own[t.name]: Stored(tuple(t.dims), dtype_name(t.data_type), small_value(t)) for t in graph.initializer
         }
 
         def read(operands: Sequence[str], number: int) -> tuple[list[Node], list[str]]:
-            outer, self.nodes = self.nodes, []
-            here = f"{base}{number}/"
+            outer, self.nodes, around_loop, self.loop = self.nodes, [], self.loop, base
+            here = f"{prefix}{label}/{number}/"
             names = {**captured, **own, **{v.name: n for v, n in zip(graph.input, operands, strict=True)}}
             self.read(graph.node, opsets, names, given, here, scope)
-            nodes, self.nodes = self.nodes, outer
+            nodes, self.nodes, self.loop = self.nodes, outer, around_loop
             return nodes, [names.get(v.name, f"{here}{v.name}") for v in graph.output]
 
         return Body(read, stored, [v.name for v in graph.input])

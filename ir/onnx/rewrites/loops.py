@@ -17,7 +17,7 @@ from ir.onnx.readers.nodes import Node, Stored
 from ir.onnx.rewrites.merged_views import MergedViews
 
 MAX_NODES = 20_000
-"""Nodes of one loop once it is written out (assumed): a recurrence of 12 nodes over 1,500 positions."""
+"""Nodes of all loops of a file once they are written out (assumed): a recurrence of 12 nodes over 1,500 positions."""
 
 
 @dataclass
@@ -35,6 +35,8 @@ class Loops:
     """Function that declares stored tensors."""
     resolve: Callable[[str], str]
     """Function of a name in the file: the name under which the builder knows that tensor."""
+    written: int = 0
+    """Nodes written out so far; a loop within a loop would otherwise multiply them."""
 
     def add(self, node: Node, inputs: Sequence[str], uses: set[str]) -> None:
         """Adds the operators of all iterations.
@@ -110,9 +112,10 @@ class Loops:
         """Imports one iteration; returns its results."""
         body: Body = node.attributes["body"]
         nodes, outputs = body.read(operands, number)
-        if max(len(nodes), 1) * (number + 1) > MAX_NODES:
+        self.written += max(len(nodes), 1)
+        if self.written > MAX_NODES:
             repair = "Export with a shorter sequence, or with the recurrence as LSTM, GRU or one operator of your own."
-            raise too_expensive(f"a {node.kind} of more than {MAX_NODES} nodes", node.name or node.outputs[0], repair)
+            raise too_expensive(f"loops of more than {MAX_NODES} nodes in all", node.name or node.outputs[0], repair)
         inner = uses | {n for each in nodes for n in each.inputs} | set(outputs)
         for each in nodes:
             self.emit(each, inner)
