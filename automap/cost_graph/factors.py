@@ -93,7 +93,7 @@ class GroupCosts:
         """Builds the nodes; factors are built on first use.
 
         Args:
-            legal: values of each group, see `joint_values`; none: nothing is decided, and there are no nodes.
+            legal: values of each group, see `joint_values`; none: there are no nodes, and no bases.
             stage: the devices.
             modes: recompute modes for which nodes have costs; without all of them there are conversions alone.
         """
@@ -108,7 +108,7 @@ class GroupCosts:
         self._group_of = np.full(len(self._tables.operators), -1, dtype=np.int64)
         for (unit_type, group), (members, _) in space.group_rows.items():
             self._group_of[members] = self.first_node[unit_type] + group
-        self.bases = self.undecided(self._modes)
+        self.bases = self.undecided(self._modes) if legal else np.zeros((0, len(self._modes), UNIT_COST_WIDTH))
         self.nodes = tuple(self._build_nodes(legal)) if legal else ()
         self._factors: dict[tuple[int, int, bool], tuple[Factor, ...]] = {}
 
@@ -132,6 +132,20 @@ class GroupCosts:
             is_made = before >= 0 and self.space.evaluator.tables.boundary_out[before] >= 0
             self._factors[key] = tuple(self._crossing(unit_type, before, opens)) if is_made else ()
         return self._factors[key]
+
+    def sums(self, unit_type: int, before: int) -> Floats:
+        """[values, columns] what makes the tensor that crosses into a unit whole before it is sent, where it is a sum.
+
+        Args:
+            before: type of the unit before it; the values are those of the node there that makes the tensor.
+        """
+        placements = self._placements(int(self.space.evaluator.tables.boundary_out[before]))[:, 0]
+        ways, codes = _classes(np.where(placements == PARTIAL, SUMMED, placements))
+        unknown = np.full((1, len(self.space.axes)), UNKNOWN, dtype=np.int64)
+        nothing = GroupValues(NO_MEMBERS, NO_ASSIGNMENT, np.zeros_like(unknown))
+        costs = self._vary(unit_type, nothing, np.concatenate([ways, unknown]), self._modes[:1])[0, 0]
+        found: Floats = (costs[:-1] - costs[-1:])[codes]
+        return found
 
     def undecided(self, modes: Sequence[str]) -> Floats:
         """[types, modes, columns] costs of a unit with every signature undecided, under some recompute modes."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -18,8 +17,8 @@ from automap.arrays import Floats, Ints
 from automap.cost_graph.families import Family
 from automap.cost_graph.kernels.values_on_mesh import values_on_mesh
 from automap.cost_graph.open_costs import OpenCosts
-from automap.cost_graph.paths import Path, exchanged_s, held, path_to_first, sends_on, ways
-from automap.cost_graph.relaxation import BOUNDARY_BYTES, SAVED_BYTES, WORKSPACE_BYTES, OfTypes, Relaxation
+from automap.cost_graph.paths import Path, exchanged_s, held, path_trips, sends_on, ways
+from automap.cost_graph.relaxation import BOUNDARY_BYTES, SAVED_BYTES, WORKSPACE_BYTES, Memory, OfTypes, Relaxation
 from automap.cost_graph.stage_layouts import Layouts, StageClass, best_links
 from automap.cost_graph.unlike_stages import Spreads, Standing, Weights, fastest_spread
 from automap.cost_graph.virtual_stages import Interleaving, fastest_interleaving
@@ -29,8 +28,8 @@ from automap.space.kernels.draft import new_draft
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace
 
-MOST_COSTS = 256
-"""Largest number of stages whose group costs are kept."""
+MOST_COSTS, MOST_OPEN = 256, 8192
+"""Largest number of stages whose group costs are kept; and of those with every signature undecided, which are small."""
 
 MOST_PROGRAMS = 60
 """Most layouts of a family whose linear programs are solved (assumed): of others the quick bounds count."""
@@ -42,6 +41,7 @@ class FamilyBounds:
     def __init__(self, space: PlanSpace) -> None:
         self.space = space
         self._costs: dict[tuple[object, ...], OpenCosts] = {}
+        self._open: dict[tuple[object, ...], OpenCosts] = {}
         self._of_types: dict[tuple[object, ...], OfTypes] = {}
         self._layouts = Layouts(space)
         self._draft = new_draft(space.compiled)
@@ -69,18 +69,23 @@ class FamilyBounds:
         room = shape.pp * self._room(row, shape) - 2.0 * float(costs.modes[..., WORKSPACE_BYTES].max())
         if room <= 0.0:
             return np.inf
+        tie_s, untied = self._tie(shape)
         best = -np.inf
         for number, way in enumerate(ways(shape, space.schedules)):
             constant_s = float(settings.step_s) + way.passes * float(settings.micro_batch_s)
             constant_s += way.sends * self._exchanged_s(costs, family) if shape.pp > 1 else 0.0
+            # Two ranks exchange the gradients of what both read, one of them the first.
+            parameter_s = (way.ends_first + 2.0 * way.path.gradients) * tie_s
+            constant_s -= parameter_s * untied
             relaxation = Relaxation(
                 space,
                 costs,
                 way.path,
                 family.zeros,
                 num_opened=shape.num_chunks - 1,
-                room=room,
-                held=min(held),
+                memory=Memory(room=room, held=min(held)),
+                ends_first=way.ends_first,
+                parameter_s=parameter_s,
             )
             best = max(best, constant_s + relaxation.bound(target_s - constant_s))
             if number == 0 and shape.pp > 1 and best < target_s:
@@ -93,7 +98,9 @@ class FamilyBounds:
     def _of_ranks(self, family: Family, row: int, best: float) -> float:
         """With a path that ends on each rank, and ranks which hold unlike numbers of micro-batches."""
         shape = family.shapes[0]
-        standing = self._standing_on(self._stage(row, shape), self._room(row, shape), family, self._trips(shape))
+        standing = self._standing_on(
+            self._stage(row, shape), self._room(row, shape), family, path_trips(shape, self.space.schedules)
+        )
         found = np.inf
         for order in range(self.space.meshes.num_orders(shape.pp)):
             found = min(found, self._spread(family, [[standing]] * shape.pp, self._rates(shape, order))[0])
@@ -130,6 +137,24 @@ class FamilyBounds:
                     return best
         return found
 
+    def _tie(self, shape: Shape) -> tuple[float, float]:
+        """What the rank of the first unit exchanges with another one whose units read the same parameters.
+
+        Returns:
+            Seconds for each of these parameters that the first unit holds, and how many others it may hold.
+        """
+        units, tied = self.space.arrays.units.tolist(), self.space.evaluator.tied.parameters
+        # Each chunk has a unit, so that with so few units behind the other reader it is not on the first rank.
+        names = {name for name, one, other in tied if one == 0 and shape.pp > len(units) - other}
+        if not names or units.count(units[0]) > 1:
+            return 0.0, 0.0
+        orders = range(self.space.meshes.num_orders(shape.pp))
+        rate = max(rate for order in orders for rate in self._rates(shape, order))
+        graph, first = self.space.problem.graph, self.space.linkage.blocks.units[0]
+        read = {name for operator in graph.operators[first.start : first.stop] for name in operator.inputs}
+        others = sum(t.num_elements for t in graph.parameters if t.name in read - names)
+        return float(self.space.evaluator.settings(0).sent_gradient_bytes) / rate, float(others)
+
     def _exchanged_s(self, costs: OpenCosts, family: Family) -> float:
         """Seconds of exchanges of a micro-batch on all ranks together, at least."""
         crossing, shape = self._least_crossing(costs), family.shapes[0]
@@ -149,7 +174,7 @@ class FamilyBounds:
         found = []
         for order in range(space.meshes.num_orders(shape.pp)):
             quick = -np.inf
-            for trips in ((), self._trips(shape)):
+            for trips in ((), path_trips(shape, self.space.schedules)):
                 views: list[list[Standing]] = [[] for _ in range(shape.pp)]
                 for rank, row in enumerate(space.even_rows(shape, order)):
                     for seen, samples in self._seen(row, shape, family.way):
@@ -183,7 +208,7 @@ class FamilyBounds:
         layouts = self._layouts.of(shape)
         if not layouts:
             return np.inf
-        trips = self._trips(shape)
+        trips = path_trips(shape, self.space.schedules)
         # Each layout with one way to share out samples in each of its stages.
         shared = {stage: self._shared(stage, family) for stage in {stage for some in layouts for stage in some}}
         keys = [key for some in layouts for key in itertools.product(*(shared[stage] for stage in some))]
@@ -232,7 +257,7 @@ class FamilyBounds:
             np.array([some.min(axis=-2) for some in of_stages])
             for of_stages in ([one.busy_s for one in mixed], [one.trip_s for one in mixed])
         )
-        has_paths = bool(self._trips(family.shapes[0]))
+        has_paths = bool(path_trips(family.shapes[0], self.space.schedules))
         besides_trip_s = (
             [self._besides_trips_s(family, *pair) for pair in pairs] if has_paths else np.zeros((len(pairs), 0))
         )
@@ -269,13 +294,6 @@ class FamilyBounds:
             # Of stages of several kinds there are many, and they differ little beyond the share of each kind.
             found.append(self._standing_on(stage, room, family, trips, is_open=is_open or len(ways) > 1))
         return found
-
-    def _trips(self, shape: Shape) -> list[Path]:
-        """What a rank's passes weigh in paths that end on ranks behind it, on itself and on ranks before it."""
-        first = path_to_first(shape, self.space.schedules)
-        if not first.backward:
-            return []
-        return [replace(first, backward=first.backward - 1.0), replace(first, gradients=1.0), first]
 
     def _standing_on(
         self, stage: Stage, room: float, family: Family, trips: Sequence[Path], *, is_open: bool = False
@@ -331,7 +349,10 @@ class FamilyBounds:
     ) -> list[float]:
         """[ranks] seconds that a path which ends on each rank takes besides units."""
         shape, settings = family.shapes[0], self.space.evaluator.settings(0)
-        exchanged, (before, _, behind) = self._exchanged_on_s(family, views, rates), self._trips(shape)
+        exchanged, (before, _, behind) = (
+            self._exchanged_on_s(family, views, rates),
+            path_trips(shape, self.space.schedules),
+        )
         passes_s = float(settings.step_s) + before.forward * shape.pp * float(settings.micro_batch_s)
         return [
             passes_s + sends_on(before) * sum(exchanged[:last]) + sends_on(behind) * sum(exchanged[last:])
@@ -396,12 +417,12 @@ class FamilyBounds:
         return Stage(arrays.axes[row], arrays.links[row], arrays.hardware[row], zero_axes, float(samples))
 
     def _costs_on(self, stage: Stage, *, is_open: bool = False) -> OpenCosts:
-        key = (*_key(stage), is_open)
-        if key not in self._costs:
-            if len(self._costs) >= MOST_COSTS:
-                self._costs.pop(next(iter(self._costs)))
-            self._costs[key] = OpenCosts(self.space, stage, () if is_open else self._values(stage))
-        return self._costs[key]
+        key, known = _key(stage), self._open if is_open else self._costs
+        if key not in known:
+            if len(known) >= (MOST_OPEN if is_open else MOST_COSTS):
+                known.pop(next(iter(known)))
+            known[key] = OpenCosts(self.space, stage, () if is_open else self._values(stage))
+        return known[key]
 
     def _values(self, stage: Stage) -> tuple[Ints, ...]:
         """For each group, [values, axes] its values that are legal on a stage."""

@@ -1,9 +1,9 @@
 """Open costs: what the groups of all units cost on a stage, with the cuts of the pipeline and recomputation open.
 
 As in `automap.cost_graph.graph`, but every cost is at most the true one, whatever the cuts are: nothing runs again;
-what crosses into a unit is not counted where it is made as a sum and may come from another chunk; of a third reader of
-a tensor nothing is counted, and of a parameter that several units read only what the first of them takes for it. Units:
-seconds, bytes, elements.
+what crosses into a unit as a sum, and may come from another chunk, counts as is cheaper; of a third reader of a tensor
+nothing is counted, and of a parameter that several units read only what the first of them takes for it. Units: seconds,
+bytes, elements.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class Payment:
     """Type of the unit before them whose tensor they read; -1: of one that they make themselves."""
     times: int
     """How many they are."""
+    opened: Floats | None = None
+    """The table of the conversion where such a unit is the first of a chunk; None: the same."""
 
 
 class OpenCosts:
@@ -65,8 +67,9 @@ class OpenCosts:
         costs = GroupCosts(space, values, stage, RECOMPUTE_MODES[:1])
         units = space.arrays.units.tolist()
         self.times = np.bincount(units, minlength=len(space.linkage.types)).astype(np.float64)
-        self.bases: Floats = costs.bases[:, 0].copy()
-        self.modes = costs.undecided([RECOMPUTE_MODES[mode] for mode in np.flatnonzero(space.modes).tolist()])
+        legal = np.flatnonzero(space.modes)
+        undecided = costs.undecided(RECOMPUTE_MODES)
+        self.bases, self.modes = undecided[:, 0].copy(), undecided[:, legal]
         self.kinds = [node.unit_type for node in costs.nodes]
         self._nodes = [node.costs[0] for node in costs.nodes]
         kinds = [kind for kind, _ in space.group_rows]
@@ -156,8 +159,16 @@ def _payments(costs: GroupCosts, times: Floats, pairs: Counter[tuple[int, int]])
             if factor.sums is not None and count:
                 yield Payment(factor=factor, kind=kind, before=-1, times=count)
     for (kind, before), count in pairs.items():
-        for factor in costs.crossing(kind, before, False):
-            if factor.sums is not None:
+        factors = zip(costs.crossing(kind, before, False), costs.crossing(kind, before, True), strict=True)
+        for number, (factor, other) in enumerate(factors):
+            if factor.sums is not None and factor.sums.any():
+                # One value of each class of placements of the tensor stands for all.
+                _, values = np.unique(factor.codes[0], return_index=True)
+                opened = other.table[other.codes[0][values]]
+                if not number:
+                    opened = opened + costs.sums(kind, before)[values][:, None, COLUMNS]
+                yield Payment(factor=factor, kind=kind, before=before, times=count, opened=opened)
+            elif factor.sums is not None:
                 yield Payment(factor=factor, kind=kind, before=before, times=count)
 
 
@@ -181,10 +192,12 @@ def _weighed(
     if (len(around) == 3 and not with_three) or (not factor.is_certain and not factor.is_charged):
         return (), np.zeros(0)
     table = payment.times * (factor.table @ (worth[COLUMNS] * NOT_REPEATED))
-    if payment.before >= 0 and num_opened:
+    if payment.opened is not None and num_opened:
         assert factor.sums is not None
         closed = max(0, payment.times - num_opened) / payment.times
-        table = np.where(factor.sums[:, None], closed * table, table)
+        opened = payment.times * (payment.opened @ (worth[COLUMNS] * NOT_REPEATED))
+        less = np.minimum(table, opened)
+        table = np.where(factor.sums[:, None], less + closed * (table - less), table)
     where = np.ix_(*(left[n] for n in around))
     at = [code[where[around.index(n)]] for code, n in zip(codes, nodes, strict=True)]
     over: Floats = table[at[0], at[-1]]

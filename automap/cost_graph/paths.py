@@ -14,15 +14,15 @@ step is at least any path through the order of the passes. Three kinds of them, 
   other and the way through all chunks: 1 + (m - 1) / chunks times the sum of T in the mean over the chunks.
 
 In the mean over the ranks the second and the third are (m + p - 1) / p times the sum of T: no uneven division of the
-work is faster than the even one. Such a path ends on any rank r too, without the backward passes of the ranks before r,
-and there the gradients of rank r come behind it. Where m is at most p, 1F1B is taken to do backward passes alone one
-after another.
+work is faster than the even one. Such a path ends on any rank r too, without the last backward passes of the ranks
+before r, and there the gradients of rank r come behind it. Where m is at most p, 1F1B is taken to do backward passes
+alone one after another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from automap.schedule import KINDS, pattern
 from automap.space.shape import Shape
@@ -51,6 +51,8 @@ class Ways:
 
     path: Path
     """What the seconds of each rank weigh."""
+    ends_first: float
+    """Share of the paths that end on rank 0, whose gradients come behind them; `path` does not count these."""
     passes: float
     """Sum of the weights of the forward passes of all ranks."""
     sends: float
@@ -66,14 +68,21 @@ def ways(shape: Shape, schedules: Sequence[str]) -> list[Ways]:
     """
     m, p = float(shape.num_micro_batches), float(shape.pp)
     busy = Path(forward=m / p, backward=m / p, gradients=1.0 / p)
-    found = [Ways(path=busy, passes=m, sends=m / p)]
+    found = [Ways(path=busy, ends_first=0.0, passes=m, sends=m / p)]
     if shape.virtual > 1 and shape.num_micro_batches == shape.pp:
         all_of = 1.0 + (m - 1.0) / shape.num_chunks
-        found.append(Ways(path=Path(forward=all_of, backward=all_of, gradients=0.0), passes=p * all_of, sends=all_of))
+        found.append(
+            Ways(
+                path=Path(forward=all_of, backward=all_of, gradients=0.0),
+                ends_first=1.0,
+                passes=p * all_of,
+                sends=all_of,
+            )
+        )
     if shape.pp == 1 or shape.virtual > 1 or not ORDERS.issuperset(schedules):
         return found
-    trips = (path_to_ranks(shape, schedules, share) for share in SHARES)
-    return [Ways(path=trip, passes=p * trip.forward, sends=sends_on(trip)) for trip in trips]
+    trips = [(share, path_to_ranks(shape, schedules, share)) for share in SHARES]
+    return [Ways(path=trip, ends_first=share, passes=p * trip.forward, sends=sends_on(trip)) for share, trip in trips]
 
 
 def sends_on(path: Path) -> float:
@@ -122,11 +131,29 @@ def path_to_ranks(shape: Shape, schedules: Sequence[str], share: float) -> Path:
 
     All weights are 0 where no such path is known.
     """
-    trip = path_to_first(shape, schedules)
-    p = float(shape.pp)
-    late = (1.0 - share) * (p - 1.0) / p if trip.backward else 0.0
-    gradients = (1.0 - share) / p if trip.backward else 0.0
-    return Path(forward=trip.forward, backward=trip.backward - late, gradients=gradients)
+    p, trips = float(shape.pp), path_trips(shape, schedules)
+    if not trips:
+        return Path(forward=0.0, backward=0.0, gradients=0.0)
+    before, _, behind = trips
+    late = (1.0 - share) * (p - 1.0) / p * (behind.backward - before.backward)
+    return Path(forward=behind.forward, backward=behind.backward - late, gradients=(1.0 - share) / p)
+
+
+def path_trips(shape: Shape, schedules: Sequence[str]) -> tuple[Path, ...]:
+    """What the seconds of a rank weigh in paths that end on a rank behind it, on itself and on a rank before it.
+
+    A path that ends on rank r has no backward pass of the ranks before r from the last trip back. Where that is the
+    only trip, as in GPipe and where m is at most p, it has none at all: what it waits for comes from ranks behind them.
+
+    Returns:
+        Nothing where no such path is known.
+    """
+    first = path_to_first(shape, schedules)
+    if not first.backward:
+        return ()
+    is_only = "gpipe" in schedules or shape.num_micro_batches <= shape.pp
+    before = replace(first, backward=0.0 if is_only else first.backward - 1.0)
+    return before, replace(first, gradients=1.0), first
 
 
 def path_to_first(shape: Shape, schedules: Sequence[str]) -> Path:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -41,7 +41,7 @@ BACKWARD = tuple(columns_of(UNIT_COST_DTYPE, name) for name in ("backward_s", "b
 PARAMETERS, SHARDS, REDUCED, SCATTERED, GATHERED = (
     columns_of(UNIT_COST_DTYPE, name) for name in ("parameters", "zero_parameters", "reduced", "scattered", "gathered")
 )
-ANEAR, ANEAR_COMM = (columns_of(UNIT_COST_DTYPE, name) for name in ("recompute_s", "recompute_comm_s"))
+AGAIN, AGAIN_COMM = (columns_of(UNIT_COST_DTYPE, name) for name in ("recompute_s", "recompute_comm_s"))
 """Columns of the device's seconds and of collectives that recomputation repeats."""
 BOUNDARY_BYTES, SAVED_BYTES, WORKSPACE_BYTES = columns_of(
     UNIT_COST_DTYPE, "boundary_bytes", "saved_bytes", "workspace_bytes"
@@ -52,6 +52,8 @@ PRICES = 8
 """Number of prices of memory that are tried at most."""
 ROUNDS, ROUNDS_AGAIN = 8, 2
 """Number of times at most that tangents are taken; and where an assignment is known that is about the best one."""
+FOREVER_S = 1e12
+"""Seconds that no step takes."""
 NEAR = 1e-3
 """Share of a price of memory within which no other one is tried."""
 
@@ -89,6 +91,16 @@ class OfTypes:
     """The best assignment."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """Memory of all ranks together."""
+
+    room: float
+    """Bytes that state and what is saved for the backward pass may take."""
+    held: int
+    """Micro-batches for which each rank keeps at least what it saves."""
+
+
 class Relaxation:
     """The relaxed cost graph of all units on one stage.
 
@@ -104,8 +116,9 @@ class Relaxation:
         zeros: Sequence[int],
         *,
         num_opened: int,
-        room: float = math.inf,
-        held: float = 1.0,
+        memory: Memory | None = None,
+        ends_first: float = 0.0,
+        parameter_s: float = 0.0,
     ) -> None:
         """Gathers what the graphs share.
 
@@ -114,12 +127,19 @@ class Relaxation:
             path: what the seconds of a rank weigh.
             zeros: ZeRO stages.
             num_opened: units that are the first of a chunk, but for the first of all.
-            room: bytes that state and what is saved for the backward pass may take on all ranks together.
-            held: micro-batches for which each rank keeps at least what it saves.
+            memory: of all ranks together; None: memory does not count.
+            ends_first: share of the paths that end on rank 0, which has the first unit, with its gradients; the path's
+                weight of gradients is that of any rank besides.
+            parameter_s: seconds that each parameter of the first unit costs besides.
         """
-        self._room, self._held, self._price_s = room, held, 0.0
+        self._parameter_s = parameter_s
+        self._room, self._held = (memory.room, memory.held) if memory else (math.inf, 1)
+        self._price_s = 0.0
         self._costs, self._path, self._zeros, self._num_opened = costs, path, tuple(zeros), num_opened
         self._settings = space.evaluator.settings(0)
+        self._first_type = int(space.arrays.units[0])
+        self._first = np.zeros(len(costs.times))
+        self._first[self._first_type] = ends_first / costs.times[self._first_type]
         self._elements = float(sum(t.num_elements for t in space.problem.graph.parameters))
         self.picked: tuple[int, ...] = (0,) * len(costs.values)
 
@@ -183,7 +203,7 @@ class Relaxation:
 
     def _again_s(self, worth: Floats) -> Floats:
         """[types, modes] weighted seconds of recomputing a unit of each type, at least."""
-        columns = np.array([*ANEAR, *ANEAR_COMM])
+        columns = np.array([*AGAIN, *AGAIN_COMM])
         found: Floats = (self._costs.modes[..., columns] * worth[:, None, columns]).sum(axis=2)
         return found
 
@@ -208,17 +228,18 @@ class Relaxation:
         """
         lines, best = self._first_lines(), np.zeros(self._costs.modes.shape[1::-1])
         before: list[tuple[int, ...]] = []
-        if picked is not None and self._costs.values:
+        is_open = not self._costs.values
+        if picked is not None and not is_open:
             lines = self._lines_at(picked)
-        for _ in range(ROUNDS if picked is None else ROUNDS_AGAIN):
+        for _ in range(1 if is_open else ROUNDS if picked is None else ROUNDS_AGAIN):
             best = np.maximum(best, self._of_types_at(lines))
-            if before[-1:] == [self.picked]:
+            if is_open or before[-1:] == [self.picked]:
                 break
             before.append(self.picked)
             lines = self._lines_among(before)
         state, found = self._state_bytes(), self.picked
         kept = float(self._costs.times @ (self._costs.unit_costs(found) * state).sum(axis=1))
-        if self._costs.values and kept <= plenty:
+        if is_open or kept <= plenty:
             return OfTypes(fast_s=best, priced_s=best, price_s=0.0, least_bytes=np.zeros(len(best[0])), picked=found)
         self._price_s = price_s = PRICE_OF_STATE * float(best.min(axis=0).sum()) / max(kept, 1.0)
         priced, self._price_s = self._of_types_at(lines), 0.0
@@ -251,7 +272,8 @@ class Relaxation:
         """A lower bound on the graph where costs have some worth; `picked` is written."""
         left = [np.arange(len(values)) for values in self._costs.values]
         coarse = self._costs.scalars(worth, left, num_opened=self._num_opened, with_three=False)
-        left, self.picked, bound = candidates(coarse, self.picked, target_s, MANY_VALUES)
+        # Without a target what is best in the coarse graph would leave out values that are best in the fine one.
+        left, self.picked, bound = candidates(coarse, self.picked, min(target_s, FOREVER_S), MANY_VALUES)
         if bound >= target_s or any(len(some) > MANY_VALUES - 1 for some in left):
             # What was left out costs more than the target.
             return min(bound, target_s)
@@ -267,6 +289,7 @@ class Relaxation:
     def _weights(self, lines: Lines) -> Floats:
         """[types, columns] worth of one unit of each cost."""
         found: Floats = np.minimum.reduce([self._weights_of(zero, lines) for zero in self._zeros])
+        found[self._first_type, PARAMETERS] += self._parameter_s
         return found + self._price_s * self._state_bytes() if self._price_s else found
 
     def _weights_of(self, zero: int, lines: Lines) -> Floats:
@@ -276,6 +299,7 @@ class Relaxation:
         worth = np.zeros((len(self._costs.times), UNIT_COST_WIDTH))
         hidden = float(settings.gradient_overlap)
         last = lines.behind * path.gradients
+        gradients = path.gradients + self._first
         passes = (
             (FORWARD, path.forward * lines.forward, 1.0),
             (BACKWARD, (path.backward - last) * lines.backward, float(hardware.host_backward)),
@@ -285,8 +309,8 @@ class Relaxation:
             worth[:, comm] = weight[:, :1] * _exposed(hardware)
             worth[:, waits] = weight[:, 1:] * float(hardware.host_collective_s)
             worth[:, LAUNCHED] += weight[:, 1] * launches * float(hardware.host_kernel_s)
-        worth[:, ANEAR], worth[:, ANEAR_COMM] = worth[:, BACKWARD[0]], worth[:, BACKWARD[1]]
-        shown = path.gradients * (1.0 - hidden) + last * hidden
+        worth[:, AGAIN], worth[:, AGAIN_COMM] = worth[:, BACKWARD[0]], worth[:, BACKWARD[1]]
+        shown = gradients * (1.0 - hidden) + last * hidden
         # Of what ZeRO 2 and 3 move in every micro-batch, the part that nothing hides, without latencies.
         gather = path.forward * (1.0 - float(settings.gather_overlap)) + (path.backward - last) * (1.0 - hidden)
         for a, size in enumerate(stage.axes.tolist()):
@@ -302,11 +326,11 @@ class Relaxation:
                 byte_s *= float(settings.sent_gradient_bytes)
                 worth[:, SCATTERED[a]] = (path.backward - last) * (1.0 - hidden) * byte_s
             if 1 <= zero < 3:
-                worth[:, GATHERED[a]] = path.gradients * (1.0 - SPREAD_OVERLAP * hidden) * parameter_s
+                worth[:, GATHERED[a]] = gradients * (1.0 - SPREAD_OVERLAP * hidden) * parameter_s
             elif zero >= 3 and is_sharded:
                 worth[:, GATHERED[a]] = gather * parameter_s
         (state,) = SHARDS if zero >= 1 else PARAMETERS
-        worth[:, state] = path.gradients * float(settings.update_bytes) / float(hardware.bytes_per_s)
+        worth[:, state] = gradients * float(settings.update_bytes) / float(hardware.bytes_per_s)
         return worth
 
     def _reduced_s(self, size: float, link: Record) -> float:
@@ -319,7 +343,8 @@ class Relaxation:
     def _first_lines(self) -> Lines:
         """Tangents where nothing is decided, and both lines alike."""
         found = self._lines_of(self._costs.bases)
-        return Lines(forward=found.forward, backward=found.backward, behind=0.5)
+        # Without signatures no gradient is reduced, so that none outlasts a backward pass.
+        return replace(found, behind=0.5 if self._costs.values else 0.0)
 
     def _lines_at(self, picked: Sequence[int]) -> Lines:
         """The tangents and lines at an assignment."""

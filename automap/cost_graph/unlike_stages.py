@@ -146,7 +146,8 @@ class Spreads:
         for last, weight in enumerate(weights.paths[: self.besides_trip_s.shape[1]].tolist()):
             each = each + weight * self.trip_s[:, ranks, (ranks >= last) * 1 + (ranks > last)]
             found = found + weight * self.besides_trip_s[:, last]
-        return found + each.min(axis=1).sum(axis=1)
+        found += each.min(axis=1).sum(axis=1)
+        return found
 
     def quick(self) -> Floats:
         """[spreads] where each rank weighs as much as it is fast, or all paths weigh the same."""

@@ -130,6 +130,8 @@ def beyond(lowered: LoweredPlan, strategy: Strategy, evaluator: Evaluator) -> It
         yield "another order of the devices"
     if any(mine is not None for mine in lowered.shares):
         yield "unequal shares of the samples"
+    if used < there:
+        return  # the strategy is one of all devices, whose axes are others
     try:
         stated = hand_made(evaluator, strategy)
     except UserError:

@@ -101,14 +101,13 @@ def with_little_memory(space, share, seed=0):
     [
         ("2xV100-16GB", {"pp": 1}),
         ("2x2xV100@10Gbit", {"tp": 1}),
-        ("4xA100", {"pp": 2, "tp": 1}),
-        ("6xA100", {"pp": 2, "zero": 0}),
+        ("4xA100", {"pp": 2, "tp": 1, "zero": 1}),
         ("4xA100", {"pp": 4, "schedule": "gpipe"}),
     ],
 )
 def test_no_plan_is_faster_where_memory_is_short(gpt, space, cluster, fix):
-    s = with_little_memory(space(gpt(layers=8, seq=256), cluster, 12, **fix), 0.3)
-    found = check(s, some_plans(s, 0, 150))
+    s = with_little_memory(space(gpt(layers=6, seq=256), cluster, 12, **fix), 0.3)
+    found = check(s, some_plans(s, 0, 100))
     assert len(found) > 20
     assert found.max() > 0.6
 

@@ -7,7 +7,7 @@ averaged periodically. What code does and the graph does not (dropout, running s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from automap.cluster import parse_cluster
-from automap.errors import PlanError
+from automap.errors import ModelError, PlanError
 from automap.hints import Hints
 from automap.plan import Plan, model_ref
 from automap.price.evaluator import Evaluator
@@ -30,7 +30,7 @@ from automap.runtime.executor.pipeline import Pipeline
 from automap.runtime.executor.runner import DTYPES, join, replicas_of
 from automap.runtime.executor.stage_executor import StageExecutor
 from automap.runtime.mesh_groups import Groups
-from automap.runtime.operators.apply import run
+from automap.runtime.operators.apply import run, value_of
 from automap.runtime.sharded_operators.call import with_attributes
 from automap.runtime.tensor_layout import Box, StageTensor
 from automap.runtime.trainer.graph_checkpoint import GraphCheckpoint
@@ -320,11 +320,25 @@ def _check_code(module: nn.Module, graph: Graph, whole: Whole, finer: PlanError)
         for tensor in graph.tensors.values()
         if tensor.role == "input" and tensor.batch_dim != 0
     ]
+    faults += [
+        (f"model.{name}", "no value", "code makes this constant, and the exported file has no value of it", "")
+        for name in _valueless(graph, whole)
+    ]
     for field, value, what, repair in faults[:1]:
         raise PlanError(
             f"modules cannot run the plan ({finer}), and its graph cannot take their place: {what}",
             field=field, value=value, repair=f"{repair}Or search with --target automap." if repair else INSTEAD,
         )  # fmt: skip
+
+
+def _valueless(graph: Graph, whole: Whole) -> Iterator[str]:
+    """Buffers and constants that neither the graph nor the network has values of."""
+    for tensor in graph.tensors.values():
+        if tensor.role in ("buffer", "constant") and tensor.name not in graph.producer:
+            try:
+                value_of(graph, tensor.name, whole.values, PROBED)
+            except ModelError:
+                yield tensor.name
 
 
 def _check_scores(graph: Graph, whole: Whole, device: torch.device) -> None:

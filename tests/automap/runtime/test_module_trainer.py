@@ -36,7 +36,8 @@ from automap.errors import PlanError
 from automap.globs import matches
 from automap.plan import Schedule, Sync, Zero, parse_devices
 from automap.problem import Problem
-from automap.runtime.trainer import parallelize
+from automap.runtime.trainer import GraphTrainer, parallelize
+from automap.runtime.trainer.graph_trainer import Whole
 from automap.runtime.trainer.module_tree import LOSS
 from automap.runtime.trainer.role_reader import read_roles
 from automap.runtime.trainer.supported_plans import FinerThanModules
@@ -425,3 +426,15 @@ def test_what_the_graph_does_not_have_is_refused(monkeypatch):
     ):
         with pytest.raises(PlanError, match=what):
             parallelize(module, plan, graph, **loss)
+
+
+def test_constants_without_a_value_are_refused():
+    """Exporters lose the values of tensors that code makes on the way."""
+    graph, module = zoo.build(MODEL), build()
+    lost = replace(graph.tensors["wpe.weight"], name="h.0.attn.lifted", role="buffer")
+    holed = replace(graph, tensors={**graph.tensors, lost.name: lost})
+    with pytest.raises(PlanError, match="no value of it") as fault:
+        GraphTrainer(
+            module, plan_of(2), holed, Whole.of(module, graph), FinerThanModules("", field="", value=0, repair="")
+        )
+    assert fault.value.field == "model.h.0.attn.lifted"
