@@ -234,7 +234,7 @@ def concat(ctx: Context) -> Result:
         carrier = next((t for _, t in tensors if t.batch_dim == d), None)
         if d == axis:
             if carrier is not None:
-                raise Unsupported("samples are joined")
+                raise Unsupported("samples are joined; stack them in a dim of their own instead (torch.stack)")
             for (_, dims), (_, t) in zip(operands, tensors, strict=True):
                 dims.append(rule.dim(t, d, fixed=True))
             out.append(rule.loop(sum(t.shape[d] for _, t in tensors), fixed=True))

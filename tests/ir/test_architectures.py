@@ -447,3 +447,26 @@ def test_pairs_of_sample_and_place_look_up_in_each_sample(places, kind):
     assert operator.kind == kind
     assert graphs[0].tensors["z"].shape_at(3) == (3, 1, len(places), 5)
     assert not operator.rule.factors[operator.rule.outputs[0][0][0]].fixed
+
+
+class Outermost(nn.Module):
+    """Parameters of the outermost module, whose names have no dots, and numbers that are computed from one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.latents = nn.Parameter(torch.rand(6, WIDTH)), nn.Parameter(torch.rand(LENGTH, 6))
+        self.head = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        distances = x @ self.places.T + self.places.pow(2).sum(1) * torch.arange(6)
+        return self.head(distances * self.latents.exp() + torch.tensor([2.0, 1.0, 2.0, 3.0, 1.0, 2.0]))
+
+
+def test_parameters_of_the_outermost_module_are_found_once():
+    module = Outermost()
+    dim = torch.export.Dim("batch", min=1, max=64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(module, (torch.rand(2, LENGTH, WIDTH),), dynamo=True, dynamic_shapes=({0: dim},))
+    graph = load_model(program.model_proto.SerializeToString())
+    assert graph.num_parameters == sum(p.numel() for p in module.parameters())

@@ -26,6 +26,9 @@ from ir.onnx.readers.nodes import (
     text_list,
 )
 
+EXPORTERS_OWN = re.compile(r"val_\d+$|(c_)?_?(lifted_tensor|tensor_constant)")
+"""Names that PyTorch's exporter gives to literals and to tensors that a module makes of them."""
+
 
 def folded_parameters(values: Iterable[Any], stored: dict[str, Stored]) -> list[Node]:
     """Marks weights again that lost their mark because the exporter's optimiser transposed or looked them up.
@@ -38,8 +41,7 @@ def folded_parameters(values: Iterable[Any], stored: dict[str, Stored]) -> list[
     for value in values:
         given = stored.get(value.name)
         names = text_list(metadata(value).get(FOLDED_KEY, "")) if given is not None else []
-        # Parameters have dotted names, the exporter's own values have not.
-        sources = [n for n in names if "." in n and not is_common_buffer(n)]
+        sources = _folded_sources(names)
         if given is None or given.kind or not sources or not given.dtype.startswith(("float", "bfloat")):
             continue
         source = stored.get(sources[0])
@@ -47,6 +49,8 @@ def folded_parameters(values: Iterable[Any], stored: dict[str, Stored]) -> list[
             nodes.append(Node("Transpose", [sources[0]], [value.name], {"perm": (1, 0)}))
             del stored[value.name]
             continue
+        if source is not None and prod(source.shape) != prod(given.shape):
+            continue  # computed from a weight that the file still holds
         # A layer that runs several times has its weight transposed once a run.
         original = copies.setdefault((",".join(names), given.shape), value.name)
         if original != value.name and len(names) == 1 and len(given.shape) == 2:
@@ -55,6 +59,19 @@ def folded_parameters(values: Iterable[Any], stored: dict[str, Stored]) -> list[
             continue
         given.kind, given.value = "PARAMETER", None
     return nodes
+
+
+def _folded_sources(names: list[str]) -> list[str]:
+    """The names of parameters among those that a stored value was computed from.
+
+    Parameters of modules have dotted names, the exporter's own values have not. A parameter of the outermost module has
+    none either: it is what one operator was applied to, alone or with a literal (`val_7`), for a value that was
+    computed before brings the names of its own sources along.
+    """
+    sources = [n for n in names if "." in n and not is_common_buffer(n)]
+    if not sources and len(names) <= 2:
+        sources = [n for n in names if not EXPORTERS_OWN.match(n) and not is_common_buffer(n)]
+    return sources if len(sources) == 1 or "." in "".join(sources) else []
 
 
 def _is_sibling(a: str, b: str) -> bool:
