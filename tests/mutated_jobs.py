@@ -68,7 +68,7 @@ def valid(seed: int = 0) -> list[dict[str, Any]]:
             {"scope": "wte", "replicate": True, "stage": 0},
             {"scope": "h.*.mlp.c_fc", "sharding": {"tp": "S(2)"}, "recompute": True},
         ],
-        "fix": {"dp": 2, "tp": 2, "pp": 1, "num_micro_batches": 1, "zero": 1, "recompute": "none", "schedule": "1f1b"},
+        "fix": {"dp": 2, "tp": 2, "pp": 1, "num_micro_batches": 1, "zero": 1, "recompute": "full", "schedule": "1f1b"},
         "memory_reserve_bytes": 1e9,
     }
     some = {"global_batch": BATCH}

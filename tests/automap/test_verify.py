@@ -455,7 +455,7 @@ def test_an_estimate_of_other_devices_is_named(sample):
 
 
 def test_a_plan_that_does_not_fit_is_named(sample):
-    problem = build(GPT, memory_reserve_bytes=80.0 * (1 << 30))
+    problem = build(GPT, memory_reserve_bytes=79.9 * (1 << 30))
     found = verify(problem, replace(sample.plan, estimate=None))
     assert {v.where for v in found} == {"stages[0].devices", "stages[1].devices"}
     assert "does not fit" in found[0].what
