@@ -385,6 +385,8 @@ def in_order(nodes: list[Node], known: set[str]) -> list[Node]:
         ModelError: the graph has a cycle.
     """
     producer = {name: i for i, node in enumerate(nodes) for name in node.outputs if name}
+    if _is_in_order(nodes, producer.keys() - known):
+        return list(nodes)
     waiting = [0] * len(nodes)
     readers: list[list[int]] = [[] for _ in nodes]
     for i, node in enumerate(nodes):
@@ -406,6 +408,17 @@ def in_order(nodes: list[Node], known: set[str]) -> list[Node]:
         repair = "Export again: a forward graph has no cycle."
         raise refuse("the graph has a cycle", stuck.name or stuck.outputs[0] if stuck.outputs else stuck.kind, repair)
     return order
+
+
+def _is_in_order(nodes: list[Node], written: set[str]) -> bool:
+    """Whether each node reads none of the names `written` before a node has written it; most files are so."""
+    if sum(len(node.outputs) for node in nodes) != sum(len(set(node.outputs)) for node in nodes):
+        return False
+    for node in nodes:
+        if not written.isdisjoint(node.inputs):
+            return False
+        written.difference_update(node.outputs)
+    return True
 
 
 def declared(value: Any) -> Declared:
