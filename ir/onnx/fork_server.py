@@ -78,19 +78,9 @@ class ForkServer:
             finally:
                 theirs.close()
                 os.close(end)
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a child that has ended
-                ours.settimeout(max(ends_at - time.monotonic(), 1e-3))
-                ours.sendall(task)
-            answer = bytearray()
-            with contextlib.suppress(ConnectionResetError):  # it ended before it had read all
-                while True:
-                    ours.settimeout(max(ends_at - time.monotonic(), 1e-3))
-                    part = ours.recv(_MOST_READ)
-                    if not part:
-                        break
-                    answer += part
+            answer = _exchange(ours, task, ends_at)
             status = told.read(4)  # at once: the child's end of the socket is closed
-        return bytes(answer), int.from_bytes(status, "little", signed=True) if status else None
+        return answer, int.from_bytes(status, "little", signed=True) if status else None
 
     def _hand_over(self, *files: int) -> None:
         """Gives the server the files of a task."""
@@ -128,6 +118,33 @@ class ForkServer:
         if self._process is not None:
             self._process.wait()  # it ends with its input
             self._process = None
+
+
+def _exchange(ours: socket.socket, task: bytes, ends_at: float) -> bytes:
+    """What the other end of a socket writes until it closes it, while it reads the task or does not."""
+    ours.setblocking(False)
+    rest, answer, poll = memoryview(task), bytearray(), select.poll()
+    poll.register(ours, select.POLLIN | select.POLLOUT)
+    while True:
+        found = poll.poll(max(ends_at - time.monotonic(), 0.0) * 1000)
+        if not found:
+            raise TimeoutError
+        ((_, events),) = found
+        if rest and events & select.POLLOUT:
+            try:
+                rest = rest[ours.send(rest) :]
+            except (BrokenPipeError, ConnectionResetError):  # it has ended
+                rest = rest[:0]
+            if not rest:
+                poll.modify(ours, select.POLLIN)
+        if events & (select.POLLIN | select.POLLHUP | select.POLLERR):
+            try:
+                part = ours.recv(_MOST_READ)
+            except ConnectionResetError:  # it ended before it had read all
+                part = b""
+            if not part:
+                return bytes(answer)
+            answer += part
 
 
 # The server

@@ -13,7 +13,6 @@ import contextlib
 import functools
 import gc
 import hashlib
-import importlib
 import json
 import logging
 import os
@@ -45,7 +44,6 @@ OUT_OF_MEMORY = 3
 ERRORS: Mapping[str, type[ModelError]] = {"ModelError": ModelError, "ModelTooExpensive": ModelTooExpensive}
 
 COMMAND = (sys.executable, "-P", "-m", "ir.onnx.sandbox")
-_WARM = ("ir.onnx.load", "ir.onnx.readers.guard", "ir.summary")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -237,10 +235,31 @@ def answer(source: IO[bytes], sink: IO[bytes]) -> int:
     return 0
 
 
+def _rehearse() -> None:
+    """Reads a small file, so that what is made at its first use is made for all children."""
+    from onnx import TensorProto, helper
+
+    from ir.onnx.load import load_model
+    from ir.summary import summarize
+
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 4]) for name in "xy")
+    stored = [
+        TensorProto(name=name, dims=dims, data_type=TensorProto.FLOAT)
+        for name, dims in (("up.weight", (4, 4)), ("up.bias", (4,)))
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["x", "up.weight"], ["h"], name="/up/MatMul"),
+        helper.make_node("Add", ["h", "up.bias"], ["y"], name="/up/Add"),
+    ]
+    opsets = [helper.make_opsetid("", 20)]
+    model = helper.make_model(helper.make_graph(nodes, "rehearsal", [x], [y], stored), opset_imports=opsets)
+    graph_from_bytes(graph_to_bytes(graph := load_model(model.SerializeToString())))
+    summarize(graph)
+
+
 def main() -> None:
     """The process that forks the children."""
-    for module in _WARM:
-        importlib.import_module(module)
+    _rehearse()
     # A child's collector would copy the pages of all that was imported; a child ends with its upload.
     gc.disable()
     gc.freeze()
