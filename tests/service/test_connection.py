@@ -101,6 +101,37 @@ def known(sentinel: RedisServer) -> bool:
         return bool(client.sentinel_slaves("main"))
 
 
+class CutOff(redis.Connection):
+    """A connection that is cut off so many times before it has brought a command."""
+
+    times = 0
+
+    def can_read(self, timeout: float = 0.0) -> bool:
+        if type(self).times:
+            type(self).times -= 1
+            raise redis.ConnectionError("cut")
+        return bool(super().can_read(timeout))
+
+
+def test_a_patient_client_waits_for_a_connection_that_is_cut_again_and_again(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        with connect(server.url, patient=True) as patient:
+            patient.connection_pool.connection_class = CutOff
+            CutOff.times = 5
+            assert patient.ping()
+            patient.connection_pool.disconnect()
+            CutOff.times = 5
+            with patient.pipeline() as pipe:  # as of a sign of life
+                pipe.set("a", 1)
+                assert pipe.execute() == [True]
+        with connect(server.url) as hurried:
+            hurried.connection_pool.connection_class = CutOff
+            CutOff.times = 5
+            with pytest.raises(redis.ConnectionError):
+                hurried.ping()
+        CutOff.times = 0
+
+
 def test_a_write_waits_for_room() -> None:
     answers = [redis.exceptions.OutOfMemoryError("full"), redis.exceptions.OutOfMemoryError("full")]
 
