@@ -126,5 +126,5 @@ def test_all_end_with_whoever_asked() -> None:
     assert len(left) == 2
     parent.kill()
     parent.wait()
-    gone, alive = psutil.wait_procs(left, timeout=30)
+    _, alive = psutil.wait_procs(left, timeout=30)
     assert not alive

@@ -170,9 +170,7 @@ def _walk_node(node: Any, counter: Counter, depth: int) -> None:
     operands = max(len(read), len(written))
     if operands > limits.max_operands:
         raise too_large(f"a node of more than {limits.max_operands} operands", operands)
-    counter.add(
-        tensors=len(written), items=len(read) + len(written) + len(attributes) + len(node.metadata_props)
-    )
+    counter.add(tensors=len(written), items=len(read) + len(written) + len(attributes) + len(node.metadata_props))
     _check_texts([*read, *written, node.name, kind, node.domain, node.overload], limits)
     if not kind:
         raise refuse("a node has no operator type", node.name or list(written), "Export again.")

@@ -437,8 +437,7 @@ def declared(value: Any) -> Declared:
         shape = tuple(
             [
                 # A size of 0 may be one that is stated, or none.
-                d.dim_value
-                or (0 if d.WhichOneof("value") == "dim_value" else d.dim_param or f"{value.name}.{i}")
+                d.dim_value or (0 if d.WhichOneof("value") == "dim_value" else d.dim_param or f"{value.name}.{i}")
                 for i, d in enumerate(tensor.shape.dim)
             ]
         )
