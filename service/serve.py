@@ -103,7 +103,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Ends all connections."""
-        self._feed.close()
+        self._feed.let_go()
         await super().shutdown(sockets)
 
 

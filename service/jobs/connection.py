@@ -97,13 +97,13 @@ def _found_by_sentinels(
 
 
 def impatient(client: redis.Redis) -> redis.Redis:
-    """A client of the same Redis whose commands fail at once where it is away."""
+    """A client of the same Redis whose commands fail at once where it is away; to be closed by its user."""
     pool = client.connection_pool
     given = {**pool.connection_kwargs, "retry": Retry(NoBackoff(), 0), "connection_class": pool.connection_class}
     if isinstance(pool, SentinelConnectionPool):
         given.pop("connection_pool")
-        return redis.Redis(connection_pool=SentinelConnectionPool(pool.service_name, pool.sentinel_manager, **given))  # type: ignore[no-untyped-call]
-    return redis.Redis(connection_pool=redis.ConnectionPool(**given))
+        return redis.Redis.from_pool(SentinelConnectionPool(pool.service_name, pool.sentinel_manager, **given))  # type: ignore[no-untyped-call]
+    return redis.Redis.from_pool(redis.ConnectionPool(**given))
 
 
 def patiently(write: Callable[[], T], *, pause_s: float = LONGEST_PAUSE_S) -> T:

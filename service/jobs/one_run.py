@@ -53,7 +53,12 @@ def run(current: Run, client: redis.Redis, *, search: Any = None) -> None:
     Raises:
         MemoryError: the job needs more than the process may have.
     """
-    store, hurried = Store(client, current.tenant), Store(impatient(client), current.tenant)
+    with impatient(client) as other:
+        _run(current, Store(client, current.tenant), Store(other, current.tenant), search)
+
+
+def _run(current: Run, store: Store, hurried: Store, search: Any) -> None:
+    """The same with two stores: one that waits for Redis, and one that does not."""
     job_id, token = current.job_id, current.token
     job = store.job(job_id)
     if job is None:

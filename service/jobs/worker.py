@@ -332,8 +332,7 @@ class Worker(rq.Worker):
 
     def register_death(self) -> None:
         """Takes this worker out of the list, unless Redis is away."""
-        self.connection = impatient(self.connection)
-        with contextlib.suppress(redis.RedisError):
+        with impatient(self.connection) as self.connection, contextlib.suppress(redis.RedisError):
             super().register_death()
 
     def _trim(self) -> None:

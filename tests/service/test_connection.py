@@ -57,7 +57,8 @@ def test_tls(tmp_path: Path) -> None:
     with RedisServer(tmp_path, **files, **options):
         with connect(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={files['tls_cert_file']}") as client:
             job = Store(client).create("m", REQUEST)
-            assert Store(impatient(client)).job(job.id) == job
+            with impatient(client) as hurried:
+                assert Store(hurried).job(job.id) == job
         with connect(f"rediss://127.0.0.1:{port}/0") as stranger, pytest.raises(redis.ConnectionError, match="verify"):
             stranger.ping()
 
@@ -89,8 +90,8 @@ def test_sentinels_name_another_redis_when_one_is_gone(tmp_path: Path, until: Ca
         assert client.wait(1, 10_000) == 1
         until(lambda: known(sentinel))
         first.kill()
-        with pytest.raises(redis.ConnectionError):
-            Store(impatient(client)).job(job.id)
+        with impatient(client) as hurried, pytest.raises(redis.ConnectionError):
+            Store(hurried).job(job.id)
         assert Store(client).begin(job.id) == 1  # as soon as the other one has taken over
         assert client.connection_pool.get_master_address() == ("127.0.0.1", second.port)
 
