@@ -18,10 +18,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import IO
 
 from ir.lifetime import die_with_parent
 
 _MOST_READ = 1 << 20
+_END_S = 5.0
+"""Seconds after which a server that should end is killed."""
 
 
 class ForkServer:
@@ -79,7 +82,10 @@ class ForkServer:
                 theirs.close()
                 os.close(end)
             answer = _exchange(ours, task, ends_at)
-            status = told.read(4)  # at once: the child's end of the socket is closed
+            # At once, unless a child closes its end and goes on.
+            if not _is_readable(told, ends_at):
+                raise TimeoutError
+            status = told.read(4)
         return answer, int.from_bytes(status, "little", signed=True) if status else None
 
     def _hand_over(self, *files: int) -> None:
@@ -102,7 +108,7 @@ class ForkServer:
             with theirs:
                 self._process = subprocess.Popen(
                     self._command,
-                    stdin=theirs,
+                    stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     env=self._environment,
@@ -116,8 +122,19 @@ class ForkServer:
             self._control.close()
             self._control = None
         if self._process is not None:
-            self._process.wait()  # it ends with its input
+            try:
+                self._process.wait(_END_S)  # it ends with its input
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
             self._process = None
+
+
+def _is_readable(file: IO[bytes], ends_at: float) -> bool:
+    """Whether a file can be read, or has ended, in time; `select.select` knows only files with low numbers."""
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    return bool(poll.poll(max(ends_at - time.monotonic(), 0.0) * 1000))
 
 
 def _exchange(ours: socket.socket, task: bytes, ends_at: float) -> bytes:

@@ -84,6 +84,8 @@ def test_whoever_asks_for_too_much_time_is_ended(server: ForkServer) -> None:
     assert process is not None
     with pytest.raises(TimeoutError):
         server.ask(b"subprocess.Popen(['sleep', '1000']); signal.pause()\n", 0.2)
+    with pytest.raises(TimeoutError):  # one that says nothing more, but lives on
+        server.ask(b"os.close(0); os.close(1); signal.pause()\n", 0.2)
     left = psutil.Process(process.pid).children(recursive=True)
     psutil.wait_procs(left, timeout=30)
     assert not [child for child in left if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
