@@ -132,9 +132,12 @@ def _to_onnx(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], o
     """
     import torch
 
+    from automap.runtime.constant_values import ConstantValues
+
     exported = None
     try:
-        exported = torch.export.export(module, args, kwargs)
+        with ConstantValues():
+            exported = torch.export.export(module, args, kwargs)
         program: Any = torch.onnx.export(
             exported,
             dynamo=True,
