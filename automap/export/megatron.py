@@ -1,7 +1,8 @@
 """Megatron-LM: arguments of its pretraining scripts, as a bash array and as the YAML map of its functional tests.
 
 Names of flags: megatron/training/arguments.py. NUM_NODES and GPUS_PER_NODE are what the runner of these tests starts
-(tests/functional_tests/shell_test_utils/_run_training.sh). A layout has one part a virtual stage: E embedding, t layer, L loss.
+(tests/functional_tests/shell_test_utils/_run_training.sh). A layout has one part a virtual stage: E embedding, t layer,
+L loss.
 """
 
 from __future__ import annotations

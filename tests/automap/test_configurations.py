@@ -83,7 +83,7 @@ def test_arguments_say_how_many_processes_they_are_for(tmp_path: Path) -> None:
         again = evaluator.evaluate(hand_made(evaluator, Strategy(**found.degrees, may_idle=True)))
         assert plan.estimate is not None
         assert again.step_time_s == pytest.approx(plan.estimate.step_time_s, rel=1e-9)
-    with pytest.raises(PlanError, match="ENV_VARS.GPUS_PER_NODE: processes are no multiple"):
+    with pytest.raises(PlanError, match=r"ENV_VARS\.GPUS_PER_NODE: processes are no multiple"):
         text = "ENV_VARS:\n  GPUS_PER_NODE: 3\nMODEL_ARGS:\n  --tensor-model-parallel-size: 2\n"
         read_configuration(written(tmp_path / "odd.yaml", text))
 
