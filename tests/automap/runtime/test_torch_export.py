@@ -67,6 +67,21 @@ class Constants(nn.Module):
         return chosen * limit + torch.as_tensor(2.0, device=x.device) + x[..., [True, False, False, True]]
 
 
+class Merged(nn.Module):
+    """Multiplies heads of all samples in one dim, as Bloom does: one sample broadcasts with the heads alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = (x * self.weight).unflatten(2, (2, 2)).transpose(1, 2)
+        scores = torch.softmax(heads @ heads.mT, -1)
+        merged = heads.reshape(-1, x.shape[1], 2)
+        values = torch.tanh(merged)
+        return torch.bmm(scores.reshape(-1, x.shape[1], x.shape[1]), values).view(x.shape[0], 2, x.shape[1], 2)
+
+
 class Foreign(nn.Module):
     """Uses an operator that ONNX lacks."""
 
@@ -289,8 +304,9 @@ def test_a_causal_mask_is_known_however_it_is_made(mask: str, size: int) -> None
     assert shapes._is_causal((graph.operators.index(scores),)) == is_causal
 
 
-def test_constants_that_code_makes_keep_their_values() -> None:
-    graph = load_model(export_onnx(lambda: (Constants(), torch.zeros(1, 4))))
-    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize(("kind", "shape"), [(Constants, (4,)), (Merged, (3, 4))])
+def test_a_file_computes_the_same_at_other_batches(kind: type[nn.Module], shape: tuple[int, ...]) -> None:
+    graph = load_model(export_onnx(lambda: (kind(), torch.zeros(1, *shape))))
+    x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
     found = run(graph, {"x": x, "weight": torch.ones(4)}, 3)
-    torch.testing.assert_close(found[graph.outputs[0]], Constants()(x))
+    torch.testing.assert_close(found[graph.outputs[0]], kind()(x))
