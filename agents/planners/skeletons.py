@@ -226,18 +226,29 @@ class SkeletonSearch:
 
     def descend(self, values: Values) -> None:
         """Solves the skeleton of a plan, then cuts the pipeline of what is found anew and recomputes no more than it
-        takes to fit; where that gains and is near the best plan so far, the same is done with the new skeleton."""
+        takes to fit, where it does not fit under all ZeRO stages; where that gains and is near the best plan so far, or
+        still does not fit, the same is done with the new skeleton."""
         first = self.space.first.signature
         for _ in range(DESCENTS):
             self.solve(values, rounds=1)
             worth, solved = self.best[values[:first]]
-            cuts = [solved, *cut_anew(self.space, solved)]
+            begins = [solved, *(self._with_other_zero(solved) if worth[0] else ())]
+            cuts = [plan for begin in begins for plan in (begin, *cut_anew(self.space, begin))]
             plans = dict.fromkeys(plan for cut in cuts for plan in (cut, *recompute_less(self.space, cut)))
             plans.pop(solved)
             found = self._price(np.array(list(plans), dtype=np.int64).reshape(len(plans), len(values)))
-            if self.finished or not found or min(found) >= worth or not self._is_worth_polishing(min(found)):
+            if self.finished or not found or min(found) >= worth:
                 return
-            values = list(plans)[min(range(len(found)), key=found.__getitem__)]
+            best = min(found)
+            if not (best[0] or self._is_worth_polishing(best)):
+                return
+            values = list(plans)[found.index(best)]
+
+    def _with_other_zero(self, values: Values) -> list[Values]:
+        """A plan with each other stage of ZeRO that is legal."""
+        at = self.space.first.zero
+        others = (self._repaired([*values[:at], zero, *values[at + 1 :]], values) for zero in range(self.space.zeros.shape[1]))
+        return [plan for plan in dict.fromkeys(others) if plan != values]
 
     def _is_worth_polishing(self, worth: Worth) -> bool:
         is_over, seconds = worth
