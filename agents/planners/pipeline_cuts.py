@@ -75,12 +75,13 @@ def cut_anew(space: PlanSpace, values: Values) -> list[Values]:
     if shape.pp == 1 or shape.virtual > 1:
         return []
     ranks = _ranks(space, values)
-    slacks, choices = SLACKS, [rank.fastest() for rank in ranks]
-    if partition([seconds for seconds, _ in choices]) is None:
-        slacks, choices = SLACKS[:1], [rank.emptiest() for rank in ranks]
+    choices = [rank.fastest() for rank in ranks]
+    fits = partition([seconds for seconds, _ in choices]) is not None
+    if not fits:
+        choices = [rank.emptiest() for rank in ranks]
     costs, levels = [cost for cost, _ in choices], [chosen for _, chosen in choices]
     found = []
-    for slack in slacks:
+    for slack in SLACKS if fits else SLACKS[:1]:
         ends = partition(costs, slack)
         if ends is not None:
             found.append(_with_cuts(space, values, ends, levels))
@@ -145,7 +146,7 @@ class _Spans(NamedTuple):
     saved: Floats
     """Bytes that a micro-batch leaves for its backward pass."""
     held: Floats
-    """[levels] bytes of buffers: of work space, of a unit that runs again, of ZeRO, and of what crosses between ranks."""
+    """[levels] bytes of buffers: work space, a unit that runs again, what ZeRO gathers, what crosses between ranks."""
 
 
 def _spans(space: PlanSpace, costs: Rows, levels: Ints, shape: Shape, settings: Record) -> _Spans:
@@ -165,8 +166,9 @@ def _spans(space: PlanSpace, costs: Rows, levels: Ints, shape: Shape, settings: 
     np.cumsum([spent, state[at.reshape(costs.shape)], costs["saved_bytes"]], axis=2, out=before[:, :, 1:])
     begin, end = np.indices((space.num_units + 1, space.num_units + 1))
     found = np.empty((3, len(levels), *begin.shape))
-    largest = (float(costs[name].max()) for name in ("workspace_bytes", "parameters", "boundary_bytes"))
-    held = np.full(len(levels), buffer_bytes(*largest, shape.pp, shape.num_micro_batches, settings))
+    working, gathered, crossing = (costs[name].max() for name in ("workspace_bytes", "parameters", "boundary_bytes"))
+    buffers = buffer_bytes(working, gathered, crossing, shape.pp, shape.num_micro_batches, settings)
+    held = np.full(len(levels), buffers)
     for number, level in enumerate(space.levels.levels[level] for level in levels.tolist()):
         turn = begin + space.levels.first_units(level.steps, np.maximum(0, end - begin))
         heavy, light = before[:, level.heavy], before[:, level.light]

@@ -22,7 +22,7 @@ from agents.incumbent import Incumbent
 from agents.planners.pipeline_cuts import cut_anew
 from agents.planners.promising import promising_meshes
 from agents.planners.recompute_less import recompute_less
-from agents.sampling.expert import price_grid
+from agents.sampling.expert import Grid, price_grid
 from agents.searcher import SearchResult, SearchTask
 from automap.cost_graph.graph import CostGraph, CostGraphCache
 from automap.cost_graph.sensitivities import Sensitivities, sensitivities
@@ -50,6 +50,8 @@ TRIED_CUTS = 4
 """Number of ends of a chunk that are tried, those nearest to its share of the work first."""
 CLIMBS = 3
 """Number of times at most that changes which gain alone are made together, see `SkeletonSearch.look_around`."""
+KEPT = 64
+"""Number of skeletons whose best plan is shown to other searchers, at most."""
 TRIED_ORDERS = 8
 """Number of orders of the devices that are tried."""
 
@@ -199,6 +201,12 @@ class SkeletonSearch:
         """Whether the budget has ended."""
         return self.incumbent.finished or self._solves >= self._most_solves
 
+    def plans(self, most: int | None = KEPT) -> Grid:
+        """The best plan of each of the `most` best skeletons, the best first; None = of all skeletons."""
+        found = [values for _, values in sorted(self.best.values())[:most]]
+        rows = np.array(found, dtype=np.int64).reshape(len(found), len(self.space.slots))
+        return Grid(rows, self.space.price(rows))
+
     def solve(self, values: Values, *, rounds: int) -> None:
         """Solves the skeleton of a plan, the first time at the sensitivities of this plan.
 
@@ -247,7 +255,9 @@ class SkeletonSearch:
     def _with_other_zero(self, values: Values) -> list[Values]:
         """A plan with each other stage of ZeRO that is legal."""
         at = self.space.first.zero
-        others = (self._repaired([*values[:at], zero, *values[at + 1 :]], values) for zero in range(self.space.zeros.shape[1]))
+        others = (
+            self._repaired([*values[:at], zero, *values[at + 1 :]], values) for zero in range(self.space.zeros.shape[1])
+        )
         return [plan for plan in dict.fromkeys(others) if plan != values]
 
     def _is_worth_polishing(self, worth: Worth) -> bool:
