@@ -19,7 +19,7 @@ import numpy as np
 
 from agents.incumbent import Incumbent
 from agents.learning.network import ProposalNetwork
-from agents.learning.proposals import SIDE_BY_SIDE, propose
+from agents.learning.proposals import PROPOSALS, SIDE_BY_SIDE, propose
 from agents.learning.search_tree import SearchTree
 from agents.planners.promising import promising_meshes
 from agents.planners.skeletons import SkeletonSearch
@@ -28,8 +28,8 @@ from automap.space.space import Values
 from envs.decision import Episodes
 from envs.hybrid import HybridDecisions
 
-SKELETONS, PLANS = 24, 40
-"""Number of skeletons, and then of whole plans, that the network proposes."""
+SKELETONS = 24
+"""Number of skeletons that the network proposes before whole plans."""
 SOLVED = 8
 """Number of these skeletons that are solved at most, the best first, and of promising meshes."""
 SHARE, SECONDS = 0.125, 1.0
@@ -60,7 +60,7 @@ def propose_and_solve(search: SkeletonSearch, templates: Grid, network: Proposal
         known = templates.joined(search.plans())
         episodes = Episodes(HybridDecisions(search.space), SIDE_BY_SIDE, incumbent.table, known=known)
         tree = SearchTree(episodes, lambda: incumbent.best_s)
-        found = propose(incumbent, episodes, tree, network, seed=seed, most=PLANS)
+        found = propose(incumbent, episodes, tree, network, seed=seed, most=PROPOSALS)
     incumbent.look_aheads += int(episodes.known.arrays.priced[0])
     return found
 
@@ -74,6 +74,7 @@ def _share(incumbent: Incumbent) -> AbstractContextManager[None]:
 
 def _solve(search: SkeletonSearch, proposed: Sequence[Values], templates: Grid) -> None:
     """Solves the skeletons of proposals and of promising meshes in turn, until the incumbent's budget ends."""
+    search.allow(2 * SOLVED)
     promising = map(tuple, promising_meshes(search.space, templates)[:SOLVED].tolist())
     for pair in itertools.zip_longest(proposed[:SOLVED], promising):
         for by, values in zip(("dqn", "elimination"), pair, strict=True):

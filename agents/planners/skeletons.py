@@ -196,6 +196,10 @@ class SkeletonSearch:
             self._meshes[decided] = (shape.tp, shape.middle, *self.space.stage_devices(decided))
         return self._meshes[decided]
 
+    def allow(self, solves: int) -> None:
+        """Grants so many solves more than a budget in evaluations had granted at the beginning."""
+        self._most_solves = max(self._most_solves, self._solves + solves)
+
     @property
     def finished(self) -> bool:
         """Whether the budget has ended."""

@@ -54,7 +54,7 @@ def test_it_repeats():
 
 
 def test_only_skeletons_are_decided_before_whole_plans(monkeypatch):
-    monkeypatch.setattr(proposed_skeletons, "PLANS", 0)
+    monkeypatch.setattr(proposed_skeletons, "PROPOSALS", 0)
     monkeypatch.setattr(proposed_skeletons, "SOLVED", 0)
     decided = set()
     monkeypatch.setattr(
