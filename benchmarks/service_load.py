@@ -240,10 +240,9 @@ def submissions(client: httpx.Client, count: int, own: psutil.Process, workers: 
     """Measures uploads of a model, as files that differ and as the same file, and jobs for it."""
 
     def spent_s() -> float:
-        """Processor time of the service and of the children that import and check."""
-        mine = own.cpu_times()
+        """Processor time of the service, and of the children that import and check."""
         beside = [child.cpu_times() for child in own.children() if child not in workers]
-        return mine.children_user + mine.children_system + sum(t.user + t.system for t in (mine, *beside))
+        return sum(t.user + t.system + t.children_user + t.children_system for t in (own.cpu_times(), *beside))
 
     model, ids = stripped(MODEL_BYTES), []
     uploads: list[float] = []
