@@ -18,7 +18,7 @@ from automap.cost_graph.families import Family
 from automap.cost_graph.kernels.values_on_mesh import values_on_mesh
 from automap.cost_graph.open_costs import OpenCosts
 from automap.cost_graph.paths import Path, exchanged_s, held, path_trips, sends_on, ways
-from automap.cost_graph.relaxation import BOUNDARY_BYTES, SAVED_BYTES, WORKSPACE_BYTES, Memory, OfTypes, Relaxation
+from automap.cost_graph.relaxation import BOUNDARY_BYTES, SAVED_BYTES, WORKSPACE_BYTES, Memory, OfTypes, Relaxation, Undecided
 from automap.cost_graph.stage_layouts import Layouts, StageClass, best_links
 from automap.cost_graph.unlike_stages import Spreads, Standing, Weights, fastest_spread
 from automap.cost_graph.virtual_stages import Interleaving, fastest_interleaving
@@ -33,6 +33,11 @@ MOST_COSTS, MOST_OPEN = 256, 8192
 
 MOST_PROGRAMS = 60
 """Most layouts of a family whose linear programs are solved (assumed): of others the quick bounds count."""
+MOST_OPEN_PROGRAMS = 20
+"""Most of them with every signature undecided (assumed), before the layouts that are left are bounded more sharply."""
+
+Key = tuple[tuple[StageClass, tuple[int, ...]], ...]
+"""Class of each stage, and the samples that each kind of its devices is priced with; none: any of them."""
 
 
 class FamilyBounds:
@@ -43,6 +48,8 @@ class FamilyBounds:
         self._costs: dict[tuple[object, ...], OpenCosts] = {}
         self._open: dict[tuple[object, ...], OpenCosts] = {}
         self._of_types: dict[tuple[object, ...], OfTypes] = {}
+        self._undecided: dict[tuple[object, ...], Undecided] = {}
+        self._ways: dict[tuple[StageClass, int], dict[tuple[int, ...], list[list[int]]]] = {}
         self._layouts = Layouts(space)
         self._draft = new_draft(space.compiled)
 
@@ -204,96 +211,143 @@ class FamilyBounds:
 
     def _of_sizes(self, family: Family, target_s: float) -> float:
         """Of stages of unlike size."""
-        shape = family.shapes[0]
-        layouts = self._layouts.of(shape)
+        layouts = self._layouts.of(family.shapes[0])
         if not layouts:
             return np.inf
-        trips = path_trips(shape, self.space.schedules)
-        # Each layout with one way to share out samples in each of its stages.
-        shared = {stage: self._shared(stage, family) for stage in {stage for some in layouts for stage in some}}
-        keys = [key for some in layouts for key in itertools.product(*(shared[stage] for stage in some))]
-        rates = [layouts[tuple(stage for stage, _ in key)] for key in keys]
-        found = np.full(len(keys), -np.inf)
-        # First with every signature undecided, then decided.
-        waiting: list[int] = list(range(len(keys)))
+        # First with every signature undecided and samples shared out in any way, then decided and in each way.
+        keys: list[Key] = [tuple((stage, ()) for stage in some) for some in layouts]
+        rates, least = np.array(list(layouts.values())), np.full(len(keys), -np.inf)
         for is_open in (True, False):
-            known = {
-                stage: self._views(*stage, family, trips, is_open=is_open)
-                for stage in {stage for number in waiting for stage in keys[number]}
-            }
-            ranks = [[known[stage] for stage in keys[number]] for number in waiting]
-            spreads = self._spreads(family, ranks, [rates[number] for number in waiting])
-            found[waiting] = np.maximum(found[waiting], spreads.quick())
-            left = np.flatnonzero(found[waiting] < target_s)
-            if not len(left):
-                return float(found.min())
-            if is_open:
-                waiting = [waiting[at] for at in left.tolist()]
-        # Weights that show one layout to be slow often show others to be as well.
-        tried = set[int]()
-        for _ in range(MOST_PROGRAMS):
-            at = int(found[waiting].argmin())
-            number = waiting[at]
-            if number in tried or found[number] >= target_s:
+            least = np.maximum(least, self._of_layouts(family, keys, rates, target_s, is_open=is_open))
+            left = np.flatnonzero(least < target_s)
+            if not is_open or not len(left):
                 break
-            tried.add(number)
-            views = [known[stage] for stage in keys[number]]
-            fastest_s, weights = self._spread(family, views, rates[number])
-            found[waiting] = np.maximum(found[waiting], spreads.bounds(weights))
-            found[number] = max(found[number], fastest_s)
-        return float(found.min())
+            parts = [
+                (number, part)
+                for number in left.tolist()
+                for part in itertools.product(
+                    *([(stage, samples) for samples in self._shared(stage, family)] for stage, _ in keys[number])
+                )
+            ]
+            at, keys = [number for number, _ in parts], [part for _, part in parts]
+            rates, least = rates[at], least[at]
+        return float(least.min())
 
-    def _spreads(
-        self, family: Family, ranks: Sequence[Sequence[Sequence[Standing]]], rates: Sequence[Sequence[float]]
-    ) -> Spreads:
-        """The spreads over the ranks of several layouts."""
+    def _of_layouts(
+        self, family: Family, keys: Sequence[Key], rates: Floats, target_s: float, *, is_open: bool
+    ) -> Floats:
+        """[layouts] seconds of layouts; no program is solved for those that reach `target_s`.
+
+        Args:
+            rates: [layouts, ranks] bytes a second from each stage to the next one.
+            is_open: whether every signature stays undecided.
+        """
+        trips = path_trips(family.shapes[0], self.space.schedules)
         # Stages are few, layouts many.
-        distinct = {id(views): views for some in ranks for views in some}
-        number = {key: at for at, key in enumerate(distinct)}
-        mixed = [Standing.mixed(views) for views in distinct.values()]
-        at = np.array([[number[id(views)] for views in some] for some in ranks])
-        pairs = [([[mixed[stage]] for stage in some], rate) for some, rate in zip(at.tolist(), rates, strict=True)]
+        number = {stage: at for at, stage in enumerate({stage for key in keys for stage in key})}
+        views = [self._views(*stage, family, trips, is_open=is_open) for stage in number]
+        at = np.array([[number[stage] for stage in key] for key in keys])
+        spreads = self._spreads(family, [Standing.mixed(some) for some in views], at, rates)
+        found, tried = spreads.quick(), np.zeros(len(keys), dtype=np.bool_)
+        # Weights that show one layout to be slow often show others to be as well.
+        for _ in range(MOST_OPEN_PROGRAMS if is_open else MOST_PROGRAMS):
+            slowest = int(np.where(tried, np.inf, found).argmin() if is_open else found.argmin())
+            if tried[slowest] or found[slowest] >= target_s:
+                break
+            tried[slowest] = True
+            fastest_s, weights = self._spread(family, [views[stage] for stage in at[slowest]], rates[slowest].tolist())
+            found = np.maximum(found, spreads.bounds(weights))
+            found[slowest] = max(found[slowest], fastest_s)
+        return found
+
+    def _spreads(self, family: Family, stages: Sequence[Standing], at: Ints, rates: Floats) -> Spreads:
+        """The spreads over the ranks of several layouts.
+
+        Args:
+            at: [layouts, ranks] number of the stage of each rank.
+            rates: [layouts, ranks] bytes a second from each rank to the next one.
+        """
+        shape, settings = family.shapes[0], self.space.evaluator.settings(0)
         busy_s, trip_s = (
             np.array([some.min(axis=-2) for some in of_stages])
-            for of_stages in ([one.busy_s for one in mixed], [one.trip_s for one in mixed])
+            for of_stages in ([one.busy_s for one in stages], [one.trip_s for one in stages])
         )
-        has_paths = bool(path_trips(family.shapes[0], self.space.schedules))
-        besides_trip_s = (
-            [self._besides_trips_s(family, *pair) for pair in pairs] if has_paths else np.zeros((len(pairs), 0))
-        )
+        crossing = np.array([one.crossing for one in stages])
+        sent_s = float(settings.send_s) + (1.0 - float(settings.send_overlap)) * crossing[at] / rates
+        sent_s[:, -1] = 0.0
+        exchanged_s = sent_s + np.roll(sent_s, 1, axis=1)
+        micro_batch_s, step_s = float(settings.micro_batch_s), float(settings.step_s)
+        besides_trip_s = np.zeros((len(at), 0))
+        if trips := path_trips(shape, self.space.schedules):
+            before, _, behind = trips
+            ends_s = np.cumsum(exchanged_s, axis=1)
+            besides_trip_s = step_s + before.forward * shape.pp * micro_batch_s + sends_on(behind) * ends_s[:, -1:]
+            besides_trip_s = besides_trip_s + (sends_on(before) - sends_on(behind)) * (ends_s - exchanged_s)
         return Spreads(
             busy_s=busy_s[at],
-            besides_s=np.array([self._besides_s(family, *pair) for pair in pairs]),
+            besides_s=step_s + shape.num_micro_batches * (micro_batch_s + exchanged_s),
             trip_s=trip_s[at],
-            besides_trip_s=np.array(besides_trip_s),
-            bound=self._bound(len(ranks[0])),
+            besides_trip_s=besides_trip_s,
+            bound=self._bound(shape.pp),
         )
 
-    def _shared(self, of: StageClass, family: Family) -> list[tuple[StageClass, tuple[int, ...]]]:
-        """The class with the samples of each kind of devices under each way to share them out."""
-        shape, rows = family.shapes[0], self._layouts.rows[of]
-        found = {tuple(samples for _, samples in self._seen(row, shape, way)) for row in rows for way in self._ways(of)}
-        return [(of, samples) for samples in sorted(found)]
+    def _shared(self, of: StageClass, family: Family) -> dict[tuple[int, ...], list[list[int]]]:
+        """The samples of each kind of devices on the stages of a class under each way to share them out.
 
-    def _ways(self, of: StageClass) -> range:
-        """Ways to share out samples that differ on the stages of a class."""
-        is_mixed = any(self.space.arrays.mixed[row] >= 0 for row in self._layouts.rows[of])
-        return range(self.space.slots[self.space.first.shares].num_values if is_mixed else 1)
+        Returns:
+            For the samples that each kind is priced with, for each kind the stages as if all of their devices were of
+            it. Of one kind without a way: the stages.
+        """
+        shape = family.shapes[0]
+        key = (of, shape.num_micro_batches)
+        if key not in self._ways:
+            is_mixed = any(self.space.arrays.mixed[row] >= 0 for row in self._layouts.rows[of])
+            ways = range(self.space.slots[self.space.first.shares].num_values if is_mixed else 1)
+            found: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
+            for row, way in itertools.product(sorted(self._layouts.rows[of]), ways):
+                rows, samples = zip(*self._seen(row, shape, way), strict=True)
+                found.setdefault(samples, set()).add(rows)
+            self._ways[key] = {
+                samples: [list(rows) for rows in zip(*some, strict=True)] for samples, some in sorted(found.items())
+            }
+        return self._ways[key]
 
     def _views(
         self, of: StageClass, samples: tuple[int, ...], family: Family, trips: Sequence[Path], *, is_open: bool
     ) -> list[Standing]:
-        """What units take on the stages of a class as each kind of devices sees it, with the best links."""
-        shape, arrays, ways = family.shapes[0], self.space.arrays, self._ways(of)
-        seen = [self._seen(row, shape, way) for row in sorted(self._layouts.rows[of]) for way in ways]
-        fitting = dict.fromkeys(tuple(row for row, _ in some) for some in seen if samples == tuple(n for _, n in some))
+        """What units take on the stages of a class as each kind of devices sees it, with the best links.
+
+        Args:
+            samples: what each kind is priced with; empty: any way to share out the samples.
+        """
+        shape, arrays, shared = family.shapes[0], self.space.arrays, self._shared(of, family)
+        if not samples and len(shared) > 1:
+            return [self._any_way(of, family, trips)]
+        samples = samples or next(iter(shared))
         found = []
-        for each, count in zip(zip(*fitting, strict=True), samples, strict=True):
-            stage = self._stage(each[0], shape, count)._replace(links=best_links(arrays.links[list(each)]))
-            room = max(self._room(row, shape) for row in each)
+        for rows, count in zip(shared[samples], samples, strict=True):
+            stage = self._stage(rows[0], shape, count)._replace(links=best_links(arrays.links[rows]))
+            room = max(self._room(row, shape) for row in rows)
             # Of stages of several kinds there are many, and they differ little beyond the share of each kind.
-            found.append(self._standing_on(stage, room, family, trips, is_open=is_open or len(ways) > 1))
+            found.append(self._standing_on(stage, room, family, trips, is_open=is_open or len(shared) > 1))
         return found
+
+    def _any_way(self, of: StageClass, family: Family, trips: Sequence[Path]) -> Standing:
+        """What units take on the stages of a class at least, however samples are shared out.
+
+        A kind weighs as much as it is fast, so that seconds in the mean of the kinds differ little between the ways:
+        what one kind has less of, the others have more of.
+        """
+        shared, arrays = self._shared(of, family), self.space.arrays
+        found = [self._views(of, samples, family, trips, is_open=True) for samples in shared]
+        (number,) = {tuple(arrays.kind_ranks[arrays.mixed[row]].tolist()) for row in self._layouts.rows[of]}
+        rates = [
+            np.array(samples) / [float(view.busy_s.min(axis=0).sum()) for view in some]
+            for samples, some in zip(shared, found, strict=True)
+            if len(some) > 1
+        ]
+        weights = np.mean(rates, axis=0) * number[: len(rates[0])]
+        return Standing.least([Standing.mixed(some, weights if len(some) > 1 else None) for some in found])
 
     def _standing_on(
         self, stage: Stage, room: float, family: Family, trips: Sequence[Path], *, is_open: bool = False
@@ -308,15 +362,31 @@ class FamilyBounds:
         count = float(shape.num_micro_batches)
         busy = Path(forward=count, backward=count, gradients=1.0)
         saved_bytes = (costs.times[:, None] * costs.modes[..., SAVED_BYTES]).T
+        crossing = self._least_crossing(costs)
+        if is_open:
+            undecided = self._undecided_on(stage, family.zeros)
+            found_s = [undecided.on(path) for path in (busy, *trips)]
+            return Standing.undecided(found_s, undecided.state_bytes, saved_bytes, room=room, crossing=crossing)
         plenty = room - max(*self._held(family), shape.pp) * float(saved_bytes.max(axis=0).sum())
         found: list[OfTypes] = []
         for path in (busy, *trips):
-            key = (*_key(stage), is_open, opened, path, family.zeros, plenty)
+            key = (*_key(stage), opened, path, family.zeros, plenty)
             if key not in self._of_types:
                 relaxation = Relaxation(self.space, costs, path, family.zeros, num_opened=opened)
                 self._of_types[key] = relaxation.of_types(plenty, found[0].picked if found else None)
             found.append(self._of_types[key])
-        return Standing.of(found, saved_bytes, room=room, crossing=self._least_crossing(costs))
+        return Standing.of(found, saved_bytes, room=room, crossing=crossing)
+
+    def _undecided_on(self, stage: Stage, zeros: tuple[int, ...]) -> Undecided:
+        """What units take at least on a stage with every signature undecided."""
+        key = (*_key(stage), zeros)
+        if key not in self._undecided:
+            if len(self._undecided) >= MOST_OPEN:
+                self._undecided.pop(next(iter(self._undecided)))
+            path = Path(forward=0.0, backward=0.0, gradients=0.0)
+            costs = self._costs_on(stage, is_open=True)
+            self._undecided[key] = Relaxation(self.space, costs, path, zeros, num_opened=0).undecided()
+        return self._undecided[key]
 
     def _spread(
         self, family: Family, views: Sequence[Sequence[Standing]], rates: Sequence[float]

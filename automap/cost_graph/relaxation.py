@@ -92,6 +92,25 @@ class OfTypes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Undecided:
+    """What all units of each type take by themselves, at least, with every signature undecided."""
+
+    forward_s: Floats
+    """[modes, types] seconds of a forward pass of one micro-batch."""
+    backward_s: Floats
+    """[modes, types] seconds of a backward pass, and of what runs again before it."""
+    gradients_s: Floats
+    """[modes, types] seconds of the update; no gradient is reduced."""
+    state_bytes: Floats
+    """[types] bytes of parameters, gradients and moments."""
+
+    def on(self, path: Path) -> Floats:
+        """[modes, types] seconds that have the weights of a path."""
+        found: Floats = path.forward * self.forward_s + path.backward * self.backward_s
+        return found + path.gradients * self.gradients_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
     """Memory of all ranks together."""
 
@@ -219,6 +238,17 @@ class Relaxation:
 
     # -- types by themselves --------------------------------------------------------------------------------------
 
+    def undecided(self) -> Undecided:
+        """What all units of each type take at least; of a graph without nodes, whose tangents no path changes."""
+        assert not self._costs.values
+        lines, before, found = self._first_lines(), self._path, []
+        for number in range(3):
+            self._path = Path(forward=float(number == 0), backward=float(number == 1), gradients=float(number == 2))
+            found.append(self._of_types_at(lines))
+        self._path = before
+        state_bytes = self._costs.times * (self._costs.bases * self._state_bytes()).sum(axis=1)
+        return Undecided(forward_s=found[0], backward_s=found[1], gradients_s=found[2], state_bytes=state_bytes)
+
     def of_types(self, plenty: float, picked: Sequence[int] | None = None) -> OfTypes:
         """What all units of each type take by themselves, at least.
 
@@ -228,18 +258,17 @@ class Relaxation:
         """
         lines, best = self._first_lines(), np.zeros(self._costs.modes.shape[1::-1])
         before: list[tuple[int, ...]] = []
-        is_open = not self._costs.values
-        if picked is not None and not is_open:
+        if picked is not None:
             lines = self._lines_at(picked)
-        for _ in range(1 if is_open else ROUNDS if picked is None else ROUNDS_AGAIN):
+        for _ in range(ROUNDS if picked is None else ROUNDS_AGAIN):
             best = np.maximum(best, self._of_types_at(lines))
-            if is_open or before[-1:] == [self.picked]:
+            if before[-1:] == [self.picked]:
                 break
             before.append(self.picked)
             lines = self._lines_among(before)
         state, found = self._state_bytes(), self.picked
         kept = float(self._costs.times @ (self._costs.unit_costs(found) * state).sum(axis=1))
-        if is_open or kept <= plenty:
+        if kept <= plenty:
             return OfTypes(fast_s=best, priced_s=best, price_s=0.0, least_bytes=np.zeros(len(best[0])), picked=found)
         self._price_s = price_s = PRICE_OF_STATE * float(best.min(axis=0).sum()) / max(kept, 1.0)
         priced, self._price_s = self._of_types_at(lines), 0.0

@@ -62,12 +62,36 @@ class Standing:
         )
 
     @staticmethod
-    def mixed(some: Sequence[Standing]) -> Standing:
+    def undecided(
+        seconds: Sequence[Floats], state_bytes: Floats, saved_bytes: Floats, *, room: float, crossing: float
+    ) -> Standing:
+        """From what units take with every signature undecided, in all micro-batches and then on each path.
+
+        Args:
+            seconds: each [modes, types].
+            state_bytes: [types].
+            saved_bytes: [modes, types].
+        """
+        twice = np.array([np.concatenate([some, some]) for some in seconds])
+        return Standing(
+            busy_s=twice[0],
+            trip_s=twice[1:],
+            state_bytes=np.tile(state_bytes, (len(twice[0]), 1)),
+            saved_bytes=np.concatenate([saved_bytes, saved_bytes]),
+            room=room,
+            crossing=crossing,
+        )
+
+    @staticmethod
+    def mixed(some: Sequence[Standing], weights: Floats | None = None) -> Standing:
         """As several kinds of devices of one rank see it, each of which holds: seconds in a mean of them.
 
-        A kind weighs as much as it is fast, so that the mean differs little between types of units.
+        Args:
+            weights: [kinds] of the mean; None: each weighs as much as it is fast, so that the mean differs little
+                between types of units.
         """
-        weights = [1.0 / max(float(one.busy_s.min(axis=0).sum()), 1e-30) for one in some]
+        if weights is None:
+            weights = np.array([1.0 / max(float(one.busy_s.min(axis=0).sum()), 1e-30) for one in some])
         return replace(
             Standing.least(some),
             busy_s=np.average([one.busy_s for one in some], axis=0, weights=weights),
