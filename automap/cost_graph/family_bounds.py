@@ -8,7 +8,9 @@ stages differ. Units: seconds.
 
 from __future__ import annotations
 
+import enum
 import itertools
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,10 +33,26 @@ from automap.space.space import PlanSpace
 MOST_COSTS, MOST_OPEN = 256, 8192
 """Largest number of stages whose group costs are kept; and of those with every signature undecided, which are small."""
 
-MOST_PROGRAMS = 60
-"""Most layouts of a family whose linear programs are solved (assumed): of others the quick bounds count."""
-MOST_OPEN_PROGRAMS = 20
-"""Most of them with every signature undecided (assumed), before the layouts that are left are bounded more sharply."""
+MOST_PROGRAMS, MOST_OPEN_PROGRAMS = 400, 40
+"""Most layouts of a family whose linear programs are solved (assumed): of others the quick bounds count; and with every
+signature undecided, before the layouts that are left are bounded more sharply."""
+MOST_WEIGHTS = 100
+"""Most weights of programs that are tried again for layouts of other families (assumed)."""
+
+MOST_MIXED = 60
+"""Most stages of several kinds whose signatures are decided (assumed): that takes long."""
+
+
+class Detail(enum.Enum):
+    """What is decided where layouts are bounded, one after the other."""
+
+    NOTHING = enum.auto()
+    """Every signature is undecided, and samples are shared out in any way."""
+    OF_ALIKE = enum.auto()
+    """The signatures of stages of one kind of devices, and the samples of each kind."""
+    ALL = enum.auto()
+    """All signatures."""
+
 
 Key = tuple[tuple[StageClass, tuple[int, ...]], ...]
 """Class of each stage, and the samples that each kind of its devices is priced with; none: any of them."""
@@ -50,6 +68,7 @@ class FamilyBounds:
         self._of_types: dict[tuple[object, ...], OfTypes] = {}
         self._undecided: dict[tuple[object, ...], Undecided] = {}
         self._ways: dict[tuple[StageClass, int], dict[tuple[int, ...], list[list[int]]]] = {}
+        self._weights: dict[int, deque[Weights]] = {}
         self._layouts = Layouts(space)
         self._draft = new_draft(space.compiled)
 
@@ -117,31 +136,43 @@ class FamilyBounds:
 
     def _of_chunks(self, family: Family, row: int, best: float) -> float:
         """Of virtual stages, one number of them after the other."""
-        shape, settings = family.shapes[0], self.space.evaluator.settings(0)
+        shape = family.shapes[0]
+        standing = self._standing_on(self._stage(row, shape), self._room(row, shape), family, self._once)
+        found = np.inf
+        for order in range(self.space.meshes.num_orders(shape.pp)):
+            found = min(found, self._interleaved(family, [standing] * shape.pp, order, best))
+            if found <= best:
+                return best
+        return found
+
+    @property
+    def _once(self) -> tuple[Path, ...]:
+        """A pass there and back, without and with gradients behind it."""
+        settings = self.space.evaluator.settings(0)
         # What gradients may hide under is not only on the path that they end.
         ends = 1.0 if float(settings.gradient_overlap) <= 0.0 else 0.0
-        once = [Path(forward=1.0, backward=1.0, gradients=gradients) for gradients in (0.0, ends)]
-        stage = self._stage(row, shape)
-        standing = self._standing_on(stage, self._room(row, shape), family, once)
-        found = np.inf
+        return tuple(Path(forward=1.0, backward=1.0, gradients=gradients) for gradients in (0.0, ends))
+
+    def _interleaved(self, family: Family, standings: Sequence[Standing], order: int, best: float) -> float:
+        """With virtual stages on ranks whose paths are `_once`; any number up to `best` if it is not above that."""
+        settings, found = self.space.evaluator.settings(0), np.inf
+        rates = self._rates(family.shapes[0], order)
+        sent_s = self._sent_s([standing.crossing for standing in standings], rates)
         for each in sorted(family.shapes, key=lambda each: -each.virtual):
-            for order in range(self.space.meshes.num_orders(shape.pp)):
-                sent_s = self._sent_s([standing.crossing] * shape.pp, self._rates(shape, order))
-                besides_s = np.array(exchanged_s(sent_s, each.virtual))
-                of = Interleaving(
-                    standing=standing,
-                    times=self._costs_on(stage).times,
-                    ends=self._ends(),
-                    ranks=each.pp,
-                    virtual=each.virtual,
-                    num_micro_batches=each.num_micro_batches,
-                    held=held(each, self.space.schedules),
-                    besides_s=besides_s + float(settings.micro_batch_s) / each.virtual,
-                    step_s=float(settings.step_s),
-                )
-                found = min(found, fastest_interleaving(of))
-                if found <= best:
-                    return best
+            besides_s = np.array(exchanged_s(sent_s, each.virtual))
+            of = Interleaving(
+                standings=standings,
+                times=np.bincount(self.space.arrays.units, minlength=len(self.space.linkage.types)).astype(np.float64),
+                ends=self._ends(),
+                virtual=each.virtual,
+                num_micro_batches=each.num_micro_batches,
+                held=held(each, self.space.schedules),
+                besides_s=besides_s + float(settings.micro_batch_s) / each.virtual,
+                step_s=float(settings.step_s),
+            )
+            found = min(found, fastest_interleaving(of))
+            if found <= best:
+                break
         return found
 
     def _tie(self, shape: Shape) -> tuple[float, float]:
@@ -181,13 +212,17 @@ class FamilyBounds:
         found = []
         for order in range(space.meshes.num_orders(shape.pp)):
             quick = -np.inf
-            for trips in ((), path_trips(shape, self.space.schedules)):
+            for trips in ((), path_trips(shape, space.schedules) if shape.virtual == 1 else self._once):
                 views: list[list[Standing]] = [[] for _ in range(shape.pp)]
                 for rank, row in enumerate(space.even_rows(shape, order)):
                     for seen, samples in self._seen(row, shape, family.way):
                         stage = self._stage(seen, shape, samples)
                         views[rank].append(self._standing_on(stage, self._room(seen, shape), family, trips))
-                quick = max(quick, self._spread(family, views, self._rates(shape, order))[0])
+                if trips and shape.virtual > 1:
+                    seconds = self._interleaved(family, [Standing.mixed(some) for some in views], order, quick)
+                else:
+                    seconds, _ = self._spread(family, views, self._rates(shape, order))
+                quick = max(quick, seconds)
                 if quick >= target_s:
                     break
             found.append(quick)
@@ -207,57 +242,69 @@ class FamilyBounds:
             total = int(arrays.kind_samples[number, count, way, kind])
             each = int(arrays.kind_ranks[number, kind]) * quantum
             found.append((seen, -(-total // each) * quantum * outer))
-        return found
+        # Where a stage has fewer kinds than others, its last one is repeated.
+        return list(dict.fromkeys(found))
 
     def _of_sizes(self, family: Family, target_s: float) -> float:
         """Of stages of unlike size."""
         layouts = self._layouts.of(family.shapes[0])
         if not layouts:
             return np.inf
-        # First with every signature undecided and samples shared out in any way, then decided and in each way.
         keys: list[Key] = [tuple((stage, ()) for stage in some) for some in layouts]
         rates, least = np.array(list(layouts.values())), np.full(len(keys), -np.inf)
-        for is_open in (True, False):
-            least = np.maximum(least, self._of_layouts(family, keys, rates, target_s, is_open=is_open))
-            left = np.flatnonzero(least < target_s)
-            if not is_open or not len(left):
+        reached = np.inf
+        for detail in Detail:
+            if detail is Detail.OF_ALIKE:
+                each = [list(itertools.product(*(self._each_way(stage, family) for stage, _ in key))) for key in keys]
+                at = np.repeat(np.arange(len(keys)), [len(some) for some in each])
+                keys, rates, least = [key for some in each for key in some], rates[at], least[at]
+            mixed = {stage for key in keys for stage in key if self._is_mixed(stage[0], family)}
+            if detail is Detail.ALL and len(mixed) > MOST_MIXED:
                 break
-            parts = [
-                (number, part)
-                for number in left.tolist()
-                for part in itertools.product(
-                    *([(stage, samples) for samples in self._shared(stage, family)] for stage, _ in keys[number])
-                )
-            ]
-            at, keys = [number for number, _ in parts], [part for _, part in parts]
-            rates, least = rates[at], least[at]
-        return float(least.min())
+            least = np.maximum(least, self._of_layouts(family, keys, rates, target_s, detail))
+            left = np.flatnonzero(least < target_s)
+            reached = min(reached, np.delete(least, left).min(initial=np.inf))
+            keys, rates, least = [keys[number] for number in left.tolist()], rates[left], least[left]
+            if not keys or (detail is Detail.OF_ALIKE and not mixed):
+                break
+        return min(reached, float(least.min(initial=np.inf)))
 
     def _of_layouts(
-        self, family: Family, keys: Sequence[Key], rates: Floats, target_s: float, *, is_open: bool
+        self, family: Family, keys: Sequence[Key], rates: Floats, target_s: float, detail: Detail
     ) -> Floats:
         """[layouts] seconds of layouts; no program is solved for those that reach `target_s`.
 
         Args:
             rates: [layouts, ranks] bytes a second from each stage to the next one.
-            is_open: whether every signature stays undecided.
         """
         trips = path_trips(family.shapes[0], self.space.schedules)
         # Stages are few, layouts many.
         number = {stage: at for at, stage in enumerate({stage for key in keys for stage in key})}
-        views = [self._views(*stage, family, trips, is_open=is_open) for stage in number]
+        views = [self._views(*stage, family, trips, detail) for stage in number]
         at = np.array([[number[stage] for stage in key] for key in keys])
         spreads = self._spreads(family, [Standing.mixed(some) for some in views], at, rates)
         found, tried = spreads.quick(), np.zeros(len(keys), dtype=np.bool_)
-        # Weights that show one layout to be slow often show others to be as well.
-        for _ in range(MOST_OPEN_PROGRAMS if is_open else MOST_PROGRAMS):
-            slowest = int(np.where(tried, np.inf, found).argmin() if is_open else found.argmin())
-            if tried[slowest] or found[slowest] >= target_s:
+        is_mixed = np.array([self._is_mixed(of, family) for of, _ in number])[at].any(axis=1)
+        may_rise = is_mixed if detail is Detail.OF_ALIKE else np.full(len(keys), detail is Detail.NOTHING)
+        # Weights that show one layout to be slow often show others to be as well, also of other families.
+        pool = self._weights.setdefault(family.shapes[0].pp, deque(maxlen=MOST_WEIGHTS))
+        left = np.flatnonzero(found < target_s)
+        for weights in tuple(pool):
+            if not len(left):
                 break
-            tried[slowest] = True
-            fastest_s, weights = self._spread(family, [views[stage] for stage in at[slowest]], rates[slowest].tolist())
-            found = np.maximum(found, spreads.bounds(weights))
-            found[slowest] = max(found[slowest], fastest_s)
+            found[left] = np.maximum(found[left], spreads.some(left).bounds(weights))
+            left = left[found[left] < target_s]
+        for _ in range(MOST_OPEN_PROGRAMS if detail is Detail.NOTHING else MOST_PROGRAMS):
+            # Once all is decided, a layout whose program was solved cannot be raised any more.
+            waiting = left[~(tried & may_rise)[left]]
+            if not len(waiting) or tried[fastest := int(waiting[found[waiting].argmin()])]:
+                break
+            tried[fastest] = True
+            fastest_s, weights = self._spread(family, [views[stage] for stage in at[fastest]], rates[fastest].tolist())
+            pool.append(weights)
+            found[left] = np.maximum(found[left], spreads.some(left).bounds(weights))
+            found[fastest] = max(found[fastest], fastest_s)
+            left = left[found[left] < target_s]
         return found
 
     def _spreads(self, family: Family, stages: Sequence[Standing], at: Ints, rates: Floats) -> Spreads:
@@ -312,8 +359,16 @@ class FamilyBounds:
             }
         return self._ways[key]
 
+    def _each_way(self, of: StageClass, family: Family) -> list[tuple[StageClass, tuple[int, ...]]]:
+        """The class with the samples of each kind of devices under each way to share them out."""
+        return [(of, samples) for samples in self._shared(of, family)]
+
+    def _is_mixed(self, of: StageClass, family: Family) -> bool:
+        """Whether samples may be shared out in several ways on the stages of a class."""
+        return len(self._shared(of, family)) > 1
+
     def _views(
-        self, of: StageClass, samples: tuple[int, ...], family: Family, trips: Sequence[Path], *, is_open: bool
+        self, of: StageClass, samples: tuple[int, ...], family: Family, trips: Sequence[Path], detail: Detail
     ) -> list[Standing]:
         """What units take on the stages of a class as each kind of devices sees it, with the best links.
 
@@ -321,15 +376,15 @@ class FamilyBounds:
             samples: what each kind is priced with; empty: any way to share out the samples.
         """
         shape, arrays, shared = family.shapes[0], self.space.arrays, self._shared(of, family)
-        if not samples and len(shared) > 1:
+        if detail is Detail.NOTHING and not samples and len(shared) > 1:
             return [self._any_way(of, family, trips)]
         samples = samples or next(iter(shared))
         found = []
         for rows, count in zip(shared[samples], samples, strict=True):
             stage = self._stage(rows[0], shape, count)._replace(links=best_links(arrays.links[rows]))
             room = max(self._room(row, shape) for row in rows)
-            # Of stages of several kinds there are many, and they differ little beyond the share of each kind.
-            found.append(self._standing_on(stage, room, family, trips, is_open=is_open or len(shared) > 1))
+            is_open = detail is Detail.NOTHING or (detail is Detail.OF_ALIKE and len(shared) > 1)
+            found.append(self._standing_on(stage, room, family, trips, is_open=is_open))
         return found
 
     def _any_way(self, of: StageClass, family: Family, trips: Sequence[Path]) -> Standing:
@@ -339,7 +394,7 @@ class FamilyBounds:
         what one kind has less of, the others have more of.
         """
         shared, arrays = self._shared(of, family), self.space.arrays
-        found = [self._views(of, samples, family, trips, is_open=True) for samples in shared]
+        found = [self._views(of, samples, family, trips, Detail.NOTHING) for samples in shared]
         (number,) = {tuple(arrays.kind_ranks[arrays.mixed[row]].tolist()) for row in self._layouts.rows[of]}
         rates = [
             np.array(samples) / [float(view.busy_s.min(axis=0).sum()) for view in some]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from automap.arrays import Floats
+from automap.arrays import Floats, Ints
 from automap.cost_graph.relaxation import OfTypes
 from automap.cost_graph.spread_program import SpreadProgram
 
@@ -161,6 +161,16 @@ class Spreads:
     """[spreads, ranks or none] seconds that the path which ends on each rank takes besides."""
     bound: Floats
     """[ranks, types] share of each type that stands on each rank at least."""
+
+    def some(self, at: Ints) -> Spreads:
+        """Some of the spreads."""
+        return replace(
+            self,
+            busy_s=self.busy_s[at],
+            besides_s=self.besides_s[at],
+            trip_s=self.trip_s[at],
+            besides_trip_s=self.besides_trip_s[at],
+        )
 
     def bounds(self, weights: Weights) -> Floats:
         """[spreads] seconds that no spread is faster than, by some weights."""
