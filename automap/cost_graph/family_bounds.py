@@ -30,12 +30,9 @@ from automap.space.kernels.draft import new_draft
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace
 
-MOST_COSTS, MOST_OPEN = 256, 8192
-"""Largest number of stages whose group costs are kept; and of those with every signature undecided, which are small."""
-
-MOST_PROGRAMS, MOST_OPEN_PROGRAMS = 400, 40
-"""Most layouts of a family whose linear programs are solved (assumed): of others the quick bounds count; and with every
-signature undecided, before the layouts that are left are bounded more sharply."""
+MOST_PROGRAMS, MOST_EARLY_PROGRAMS = 400, 40
+"""Most layouts of a family whose linear programs are solved (assumed): of others the quick bounds count; and before
+the layouts that are left are bounded more sharply."""
 MOST_WEIGHTS = 100
 """Most weights of programs that are tried again for layouts of other families (assumed)."""
 
@@ -43,17 +40,27 @@ MOST_MIXED = 60
 """Most stages of several kinds whose signatures are decided (assumed): that takes long."""
 
 
-class Detail(enum.Enum):
-    """What is decided where layouts are bounded, one after the other."""
+class Level(enum.Enum):
+    """How sharply the costs on a stage are known, from what is known soonest."""
 
-    NOTHING = enum.auto()
-    """Every signature is undecided, and samples are shared out in any way."""
-    OF_ALIKE = enum.auto()
-    """The signatures of stages of one kind of devices, and the samples of each kind."""
-    ALL = enum.auto()
-    """All signatures."""
+    UNDECIDED = enum.auto()
+    """Every signature is undecided."""
+    ALONE = enum.auto()
+    """Groups have signatures, between which no conversions count."""
+    TOGETHER = enum.auto()
+    """All that counts."""
 
 
+MOST_COSTS = {Level.UNDECIDED: 8192, Level.ALONE: 1024, Level.TOGETHER: 256}
+"""Largest number of stages whose costs are kept."""
+STEPS = (
+    (Level.UNDECIDED, Level.UNDECIDED),
+    (Level.ALONE, Level.UNDECIDED),
+    (Level.TOGETHER, Level.UNDECIDED),
+    (Level.TOGETHER, Level.TOGETHER),
+)
+"""Levels of stages of one kind of devices and of several kinds, in the order in which layouts are bounded: the latter
+are many."""
 Key = tuple[tuple[StageClass, tuple[int, ...]], ...]
 """Class of each stage, and the samples that each kind of its devices is priced with; none: any of them."""
 
@@ -63,8 +70,7 @@ class FamilyBounds:
 
     def __init__(self, space: PlanSpace) -> None:
         self.space = space
-        self._costs: dict[tuple[object, ...], OpenCosts] = {}
-        self._open: dict[tuple[object, ...], OpenCosts] = {}
+        self._costs: dict[Level, dict[tuple[object, ...], OpenCosts]] = {level: {} for level in Level}
         self._of_types: dict[tuple[object, ...], OfTypes] = {}
         self._undecided: dict[tuple[object, ...], Undecided] = {}
         self._ways: dict[tuple[StageClass, int], dict[tuple[int, ...], list[list[int]]]] = {}
@@ -81,17 +87,23 @@ class FamilyBounds:
         """Seconds that no plan of a family is faster than; it is not raised beyond `target_s`, but may be infinite."""
         if family.is_unlike:
             return self._of_sizes(family, target_s)
-        if not family.way and len(self._rows(family.shapes[0])) == 1:
-            return self._of_alike(family, target_s)
-        return self._of_rows(family, target_s)
+        best = -np.inf
+        for level in Level:
+            is_alike = not family.way and len(self._rows(family.shapes[0])) == 1
+            sharper = self._of_alike if is_alike and level is Level.TOGETHER else self._of_rows
+            best = max(best, sharper(family, target_s, level))
+            if best >= target_s:
+                break
+        return best
 
     # -- stages that are all alike --------------------------------------------------------------------------------
 
-    def _of_alike(self, family: Family, target_s: float) -> float:
+    def _of_alike(self, family: Family, target_s: float, level: Level) -> float:
+        """Of stages of equal size on equal devices."""
         space, shape = self.space, max(family.shapes, key=lambda each: each.num_chunks)
         (row,) = self._rows(shape)
         stage = self._stage(row, shape)
-        costs, held, settings = self._costs_on(stage), self._held(family), space.evaluator.settings(0)
+        costs, held, settings = self._costs_on(stage, level), self._held(family), space.evaluator.settings(0)
         room = shape.pp * self._room(row, shape) - 2.0 * float(costs.modes[..., WORKSPACE_BYTES].max())
         if room <= 0.0:
             return np.inf
@@ -125,7 +137,11 @@ class FamilyBounds:
         """With a path that ends on each rank, and ranks which hold unlike numbers of micro-batches."""
         shape = family.shapes[0]
         standing = self._standing_on(
-            self._stage(row, shape), self._room(row, shape), family, path_trips(shape, self.space.schedules)
+            self._stage(row, shape),
+            self._room(row, shape),
+            family,
+            path_trips(shape, self.space.schedules),
+            Level.TOGETHER,
         )
         found = np.inf
         for order in range(self.space.meshes.num_orders(shape.pp)):
@@ -137,7 +153,8 @@ class FamilyBounds:
     def _of_chunks(self, family: Family, row: int, best: float) -> float:
         """Of virtual stages, one number of them after the other."""
         shape = family.shapes[0]
-        standing = self._standing_on(self._stage(row, shape), self._room(row, shape), family, self._once)
+        stage = self._stage(row, shape)
+        standing = self._standing_on(stage, self._room(row, shape), family, self._once, Level.TOGETHER)
         found = np.inf
         for order in range(self.space.meshes.num_orders(shape.pp)):
             found = min(found, self._interleaved(family, [standing] * shape.pp, order, best))
@@ -206,8 +223,8 @@ class FamilyBounds:
 
     # -- stages that differ ---------------------------------------------------------------------------------------
 
-    def _of_rows(self, family: Family, target_s: float) -> float:
-        """Of stages of equal size and unlike devices, in any order."""
+    def _of_rows(self, family: Family, target_s: float, level: Level) -> float:
+        """Of stages of equal size on any devices, in any order."""
         space, shape = self.space, family.shapes[0]
         found = []
         for order in range(space.meshes.num_orders(shape.pp)):
@@ -217,7 +234,8 @@ class FamilyBounds:
                 for rank, row in enumerate(space.even_rows(shape, order)):
                     for seen, samples in self._seen(row, shape, family.way):
                         stage = self._stage(seen, shape, samples)
-                        views[rank].append(self._standing_on(stage, self._room(seen, shape), family, trips))
+                        room = self._room(seen, shape)
+                        views[rank].append(self._standing_on(stage, room, family, trips, level))
                 if trips and shape.virtual > 1:
                     seconds = self._interleaved(family, [Standing.mixed(some) for some in views], order, quick)
                 else:
@@ -253,39 +271,40 @@ class FamilyBounds:
         keys: list[Key] = [tuple((stage, ()) for stage in some) for some in layouts]
         rates, least = np.array(list(layouts.values())), np.full(len(keys), -np.inf)
         reached = np.inf
-        for detail in Detail:
-            if detail is Detail.OF_ALIKE:
+        for number, levels in enumerate(STEPS):
+            if number == 1:
                 each = [list(itertools.product(*(self._each_way(stage, family) for stage, _ in key))) for key in keys]
                 at = np.repeat(np.arange(len(keys)), [len(some) for some in each])
                 keys, rates, least = [key for some in each for key in some], rates[at], least[at]
             mixed = {stage for key in keys for stage in key if self._is_mixed(stage[0], family)}
-            if detail is Detail.ALL and len(mixed) > MOST_MIXED:
+            if levels == STEPS[-1] and not 0 < len(mixed) <= MOST_MIXED:
                 break
-            least = np.maximum(least, self._of_layouts(family, keys, rates, target_s, detail))
+            least = np.maximum(least, self._of_layouts(family, keys, rates, target_s, levels))
             left = np.flatnonzero(least < target_s)
             reached = min(reached, np.delete(least, left).min(initial=np.inf))
             keys, rates, least = [keys[number] for number in left.tolist()], rates[left], least[left]
-            if not keys or (detail is Detail.OF_ALIKE and not mixed):
+            if not keys:
                 break
         return min(reached, float(least.min(initial=np.inf)))
 
     def _of_layouts(
-        self, family: Family, keys: Sequence[Key], rates: Floats, target_s: float, detail: Detail
+        self, family: Family, keys: Sequence[Key], rates: Floats, target_s: float, levels: tuple[Level, Level]
     ) -> Floats:
         """[layouts] seconds of layouts; no program is solved for those that reach `target_s`.
 
         Args:
             rates: [layouts, ranks] bytes a second from each stage to the next one.
+            levels: of stages of one kind of devices and of several.
         """
         trips = path_trips(family.shapes[0], self.space.schedules)
         # Stages are few, layouts many.
         number = {stage: at for at, stage in enumerate({stage for key in keys for stage in key})}
-        views = [self._views(*stage, family, trips, detail) for stage in number]
+        views = [self._views(*stage, family, trips, levels) for stage in number]
         at = np.array([[number[stage] for stage in key] for key in keys])
         spreads = self._spreads(family, [Standing.mixed(some) for some in views], at, rates)
         found, tried = spreads.quick(), np.zeros(len(keys), dtype=np.bool_)
         is_mixed = np.array([self._is_mixed(of, family) for of, _ in number])[at].any(axis=1)
-        may_rise = is_mixed if detail is Detail.OF_ALIKE else np.full(len(keys), detail is Detail.NOTHING)
+        may_rise = is_mixed if levels == STEPS[-2] else np.full(len(keys), levels != STEPS[-1])
         # Weights that show one layout to be slow often show others to be as well, also of other families.
         pool = self._weights.setdefault(family.shapes[0].pp, deque(maxlen=MOST_WEIGHTS))
         left = np.flatnonzero(found < target_s)
@@ -294,7 +313,7 @@ class FamilyBounds:
                 break
             found[left] = np.maximum(found[left], spreads.some(left).bounds(weights))
             left = left[found[left] < target_s]
-        for _ in range(MOST_OPEN_PROGRAMS if detail is Detail.NOTHING else MOST_PROGRAMS):
+        for _ in range(MOST_PROGRAMS if levels[0] is Level.TOGETHER else MOST_EARLY_PROGRAMS):
             # Once all is decided, a layout whose program was solved cannot be raised any more.
             waiting = left[~(tried & may_rise)[left]]
             if not len(waiting) or tried[fastest := int(waiting[found[waiting].argmin()])]:
@@ -368,23 +387,28 @@ class FamilyBounds:
         return len(self._shared(of, family)) > 1
 
     def _views(
-        self, of: StageClass, samples: tuple[int, ...], family: Family, trips: Sequence[Path], detail: Detail
+        self,
+        of: StageClass,
+        samples: tuple[int, ...],
+        family: Family,
+        trips: Sequence[Path],
+        levels: tuple[Level, Level],
     ) -> list[Standing]:
         """What units take on the stages of a class as each kind of devices sees it, with the best links.
 
         Args:
             samples: what each kind is priced with; empty: any way to share out the samples.
+            levels: of stages of one kind of devices and of several.
         """
         shape, arrays, shared = family.shapes[0], self.space.arrays, self._shared(of, family)
-        if detail is Detail.NOTHING and not samples and len(shared) > 1:
+        if not samples and len(shared) > 1:
             return [self._any_way(of, family, trips)]
         samples = samples or next(iter(shared))
         found = []
         for rows, count in zip(shared[samples], samples, strict=True):
             stage = self._stage(rows[0], shape, count)._replace(links=best_links(arrays.links[rows]))
             room = max(self._room(row, shape) for row in rows)
-            is_open = detail is Detail.NOTHING or (detail is Detail.OF_ALIKE and len(shared) > 1)
-            found.append(self._standing_on(stage, room, family, trips, is_open=is_open))
+            found.append(self._standing_on(stage, room, family, trips, levels[len(shared) > 1]))
         return found
 
     def _any_way(self, of: StageClass, family: Family, trips: Sequence[Path]) -> Standing:
@@ -394,7 +418,7 @@ class FamilyBounds:
         what one kind has less of, the others have more of.
         """
         shared, arrays = self._shared(of, family), self.space.arrays
-        found = [self._views(of, samples, family, trips, Detail.NOTHING) for samples in shared]
+        found = [self._views(of, samples, family, trips, STEPS[0]) for samples in shared]
         (number,) = {tuple(arrays.kind_ranks[arrays.mixed[row]].tolist()) for row in self._layouts.rows[of]}
         rates = [
             np.array(samples) / [float(view.busy_s.min(axis=0).sum()) for view in some]
@@ -405,27 +429,23 @@ class FamilyBounds:
         return Standing.least([Standing.mixed(some, weights if len(some) > 1 else None) for some in found])
 
     def _standing_on(
-        self, stage: Stage, room: float, family: Family, trips: Sequence[Path], *, is_open: bool = False
+        self, stage: Stage, room: float, family: Family, trips: Sequence[Path], level: Level
     ) -> Standing:
-        """What units take on a rank with a stage, alone and on some paths through all ranks.
-
-        Args:
-            is_open: whether every signature stays undecided, which is less and sooner known.
-        """
-        shape, costs = family.shapes[0], self._costs_on(stage, is_open=is_open)
+        """What units take on a rank with a stage, alone and on some paths through all ranks."""
+        shape, costs = family.shapes[0], self._costs_on(stage, level)
         opened = max(each.num_chunks for each in family.shapes) - 1
         count = float(shape.num_micro_batches)
         busy = Path(forward=count, backward=count, gradients=1.0)
         saved_bytes = (costs.times[:, None] * costs.modes[..., SAVED_BYTES]).T
         crossing = self._least_crossing(costs)
-        if is_open:
+        if level is Level.UNDECIDED:
             undecided = self._undecided_on(stage, family.zeros)
             found_s = [undecided.on(path) for path in (busy, *trips)]
             return Standing.undecided(found_s, undecided.state_bytes, saved_bytes, room=room, crossing=crossing)
         plenty = room - max(*self._held(family), shape.pp) * float(saved_bytes.max(axis=0).sum())
         found: list[OfTypes] = []
         for path in (busy, *trips):
-            key = (*_key(stage), opened, path, family.zeros, plenty)
+            key = (*_key(stage), level, opened, path, family.zeros, plenty)
             if key not in self._of_types:
                 relaxation = Relaxation(self.space, costs, path, family.zeros, num_opened=opened)
                 self._of_types[key] = relaxation.of_types(plenty, found[0].picked if found else None)
@@ -436,10 +456,10 @@ class FamilyBounds:
         """What units take at least on a stage with every signature undecided."""
         key = (*_key(stage), zeros)
         if key not in self._undecided:
-            if len(self._undecided) >= MOST_OPEN:
+            if len(self._undecided) >= MOST_COSTS[Level.UNDECIDED]:
                 self._undecided.pop(next(iter(self._undecided)))
             path = Path(forward=0.0, backward=0.0, gradients=0.0)
-            costs = self._costs_on(stage, is_open=True)
+            costs = self._costs_on(stage, Level.UNDECIDED)
             self._undecided[key] = Relaxation(self.space, costs, path, zeros, num_opened=0).undecided()
         return self._undecided[key]
 
@@ -541,12 +561,13 @@ class FamilyBounds:
         zero_axes = self.space.zero_axes(shape)
         return Stage(arrays.axes[row], arrays.links[row], arrays.hardware[row], zero_axes, float(samples))
 
-    def _costs_on(self, stage: Stage, *, is_open: bool = False) -> OpenCosts:
-        key, known = _key(stage), self._open if is_open else self._costs
+    def _costs_on(self, stage: Stage, level: Level) -> OpenCosts:
+        key, known = _key(stage), self._costs[level]
         if key not in known:
-            if len(known) >= (MOST_OPEN if is_open else MOST_COSTS):
+            if len(known) >= MOST_COSTS[level]:
                 known.pop(next(iter(known)))
-            known[key] = OpenCosts(self.space, stage, () if is_open else self._values(stage))
+            values = () if level is Level.UNDECIDED else self._values(stage)
+            known[key] = OpenCosts(self.space, stage, values, with_conversions=level is Level.TOGETHER)
         return known[key]
 
     def _values(self, stage: Stage) -> tuple[Ints, ...]:
