@@ -41,7 +41,7 @@ MOST_MIXED = 60
 
 
 class Level(enum.Enum):
-    """How sharply the costs on a stage are known, from what is known soonest."""
+    """How sharply the costs on a stage are known, ascending from what is known soonest."""
 
     UNDECIDED = enum.auto()
     """Every signature is undecided."""
@@ -74,6 +74,7 @@ class FamilyBounds:
         self._of_types: dict[tuple[object, ...], OfTypes] = {}
         self._undecided: dict[tuple[object, ...], Undecided] = {}
         self._ways: dict[tuple[StageClass, int], dict[tuple[int, ...], list[list[int]]]] = {}
+        self._known_s: dict[tuple[Family, Level], float] = {}
         self._weights: dict[int, deque[Weights]] = {}
         self._layouts = Layouts(space)
         self._draft = new_draft(space.compiled)
@@ -83,16 +84,27 @@ class FamilyBounds:
         """Whether the graphs hold: not where times of whole blocks were measured."""
         return len(self.space.evaluator.tables.arrays.blocks) == 0
 
-    def bound(self, family: Family, target_s: float) -> float:
-        """Seconds that no plan of a family is faster than; it is not raised beyond `target_s`, but may be infinite."""
+    def bound(self, family: Family, target_s: float, level: Level = Level.TOGETHER) -> float:
+        """Seconds that no plan of a family is faster than; it is not raised beyond `target_s`, but may be infinite.
+
+        Args:
+            level: how sharply costs count at most.
+        """
         if family.is_unlike:
-            return self._of_sizes(family, target_s)
+            return self._of_sizes(family, target_s, level)
+        is_alike = not family.way and len(self._rows(family.shapes[0])) == 1
         best = -np.inf
-        for level in Level:
-            is_alike = not family.way and len(self._rows(family.shapes[0])) == 1
-            sharper = self._of_alike if is_alike and level is Level.TOGETHER else self._of_rows
-            best = max(best, sharper(family, target_s, level))
-            if best >= target_s:
+        for each in Level:
+            if (family, each) in self._known_s:
+                found = self._known_s[family, each]
+            else:
+                sharper = self._of_alike if is_alike and each is Level.TOGETHER else self._of_rows
+                found = sharper(family, target_s, each)
+                if found < target_s:
+                    # No other target raises it.
+                    self._known_s[family, each] = found
+            best = max(best, found)
+            if best >= target_s or each is level:
                 break
         return best
 
@@ -263,7 +275,7 @@ class FamilyBounds:
         # Where a stage has fewer kinds than others, its last one is repeated.
         return list(dict.fromkeys(found))
 
-    def _of_sizes(self, family: Family, target_s: float) -> float:
+    def _of_sizes(self, family: Family, target_s: float, level: Level) -> float:
         """Of stages of unlike size."""
         layouts = self._layouts.of(family.shapes[0])
         if not layouts:
@@ -272,6 +284,8 @@ class FamilyBounds:
         rates, least = np.array(list(layouts.values())), np.full(len(keys), -np.inf)
         reached = np.inf
         for number, levels in enumerate(STEPS):
+            if levels[0].value > level.value:
+                break
             if number == 1:
                 each = [list(itertools.product(*(self._each_way(stage, family) for stage, _ in key))) for key in keys]
                 at = np.repeat(np.arange(len(keys)), [len(some) for some in each])
