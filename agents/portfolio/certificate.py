@@ -2,9 +2,9 @@
 
 All plans of a space stand in families (`automap.cost_graph.family_bounds`). The family with the least bound is bounded
 more sharply, then the one whose bound is the least then: first by its shapes (`BoundTable`), then by a cost graph of
-all its ZeRO stages, ever more sharply and to one target after another, then of each ZeRO stage. It ends once the least bound cannot be
-raised, or the time is over; it then holds for all plans. If it is the step time of the plan found, this plan is proven
-to be the best. Where a part of the cluster may do as well, its plans count too. Units: seconds.
+all its ZeRO stages, ever more sharply and to one target after another, then of each ZeRO stage. It ends once the least
+bound cannot be raised, or the time is over; it then holds for all plans. If it is the step time of the plan found, this
+plan is proven to be the best. Where a part of the cluster may do as well, its plans count too. Units: seconds.
 """
 
 from __future__ import annotations

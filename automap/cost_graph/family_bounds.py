@@ -20,7 +20,15 @@ from automap.cost_graph.families import Family
 from automap.cost_graph.kernels.values_on_mesh import values_on_mesh
 from automap.cost_graph.open_costs import OpenCosts
 from automap.cost_graph.paths import Path, exchanged_s, held, path_trips, sends_on, ways
-from automap.cost_graph.relaxation import BOUNDARY_BYTES, SAVED_BYTES, WORKSPACE_BYTES, Memory, OfTypes, Relaxation, Undecided
+from automap.cost_graph.relaxation import (
+    BOUNDARY_BYTES,
+    SAVED_BYTES,
+    WORKSPACE_BYTES,
+    Memory,
+    OfTypes,
+    Relaxation,
+    Undecided,
+)
 from automap.cost_graph.stage_layouts import Layouts, StageClass, best_links
 from automap.cost_graph.unlike_stages import Spreads, Standing, Weights, fastest_spread
 from automap.cost_graph.virtual_stages import Interleaving, fastest_interleaving
@@ -442,9 +450,7 @@ class FamilyBounds:
         weights = np.mean(rates, axis=0) * number[: len(rates[0])]
         return Standing.least([Standing.mixed(some, weights if len(some) > 1 else None) for some in found])
 
-    def _standing_on(
-        self, stage: Stage, room: float, family: Family, trips: Sequence[Path], level: Level
-    ) -> Standing:
+    def _standing_on(self, stage: Stage, room: float, family: Family, trips: Sequence[Path], level: Level) -> Standing:
         """What units take on a rank with a stage, alone and on some paths through all ranks."""
         shape, costs = family.shapes[0], self._costs_on(stage, level)
         opened = max(each.num_chunks for each in family.shapes) - 1
