@@ -38,7 +38,7 @@ from automap.space.kernels.draft import new_draft
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace
 
-MOST_PROGRAMS, MOST_EARLY_PROGRAMS = 400, 40
+MOST_PROGRAMS, MOST_EARLY_PROGRAMS = 400, 8
 """Most layouts of a family whose linear programs are solved (assumed): of others the quick bounds count; and before
 the layouts that are left are bounded more sharply."""
 MOST_WEIGHTS = 100
