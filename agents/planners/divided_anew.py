@@ -63,8 +63,7 @@ def divide_anew(incumbent: Incumbent, grid: Grid) -> None:
         plans = [replace(plan, schedule=kind) for plan in found for kind in _kinds(space)]
         if not incumbent.finished:
             price_staged(incumbent, plans)
-        # Trainers that run zero-bubble schedules run any order of actions, targets only those that they name.
-        if "zb2p" in space.problem.trainer.schedules and space.problem.target is None:
+        if space.problem.any_order:
             incumbent.searcher = "spp"
             for plan in fastest_staged(incumbent, found, LISTED):
                 is_short = 1 < len(plan.stages) <= MOST_PASSES // fastest.num_micro_batches
