@@ -32,7 +32,7 @@ LISTED = 1
 """Number of partitions whose micro-batches are listed."""
 MOST_PASSES = 2_000
 """Largest number of forward passes that are listed: it takes a tenth of a second."""
-LEAST_EVALUATIONS, LEAST_S = 1_000, 5.0
+LEAST_EVALUATIONS, LEAST_S = 500, 5.0
 """Budget that must be left: it takes a few tenths of a second."""
 SHARE = 0.1
 """Share of what is left of the budget at most."""

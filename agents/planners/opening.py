@@ -48,9 +48,15 @@ MESHES = 32
 """Number of meshes around whose best templates is looked, at most."""
 KEPT = 64
 """Number of skeletons whose best plan is kept, at most."""
+REFINED_LEAST, REFINED_LEAST_S = 500, 5.0
+"""Budget that must be left for plans to be refined."""
+REFINED_SHARE = 0.6
+"""Share of what is left of the budget that refining takes at most."""
+REFINED_MESHES, REFINED_PLANS = 6, 3
+"""Number of meshes that are looked at, and of plans that are refined."""
 
 
-def work_out(incumbent: Incumbent, grid: Grid) -> Grid:
+def work_out(incumbent: Incumbent, grid: Grid) -> tuple[Grid, SkeletonSearch]:
     """Works out the best templates.
 
     Args:
@@ -58,7 +64,7 @@ def work_out(incumbent: Incumbent, grid: Grid) -> Grid:
         grid: the templates with their prices.
 
     Returns:
-        The best plans of the skeletons that were worked out.
+        The best plans of the skeletons that were worked out, and the search of skeletons, which can go on.
     """
     incumbent.searcher = "elimination"
     left, left_s = incumbent.left, incumbent.left_s
@@ -84,8 +90,53 @@ def work_out(incumbent: Incumbent, grid: Grid) -> Grid:
         around = _rows(grid, [values for _, values in search.best.values()])
         ranked = ranked_in_turn(incumbent.space.price(around))
         run_skeletons(search, list(map(tuple, around[ranked].tolist())), FIRST_MESHES)
-    found = _rows(grid, [values for _, values in sorted(search.best.values())[:KEPT]])
-    return Grid(found, incumbent.space.price(found))
+    return _kept(search), search
+
+
+def refine(search: SkeletonSearch, plans: Ints) -> Grid:
+    """Refines the best plans of some meshes, without chance.
+
+    The meshes of the best plans so far are looked at in their order, each with one solve and its neighbours; then the
+    best plans are refined (`SkeletonSearch.refine`). Nothing is done in small budgets.
+
+    Args:
+        search: the search of skeletons that `work_out` began.
+        plans: [n, slots] further plans that are known, such as proposals.
+
+    Returns:
+        The best plans of skeletons.
+    """
+    incumbent = search.incumbent
+    left, left_s = incumbent.left, incumbent.left_s
+    if (left is not None and left < REFINED_LEAST) or (left_s is not None and left_s < REFINED_LEAST_S):
+        return _kept(search)
+    incumbent.searcher = "elimination"
+    with incumbent.share(
+        evaluations=None if left is None else int(REFINED_SHARE * left),
+        seconds=None if left_s is None else min(SECONDS, REFINED_SHARE * left_s),
+    ):
+        search.begin_with(plans)
+        for values in search.best_of_kinds()[:MESHES]:
+            if search.finished:
+                break
+            search.share_out(values)
+        for values in search.best_of_kinds()[:REFINED_MESHES]:
+            if search.finished:
+                break
+            search.try_around(values)
+        for polishes in (False, True):
+            for values in search.best_of_kinds()[:REFINED_PLANS]:
+                if search.finished:
+                    break
+                search.refine(values, polishes=polishes)
+    return _kept(search)
+
+
+def _kept(search: SkeletonSearch) -> Grid:
+    """The best plans of skeletons."""
+    rows = [values for _, values in sorted(search.best.values())[:KEPT]]
+    found = np.array(rows, dtype=np.int64).reshape(len(rows), len(search.space.slots))
+    return Grid(found, search.space.price(found))
 
 
 def _rows(grid: Grid, plans: Sequence[Values]) -> Ints:

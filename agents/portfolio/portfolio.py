@@ -21,6 +21,7 @@ import functools
 import importlib.util
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from agents.incumbent import Incumbent
 from agents.learning.proposals import NETWORK, PROPOSALS, SIDE_BY_SIDE, propose, readable
 from agents.learning.search_tree import SearchTree
 from agents.planners.divided_anew import divide_anew
-from agents.planners.opening import work_out
+from agents.planners.opening import refine, work_out
 from agents.planners.promising import promising_meshes
 from agents.planners.recompute_less import lightened_templates
 from agents.portfolio.members import Kind, Member, MemberTask, wait
@@ -104,14 +105,16 @@ def search_portfolio(task: SearchTask) -> SearchResult:
     incumbent.price_start(task, credit="start")
     if not incumbent.finished:
         grid = grid.joined(lightened_templates(incumbent, grid))
-        grid = grid.joined(work_out(incumbent, grid))
-    proposed = [] if incumbent.finished else _propose(incumbent, grid, task.seed)
+    proposed: list[Values] = []
     if not incumbent.finished:
-        divide_anew(incumbent, grid)
+        opened, skeletons = work_out(incumbent, grid)
+        grid = grid.joined(opened)
+        proposed = [] if incumbent.finished else _propose(incumbent, grid, task.seed)
+        if not incumbent.finished:
+            grid = grid.joined(refine(skeletons, _known(incumbent, grid, proposed)))
+            divide_anew(incumbent, grid)
     proven = not incumbent.finished and _is_provable(incumbent) and _prove(incumbent)
-    known = best_of_meshes(incumbent.space, grid.values, grid.prices)
-    if proposed:
-        known = np.concatenate([np.array(proposed[::-1][:SHOWN_PROPOSALS]), known])
+    known = _known(incumbent, grid, proposed)
     # Planners solve a mesh at once, so that they can look at many.
     wide = np.concatenate([known[:SHOWN_PROPOSALS], promising_meshes(incumbent.space, grid)])
     try:
@@ -120,6 +123,12 @@ def search_portfolio(task: SearchTask) -> SearchResult:
     finally:
         crew.end()
     return incumbent.result(seed=task.seed, proven=proven)
+
+
+def _known(incumbent: Incumbent, grid: Grid, proposed: Sequence[Values]) -> Ints:
+    """[n, slots] the best proposals, the best first, and behind them the best plans of each mesh."""
+    known = best_of_meshes(incumbent.space, grid.values, grid.prices)
+    return np.concatenate([np.array(proposed[::-1][:SHOWN_PROPOSALS]), known]) if proposed else known
 
 
 def _is_provable(incumbent: Incumbent) -> bool:
