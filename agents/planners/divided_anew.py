@@ -10,24 +10,29 @@ lies outside the space. Units: seconds.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from agents.incumbent import Incumbent
+from agents.planners.galvatron import layered
 from agents.planners.piper import of_setting
 from agents.planners.spp import listed
 from agents.planners.stage_table import megatron_strategies
-from agents.planners.staged_plan import fastest_staged, price_staged
+from agents.planners.staged_plan import StagedPlan, fastest_staged, price_staged
 from agents.sampling.expert import Grid
 from automap.schedule import SPLIT_KINDS
+from automap.space.shape import Shape
 from automap.space.space import PlanSpace
 
 NEAR = 1.1
 """A pipeline is divided anew if it takes at most so many times the step time of the best plan (assumed)."""
 MOST_DEVICES, MOST_UNITS = 64, 100
 """Largest cluster and model: the time of the program grows with the square of both."""
+LAYERED = 8
+"""Number of pipelines whose layers choose their recomputation anew."""
 LISTED = 1
 """Number of partitions whose micro-batches are listed."""
 MOST_PASSES = 2_000
@@ -51,22 +56,25 @@ def divide_anew(incumbent: Incumbent, grid: Grid) -> None:
     # Outside the space a plan stands for synchronous training only.
     if is_short or is_large or space.problem.training.sync_modes != ("synchronous",):
         return
-    fastest = _fastest(incumbent, grid)
-    if fastest is None:
+    near = _near(incumbent, grid)
+    if not near:
         return
-    ways = [way for way in megatron_strategies(space) if way.tp in (1, fastest.tp)]
+    fastest, *_ = near
+    ways = [way for way in megatron_strategies(space) if way.tp in (1, fastest.shape.tp)]
     with incumbent.share(
         evaluations=None if left is None else int(SHARE * left), seconds=None if left_s is None else SHARE * left_s
     ):
+        incumbent.searcher = "galvatron"
+        price_staged(incumbent, _layered(space, near))
         incumbent.searcher = "piper"
-        found = of_setting(incumbent, fastest.num_micro_batches, fastest.zero, ways)
+        found = of_setting(incumbent, fastest.shape.num_micro_batches, fastest.zero, ways)
         plans = [replace(plan, schedule=kind) for plan in found for kind in _kinds(space)]
         if not incumbent.finished:
             price_staged(incumbent, plans)
         if space.problem.any_order:
             incumbent.searcher = "spp"
             for plan in fastest_staged(incumbent, found, LISTED):
-                is_short = 1 < len(plan.stages) <= MOST_PASSES // fastest.num_micro_batches
+                is_short = 1 < len(plan.stages) <= MOST_PASSES // fastest.shape.num_micro_batches
                 if is_short and not incumbent.finished:
                     price_staged(incumbent, listed(space, plan))
 
@@ -76,23 +84,31 @@ def _kinds(space: PlanSpace) -> list[str]:
     return [kind for kind in space.schedules if kind not in SPLIT_KINDS]
 
 
-class _Fastest(NamedTuple):
-    """What the fastest pipeline near the best plan has."""
+class _Near(NamedTuple):
+    """A pipeline near the best plan."""
 
-    num_micro_batches: int
+    shape: Shape
     zero: int
     """ZeRO stage."""
-    tp: int
-    """Size of its inner axis."""
 
 
-def _fastest(incumbent: Incumbent, grid: Grid) -> _Fastest | None:
-    """The setting of the fastest pipeline that is near the best plan, if there is one."""
+def _near(incumbent: Incumbent, grid: Grid) -> list[_Near]:
+    """The distinct shapes and ZeRO stages of pipelines near the best plan, the fastest first."""
     space = incumbent.space
     near = np.flatnonzero((grid.prices[:, 1] <= 0.0) & (grid.prices[:, 0] <= NEAR * incumbent.least_s))
+    found = []
     for row in near[np.argsort(grid.prices[near, 0], kind="stable")].tolist():
         plan = grid.values[row].tolist()
         shape = space.shape(plan)
         if shape.pp > 1 and shape.middle == 1:
-            return _Fastest(shape.num_micro_batches, plan[space.first.zero], shape.tp)
-    return None
+            found.append(_Near(shape, plan[space.first.zero]))
+    return list(dict.fromkeys(found))
+
+
+def _layered(space: PlanSpace, near: Sequence[_Near]) -> Iterator[StagedPlan]:
+    """Galvatron's plans of pipelines."""
+    plain = [(shape, zero) for shape, zero in near if shape.virtual == 1]
+    for shape, zero in plain[:LAYERED]:
+        plan = layered(space, shape, zero)
+        if plan is not None:
+            yield plan

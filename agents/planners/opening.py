@@ -52,8 +52,8 @@ REFINED_LEAST, REFINED_LEAST_S = 500, 5.0
 """Budget that must be left for plans to be refined."""
 REFINED_SHARE = 0.6
 """Share of what is left of the budget that refining takes at most."""
-REFINED_MESHES, REFINED_PLANS = 6, 3
-"""Number of meshes that are looked at, and of plans that are refined."""
+REFINED_MESHES, REFINED_PLANS, POLISHED_PLANS = 8, 6, 3
+"""Number of meshes that are looked at, of plans that are refined, and of those whose joint signatures are polished."""
 
 
 def work_out(incumbent: Incumbent, grid: Grid) -> tuple[Grid, SkeletonSearch]:
@@ -124,8 +124,8 @@ def refine(search: SkeletonSearch, plans: Ints) -> Grid:
             if search.finished:
                 break
             search.try_around(values)
-        for polishes in (False, True):
-            for values in search.best_of_kinds()[:REFINED_PLANS]:
+        for polishes, count in ((False, REFINED_PLANS), (True, POLISHED_PLANS)):
+            for values in search.best_of_kinds()[:count]:
                 if search.finished:
                     break
                 search.refine(values, polishes=polishes)
