@@ -18,6 +18,7 @@ import numpy as np
 
 from agents.incumbent import Incumbent
 from agents.planners.galvatron import layered
+from agents.planners.pipeline_cuts import shifts
 from agents.planners.piper import of_setting
 from agents.planners.spp import listed
 from agents.planners.stage_table import megatron_strategies
@@ -31,10 +32,14 @@ NEAR = 1.1
 """A pipeline is divided anew if it takes at most so many times the step time of the best plan (assumed)."""
 MOST_DEVICES, MOST_UNITS = 64, 100
 """Largest cluster and model: the time of the program grows with the square of both."""
+SETTINGS = 2
+"""Number of pairs of micro-batches and ZeRO stage with which units and devices are divided anew."""
 LAYERED = 8
 """Number of pipelines whose layers choose their recomputation anew."""
 LISTED = 1
 """Number of partitions whose micro-batches are listed."""
+MOVED, MOST_MOVES = 2, 6
+"""Number of plans, the fastest ones, whose stages become longer and shorter, and how often at most."""
 MOST_PASSES = 2_000
 """Largest number of forward passes that are listed: it takes a tenth of a second."""
 LEAST_EVALUATIONS, LEAST_S = 500, 5.0
@@ -59,24 +64,60 @@ def divide_anew(incumbent: Incumbent, grid: Grid) -> None:
     near = _near(incumbent, grid)
     if not near:
         return
-    fastest, *_ = near
-    ways = [way for way in megatron_strategies(space) if way.tp in (1, fastest.shape.tp)]
+    ways = [way for way in megatron_strategies(space) if way.tp in (1, near[0].shape.tp)]
     with incumbent.share(
         evaluations=None if left is None else int(SHARE * left), seconds=None if left_s is None else SHARE * left_s
     ):
+        tried: list[StagedPlan] = []
         incumbent.searcher = "galvatron"
-        price_staged(incumbent, _layered(space, near))
+        for plan in _layered(space, near):
+            price_staged(incumbent, [plan])
+            tried.append(plan)
+            if incumbent.finished:
+                return
         incumbent.searcher = "piper"
-        found = of_setting(incumbent, fastest.shape.num_micro_batches, fastest.zero, ways)
+        found = []
+        for count, zero in list(dict.fromkeys((shape.num_micro_batches, zero) for shape, zero in near))[:SETTINGS]:
+            if not incumbent.finished:
+                found += of_setting(incumbent, count, zero, ways)
         plans = [replace(plan, schedule=kind) for plan in found for kind in _kinds(space)]
         if not incumbent.finished:
             price_staged(incumbent, plans)
-        if space.problem.any_order:
-            incumbent.searcher = "spp"
-            for plan in fastest_staged(incumbent, found, LISTED):
-                is_short = 1 < len(plan.stages) <= MOST_PASSES // fastest.shape.num_micro_batches
-                if is_short and not incumbent.finished:
-                    price_staged(incumbent, listed(space, plan))
+        tried += plans
+        incumbent.searcher = "spp"
+        for plan in fastest_staged(incumbent, found, LISTED) if space.problem.any_order else ():
+            is_short = 1 < len(plan.stages) <= MOST_PASSES // plan.num_micro_batches
+            if is_short and not incumbent.finished:
+                orders = list(listed(space, plan))
+                price_staged(incumbent, orders)
+                tried += orders
+        incumbent.searcher = "piper"
+        for plan in fastest_staged(incumbent, tried, MOVED):
+            if not incumbent.finished:
+                price_staged(incumbent, [_moved(incumbent, plan)])
+
+
+def _moved(incumbent: Incumbent, plan: StagedPlan) -> StagedPlan:
+    """A plan whose stages have become longer and shorter by a unit each, as long as that gains."""
+    for _ in range(MOST_MOVES):
+        ends = np.array([stage.end for stage in plan.stages[:-1]])
+        others = [_with_ends(plan, moved) for moved in shifts(ends, incumbent.space.num_units).tolist()]
+        best, *_ = fastest_staged(incumbent, [plan, *others], 1)
+        if best is plan or incumbent.finished:
+            break
+        plan = best
+    return plan
+
+
+def _with_ends(plan: StagedPlan, ends: Sequence[int]) -> StagedPlan:
+    """A plan with other ends of all stages but the last; a unit that joins a stage does as the stage's last one did."""
+    stages, begins = [], (0, *ends)
+    for begin, end, stage in zip(begins, (*ends, plan.stages[-1].end), plan.stages, strict=True):
+        recompute, count = stage.recompute, end - begin
+        if not isinstance(recompute, str):
+            recompute = (*recompute, *recompute[-1:] * count)[:count]
+        stages.append(replace(stage, end=end, recompute=recompute))
+    return replace(plan, stages=tuple(stages))
 
 
 def _kinds(space: PlanSpace) -> list[str]:
