@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agents.planners.unit_profile import unit_costs
+from automap.arrays import Mask
 from automap.price.kernels.array_types import Record, Rows
 from automap.price.kernels.memory import in_flight, state_bytes
 from automap.price.lowered_plan import RECOMPUTE_MODES
@@ -127,13 +128,23 @@ def shifts(ends: Ints, units: int) -> Ints:
         ends: [chunks - 1] ends of the units of all chunks but the last.
         units: of the model.
     """
-    count = len(ends)
-    spans = [(a, b) for a in range(count) for b in range(a + 1, min(count, a + FARTHEST) + 1)]
-    moves = np.array([[sign * (a <= at < b) for at in range(count)] for a, b in spans for sign in (1, -1)])
-    found = ends + moves.reshape(-1, count)
-    bounds = np.pad(found, ((0, 0), (1, 1)), constant_values=((0, 0), (0, units)))
-    legal: Ints = found[(np.diff(bounds, axis=1) > 0).all(axis=1)]
+    found = ends + moves_of(len(ends))
+    legal: Ints = found[rises(found, units)]
     return legal
+
+
+def moves_of(count: int) -> Ints:
+    """[n, ends] by how much the ends of chunks move where one chunk gets longer and another one shorter by 1."""
+    spans = [(a, b) for a in range(count) for b in range(a + 1, min(count, a + FARTHEST) + 1)]
+    moves = [[sign * (a <= at < b) for at in range(count)] for a, b in spans for sign in (1, -1)]
+    return np.array(moves, dtype=np.int64).reshape(-1, count)
+
+
+def rises(ends: Ints, last: int) -> Mask:
+    """[n] whether ends, [n, ends], leave no chunk empty of those up to the last end."""
+    bounds = np.pad(ends, ((0, 0), (1, 1)), constant_values=((0, 0), (0, last)))
+    found: Mask = (np.diff(bounds, axis=1) > 0).all(axis=1)
+    return found
 
 
 def shifted(space: PlanSpace, values: Values) -> list[Values]:
