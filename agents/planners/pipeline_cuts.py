@@ -137,7 +137,7 @@ def moves_of(count: int) -> Ints:
     """[n, ends] by how much the ends of chunks move where one chunk gets longer and another one shorter by 1."""
     spans = [(a, b) for a in range(count) for b in range(a + 1, min(count, a + FARTHEST) + 1)]
     moves = [[sign * (a <= at < b) for at in range(count)] for a, b in spans for sign in (1, -1)]
-    return np.array(moves, dtype=np.int64).reshape(-1, count)
+    return np.array(moves, dtype=np.int64).reshape(len(moves), count)
 
 
 def rises(ends: Ints, last: int) -> Mask:
