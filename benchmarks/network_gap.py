@@ -148,7 +148,7 @@ def proposed(
     opening = Incumbent(space, Budget(), searcher="expert", clock=time.process_time)
     own = Incumbent(space, Budget(), searcher="dqn")
     began = time.process_time()
-    known = grid.joined(work_out(opening, grid))
+    known = grid.joined(work_out(opening, grid)[0])
     episodes = Episodes(HybridDecisions(space), SIDE_BY_SIDE, own.table, known=known)
     propose(own, episodes, SearchTree(episodes, lambda: own.best_s), network, seed=seed, most=plans)
     seconds = time.process_time() - began

@@ -1,7 +1,7 @@
 """Pipelines divided anew: what the best pipelines so far gain outside the plan space, after Galvatron, Piper and SPP.
 
-In the space only short pipelines have unlike stages, and a rank recomputes its first units. Where pipelines are about as
-fast as the best plan:
+In the space only short pipelines have unlike stages, and a rank recomputes its first units. Where pipelines are about
+as fast as the best plan:
 
 1. Galvatron's dynamic program lets each layer of their stages choose by itself whether it recomputes
    (`agents.planners.galvatron`).

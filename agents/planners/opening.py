@@ -9,6 +9,9 @@ of what it misses is found:
 
 Templates that fit and templates that nearly fit have every other turn.
 
+Behind the network's proposals, the best plans of some meshes are refined (`refine`), without chance, so that
+searches with other seeds end at the same plan more often.
+
 The plans found are known to the network's proposals (`agents.learning.proposals`) as templates are, and annealing
 begins from them. The budget is charged for them.
 """

@@ -2,9 +2,9 @@
 
 As in PipeDream (arXiv 1806.03377) and DAPPLE (arXiv 2007.01045), the best cut of the first units over the first ranks
 follows from those of fewer units, with the slowest rank as cost. Where a rank has several chunks, chunks are made
-longer and shorter by one unit each as long as ranks become more even. The costs of units are those of given signatures; each
-rank takes the fastest level of recomputation with which its chunk, its state and the micro-batches in flight fit.
-A rank is held while it sends and receives. Gradient reductions are left to the exact price. Units: seconds, bytes.
+longer and shorter by one unit each as long as ranks become more even. The costs of units are those of given signatures;
+each rank takes the fastest level of recomputation with which its chunk, its state and the micro-batches in flight fit,
+and is held while it sends and receives. Gradient reductions are left to the exact price. Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -143,13 +143,14 @@ def moves_of(count: int) -> Ints:
 def rises(ends: Ints, last: int) -> Mask:
     """[n] whether ends, [n, ends], leave no chunk empty of those up to the last end."""
     bounds = np.pad(ends, ((0, 0), (1, 1)), constant_values=((0, 0), (0, last)))
-    found: Mask = (np.diff(bounds, axis=1) > 0).all(axis=1)
-    return found
+    return np.asarray((np.diff(bounds, axis=1) > 0).all(axis=1))
 
 
 def shifted(space: PlanSpace, values: Values) -> list[Values]:
     """Plans with the cuts of `shifts`, all else as in a plan."""
-    plans = (_with_cuts(space, values, ends) for ends in shifts(np.array(_ends(space, values)), space.num_units).tolist())
+    plans = (
+        _with_cuts(space, values, ends) for ends in shifts(np.array(_ends(space, values)), space.num_units).tolist()
+    )
     return [plan for plan in dict.fromkeys(plans) if plan != values]
 
 
@@ -261,9 +262,7 @@ def _spans(space: PlanSpace, costs: Rows, levels: Ints, settings: Record) -> _Sp
     return _Spans(seconds=found[0], state=found[1], saved=found[2], held=held)
 
 
-def _with_cuts(
-    space: PlanSpace, values: Values, ends: Sequence[int], levels: Sequence[Ints] | None = None
-) -> Values:
+def _with_cuts(space: PlanSpace, values: Values, ends: Sequence[int], levels: Sequence[Ints] | None = None) -> Values:
     """A plan with other ends of the chunks' units, and with the level of recomputation of each rank's span if given."""
     found = list(values)
     shape = space.shape(values)

@@ -478,7 +478,9 @@ class SkeletonSearch:
         repaired = (self._repaired(plan, values) for plan in found)
         plans = dict.fromkeys([*recompute_less(space, values), *cut_anew(space, values), *repaired])
         known: Container[Values] = self._tried if again else self.best
-        fresh = [plan for plan in plans if plan[:first] != values[:first] and (plan if again else plan[:first]) not in known]
+        fresh = [
+            plan for plan in plans if plan[:first] != values[:first] and (plan if again else plan[:first]) not in known
+        ]
         if again:
             self._tried.update(fresh)
         return np.array(fresh, dtype=np.int64).reshape(len(fresh), len(values))

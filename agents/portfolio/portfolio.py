@@ -5,10 +5,11 @@ The searchers work in this order:
 1. the grid of templates, and the plans given;
 2. elimination around the best templates (`agents.planners.opening`);
 3. the plans that the pretrained network proposes;
-4. Piper's program for the best pipelines (`agents.planners.divided_anew`);
-5. branch and bound in small spaces, whose proof ends the search;
-6. annealing, from the best plans so far;
-7. for larger budgets, annealing in this process beside other members in processes of their own (`PLACES`), planners and
+4. the best plans of some meshes are refined, without chance (`agents.planners.opening`);
+5. Galvatron's, Piper's and SPP's programs for the best pipelines (`agents.planners.divided_anew`);
+6. branch and bound in small spaces, whose proof ends the search;
+7. annealing, from the best plans so far;
+8. for larger budgets, annealing in this process beside other members in processes of their own (`PLACES`), planners and
    a DQN among them, which begin with the best plans so far.
 
 Of a budget in evaluations every member has a fixed share and learns of the others' plans only where a share ends, so
