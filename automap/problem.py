@@ -104,6 +104,8 @@ class Trainer:
     """Whether a replicated tensor is sent to the next stage in parts, one from each rank, and gathered there."""
     schedules: tuple[Literal["gpipe", "1f1b", "zb1p", "zb2p"], ...]
     """Pipeline schedules without virtual stages that the software can run, its default first."""
+    any_order: bool
+    """Whether the software also runs whole forward and backward passes in the order that a plan lists."""
     regathers: bool
     """Whether gathered activations are saved as each rank's part and gathered again in the backward pass, hidden under
     a matrix product; otherwise they are saved whole."""
@@ -246,6 +248,12 @@ class Problem:
     def target(self) -> Target | None:
         """What a plan must be expressible in; None = anything."""
         return find_target(self.training.target)
+
+    @property
+    def any_order(self) -> bool:
+        """Whether a plan may run whole passes in any order: the trainer does, and neither a target nor a hint names
+        the schedules."""
+        return self.trainer.any_order and self.target is None and self.hints.fix.schedule is None
 
     @property
     def vocabulary_multiple(self) -> int:

@@ -395,7 +395,7 @@ def propose(incumbent: Incumbent) -> Iterator[StagedPlan]:
 
 
 def _staged(space: PlanSpace, planned: Planned, count: int, recompute: str) -> Iterator[StagedPlan]:
-    """The plan with its warm-up by policy PA (1F1B), and by PB where the trainer runs it."""
+    """The plan with its warm-up by policy PA (1F1B), and by PB where any order may be run."""
     hosts = space.problem.cluster.hosts
     used = [0, *itertools.accumulate(host.num_devices for host in hosts)][:-1]
     stages = []
@@ -405,8 +405,7 @@ def _staged(space: PlanSpace, planned: Planned, count: int, recompute: str) -> I
         stages.append(StageChoice(end=stage.end, devices=devices, recompute=recompute))
     plan = StagedPlan(stages=tuple(stages), num_micro_batches=count)
     yield plan
-    # Trainers that run zero-bubble schedules run any order of actions.
-    if len(stages) > 1 and "zb2p" in space.problem.trainer.schedules:
+    if len(stages) > 1 and space.problem.any_order:
         yield replace(plan, schedule="eager-1f1b")
 
 

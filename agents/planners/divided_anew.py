@@ -1,48 +1,66 @@
-"""Pipelines divided anew: the best pipelines so far, with stages of any numbers of devices, after Piper and SPP.
+"""Pipelines divided anew: what the best pipelines so far gain outside the plan space, after Galvatron, Piper and SPP.
 
-In the plan space only short pipelines have unlike stages, and templates have like ones alone. Where a pipeline is about
-as fast as the best plan, Piper's dynamic program divides units and devices among its stages again, with its
-micro-batches and its ZeRO stage, with its inner axis or without one (`agents.planners.piper`). The fastest partitions
-are priced under each schedule of the space; and where the trainer runs any order of actions, the fastest of all in the
-orders of SPP's list scheduling (`agents.planners.spp`). What is found is kept where it is the best plan, also if it
-lies outside the space. Units: seconds.
+In the space only short pipelines have unlike stages, and a rank recomputes its first units. Where pipelines are about
+as fast as the best plan:
+
+1. Galvatron's dynamic program lets each layer of their stages choose by itself whether it recomputes
+   (`agents.planners.galvatron`).
+2. Piper's divides units and devices among stages again, with their micro-batches and ZeRO stages, with their inner axis
+   or without one (`agents.planners.piper`). The partitions are priced under each schedule of the space.
+3. Where any order of the passes may be run, the fastest of these is priced in the orders of SPP's list scheduling
+   (`agents.planners.spp`).
+4. Of the fastest of all, single units and devices move from one stage to another as long as that gains.
+
+What is found is kept where it is the best plan, also if it lies outside the space. Units: seconds.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from agents.incumbent import Incumbent
+from agents.planners.galvatron import layered
+from agents.planners.pipeline_cuts import moves_of, rises
 from agents.planners.piper import of_setting
 from agents.planners.spp import listed
 from agents.planners.stage_table import megatron_strategies
-from agents.planners.staged_plan import fastest_staged, price_staged
+from agents.planners.staged_plan import StagedPlan, fastest_staged, price_staged
 from agents.sampling.expert import Grid
 from automap.schedule import SPLIT_KINDS
+from automap.space.shape import Shape
 from automap.space.space import PlanSpace
 
 NEAR = 1.1
 """A pipeline is divided anew if it takes at most so many times the step time of the best plan (assumed)."""
 MOST_DEVICES, MOST_UNITS = 64, 100
 """Largest cluster and model: the time of the program grows with the square of both."""
-LISTED = 1
+SETTINGS = 2
+"""Number of pairs of micro-batches and ZeRO stage with which units and devices are divided anew."""
+LAYERED = 8
+"""Number of pipelines whose layers choose their recomputation anew."""
+LISTED = 3
 """Number of partitions whose micro-batches are listed."""
+MOVED, MOST_MOVES = 3, 6
+"""Number of plans, the fastest ones, of which units and devices are moved, and how often at most."""
 MOST_PASSES = 2_000
 """Largest number of forward passes that are listed: it takes a tenth of a second."""
-LEAST_EVALUATIONS, LEAST_S = 1_000, 5.0
+LEAST_EVALUATIONS, LEAST_S = 500, 5.0
 """Budget that must be left: it takes a few tenths of a second."""
-SHARE = 0.1
-"""Share of what is left of the budget at most."""
+SHARE, SHARE_S = 0.4, 0.1
+"""Shares of what is left of a budget in evaluations, and of one in seconds, at most."""
 
 
 def divide_anew(incumbent: Incumbent, grid: Grid) -> None:
     """Divides the best pipelines anew.
 
     Args:
-        incumbent: takes the plans, credited to `piper`, those with listed orders to `spp`.
+        incumbent: takes the plans, credited to `galvatron`, `piper` and `spp`.
         grid: plans with their prices.
     """
     space, left, left_s = incumbent.space, incumbent.left, incumbent.left_s
@@ -51,25 +69,119 @@ def divide_anew(incumbent: Incumbent, grid: Grid) -> None:
     # Outside the space a plan stands for synchronous training only.
     if is_short or is_large or space.problem.training.sync_modes != ("synchronous",):
         return
-    fastest = _fastest(incumbent, grid)
-    if fastest is None:
+    near = _near(incumbent, grid)
+    if not near:
         return
-    ways = [way for way in megatron_strategies(space) if way.tp in (1, fastest.tp)]
     with incumbent.share(
-        evaluations=None if left is None else int(SHARE * left), seconds=None if left_s is None else SHARE * left_s
+        evaluations=None if left is None else int(SHARE * left), seconds=None if left_s is None else SHARE_S * left_s
     ):
+        tried = _layered(incumbent, near)
+        divided = _divided(incumbent, near)
+        tried += divided
+        if space.problem.any_order and not incumbent.finished:
+            tried += _listed(incumbent, divided)
         incumbent.searcher = "piper"
-        found = of_setting(incumbent, fastest.num_micro_batches, fastest.zero, ways)
-        plans = [replace(plan, schedule=kind) for plan in found for kind in _kinds(space)]
+        for plan in _unlike(tried)[:MOVED]:
+            if not incumbent.finished:
+                price_staged(incumbent, [moved(incumbent, plan)])
+
+
+Priced = list[tuple[float, StagedPlan]]
+"""Plans with their step times; infinity where one does not fit."""
+
+
+def _priced(incumbent: Incumbent, plans: Iterable[StagedPlan]) -> Priced:
+    """Plans with their step times, until the budget ends."""
+    found: Priced = []
+    for plan in plans:
+        if incumbent.finished:
+            break
+        found.append((price_staged(incumbent, [plan]), plan))
+    return found
+
+
+def _layered(incumbent: Incumbent, near: Sequence[_Near]) -> Priced:
+    """Galvatron's plans of pipelines."""
+    incumbent.searcher = "galvatron"
+    plain = [(shape, zero) for shape, zero in near if shape.virtual == 1]
+    plans = (layered(incumbent.space, shape, zero) for shape, zero in plain[:LAYERED])
+    return _priced(incumbent, filter(None, plans))
+
+
+def _divided(incumbent: Incumbent, near: Sequence[_Near]) -> Priced:
+    """Piper's plans with the settings of pipelines, under each schedule."""
+    incumbent.searcher, found = "piper", list[StagedPlan]()
+    space = incumbent.space
+    ways = [way for way in megatron_strategies(space) if way.tp in (1, near[0].shape.tp)]
+    for count, zero in list(dict.fromkeys((shape.num_micro_batches, zero) for shape, zero in near))[:SETTINGS]:
         if not incumbent.finished:
-            price_staged(incumbent, plans)
-        # Trainers that run zero-bubble schedules run any order of actions, targets only those that they name.
-        if "zb2p" in space.problem.trainer.schedules and space.problem.target is None:
-            incumbent.searcher = "spp"
-            for plan in fastest_staged(incumbent, found, LISTED):
-                is_short = 1 < len(plan.stages) <= MOST_PASSES // fastest.num_micro_batches
-                if is_short and not incumbent.finished:
-                    price_staged(incumbent, listed(space, plan))
+            found += of_setting(incumbent, count, zero, ways)
+    return _priced(incumbent, (replace(plan, schedule=kind) for plan in found for kind in _kinds(space)))
+
+
+def _listed(incumbent: Incumbent, divided: Priced) -> Priced:
+    """The fastest plans with listed orders."""
+    incumbent.searcher = "spp"
+    few = [plan for plan in _unlike(divided) if len(plan.stages) <= MOST_PASSES // plan.num_micro_batches]
+    return _priced(incumbent, (order for plan in few[:LISTED] for order in listed(incumbent.space, plan)))
+
+
+def _unlike(plans: Priced) -> list[StagedPlan]:
+    """The fastest plan of each partition, the fastest first."""
+    found: dict[object, StagedPlan] = {}
+    for _, plan in sorted((one for one in plans if math.isfinite(one[0])), key=lambda one: one[0]):
+        found.setdefault((plan.num_micro_batches, *((stage.end, stage.devices) for stage in plan.stages)), plan)
+    return list(found.values())
+
+
+def moved(incumbent: Incumbent, plan: StagedPlan) -> StagedPlan:
+    """A plan of which a unit, a device, or both have moved from one stage to another, as long as that gains."""
+    space = incumbent.space
+    samples = space.problem.training.global_batch // plan.num_micro_batches
+    for _ in range(MOST_MOVES):
+        moves = moves_of(len(plan.stages) - 1)
+        ends = np.array([stage.end for stage in plan.stages[:-1]]) + moves
+        counts = np.cumsum([len(stage.devices) for stage in plan.stages])
+        places = counts[:-1] + moves
+        has_units, has_devices = rises(ends, space.num_units), rises(places, int(counts[-1]))
+        others = [_with_ends(plan, to) for to in ends[has_units].tolist()]
+        others += [_with_counts(plan, to) for to in places[has_devices].tolist()]
+        both = has_units & has_devices
+        steps = zip(ends[both].tolist(), places[both].tolist(), strict=True)
+        others += [_with_counts(_with_ends(plan, to), at) for to, at in steps]
+        others = [other for other in others if _is_possible(other, samples)]
+        best, *_ = [*fastest_staged(incumbent, [plan, *others], 1), plan]
+        if best is plan or incumbent.finished:
+            break
+        plan = best
+    return plan
+
+
+def _with_ends(plan: StagedPlan, ends: Sequence[int]) -> StagedPlan:
+    """A plan with other ends of all stages but the last; a unit that joins a stage does as the stage's last one did."""
+    stages, begins = [], (0, *ends)
+    for begin, end, stage in zip(begins, (*ends, plan.stages[-1].end), plan.stages, strict=True):
+        recompute, count = stage.recompute, end - begin
+        if not isinstance(recompute, str):
+            recompute = (*recompute, *recompute[-1:] * count)[:count]
+        stages.append(replace(stage, end=end, recompute=recompute))
+    return replace(plan, stages=tuple(stages))
+
+
+def _with_counts(plan: StagedPlan, ends: Sequence[int]) -> StagedPlan:
+    """A plan whose stages take other numbers of devices of the same order, which end at these places."""
+    order = [device for stage in plan.stages for device in stage.devices]
+    places = itertools.pairwise((0, *ends, len(order)))
+    stages = [
+        replace(stage, devices=tuple(order[begin:end])) for stage, (begin, end) in zip(plan.stages, places, strict=True)
+    ]
+    return replace(plan, stages=tuple(stages))
+
+
+def _is_possible(plan: StagedPlan, samples: int) -> bool:
+    """Whether all stages have whole inner axes and a sample for each replica."""
+    sizes = [(len(stage.devices), stage.tp) for stage in plan.stages]
+    return all(devices % tp == 0 and devices // tp <= samples for devices, tp in sizes)
 
 
 def _kinds(space: PlanSpace) -> list[str]:
@@ -77,23 +189,22 @@ def _kinds(space: PlanSpace) -> list[str]:
     return [kind for kind in space.schedules if kind not in SPLIT_KINDS]
 
 
-class _Fastest(NamedTuple):
-    """What the fastest pipeline near the best plan has."""
+class _Near(NamedTuple):
+    """A pipeline near the best plan."""
 
-    num_micro_batches: int
+    shape: Shape
     zero: int
     """ZeRO stage."""
-    tp: int
-    """Size of its inner axis."""
 
 
-def _fastest(incumbent: Incumbent, grid: Grid) -> _Fastest | None:
-    """The setting of the fastest pipeline that is near the best plan, if there is one."""
+def _near(incumbent: Incumbent, grid: Grid) -> list[_Near]:
+    """The distinct shapes and ZeRO stages of pipelines near the best plan, the fastest first."""
     space = incumbent.space
     near = np.flatnonzero((grid.prices[:, 1] <= 0.0) & (grid.prices[:, 0] <= NEAR * incumbent.least_s))
+    found = []
     for row in near[np.argsort(grid.prices[near, 0], kind="stable")].tolist():
         plan = grid.values[row].tolist()
         shape = space.shape(plan)
         if shape.pp > 1 and shape.middle == 1:
-            return _Fastest(shape.num_micro_batches, plan[space.first.zero], shape.tp)
-    return None
+            found.append(_Near(shape, plan[space.first.zero]))
+    return list(dict.fromkeys(found))

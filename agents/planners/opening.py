@@ -9,6 +9,9 @@ of what it misses is found:
 
 Templates that fit and templates that nearly fit have every other turn.
 
+Behind the network's proposals, the best plans of some meshes are refined (`refine`), without chance, so that
+searches with other seeds end at the same plan more often.
+
 The plans found are known to the network's proposals (`agents.learning.proposals`) as templates are, and annealing
 begins from them. The budget is charged for them. Skeletons that the network proposes are solved where the opening has
 ended (`agents.learning.proposed_skeletons`).
@@ -46,6 +49,12 @@ FIRST_MESHES = 8
 on 12 devices with random bandwidths ended 31 % slower: the best mesh is not among the first four by its templates."""
 MESHES = 32
 """Number of meshes around whose best templates is looked, at most."""
+REFINED_LEAST, REFINED_LEAST_S = 500, 5.0
+"""Budget that must be left for plans to be refined."""
+REFINED_SHARE = 0.6
+"""Share of what is left of the budget that refining takes at most."""
+REFINED_MESHES, REFINED_PLANS, POLISHED_PLANS = 8, 6, 3
+"""Number of meshes that are looked at, of plans that are refined, and of those whose joint signatures are polished."""
 
 
 def work_out(incumbent: Incumbent, grid: Grid) -> SkeletonSearch:
@@ -83,6 +92,45 @@ def work_out(incumbent: Incumbent, grid: Grid) -> SkeletonSearch:
         ranked = ranked_in_turn(around.prices)
         run_skeletons(search, list(map(tuple, around.values[ranked].tolist())), FIRST_MESHES)
     return search
+
+
+def refine(search: SkeletonSearch, plans: Ints) -> Grid:
+    """Refines the best plans of some meshes, without chance.
+
+    The meshes of the best plans so far are looked at in their order, each with one solve and its neighbours; then the
+    best plans are refined (`SkeletonSearch.refine`). Nothing is done in small budgets.
+
+    Args:
+        search: the search of skeletons that `work_out` began.
+        plans: [n, slots] further plans that are known, such as proposals.
+
+    Returns:
+        The best plans of skeletons.
+    """
+    incumbent = search.incumbent
+    left, left_s = incumbent.left, incumbent.left_s
+    if (left is not None and left < REFINED_LEAST) or (left_s is not None and left_s < REFINED_LEAST_S):
+        return search.plans()
+    incumbent.searcher = "elimination"
+    with incumbent.share(
+        evaluations=None if left is None else int(REFINED_SHARE * left),
+        seconds=None if left_s is None else min(SECONDS, REFINED_SHARE * left_s),
+    ):
+        search.begin_with(plans)
+        for values in search.best_of_kinds()[:MESHES]:
+            if search.finished:
+                break
+            search.share_out(values)
+        for values in search.best_of_kinds()[:REFINED_MESHES]:
+            if search.finished:
+                break
+            search.try_around(values)
+        for polishes, count in ((False, REFINED_PLANS), (True, POLISHED_PLANS)):
+            for values in search.best_of_kinds()[:count]:
+                if search.finished:
+                    break
+                search.refine(values, polishes=polishes)
+    return search.plans()
 
 
 def ranked_in_turn(prices: Floats) -> Ints:

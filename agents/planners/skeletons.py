@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from agents.incumbent import Incumbent
-from agents.planners.pipeline_cuts import cut_anew
+from agents.planners.pipeline_cuts import cut_anew, shifted
 from agents.planners.promising import promising_meshes
 from agents.planners.recompute_less import recompute_less
 from agents.sampling.expert import Grid, price_grid
@@ -54,6 +54,12 @@ KEPT = 64
 """Number of skeletons whose best plan is shown to other searchers, at most."""
 TRIED_ORDERS = 8
 """Number of orders of the devices that are tried."""
+SAME = 0.001
+"""Share by which two step times differ at least, or else the plans count as the same on two meshes (assumed)."""
+CUT_VIRTUAL = 2
+"""Number of neighbours with virtual stages, the best ones, whose chunks are made even."""
+REFINED = 4
+"""Number of times at most that all kinds of changes are tried in turn, see `SkeletonSearch.refine`."""
 
 Mesh = tuple[int, ...]
 """tp, the size of the middle axis, and the devices of each stage."""
@@ -183,9 +189,17 @@ class SkeletonSearch:
         self._meshes: dict[Values, Mesh] = {}
         self._graphs: dict[Values, CostGraph] = {}
         self._cache = CostGraphCache(self.space)
+        self._tried: set[Values] = set()
         self._solves = 0
         left = incumbent.left
         self._most_solves = np.inf if left is None else max(fewest_solves, left // EVALUATIONS_A_SOLVE)
+
+    def begin_with(self, plans: Ints) -> None:
+        """Learns of plans, which are not counted, and grants as many solves as what is left of the budget allows."""
+        for values, price in zip(map(tuple, plans.tolist()), self.space.price(plans).tolist(), strict=True):
+            self._keep(values, worth_of(*price))
+        left = self.incumbent.left
+        self._most_solves = np.inf if left is None else self._solves + max(FEWEST_SOLVES, left // EVALUATIONS_A_SOLVE)
 
     def mesh(self, skeleton: Values) -> Mesh:
         """The mesh of a skeleton."""
@@ -304,6 +318,87 @@ class SkeletonSearch:
             self._price(self.neighbours(self.best[skeleton][1]))
         return True
 
+    def best_of_kinds(self) -> list[Values]:
+        """The best plan of each mesh with and without virtual stages so far, the best first.
+
+        Of meshes with the same stages whose best plans are equally fast only one is there: they may split nothing more.
+        """
+        kinds: set[tuple[Mesh, bool]] = set()
+        steps: dict[tuple[Mesh, bool], list[float]] = {}
+        found = []
+        for (is_over, step_s), values in sorted(self.best.values()):
+            kind = self._kind(values)
+            if is_over or kind in kinds:
+                continue
+            kinds.add(kind)
+            alike = steps.setdefault((kind[0][2:], kind[1]), [])
+            if all(step_s > other * (1.0 + SAME) for other in alike):
+                alike.append(step_s)
+                found.append(values)
+        return found
+
+    def _kind(self, values: Values) -> tuple[Mesh, bool]:
+        return self.mesh(values[: self.space.first.signature]), self.space.shape(values).virtual > 1
+
+    def share_out(self, values: Values) -> None:
+        """Prices a plan with each way to share out samples, where devices of a stage are unlike."""
+        at = self.space.first.shares
+        ways = range(self.space.slots[at].num_values) if len(set(self.space.problem.cluster.alike)) > 1 else ()
+        plans = dict.fromkeys(self._repaired([*values[:at], way, *values[at + 1 :]], values) for way in ways)
+        plans.pop(values, None)
+        self._price(np.array(list(plans), dtype=np.int64).reshape(len(plans), len(values)))
+
+    def try_around(self, values: Values) -> None:
+        """Solves the skeleton of a plan, then prices the neighbours of what is found, also with even chunks."""
+        first = self.space.first.signature
+        self.solve(values, rounds=1)
+        plans = self.neighbours(self.best[values[:first]][1], again=True)
+        found = self._price(plans)
+        virtual = [
+            (worth, plan)
+            for worth, plan in zip(found, map(tuple, plans.tolist()), strict=False)
+            if plan[: self.space.first.virtual + 1] != values[: self.space.first.virtual + 1]
+            and self.space.shape(plan).virtual > 1
+        ]
+        for _, plan in sorted(virtual)[:CUT_VIRTUAL]:
+            if self.finished:
+                return
+            self._price(np.array(cut_anew(self.space, plan), dtype=np.int64).reshape(-1, len(values)))
+
+    def refine(self, values: Values, *, polishes: bool) -> None:
+        """Improves a plan on its mesh until nothing gains: neighbours, longer and shorter chunks.
+
+        Args:
+            values: the plan.
+            polishes: whether all changes of joint signatures are tried as well, which takes many prices.
+        """
+        first = self.space.first.signature
+        kind, worth = self._kind(values), self.best[values[:first]][0]
+
+        def best() -> tuple[Worth, Values]:
+            return min(one for one in self.best.values() if self._kind(one[1]) == kind)
+
+        for _ in range(REFINED):
+            self.try_around(values)
+            values = self._shift(best()[1])
+            if polishes and not self.finished:
+                self._polish(values)
+            before = worth
+            worth, values = best()
+            if self.finished or worth >= before:
+                return
+
+    def _shift(self, values: Values) -> Values:
+        """Moves one unit from a chunk to another as long as that gains; returns the best plan."""
+        first = self.space.first.signature
+        while self.space.shape(values).pp > 1 and not self.finished:
+            plans = shifted(self.space, values)
+            found = self._price(np.array(plans, dtype=np.int64).reshape(len(plans), len(values)))
+            if not found or min(found) >= self.best[values[:first]][0]:
+                break
+            values = plans[min(range(len(found)), key=found.__getitem__)]
+        return values
+
     def look_around(self, values: Values, step_time_s: float, overflow: float) -> None:
         """Prices the neighbours of a plan with this price on its mesh, then those changes together that gain alone.
 
@@ -371,8 +466,13 @@ class SkeletonSearch:
         # On the same mesh with the same samples the signatures stay legal, and most of the slots are signatures.
         return (*self.space.repair(plan[: first.signature]), *plan[first.signature :])
 
-    def neighbours(self, values: Values) -> Ints:
-        """[n, slots] plans of other skeletons on the same mesh; signatures are kept as far as they are legal."""
+    def neighbours(self, values: Values, *, again: bool = False) -> Ints:
+        """[n, slots] plans of other skeletons on the same mesh; signatures are kept as far as they are legal.
+
+        Args:
+            values: the plan.
+            again: whether skeletons are tried again of which plans with other signatures are known.
+        """
         space, first = self.space, self.space.first.signature
         shape = space.shape(values)
         found: list[list[int]] = []
@@ -402,5 +502,10 @@ class SkeletonSearch:
                 found.append(plan)
         repaired = (self._repaired(plan, values) for plan in found)
         plans = dict.fromkeys([*recompute_less(space, values), *cut_anew(space, values), *repaired])
-        fresh = [plan for plan in plans if plan[:first] != values[:first] and plan[:first] not in self.best]
+        known: Container[Values] = self._tried if again else self.best
+        fresh = [
+            plan for plan in plans if plan[:first] != values[:first] and (plan if again else plan[:first]) not in known
+        ]
+        if again:
+            self._tried.update(fresh)
         return np.array(fresh, dtype=np.int64).reshape(len(fresh), len(values))

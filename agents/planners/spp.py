@@ -71,13 +71,16 @@ def plans(incumbent: Incumbent, order: Order, num_micro_batches: int) -> Iterato
 
     for plan in fastest_staged(incumbent, divided(), LISTED):
         yield plan
-        if len(plan.stages) > 1 and 2 * len(plan.stages) * num_micro_batches <= MOST_ACTIONS:
+        if 2 * len(plan.stages) * num_micro_batches <= MOST_ACTIONS:
             yield from listed(space, plan)
 
 
 def listed(space: PlanSpace, plan: StagedPlan) -> Iterator[StagedPlan]:
     """A plan with the orders of list scheduling: with any number of micro-batches on their way, backward or forward
-    passes first, and with a few more than 1F1B has, for ranks whose memory is short."""
+    passes first, and with a few more than 1F1B has, for ranks whose memory is short. There are none where plans may not
+    run passes in any order."""
+    if len(plan.stages) == 1 or not space.problem.any_order:
+        return
     count, micro_batches = len(plan.stages), plan.num_micro_batches
     stages = passes(space, plan)
     fewest = list(range(count, 0, -1))

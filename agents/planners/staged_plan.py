@@ -17,6 +17,7 @@ import numpy as np
 from agents.incumbent import Incumbent
 from agents.searcher import SearchResult, SearchTask
 from automap.arrays import Ints
+from automap.hints import Fix
 from automap.price.evaluator import Evaluator, blank, by_type
 from automap.price.lowered_plan import LoweredPlan
 from automap.price.plan_reader import default_signatures
@@ -152,17 +153,25 @@ def price_staged(incumbent: Incumbent, plans: Iterable[StagedPlan]) -> float:
 def fastest_staged(incumbent: Incumbent, plans: Iterable[StagedPlan], count: int) -> list[StagedPlan]:
     """The fastest of many plans, those that fit before the others, until the budget ends.
 
-    Each counts as one evaluation; to become the plan of the search it has to be priced by `price_staged`, which
-    verifies it.
+    Plans that break the user's `hints.fix` are left out, so that they do not stand in the way of others. Each counts as
+    one evaluation; to become the plan of the search it has to be priced by `price_staged`, which verifies it.
     """
     found: list[tuple[bool, float, StagedPlan]] = []
     for plan in plans:
+        if not obeys(incumbent.space.problem.hints.fix, plan):
+            continue
         outcome = incumbent.space.evaluator.evaluate(lower_staged(incumbent.space, plan))
         incumbent.count(1)
         found.append((not outcome.fits, outcome.step_time_s, plan))
         if incumbent.finished:
             break
     return [plan for _, _, plan in sorted(found, key=lambda one: one[:2])[:count]]
+
+
+def obeys(fix: Fix, plan: StagedPlan) -> bool:
+    """Whether a plan without virtual stages has the degrees that the user has fixed."""
+    stages = [(len(stage.devices) // stage.tp, stage.tp) for stage in plan.stages]
+    return fix.pp in (None, len(stages)) and all(fix.dp in (None, dp) and fix.tp in (None, tp) for dp, tp in stages)
 
 
 def consecutive(counts: Sequence[int], order: Sequence[int]) -> list[tuple[int, ...]]:

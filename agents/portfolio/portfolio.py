@@ -5,10 +5,11 @@ The searchers work in this order:
 1. the grid of templates, and the plans given;
 2. elimination around the best templates (`agents.planners.opening`);
 3. what the pretrained network proposes: skeletons, of which elimination solves the best, and whole plans;
-4. Piper's program for the best pipelines (`agents.planners.divided_anew`);
-5. branch and bound in small spaces, whose proof ends the search;
-6. annealing, from the best plans so far;
-7. for larger budgets, annealing in this process beside other members in processes of their own (`PLACES`), planners and
+4. the best plans of some meshes are refined, without chance (`agents.planners.opening`);
+5. Galvatron's, Piper's and SPP's programs for the best pipelines (`agents.planners.divided_anew`);
+6. branch and bound in small spaces, whose proof ends the search;
+7. annealing, from the best plans so far;
+8. for larger budgets, annealing in this process beside other members in processes of their own (`PLACES`), planners and
    a DQN among them, which begin with the best plans so far.
 
 Of a budget in evaluations every member has a fixed share and learns of the others' plans only where a share ends, so
@@ -21,6 +22,7 @@ import functools
 import importlib.util
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,12 +32,12 @@ from agents.incumbent import Incumbent
 from agents.learning.proposals import NETWORK, readable
 from agents.learning.proposed_skeletons import propose_and_solve
 from agents.planners.divided_anew import divide_anew
-from agents.planners.opening import work_out
+from agents.planners.opening import refine, work_out
 from agents.planners.promising import promising_meshes
 from agents.planners.recompute_less import lightened_templates
 from agents.portfolio.members import Kind, Member, MemberTask, wait
 from agents.sampling.exhaustive import run_exhaustive
-from agents.sampling.expert import price_grid
+from agents.sampling.expert import Grid, price_grid
 from agents.sampling.mcmc import best_of_meshes, run_mcmc
 from agents.searcher import SearchResult, SearchTask, ShouldStop
 from automap.problem import Problem
@@ -100,18 +102,18 @@ def search_portfolio(task: SearchTask) -> SearchResult:
     proposed: list[Values] = []
     if not incumbent.finished:
         grid = grid.joined(lightened_templates(incumbent, grid))
-        opened = work_out(incumbent, grid)
+    if not incumbent.finished:
+        skeletons = work_out(incumbent, grid)
         if not incumbent.finished:
             incumbent.searcher = "dqn"
             if (network := readable(NETWORK)) is not None:
-                proposed = propose_and_solve(opened, grid, network, seed=task.seed)
-        grid = grid.joined(opened.plans())
-    if not incumbent.finished:
-        divide_anew(incumbent, grid)
+                proposed = propose_and_solve(skeletons, grid, network, seed=task.seed)
+        grid = grid.joined(skeletons.plans())
+        if not incumbent.finished:
+            grid = grid.joined(refine(skeletons, _known(incumbent, grid, proposed)))
+            divide_anew(incumbent, grid)
     proven = not incumbent.finished and _is_provable(incumbent) and _prove(incumbent)
-    known = best_of_meshes(incumbent.space, grid.values, grid.prices)
-    if proposed:
-        known = np.concatenate([np.array(proposed[::-1][:SHOWN_PROPOSALS]), known])
+    known = _known(incumbent, grid, proposed)
     # Planners solve a mesh at once, so that they can look at many.
     wide = np.concatenate([known[:SHOWN_PROPOSALS], promising_meshes(incumbent.space, grid)])
     try:
@@ -120,6 +122,12 @@ def search_portfolio(task: SearchTask) -> SearchResult:
     finally:
         crew.end()
     return incumbent.result(seed=task.seed, proven=proven)
+
+
+def _known(incumbent: Incumbent, grid: Grid, proposed: Sequence[Values]) -> Ints:
+    """[n, slots] the best proposals, the best first, and behind them the best plans of each mesh."""
+    known = best_of_meshes(incumbent.space, grid.values, grid.prices)
+    return np.concatenate([np.array(proposed[::-1][:SHOWN_PROPOSALS]), known]) if proposed else known
 
 
 def _is_provable(incumbent: Incumbent) -> bool:

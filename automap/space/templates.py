@@ -119,8 +119,11 @@ def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
         for (sequence_parallel, only_batch), way in product(insides, ways):
             if only_batch and way == "tp":
                 continue
-            # Unlike shares need not divide over tp.
-            placed = [(stages, meshes) for stages, meshes in stood if not (only_batch and stages[-1])]
+            placed = [
+                (stages, meshes)
+                for stages, meshes in stood
+                if not (only_batch and stages[-1]) or _divide(space, shape, (*values, *stages))
+            ]
             for (stages, meshes), mode, zero in product(placed, modes, zeros):
                 prefix = space.even_values(shape, recompute=mode, zero=zero, stages=stages)
                 key = (*meshes, sequence_parallel, only_batch, way)
@@ -146,6 +149,11 @@ def _spans_hosts(space: PlanSpace, shape: Shape) -> bool:
     has_levels = cluster.bandwidth_GBps is not None or space.meshes.devices // shape.pp > largest
     spans = min(shape.tp, shape.dp) > 1 and has_levels
     return spans and share % shape.tp == 0
+
+
+def _divide(space: PlanSpace, shape: Shape, prefix: Values) -> bool:
+    """Whether the unlike shares of all ranks divide over tp."""
+    return all(count % shape.tp == 0 for shares in space.batch_shares(prefix) for count in shares or ())
 
 
 def _stages(space: PlanSpace, shape: Shape) -> list[tuple[int, ...]]:

@@ -7,8 +7,9 @@ import pytest
 
 from agents import Budget, search
 from agents.incumbent import Incumbent
-from agents.planners.opening import SHARE, work_out
+from agents.planners.opening import REFINED_LEAST, REFINED_SHARE, SHARE, refine, work_out
 from agents.sampling.expert import price_grid
+from agents.sampling.mcmc import best_of_meshes
 from automap.bounds import known_plans
 from automap.bounds.known_plans import KnownPlans
 from automap.cluster import parse_cluster
@@ -60,6 +61,36 @@ def test_pipelines_gain_virtual_stages_and_cuts():
 def test_it_repeats():
     first, second = (opened("gpt2", "2x4xA100", 64, 600)[2] for _ in range(2))
     np.testing.assert_array_equal(first.values, second.values)
+
+
+def test_refining_finds_better_cuts_and_repeats():
+    """Pipelines with virtual stages, whose chunks are not made even by the opening."""
+    found = []
+    for _ in range(2):
+        space = PlanSpace(
+            Problem.build(zoo.build("gpt2-xl"), parse_cluster("16x1xV100-16GB@10Gbit"), {"global_batch": 128})
+        )
+        incumbent = Incumbent(space, Budget(evaluations=EVALUATIONS), searcher="expert")
+        grid = price_grid(incumbent, charged=False)
+        _, skeletons = work_out(incumbent, grid)
+        before_s, charged, left = incumbent.best_s, incumbent.charged, incumbent.left
+        refined = refine(skeletons, best_of_meshes(space, grid.values, grid.prices))
+        assert incumbent.charged - charged <= REFINED_SHARE * left
+        assert incumbent.best_s < 0.995 * before_s and incumbent.best_by == "elimination"
+        assert all(space.repair(row) == tuple(row) for row in refined.values.tolist())
+        found.append(refined.values)
+    np.testing.assert_array_equal(*found)
+
+
+def test_small_budgets_are_not_spent_on_refining():
+    space = PlanSpace(Problem.build(zoo.build("gpt2"), parse_cluster("1x4xV100"), {"global_batch": 64}))
+    incumbent = Incumbent(space, Budget(evaluations=REFINED_LEAST), searcher="expert")
+    grid = price_grid(incumbent, charged=False)
+    kept, skeletons = work_out(incumbent, grid)
+    charged = incumbent.charged
+    assert charged
+    np.testing.assert_array_equal(refine(skeletons, grid.values).values, kept.values)
+    assert incumbent.charged == charged
 
 
 def test_joint_signatures_are_those_that_are_legal_one_after_another(gpt):

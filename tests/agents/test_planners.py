@@ -12,7 +12,9 @@ from agents.incumbent import Incumbent
 from agents.planners.aceso import Primitives, relieve, starts
 from agents.planners.alpa import least_sums
 from agents.planners.galvatron import Option, add_kind
+from agents.planners.piper import of_setting
 from agents.planners.skeletons import worth_of
+from agents.planners.stage_table import megatron_strategies
 from agents.planners.whale import balance
 from automap.cluster import parse_cluster
 from automap.plan import Plan
@@ -154,3 +156,12 @@ def test_aceso_only_goes_to_better_plans(problem):
         # What is one primitive away is no better.
         near = space.price(np.array(primitives.of(end)))
         assert min(worth_of(*one) for one in near.tolist()) >= worth_of(last_s, last_overflow)
+
+
+@pytest.mark.parametrize("fix", [{"pp": 8}, {"pp": 2}])
+def test_piper_offers_only_what_is_fixed(gpt, fix):
+    """Partitions of other degrees, which no verifier lets pass, do not stand in the way of those that are fixed."""
+    problem = Problem.build(gpt(layers=10), parse_cluster("1x8xA100"), {"global_batch": 32}, {"fix": fix})
+    space = PlanSpace(problem)
+    offered = of_setting(Incumbent(space, Budget(evaluations=500), searcher="piper"), 8, 0, megatron_strategies(space))
+    assert offered and {len(plan.stages) for plan in offered} == {fix["pp"]}
