@@ -10,13 +10,13 @@ of what it misses is found:
 Templates that fit and templates that nearly fit have every other turn.
 
 The plans found are known to the network's proposals (`agents.learning.proposals`) as templates are, and annealing
-begins from them. The budget is charged for them.
+begins from them. The budget is charged for them. Skeletons that the network proposes are solved where the opening has
+ended (`agents.learning.proposed_skeletons`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -26,7 +26,7 @@ from agents.planners.elimination import propose
 from agents.planners.skeletons import SkeletonSearch, run_skeletons
 from agents.sampling.expert import Grid
 from automap.arrays import Floats
-from automap.space.space import Ints, PlanSpace, Values
+from automap.space.space import Ints, PlanSpace
 
 SECONDS, SHARE = 0.6, 0.25
 """Seconds that it takes at most, but for a solve that is under way, unless the budget is in evaluations alone; and its
@@ -46,11 +46,9 @@ FIRST_MESHES = 8
 on 12 devices with random bandwidths ended 31 % slower: the best mesh is not among the first four by its templates."""
 MESHES = 32
 """Number of meshes around whose best templates is looked, at most."""
-KEPT = 64
-"""Number of skeletons whose best plan is kept, at most."""
 
 
-def work_out(incumbent: Incumbent, grid: Grid) -> Grid:
+def work_out(incumbent: Incumbent, grid: Grid) -> SkeletonSearch:
     """Works out the best templates.
 
     Args:
@@ -58,7 +56,7 @@ def work_out(incumbent: Incumbent, grid: Grid) -> Grid:
         grid: the templates with their prices.
 
     Returns:
-        The best plans of the skeletons that were worked out.
+        The skeletons that were worked out.
     """
     incumbent.searcher = "elimination"
     left, left_s = incumbent.left, incumbent.left_s
@@ -81,16 +79,10 @@ def work_out(incumbent: Incumbent, grid: Grid) -> Grid:
             search.look_around(tuple(values.tolist()), seconds, overflow)
     # Elimination has a share of its own, however long the last look around took.
     with share(1.0 - LOOKED_AROUND):
-        around = _rows(grid, [values for _, values in search.best.values()])
-        ranked = ranked_in_turn(incumbent.space.price(around))
-        run_skeletons(search, list(map(tuple, around[ranked].tolist())), FIRST_MESHES)
-    found = _rows(grid, [values for _, values in sorted(search.best.values())[:KEPT]])
-    return Grid(found, incumbent.space.price(found))
-
-
-def _rows(grid: Grid, plans: Sequence[Values]) -> Ints:
-    """[n, slots] plans as rows, also where there are none."""
-    return np.array(plans, dtype=np.int64).reshape(len(plans), grid.values.shape[1])
+        around = search.plans(None)
+        ranked = ranked_in_turn(around.prices)
+        run_skeletons(search, list(map(tuple, around.values[ranked].tolist())), FIRST_MESHES)
+    return search
 
 
 def ranked_in_turn(prices: Floats) -> Ints:

@@ -4,7 +4,7 @@ The searchers work in this order:
 
 1. the grid of templates, and the plans given;
 2. elimination around the best templates (`agents.planners.opening`);
-3. the plans that the pretrained network proposes;
+3. what the pretrained network proposes: skeletons, of which elimination solves the best, and whole plans;
 4. Piper's program for the best pipelines (`agents.planners.divided_anew`);
 5. branch and bound in small spaces, whose proof ends the search;
 6. annealing, from the best plans so far;
@@ -27,21 +27,19 @@ from pathlib import Path
 import numpy as np
 
 from agents.incumbent import Incumbent
-from agents.learning.proposals import NETWORK, PROPOSALS, SIDE_BY_SIDE, propose, readable
-from agents.learning.search_tree import SearchTree
+from agents.learning.proposals import NETWORK, readable
+from agents.learning.proposed_skeletons import propose_and_solve
 from agents.planners.divided_anew import divide_anew
 from agents.planners.opening import work_out
 from agents.planners.promising import promising_meshes
 from agents.planners.recompute_less import lightened_templates
 from agents.portfolio.members import Kind, Member, MemberTask, wait
 from agents.sampling.exhaustive import run_exhaustive
-from agents.sampling.expert import Grid, price_grid
+from agents.sampling.expert import price_grid
 from agents.sampling.mcmc import best_of_meshes, run_mcmc
 from agents.searcher import SearchResult, SearchTask, ShouldStop
 from automap.problem import Problem
 from automap.space.space import Ints, Values
-from envs.decision import Episodes
-from envs.hybrid import HybridDecisions
 
 PROVABLE_DECADES = 7.0
 """log10 of the largest number of plans of a space in which a proof is tried."""
@@ -49,9 +47,6 @@ PROOF_NODES = 200_000
 """Largest number of partial plans that branch and bound looks at: it takes a few seconds for so many."""
 PROOF_SHARE = 0.5
 """Share of the remaining budget that is spent on a proof at most."""
-PROPOSED_SHARE, PROPOSED_S = 0.25, 2.0
-"""The network's share of a budget in evaluations at most; seconds that it has at most. It proposes `PROPOSALS` plans,
-which takes it less than a second on most models."""
 SHOWN_PROPOSALS = 16
 """Number of the best proposals with which annealing and members begin."""
 WARM_UP_S, WARM_UP_SHARE = 1.0, 0.1
@@ -102,10 +97,15 @@ def search_portfolio(task: SearchTask) -> SearchResult:
     incumbent.should_stop = crew.should_stop
     grid = price_grid(incumbent)
     incumbent.price_start(task, credit="start")
+    proposed: list[Values] = []
     if not incumbent.finished:
         grid = grid.joined(lightened_templates(incumbent, grid))
-        grid = grid.joined(work_out(incumbent, grid))
-    proposed = [] if incumbent.finished else _propose(incumbent, grid, task.seed)
+        opened = work_out(incumbent, grid)
+        if not incumbent.finished:
+            incumbent.searcher = "dqn"
+            if (network := readable(NETWORK)) is not None:
+                proposed = propose_and_solve(opened, grid, network, seed=task.seed)
+        grid = grid.joined(opened.plans())
     if not incumbent.finished:
         divide_anew(incumbent, grid)
     proven = not incumbent.finished and _is_provable(incumbent) and _prove(incumbent)
@@ -140,24 +140,6 @@ def _prove(incumbent: Incumbent) -> bool:
         seconds=None if left_s is None else PROOF_SHARE * left_s,
     ):
         return run_exhaustive(incumbent, max_nodes=PROOF_NODES)
-
-
-def _propose(incumbent: Incumbent, grid: Grid, seed: int) -> list[Values]:
-    """Prices the plans that the pretrained network proposes; returns those that fit, the best last."""
-    incumbent.searcher = "dqn"
-    left, left_s = incumbent.left, incumbent.left_s
-    with incumbent.share(
-        evaluations=None if left is None else int(PROPOSED_SHARE * left),
-        seconds=None if left_s is None else min(PROPOSED_S, PROPOSED_SHARE * left_s),
-    ):
-        network = readable(NETWORK)
-        if network is None:
-            return []
-        episodes = Episodes(HybridDecisions(incumbent.space), SIDE_BY_SIDE, incumbent.table, known=grid)
-        tree = SearchTree(episodes, lambda: incumbent.best_s)
-        found = propose(incumbent, episodes, tree, network, seed=seed, most=PROPOSALS)
-    incumbent.look_aheads += int(episodes.known.arrays.priced[0])
-    return found
 
 
 def _search(incumbent: Incumbent, crew: _Crew, known: Ints, wide: Ints, seed: int) -> None:

@@ -27,7 +27,7 @@ def opened(evaluations=4_000, **training):
     space = PlanSpace(Problem.build(zoo.build(MODEL), cluster, {"global_batch": 128, **training}))
     incumbent = Incumbent(space, Budget(evaluations=evaluations), searcher="expert")
     grid = price_grid(incumbent)
-    return incumbent, grid.joined(work_out(incumbent, grid))
+    return incumbent, grid.joined(work_out(incumbent, grid).plans())
 
 
 def test_a_long_pipeline_of_unlike_stages_is_the_best_plan():

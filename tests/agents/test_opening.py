@@ -24,7 +24,7 @@ def opened(model, cluster, batch, evaluations=EVALUATIONS):
     space = PlanSpace(Problem.build(zoo.build(model), parse_cluster(cluster), {"global_batch": batch}))
     incumbent = Incumbent(space, Budget(evaluations=evaluations), searcher="expert")
     grid = price_grid(incumbent, charged=False)
-    return incumbent, grid, work_out(incumbent, grid)
+    return incumbent, grid, work_out(incumbent, grid).plans()
 
 
 @pytest.mark.parametrize("cluster", ["2x4xV100@25Gbit", "4xV100-16GB+4xP100-16GB"])
