@@ -83,7 +83,7 @@ def annealed(problem: Problem, evaluations: int, seed: int) -> float:
     """Step time that the opening of a search and annealing reach."""
     incumbent = Incumbent(PlanSpace(problem), Budget(evaluations=evaluations), searcher="expert")
     grid = price_grid(incumbent)
-    opened = grid.joined(work_out(incumbent, grid)[0])
+    opened = grid.joined(work_out(incumbent, grid).plans())
     run_mcmc(incumbent, seed=seed, start=best_of_meshes(incumbent.space, opened.values, opened.prices))
     return incumbent.best_s
 

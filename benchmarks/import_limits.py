@@ -22,11 +22,12 @@ from ir.onnx import sandbox
 MIB = 1 << 20
 HOSTILE = Path(__file__).resolve().parents[1] / "tests" / "ir" / "hostile.py"
 
+CHILD = (sys.executable, "-P", "-c", "import sys, ir.onnx.sandbox as s; s.answer(sys.stdin.buffer, sys.stdout.buffer)")
+"""One child that is not forked, so that all its memory and time are its own."""
 # A process starts its life with its parent's peak memory: the child is started by a small one.
 MEASURE = """
 import json, os, subprocess, sys, time
 command, upload, options = json.loads(sys.argv[1])
-options["parent"] = os.getpid()
 began = time.perf_counter()
 child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 child.stdin.write(json.dumps(options).encode() + b"\\n")
@@ -60,7 +61,7 @@ def measure(data: bytes) -> tuple[float, float, float, int, dict]:
         file.write(data)
         file.flush()
         out = subprocess.run(
-            [sys.executable, "-S", "-c", MEASURE, json.dumps([sandbox.COMMAND, file.name, options])],
+            [sys.executable, "-S", "-c", MEASURE, json.dumps([CHILD, file.name, options])],
             env=os.environ | sandbox.environment(),
             stdout=subprocess.PIPE,
             check=True,

@@ -1,6 +1,6 @@
 """The network's plans beside the best plans known and the best templates, on problems that it has never seen.
 
-    python benchmarks/network_gap.py [--seeds 3] [--plans 64] [--known benchmarks/best_known.json] [--search 20s]
+    python benchmarks/network_gap.py [--seeds 3] [--known benchmarks/best_known.json] [--search 20s]
                                      [--only WORD] [--untrained]
 
 The problems are generated ones of held-out families and sizes, and real models of the zoo, none of which is trained on.
@@ -29,16 +29,14 @@ from agents.incumbent import Incumbent
 from agents.learning.checkpoint import read_network
 from agents.learning.network import ProposalNetwork
 from agents.learning.problems import outline
-from agents.learning.proposals import NETWORK, PROPOSALS, SIDE_BY_SIDE, propose
-from agents.learning.search_tree import SearchTree
+from agents.learning.proposals import NETWORK
+from agents.learning.proposed_skeletons import propose_and_solve
 from agents.planners.opening import work_out
 from agents.sampling.expert import Grid, price_grid
 from automap.cluster import parse_cluster
 from automap.errors import NothingFits
 from automap.problem import Problem
 from automap.space.space import PlanSpace
-from envs.decision import Episodes
-from envs.hybrid import HybridDecisions
 from envs.kernels import ACTION_FEATURES, STATE_FEATURES
 from ir import zoo
 
@@ -141,27 +139,21 @@ def priced(problem: Problem) -> tuple[PlanSpace, Grid, float | None]:
     return incumbent.space, grid, incumbent.baselines["expert"]
 
 
-def proposed(
-    space: PlanSpace, grid: Grid, network: ProposalNetwork, plans: int, seed: int
-) -> tuple[float, float, float, float]:
+def proposed(space: PlanSpace, grid: Grid, network: ProposalNetwork, seed: int) -> tuple[float, float, float, float]:
     """Step times after the opening, of the network's first plan and of its best one, and the seconds that they took."""
-    opening = Incumbent(space, Budget(), searcher="expert", clock=time.process_time)
-    own = Incumbent(space, Budget(), searcher="dqn")
+    incumbent = Incumbent(space, Budget(), searcher="elimination", clock=time.process_time)
     began = time.process_time()
-    known = grid.joined(work_out(opening, grid)[0])
-    episodes = Episodes(HybridDecisions(space), SIDE_BY_SIDE, own.table, known=known)
-    propose(own, episodes, SearchTree(episodes, lambda: own.best_s), network, seed=seed, most=plans)
-    seconds = time.process_time() - began
-    first = min((step for count, _, step in own.improvements if count == 1), default=math.inf)
-    fitting = known.prices[known.prices[:, 1] <= 0.0, 0]
-    return float(fitting.min(initial=math.inf)), first, own.best_s, seconds
+    opened = work_out(incumbent, grid)
+    opening_s = incumbent.best_s
+    propose_and_solve(opened, grid, network, seed=seed)
+    first_s, _ = incumbent.first_proposal or (math.inf, 0.0)
+    return opening_s, first_s, incumbent.best_s, time.process_time() - began
 
 
 def main() -> None:
     """One line a problem, then the means."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--plans", type=int, default=PROPOSALS)
     parser.add_argument("--known", type=Path, default=Path(__file__).parent / "best_known.json")
     parser.add_argument("--search", default="20s", help="budget of the portfolio where no plan is known")
     parser.add_argument("--only", default="", help="a word in the names of the problems that are planned")
@@ -177,7 +169,7 @@ def main() -> None:
         if known.best_s(name, problem) is None:
             continue
         space, grid, template_s = priced(problem)
-        runs = [proposed(space, grid, network, given.plans, seed) for seed in range(given.seeds)]
+        runs = [proposed(space, grid, network, seed) for seed in range(given.seeds)]
         known.check(name, template_s)
         known.improve(name, min(best for _, _, best, _ in runs))
         lines.append((name, template_s, runs))
@@ -205,7 +197,7 @@ def main() -> None:
             )
     if lines:
         print(
-            f"the best of {given.plans} plans is slower than the best template on {lost} of {len(lines)}; the first "
+            f"the best of all proposals is slower than the best template on {lost} of {len(lines)}; the first "
             f"plan does not fit where a template does on {missed}; {statistics.fmean(late):.2f} s in the mean, "
             f"{max(late):.2f} s at most"
         )

@@ -6,8 +6,9 @@
 Throughput: four tenants submit as fast as they can; jobs a second from the first submission to the last end, the
 processor time that a job takes in its worker, and how far tenants are apart. Polls: 500 offered a second on 16
 connections beside a running search. Slow: so many connections that send one byte of a request in two seconds, from a
-process of their own, and what the polls of others take meanwhile. Submissions: a model of 1 MB without its weights is
-uploaded again and again, as another file and as the same, and jobs for it are submitted, beside the same search. Mix
+process of their own, and what the polls of others take meanwhile. Submissions: models of 1 MB, one with its weights in
+the file and a much deeper one without any, are uploaded again and again, as another file and as the same, and jobs for
+them are submitted, beside the same search. Mix
 (`--minutes`): uploads, jobs, lists, cancels and deletes in turn; growth of memory and open files of the service, its
 workers and its store behind the first tenth. 0 leaves a part out. The status is 1 where memory has grown by 5 % or
 files were left open.
@@ -35,9 +36,10 @@ from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 
 import httpx
+import numpy as np
 import onnx
 import psutil
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from service.embedded_redis import EmbeddedRedis
 from service.jobs.connection import connect
@@ -236,20 +238,35 @@ def stripped(num_bytes: int) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
 
-def submissions(client: httpx.Client, count: int, own: psutil.Process, workers: list[psutil.Process]) -> None:
+def weighted(size: int) -> onnx.ModelProto:
+    """A perceptron whose file is about so large, nearly all of it weights."""
+    width = 64
+    names = ["x", *(f"y{layer}" for layer in range(max(1, size // (4 * width * width))))]
+    nodes, weights = [], []
+    for layer, (before, after) in enumerate(itertools.pairwise(names)):
+        weights.append(numpy_helper.from_array(np.full((width, width), layer, np.float32), f"w{layer}"))
+        nodes.append(helper.make_node("MatMul", [before, f"w{layer}"], [f"p{layer}"], name=f"layers.{layer}/MatMul"))
+        nodes.append(helper.make_node("Relu", [f"p{layer}"], [after], name=f"layers.{layer}/Relu"))
+    ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", width]) for name in ("x", names[-1])]
+    graph = helper.make_graph(nodes, "perceptron", ends[:1], ends[1:], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def submissions(
+    client: httpx.Client, model: onnx.ModelProto, count: int, own: psutil.Process, workers: list[psutil.Process]
+) -> None:
     """Measures uploads of a model, as files that differ and as the same file, and jobs for it."""
 
     def spent_s() -> float:
-        """Processor time of the service and of the children that import and check."""
-        mine = own.cpu_times()
+        """Processor time of the service, and of the children that import and check."""
         beside = [child.cpu_times() for child in own.children() if child not in workers]
-        return mine.children_user + mine.children_system + sum(t.user + t.system for t in (mine, *beside))
+        return sum(t.user + t.system + t.children_user + t.children_system for t in (own.cpu_times(), *beside))
 
-    model, ids = stripped(MODEL_BYTES), []
+    ids: list[str] = []
     uploads: list[float] = []
     spent = [spent_s()]
     for number in range(count):
-        model.graph.name = f"decoder {number}"
+        model.graph.name = f"model {number}"
         data = model.SerializeToString()
         began = time.monotonic()
         ids.append(client.post("/v1/models?dim=batch=8", content=data).raise_for_status().json()["id"])
@@ -339,7 +356,8 @@ def main() -> int:
             if given.polls:
                 polls(url, path, heads["a"], given, own)
             if given.submissions:
-                submissions(one, given.submissions, own, workers)
+                for model in (weighted(MODEL_BYTES), stripped(MODEL_BYTES)):
+                    submissions(one, model, given.submissions, own, workers)
             one.delete(path)
             if given.minutes:
                 parts = {"service": own, "store": psutil.Process(server.pid)}

@@ -199,7 +199,10 @@ class _Hasher:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.rules: dict[int, int] = {}
+        self.alike: dict[Any, int] = {}
+        self.parts: dict[int, int] = {}
+        """Rules and attributes, by the object -> the number of those equal to it: hashing them takes long, and most
+        operators share them."""
         self.known: dict[Any, int] = {}
         self.segments: dict[tuple[int, ...], int] = {}
 
@@ -225,17 +228,23 @@ class _Hasher:
         results = tuple((tensors[n].shape, tensors[n].dtype, tensors[n].batch_dim) for n in op.outputs)
         key = (
             op.kind,
-            op.attributes,
-            op.rule,
+            self._number(op.attributes),
+            self._number(op.rule),
             op.traffic,
-            op.forward_flops,
-            op.backward_flops,
+            self._number(op.forward_flops),
+            self._number(op.backward_flops),
             op.measured_s,
             op.is_view,
             tuple(wires),
             results,
         )
         return self.known.setdefault(key, len(self.known))
+
+    def _number(self, part: Any) -> int:
+        number = self.parts.get(id(part))
+        if number is None:
+            number = self.parts[id(part)] = self.alike.setdefault(part, len(self.alike))
+        return number
 
 
 def repeats(kinds: Sequence[int]) -> list[tuple[int, int]]:

@@ -38,6 +38,9 @@ class Stated:
     """See `Operator.annotations`."""
 
 
+_NOTHING = Stated()
+
+
 @dataclass
 class GraphBuilder:
     """Collects tensors and operators."""
@@ -124,8 +127,8 @@ class GraphBuilder:
             self.tensors[tensor.name] = tensor
         if operator.is_view:
             self._views.update(operator.outputs)
-        if any(n in self._gradients for n in operator.inputs):
-            self._gradients.update(n for n in operator.outputs if self.tensors[n].is_float)
+        if not self._gradients.isdisjoint(operator.inputs):
+            self._gradients.update([n for n in operator.outputs if self.tensors[n].is_float])
 
     def _alike(
         self,
@@ -140,10 +143,10 @@ class GraphBuilder:
         """The operator with operands named 0, 1 ... and results :0, :1 ...; those of equal layers are made once."""
         key = (
             kind,
-            tuple(None if t is None else (t.shape, t.dtype, t.role, t.batch_dim) for t in tensors),
+            tuple([None if t is None else (t.shape, t.dtype, t.role, t.batch_dim) for t in tensors]),
             is_read,
-            tuple((k, type(v), v) for k, v in attributes.items()),
-            tuple(None if v is None else (v.shape, v.dtype.str, v.tobytes()) for v in usage.values),
+            tuple([(k, type(v), v) for k, v in attributes.items()]),
+            tuple([None if v is None else (v.shape, v.dtype.str, v.tobytes()) for v in usage.values]),
             needs_gradient,
             opset,
             tuple(usage.stated),
@@ -229,24 +232,25 @@ class GraphBuilder:
         Raises:
             ModelError: the table cannot express this use.
         """
-        stated = stated or Stated()
+        stated = stated or _NOTHING
         base = f"{scope}/{kind}" if scope else name or outputs[0]
         names, like = self._like(base, kind, inputs, outputs, attributes or {}, opset, stated)
         unique = self.unique(base)
-        built = _named(like, unique, scope, names, outputs)
-        operator = built.operator.with_costs(stated.costs) if stated.costs else built.operator
+        operator, results = _named(like, unique, scope, names, outputs)
+        if stated.costs:
+            operator = operator.with_costs(stated.costs)
         if stated.annotations:
             operator = replace(operator, annotations=stated.annotations)
         for used in operator.inputs:
             if used not in self.tensors:
                 self._emit_constant(used)
-        self._append(operator, built.outputs)
-        if built.is_opaque:
+        self._append(operator, results)
+        if like.is_opaque:
             known = "its batch cannot be traced" if kind in KINDS else "kind is not in the table"
             free = "" if stated.costs or kind in KINDS else "; it has no cost but its bytes: give one in hints.costs"
             self.warnings.append(f"{unique}: {kind} is replicated: {known}{free}")
-        elif built.replicated_because:
-            self.warnings.append(f"{unique}: {kind} is replicated: {built.replicated_because}")
+        elif like.replicated_because:
+            self.warnings.append(f"{unique}: {kind} is replicated: {like.replicated_because}")
         return operator.outputs
 
     def _like(
@@ -260,20 +264,21 @@ class GraphBuilder:
         stated: Stated,
     ) -> tuple[list[str], Built]:
         """The operands, cut to one sample or repeated as the kind requires, and the operator as `_alike` makes it."""
-        names, is_read = list(inputs), tuple(bool(n) for n in outputs)
+        names, is_read = list(inputs), tuple([bool(n) for n in outputs])
+        arranges = (kind in KINDS and KINDS[kind].is_view) or (kind == "Gather" and "indices" in attributes)
+        is_random = kind.startswith("Random")
         for _ in range(2 * len(names) + 2):
             tensors = [self.operand(n) if n else None for n in names]
             usage = Usage(
                 values=[self.values.get(n) if n else None for n in names],
                 export_batch=self.export_batch,
                 stated=stated.shapes,
-                is_view=any(n in self._views for n in names)
-                and all(n in self._views or not n or n in self.values for n in names)
-                and ((kind in KINDS and KINDS[kind].is_view) or (kind == "Gather" and "indices" in attributes)),
-                is_constant={t.role for t in tensors if t is not None} <= {"constant", "buffer"}
-                and not kind.startswith("Random"),
+                is_view=arranges
+                and any(n in self._views for n in names)
+                and all(n in self._views or not n or n in self.values for n in names),
+                is_constant=not is_random and {t.role for t in tensors if t is not None} <= {"constant", "buffer"},
             )
-            needs = tuple(n in self._gradients for n in names)
+            needs = tuple([n in self._gradients for n in names])
             try:
                 return names, self._alike(kind, tensors, is_read, attributes, needs, opset, usage)
             except BakedBatch as found:
@@ -308,19 +313,26 @@ def _repair_of_unknown(kind: str, outputs: Sequence[str]) -> str:
     return where
 
 
-def _named(built: Built, name: str, scope: str, inputs: Sequence[str], outputs: Sequence[str]) -> Built:
-    """An operator of `GraphBuilder._alike` with the names of its tensors."""
-    names = {str(i): n for i, n in enumerate(inputs)} | {f":{i}": n for i, n in enumerate(outputs)}
-    tensors = tuple(replace(t, name=names[t.name]) for t in built.outputs)
-    return replace(built, operator=built.operator.renamed(names, name=name, scope=scope), outputs=tensors)
+def _named(
+    built: Built, name: str, scope: str, inputs: Sequence[str], outputs: Sequence[str]
+) -> tuple[Operator, list[Tensor]]:
+    """An operator of `GraphBuilder._alike` with the names of its tensors, and those that it writes."""
+    names = {str(i): n for i, n in enumerate(inputs)}
+    for i, n in enumerate(outputs):
+        names[f":{i}"] = n
+    tensors = [
+        Tensor(name=names[t.name], shape=t.shape, dtype=t.dtype, role=t.role, batch_dim=t.batch_dim)
+        for t in built.outputs
+    ]
+    return built.operator.renamed(names, name=name, scope=scope), tensors
 
 
 def make_graph(
     operators: Sequence[Operator], tensors: Mapping[str, Tensor], outputs: Sequence[str], **rest: Any
 ) -> Graph:
     """A Graph with just the tensors that its operators touch, in order of first touch; `rest` are its other fields."""
-    touched = (name for op in operators for name in (*op.inputs, *op.outputs))
-    used = {name: tensors[name] for name in (*touched, *outputs)}
+    touched = dict.fromkeys(name for op in operators for names in (op.inputs, op.outputs) for name in names)
+    used = {name: tensors[name] for name in (touched | dict.fromkeys(outputs))}
     return Graph(operators=tuple(operators), tensors=used, outputs=tuple(outputs), **rest)
 
 
@@ -358,15 +370,15 @@ def arrange(operators: Sequence[Operator], outputs: Iterable[str]) -> list[Opera
         stack.extend(producer[n] for n in operators[index].inputs if n in producer)
     order = [operators[i] for i in sorted(live) if operators[i].is_constant]
     placed: set[int] = set()
+    views = {name: i for i in live if operators[i].is_view for name in operators[i].outputs}
 
     def place(index: int) -> None:
         if index in placed:
             return
         placed.add(index)
         for tensor in operators[index].inputs:
-            source = producer.get(tensor)
-            if source is not None and operators[source].is_view:
-                place(source)
+            if tensor in views:
+                place(views[tensor])
         order.append(operators[index])
 
     ordinary = [i for i in sorted(live) if not operators[i].is_constant]

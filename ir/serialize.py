@@ -38,6 +38,9 @@ def graph_digest(graph: Graph) -> str:
     return hashlib.sha256(graph_to_bytes(graph)).hexdigest()
 
 
+_ZERO = Amount()
+
+
 def _amount(amount: Amount) -> list[float]:
     return [amount.fixed, amount.per_sample]
 
@@ -84,22 +87,30 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
     Equal rules are written once (`rules`), operators refer to them by number. Fields with their default are left out.
     """
     rules: dict[FactorRule, int] = {}
+    numbers: dict[int, int] = {}  # of the very objects, which most operators share: hashing a rule takes long
     operators = []
     for op in graph.operators:
+        number = numbers.get(id(op.rule))
+        if number is None:
+            number = numbers[id(op.rule)] = rules.setdefault(op.rule, len(rules))
         entry: dict[str, Any] = {
             "name": op.name,
             "kind": op.kind,
             "inputs": list(op.inputs),
             "outputs": list(op.outputs),
-            "rule": rules.setdefault(op.rule, len(rules)),
+            "rule": number,
             "traffic": list(op.traffic),
         }
-        if op.forward_flops != Amount() or op.backward_flops != Amount():
+        if not (op.forward_flops == op.backward_flops == _ZERO):
             entry["flops"] = [_amount(op.forward_flops), _amount(op.backward_flops)]
         if op.saved:
             entry["saved"] = list(op.saved)
-        entry.update((key, getattr(op, key)) for key in FLAGS if getattr(op, key))
-        entry.update((key, getattr(op, key)) for key in STATED if getattr(op, key) is not None)
+        for key in FLAGS:
+            if value := getattr(op, key):
+                entry[key] = value
+        for key in STATED:
+            if (value := getattr(op, key)) is not None:
+                entry[key] = value
         if op.annotations:
             entry["annotations"] = [list(pair) for pair in op.annotations]
         if op.attributes:
@@ -161,10 +172,9 @@ def graph_from_json(data: Mapping[str, Any]) -> Graph:
 
 def _read_graph(data: Mapping[str, Any]) -> Graph:
     rules = [_read_rule(r) for r in data["rules"]]
-    zero = [0.0, 0.0]
     operators = []
     for entry in data["operators"]:
-        forward, backward = entry.get("flops", (zero, zero))
+        forward, backward = map(_read_amount, entry["flops"]) if "flops" in entry else (_ZERO, _ZERO)
         operators.append(
             Operator(
                 name=entry["name"],
@@ -172,8 +182,8 @@ def _read_graph(data: Mapping[str, Any]) -> Graph:
                 inputs=tuple(entry["inputs"]),
                 outputs=tuple(entry["outputs"]),
                 rule=rules[entry["rule"]],
-                forward_flops=_read_amount(forward),
-                backward_flops=_read_amount(backward),
+                forward_flops=forward,
+                backward_flops=backward,
                 traffic=(entry["traffic"][0], entry["traffic"][1]),
                 saved=tuple(entry.get("saved", ())),
                 attributes=tuple((k, _value(v)) for k, v in entry.get("attributes", ())),

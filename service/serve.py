@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from automap.errors import UserError
+from ir.onnx.sandbox import fork_server
 from service import processes
 from service.embedded_redis import EmbeddedRedis
 from service.http.api import close, create_app
@@ -82,6 +83,8 @@ def serve(
             store.forget_graphs()
             job_queue.recover(store)
         stack.enter_context(_supervised(url, settings.num_workers, embedded))
+        fork_server().start()
+        stack.callback(fork_server().close)
         app = create_app(settings, client)
         stack.callback(close, app)
         name = f"[{host}]" if ":" in host else host
@@ -100,7 +103,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Ends all connections."""
-        self._feed.close()
+        self._feed.let_go()
         await super().shutdown(sockets)
 
 

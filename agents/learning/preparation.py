@@ -36,8 +36,7 @@ PATIENCE_S = 120.0
 def opened(space: PlanSpace) -> Grid:
     """The plans that are known when episodes begin: templates, and what is worked out from them."""
     grid = grid_of(space)
-    worked_out, _ = work_out(Incumbent(space, Budget(), searcher="elimination"), grid)
-    return grid.joined(worked_out)
+    return grid.joined(work_out(Incumbent(space, Budget(), searcher="elimination"), grid).plans())
 
 
 class Preparation:

@@ -84,7 +84,7 @@ def propose(
         for number in np.flatnonzero(done).tolist():
             if count < most and not incumbent.finished:
                 fitting = _take(incumbent, episodes, number, priced)
-                if count == 0 and fitting:
+                if incumbent.first_proposal is None and count == 0 and fitting:
                     incumbent.first_proposal = min(fitting.values()), incumbent.seconds
                 found |= fitting
                 count += 1

@@ -13,13 +13,13 @@ Behind the network's proposals, the best plans of some meshes are refined (`refi
 searches with other seeds end at the same plan more often.
 
 The plans found are known to the network's proposals (`agents.learning.proposals`) as templates are, and annealing
-begins from them. The budget is charged for them.
+begins from them. The budget is charged for them. Skeletons that the network proposes are solved where the opening has
+ended (`agents.learning.proposed_skeletons`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -29,7 +29,7 @@ from agents.planners.elimination import propose
 from agents.planners.skeletons import SkeletonSearch, run_skeletons
 from agents.sampling.expert import Grid
 from automap.arrays import Floats
-from automap.space.space import Ints, PlanSpace, Values
+from automap.space.space import Ints, PlanSpace
 
 SECONDS, SHARE = 0.6, 0.25
 """Seconds that it takes at most, but for a solve that is under way, unless the budget is in evaluations alone; and its
@@ -49,8 +49,6 @@ FIRST_MESHES = 8
 on 12 devices with random bandwidths ended 31 % slower: the best mesh is not among the first four by its templates."""
 MESHES = 32
 """Number of meshes around whose best templates is looked, at most."""
-KEPT = 64
-"""Number of skeletons whose best plan is kept, at most."""
 REFINED_LEAST, REFINED_LEAST_S = 500, 5.0
 """Budget that must be left for plans to be refined."""
 REFINED_SHARE = 0.6
@@ -59,7 +57,7 @@ REFINED_MESHES, REFINED_PLANS, POLISHED_PLANS = 8, 6, 3
 """Number of meshes that are looked at, of plans that are refined, and of those whose joint signatures are polished."""
 
 
-def work_out(incumbent: Incumbent, grid: Grid) -> tuple[Grid, SkeletonSearch]:
+def work_out(incumbent: Incumbent, grid: Grid) -> SkeletonSearch:
     """Works out the best templates.
 
     Args:
@@ -67,7 +65,7 @@ def work_out(incumbent: Incumbent, grid: Grid) -> tuple[Grid, SkeletonSearch]:
         grid: the templates with their prices.
 
     Returns:
-        The best plans of the skeletons that were worked out, and the search of skeletons, which can go on.
+        The skeletons that were worked out.
     """
     incumbent.searcher = "elimination"
     left, left_s = incumbent.left, incumbent.left_s
@@ -90,10 +88,10 @@ def work_out(incumbent: Incumbent, grid: Grid) -> tuple[Grid, SkeletonSearch]:
             search.look_around(tuple(values.tolist()), seconds, overflow)
     # Elimination has a share of its own, however long the last look around took.
     with share(1.0 - LOOKED_AROUND):
-        around = _rows(grid, [values for _, values in search.best.values()])
-        ranked = ranked_in_turn(incumbent.space.price(around))
-        run_skeletons(search, list(map(tuple, around[ranked].tolist())), FIRST_MESHES)
-    return _kept(search), search
+        around = search.plans(None)
+        ranked = ranked_in_turn(around.prices)
+        run_skeletons(search, list(map(tuple, around.values[ranked].tolist())), FIRST_MESHES)
+    return search
 
 
 def refine(search: SkeletonSearch, plans: Ints) -> Grid:
@@ -112,7 +110,7 @@ def refine(search: SkeletonSearch, plans: Ints) -> Grid:
     incumbent = search.incumbent
     left, left_s = incumbent.left, incumbent.left_s
     if (left is not None and left < REFINED_LEAST) or (left_s is not None and left_s < REFINED_LEAST_S):
-        return _kept(search)
+        return search.plans()
     incumbent.searcher = "elimination"
     with incumbent.share(
         evaluations=None if left is None else int(REFINED_SHARE * left),
@@ -132,19 +130,7 @@ def refine(search: SkeletonSearch, plans: Ints) -> Grid:
                 if search.finished:
                     break
                 search.refine(values, polishes=polishes)
-    return _kept(search)
-
-
-def _kept(search: SkeletonSearch) -> Grid:
-    """The best plans of skeletons."""
-    rows = [values for _, values in sorted(search.best.values())[:KEPT]]
-    found = np.array(rows, dtype=np.int64).reshape(len(rows), len(search.space.slots))
-    return Grid(found, search.space.price(found))
-
-
-def _rows(grid: Grid, plans: Sequence[Values]) -> Ints:
-    """[n, slots] plans as rows, also where there are none."""
-    return np.array(plans, dtype=np.int64).reshape(len(plans), grid.values.shape[1])
+    return search.plans()
 
 
 def ranked_in_turn(prices: Floats) -> Ints:

@@ -18,9 +18,10 @@ import numpy.typing as npt
 from agents.planners.unit_profile import unit_costs
 from automap.arrays import Mask
 from automap.price.kernels.array_types import Record, Rows
-from automap.price.kernels.memory import in_flight, state_bytes
+from automap.price.kernels.memory import buffer_bytes, in_flight, state_bytes
 from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.price.stage_layout import PipelineLayout
+from automap.space.shape import Shape
 from automap.space.space import PlanSpace, Values
 
 Floats = npt.NDArray[np.float64]
@@ -75,18 +76,24 @@ def partition(seconds: Sequence[Floats], slack: float = 1.0) -> list[int] | None
 def cut_anew(space: PlanSpace, values: Values) -> list[Values]:
     """Plans with the shape and the signatures of a plan, and with the cuts and levels of recomputation of `partition`.
 
-    With virtual stages, the cuts are those of `evened`, and the levels stay. There are none for plans of one stage. The
-    exact price says whether the plans are better.
+    With virtual stages, the cuts are those of `evened`, and the levels stay. Where no cut fits into memory there is one
+    plan, whose fullest rank is as empty as possible: with other signatures it may fit. There are none for plans of one
+    stage. The exact price says whether the plans are better.
     """
     shape = space.shape(values)
     if shape.pp == 1:
         return []
     if shape.virtual > 1:
         return [_with_cuts(space, values, evened(_times(space, values), _ends(space, values)))]
-    seconds, levels = _chunks(space, values)
+    ranks = _ranks(space, values)
+    choices = [rank.fastest() for rank in ranks]
+    fits = partition([seconds for seconds, _ in choices]) is not None
+    if not fits:
+        choices = [rank.emptiest() for rank in ranks]
+    costs, levels = [cost for cost, _ in choices], [chosen for _, chosen in choices]
     found = []
-    for slack in SLACKS:
-        ends = partition(seconds, slack)
+    for slack in SLACKS if fits else SLACKS[:1]:
+        ends = partition(costs, slack)
         if ends is not None:
             found.append(_with_cuts(space, values, ends, levels))
     return list(dict.fromkeys(found))
@@ -162,49 +169,68 @@ def _ends(space: PlanSpace, values: Values) -> list[int]:
 def _times(space: PlanSpace, values: Values) -> Floats:
     """[ranks, units + 1, units + 1] seconds of a micro-batch at the levels of recomputation of a plan."""
     evaluator, lowered = space.evaluator, space.lowered(values).views[0]
-    settings = evaluator.settings(lowered.zero)
+    shape, settings = space.shape(values), evaluator.settings(lowered.zero)
     segments = [segment for chunk in lowered.chunks for segment in chunk]
     known: dict[tuple[int, float, int], Floats] = {}
     found = []
-    for rank in range(space.shape(values).pp):
+    for rank in range(shape.pp):
         level = values[space.first.recompute + rank]
         key = (lowered.layout.numbers[rank], float(lowered.rank_samples[rank]), level)
         if key not in known:
             costs = unit_costs(evaluator, segments, lowered.stages[rank])
-            known[key] = _spans(space, costs, np.array([level]), settings).seconds[0]
+            known[key] = _spans(space, costs, np.array([level]), shape, settings).seconds[0]
             crossing = costs["boundary_bytes"][0, :-1]
         found.append(known[key] + _exchanges(space, lowered.layout, rank, crossing))
     return np.array(found)
 
 
-def _chunks(space: PlanSpace, values: Values) -> tuple[list[Floats], list[Ints]]:
-    """For each rank, [units + 1, units + 1] the fastest level of recomputation that fits: seconds of a micro-batch, and
-    the level."""
+class _Rank(NamedTuple):
+    """What a pipeline rank may be given: the units from the first index to before the second, at each level."""
+
+    levels: Ints
+    """[levels] numbers of the levels of recomputation."""
+    seconds: Floats
+    """[levels, units + 1, units + 1] seconds of a micro-batch; infinite where the rank may not have these units."""
+    full: Floats
+    """[levels, units + 1, units + 1] memory used over that of the device, at least 0."""
+
+    def fastest(self) -> tuple[Floats, Ints]:
+        """[units + 1, units + 1] least seconds of a level that fits, infinite where none does, and that level."""
+        return self._least(np.where(self.full <= 1.0, self.seconds, np.inf))
+
+    def emptiest(self) -> tuple[Floats, Ints]:
+        """[units + 1, units + 1] the least memory of a level, and that level."""
+        return self._least(np.where(np.isfinite(self.seconds), self.full, np.inf))
+
+    def _least(self, costs: Floats) -> tuple[Floats, Ints]:
+        return costs.min(axis=0), self.levels[costs.argmin(axis=0)]
+
+
+def _ranks(space: PlanSpace, values: Values) -> list[_Rank]:
+    """What each rank of a plan may be given with the signatures of this plan."""
     evaluator, lowered = space.evaluator, space.lowered(values).views[0]
     shape, settings = space.shape(values), evaluator.settings(lowered.zero)
     levels = np.flatnonzero(space.levels.legal(shape.num_chunks))
     known: dict[tuple[int, float], _Spans] = {}
-    seconds, chosen = [], []
+    ranks = []
     for rank, stage in enumerate(lowered.layout.stages):
         key = (lowered.layout.numbers[rank], float(lowered.rank_samples[rank]))
         if key not in known:
             segments = [segment for chunk in lowered.chunks for segment in chunk]
             costs = unit_costs(evaluator, segments, lowered.stages[rank])
-            known[key] = _spans(space, costs, levels, settings)
+            known[key] = _spans(space, costs, levels, shape, settings)
             crossing = costs["boundary_bytes"][0, :-1]
         spans = known[key]
         alive = in_flight(rank, shape.pp, shape.pp, shape.num_micro_batches)
         if lowered.kind == "gpipe":
             alive = shape.num_micro_batches
-        room = stage.capacity - settings.reserved_bytes - spans.held
-        spent = spans.seconds + _exchanges(space, lowered.layout, rank, crossing)
-        time = np.where(spans.state + alive * spans.saved <= room[:, None, None], spent, np.inf)
+        full = (spans.state + alive * spans.saved + spans.held[:, None, None]) / stage.capacity
+        seconds = spans.seconds + _exchanges(space, lowered.layout, rank, crossing)
         low, high = space.constrained.window(rank, shape.pp) if rank < shape.pp - 1 else (space.num_units,) * 2
         ends = np.arange(space.num_units + 1)
-        time[:, :, (ends < low) | (ends > high)] = np.inf
-        seconds.append(time.min(axis=0))
-        chosen.append(levels[time.argmin(axis=0)])
-    return seconds, chosen
+        seconds[:, :, (ends < low) | (ends > high)] = np.inf
+        ranks.append(_Rank(levels, seconds, full))
+    return ranks
 
 
 def _exchanges(space: PlanSpace, layout: PipelineLayout, rank: int, crossing: Floats) -> Floats:
@@ -232,11 +258,14 @@ class _Spans(NamedTuple):
     saved: Floats
     """Bytes that a micro-batch leaves for its backward pass."""
     held: Floats
-    """[levels] bytes of work space, and of a unit that runs again."""
+    """[levels] bytes of buffers: work space, a unit that runs again, what ZeRO gathers, what crosses between ranks."""
 
 
-def _spans(space: PlanSpace, costs: Rows, levels: Ints, settings: Record) -> _Spans:
-    """What spans of units cost at some levels of recomputation; `costs` are those of `unit_costs`."""
+def _spans(space: PlanSpace, costs: Rows, levels: Ints, shape: Shape, settings: Record) -> _Spans:
+    """What spans of units cost at some levels of recomputation; `costs` are those of `unit_costs`.
+
+    Buffers are those of the units of the model that need most of them, as if each rank had these.
+    """
     spent = costs["forward_s"] + costs["forward_host_s"] + costs["backward_s"] + costs["backward_host_s"]
     spent += costs["recompute_s"]
     comm = costs["forward_comm_s"] + costs["backward_comm_s"] + costs["recompute_comm_s"]
@@ -249,7 +278,9 @@ def _spans(space: PlanSpace, costs: Rows, levels: Ints, settings: Record) -> _Sp
     np.cumsum([spent, state[at.reshape(costs.shape)], costs["saved_bytes"]], axis=2, out=before[:, :, 1:])
     begin, end = np.indices((space.num_units + 1, space.num_units + 1))
     found = np.empty((3, len(levels), *begin.shape))
-    held = np.full(len(levels), 2.0 * costs["workspace_bytes"].max())
+    working, gathered, crossing = (costs[name].max() for name in ("workspace_bytes", "parameters", "boundary_bytes"))
+    buffers = buffer_bytes(working, gathered, crossing, shape.pp, shape.num_micro_batches, settings)
+    held = np.full(len(levels), buffers)
     for number, level in enumerate(space.levels.levels[level] for level in levels.tolist()):
         turn = begin + space.levels.first_units(level.steps, np.maximum(0, end - begin))
         heavy, light = before[:, level.heavy], before[:, level.light]

@@ -22,7 +22,7 @@ from agents.incumbent import Incumbent
 from agents.planners.pipeline_cuts import cut_anew, shifted
 from agents.planners.promising import promising_meshes
 from agents.planners.recompute_less import recompute_less
-from agents.sampling.expert import price_grid
+from agents.sampling.expert import Grid, price_grid
 from agents.searcher import SearchResult, SearchTask
 from automap.cost_graph.graph import CostGraph, CostGraphCache
 from automap.cost_graph.sensitivities import Sensitivities, sensitivities
@@ -50,6 +50,8 @@ TRIED_CUTS = 4
 """Number of ends of a chunk that are tried, those nearest to its share of the work first."""
 CLIMBS = 3
 """Number of times at most that changes which gain alone are made together, see `SkeletonSearch.look_around`."""
+KEPT = 64
+"""Number of skeletons whose best plan is shown to other searchers, at most."""
 TRIED_ORDERS = 8
 """Number of orders of the devices that are tried."""
 SAME = 0.001
@@ -208,10 +210,20 @@ class SkeletonSearch:
             self._meshes[decided] = (shape.tp, shape.middle, *self.space.stage_devices(decided))
         return self._meshes[decided]
 
+    def allow(self, solves: int) -> None:
+        """Grants so many solves more than a budget in evaluations had granted at the beginning."""
+        self._most_solves = max(self._most_solves, self._solves + solves)
+
     @property
     def finished(self) -> bool:
         """Whether the budget has ended."""
         return self.incumbent.finished or self._solves >= self._most_solves
+
+    def plans(self, most: int | None = KEPT) -> Grid:
+        """The best plan of each of the `most` best skeletons, the best first; None = of all skeletons."""
+        found = [values for _, values in sorted(self.best.values())[:most]]
+        rows = np.array(found, dtype=np.int64).reshape(len(found), len(self.space.slots))
+        return Grid(rows, self.space.price(rows))
 
     def solve(self, values: Values, *, rounds: int) -> None:
         """Solves the skeleton of a plan, the first time at the sensitivities of this plan.
@@ -240,18 +252,31 @@ class SkeletonSearch:
 
     def descend(self, values: Values) -> None:
         """Solves the skeleton of a plan, then cuts the pipeline of what is found anew and recomputes no more than it
-        takes to fit; where that gains and is near the best plan so far, the same is done with the new skeleton."""
+        takes to fit, where it does not fit under all ZeRO stages; where that gains and is near the best plan so far, or
+        still does not fit, the same is done with the new skeleton."""
         first = self.space.first.signature
         for _ in range(DESCENTS):
             self.solve(values, rounds=1)
             worth, solved = self.best[values[:first]]
-            cuts = [solved, *cut_anew(self.space, solved)]
+            begins = [solved, *(self._with_other_zero(solved) if worth[0] else ())]
+            cuts = [plan for begin in begins for plan in (begin, *cut_anew(self.space, begin))]
             plans = dict.fromkeys(plan for cut in cuts for plan in (cut, *recompute_less(self.space, cut)))
             plans.pop(solved)
             found = self._price(np.array(list(plans), dtype=np.int64).reshape(len(plans), len(values)))
-            if self.finished or not found or min(found) >= worth or not self._is_worth_polishing(min(found)):
+            if self.finished or not found or min(found) >= worth:
                 return
-            values = list(plans)[min(range(len(found)), key=found.__getitem__)]
+            best = min(found)
+            if not (best[0] or self._is_worth_polishing(best)):
+                return
+            values = list(plans)[found.index(best)]
+
+    def _with_other_zero(self, values: Values) -> list[Values]:
+        """A plan with each other stage of ZeRO that is legal."""
+        at = self.space.first.zero
+        others = (
+            self._repaired([*values[:at], zero, *values[at + 1 :]], values) for zero in range(self.space.zeros.shape[1])
+        )
+        return [plan for plan in dict.fromkeys(others) if plan != values]
 
     def _is_worth_polishing(self, worth: Worth) -> bool:
         is_over, seconds = worth

@@ -4,7 +4,7 @@ The searchers work in this order:
 
 1. the grid of templates, and the plans given;
 2. elimination around the best templates (`agents.planners.opening`);
-3. the plans that the pretrained network proposes;
+3. what the pretrained network proposes: skeletons, of which elimination solves the best, and whole plans;
 4. the best plans of some meshes are refined, without chance (`agents.planners.opening`);
 5. Galvatron's, Piper's and SPP's programs for the best pipelines (`agents.planners.divided_anew`);
 6. branch and bound in small spaces, whose proof ends the search;
@@ -29,8 +29,8 @@ from pathlib import Path
 import numpy as np
 
 from agents.incumbent import Incumbent
-from agents.learning.proposals import NETWORK, PROPOSALS, SIDE_BY_SIDE, propose, readable
-from agents.learning.search_tree import SearchTree
+from agents.learning.proposals import NETWORK, readable
+from agents.learning.proposed_skeletons import propose_and_solve
 from agents.planners.divided_anew import divide_anew
 from agents.planners.opening import refine, work_out
 from agents.planners.promising import promising_meshes
@@ -42,8 +42,6 @@ from agents.sampling.mcmc import best_of_meshes, run_mcmc
 from agents.searcher import SearchResult, SearchTask, ShouldStop
 from automap.problem import Problem
 from automap.space.space import Ints, Values
-from envs.decision import Episodes
-from envs.hybrid import HybridDecisions
 
 PROVABLE_DECADES = 7.0
 """log10 of the largest number of plans of a space in which a proof is tried."""
@@ -51,9 +49,6 @@ PROOF_NODES = 200_000
 """Largest number of partial plans that branch and bound looks at: it takes a few seconds for so many."""
 PROOF_SHARE = 0.5
 """Share of the remaining budget that is spent on a proof at most."""
-PROPOSED_SHARE, PROPOSED_S = 0.25, 2.0
-"""The network's share of a budget in evaluations at most; seconds that it has at most. It proposes `PROPOSALS` plans,
-which takes it less than a second on most models."""
 SHOWN_PROPOSALS = 16
 """Number of the best proposals with which annealing and members begin."""
 WARM_UP_S, WARM_UP_SHARE = 1.0, 0.1
@@ -104,16 +99,18 @@ def search_portfolio(task: SearchTask) -> SearchResult:
     incumbent.should_stop = crew.should_stop
     grid = price_grid(incumbent)
     incumbent.price_start(task, credit="start")
-    if not incumbent.finished:
-        grid = grid.joined(lightened_templates(incumbent, grid))
     proposed: list[Values] = []
     if not incumbent.finished:
-        opened, skeletons = work_out(incumbent, grid)
-        grid = grid.joined(opened)
-        proposed = [] if incumbent.finished else _propose(incumbent, grid, task.seed)
+        grid = grid.joined(lightened_templates(incumbent, grid))
+        opened = work_out(incumbent, grid)
         if not incumbent.finished:
-            grid = grid.joined(refine(skeletons, _known(incumbent, grid, proposed)))
-            divide_anew(incumbent, grid)
+            incumbent.searcher = "dqn"
+            if (network := readable(NETWORK)) is not None:
+                proposed = propose_and_solve(opened, grid, network, seed=task.seed)
+        grid = grid.joined(opened.plans())
+    if not incumbent.finished:
+        grid = grid.joined(refine(opened, _known(incumbent, grid, proposed)))
+        divide_anew(incumbent, grid)
     proven = not incumbent.finished and _is_provable(incumbent) and _prove(incumbent)
     known = _known(incumbent, grid, proposed)
     # Planners solve a mesh at once, so that they can look at many.
@@ -150,24 +147,6 @@ def _prove(incumbent: Incumbent) -> bool:
         seconds=None if left_s is None else PROOF_SHARE * left_s,
     ):
         return run_exhaustive(incumbent, max_nodes=PROOF_NODES)
-
-
-def _propose(incumbent: Incumbent, grid: Grid, seed: int) -> list[Values]:
-    """Prices the plans that the pretrained network proposes; returns those that fit, the best last."""
-    incumbent.searcher = "dqn"
-    left, left_s = incumbent.left, incumbent.left_s
-    with incumbent.share(
-        evaluations=None if left is None else int(PROPOSED_SHARE * left),
-        seconds=None if left_s is None else min(PROPOSED_S, PROPOSED_SHARE * left_s),
-    ):
-        network = readable(NETWORK)
-        if network is None:
-            return []
-        episodes = Episodes(HybridDecisions(incumbent.space), SIDE_BY_SIDE, incumbent.table, known=grid)
-        tree = SearchTree(episodes, lambda: incumbent.best_s)
-        found = propose(incumbent, episodes, tree, network, seed=seed, most=PROPOSALS)
-    incumbent.look_aheads += int(episodes.known.arrays.priced[0])
-    return found
 
 
 def _search(incumbent: Incumbent, crew: _Crew, known: Ints, wide: Ints, seed: int) -> None:

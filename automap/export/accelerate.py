@@ -68,13 +68,13 @@ def _settings(run: Run, mixed: str) -> Mapping[str, Any]:
         "machine_rank": 0,
         "main_training_function": "main",
         "mixed_precision": mixed,
-        "num_machines": run.hosts,
+        "num_machines": len(run.processes),
         "num_processes": run.devices,
         "rdzv_backend": "static",
         "same_network": True,
         "use_cpu": False,
     }
-    if run.hosts > 1:
+    if len(run.processes) > 1:
         found |= {"main_process_ip": "HOST", "main_process_port": 29500}
     if _is_fsdp(run):
         found["fsdp_config"] = _fsdp(run)

@@ -15,7 +15,7 @@ from typing import Literal
 from automap.errors import PlanError
 from automap.plan import Degrees, Plan, parse_devices
 from automap.price.degrees import degrees_of
-from automap.price.estimate import torchrun
+from automap.price.estimate import processes, torchrun
 from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import LoweredPlan, Segment
 from automap.price.plan_reader import lower_plan
@@ -89,14 +89,17 @@ class Run:
     whole_head: str | None
     """The product with the vocabulary where ranks that split weights repeat it, because they do not divide it."""
     shape: ModelShape
-    hosts: int
-    """Hosts with devices of the plan."""
     devices: int
     """Devices of the plan."""
     lowered: LoweredPlan
     """The plan in numbers."""
     evaluator: Evaluator
     """The problem in numbers."""
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """[hosts] processes on each host of the plan."""
+        return processes(self.plan, self.problem.cluster)
 
     @property
     def torchrun(self) -> str:
@@ -147,7 +150,6 @@ def read_run(plan: Plan, problem: Problem, target: Target) -> Run:
         recompute="none" if True not in again else "full" if again[True] else "selective",
         whole_head=_whole_head(lowered, evaluator, [s for s in segments if s.unit not in layers], found[0]),
         shape=_shape(problem.graph, evaluator.blocks.units, layers),
-        hosts=len({int(problem.cluster.node_of[device]) for device in devices}),
         devices=len(devices),
         lowered=lowered,
         evaluator=evaluator,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from automap.errors import PlanError
 from automap.export import accelerate, deepspeed, megatron, onnx_devices, own_trainer, pytorch, torchtitan
-from automap.export.configuration import Export, Run, read_run
+from automap.export.configuration import Export, Note, Run, read_run
 from automap.export.rounding import rounded
 from automap.plan import Plan
 from automap.problem import Problem
@@ -53,7 +53,7 @@ def export(plan: Plan, problem: Problem, name: str) -> Export:
         )
     run = read_run(plan, problem, target)
     found = WRITERS[name](run)
-    notes = (*found.notes, *rounded(run))
+    notes = (*found.notes, *_unequal(run), *rounded(run))
     report = {
         "schema": "automap.export/1",
         "target": name,
@@ -69,6 +69,18 @@ def export(plan: Plan, problem: Problem, name: str) -> Export:
         launch=found.launch,
         notes=notes,
     )
+
+
+def _unequal(run: Run) -> Iterator[Note]:
+    """What hosts with unequal numbers of processes ask for."""
+    counts = run.processes
+    if len({*counts}) == 1 or run.target.name == "onnx":
+        return
+    each = ", ".join(map(str, counts))
+    text = f"the hosts start unequal numbers of processes: {each}, in the order of the cluster"
+    if run.target.name == "accelerate":
+        text += "; accelerate launch starts equal ones: use torchrun, and give `Accelerator` these settings in code"
+    yield Note(about="processes", kept="left to you", text=text)
 
 
 def save(found: Export, folder: Path) -> None:

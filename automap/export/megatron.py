@@ -1,6 +1,8 @@
 """Megatron-LM: arguments of its pretraining scripts, as a bash array and as the YAML map of its functional tests.
 
-Names of flags: megatron/training/arguments.py. A layout has one part a virtual stage: E embedding, t layer, L loss.
+Names of flags: megatron/training/arguments.py. NUM_NODES and GPUS_PER_NODE are what the runner of these tests starts
+(tests/functional_tests/shell_test_utils/_run_training.sh). A layout has one part a virtual stage: E embedding, t layer,
+L loss.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ def write(run: Run) -> Export:
         + _array("MODEL_ARGS", model)
         + f'{start} "${{MODEL_PARALLEL_ARGS[@]}}" "${{MODEL_ARGS[@]}}" "$@"\n'
     )
-    settings = header(run) + "ENV_VARS:\n  CUDA_DEVICE_MAX_CONNECTIONS: 1\nMODEL_ARGS:\n"
+    settings = header(run) + "ENV_VARS:\n  CUDA_DEVICE_MAX_CONNECTIONS: 1\n"
+    if len({*run.processes}) == 1:
+        settings += f"  NUM_NODES: {len(run.processes)}\n  GPUS_PER_NODE: {run.processes[0]}\n"
+    settings += "MODEL_ARGS:\n"
     settings += "".join(f"  {name}: {_yaml(value)}\n" for name, value in (*parallel, *model))
     return Export(
         target=run.target.name,

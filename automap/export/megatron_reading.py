@@ -57,12 +57,32 @@ def read_script(text: str) -> Stated:
             is_value = not after.startswith("--") and after not in (")", "\\")
             # torchrun's own flags and arrays of the script come without a bearing on the plan.
             flags[name] = value or (after if is_value else None)
-    return read_flags(flags)
+    each, nodes = (flags.get(name, flags.get(name.replace("-", "_"))) for name in ("nproc-per-node", "nnodes"))
+    return read_flags(flags, ("--nproc-per-node", each, nodes))
+
+
+def read_map(flags: Mapping[str, str | None], variables: Mapping[str, Any]) -> Stated:
+    """The strategy of the map of Megatron-LM's functional tests.
+
+    Args:
+        flags: as in `read_flags`.
+        variables: its environment.
+
+    Raises:
+        PlanError: as in `read_script`.
+    """
+    each, nodes = (variables.get(name) for name in ("GPUS_PER_NODE", "NUM_NODES"))
+    return read_flags(flags, ("ENV_VARS.GPUS_PER_NODE", each, nodes))
 
 
 # long: one branch a kind of flag, in Megatron-LM's order
-def read_flags(flags: Mapping[str, str | None]) -> Stated:
-    """The strategy of arguments, by their names without dashes; None = a flag without a value.
+def read_flags(flags: Mapping[str, str | None], started: tuple[str, str | None, str | None]) -> Stated:
+    """The strategy of arguments.
+
+    Args:
+        flags: arguments by their names without dashes; None = a flag without a value.
+        started: name and value of what says how many processes a host starts, and the number of hosts; None where
+            nothing is said.
 
     Raises:
         PlanError: as in `read_script`.
@@ -81,7 +101,7 @@ def read_flags(flags: Mapping[str, str | None]) -> Stated:
         read.add(name)
         return whole(f"--{name}", flags[name]) if name in flags else None
 
-    found.degrees |= _replicas(flags, math.prod(found.degrees.get(name, 1) for name in ("tp", "pp", "cp")))
+    found.degrees |= _replicas(started, math.prod(found.degrees.get(name, 1) for name in ("tp", "pp", "cp")))
     layers, each, batch = (
         number("num-layers"),
         number("num-layers-per-virtual-pipeline-stage"),
@@ -139,21 +159,19 @@ def read_flags(flags: Mapping[str, str | None]) -> Stated:
     return found
 
 
-def _replicas(flags: Mapping[str, str | None], others: int) -> dict[str, int]:
-    """The data parallel degree, where torchrun in the same script says how many processes there are.
+def _replicas(started: tuple[str, str | None, str | None], others: int) -> dict[str, int]:
+    """The data parallel degree, where it is said how many processes there are.
 
     Args:
-        flags: flags of the script.
+        started: as in `read_flags`.
         others: tp * pp * cp.
     """
-    each, nodes = (flags.get(name, flags.get(name.replace("-", "_"))) for name in ("nproc-per-node", "nnodes"))
+    name, each, nodes = started
     if each is None or not each.isdecimal() or not (nodes or "1").isdecimal():
         return {}
     world = int(each) * int(nodes or "1")
     if world == 0 or world % others:
-        raise refuse(
-            "--nproc-per-node", world, f"processes are no multiple of tp * pp * cp = {others}", "Start as many."
-        )
+        raise refuse(name, world, f"processes are no multiple of tp * pp * cp = {others}", "Start as many.")
     return {"dp": world // others}
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from automap.documents import read_document
 from automap.errors import PlanError
 from automap.export import training_arguments
-from automap.export.megatron_reading import read_flags, read_script
+from automap.export.megatron_reading import read_map, read_script
 from automap.export.onnx_devices import SCHEMA as ONNX_SCHEMA
 from automap.export.pytorch import SCHEMA as PYTORCH_SCHEMA
 from automap.export.stated import Stated, check_choice, check_names, check_shards, ranks_of, refuse, section, whole
@@ -329,7 +329,8 @@ def _yaml(text: str) -> Stated:
     if "MODEL_ARGS" in document:
         given = section(document, "MODEL_ARGS")
         flags = {name.removeprefix("--"): value for name, value in given.items() if value is not False}
-        return read_flags({name: None if value is True else str(value) for name, value in flags.items()})
+        said = {name: None if value is True else str(value) for name, value in flags.items()}
+        return read_map(said, section(document, "ENV_VARS"))
     return _accelerate(document)
 
 

@@ -63,6 +63,7 @@ class Bottleneck:
         self.samples = float(lowered.rank_samples[self.rank])
         self.settings = evaluator.settings(lowered.zero)
         self.micro_batches = lowered.num_micro_batches
+        self._workspace = evaluator.new_workspace(len(lowered.stages[self.rank].axes))
         self.units = tuple(self._units())
         self._said: set[str] = set()
 
@@ -88,7 +89,7 @@ class Bottleneck:
 
     def cost(self, segment: Segment, incoming: Ints) -> Record:
         """Cost of a segment for one micro-batch, see `UnitCostRow`."""
-        return self.evaluator.unit_cost(segment, incoming, self.lowered.stages[self.rank])
+        return self.evaluator.unit_cost(segment, incoming, self.lowered.stages[self.rank], self._workspace)
 
     def total(self, *fields: str, index: int | None = None) -> float:
         """Sum of fields of the unit costs over a micro-batch; of arrays the number at `index`."""

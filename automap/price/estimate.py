@@ -226,11 +226,17 @@ def launch_line(plan: Plan, problem: Problem) -> str:
     return f"{start} YOUR_TRAINING.py  # {begun}, see docs/training.md"
 
 
-def torchrun(plan: Plan, cluster: Cluster) -> str:
-    """The beginning of a command that starts one process a device of a plan, on each of its hosts."""
+def processes(plan: Plan, cluster: Cluster) -> tuple[int, ...]:
+    """[hosts] devices that a plan has on each of its hosts, in the order of the cluster."""
     devices = {device for stage in plan.stages for device in parse_devices(stage.devices)}
     counts = Counter(int(cluster.node_of[device]) for device in devices)
+    return tuple(counts[host] for host in sorted(counts))
+
+
+def torchrun(plan: Plan, cluster: Cluster) -> str:
+    """The beginning of a command that starts one process a device of a plan, on each of its hosts."""
+    counts = processes(plan, cluster)
     several = f"--nnodes={len(counts)} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500"
-    # Each host then starts a process for each of its own devices.
-    each = str(next(iter(counts.values()))) if len(set(counts.values())) == 1 else "auto"
+    # Of unequal numbers, each host starts a process for each of its own devices.
+    each = str(counts[0]) if len({*counts}) == 1 else "auto"
     return f"torchrun {several if len(counts) > 1 else '--standalone'} --nproc-per-node={each}"

@@ -6,6 +6,7 @@ would do by default. `automap.price.plan_reader.lower_plan` is the way back.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -184,8 +185,10 @@ def _recompute(evaluator: Evaluator, segments: Sequence[Segment], names: Sequenc
     found: list[str] = []
     named: set[str] = set()
     for paths in modules.values():
-        # One glob for all modules or, where others of their kind do not run again, their names.
-        for glob in (_glob(paths), *paths) if all(paths) else ():
+        # One glob for all modules or, where others of their kind do not run again, their names. The only layer of a
+        # stage is written as the layers of others are.
+        every = _glob(paths) if len(paths) > 1 else re.sub(r"\b\d+\b", "*", paths[0])
+        for glob in (every, *paths) if all(paths) else ():
             members = set(select(glob, names))
             if members <= inside and not members <= named:
                 found.append(glob)

@@ -35,8 +35,10 @@ _RULES = (
     "add_0", "sub_0", "mul_by_1", "div_by_1", "dropout_inference", "cast_cast", "no_op_cast", "no_op_expand",
     "no_op_transpose", "no_op_static_scatter_nd", "no_op_dynamic_scatter_nd", "transpose_transpose",
     "flatten_to_reshape", "reshape_reshape", "unsqueeze_unsqueeze", "squeeze_reshape_1d",
-    "one_reshape_matmul_reshape", "two_reshapes_matmul_reshape", "cast_constant_of_shape",
-    "cast_constant_of_shape_without_value", "collapse_slice", "collapse_slice2", "materialize_reshape_shape",
+)  # fmt: skip
+_LATER_RULES = (
+    "cast_constant_of_shape", "cast_constant_of_shape_without_value", "collapse_slice", "collapse_slice2",
+    "materialize_reshape_shape",
 )  # fmt: skip
 """Rewrites of onnxscript that remove what exporters add. Its whole optimiser has one more, slices of one tensor to a
 split, which compares every operator with every other: 36 of 75 s for a Llama of 24 layers."""
@@ -132,9 +134,12 @@ def _to_onnx(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], o
     """
     import torch
 
+    from automap.runtime.constant_values import ConstantValues
+
     exported = None
     try:
-        exported = torch.export.export(module, args, kwargs)
+        with ConstantValues():
+            exported = torch.export.export(module, args, kwargs)
         program: Any = torch.onnx.export(
             exported,
             dynamo=True,
@@ -156,7 +161,8 @@ def _simplify(model: Any) -> None:
 
     common.InlinePass()(model)
     optimizer.fold_constants_ir(model, onnx_shape_inference=True)
-    rewriter.rewrite(model, [getattr(rules, f"{rule}_rule") for rule in _RULES])
+    first, later = ([getattr(rules, f"{rule}_rule") for rule in some] for some in (_RULES, _LATER_RULES))
+    rewriter.rewrite(model, [*first, *_products(), *later])
     for after in (
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         common.LiftSubgraphInitializersToMainGraphPass(),
@@ -166,6 +172,32 @@ def _simplify(model: Any) -> None:
         common.NameFixPass(),
     ):
         after(model)
+
+
+def _products() -> list[Any]:
+    """Rewrites of onnxscript that remove reshapes around products, but for those that hold at a batch of 1 alone.
+
+    Of a sample, [1, heads, …] and [heads, …] can be multiplied as they are; of more, [samples * heads, …] cannot.
+    """
+    from onnxscript import rewriter
+    from onnxscript.rewriter.rules.common import _broadcast_to_matmul as known
+
+    def two(op: Any, input_a: Any, input_b: Any, shape_a: Any, shape_b: Any, shape_c: Any) -> Any:
+        return op.Reshape(op.MatMul(op.Reshape(input_a, shape_a), op.Reshape(input_b, shape_b)), shape_c)
+
+    def one(op: Any, input_a: Any, input_b: Any, shape_a: Any, shape_c: Any) -> Any:
+        return op.Reshape(op.MatMul(op.Reshape(input_a, shape_a), input_b), shape_c)
+
+    def product(op: Any, input_a: Any, input_b: Any, **_: Any) -> Any:
+        return op.MatMul(input_a, input_b)
+
+    def holds(context: Any, input_a: Any, input_b: Any, **shapes: Any) -> bool:
+        if not known.check_if_not_need_reshape(context, input_a, input_b, **shapes):
+            return False
+        first, second = (len(value.shape) for value in (input_a, input_b))
+        return first == second or min(first, second) <= 2
+
+    return [rewriter.RewriteRule(pattern, product, holds) for pattern in (two, one)]
 
 
 def _without_values(tensor: Any) -> bool:

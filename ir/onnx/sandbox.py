@@ -1,30 +1,31 @@
 """Import in a child process with limits, so that a hostile upload can harm the child only.
 
-Parent and child speak JSON over pipes: the upload goes in after one line of options, the Graph (or the error) comes
-back. The child imports `ir` only; before it parses the upload it gives up opening files, sockets and processes, and
-where the kernel offers it its rights (namespaces) and every other system call that computing does not need. What the
-kernel refuses is said once in the parent's log. The parent never imports onnx. Run by `python -m ir.onnx.sandbox`.
+Parent and child speak JSON over a socket: the upload goes in after one line of options, the Graph (or the error) comes
+back. Every upload has a child of its own, forked by a process that has imported `ir` and has read no upload
+(`ir.onnx.fork_server`). Before the child parses the upload it gives up opening files, sockets and processes, and where
+the kernel offers it its rights (namespaces) and every other system call that computing does not need. What the kernel
+refuses is said once in the parent's log. The parent never imports onnx. Run by `python -m ir.onnx.sandbox`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import hashlib
 import json
 import logging
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import IO, Any, Unpack
 
 from ir.errors import ModelError, ModelTooExpensive, too_expensive
 from ir.graph import Graph
-from ir.lifetime import die_with_parent
+from ir.onnx.fork_server import ForkServer, serve
 from ir.onnx.namespaces import leave_others
 from ir.onnx.options import ReadOptions
 from ir.onnx.readers.limits import check_size
@@ -59,6 +60,16 @@ class SandboxLimits:
     """Wall-clock time of the child, in seconds."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Imported:
+    """What the child has read."""
+
+    summary: Mapping[str, Any]
+    """See `ir.summary.summarize`."""
+    graph: bytes
+    """The Graph as canonical bytes (`ir.serialize`), which whoever reads it parses."""
+
+
 def import_model(data: bytes, *, limits: SandboxLimits | None = None, **options: Unpack[ReadOptions]) -> Graph:
     """Reads an upload as `ir.onnx.load.load_model` does, in a child process.
 
@@ -71,33 +82,42 @@ def import_model(data: bytes, *, limits: SandboxLimits | None = None, **options:
         ModelError: the model is refused, as `load_model` says.
         ModelTooExpensive: the child was ended by a limit or died.
     """
+    return graph_from_bytes(import_bytes(data, limits=limits, **options).graph)
+
+
+def import_bytes(data: bytes, *, limits: SandboxLimits | None = None, **options: Unpack[ReadOptions]) -> Imported:
+    """What `import_model` reads, with its summary, for a process that hands it on: it builds no Graph of it.
+
+    Args:
+        data: bytes of the upload.
+        limits: bounds on the upload and on the child.
+        options: see `ReadOptions`.
+
+    Raises:
+        ModelError: see `import_model`.
+    """
     limits = limits or SandboxLimits()
     # Checked here too: an oversized upload need not be copied to a child.
     check_size(len(data), limits.max_bytes)
-    order = {"options": options, "limits": asdict(limits), "size": len(data), "parent": os.getpid()}
-    child = subprocess.Popen(
-        COMMAND,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=environment(),
-        start_new_session=True,
-        close_fds=True,
-    )
+    order = {"options": options, "limits": asdict(limits), "size": len(data)}
     try:
-        out, _ = child.communicate(json.dumps(order).encode() + b"\n" + data, timeout=limits.wall_s)
-    except subprocess.TimeoutExpired:
+        out, status = fork_server().ask(json.dumps(order).encode() + b"\n" + data, limits.wall_s)
+    except TimeoutError:
         raise _expensive(f"took longer than {limits.wall_s:g} s", "wall clock") from None
-    finally:
-        _end(child)
-    if child.returncode != 0 or not out:
-        raise _expensive(_why(child.returncode, limits), f"exit status {child.returncode}")
+    if status != 0 or not out:
+        raise _expensive(_why(status, limits), f"exit status {status}")
     head, _, body = out.partition(b"\n")
     answer = json.loads(head)
     _tell(tuple(answer.get("refused", ())))
     if "error" in answer:
         raise ERRORS.get(answer.pop("error"), ModelError)(**answer)
-    return graph_from_bytes(body)
+    return Imported(summary=answer["summary"], graph=body)
+
+
+@functools.cache
+def fork_server() -> ForkServer:
+    """The process that forks the children of this one; it starts at the first import, or when it is told to."""
+    return ForkServer(COMMAND, environment())
 
 
 @functools.cache
@@ -116,17 +136,6 @@ def environment() -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
     }
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    if child.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-    for pipe in (child.stdin, child.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):
-                pipe.close()
-    child.wait()
 
 
 def _why(status: int, limits: SandboxLimits) -> str:
@@ -191,40 +200,71 @@ def _wall_in() -> list[str]:
     return [name for name, build in walls.items() if not build()]
 
 
-def _read(size: int, max_bytes: int, options: ReadOptions) -> tuple[list[str], bytes]:
-    """Reads the upload from stdin; returns what the system refuses (`_wall_in`), and the graph as canonical bytes."""
+def _read(source: IO[bytes], size: int, max_bytes: int, options: ReadOptions) -> tuple[dict[str, Any], bytes]:
+    """Reads the upload; returns the head of the answer, and the graph as canonical bytes."""
     from ir.onnx.load import read_graph
     from ir.onnx.readers.guard import parse
     from ir.onnx.readers.limits import Limits
+    from ir.summary import summarize
 
-    data = sys.stdin.buffer.read(size)
+    data = source.read(size)
     mapped = _address_space()
     refused = _wall_in()
     with _parse_budget(mapped, size):
         model = parse(data, Limits(max_bytes=max_bytes))
     sha256 = hashlib.sha256(data).hexdigest()
     del data
-    return refused, graph_to_bytes(read_graph(model, sha256=sha256, **options))
+    graph = read_graph(model, sha256=sha256, **options)
+    return {"refused": refused, "summary": summarize(graph)}, graph_to_bytes(graph)
 
 
-def main() -> int:
-    """The child: options and upload from stdin, the answer to stdout."""
-    order: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
+def answer(source: IO[bytes], sink: IO[bytes]) -> int:
+    """The child: options and upload from `source`, the answer to `sink`; returns the exit status."""
+    order: dict[str, Any] = json.loads(source.readline())
     limits = SandboxLimits(**order["limits"])
-    die_with_parent(signal.SIGKILL, order["parent"])
     _limit(limits)
-    answer: dict[str, Any] = {}
     body = b""
     try:
-        answer["refused"], body = _read(order["size"], limits.max_bytes, order["options"])
+        head, body = _read(source, order["size"], limits.max_bytes, order["options"])
     except ModelError as error:
-        answer = {"error": type(error).__name__, **error.texts}
+        head = {"error": type(error).__name__, **error.texts}
     except MemoryError:
         return OUT_OF_MEMORY
-    sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n" + body)
-    sys.stdout.flush()
+    sink.write(json.dumps(head).encode() + b"\n" + body)
+    sink.flush()
     return 0
 
 
+def _rehearse() -> None:
+    """Reads a small file, so that what is made at its first use is made for all children."""
+    from onnx import TensorProto, helper
+
+    from ir.onnx.load import load_model
+    from ir.summary import summarize
+
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 4]) for name in "xy")
+    stored = [
+        TensorProto(name=name, dims=dims, data_type=TensorProto.FLOAT)
+        for name, dims in (("up.weight", (4, 4)), ("up.bias", (4,)))
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["x", "up.weight"], ["h"], name="/up/MatMul"),
+        helper.make_node("Add", ["h", "up.bias"], ["y"], name="/up/Add"),
+    ]
+    opsets = [helper.make_opsetid("", 20)]
+    model = helper.make_model(helper.make_graph(nodes, "rehearsal", [x], [y], stored), opset_imports=opsets)
+    graph_from_bytes(graph_to_bytes(graph := load_model(model.SerializeToString())))
+    summarize(graph)
+
+
+def main() -> None:
+    """The process that forks the children."""
+    _rehearse()
+    # A child's collector would copy the pages of all that was imported; a child ends with its upload.
+    gc.disable()
+    gc.freeze()
+    serve(lambda: answer(sys.stdin.buffer, sys.stdout.buffer))
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -87,7 +87,9 @@ def create_app(settings: Settings, client: redis.Redis) -> FastAPI:
 
 
 def close(app: FastAPI) -> None:
-    """Ends the children of an application."""
+    """Ends the children, threads and connections of an application that answers no more."""
+    for part in (app.state.feed, app.state.reader, app.state.metrics):
+        part.close()
     app.state.side_processes.close()
     app.state.checks.close()
 

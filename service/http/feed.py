@@ -107,12 +107,21 @@ class Feed:
         with self._lock:
             return sum(len(topic.listeners) for topic in self._topics.values())
 
-    def close(self) -> None:
+    def let_go(self) -> None:
         """Lets every listener go."""
         self._closed.set()
         with self._lock:
             for topic in self._topics.values():
                 _give(topic.listeners, ())
+
+    def close(self) -> None:
+        """Lets every listener go, and ends the thread and its connections."""
+        self.let_go()
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join(_BLOCK_MS / 1000 + 1)  # not for a Redis that is away
+        self._client.close()
 
     def _add(self, stream: str, listener: _Listener) -> None:
         if self.num_listeners >= MOST_LISTENERS or self._closed.is_set():

@@ -48,7 +48,12 @@ class Metrics:
         self.refusals = Counter(
             "automap_refusals", "Requests that were refused.", ("route", "status"), registry=self._registry
         )
-        self._registry.register(_OfTheStore(impatient(client), feed))
+        self._client = impatient(client)
+        self._registry.register(_OfTheStore(self._client, feed))
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._client.close()
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         """Counts an answer.

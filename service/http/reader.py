@@ -35,6 +35,11 @@ class Reader:
         self._is_reading = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reader")
 
+    def close(self) -> None:
+        """Ends the thread and its connection."""
+        self._thread.shutdown()
+        self._client.close()
+
     async def hget(self, key: str, name: str) -> bytes | None:
         """A field of a hash, or None."""
         found: bytes | None = await self._ask("HGET", key, name)

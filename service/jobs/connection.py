@@ -32,6 +32,20 @@ _WITH_SENTINELS = re.compile(r"(rediss?)-sentinel://(?:(.*)@)?([^@/?#]+)(/\d*)?(
 _SENTINEL_PORT = 26379
 
 
+class _Patient(redis.ConnectionPool):
+    """Waits for a connection as its commands wait for an answer; redis-py's gives up where a connection is cut off
+    twice before it has brought a command."""
+
+    def get_connection(self, *args: Any, **options: Any) -> Any:
+        retry: Retry = self.connection_kwargs["retry"]
+        get = super().get_connection
+        return retry.call_with_retry(lambda: get(*args, **options), lambda error: None)
+
+
+class _PatientWithSentinels(_Patient, SentinelConnectionPool):
+    """The same of one that sentinels name."""
+
+
 def connect(url: str, *, patient: bool = False) -> redis.Redis:
     """A client for `url`.
 
@@ -49,7 +63,10 @@ def connect(url: str, *, patient: bool = False) -> redis.Redis:
     given = {"socket_connect_timeout": ANSWER_S, "socket_timeout": ANSWER_S, "retry": retry, "driver_info": None}
     try:
         match = _WITH_SENTINELS.fullmatch(url)
-        client = redis.Redis.from_url(url, **given) if match is None else _found_by_sentinels(match, given)
+        if match is None:
+            client = redis.Redis.from_pool((_Patient if patient else redis.ConnectionPool).from_url(url, **given))
+        else:
+            client = _found_by_sentinels(match, given, _PatientWithSentinels if patient else SentinelConnectionPool)
         pool = client.connection_pool
         pool.connection_class(**pool.connection_kwargs)  # which refuses options that it does not know
     except (ValueError, TypeError, redis.RedisError):
@@ -60,7 +77,9 @@ def connect(url: str, *, patient: bool = False) -> redis.Redis:
     return client
 
 
-def _found_by_sentinels(match: re.Match[str], given: dict[str, Any]) -> redis.Redis:
+def _found_by_sentinels(
+    match: re.Match[str], given: dict[str, Any], pool_class: type[SentinelConnectionPool]
+) -> redis.Redis:
     scheme, user, hosts, database, options, name = match.groups(default="")
     # Host and port are what the sentinels say.
     read: dict[str, Any] = dict(parse_url(f"{scheme}://{user}@sentinels{database}{options}"))  # type: ignore[no-untyped-call]
@@ -73,18 +92,18 @@ def _found_by_sentinels(match: re.Match[str], given: dict[str, Any]) -> redis.Re
     # One sentinel after another is asked, each once.
     asked = {**given, **encrypted, **own, "retry": Retry(NoBackoff(), 0)}
     known = Sentinel([(host, int(port)) for host, _, port in places], sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
-    client: redis.Redis = known.master_for(name, **{**given, **read, **encrypted})  # type: ignore[no-untyped-call]
+    client: redis.Redis = known.master_for(name, connection_pool_class=pool_class, **{**given, **read, **encrypted})  # type: ignore[no-untyped-call]
     return client
 
 
 def impatient(client: redis.Redis) -> redis.Redis:
-    """A client of the same Redis whose commands fail at once where it is away."""
+    """A client of the same Redis whose commands fail at once where it is away; to be closed by its user."""
     pool = client.connection_pool
     given = {**pool.connection_kwargs, "retry": Retry(NoBackoff(), 0), "connection_class": pool.connection_class}
     if isinstance(pool, SentinelConnectionPool):
         given.pop("connection_pool")
-        return redis.Redis(connection_pool=SentinelConnectionPool(pool.service_name, pool.sentinel_manager, **given))  # type: ignore[no-untyped-call]
-    return redis.Redis(connection_pool=redis.ConnectionPool(**given))
+        return redis.Redis.from_pool(SentinelConnectionPool(pool.service_name, pool.sentinel_manager, **given))  # type: ignore[no-untyped-call]
+    return redis.Redis.from_pool(redis.ConnectionPool(**given))
 
 
 def patiently(write: Callable[[], T], *, pause_s: float = LONGEST_PAUSE_S) -> T:

@@ -103,23 +103,29 @@ class ModelStore:
             pipe.hdel(f"{self._at}models", model_id)
             return bool(pipe.execute()[1])
 
-    def add_graph(self, key: str, data: bytes) -> None:
+    def add_graph(self, key: str, data: bytes, summary: Mapping[str, Any]) -> None:
         """Keeps an imported model for a while, and with it the latest ones of the tenant; not where memory is full."""
         with self._redis.pipeline() as pipe, contextlib.suppress(redis.exceptions.OutOfMemoryError):
-            pipe.set(f"{self._at}graph:{key}", data, ex=GRAPH_TTL_S)
-            pipe.lrem(f"{self._at}graphs", 0, key)
-            pipe.lpush(f"{self._at}graphs", key)
-            pipe.lrange(f"{self._at}graphs", MOST_GRAPHS, -1)
-            pipe.ltrim(f"{self._at}graphs", 0, MOST_GRAPHS - 1)
-            old = pipe.execute()[3]
+            pipe.hset(f"{self._at}import:{key}", mapping={"graph": data, "summary": dumps(summary)})
+            pipe.expire(f"{self._at}import:{key}", GRAPH_TTL_S)
+            pipe.lrem(f"{self._at}imports", 0, key)
+            pipe.lpush(f"{self._at}imports", key)
+            pipe.lrange(f"{self._at}imports", MOST_GRAPHS, -1)
+            pipe.ltrim(f"{self._at}imports", 0, MOST_GRAPHS - 1)
+            old = pipe.execute()[4]
             if old:
-                self._redis.delete(*(f"{self._at}graph:{name.decode()}" for name in old))
+                self._redis.delete(*(f"{self._at}import:{name.decode()}" for name in old))
 
     def graph(self, key: str) -> bytes | None:
         """An imported model, or None."""
-        return cast("bytes | None", self._redis.get(f"{self._at}graph:{key}"))
+        return cast("bytes | None", self._redis.hget(f"{self._at}import:{key}", "graph"))
+
+    def graph_summary(self, key: str) -> dict[str, Any] | None:
+        """The summary of an imported model, or None."""
+        found = self._redis.hget(f"{self._at}import:{key}", "summary")
+        return None if found is None else json.loads(found)
 
     def forget_graphs(self) -> None:
         """Drops all imported models: another version of the importer may read them differently."""
-        for key in self._redis.scan_iter("automap:t:*:graph:*"):
+        for key in self._redis.scan_iter("automap:t:*:import:*"):
             self._redis.delete(key)

@@ -53,7 +53,12 @@ def run(current: Run, client: redis.Redis, *, search: Any = None) -> None:
     Raises:
         MemoryError: the job needs more than the process may have.
     """
-    store, hurried = Store(client, current.tenant), Store(impatient(client), current.tenant)
+    with impatient(client) as other:
+        _run(current, Store(client, current.tenant), Store(other, current.tenant), search)
+
+
+def _run(current: Run, store: Store, hurried: Store, search: Any) -> None:
+    """The same with two stores: one that waits for Redis, and one that does not."""
     job_id, token = current.job_id, current.token
     job = store.job(job_id)
     if job is None:
@@ -64,7 +69,8 @@ def run(current: Run, client: redis.Redis, *, search: Any = None) -> None:
         return
 
     def succeed(plan: Mapping[str, Any]) -> None:
-        patiently(lambda: store.succeed(job_id, token, plan))
+        last = None if unwritten is None else _told(unwritten)
+        patiently(lambda: store.succeed(job_id, token, plan, last))
 
     def fail(fault: Mapping[str, Any]) -> None:
         patiently(lambda: store.fail(job_id, token, fault))
@@ -75,16 +81,19 @@ def run(current: Run, client: redis.Redis, *, search: Any = None) -> None:
         return
     counts = _remembered(lambda: hurried.check(job_id, token) and (parent is None or hurried.state(parent) in ACTIVE))
     written, thinning = -_PACE_S, Thinning()
+    reached = 0.0
+    unwritten: Progress | None = None
     start = _checkpointed(store, job_id, request)
     keep_best = _Checkpoint(lambda plan: hurried.set_best(job_id, token, plan), start)
 
     def on_progress(progress: Progress) -> None:
-        nonlocal written
+        nonlocal written, reached, unwritten
         now = time.monotonic()
-        if now - written >= _PACE_S or progress.fraction >= 1:
-            written = now
-            told = to_json(replace(progress, best=None))
-            del told["best"]
+        if now - written < _PACE_S and not reached < 1 <= progress.fraction:
+            unwritten = progress  # the last of all is written with the plan
+        else:
+            written, reached, unwritten = now, progress.fraction, None
+            told = _told(progress)
             with contextlib.suppress(*AWAY):
                 hurried.set_progress(job_id, token, told, is_event=thinning.passes(told))
                 keep_best(progress, request.seed)
@@ -115,6 +124,13 @@ def run(current: Run, client: redis.Redis, *, search: Any = None) -> None:
             fail(problem(500, "Internal error", f"See the worker's log for job {job_id}."))
     except Superseded:
         LOG.info("job %s: run %d was superseded", job_id, token)
+
+
+def _told(progress: Progress) -> dict[str, Any]:
+    """Progress as JSON types, without its plan."""
+    told: dict[str, Any] = to_json(replace(progress, best=None))
+    del told["best"]
+    return told
 
 
 class _Checkpoint:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from automap.plan import Plan
     from automap.problem import Problem
     from ir.graph import Graph
+    from ir.onnx.sandbox import Imported
 
 
 DimSize = Annotated[int, Range(1, 2**31 - 1)]
@@ -103,30 +104,49 @@ def import_graph(data: bytes, request: JobRequest) -> Graph:
     Raises:
         ModelError: the file, the name, or what the request says about it.
     """
-    options, given = request.model, request.hints.get("parameters", ())
-    parameters = given if isinstance(given, Sequence) and not isinstance(given, str) else ()
-    loss = request.training.get("loss")
-    loss = loss if isinstance(loss, str) else None
-    if options.zoo:
-        return _named(options, loss)
+    if request.model.zoo:
+        return _named(request.model, _loss(request))
+    from ir.profile_import import is_profile
+    from ir.serialize import graph_from_bytes
+
+    return _measured(data, request.model) if is_profile(data) else graph_from_bytes(import_file(data, request).graph)
+
+
+def import_file(data: bytes, request: JobRequest) -> Imported:
+    """What `import_graph` reads of a file, with its summary, for a process that hands it on.
+
+    Raises:
+        ModelError: the file, or what the request says about it.
+    """
+    from ir.onnx.sandbox import Imported, SandboxLimits, import_bytes
     from ir.profile_import import is_profile
 
+    options, given = request.model, request.hints.get("parameters", ())
+    parameters = given if isinstance(given, Sequence) and not isinstance(given, str) else ()
     if is_profile(data):
-        return _measured(data, options)
+        from ir.serialize import graph_to_bytes
+        from ir.summary import summarize
+
+        measured = _measured(data, options)
+        return Imported(summary=summarize(measured), graph=graph_to_bytes(measured))
     from automap.phases import phase
-    from ir.onnx.sandbox import SandboxLimits, import_model
 
     with phase("reading the model"):
-        return import_model(
+        return import_bytes(
             data,
             name=options.name,
             dims=options.dims,
             parameters=(*options.parameters, *(str(glob) for glob in parameters)),
             batch_dims=options.batch_dims,
-            loss=loss,
+            loss=_loss(request),
             # The limit of the settings was applied when the file was accepted.
             limits=SandboxLimits(max_bytes=max(len(data), 1)),
         )
+
+
+def _loss(request: JobRequest) -> str | None:
+    loss = request.training.get("loss")
+    return loss if isinstance(loss, str) else None
 
 
 def _measured(data: bytes, options: ModelOptions) -> Graph:

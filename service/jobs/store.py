@@ -181,9 +181,13 @@ class Store(JobReader):
         state, attempt = self._redis.hmget(self.job_key(job_id), ["state", "attempt"])
         return state == b"running" and attempt is not None and int(attempt) == token
 
-    def succeed(self, job_id: str, token: int, plan: Mapping[str, Any]) -> None:
-        """Ends a job with its plan."""
-        self._write(job_id, token, {"state": "succeeded", "plan": dumps(plan)})
+    def succeed(
+        self, job_id: str, token: int, plan: Mapping[str, Any], progress: Mapping[str, Any] | None = None
+    ) -> None:
+        """Ends a job with its plan, and with a last progress that was not written yet, if there is one."""
+        last = {} if progress is None else {"progress": dumps(progress)}
+        told = None if progress is None else {**progress, "attempt": token}
+        self._write(job_id, token, {"state": "succeeded", "plan": dumps(plan), **last}, told=told)
 
     def fail(self, job_id: str, token: int | None, problem: Mapping[str, Any]) -> None:
         """Ends a job with a problem document; `token` None = whatever run is the latest."""

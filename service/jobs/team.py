@@ -2,8 +2,9 @@
 
 A member searches for the same problem with another seed, in rounds, each of which begins with the best plan of all so
 far. The job itself searches as it would alone and is disturbed by nobody, so that with its members it finds no worse a
-plan; at its end it takes the best plan of all. They meet in the store alone, by the plans that every run keeps there:
-members may begin late, die and run again, or never begin at all. Units: seconds.
+plan; at its end it takes the best plan of all. So it does when it runs again after a death: a search that begins with
+the plan that was kept may be caught near it, and what was kept is not lost. They meet in the store alone, by the plans
+that every run keeps there: members may begin late, die and run again, or never begin at all. Units: seconds.
 """
 
 from __future__ import annotations
@@ -153,6 +154,8 @@ class _Lead:
 
     def __init__(self, others: _Others, search: Search) -> None:
         self._others, self._search = others, search
+        self._kept: Plan | None = None
+        """The best plan of the runs before this one."""
 
     def search(
         self,
@@ -168,6 +171,7 @@ class _Lead:
         assert budget.seconds is not None
         finish_s = min(FINISH_S, FINISH_SHARE * budget.seconds)
         more |= {"should_stop": should_stop}
+        self._kept = min(start, key=_step_time_s, default=None)
         own: SearchResult | None = None
         nothing: NothingFits | None = None
         try:
@@ -175,12 +179,12 @@ class _Lead:
                 problem,
                 Budget(seconds=budget.seconds - finish_s),
                 on_progress=lambda progress: on_progress(self._together(progress)),
-                start=start,
+                start=(),
                 **more,
             )
         except NothingFits as fault:
             nothing = fault
-        best = self._others.best()
+        best = self._best()
         if own is not None and (best is None or _fastest_s(own) <= _step_time_s(best)):
             return self._counted(own)
         if best is None:
@@ -192,6 +196,11 @@ class _Lead:
             last = replace(last, plan=best)
         return self._counted(replace(last, evaluations=last.evaluations + (own.evaluations if own else 0)))
 
+    def _best(self) -> Plan | None:
+        """The fastest of the plans that others found and that were kept before."""
+        plans = (self._others.best(), self._kept)
+        return min((plan for plan in plans if plan is not None), key=_step_time_s, default=None)
+
     def _counted(self, result: SearchResult) -> SearchResult:
         """A result whose plan says what all searches together have priced."""
         total = result.evaluations + sum(each.evaluations for each in self._others.reached().values())
@@ -202,11 +211,12 @@ class _Lead:
         """The progress of all."""
         reached = self._others.reached()
         times = [each.best_step_time_s for each in reached.values() if each.best_step_time_s is not None]
+        times += [_step_time_s(self._kept)] if self._kept is not None else []
         theirs_s, own_s, best = min(times, default=None), progress.best_step_time_s, progress.best
         if theirs_s is not None and (own_s is None or theirs_s < own_s):
 
             def best_of_all(seed: int) -> Plan:
-                found = self._others.best()
+                found = self._best()
                 return found if found is not None and (own_s is None or _step_time_s(found) < own_s) else own(seed)
 
             own = progress.best or _none_yet

@@ -13,6 +13,7 @@ import contextlib
 import gc
 import importlib
 import logging
+import math
 import os
 import re
 import resource
@@ -147,6 +148,7 @@ class Worker(rq.Worker):
         self._run: Run | None = None
         self._folder = ""
         self._looked_at = 0.0
+        self._beat_at = -math.inf
         self._num_missing = 0
         self._trim_now_and_then = paced(self._trim, every_s=RETENTION_S)
 
@@ -201,6 +203,20 @@ class Worker(rq.Worker):
     def get_heartbeat_ttl(self, job: Delivery) -> int:
         """Seconds that a run belongs to this worker after a sign of life."""
         return LEASE_S
+
+    def heartbeat(self, timeout: int | None = None, pipeline: Any = None) -> None:
+        """Gives a sign of life: between deliveries at most one every beat, in one round trip."""
+        if pipeline is not None:
+            super().heartbeat(timeout, pipeline)
+        elif time.monotonic() - self._beat_at >= BEAT_S:
+            self._beat_at = time.monotonic()
+            with self.connection.pipeline() as pipe:
+                super().heartbeat(timeout, pipe)
+                pipe.execute()
+
+    def set_state(self, state: str, pipeline: Any = None) -> None:
+        """Notes whether a job runs; nobody reads it in Redis."""
+        self._state = state
 
     def set_current_job_working_time(self, current_job_working_time: float, pipeline: Any = None) -> None:
         """Every beat; nobody reads it in Redis."""
@@ -272,10 +288,23 @@ class Worker(rq.Worker):
     def _drop(self, job: Delivery, queue: rq.Queue) -> None:
         """Ends a delivery without a child."""
         with self.connection.pipeline() as pipe:
-            job.delete(pipeline=pipe, remove_from_queue=False)
-            self.cleanup_execution(job, pipeline=pipe)
+            self._forget(job, pipe)
             pipe.lrem(queue.intermediate_queue_key, 1, job.id)
             pipe.execute()
+
+    def handle_execution_ended(self, job: Delivery, queue: rq.Queue, heartbeat_ttl: int) -> None:
+        """Notes when a delivery ended; no sign of life is needed, as it is removed at once."""
+        job.ended_at = now()
+
+    def handle_job_success(self, job: Delivery, queue: rq.Queue, started_job_registry: Any) -> None:
+        """Removes a delivery that is done: it has no result, and no other one waits for it."""
+        with self.connection.pipeline() as pipe:
+            self._forget(job, pipe)
+            pipe.execute()
+
+    def _forget(self, job: Delivery, pipe: Any) -> None:
+        self.cleanup_execution(job, pipeline=pipe)
+        pipe.delete(job.key)
 
     # What RQ does between deliveries
 
@@ -332,8 +361,7 @@ class Worker(rq.Worker):
 
     def register_death(self) -> None:
         """Takes this worker out of the list, unless Redis is away."""
-        self.connection = impatient(self.connection)
-        with contextlib.suppress(redis.RedisError):
+        with impatient(self.connection) as self.connection, contextlib.suppress(redis.RedisError):
             super().register_death()
 
     def _trim(self) -> None:

@@ -31,7 +31,7 @@ def opened(evaluations=4_000, hints=None, **training):
     space = PlanSpace(Problem.build(zoo.build(MODEL), cluster, {"global_batch": 128, **training}, hints))
     incumbent = Incumbent(space, Budget(evaluations=evaluations), searcher="expert")
     grid = price_grid(incumbent)
-    return incumbent, grid.joined(work_out(incumbent, grid)[0])
+    return incumbent, grid.joined(work_out(incumbent, grid).plans())
 
 
 @pytest.mark.parametrize("hints", [None, ONE_ORDER])

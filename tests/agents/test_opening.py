@@ -25,7 +25,7 @@ def opened(model, cluster, batch, evaluations=EVALUATIONS):
     space = PlanSpace(Problem.build(zoo.build(model), parse_cluster(cluster), {"global_batch": batch}))
     incumbent = Incumbent(space, Budget(evaluations=evaluations), searcher="expert")
     grid = price_grid(incumbent, charged=False)
-    return incumbent, grid, work_out(incumbent, grid)[0]
+    return incumbent, grid, work_out(incumbent, grid).plans()
 
 
 @pytest.mark.parametrize("cluster", ["2x4xV100@25Gbit", "4xV100-16GB+4xP100-16GB"])
@@ -72,7 +72,7 @@ def test_refining_finds_better_cuts_and_repeats():
         )
         incumbent = Incumbent(space, Budget(evaluations=EVALUATIONS), searcher="expert")
         grid = price_grid(incumbent, charged=False)
-        _, skeletons = work_out(incumbent, grid)
+        skeletons = work_out(incumbent, grid)
         before_s, charged, left = incumbent.best_s, incumbent.charged, incumbent.left
         refined = refine(skeletons, best_of_meshes(space, grid.values, grid.prices))
         assert incumbent.charged - charged <= REFINED_SHARE * left
@@ -86,7 +86,8 @@ def test_small_budgets_are_not_spent_on_refining():
     space = PlanSpace(Problem.build(zoo.build("gpt2"), parse_cluster("1x4xV100"), {"global_batch": 64}))
     incumbent = Incumbent(space, Budget(evaluations=REFINED_LEAST), searcher="expert")
     grid = price_grid(incumbent, charged=False)
-    kept, skeletons = work_out(incumbent, grid)
+    skeletons = work_out(incumbent, grid)
+    kept = skeletons.plans()
     charged = incumbent.charged
     assert charged
     np.testing.assert_array_equal(refine(skeletons, grid.values).values, kept.values)

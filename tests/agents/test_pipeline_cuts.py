@@ -97,6 +97,25 @@ def test_cuts_and_modes_fit_where_memory_is_short(gpt):
     assert found[found[:, 1] <= 0, 0].min() <= 1.02 * fitting.min()
 
 
+def overflowing(graph, share):
+    """A space with so little memory that some cut overflows by a share of a device at least, and one of its plans."""
+    roomy = make(graph, "2xA100-40GB")
+    (row,) = roomy.random_batch(np.random.default_rng(3), 1).tolist()
+    capacity = roomy.evaluator.layout((1, 1), 2).stages[0].capacity
+    least = every_cut(roomy, plain(roomy, row))[:, 1].min()
+    space = make(graph, "2xA100-40GB", reserve=int((share - least) * capacity))
+    return space, plain(space, row)
+
+
+def test_where_nothing_fits_the_cut_is_the_emptiest(gpt):
+    space, values = overflowing(gpt(layers=6, hidden=128, seq=128), 0.01)
+    overflow = every_cut(space, values)[:, 1]
+    assert overflow.min() > 0.0
+    (found,) = space.price(np.array(cut_anew(space, values)))[:, 1]
+    assert found == pytest.approx(overflow.min(), rel=0.05)
+    assert found < np.quantile(overflow, 0.02)
+
+
 def test_what_needs_no_cut_is_left(mlp):
     space = PlanSpace(Problem.build(mlp(), parse_cluster("2xA100"), {"global_batch": 8}, {"fix": {"pp": 1}}))
     assert cut_anew(space, space.random(np.random.default_rng(0))) == []

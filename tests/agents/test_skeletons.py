@@ -5,8 +5,10 @@ import pytest
 
 from agents import Budget
 from agents.incumbent import Incumbent
+from agents.learning.problems import generate
 from agents.planners.elimination import propose
 from agents.planners.skeletons import SkeletonSearch
+from agents.sampling.expert import grid_of
 from automap.cluster import parse_cluster
 from automap.problem import Problem
 from automap.space.space import PlanSpace
@@ -32,3 +34,20 @@ def test_neighbours_are_plans_of_the_space(gpt, cluster, hints):
             assert plan[: space.first.signature] != tuple(row[: space.first.signature])
             count += 1
     assert count > 50
+
+
+def test_what_does_not_fit_is_cut_anew():
+    """A mixture of experts whose stages are nearly full: all signatures overflow on even stages of this mesh."""
+    space = PlanSpace(generate(100_130).problem)
+    values, prices = grid_of(space)
+    mesh = [
+        i for i, row in enumerate(values.tolist()) if (lambda s: (s.pp, s.tp, s.middle))(space.shape(row)) == (14, 2, 4)
+    ]
+    near = tuple(values[min(mesh, key=lambda i: prices[i, 1])].tolist())
+    search = SkeletonSearch(Incumbent(space, Budget(evaluations=4_000), searcher="elimination"), propose)
+    search.solve(near, rounds=1)
+    assert search.incumbent.best is None and search.incumbent.least_overflow < 0.05
+    search.descend(near)
+    first, best = space.first, search.incumbent.best
+    assert best is not None and best[first.cut : first.recompute] != near[first.cut : first.recompute]
+    assert search.incumbent.best_s < prices[prices[:, 1] <= 0.0, 0].min() / 4

@@ -18,6 +18,7 @@ from automap.export.reading import read_configuration
 from automap.price.estimate import annotate
 from automap.price.evaluator import Evaluator
 from automap.price.plan_reader import lower_plan
+from automap.price.plan_writer import to_plan
 from automap.problem import Problem
 from automap.space.space import PlanSpace
 from automap.space.stated_strategy import Strategy, hand_made
@@ -67,6 +68,33 @@ def test_an_export_read_back_has_the_same_price(model: str, target: str, tmp_pat
                 lowered = lower_plan(planned(found.document, again), evaluator)
             assert plan.estimate is not None
             assert evaluator.evaluate(lowered).step_time_s == pytest.approx(plan.estimate.step_time_s, rel=1e-9)
+
+
+def test_arguments_say_how_many_processes_they_are_for(tmp_path: Path) -> None:
+    # Of 8 devices, the plan has 2.
+    problem = Problem.build(zoo.build(GPT), parse_cluster("2x4xA100"), {"global_batch": 24, "target": "megatron-core"})
+    evaluator = Evaluator(problem)
+    lowered = hand_made(evaluator, Strategy(tp=2, dp=1, sequence_parallel=True, may_idle=True))
+    plan = annotate(to_plan(lowered, evaluator), lowered, evaluator)
+    save(export(plan, problem, "megatron-core"), tmp_path)
+    for name in FILES["megatron-core"]:
+        found = read_configuration(tmp_path / name)
+        assert found.degrees["dp"] == 1
+        again = evaluator.evaluate(hand_made(evaluator, Strategy(**found.degrees, may_idle=True)))
+        assert plan.estimate is not None
+        assert again.step_time_s == pytest.approx(plan.estimate.step_time_s, rel=1e-9)
+    with pytest.raises(PlanError, match=r"ENV_VARS\.GPUS_PER_NODE: processes are no multiple"):
+        text = "ENV_VARS:\n  GPUS_PER_NODE: 3\nMODEL_ARGS:\n  --tensor-model-parallel-size: 2\n"
+        read_configuration(written(tmp_path / "odd.yaml", text))
+
+
+def test_hosts_with_unequal_numbers_of_processes_are_named() -> None:
+    for target, words in (("megatron-core", "4, 2, in the order"), ("accelerate", "accelerate launch starts equal")):
+        training = {"global_batch": 24, "target": target}
+        space = plan_space(Problem.build(zoo.build(GPT), parse_cluster("4xA100+2xA100"), training))
+        found = export(space.decode(space.random(np.random.default_rng(0))), space.problem, target)
+        assert [words in note.text for note in found.notes if note.about == "processes"] == [True]
+        assert "GPUS_PER_NODE" not in found.files.get("megatron.yaml", "")
 
 
 @pytest.mark.parametrize(

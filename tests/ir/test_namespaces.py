@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import socket
@@ -12,6 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from ir.onnx import sandbox
+from ir.onnx.fork_server import ForkServer
 
 ENTER = """
 import ctypes, json, os, resource, signal, socket, sys, threading
@@ -85,12 +87,23 @@ def test_where_they_are_refused_nothing_has_changed() -> None:
 def test_an_import_without_them_is_read_and_says_so_once(
     light: Callable[[str], bytes], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # The thread makes the kernel refuse: the same answer as of one without namespaces.
-    program = "import threading, runpy; threading.Thread(target=threading.Event().wait, daemon=True).start(); "
-    program += "runpy.run_module('ir.onnx.sandbox', run_name='__main__')"
-    monkeypatch.setattr(sandbox, "COMMAND", (sys.executable, "-P", "-c", program))
+    # A second thread makes the kernel refuse: the same answer as of one without namespaces.
+    program = """
+import threading
+from ir.onnx import sandbox
+from ir.onnx.fork_server import ForkServer
+leave_others = sandbox.leave_others
+def beside_a_thread():
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    return leave_others()
+sandbox.leave_others = beside_a_thread
+sandbox.forbid_opening = lambda: None  # which would keep the thread from starting
+sandbox.main()
+"""
+    server = ForkServer((sys.executable, "-P", "-c", program), sandbox.environment())
+    monkeypatch.setattr(sandbox, "fork_server", lambda: server)
     sandbox._tell.cache_clear()
-    with caplog.at_level(logging.INFO, logger="automap.import"):
+    with contextlib.closing(server), caplog.at_level(logging.INFO, logger="automap.import"):
         graphs = [sandbox.import_model(light("squeezenet")) for _ in range(2)]
     assert graphs[0] == graphs[1]
     if sys.platform == "linux":

@@ -248,6 +248,8 @@ def test_meta(api: httpx.Client) -> None:
     ("method", "path", "status"),
     [
         ("GET", "/nowhere", 404),
+        ("GET", "/docs", 404),
+        ("GET", "/redoc", 404),
         ("DELETE", "/v1/jobs", 405),
         ("DELETE", "/v1/jobs/x", 404),
         ("DELETE", "/v1/models/x", 404),
@@ -277,8 +279,9 @@ def test_unknown_places(api: httpx.Client, method: str, path: str, status: int) 
         (mlp(hidden="width"), "", "dims.width"),
         (mlp(), "?dim=width", "dims"),
         (mlp(), "?dim=width=0", "dims"),
+        (mlp(), "?dim=width=" + 5000 * "9", "dims"),
     ],
-    ids=["empty", "text", "truncated", "unbound dim", "dim without size", "dim of size 0"],
+    ids=["empty", "text", "truncated", "unbound dim", "dim without size", "dim of size 0", "dim of 5,000 digits"],
 )
 def test_bad_models(api: httpx.Client, data: bytes, query: str, field: str) -> None:
     check_problem(api.post("/v1/models" + query, content=data), 422, field)
@@ -310,11 +313,14 @@ def test_dims_can_be_bound(api: httpx.Client) -> None:
         ({"training": {"global_batch": 64, "trainer": "mine"}}, "training.trainer"),
         ({"training": 7}, "training"),
         ({"hints": {"fix": {"dp": 0}}}, "hints.fix.dp"),
+        ({"hints": {"fix": {"dp": 3}}}, "hints.fix.dp"),
         ({"hints": {"fixed": {}}}, "hints.fixed"),
         ({"hints": {"constraints": [{"scope": "nothing.*"}]}}, "hints.constraints[0].scope"),
         ({"budget": "soon"}, "budget"),
         ({"budget": "9999h"}, "budget"),
         ({"budget": 0}, "budget"),
+        ({"budget": 10**18}, "budget"),
+        ({"training": {"global_batch": 10**9}}, "training.global_batch"),
         ({"searchers": ["oracle"]}, "searchers[0]"),
         ({"searchers": ["mcmc", "oracle"]}, "searchers[1]"),
         ({"searchers": ["mcmc", "mcmc"]}, "searchers[1]"),

@@ -57,7 +57,8 @@ def test_tls(tmp_path: Path) -> None:
     with RedisServer(tmp_path, **files, **options):
         with connect(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={files['tls_cert_file']}") as client:
             job = Store(client).create("m", REQUEST)
-            assert Store(impatient(client)).job(job.id) == job
+            with impatient(client) as hurried:
+                assert Store(hurried).job(job.id) == job
         with connect(f"rediss://127.0.0.1:{port}/0") as stranger, pytest.raises(redis.ConnectionError, match="verify"):
             stranger.ping()
 
@@ -89,8 +90,8 @@ def test_sentinels_name_another_redis_when_one_is_gone(tmp_path: Path, until: Ca
         assert client.wait(1, 10_000) == 1
         until(lambda: known(sentinel))
         first.kill()
-        with pytest.raises(redis.ConnectionError):
-            Store(impatient(client)).job(job.id)
+        with impatient(client) as hurried, pytest.raises(redis.ConnectionError):
+            Store(hurried).job(job.id)
         assert Store(client).begin(job.id) == 1  # as soon as the other one has taken over
         assert client.connection_pool.get_master_address() == ("127.0.0.1", second.port)
 
@@ -99,6 +100,37 @@ def known(sentinel: RedisServer) -> bool:
     """Whether a sentinel knows of the copy to which it may turn."""
     with redis.Redis(port=sentinel.port, password="outside") as client:
         return bool(client.sentinel_slaves("main"))
+
+
+class CutOff(redis.Connection):
+    """A connection that is cut off so many times before it has brought a command."""
+
+    times = 0
+
+    def can_read(self, timeout: float = 0.0) -> bool:
+        if type(self).times:
+            type(self).times -= 1
+            raise redis.ConnectionError("cut")
+        return bool(super().can_read(timeout))
+
+
+def test_a_patient_client_waits_for_a_connection_that_is_cut_again_and_again(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        with connect(server.url, patient=True) as patient:
+            patient.connection_pool.connection_class = CutOff
+            CutOff.times = 5
+            assert patient.ping()
+            patient.connection_pool.disconnect()
+            CutOff.times = 5
+            with patient.pipeline() as pipe:  # as of a sign of life
+                pipe.set("a", 1)
+                assert pipe.execute() == [True]
+        with connect(server.url) as hurried:
+            hurried.connection_pool.connection_class = CutOff
+            CutOff.times = 5
+            with pytest.raises(redis.ConnectionError):
+                hurried.ping()
+        CutOff.times = 0
 
 
 def test_a_write_waits_for_room() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -14,10 +15,10 @@ def test_each_gets_its_own_answer_and_a_fault_is_its_own(client: redis.Redis) ->
     client.set("text", "no hash")
 
     async def ask() -> list[Any]:
-        reader = Reader(client)
-        reads = [reader.hget("h", str(number)) for number in range(500)]
-        others = [reader.hget("text", "x"), reader.hmget("h", ["7", "none"]), reader.hget("none", "x")]
-        return await asyncio.gather(*reads, *others, return_exceptions=True)
+        with contextlib.closing(Reader(client)) as reader:
+            reads = [reader.hget("h", str(number)) for number in range(500)]
+            others = [reader.hget("text", "x"), reader.hmget("h", ["7", "none"]), reader.hget("none", "x")]
+            return await asyncio.gather(*reads, *others, return_exceptions=True)
 
     *reads, fault, several, nothing = asyncio.run(ask())
     assert reads == [str(number).encode() for number in range(500)]
@@ -29,12 +30,12 @@ def test_one_who_left_takes_nobody_along(client: redis.Redis) -> None:
     client.hset("h", "x", "1")
 
     async def ask() -> bytes | None:
-        reader = Reader(client)
-        left = asyncio.ensure_future(reader.hget("h", "x"))
-        stays = asyncio.ensure_future(reader.hget("h", "x"))
-        await asyncio.sleep(0)
-        left.cancel()
-        return await stays
+        with contextlib.closing(Reader(client)) as reader:
+            left = asyncio.ensure_future(reader.hget("h", "x"))
+            stays = asyncio.ensure_future(reader.hget("h", "x"))
+            await asyncio.sleep(0)
+            left.cancel()
+            return await stays
 
     assert asyncio.run(ask()) == b"1"
 
@@ -43,8 +44,8 @@ def test_without_redis_all_are_told(client: redis.Redis) -> None:
     away = redis.Redis(port=1)
 
     async def ask() -> list[Any]:
-        reader = Reader(away)
-        return await asyncio.gather(*(reader.hget("h", "x") for _ in range(300)), return_exceptions=True)
+        with contextlib.closing(Reader(away)) as reader:
+            return await asyncio.gather(*(reader.hget("h", "x") for _ in range(300)), return_exceptions=True)
 
     assert {type(found) for found in asyncio.run(ask())} == {redis.ConnectionError}
 
@@ -61,8 +62,8 @@ def test_reads_go_together(client: redis.Redis, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(redis.client.Pipeline, "execute", counted)
 
     async def ask() -> None:
-        reader = Reader(client)
-        await asyncio.gather(*(reader.hget("h", "x") for _ in range(256)))
+        with contextlib.closing(Reader(client)) as reader:
+            await asyncio.gather(*(reader.hget("h", "x") for _ in range(256)))
 
     asyncio.run(ask())
     assert executions <= 128

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -121,8 +122,13 @@ def test_a_running_job_is_cancelled_at_once(running: Any, squeezenet: bytes, unt
 
 
 def ranks(service: Any) -> list[psutil.Process]:
-    """Processes of trials."""
-    return [p for p in service.children() if "automap.runtime.launch.rank" in p.cmdline()]
+    """Processes of trials; others end while they are looked at."""
+    found = []
+    for child in service.children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "automap.runtime.launch.rank" in child.cmdline():
+                found.append(child)
+    return found
 
 
 def test_trials_in_processes_of_their_own(running: Any, until: Any) -> None:

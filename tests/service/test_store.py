@@ -190,7 +190,7 @@ def test_tenants_do_not_see_each_other(store: Store) -> None:
     other = store.of("other")
     job_id = create(store)
     model = store.add_model(b"abc", name="a", summary={}, capacity=10_000)
-    store.add_graph("k", b"graph")
+    store.add_graph("k", b"graph", {})
     assert other.job(job_id) is None
     assert other.jobs(9) == ([], None)
     assert other.plan(job_id, so_far=True) is None
@@ -271,10 +271,10 @@ def test_models_are_kept_by_content(store: Store) -> None:
 
 
 def test_imported_models_can_be_forgotten(store: Store) -> None:
-    store.add_graph("k", b"graph")
+    store.add_graph("k", b"graph", {})
     assert store.graph("k") == b"graph"
     for number in range(MOST_GRAPHS):
-        store.add_graph(str(number), b"graph")
+        store.add_graph(str(number), b"graph", {})
     assert (store.graph("k"), store.graph("0")) == (None, b"graph")
     store.forget_graphs()
     assert store.graph("0") is None

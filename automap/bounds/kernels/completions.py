@@ -12,7 +12,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import float64, int64, types, void
+from numba import boolean, float64, int64, types, void
 
 from automap.bounds.kernels.corrections import CorrectionArrays, correction
 from automap.bounds.kernels.step_many import BEGIN, EPISODES, WAIT
@@ -22,7 +22,7 @@ from automap.space.group_flow import FLOW, GroupFlow
 from automap.space.kernels.draft import DRAFT, pick_all
 from automap.space.kernels.layout import decide_stages
 from automap.space.kernels.levels import nearest_legal
-from automap.space.kernels.price_one import price_one
+from automap.space.kernels.price_one import cost_rows, finish, price_one
 from automap.space.kernels.records import COMPILED, SPACE
 from automap.space.kernels.stepper import decide, is_idle, legal_values
 from automap.space.kernels.workspace import WORKSPACE, new_workspace, set_rows
@@ -225,24 +225,37 @@ def _likewise(space, flow, value, slot):
 
 
 @borrowing(void(COMPILED, GOAL, DRAFT, int64[::1]), inner=True)
-def _complete(compiled, goal, draft, value):
-    """Completes a plan.
+def _complete_skeleton(compiled, goal, draft, value):
+    """Completes the slots of a plan before its signatures.
 
     Args:
         compiled: whose cache is read and written.
         goal: what the undecided slots follow.
-        draft: overwritten.
+        draft: its layout is overwritten.
+        value: [slots] the plan; the undecided slots are written.
+    """
+    space = compiled.space
+    for slot in range(space.first.signature):
+        if slot >= space.first.cut and is_idle(space, slot, draft.layout):
+            value[slot] = 0
+            continue
+        if slot >= goal.decided:
+            value[slot] = _settled(compiled, value, slot, goal.follows[slot], draft)
+        decide(space, value, slot, draft)
+
+
+@borrowing(void(COMPILED, GOAL, DRAFT, int64[::1]), inner=True)
+def _complete_signatures(compiled, goal, draft, value):
+    """Completes the signatures of a plan.
+
+    Args:
+        compiled: whose cache is read and written.
+        goal: what the undecided slots follow.
+        draft: with the layout of the plan; its signatures are overwritten.
         value: [slots] the plan; the undecided slots are written.
     """
     space, first, num_axes = compiled.space, compiled.space.first, compiled.space.obeys.shape[0]
     follows, decided = goal.follows, goal.decided
-    for slot in range(first.signature):
-        if slot >= first.cut and is_idle(space, slot, draft.layout):
-            value[slot] = 0
-            continue
-        if slot >= decided:
-            value[slot] = _settled(compiled, value, slot, follows[slot], draft)
-        decide(space, value, slot, draft)
     # On the same stages the signatures of a legal plan stay legal.
     is_reshaped = False
     for slot in range(first.cut):
@@ -274,13 +287,35 @@ def _best_with(known, number, slot, value):
     return known.agreeing[number, 0], 0
 
 
-@borrowing(void(COMPILED, KNOWN, int64[::1], WORKSPACE, float64[::1]), inner=True)
-def _price(compiled, known, value, workspace, out):
-    """Writes seconds and overflow of a complete plan, [slots], into `out`, [2], and counts it."""
+@borrowing(void(COMPILED, int64[::1], WORKSPACE), inner=True)
+def _set_skeleton(compiled, value, workspace):
+    """Writes what the slots of a plan, [slots], before its signatures decide."""
     decide_stages(compiled.space, value, value.shape[0], workspace.draft.layout)
     set_rows(compiled.space, value, workspace)
-    pick_all(compiled.space, value, value.shape[0], workspace.draft)
-    price_one(compiled, value, workspace, True, out)
+
+
+@borrowing(void(COMPILED, KNOWN, int64[::1], WORKSPACE, int64[:, ::1], boolean, float64[::1]), inner=True)
+def _price(compiled, known, value, workspace, hashes, is_same, out):
+    """Writes seconds and overflow of a complete plan, whose skeleton is set, into `out`, [2], and counts it.
+
+    Args:
+        value: [slots] the plan.
+        hashes: [types, 2] those of the draft when a plan was priced last; overwritten.
+        is_same: whether that plan had the same skeleton. Then only units whose signatures changed, and those behind
+            them, are priced.
+    """
+    space, draft = compiled.space, workspace.draft
+    pick_all(space, value, value.shape[0], draft)
+    # With unlike shares a plan is priced as every kind of device sees it.
+    if is_same and value[space.first.shares] == 0:
+        for kind in range(hashes.shape[0]):
+            if hashes[kind, 0] != draft.hashes[kind, 0] or hashes[kind, 1] != draft.hashes[kind, 1]:
+                cost_rows(compiled, kind, workspace)
+        finish(compiled, workspace, True, out)
+    else:
+        price_one(compiled, value, workspace, True, out)
+    for kind in range(hashes.shape[0]):
+        hashes[kind, 0], hashes[kind, 1] = draft.hashes[kind, 0], draft.hashes[kind, 1]
     out[0] *= correction(known.corrections, value)
     known.priced[0] += 1
 
@@ -307,9 +342,9 @@ def complete_many(compiled, episodes, known, actions):
         actions: [episodes] those that `step_many` took last; where a plan waited, nothing has changed.
         known: `completed`, `worth`, `least`, `is_followed`, `best_values` and `best_s` are written.
     """
-    workspace = new_workspace(compiled)
+    workspace, first = new_workspace(compiled), compiled.space.first
     value, other = np.empty(episodes.values.shape[1], np.int64), np.empty(episodes.values.shape[1], np.int64)
-    price = np.empty(2)
+    price, hashes = np.empty(2), np.empty_like(workspace.draft.hashes)
     for number in range(episodes.position.shape[0]):
         slot = episodes.position[number]
         if slot == value.shape[0] or actions[number] == WAIT:
@@ -317,6 +352,10 @@ def complete_many(compiled, episodes, known, actions):
         _compare(episodes, known, number)
         preferred = known.values[known.agreeing[number, 0], slot]
         known.least[number] = np.inf
+        value[:slot] = episodes.values[number, :slot]
+        is_same = False
+        if slot >= first.signature:
+            _set_skeleton(compiled, value, workspace)
         for i in range(episodes.offered[number]):
             chosen, out = episodes.legal[number, i], known.completed[number, i]
             follows, agrees = _best_with(known, number, slot, chosen)
@@ -332,22 +371,26 @@ def complete_many(compiled, episodes, known, actions):
                 value[slot:] = plan[slot:]
                 out[0], out[1] = known.prices[follows, 0], known.prices[follows, 1]
             else:
-                _complete(
-                    compiled, Goal(known.flow, plan, episodes.asked[number], slot + 1, False), workspace.draft, value
-                )
-                _price(compiled, known, value, workspace, out)
+                goal = Goal(known.flow, plan, episodes.asked[number], slot + 1, False)
+                if slot < first.signature:
+                    _complete_skeleton(compiled, goal, workspace.draft, value)
+                _complete_signatures(compiled, goal, workspace.draft, value)
+                if slot < first.signature:
+                    _set_skeleton(compiled, value, workspace)
+                _price(compiled, known, value, workspace, hashes, is_same, out)
+                is_same = slot >= first.signature
             _keep(known, number, value, out)
             best = worth(out[0], out[1], known.reference_s)
-            if slot >= compiled.space.first.signature:
+            if slot >= first.signature:
                 other[: slot + 1] = value[: slot + 1]
-                _complete(
-                    compiled, Goal(known.flow, plan, episodes.asked[number], slot + 1, True), workspace.draft, other
-                )
+                goal = Goal(known.flow, plan, episodes.asked[number], slot + 1, True)
+                _complete_signatures(compiled, goal, workspace.draft, other)
                 is_new = False
                 for j in range(slot + 1, value.shape[0]):
                     is_new = is_new or value[j] != other[j]
                 if is_new:
-                    _price(compiled, known, other, workspace, price)
+                    _price(compiled, known, other, workspace, hashes, is_same, price)
+                    is_same = True
                     _keep(known, number, other, price)
                     again = worth(price[0], price[1], known.reference_s)
                     if again < best:

@@ -1,4 +1,4 @@
-"""Memory of a rank besides its units: state of the parameters under ZeRO, and micro-batches in flight.
+"""Memory of a rank besides its units: state of the parameters under ZeRO, buffers, and micro-batches in flight.
 
 Counted here for the price, for lower bounds and for planners alike. Units: bytes.
 """
@@ -46,3 +46,26 @@ def in_flight(rank, num_ranks, num_chunks, num_micro_batches):
         num_micro_batches: micro-batches of one step.
     """
     return min(num_ranks - rank, num_micro_batches) if num_chunks == num_ranks else 1
+
+
+@borrowing(float64(float64, float64, float64, int64, int64, SETTINGS))
+def buffer_bytes(workspace_bytes, unit_parameters, crossing_bytes, num_ranks, num_micro_batches, settings):
+    """Bytes of a rank's buffers.
+
+    Args:
+        workspace_bytes: largest work space of one of its units.
+        unit_parameters: parameters of the largest of its units, which ZeRO gathers.
+        crossing_bytes: bytes of the largest tensors that cross into it or out of it for a micro-batch.
+        num_ranks: pipeline ranks.
+        num_micro_batches: micro-batches of one step.
+        settings: the trainer's.
+    """
+    found = 2.0 * workspace_bytes + settings.reserved_bytes
+    if num_ranks > 1:
+        num_buffers = settings.crossing_buffers * num_micro_batches
+        found += settings.pipeline_bytes + num_buffers * crossing_bytes
+    if settings.zero_stage >= 3.0:
+        found += min(2.0 * unit_parameters, settings.most_gathered) * settings.parameter_bytes
+    if settings.zero_stage >= 2.0:
+        found += min(unit_parameters, settings.most_gathered) * settings.gradient_bytes
+    return found

@@ -13,7 +13,7 @@ from numba import boolean, float64, int64, void
 from automap.jit import borrowing
 from automap.price.kernels.collectives import collective_s
 from automap.price.kernels.cost_records import RANK_COST, SETTINGS, UNIT_COST
-from automap.price.kernels.memory import in_flight, state_bytes
+from automap.price.kernels.memory import buffer_bytes, in_flight, state_bytes
 from automap.price.kernels.passes import gather_s, passes
 from automap.price.kernels.pipeline import count_actions, run_schedule
 from automap.price.kernels.records import ALL_REDUCE, NUM_COLLECTIVES
@@ -151,14 +151,14 @@ def _write_memory(total, peak, pipeline, settings, result):
     result.gradient_bytes = gradients
     result.optimizer_bytes = optimizer
     result.activation_bytes = peak + total.live_bytes
-    result.buffer_bytes = 2.0 * total.workspace_bytes + settings.reserved_bytes
-    if pipeline.num_ranks > 1:
-        num_buffers = settings.crossing_buffers * pipeline.order.num_micro_batches
-        result.buffer_bytes += settings.pipeline_bytes + num_buffers * total.crossing_bytes
-    if settings.zero_stage >= 3.0:
-        result.buffer_bytes += min(2.0 * total.unit_parameters, settings.most_gathered) * settings.parameter_bytes
-    if settings.zero_stage >= 2.0:
-        result.buffer_bytes += min(total.unit_parameters, settings.most_gathered) * settings.gradient_bytes
+    result.buffer_bytes = buffer_bytes(
+        total.workspace_bytes,
+        total.unit_parameters,
+        total.crossing_bytes,
+        pipeline.num_ranks,
+        pipeline.order.num_micro_batches,
+        settings,
+    )
 
 
 @borrowing(void(UNIT_COST[::1], PIPELINE, STAGE_ARRAYS, SETTINGS, boolean, STEP_WORKSPACE, RANK_COST[::1]))

@@ -348,8 +348,14 @@ def _check_scores(graph: Graph, whole: Whole, device: torch.device) -> None:
     given = {n: x.float() if x.is_floating_point() else x for n, x in zip(names, whole.inputs, strict=True)}
     labels = graph.tensors[graph.operators[-1].inputs[1]]
     given[labels.name] = torch.zeros(labels.shape_at(PROBED), dtype=torch.int64, device=whole.scores.device)
-    with torch.no_grad():
-        found = run(graph, {**narrow, **given}, PROBED)[graph.outputs[0]]
+    try:
+        with torch.no_grad():
+            found = run(graph, {**narrow, **given}, PROBED)[graph.outputs[0]]
+    except RuntimeError as fault:  # of an operator that holds at the exported batch alone; alike on all ranks
+        raise PlanError(
+            f"modules cannot run the plan, and its graph cannot be computed for {PROBED} samples ({fault})",
+            field="model", value=graph.name, repair=INSTEAD,
+        ) from None  # fmt: skip
     eps = max(torch.finfo(whole.scores.dtype).eps, torch.finfo(torch.float32).eps)
     limit = PROBE_ULPS * eps * float(whole.scores.abs().max())
     error = float((found - whole.scores).abs().max()) if found.shape == whole.scores.shape else torch.inf

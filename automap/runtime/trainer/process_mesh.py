@@ -35,8 +35,8 @@ def own_device() -> torch.device:
 def make_mesh(plan: Plan, device: torch.device) -> DeviceMesh:
     """The processes by (pipe, apart, replicate, shard, split).
 
-    These are the pipeline ranks, the batch axis whose replicas are trained apart, the batch axes outside and inside of
-    ZeRO, and the sharding axis.
+    These are the pipeline ranks, the batch axis whose replicas are trained apart, the batch axes outside of ZeRO, the
+    axes of ZeRO, of which some may repeat all work, and the sharding axis.
 
     Raises:
         PlanError: there is not one process for each device of the plan.
@@ -51,9 +51,9 @@ def make_mesh(plan: Plan, device: torch.device) -> DeviceMesh:
     count = dict(stage.mesh)
     names = list(count)
     apart = [] if plan.sync.kind == "synchronous" else list(stage.batch_axes[:1])
-    sharded = [n for n in names if n in stage.batch_axes and stage.zero.stage and n in stage.zero.axes]
+    sharded = [n for n in names if stage.zero.stage and n in stage.zero.axes]
     replicated = [n for n in names if n in stage.batch_axes and n not in (*apart, *sharded)]
-    split = [n for n in names if n not in stage.batch_axes]
+    split = [n for n in names if n not in (*stage.batch_axes, *sharded)]
     grid = torch.tensor(devices).reshape(len(devices), *count.values())
     grid = grid.permute(0, *(1 + names.index(n) for n in (*apart, *replicated, *sharded, *split)))
     shape = [prod(count[n] for n in some) for some in (apart, replicated, sharded, split)]

@@ -57,6 +57,15 @@ def read_roles(plan: Plan, graph: Graph, module: nn.Module) -> Roles:
         roles.stages[op.scope] = min(number, roles.stages.get(op.scope, number))
         roles.ends[op.scope] = max(number, roles.ends.get(op.scope, number))
     chosen = {op.name: _signature(plan.stages[n], n, graph, op, roles.axis) for op, n in by_operator}
+    if stage.zero.stage and roles.axis in stage.zero.axes:
+        # Ranks that repeat all work are replicas with the same samples.
+        parts = [name for name, signature in chosen.items() if signature is not None and not _is_whole(signature)]
+        if parts:
+            text = (
+                f"states of modules are spread over axes that split nothing but the batch, and this splits {parts[0]}"
+            )
+            raise refuse("stages[0].zero.axes", roles.axis, text)
+        roles.axis, roles.axis_size = None, 1
     if roles.axis is not None:
         _Reader(graph, module, chosen, roles).read()
     roles.recomputed = recomputed_modules(graph, plan, by_operator, module)

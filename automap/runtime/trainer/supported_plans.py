@@ -59,9 +59,6 @@ def check_rectangular(plan: Plan) -> None:
         raise refuse(
             "sync.kind", plan.sync.kind, "replicas that are trained apart have whole states", "Use ZeRO 0."
         )  # fmt: skip
-    foreign = [axis for axis in first.zero.axes if axis not in first.batch_axes and dict(first.mesh).get(axis, 1) > 1]
-    if first.zero.stage and foreign:
-        raise refuse("stages[0].zero.axes", foreign, "states of modules are spread over batch axes only")
 
 
 def check_parameters(graph: Graph, module: nn.Module) -> None:

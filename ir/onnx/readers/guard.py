@@ -152,7 +152,7 @@ def _walk_type(declared: Any, name: str, counter: Counter) -> None:
     """Shapes of tensors, also within sequences, optionals and maps (their nesting is bounded by protobuf's own)."""
     kind = declared.WhichOneof("value")
     if kind in ("tensor_type", "sparse_tensor_type"):
-        dims = getattr(declared, kind).shape.dim
+        dims = list(getattr(declared, kind).shape.dim)
         counter.add(items=len(dims))
         _check_texts([d.dim_param for d in dims], counter.limits)
         _check_dims([d.dim_value for d in dims], name, counter.limits)
@@ -166,19 +166,17 @@ def _walk_type(declared: Any, name: str, counter: Counter) -> None:
 
 def _walk_node(node: Any, counter: Counter, depth: int) -> None:
     limits = counter.limits
-    operands = max(len(node.input), len(node.output))
+    read, written, attributes, kind = node.input, node.output, node.attribute, node.op_type
+    operands = max(len(read), len(written))
     if operands > limits.max_operands:
         raise too_large(f"a node of more than {limits.max_operands} operands", operands)
-    counter.add(
-        tensors=len(node.output),
-        items=len(node.input) + len(node.output) + len(node.attribute) + len(node.metadata_props),
-    )
-    _check_texts([*node.input, *node.output, node.name, node.op_type, node.domain, node.overload], limits)
-    if not node.op_type:
-        raise refuse("a node has no operator type", node.name or list(node.output), "Export again.")
-    if len(node.attribute) > 1:
-        _check_unique([a.name for a in node.attribute], "an attribute of a node")
-    for attribute in node.attribute:
+    counter.add(tensors=len(written), items=len(read) + len(written) + len(attributes) + len(node.metadata_props))
+    _check_texts([*read, *written, node.name, kind, node.domain, node.overload], limits)
+    if not kind:
+        raise refuse("a node has no operator type", node.name or list(written), "Export again.")
+    if len(attributes) > 1:
+        _check_unique([a.name for a in attributes], "an attribute of a node")
+    for attribute in attributes:
         _walk_attribute(attribute, counter, depth)
 
 
@@ -224,6 +222,8 @@ def _check_tensor(tensor: Any, counter: Counter) -> None:
         repair = "Send the graph without weights (`automap strip model.onnx`); they are never needed."
         raise refuse("the file refers to external data", tensor.name or "a tensor", repair)
     count = _check_dims(tensor.dims, tensor.name, counter.limits)
+    if tensor.ByteSize() <= 2 * count:
+        return  # a value takes a byte at least
     for name in set(DATA_FIELDS) - {"raw_data"}:
         # Two numbers an element hold complex ones.
         if len(getattr(tensor, name)) > 2 * count:
@@ -246,10 +246,11 @@ def _check_dims(dims: Sequence[int], name: str, limits: Limits) -> int:
 
 
 def _check_texts(texts: Sequence[str], limits: Limits) -> None:
+    most = limits.max_name_bytes
     for text in texts:
         if not isinstance(text, str):  # protobuf hands out bytes where a string is no UTF-8
             raise refuse("a name is not text", repr(text)[:40], "Export again, with names in UTF-8.")
-        if len(text) > limits.max_name_bytes:
+        if len(text) > most:
             raise too_large(f"a name longer than {limits.max_name_bytes} characters", text[:40])
 
 

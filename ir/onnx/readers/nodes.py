@@ -139,7 +139,8 @@ def dtype_name(number: int) -> str:
 
 def metadata(proto: Any) -> dict[str, str]:
     """The key-value pairs of a message."""
-    return {p.key: p.value for p in proto.metadata_props}
+    pairs = proto.metadata_props
+    return {p.key: p.value for p in pairs} if pairs else {}
 
 
 def scope_of(names: list[str]) -> str:
@@ -264,33 +265,34 @@ class Reader:
             return local.setdefault(name, f"{prefix}{name}")
 
         for proto in protos:
-            inputs = [renamed(n) for n in proto.input]
-            outputs = [renamed(n) for n in proto.output]
+            inputs, outputs = list(proto.input), list(proto.output)
+            if names is not None:
+                inputs, outputs = [renamed(n) for n in inputs], [renamed(n) for n in outputs]
+            name, domain, kind = proto.name, proto.domain, proto.op_type
             notes = metadata(proto)
-            path = text_list(notes.get(SCOPE_KEY, ""))
-            own_scope, label = scope_of(path) or scope or path_scope(proto.name), path[-1] if path else ""
-            if proto.op_type in ("If", "Loop", "Scan") and proto.domain in ("", "ai.onnx"):
+            path = text_list(notes.get(SCOPE_KEY, "")) if notes else []
+            own_scope, label = scope_of(path) or scope or path_scope(name), path[-1] if path else ""
+            standard = domain in ("", "ai.onnx")
+            if standard and kind in ("If", "Loop", "Scan"):
                 self._control(proto, inputs, outputs, renamed, (opsets, names, local, given, prefix, own_scope))
                 continue
             attributes = {a.name: _attribute(a, given) for a in proto.attribute}
             attributes = {k: v for k, v in attributes.items() if v is not None}
-            key = (proto.domain, proto.op_type, proto.overload)
-            function = self.functions.get(key)
+            function = self.functions.get((domain, kind, proto.overload)) if self.functions else None
             if function is not None:
                 self._expand(function, inputs, outputs, attributes, own_scope)
                 continue
-            standard = proto.domain in ("", "ai.onnx")
             self.nodes.append(
                 Node(
-                    kind=proto.op_type if standard else f"{proto.domain}.{proto.op_type}",
+                    kind=kind if standard else f"{domain}.{kind}",
                     inputs=inputs,
                     outputs=outputs,
                     attributes=attributes,
-                    name=(prefix + proto.name) if proto.name else "",
+                    name=(prefix + name) if name else "",
                     scope=own_scope,
-                    opset=opsets.get("" if standard else proto.domain, 0),
-                    costs=stated_costs(notes, proto.name or proto.op_type),
-                    annotations=stated_annotations(notes, proto.name or proto.op_type),
+                    opset=opsets.get("" if standard else domain, 0),
+                    costs=stated_costs(notes, name or kind) if notes else {},
+                    annotations=stated_annotations(notes, name or kind) if notes else (),
                     label=label,
                 )
             )
@@ -383,6 +385,8 @@ def in_order(nodes: list[Node], known: set[str]) -> list[Node]:
         ModelError: the graph has a cycle.
     """
     producer = {name: i for i, node in enumerate(nodes) for name in node.outputs if name}
+    if _is_in_order(nodes, producer.keys() - known):
+        return list(nodes)
     waiting = [0] * len(nodes)
     readers: list[list[int]] = [[] for _ in nodes]
     for i, node in enumerate(nodes):
@@ -406,6 +410,17 @@ def in_order(nodes: list[Node], known: set[str]) -> list[Node]:
     return order
 
 
+def _is_in_order(nodes: list[Node], written: set[str]) -> bool:
+    """Whether each node reads none of the names `written` before a node has written it; most files are so."""
+    if sum(len(node.outputs) for node in nodes) != sum(len(set(node.outputs)) for node in nodes):
+        return False
+    for node in nodes:
+        if not written.isdisjoint(node.inputs):
+            return False
+        written.difference_update(node.outputs)
+    return True
+
+
 def declared(value: Any) -> Declared:
     """The declared type of a value; a dim without size or name is named after its position.
 
@@ -420,8 +435,11 @@ def declared(value: Any) -> Declared:
     shape: tuple[int | str, ...] | None = None
     if tensor.HasField("shape"):
         shape = tuple(
-            d.dim_param or f"{value.name}.{i}" if d.WhichOneof("value") != "dim_value" else int(d.dim_value)
-            for i, d in enumerate(tensor.shape.dim)
+            [
+                # A size of 0 may be one that is stated, or none.
+                d.dim_value or (0 if d.WhichOneof("value") == "dim_value" else d.dim_param or f"{value.name}.{i}")
+                for i, d in enumerate(tensor.shape.dim)
+            ]
         )
     dtype = dtype_name(tensor.elem_type) if tensor.elem_type else "float32"
     return Declared(shape, dtype, metadata(value).get(KIND_KEY, ""))

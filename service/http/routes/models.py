@@ -25,7 +25,7 @@ from service.http.schemas import ModelList, ModelView
 from service.jobs import graphs
 from service.jobs.model_store import StoreFull
 from service.jobs.records import Model
-from service.jobs.run_job import JobRequest, ModelOptions, import_graph
+from service.jobs.run_job import JobRequest, ModelOptions, import_file
 from service.jobs.store import Store
 from service.problems import problem
 from service.settings import Settings
@@ -145,8 +145,6 @@ async def _receive(request: Request, file: IO[bytes]) -> None:
 
 
 def _import_and_store(file: IO[bytes], options: ModelOptions, store: Store, settings: Settings) -> Model:
-    from ir.summary import summarize
-
     request = JobRequest(cluster="", training={}, model=options)
 
     def named(name: str) -> JobRequest:
@@ -160,12 +158,12 @@ def _import_and_store(file: IO[bytes], options: ModelOptions, store: Store, sett
         known = store.model(hashlib.sha256(data).hexdigest())
         if known is not None and options.name in ("", known.name):
             # The same file again, as of someone who submits it again and again.
-            kept = graphs.kept(store, known.id, named(known.name))
-            if kept is not None:
-                return replace(known, summary=summarize(kept))
-        graph = import_graph(data, request)
-        name = options.name or graph.name
-        model = store.add_model(data, name=name, summary=summarize(graph), capacity=settings.max_stored_bytes)
+            summary = graphs.kept_summary(store, known.id, named(known.name))
+            if summary is not None:
+                return replace(known, summary=summary)
+        found = import_file(data, request)
+        name = options.name or found.summary["name"]
+        model = store.add_model(data, name=name, summary=found.summary, capacity=settings.max_stored_bytes)
     if model.name == name:
-        graphs.keep(store, model.id, named(name), graph)
+        graphs.keep(store, model.id, named(name), found)
     return model

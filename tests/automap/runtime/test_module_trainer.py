@@ -85,6 +85,12 @@ def shared(plan, *shares):
     return changed(plan, batch_shares=shares)
 
 
+def repeated(plan, stage, *axes):
+    """The plan with all work repeated on the axes that split none of its batch, and ZeRO over some axes."""
+    batch = tuple(axis for axis in plan.stages[0].batch_axes if axis not in axes[:1])
+    return changed(plan, batch_axes=batch, shardings={}, zero=Zero(stage=stage, axes=axes))
+
+
 def in_order(plan, kind):
     """The plan with the order of a kind written out."""
     order = write_order(kind, 2, len(plan.stages), plan.num_micro_batches)
@@ -288,6 +294,8 @@ def test_two_processes(tmp_path):
         f"ZeRO 1 over tp, {GRAPH}": changed(plan_of(2, tp=2, count=2), zero=Zero(stage=1, axes=("tp",))),
         f"softmax whole, {GRAPH}, {OVERFLOW}": in_fp16(finer(plan_of(2, tp=2, count=2))),
         APART: apart(dp, Sync(kind="local_sgd", period=1)),
+        "all work repeated, ZeRO 1": repeated(dp, 1, "dp"),
+        f"all work repeated, ZeRO 3, {HALF}": in_fp16(repeated(dp, 3, "dp")),
     }
     resumed = [("tp2", f"softmax whole, {GRAPH}"), (f"ZeRO 1 over tp, {GRAPH}", "dp2, ZeRO 1")]
     check(
@@ -323,6 +331,8 @@ def test_four_processes(tmp_path):
         },
         f"{APART}, tp2": apart(plan_of(4, tp=2, count=2, sequence_parallel=True), Sync(kind="local_sgd", period=1)),
         f"{APART}, pp2": apart(pipeline(plan_of(2, count=2)), Sync(kind="local_sgd", period=1)),
+        "dp2, all work repeated by 2, ZeRO 2": repeated(plan_of(4, tp=2, count=2), 2, "tp", "dp"),
+        "pp2, all work repeated by 2, ZeRO 1": repeated(pipeline(plan_of(2, count=4)), 1, "dp"),
         f"1 and 3 replicas, {GRAPH}": unlike(pipeline(plan_of(1, count=2)), "0", "1-3"),
     }
     check(4, plans, tmp_path, [("dp2 x tp2", "dp2 x tp2, ZeRO 3"), ("dp2 x tp2, ZeRO 3", "pp2 x tp2")])
@@ -390,6 +400,7 @@ def test_refusals():
     uneven = replace(pp, stages=(pp.stages[0], replace(pp.stages[1], batch_axes=())))
     for plan, field in (
         (finer(tp), "shardings"),
+        (changed(tp, zero=Zero(stage=1, axes=("tp",))), "zero.axes"),
         (changed(dp, recompute=("h.*.mlp.c_fc/MatMul",)), "recompute"),
         (changed(apart(dp, Sync(kind="local_sgd", period=2)), zero=Zero(stage=1, axes=("dp",))), "sync"),
         (uneven, "batch_axes"),

@@ -18,8 +18,10 @@ from automap.cluster import parse_cluster
 from automap.errors import ModelError
 from automap.price.kernel_shapes import KernelShapes
 from automap.problem import Problem
+from automap.runtime.operators.apply import run
 from automap.runtime.torch_export import export_onnx
 from ir.linkage import operator_signatures
+from ir.onnx.load import load_model
 from ir.onnx.sandbox import import_model
 
 pytestmark = pytest.mark.slow  # torch and its exporter take seconds to import
@@ -49,6 +51,35 @@ class Branching(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * 2 if bool((x.sum() > 0).item()) else x
+
+
+class Constants(nn.Module):
+    """Makes constants on the way, in each manner that has a device of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.weight
+        limit = torch.tensor([-0.5, 0.25], device=x.device) + x.new_tensor([1.0, 3.0])
+        chosen = x[:, [-2, 0]] + x[:, [1]]
+        return chosen * limit + torch.as_tensor(2.0, device=x.device) + x[..., [True, False, False, True]]
+
+
+class Merged(nn.Module):
+    """Multiplies heads of all samples in one dim, as Bloom does: one sample broadcasts with the heads alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = (x * self.weight).unflatten(2, (2, 2)).transpose(1, 2)
+        scores = torch.softmax(heads @ heads.mT, -1)
+        merged = heads.reshape(-1, x.shape[1], 2)
+        values = torch.tanh(merged)
+        return torch.bmm(scores.reshape(-1, x.shape[1], x.shape[1]), values).view(x.shape[0], 2, x.shape[1], 2)
 
 
 class Foreign(nn.Module):
@@ -271,3 +302,11 @@ def test_a_causal_mask_is_known_however_it_is_made(mask: str, size: int) -> None
     shapes = KernelShapes(problem, graph.trained)
     scores = next(op for op in graph.operators if op.kind == "Add" and size == graph.tensors[op.outputs[0]].shape[-1])
     assert shapes._is_causal((graph.operators.index(scores),)) == is_causal
+
+
+@pytest.mark.parametrize(("kind", "shape"), [(Constants, (4,)), (Merged, (3, 4))])
+def test_a_file_computes_the_same_at_other_batches(kind: type[nn.Module], shape: tuple[int, ...]) -> None:
+    graph = load_model(export_onnx(lambda: (kind(), torch.zeros(1, *shape))))
+    x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
+    found = run(graph, {"x": x, "weight": torch.ones(4)}, 3)
+    torch.testing.assert_close(found[graph.outputs[0]], kind()(x))

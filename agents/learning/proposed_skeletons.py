@@ -1,0 +1,102 @@
+"""Proposed skeletons: the network decides the skeletons of plans, and elimination finds the best signatures of each.
+
+A plan of a real model has hundreds of decisions, and most of them are signatures. Given all decisions before them, its
+skeleton, elimination solves the signatures together in some hundredths of a second (`agents.planners.elimination`), so
+the network need not decide them one by one. What it is asked for is what elimination cannot know: which mesh,
+micro-batches, cuts, levels of recomputation and ZeRO stage are worth a solve.
+
+Every other solve begins with a template of a mesh that is promising by its price (`agents.planners.promising`): where
+memory is scarce, the best mesh is often one whose templates do not fit.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import numpy as np
+
+from agents.incumbent import Incumbent
+from agents.learning.network import ProposalNetwork
+from agents.learning.proposals import PROPOSALS, SIDE_BY_SIDE, propose
+from agents.learning.search_tree import SearchTree
+from agents.planners.promising import promising_meshes
+from agents.planners.skeletons import SkeletonSearch
+from agents.sampling.expert import Grid
+from automap.space.space import Values
+from envs.decision import Episodes
+from envs.hybrid import HybridDecisions
+
+SKELETONS = 24
+"""Number of skeletons that the network proposes before whole plans."""
+SOLVED = 8
+"""Number of these skeletons that are solved at most, the best first, and of promising meshes."""
+SHARE, SECONDS = 0.125, 1.0
+"""Share of a budget, and seconds, that skeletons and whole plans have at most, each."""
+
+
+def propose_and_solve(search: SkeletonSearch, templates: Grid, network: ProposalNetwork, *, seed: int) -> list[Values]:
+    """What a network proposes: skeletons, of which the best are solved, and then whole plans.
+
+    Args:
+        search: skeletons that have been solved; takes those that are solved here. Its incumbent takes every plan:
+            proposals of the network, and what solving them gives, are credited to `dqn`, other plans to `elimination`.
+        templates: the templates with their prices.
+        network: rates the decisions.
+        seed: seed of the noise on its ratings.
+
+    Returns:
+        The distinct plans that fit, of those that the network decided or looked at as a whole; the best last.
+    """
+    incumbent = search.incumbent
+    with _share(incumbent):
+        known = templates.joined(search.plans())
+        _solve(search, _skeletons(incumbent, known, network, seed), templates)
+    with _share(incumbent):
+        if incumbent.finished:
+            return []
+        incumbent.searcher = "dqn"
+        known = templates.joined(search.plans())
+        episodes = Episodes(HybridDecisions(search.space), SIDE_BY_SIDE, incumbent.table, known=known)
+        tree = SearchTree(episodes, lambda: incumbent.best_s)
+        found = propose(incumbent, episodes, tree, network, seed=seed, most=PROPOSALS)
+    incumbent.look_aheads += int(episodes.known.arrays.priced[0])
+    return found
+
+
+def _share(incumbent: Incumbent) -> AbstractContextManager[None]:
+    left, left_s = incumbent.left, incumbent.left_s
+    if left is not None:
+        return incumbent.share(evaluations=int(SHARE * left), seconds=None if left_s is None else SHARE * left_s)
+    return incumbent.share(evaluations=None, seconds=SECONDS if left_s is None else min(SECONDS, SHARE * left_s))
+
+
+def _solve(search: SkeletonSearch, proposed: Sequence[Values], templates: Grid) -> None:
+    """Solves the skeletons of proposals and of promising meshes in turn, until the incumbent's budget ends."""
+    search.allow(2 * SOLVED)
+    promising = map(tuple, promising_meshes(search.space, templates)[:SOLVED].tolist())
+    for pair in itertools.zip_longest(proposed[:SOLVED], promising):
+        for by, values in zip(("dqn", "elimination"), pair, strict=True):
+            if search.finished:
+                return
+            if values is not None:
+                search.incumbent.searcher = by
+                search.descend(values)
+
+
+def _skeletons(incumbent: Incumbent, known: Grid, network: ProposalNetwork, seed: int) -> list[Values]:
+    """The best plan of each skeleton that the network proposes, the best first."""
+    incumbent.searcher = "dqn"
+    space = incumbent.space
+    episodes = Episodes(HybridDecisions(space), SIDE_BY_SIDE, incumbent.table, known=known)
+    for number in range(episodes.count):
+        episodes.confine(number, None, (0, space.first.signature))
+    episodes.begin(np.ones(episodes.count, dtype=np.bool_))
+    tree = SearchTree(episodes, lambda: incumbent.best_s)
+    found = propose(incumbent, episodes, tree, network, seed=seed, most=SKELETONS)
+    incumbent.look_aheads += int(episodes.known.arrays.priced[0])
+    best: dict[Values, Values] = {}
+    for values in reversed(found):
+        best.setdefault(values[: space.first.signature], values)
+    return list(best.values())

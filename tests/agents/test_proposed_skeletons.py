@@ -1,0 +1,68 @@
+"""Proposed skeletons: what the network decides, what is solved, and who is credited."""
+
+import numpy as np
+import pytest
+
+from agents import Budget
+from agents.incumbent import Incumbent
+from agents.learning import proposed_skeletons
+from agents.learning.checkpoint import read_network
+from agents.learning.proposals import NETWORK
+from agents.learning.proposed_skeletons import propose_and_solve
+from agents.planners.opening import work_out
+from agents.sampling.expert import price_grid
+from automap.cluster import parse_cluster
+from automap.problem import Problem
+from automap.space.space import PlanSpace
+from ir import zoo
+
+
+def proposed(model, cluster, batch, evaluations=8_000):
+    """The incumbent, the step time before, and the plans proposed, in a budget of evaluations, which no clock ends."""
+    space = PlanSpace(Problem.build(zoo.build(model), parse_cluster(cluster), {"global_batch": batch}))
+    incumbent = Incumbent(space, Budget(evaluations=evaluations), searcher="expert")
+    grid = price_grid(incumbent, charged=False)
+    opened = work_out(incumbent, grid)
+    before_s = incumbent.best_s
+    return incumbent, before_s, propose_and_solve(opened, grid, read_network(NETWORK), seed=0), opened
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "batch"), [("gpt2-xl", "2x8xV100-16GB@25Gbit", 128), ("vgg19", "4xV100-16GB+4xP100-16GB", 256)]
+)
+def test_plans_are_legal_and_no_worse_than_the_opening(model, cluster, batch):
+    incumbent, before_s, plans, opened = proposed(model, cluster, batch)
+    space = incumbent.space
+    assert incumbent.best_s <= before_s
+    for values in [*plans, *map(tuple, opened.plans().values.tolist()), incumbent.best]:
+        assert space.repair(values) == values
+    prices = space.price(np.array(plans))
+    assert (prices[:, 1] <= 0.0).all() and (np.diff(prices[:, 0]) <= 0.0).all()
+    assert incumbent.best_s == space.price(np.array([incumbent.best]))[0, 0]
+    assert incumbent.reached["dqn"] is not None
+
+
+def test_solving_what_is_proposed_pays():
+    """Where the opening looks at few meshes the network's are solved, for a plan that it had not reached."""
+    incumbent, before_s, _, _ = proposed("gpt2-xl", "64x8xH100-80GB", 128)
+    assert incumbent.best_s < 0.95 * before_s
+
+
+def test_it_repeats():
+    first, second = (proposed("gpt2", "2x4xA100", 64, 600) for _ in range(2))
+    assert first[2] == second[2] and first[0].best_s == second[0].best_s and first[0].charged == second[0].charged
+
+
+def test_only_skeletons_are_decided_before_whole_plans(monkeypatch):
+    monkeypatch.setattr(proposed_skeletons, "PROPOSALS", 0)
+    monkeypatch.setattr(proposed_skeletons, "SOLVED", 0)
+    decided = set()
+    monkeypatch.setattr(
+        proposed_skeletons, "propose", lambda incumbent, episodes, *_, **__: decided.update(
+            np.flatnonzero(episodes.partial_plans.episodes.asked.any(axis=0)).tolist()
+        ) or []
+    )  # fmt: skip
+    monkeypatch.setattr(proposed_skeletons, "SHARE", 1.0)
+    incumbent, _, plans, _ = proposed("gpt2", "2x4xA100", 64, 600)
+    assert plans == [] and decided
+    assert any(slot < incumbent.space.first.signature for slot in decided)
