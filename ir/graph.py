@@ -266,7 +266,7 @@ class Graph:
                     seen.setdefault(name, tensor)
         return tuple(seen.values())
 
-    @property
+    @cached_property
     def num_parameters(self) -> int:
         """Number of trainable elements; a tied parameter counts once."""
         return sum(t.num_elements for t in self.parameters)

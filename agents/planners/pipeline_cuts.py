@@ -76,9 +76,9 @@ def partition(seconds: Sequence[Floats], slack: float = 1.0) -> list[int] | None
 def cut_anew(space: PlanSpace, values: Values) -> list[Values]:
     """Plans with the shape and the signatures of a plan, and with the cuts and levels of recomputation of `partition`.
 
-    With virtual stages, the cuts are those of `evened`, and the levels stay. Where no cut fits into memory there is one
-    plan, whose fullest rank is as empty as possible: with other signatures it may fit. There are none for plans of one
-    stage. The exact price says whether the plans are better.
+    Where no cut fits into memory there is one plan, whose fullest rank is as empty as possible: with other signatures
+    it may fit. With virtual stages, the cuts are those of `evened`, and the levels stay. There are none for plans of
+    one stage. The exact price says whether the plans are better.
     """
     shape = space.shape(values)
     if shape.pp == 1:
@@ -97,6 +97,28 @@ def cut_anew(space: PlanSpace, values: Values) -> list[Values]:
         if ends is not None:
             found.append(_with_cuts(space, values, ends, levels))
     return list(dict.fromkeys(found))
+
+
+class _Rank(NamedTuple):
+    """What a pipeline rank may be given: the units from the first index to before the second, at each level."""
+
+    levels: Ints
+    """[levels] numbers of the levels of recomputation."""
+    seconds: Floats
+    """[levels, units + 1, units + 1] seconds of a micro-batch; infinite where the rank may not have these units."""
+    full: Floats
+    """[levels, units + 1, units + 1] memory used over that of the device, at least 0."""
+
+    def fastest(self) -> tuple[Floats, Ints]:
+        """[units + 1, units + 1] least seconds of a level that fits, infinite where none does, and that level."""
+        return self._least(np.where(self.full <= 1.0, self.seconds, np.inf))
+
+    def emptiest(self) -> tuple[Floats, Ints]:
+        """[units + 1, units + 1] the least memory of a level, and that level."""
+        return self._least(np.where(np.isfinite(self.seconds), self.full, np.inf))
+
+    def _least(self, costs: Floats) -> tuple[Floats, Ints]:
+        return costs.min(axis=0), self.levels[costs.argmin(axis=0)]
 
 
 def evened(seconds: Floats, ends: Sequence[int]) -> list[int]:
@@ -169,41 +191,19 @@ def _ends(space: PlanSpace, values: Values) -> list[int]:
 def _times(space: PlanSpace, values: Values) -> Floats:
     """[ranks, units + 1, units + 1] seconds of a micro-batch at the levels of recomputation of a plan."""
     evaluator, lowered = space.evaluator, space.lowered(values).views[0]
-    shape, settings = space.shape(values), evaluator.settings(lowered.zero)
+    settings = evaluator.settings(lowered.zero)
     segments = [segment for chunk in lowered.chunks for segment in chunk]
     known: dict[tuple[int, float, int], Floats] = {}
     found = []
-    for rank in range(shape.pp):
+    for rank in range(space.shape(values).pp):
         level = values[space.first.recompute + rank]
         key = (lowered.layout.numbers[rank], float(lowered.rank_samples[rank]), level)
         if key not in known:
             costs = unit_costs(evaluator, segments, lowered.stages[rank])
-            known[key] = _spans(space, costs, np.array([level]), shape, settings).seconds[0]
+            known[key] = _spans(space, costs, np.array([level]), space.shape(values), settings).seconds[0]
             crossing = costs["boundary_bytes"][0, :-1]
         found.append(known[key] + _exchanges(space, lowered.layout, rank, crossing))
     return np.array(found)
-
-
-class _Rank(NamedTuple):
-    """What a pipeline rank may be given: the units from the first index to before the second, at each level."""
-
-    levels: Ints
-    """[levels] numbers of the levels of recomputation."""
-    seconds: Floats
-    """[levels, units + 1, units + 1] seconds of a micro-batch; infinite where the rank may not have these units."""
-    full: Floats
-    """[levels, units + 1, units + 1] memory used over that of the device, at least 0."""
-
-    def fastest(self) -> tuple[Floats, Ints]:
-        """[units + 1, units + 1] least seconds of a level that fits, infinite where none does, and that level."""
-        return self._least(np.where(self.full <= 1.0, self.seconds, np.inf))
-
-    def emptiest(self) -> tuple[Floats, Ints]:
-        """[units + 1, units + 1] the least memory of a level, and that level."""
-        return self._least(np.where(np.isfinite(self.seconds), self.full, np.inf))
-
-    def _least(self, costs: Floats) -> tuple[Floats, Ints]:
-        return costs.min(axis=0), self.levels[costs.argmin(axis=0)]
 
 
 def _ranks(space: PlanSpace, values: Values) -> list[_Rank]:

@@ -2,9 +2,9 @@
 
 All plans of a space stand in families (`automap.cost_graph.family_bounds`). The family with the least bound is bounded
 more sharply, then the one whose bound is the least then: first by its shapes (`BoundTable`), then by a cost graph of
-all its ZeRO stages, to one target after another, then of each ZeRO stage. It ends once the least bound cannot be
-raised, or the time is over; it then holds for all plans. If it is the step time of the plan found, this plan is proven
-to be the best. Where a part of the cluster may do as well, its plans count too. Units: seconds.
+all its ZeRO stages, ever more sharply and to one target after another, then of each ZeRO stage. It ends once the least
+bound cannot be raised, or the time is over; it then holds for all plans. If it is the step time of the plan found, this
+plan is proven to be the best. Where a part of the cluster may do as well, its plans count too. Units: seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import replace
 from agents.results.fewer_devices import promising
 from automap.bounds.partial_plans import BoundTable
 from automap.cost_graph.families import Family, families, parts
-from automap.cost_graph.family_bounds import FamilyBounds
+from automap.cost_graph.family_bounds import FamilyBounds, Level
 from automap.plan import Plan
 from automap.price.estimate import lower_bound_s
 from automap.problem import Problem
@@ -28,9 +28,15 @@ from automap.space.target_limits import plan_space
 
 EXACT = 1e-9
 """Share by which a bound may be below a step time through rounding."""
-TARGETS = (0.9, 0.97, 1.0)
-"""Shares of the step time to which bounds are raised one after another (assumed): many families are quickly shown to be
-above the first."""
+STAGES = (
+    (0.9, Level.UNDECIDED),
+    (0.9, Level.ALONE),
+    (0.9, Level.TOGETHER),
+    (0.97, Level.TOGETHER),
+    (1.0, Level.TOGETHER),
+)
+"""Shares of the step time to which bounds are raised one after another, and how sharply (assumed): many families are
+soon shown to be above the first."""
 PARTS_SHARE = 0.3
 """Share of the time that parts of the cluster may take together (assumed)."""
 
@@ -93,15 +99,17 @@ def certified_s(space: PlanSpace, step_time_s: float, should_stop: Callable[[], 
 
     for family in families(space, fits):
         add(max(anyhow_s, min(weak[shape] for shape in family.shapes)), family, 0)
-    least, targets = step_time_s, [share * step_time_s for share in TARGETS]
+    least = step_time_s
     while waiting:
-        # `tried` targets have been tried for the family; it has reached all of them but perhaps the last one.
+        # `tried` stages are behind the family.
         seconds, _, family, tried = heapq.heappop(waiting)
         if seconds >= least or should_stop():
             least = min(least, seconds)
             break
-        if tried == 0 or (tried < len(targets) and seconds >= targets[tried - 1] * (1.0 - EXACT)):
-            add(max(seconds, bounds.bound(family, min(least, targets[tried]))), family, tried + 1)
+        stage = _next_stage(tried, seconds / step_time_s)
+        if stage is not None:
+            share, level = STAGES[stage]
+            add(max(seconds, bounds.bound(family, min(least, share * step_time_s), level)), family, stage + 1)
             continue
         divided = parts(family)
         for part in divided:
@@ -109,3 +117,15 @@ def certified_s(space: PlanSpace, step_time_s: float, should_stop: Callable[[], 
         if not divided:
             least = min(least, seconds)
     return max(anyhow_s, least)
+
+
+def _next_stage(tried: int, reached: float) -> int | None:
+    """The stage that may raise a bound behind so many; None where none does.
+
+    Args:
+        reached: the bound as a share of the step time.
+    """
+    share, level = STAGES[tried - 1] if tried else (0.0, None)
+    if tried and reached < share * (1.0 - EXACT):
+        return tried if level is not Level.TOGETHER else None
+    return next((number for number in range(tried, len(STAGES)) if STAGES[number][0] > share), None)

@@ -102,15 +102,16 @@ def search_portfolio(task: SearchTask) -> SearchResult:
     proposed: list[Values] = []
     if not incumbent.finished:
         grid = grid.joined(lightened_templates(incumbent, grid))
-        opened = work_out(incumbent, grid)
+    if not incumbent.finished:
+        skeletons = work_out(incumbent, grid)
         if not incumbent.finished:
             incumbent.searcher = "dqn"
             if (network := readable(NETWORK)) is not None:
-                proposed = propose_and_solve(opened, grid, network, seed=task.seed)
-        grid = grid.joined(opened.plans())
-    if not incumbent.finished:
-        grid = grid.joined(refine(opened, _known(incumbent, grid, proposed)))
-        divide_anew(incumbent, grid)
+                proposed = propose_and_solve(skeletons, grid, network, seed=task.seed)
+        grid = grid.joined(skeletons.plans())
+        if not incumbent.finished:
+            grid = grid.joined(refine(skeletons, _known(incumbent, grid, proposed)))
+            divide_anew(incumbent, grid)
     proven = not incumbent.finished and _is_provable(incumbent) and _prove(incumbent)
     known = _known(incumbent, grid, proposed)
     # Planners solve a mesh at once, so that they can look at many.

@@ -31,7 +31,6 @@ class Family:
 
 def families(space: PlanSpace, shapes: Sequence[Shape]) -> list[Family]:
     """All plans of some shapes of a space, each in one family."""
-    num_ways = space.slots[space.first.shares].num_values
     together: dict[tuple[int, ...], list[Shape]] = {}
     for shape in shapes:
         key = (shape.pp, shape.tp, shape.middle, shape.num_micro_batches, min(shape.virtual, 2))
@@ -43,10 +42,21 @@ def families(space: PlanSpace, shapes: Sequence[Shape]) -> list[Family]:
         zeros: list[tuple[int, ...]] = [(0,)] if 0 in legal else []
         zeros += [tuple(zero for zero in legal if zero > 0)] if max(legal) > 0 else []
         for each in zeros:
-            found += [Family(shapes=tuple(some), zeros=each, way=way) for way in range(num_ways)]
+            found += [Family(shapes=tuple(some), zeros=each, way=way) for way in ways_to_share(space, first)]
             if space.meshes.may_differ(first):
                 found.append(Family(shapes=tuple(some), zeros=each, is_unlike=True))
     return found
+
+
+def ways_to_share(space: PlanSpace, shape: Shape) -> list[int]:
+    """Ways to share out samples over stages of equal size, those that differ from all ways before in some order."""
+    arrays, count = space.arrays, space.meshes.micro_batches.index(shape.num_micro_batches)
+    found = set[int]()
+    for order in range(space.meshes.num_orders(shape.pp)):
+        numbers = [number for number in arrays.mixed[space.even_rows(shape, order)].tolist() if number >= 0]
+        _, first = np.unique(arrays.share_ways[numbers, count], axis=1, return_index=True)
+        found.update(first.tolist() if numbers else [0])
+    return sorted(found)
 
 
 def parts(family: Family) -> list[Family]:

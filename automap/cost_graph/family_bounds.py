@@ -8,7 +8,9 @@ stages differ. Units: seconds.
 
 from __future__ import annotations
 
+import enum
 import itertools
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,7 +20,15 @@ from automap.cost_graph.families import Family
 from automap.cost_graph.kernels.values_on_mesh import values_on_mesh
 from automap.cost_graph.open_costs import OpenCosts
 from automap.cost_graph.paths import Path, exchanged_s, held, path_trips, sends_on, ways
-from automap.cost_graph.relaxation import BOUNDARY_BYTES, SAVED_BYTES, WORKSPACE_BYTES, Memory, OfTypes, Relaxation
+from automap.cost_graph.relaxation import (
+    BOUNDARY_BYTES,
+    SAVED_BYTES,
+    WORKSPACE_BYTES,
+    Memory,
+    OfTypes,
+    Relaxation,
+    Undecided,
+)
 from automap.cost_graph.stage_layouts import Layouts, StageClass, best_links
 from automap.cost_graph.unlike_stages import Spreads, Standing, Weights, fastest_spread
 from automap.cost_graph.virtual_stages import Interleaving, fastest_interleaving
@@ -28,11 +38,39 @@ from automap.space.kernels.draft import new_draft
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace
 
-MOST_COSTS, MOST_OPEN = 256, 8192
-"""Largest number of stages whose group costs are kept; and of those with every signature undecided, which are small."""
+MOST_PROGRAMS, MOST_EARLY_PROGRAMS = 400, 8
+"""Most layouts of a family whose linear programs are solved (assumed): of others the quick bounds count; and before
+the layouts that are left are bounded more sharply."""
+MOST_WEIGHTS = 100
+"""Most weights of programs that are tried again for layouts of other families (assumed)."""
 
-MOST_PROGRAMS = 60
-"""Most layouts of a family whose linear programs are solved (assumed): of others the quick bounds count."""
+MOST_MIXED = 60
+"""Most stages of several kinds whose signatures are decided (assumed): that takes long."""
+
+
+class Level(enum.Enum):
+    """How sharply the costs on a stage are known, ascending from what is known soonest."""
+
+    UNDECIDED = enum.auto()
+    """Every signature is undecided."""
+    ALONE = enum.auto()
+    """Groups have signatures, between which no conversions count."""
+    TOGETHER = enum.auto()
+    """All that counts."""
+
+
+MOST_COSTS = {Level.UNDECIDED: 8192, Level.ALONE: 1024, Level.TOGETHER: 256}
+"""Largest number of stages whose costs are kept."""
+STEPS = (
+    (Level.UNDECIDED, Level.UNDECIDED),
+    (Level.ALONE, Level.UNDECIDED),
+    (Level.TOGETHER, Level.UNDECIDED),
+    (Level.TOGETHER, Level.TOGETHER),
+)
+"""Levels of stages of one kind of devices and of several kinds, in the order in which layouts are bounded: the latter
+are many."""
+Key = tuple[tuple[StageClass, tuple[int, ...]], ...]
+"""Class of each stage, and the samples that each kind of its devices is priced with; none: any of them."""
 
 
 class FamilyBounds:
@@ -40,9 +78,12 @@ class FamilyBounds:
 
     def __init__(self, space: PlanSpace) -> None:
         self.space = space
-        self._costs: dict[tuple[object, ...], OpenCosts] = {}
-        self._open: dict[tuple[object, ...], OpenCosts] = {}
+        self._costs: dict[Level, dict[tuple[object, ...], OpenCosts]] = {level: {} for level in Level}
         self._of_types: dict[tuple[object, ...], OfTypes] = {}
+        self._undecided: dict[tuple[object, ...], Undecided] = {}
+        self._ways: dict[tuple[StageClass, int], dict[tuple[int, ...], list[list[int]]]] = {}
+        self._known_s: dict[tuple[Family, Level], float] = {}
+        self._weights: dict[int, deque[Weights]] = {}
         self._layouts = Layouts(space)
         self._draft = new_draft(space.compiled)
 
@@ -51,21 +92,38 @@ class FamilyBounds:
         """Whether the graphs hold: not where times of whole blocks were measured."""
         return len(self.space.evaluator.tables.arrays.blocks) == 0
 
-    def bound(self, family: Family, target_s: float) -> float:
-        """Seconds that no plan of a family is faster than; it is not raised beyond `target_s`, but may be infinite."""
+    def bound(self, family: Family, target_s: float, level: Level = Level.TOGETHER) -> float:
+        """Seconds that no plan of a family is faster than; it is not raised beyond `target_s`, but may be infinite.
+
+        Args:
+            level: how sharply costs count at most.
+        """
         if family.is_unlike:
-            return self._of_sizes(family, target_s)
-        if not family.way and len(self._rows(family.shapes[0])) == 1:
-            return self._of_alike(family, target_s)
-        return self._of_rows(family, target_s)
+            return self._of_sizes(family, target_s, level)
+        is_alike = not family.way and len(self._rows(family.shapes[0])) == 1
+        best = -np.inf
+        for each in Level:
+            if (family, each) in self._known_s:
+                found = self._known_s[family, each]
+            else:
+                sharper = self._of_alike if is_alike and each is Level.TOGETHER else self._of_rows
+                found = sharper(family, target_s, each)
+                if found < target_s:
+                    # No other target raises it.
+                    self._known_s[family, each] = found
+            best = max(best, found)
+            if best >= target_s or each is level:
+                break
+        return best
 
     # -- stages that are all alike --------------------------------------------------------------------------------
 
-    def _of_alike(self, family: Family, target_s: float) -> float:
+    def _of_alike(self, family: Family, target_s: float, level: Level) -> float:
+        """Of stages of equal size on equal devices."""
         space, shape = self.space, max(family.shapes, key=lambda each: each.num_chunks)
         (row,) = self._rows(shape)
         stage = self._stage(row, shape)
-        costs, held, settings = self._costs_on(stage), self._held(family), space.evaluator.settings(0)
+        costs, held, settings = self._costs_on(stage, level), self._held(family), space.evaluator.settings(0)
         room = shape.pp * self._room(row, shape) - 2.0 * float(costs.modes[..., WORKSPACE_BYTES].max())
         if room <= 0.0:
             return np.inf
@@ -99,7 +157,11 @@ class FamilyBounds:
         """With a path that ends on each rank, and ranks which hold unlike numbers of micro-batches."""
         shape = family.shapes[0]
         standing = self._standing_on(
-            self._stage(row, shape), self._room(row, shape), family, path_trips(shape, self.space.schedules)
+            self._stage(row, shape),
+            self._room(row, shape),
+            family,
+            path_trips(shape, self.space.schedules),
+            Level.TOGETHER,
         )
         found = np.inf
         for order in range(self.space.meshes.num_orders(shape.pp)):
@@ -110,31 +172,44 @@ class FamilyBounds:
 
     def _of_chunks(self, family: Family, row: int, best: float) -> float:
         """Of virtual stages, one number of them after the other."""
-        shape, settings = family.shapes[0], self.space.evaluator.settings(0)
+        shape = family.shapes[0]
+        stage = self._stage(row, shape)
+        standing = self._standing_on(stage, self._room(row, shape), family, self._once, Level.TOGETHER)
+        found = np.inf
+        for order in range(self.space.meshes.num_orders(shape.pp)):
+            found = min(found, self._interleaved(family, [standing] * shape.pp, order, best))
+            if found <= best:
+                return best
+        return found
+
+    @property
+    def _once(self) -> tuple[Path, ...]:
+        """A pass there and back, without and with gradients behind it."""
+        settings = self.space.evaluator.settings(0)
         # What gradients may hide under is not only on the path that they end.
         ends = 1.0 if float(settings.gradient_overlap) <= 0.0 else 0.0
-        once = [Path(forward=1.0, backward=1.0, gradients=gradients) for gradients in (0.0, ends)]
-        stage = self._stage(row, shape)
-        standing = self._standing_on(stage, self._room(row, shape), family, once)
-        found = np.inf
+        return tuple(Path(forward=1.0, backward=1.0, gradients=gradients) for gradients in (0.0, ends))
+
+    def _interleaved(self, family: Family, standings: Sequence[Standing], order: int, best: float) -> float:
+        """With virtual stages on ranks whose paths are `_once`; any number up to `best` if it is not above that."""
+        settings, found = self.space.evaluator.settings(0), np.inf
+        rates = self._rates(family.shapes[0], order)
+        sent_s = self._sent_s([standing.crossing for standing in standings], rates)
         for each in sorted(family.shapes, key=lambda each: -each.virtual):
-            for order in range(self.space.meshes.num_orders(shape.pp)):
-                sent_s = self._sent_s([standing.crossing] * shape.pp, self._rates(shape, order))
-                besides_s = np.array(exchanged_s(sent_s, each.virtual))
-                of = Interleaving(
-                    standing=standing,
-                    times=self._costs_on(stage).times,
-                    ends=self._ends(),
-                    ranks=each.pp,
-                    virtual=each.virtual,
-                    num_micro_batches=each.num_micro_batches,
-                    held=held(each, self.space.schedules),
-                    besides_s=besides_s + float(settings.micro_batch_s) / each.virtual,
-                    step_s=float(settings.step_s),
-                )
-                found = min(found, fastest_interleaving(of))
-                if found <= best:
-                    return best
+            besides_s = np.array(exchanged_s(sent_s, each.virtual))
+            of = Interleaving(
+                standings=standings,
+                times=np.bincount(self.space.arrays.units, minlength=len(self.space.linkage.types)).astype(np.float64),
+                ends=self._ends(),
+                virtual=each.virtual,
+                num_micro_batches=each.num_micro_batches,
+                held=held(each, self.space.schedules),
+                besides_s=besides_s + float(settings.micro_batch_s) / each.virtual,
+                step_s=float(settings.step_s),
+            )
+            found = min(found, fastest_interleaving(of))
+            if found <= best:
+                break
         return found
 
     def _tie(self, shape: Shape) -> tuple[float, float]:
@@ -168,19 +243,24 @@ class FamilyBounds:
 
     # -- stages that differ ---------------------------------------------------------------------------------------
 
-    def _of_rows(self, family: Family, target_s: float) -> float:
-        """Of stages of equal size and unlike devices, in any order."""
+    def _of_rows(self, family: Family, target_s: float, level: Level) -> float:
+        """Of stages of equal size on any devices, in any order."""
         space, shape = self.space, family.shapes[0]
         found = []
         for order in range(space.meshes.num_orders(shape.pp)):
             quick = -np.inf
-            for trips in ((), path_trips(shape, self.space.schedules)):
+            for trips in ((), path_trips(shape, space.schedules) if shape.virtual == 1 else self._once):
                 views: list[list[Standing]] = [[] for _ in range(shape.pp)]
                 for rank, row in enumerate(space.even_rows(shape, order)):
                     for seen, samples in self._seen(row, shape, family.way):
                         stage = self._stage(seen, shape, samples)
-                        views[rank].append(self._standing_on(stage, self._room(seen, shape), family, trips))
-                quick = max(quick, self._spread(family, views, self._rates(shape, order))[0])
+                        room = self._room(seen, shape)
+                        views[rank].append(self._standing_on(stage, room, family, trips, level))
+                if trips and shape.virtual > 1:
+                    seconds = self._interleaved(family, [Standing.mixed(some) for some in views], order, quick)
+                else:
+                    seconds, _ = self._spread(family, views, self._rates(shape, order))
+                quick = max(quick, seconds)
                 if quick >= target_s:
                     break
             found.append(quick)
@@ -200,123 +280,208 @@ class FamilyBounds:
             total = int(arrays.kind_samples[number, count, way, kind])
             each = int(arrays.kind_ranks[number, kind]) * quantum
             found.append((seen, -(-total // each) * quantum * outer))
-        return found
+        # Where a stage has fewer kinds than others, its last one is repeated.
+        return list(dict.fromkeys(found))
 
-    def _of_sizes(self, family: Family, target_s: float) -> float:
+    def _of_sizes(self, family: Family, target_s: float, level: Level) -> float:
         """Of stages of unlike size."""
-        shape = family.shapes[0]
-        layouts = self._layouts.of(shape)
+        layouts = self._layouts.of(family.shapes[0])
         if not layouts:
             return np.inf
-        trips = path_trips(shape, self.space.schedules)
-        # Each layout with one way to share out samples in each of its stages.
-        shared = {stage: self._shared(stage, family) for stage in {stage for some in layouts for stage in some}}
-        keys = [key for some in layouts for key in itertools.product(*(shared[stage] for stage in some))]
-        rates = [layouts[tuple(stage for stage, _ in key)] for key in keys]
-        found = np.full(len(keys), -np.inf)
-        # First with every signature undecided, then decided.
-        waiting: list[int] = list(range(len(keys)))
-        for is_open in (True, False):
-            known = {
-                stage: self._views(*stage, family, trips, is_open=is_open)
-                for stage in {stage for number in waiting for stage in keys[number]}
-            }
-            ranks = [[known[stage] for stage in keys[number]] for number in waiting]
-            spreads = self._spreads(family, ranks, [rates[number] for number in waiting])
-            found[waiting] = np.maximum(found[waiting], spreads.quick())
-            left = np.flatnonzero(found[waiting] < target_s)
-            if not len(left):
-                return float(found.min())
-            if is_open:
-                waiting = [waiting[at] for at in left.tolist()]
-        # Weights that show one layout to be slow often show others to be as well.
-        tried = set[int]()
-        for _ in range(MOST_PROGRAMS):
-            at = int(found[waiting].argmin())
-            number = waiting[at]
-            if number in tried or found[number] >= target_s:
+        keys: list[Key] = [tuple((stage, ()) for stage in some) for some in layouts]
+        rates, least = np.array(list(layouts.values())), np.full(len(keys), -np.inf)
+        reached = np.inf
+        for number, levels in enumerate(STEPS):
+            if levels[0].value > level.value:
                 break
-            tried.add(number)
-            views = [known[stage] for stage in keys[number]]
-            fastest_s, weights = self._spread(family, views, rates[number])
-            found[waiting] = np.maximum(found[waiting], spreads.bounds(weights))
-            found[number] = max(found[number], fastest_s)
-        return float(found.min())
+            if number == 1:
+                each = [list(itertools.product(*(self._each_way(stage, family) for stage, _ in key))) for key in keys]
+                at = np.repeat(np.arange(len(keys)), [len(some) for some in each])
+                keys, rates, least = [key for some in each for key in some], rates[at], least[at]
+            mixed = {stage for key in keys for stage in key if self._is_mixed(stage[0], family)}
+            if levels == STEPS[-1] and not 0 < len(mixed) <= MOST_MIXED:
+                break
+            least = np.maximum(least, self._of_layouts(family, keys, rates, target_s, levels))
+            left = np.flatnonzero(least < target_s)
+            reached = min(reached, np.delete(least, left).min(initial=np.inf))
+            keys, rates, least = [keys[number] for number in left.tolist()], rates[left], least[left]
+            if not keys:
+                break
+        return min(reached, float(least.min(initial=np.inf)))
 
-    def _spreads(
-        self, family: Family, ranks: Sequence[Sequence[Sequence[Standing]]], rates: Sequence[Sequence[float]]
-    ) -> Spreads:
-        """The spreads over the ranks of several layouts."""
-        # Stages are few, layouts many.
-        distinct = {id(views): views for some in ranks for views in some}
-        number = {key: at for at, key in enumerate(distinct)}
-        mixed = [Standing.mixed(views) for views in distinct.values()]
-        at = np.array([[number[id(views)] for views in some] for some in ranks])
-        pairs = [([[mixed[stage]] for stage in some], rate) for some, rate in zip(at.tolist(), rates, strict=True)]
-        busy_s, trip_s = (
-            np.array([some.min(axis=-2) for some in of_stages])
-            for of_stages in ([one.busy_s for one in mixed], [one.trip_s for one in mixed])
-        )
-        has_paths = bool(path_trips(family.shapes[0], self.space.schedules))
-        besides_trip_s = (
-            [self._besides_trips_s(family, *pair) for pair in pairs] if has_paths else np.zeros((len(pairs), 0))
-        )
-        return Spreads(
-            busy_s=busy_s[at],
-            besides_s=np.array([self._besides_s(family, *pair) for pair in pairs]),
-            trip_s=trip_s[at],
-            besides_trip_s=np.array(besides_trip_s),
-            bound=self._bound(len(ranks[0])),
-        )
-
-    def _shared(self, of: StageClass, family: Family) -> list[tuple[StageClass, tuple[int, ...]]]:
-        """The class with the samples of each kind of devices under each way to share them out."""
-        shape, rows = family.shapes[0], self._layouts.rows[of]
-        found = {tuple(samples for _, samples in self._seen(row, shape, way)) for row in rows for way in self._ways(of)}
-        return [(of, samples) for samples in sorted(found)]
-
-    def _ways(self, of: StageClass) -> range:
-        """Ways to share out samples that differ on the stages of a class."""
-        is_mixed = any(self.space.arrays.mixed[row] >= 0 for row in self._layouts.rows[of])
-        return range(self.space.slots[self.space.first.shares].num_values if is_mixed else 1)
-
-    def _views(
-        self, of: StageClass, samples: tuple[int, ...], family: Family, trips: Sequence[Path], *, is_open: bool
-    ) -> list[Standing]:
-        """What units take on the stages of a class as each kind of devices sees it, with the best links."""
-        shape, arrays, ways = family.shapes[0], self.space.arrays, self._ways(of)
-        seen = [self._seen(row, shape, way) for row in sorted(self._layouts.rows[of]) for way in ways]
-        fitting = dict.fromkeys(tuple(row for row, _ in some) for some in seen if samples == tuple(n for _, n in some))
-        found = []
-        for each, count in zip(zip(*fitting, strict=True), samples, strict=True):
-            stage = self._stage(each[0], shape, count)._replace(links=best_links(arrays.links[list(each)]))
-            room = max(self._room(row, shape) for row in each)
-            # Of stages of several kinds there are many, and they differ little beyond the share of each kind.
-            found.append(self._standing_on(stage, room, family, trips, is_open=is_open or len(ways) > 1))
-        return found
-
-    def _standing_on(
-        self, stage: Stage, room: float, family: Family, trips: Sequence[Path], *, is_open: bool = False
-    ) -> Standing:
-        """What units take on a rank with a stage, alone and on some paths through all ranks.
+    def _of_layouts(
+        self, family: Family, keys: Sequence[Key], rates: Floats, target_s: float, levels: tuple[Level, Level]
+    ) -> Floats:
+        """[layouts] seconds of layouts; no program is solved for those that reach `target_s`.
 
         Args:
-            is_open: whether every signature stays undecided, which is less and sooner known.
+            rates: [layouts, ranks] bytes a second from each stage to the next one.
+            levels: of stages of one kind of devices and of several.
         """
-        shape, costs = family.shapes[0], self._costs_on(stage, is_open=is_open)
+        trips = path_trips(family.shapes[0], self.space.schedules)
+        # Stages are few, layouts many.
+        number = {stage: at for at, stage in enumerate({stage for key in keys for stage in key})}
+        views = [self._views(*stage, family, trips, levels) for stage in number]
+        at = np.array([[number[stage] for stage in key] for key in keys])
+        spreads = self._spreads(family, [Standing.mixed(some) for some in views], at, rates)
+        found, tried = spreads.quick(), np.zeros(len(keys), dtype=np.bool_)
+        is_mixed = np.array([self._is_mixed(of, family) for of, _ in number])[at].any(axis=1)
+        may_rise = is_mixed if levels == STEPS[-2] else np.full(len(keys), levels != STEPS[-1])
+        # Weights that show one layout to be slow often show others to be as well, also of other families.
+        pool = self._weights.setdefault(family.shapes[0].pp, deque(maxlen=MOST_WEIGHTS))
+        left = np.flatnonzero(found < target_s)
+        for weights in tuple(pool):
+            if not len(left):
+                break
+            found[left] = np.maximum(found[left], spreads.some(left).bounds(weights))
+            left = left[found[left] < target_s]
+        for _ in range(MOST_PROGRAMS if levels[0] is Level.TOGETHER else MOST_EARLY_PROGRAMS):
+            # Once all is decided, a layout whose program was solved cannot be raised any more.
+            waiting = left[~(tried & may_rise)[left]]
+            if not len(waiting) or tried[fastest := int(waiting[found[waiting].argmin()])]:
+                break
+            tried[fastest] = True
+            fastest_s, weights = self._spread(family, [views[stage] for stage in at[fastest]], rates[fastest].tolist())
+            pool.append(weights)
+            found[left] = np.maximum(found[left], spreads.some(left).bounds(weights))
+            found[fastest] = max(found[fastest], fastest_s)
+            left = left[found[left] < target_s]
+        return found
+
+    def _spreads(self, family: Family, stages: Sequence[Standing], at: Ints, rates: Floats) -> Spreads:
+        """The spreads over the ranks of several layouts.
+
+        Args:
+            at: [layouts, ranks] number of the stage of each rank.
+            rates: [layouts, ranks] bytes a second from each rank to the next one.
+        """
+        shape, settings = family.shapes[0], self.space.evaluator.settings(0)
+        busy_s, trip_s = (
+            np.array([some.min(axis=-2) for some in of_stages])
+            for of_stages in ([one.busy_s for one in stages], [one.trip_s for one in stages])
+        )
+        crossing = np.array([one.crossing for one in stages])
+        sent_s = float(settings.send_s) + (1.0 - float(settings.send_overlap)) * crossing[at] / rates
+        sent_s[:, -1] = 0.0
+        exchanged_s = sent_s + np.roll(sent_s, 1, axis=1)
+        micro_batch_s, step_s = float(settings.micro_batch_s), float(settings.step_s)
+        besides_trip_s = np.zeros((len(at), 0))
+        if trips := path_trips(shape, self.space.schedules):
+            before, _, behind = trips
+            ends_s = np.cumsum(exchanged_s, axis=1)
+            besides_trip_s = step_s + before.forward * shape.pp * micro_batch_s + sends_on(behind) * ends_s[:, -1:]
+            besides_trip_s = besides_trip_s + (sends_on(before) - sends_on(behind)) * (ends_s - exchanged_s)
+        return Spreads(
+            busy_s=busy_s[at],
+            besides_s=step_s + shape.num_micro_batches * (micro_batch_s + exchanged_s),
+            trip_s=trip_s[at],
+            besides_trip_s=besides_trip_s,
+            bound=self._bound(shape.pp),
+        )
+
+    def _shared(self, of: StageClass, family: Family) -> dict[tuple[int, ...], list[list[int]]]:
+        """The samples of each kind of devices on the stages of a class under each way to share them out.
+
+        Returns:
+            For the samples that each kind is priced with, for each kind the stages as if all of their devices were of
+            it. Of one kind without a way: the stages.
+        """
+        shape = family.shapes[0]
+        key = (of, shape.num_micro_batches)
+        if key not in self._ways:
+            is_mixed = any(self.space.arrays.mixed[row] >= 0 for row in self._layouts.rows[of])
+            ways = range(self.space.slots[self.space.first.shares].num_values if is_mixed else 1)
+            found: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
+            for row, way in itertools.product(sorted(self._layouts.rows[of]), ways):
+                rows, samples = zip(*self._seen(row, shape, way), strict=True)
+                found.setdefault(samples, set()).add(rows)
+            self._ways[key] = {
+                samples: [list(rows) for rows in zip(*some, strict=True)] for samples, some in sorted(found.items())
+            }
+        return self._ways[key]
+
+    def _each_way(self, of: StageClass, family: Family) -> list[tuple[StageClass, tuple[int, ...]]]:
+        """The class with the samples of each kind of devices under each way to share them out."""
+        return [(of, samples) for samples in self._shared(of, family)]
+
+    def _is_mixed(self, of: StageClass, family: Family) -> bool:
+        """Whether samples may be shared out in several ways on the stages of a class."""
+        return len(self._shared(of, family)) > 1
+
+    def _views(
+        self,
+        of: StageClass,
+        samples: tuple[int, ...],
+        family: Family,
+        trips: Sequence[Path],
+        levels: tuple[Level, Level],
+    ) -> list[Standing]:
+        """What units take on the stages of a class as each kind of devices sees it, with the best links.
+
+        Args:
+            samples: what each kind is priced with; empty: any way to share out the samples.
+            levels: of stages of one kind of devices and of several.
+        """
+        shape, arrays, shared = family.shapes[0], self.space.arrays, self._shared(of, family)
+        if not samples and len(shared) > 1:
+            return [self._any_way(of, family, trips)]
+        samples = samples or next(iter(shared))
+        found = []
+        for rows, count in zip(shared[samples], samples, strict=True):
+            stage = self._stage(rows[0], shape, count)._replace(links=best_links(arrays.links[rows]))
+            room = max(self._room(row, shape) for row in rows)
+            found.append(self._standing_on(stage, room, family, trips, levels[len(shared) > 1]))
+        return found
+
+    def _any_way(self, of: StageClass, family: Family, trips: Sequence[Path]) -> Standing:
+        """What units take on the stages of a class at least, however samples are shared out.
+
+        A kind weighs as much as it is fast, so that seconds in the mean of the kinds differ little between the ways:
+        what one kind has less of, the others have more of.
+        """
+        shared, arrays = self._shared(of, family), self.space.arrays
+        found = [self._views(of, samples, family, trips, STEPS[0]) for samples in shared]
+        (number,) = {tuple(arrays.kind_ranks[arrays.mixed[row]].tolist()) for row in self._layouts.rows[of]}
+        rates = [
+            np.array(samples) / [float(view.busy_s.min(axis=0).sum()) for view in some]
+            for samples, some in zip(shared, found, strict=True)
+            if len(some) > 1
+        ]
+        weights = np.mean(rates, axis=0) * number[: len(rates[0])]
+        return Standing.least([Standing.mixed(some, weights if len(some) > 1 else None) for some in found])
+
+    def _standing_on(self, stage: Stage, room: float, family: Family, trips: Sequence[Path], level: Level) -> Standing:
+        """What units take on a rank with a stage, alone and on some paths through all ranks."""
+        shape, costs = family.shapes[0], self._costs_on(stage, level)
         opened = max(each.num_chunks for each in family.shapes) - 1
         count = float(shape.num_micro_batches)
         busy = Path(forward=count, backward=count, gradients=1.0)
         saved_bytes = (costs.times[:, None] * costs.modes[..., SAVED_BYTES]).T
+        crossing = self._least_crossing(costs)
+        if level is Level.UNDECIDED:
+            undecided = self._undecided_on(stage, family.zeros)
+            found_s = [undecided.on(path) for path in (busy, *trips)]
+            return Standing.undecided(found_s, undecided.state_bytes, saved_bytes, room=room, crossing=crossing)
         plenty = room - max(*self._held(family), shape.pp) * float(saved_bytes.max(axis=0).sum())
         found: list[OfTypes] = []
         for path in (busy, *trips):
-            key = (*_key(stage), is_open, opened, path, family.zeros, plenty)
+            key = (*_key(stage), level, opened, path, family.zeros, plenty)
             if key not in self._of_types:
                 relaxation = Relaxation(self.space, costs, path, family.zeros, num_opened=opened)
                 self._of_types[key] = relaxation.of_types(plenty, found[0].picked if found else None)
             found.append(self._of_types[key])
-        return Standing.of(found, saved_bytes, room=room, crossing=self._least_crossing(costs))
+        return Standing.of(found, saved_bytes, room=room, crossing=crossing)
+
+    def _undecided_on(self, stage: Stage, zeros: tuple[int, ...]) -> Undecided:
+        """What units take at least on a stage with every signature undecided."""
+        key = (*_key(stage), zeros)
+        if key not in self._undecided:
+            if len(self._undecided) >= MOST_COSTS[Level.UNDECIDED]:
+                self._undecided.pop(next(iter(self._undecided)))
+            path = Path(forward=0.0, backward=0.0, gradients=0.0)
+            costs = self._costs_on(stage, Level.UNDECIDED)
+            self._undecided[key] = Relaxation(self.space, costs, path, zeros, num_opened=0).undecided()
+        return self._undecided[key]
 
     def _spread(
         self, family: Family, views: Sequence[Sequence[Standing]], rates: Sequence[float]
@@ -416,12 +581,13 @@ class FamilyBounds:
         zero_axes = self.space.zero_axes(shape)
         return Stage(arrays.axes[row], arrays.links[row], arrays.hardware[row], zero_axes, float(samples))
 
-    def _costs_on(self, stage: Stage, *, is_open: bool = False) -> OpenCosts:
-        key, known = _key(stage), self._open if is_open else self._costs
+    def _costs_on(self, stage: Stage, level: Level) -> OpenCosts:
+        key, known = _key(stage), self._costs[level]
         if key not in known:
-            if len(known) >= (MOST_OPEN if is_open else MOST_COSTS):
+            if len(known) >= MOST_COSTS[level]:
                 known.pop(next(iter(known)))
-            known[key] = OpenCosts(self.space, stage, () if is_open else self._values(stage))
+            values = () if level is Level.UNDECIDED else self._values(stage)
+            known[key] = OpenCosts(self.space, stage, values, with_conversions=level is Level.TOGETHER)
         return known[key]
 
     def _values(self, stage: Stage) -> tuple[Ints, ...]:

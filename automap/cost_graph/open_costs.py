@@ -57,11 +57,14 @@ class OpenCosts:
         kinds: for each node, the type of its unit.
     """
 
-    def __init__(self, space: PlanSpace, stage: Stage, values: Sequence[Ints]) -> None:
+    def __init__(
+        self, space: PlanSpace, stage: Stage, values: Sequence[Ints], *, with_conversions: bool = True
+    ) -> None:
         """Gathers the costs.
 
         Args:
             values: for each group, its legal values; none: every signature stays undecided, which costs the least.
+            with_conversions: whether conversions between groups count, which take by far the longest to price.
         """
         self.stage, self.values = stage, tuple(values)
         costs = GroupCosts(space, values, stage, RECOMPUTE_MODES[:1])
@@ -79,7 +82,7 @@ class OpenCosts:
                 self._nodes[number] = self._nodes[number].copy()
                 self._nodes[number][:, OF_PARAMETERS] = 0.0
         self._payments: list[Payment] = []
-        if values:
+        if values and with_conversions:
             self._payments += _payments(costs, self.times, Counter(zip(units[1:], units[:-1], strict=True)))
 
     def scalars(

@@ -20,6 +20,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -92,6 +94,25 @@ class OfTypes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Undecided:
+    """What all units of each type take by themselves, at least, with every signature undecided."""
+
+    forward_s: Floats
+    """[modes, types] seconds of a forward pass of one micro-batch."""
+    backward_s: Floats
+    """[modes, types] seconds of a backward pass, and of what runs again before it."""
+    gradients_s: Floats
+    """[modes, types] seconds of the update; no gradient is reduced."""
+    state_bytes: Floats
+    """[types] bytes of parameters, gradients and moments."""
+
+    def on(self, path: Path) -> Floats:
+        """[modes, types] seconds that have the weights of a path."""
+        found: Floats = path.forward * self.forward_s + path.backward * self.backward_s
+        return found + path.gradients * self.gradients_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
     """Memory of all ranks together."""
 
@@ -136,11 +157,18 @@ class Relaxation:
         self._room, self._held = (memory.room, memory.held) if memory else (math.inf, 1)
         self._price_s = 0.0
         self._costs, self._path, self._zeros, self._num_opened = costs, path, tuple(zeros), num_opened
-        self._settings = space.evaluator.settings(0)
+        stage = costs.stage
+        # A field of a record takes many times as long to read as one of an object.
+        self._settings, self._hardware = _fields(space.evaluator.settings(0)), _fields(stage.hardware)
+        self._sizes, self._is_sharded = stage.axes.tolist(), stage.zero_axes.tolist()
         self._first_type = int(space.arrays.units[0])
         self._first = np.zeros(len(costs.times))
         self._first[self._first_type] = ends_first / costs.times[self._first_type]
-        self._elements = float(sum(t.num_elements for t in space.problem.graph.parameters))
+        elements, sent = float(space.problem.graph.num_parameters), self._settings.sent_gradient_bytes
+        self._reduced_s = [
+            _reduced_s(size, link, elements, sent) for size, link in zip(self._sizes, stage.links, strict=True)
+        ]
+        self._gather_bytes_per_s = stage.links["gather_bytes_per_s"].tolist()
         self.picked: tuple[int, ...] = (0,) * len(costs.values)
 
     def bound(self, target_s: float) -> float:
@@ -219,6 +247,17 @@ class Relaxation:
 
     # -- types by themselves --------------------------------------------------------------------------------------
 
+    def undecided(self) -> Undecided:
+        """What all units of each type take at least; of a graph without nodes, whose tangents no path changes."""
+        assert not self._costs.values
+        lines, before, found = self._first_lines(), self._path, []
+        for number in range(3):
+            self._path = Path(forward=float(number == 0), backward=float(number == 1), gradients=float(number == 2))
+            found.append(self._of_types_at(lines))
+        self._path = before
+        state_bytes = self._costs.times * (self._costs.bases * self._state_bytes()).sum(axis=1)
+        return Undecided(forward_s=found[0], backward_s=found[1], gradients_s=found[2], state_bytes=state_bytes)
+
     def of_types(self, plenty: float, picked: Sequence[int] | None = None) -> OfTypes:
         """What all units of each type take by themselves, at least.
 
@@ -228,18 +267,17 @@ class Relaxation:
         """
         lines, best = self._first_lines(), np.zeros(self._costs.modes.shape[1::-1])
         before: list[tuple[int, ...]] = []
-        is_open = not self._costs.values
-        if picked is not None and not is_open:
+        if picked is not None:
             lines = self._lines_at(picked)
-        for _ in range(1 if is_open else ROUNDS if picked is None else ROUNDS_AGAIN):
+        for _ in range(ROUNDS if picked is None else ROUNDS_AGAIN):
             best = np.maximum(best, self._of_types_at(lines))
-            if is_open or before[-1:] == [self.picked]:
+            if before[-1:] == [self.picked]:
                 break
             before.append(self.picked)
             lines = self._lines_among(before)
         state, found = self._state_bytes(), self.picked
         kept = float(self._costs.times @ (self._costs.unit_costs(found) * state).sum(axis=1))
-        if is_open or kept <= plenty:
+        if kept <= plenty:
             return OfTypes(fast_s=best, priced_s=best, price_s=0.0, least_bytes=np.zeros(len(best[0])), picked=found)
         self._price_s = price_s = PRICE_OF_STATE * float(best.min(axis=0).sum()) / max(kept, 1.0)
         priced, self._price_s = self._of_types_at(lines), 0.0
@@ -294,49 +332,42 @@ class Relaxation:
 
     def _weights_of(self, zero: int, lines: Lines) -> Floats:
         """[types, columns] worth of one unit of each cost under a ZeRO stage."""
-        settings, path, stage = self._settings, self._path, self._costs.stage
-        hardware = stage.hardware
+        settings, path, hardware = self._settings, self._path, self._hardware
         worth = np.zeros((len(self._costs.times), UNIT_COST_WIDTH))
-        hidden = float(settings.gradient_overlap)
+        hidden = settings.gradient_overlap
         last = lines.behind * path.gradients
         gradients = path.gradients + self._first
         passes = (
             (FORWARD, path.forward * lines.forward, 1.0),
-            (BACKWARD, (path.backward - last) * lines.backward, float(hardware.host_backward)),
+            (BACKWARD, (path.backward - last) * lines.backward, hardware.host_backward),
         )
         for (own, comm, waits), weight, launches in passes:
             worth[:, own] = weight[:, :1]
             worth[:, comm] = weight[:, :1] * _exposed(hardware)
-            worth[:, waits] = weight[:, 1:] * float(hardware.host_collective_s)
-            worth[:, LAUNCHED] += weight[:, 1] * launches * float(hardware.host_kernel_s)
+            worth[:, waits] = weight[:, 1:] * hardware.host_collective_s
+            worth[:, LAUNCHED] += weight[:, 1] * launches * hardware.host_kernel_s
         worth[:, AGAIN], worth[:, AGAIN_COMM] = worth[:, BACKWARD[0]], worth[:, BACKWARD[1]]
         shown = gradients * (1.0 - hidden) + last * hidden
         # Of what ZeRO 2 and 3 move in every micro-batch, the part that nothing hides, without latencies.
-        gather = path.forward * (1.0 - float(settings.gather_overlap)) + (path.backward - last) * (1.0 - hidden)
-        for a, size in enumerate(stage.axes.tolist()):
-            sync_s = shown * self._reduced_s(size, stage.links[a])
-            byte_s = (size - 1.0) / size / float(stage.links[a].gather_bytes_per_s) if size > 1.0 else 0.0
-            parameter_s = byte_s * float(settings.parameter_bytes)
-            is_sharded = bool(stage.zero_axes[a])
+        gather = path.forward * (1.0 - settings.gather_overlap) + (path.backward - last) * (1.0 - hidden)
+        for a, (size, is_sharded) in enumerate(zip(self._sizes, self._is_sharded, strict=True)):
+            sync_s = shown * self._reduced_s[a]
+            byte_s = (size - 1.0) / size / self._gather_bytes_per_s[a] if size > 1.0 else 0.0
+            parameter_s = byte_s * settings.parameter_bytes
             if zero < 1:
                 worth[:, REDUCED[a]] = sync_s
             elif not is_sharded or zero < 2:
                 worth[:, SCATTERED[a]] = 0.5 * sync_s if is_sharded else sync_s
             else:
-                byte_s *= float(settings.sent_gradient_bytes)
+                byte_s *= settings.sent_gradient_bytes
                 worth[:, SCATTERED[a]] = (path.backward - last) * (1.0 - hidden) * byte_s
             if 1 <= zero < 3:
                 worth[:, GATHERED[a]] = gradients * (1.0 - SPREAD_OVERLAP * hidden) * parameter_s
             elif zero >= 3 and is_sharded:
                 worth[:, GATHERED[a]] = gather * parameter_s
         (state,) = SHARDS if zero >= 1 else PARAMETERS
-        worth[:, state] = gradients * float(settings.update_bytes) / float(hardware.bytes_per_s)
+        worth[:, state] = gradients * settings.update_bytes / hardware.bytes_per_s
         return worth
-
-    def _reduced_s(self, size: float, link: Record) -> float:
-        """Least seconds of an all-reduce for each element of a gradient, of no more than all parameters."""
-        most = self._elements * float(self._settings.sent_gradient_bytes)
-        return float(collective_s(ALL_REDUCE, size, link, most)) / self._elements if most > 0.0 else 0.0
 
     # -- lines ----------------------------------------------------------------------------------------------------
 
@@ -362,13 +393,13 @@ class Relaxation:
 
     def _lines_of(self, costs: Floats) -> Lines:
         """The tangents and lines where units have some costs, [types, columns]."""
-        hardware, stage, times = self._costs.stage.hardware, self._costs.stage, self._costs.times
-        power = float(hardware.overlap_exponent)
+        hardware, times = self._hardware, self._costs.times
+        power = hardware.overlap_exponent
         tangents, pass_s = [], np.zeros(len(times))
-        for (own, comm, waits), launches in ((FORWARD, 1.0), (BACKWARD, float(hardware.host_backward))):
+        for (own, comm, waits), launches in ((FORWARD, 1.0), (BACKWARD, hardware.host_backward)):
             device_s = costs[:, own[0]] + costs[:, comm] @ _exposed(hardware)
-            host_s = float(hardware.host_kernel_s) * launches * costs[:, LAUNCHED]
-            host_s += float(hardware.host_collective_s) * costs[:, waits[0]]
+            host_s = hardware.host_kernel_s * launches * costs[:, LAUNCHED]
+            host_s += hardware.host_collective_s * costs[:, waits[0]]
             both = np.maximum(np.stack([device_s, host_s], axis=1), 0.0)
             longer_s = np.maximum(both.max(axis=1, keepdims=True), 1e-30)
             both /= longer_s
@@ -376,16 +407,27 @@ class Relaxation:
             pass_s = (longer_s * norm)[:, 0]
             tangents.append((both / np.maximum(norm, 1e-30)) ** (power - 1.0))
         sync_s = 0.0
-        for a, size in enumerate(stage.axes.tolist()):
+        for a, is_sharded in enumerate(self._is_sharded):
             column, share = (REDUCED[a], 1.0) if self._zeros[0] < 1 else (SCATTERED[a], 0.5)
-            if self._zeros[0] < 2 or not stage.zero_axes[a]:
-                sync_s += share * self._reduced_s(size, stage.links[a]) * float(times @ costs[:, column])
-        is_behind = sync_s * float(self._settings.gradient_overlap) > float(times @ pass_s)
+            if self._zeros[0] < 2 or not is_sharded:
+                sync_s += share * self._reduced_s[a] * float(times @ costs[:, column])
+        is_behind = sync_s * self._settings.gradient_overlap > float(times @ pass_s)
         return Lines(forward=tangents[0], backward=tangents[1], behind=float(is_behind))
 
 
-def _exposed(hardware: Record) -> Floats:
+def _fields(record: Record) -> Any:
+    """An object with the fields of a record."""
+    return SimpleNamespace(**dict(zip(record.dtype.names, record.item(), strict=True)))
+
+
+def _reduced_s(size: float, link: Record, elements: float, element_bytes: float) -> float:
+    """Least seconds of an all-reduce for each element of a gradient, of no more than so many elements."""
+    most = elements * element_bytes
+    return float(collective_s(ALL_REDUCE, size, link, most)) / elements if most > 0.0 else 0.0
+
+
+def _exposed(hardware: Any) -> Floats:
     """[NUM_COLLECTIVES] part of each kind of collective that nothing hides."""
-    found = np.full(NUM_COLLECTIVES, float(hardware.exposed))
-    found[ALL_TO_ALL] = float(hardware.exposed_exchange)
+    found = np.full(NUM_COLLECTIVES, hardware.exposed)
+    found[ALL_TO_ALL] = hardware.exposed_exchange
     return found

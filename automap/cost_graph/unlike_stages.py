@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from automap.arrays import Floats
+from automap.arrays import Floats, Ints
 from automap.cost_graph.relaxation import OfTypes
 from automap.cost_graph.spread_program import SpreadProgram
 
@@ -62,12 +62,36 @@ class Standing:
         )
 
     @staticmethod
-    def mixed(some: Sequence[Standing]) -> Standing:
+    def undecided(
+        seconds: Sequence[Floats], state_bytes: Floats, saved_bytes: Floats, *, room: float, crossing: float
+    ) -> Standing:
+        """From what units take with every signature undecided, in all micro-batches and then on each path.
+
+        Args:
+            seconds: each [modes, types].
+            state_bytes: [types].
+            saved_bytes: [modes, types].
+        """
+        twice = np.array([np.concatenate([some, some]) for some in seconds])
+        return Standing(
+            busy_s=twice[0],
+            trip_s=twice[1:],
+            state_bytes=np.tile(state_bytes, (len(twice[0]), 1)),
+            saved_bytes=np.concatenate([saved_bytes, saved_bytes]),
+            room=room,
+            crossing=crossing,
+        )
+
+    @staticmethod
+    def mixed(some: Sequence[Standing], weights: Floats | None = None) -> Standing:
         """As several kinds of devices of one rank see it, each of which holds: seconds in a mean of them.
 
-        A kind weighs as much as it is fast, so that the mean differs little between types of units.
+        Args:
+            weights: [kinds] of the mean; None: each weighs as much as it is fast, so that the mean differs little
+                between types of units.
         """
-        weights = [1.0 / max(float(one.busy_s.min(axis=0).sum()), 1e-30) for one in some]
+        if weights is None:
+            weights = np.array([1.0 / max(float(one.busy_s.min(axis=0).sum()), 1e-30) for one in some])
         return replace(
             Standing.least(some),
             busy_s=np.average([one.busy_s for one in some], axis=0, weights=weights),
@@ -137,6 +161,16 @@ class Spreads:
     """[spreads, ranks or none] seconds that the path which ends on each rank takes besides."""
     bound: Floats
     """[ranks, types] share of each type that stands on each rank at least."""
+
+    def some(self, at: Ints) -> Spreads:
+        """Some of the spreads."""
+        return replace(
+            self,
+            busy_s=self.busy_s[at],
+            besides_s=self.besides_s[at],
+            trip_s=self.trip_s[at],
+            besides_trip_s=self.besides_trip_s[at],
+        )
 
     def bounds(self, weights: Weights) -> Floats:
         """[spreads] seconds that no spread is faster than, by some weights."""

@@ -30,16 +30,15 @@ MOST_CHUNKS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Interleaving:
-    """An interleaved pipeline of ranks that are alike, and what its units take at least."""
+    """An interleaved pipeline, and what its units take at least."""
 
-    standing: Standing
-    """On each rank; the paths are a forward and a backward pass of one micro-batch, and the same with the gradients."""
+    standings: Sequence[Standing]
+    """[ranks] on each rank; the paths are a forward and a backward pass of one micro-batch, and the same with the
+    gradients."""
     times: Floats
     """[types] number of units of each type."""
     ends: Floats
     """[2, types] share of each type that the first unit is, and the last one."""
-    ranks: int
-    """Pipeline ranks."""
     virtual: int
     """Chunks of a rank."""
     num_micro_batches: int
@@ -50,6 +49,11 @@ class Interleaving:
     """[chunks] seconds that a forward and a backward pass of a chunk take besides its units."""
     step_s: float
     """Seconds that a step takes besides."""
+
+    @property
+    def ranks(self) -> int:
+        """Pipeline ranks."""
+        return len(self.standings)
 
 
 def groups(ranks: int, virtual: int) -> list[int]:
@@ -82,20 +86,22 @@ def paths(sizes: Sequence[int], ranks: int, num_micro_batches: int) -> Iterator[
 
 def fastest_interleaving(of: Interleaving) -> float:
     """Seconds of the fastest spread of units over the chunks."""
-    sizes, standing = groups(of.ranks, of.virtual), of.standing
-    is_short = standing.may_be_short(max(of.ranks, *of.held))
-    seconds = (standing.busy_s, *standing.trip_s)
-    busy_s, once_s, ended_s = seconds if is_short else (some.min(axis=0, keepdims=True) for some in seconds)
+    sizes = groups(of.ranks, of.virtual)
+    is_short = any(standing.may_be_short(max(of.ranks, *of.held)) for standing in of.standings)
+    of_ranks = [np.array([one.busy_s for one in of.standings])]
+    of_ranks += [np.array([one.trip_s[path] for one in of.standings]) for path in range(2)]
+    # Of each rank [ways, types], one way where memory is not short.
+    busy_s, once_s, ended_s = (some if is_short else some.min(axis=1, keepdims=True) for some in of_ranks)
     starts = np.cumsum([0, *sizes[:-1]])
     besides_s = np.add.reduceat(of.besides_s.reshape(of.virtual, of.ranks), starts, axis=0)
-    nothing = np.zeros((len(sizes), of.ranks, *busy_s.shape))
-    program = SpreadProgram(busy_s.shape[1], float(busy_s.min(axis=0).sum()) / of.ranks)
+    nothing = np.zeros((len(sizes), *busy_s.shape))
+    program = SpreadProgram(busy_s.shape[2], float(busy_s.min(axis=(0, 1)).sum()) / of.ranks)
     bound = nothing.copy()
     bound[0, 0], bound[-1, -1] = of.ends
     program.add_shares(bound)
     for rank in range(of.ranks):
         row = nothing.copy()
-        row[:, rank] = busy_s
+        row[:, rank] = busy_s[rank]
         program.add_seconds(row, of.step_s + of.num_micro_batches * float(besides_s[:, rank].sum()))
         for group, size in enumerate(sizes):
             row = nothing.copy()
@@ -103,12 +109,12 @@ def fastest_interleaving(of: Interleaving) -> float:
             program.add_room(row, -float(size))
         if is_short:
             row = nothing.copy()
-            row[:-1, rank] = standing.used_bytes(of.ranks)
-            row[-1, rank] = standing.used_bytes(of.held[rank])
-            program.add_room(row, standing.room)
+            row[:-1, rank] = of.standings[rank].used_bytes(of.ranks)
+            row[-1, rank] = of.standings[rank].used_bytes(of.held[rank])
+            program.add_room(row, of.standings[rank].room)
     for often in paths(sizes, of.ranks, of.num_micro_batches):
         row = often[..., None, None] * once_s
         # The path ends on rank 0, whose gradients come behind it.
-        row[:, 0] += (often[:, 0, None, None] >= 1.0) * (ended_s - once_s)
+        row[:, 0] += (often[:, 0, None, None] >= 1.0) * (ended_s - once_s)[0]
         program.add_seconds(row, of.step_s + float((often * besides_s).sum()))
     return program.seconds()

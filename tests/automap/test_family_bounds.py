@@ -8,10 +8,11 @@ import pytest
 
 from automap.bounds.enumeration import Enumeration
 from automap.bounds.known_plans import priced_templates
-from automap.cost_graph.families import families, parts
-from automap.cost_graph.family_bounds import FamilyBounds
+from automap.cost_graph.families import families, parts, ways_to_share
+from automap.cost_graph.family_bounds import FamilyBounds, Level
 from automap.cost_graph.stage_layouts import compositions
-from automap.cost_graph.unlike_stages import Spreads, Standing, fastest_spread
+from automap.cost_graph.unlike_stages import Spreads, Standing, Weights, fastest_spread
+from automap.cost_graph.virtual_stages import Interleaving, fastest_interleaving
 from automap.space.space import PlanSpace
 from ir import zoo
 
@@ -60,6 +61,7 @@ def some_plans(space, seed, count):
         ("2x2xV100@10Gbit", {}, {}),
         ("2xV100-16GB+2xP100-16GB", {"trainer": "alpa"}, {"pp": 2, "zero": 0}),
         ("2xV100-16GB+2xP100-16GB", {}, {"pp": 1}),
+        ("2xV100-16GB+2xP100-16GB", {}, {"pp": 2, "tp": 1}),
         ("6xA100", {}, {"tp": 1, "zero": 1}),
         ("4xA100", {}, {"schedule": "zb1p", "pp": 2}),
         ("4xA100", {}, {"schedule": "eager-1f1b", "tp": 1}),
@@ -134,6 +136,42 @@ def test_a_bound_is_not_raised_beyond_its_target(gpt, space):
             assert bounds.bound(family, share * sharp) <= max(1.0, share) * sharp * (1.0 + 1e-9)
 
 
+def test_a_bound_to_a_target_is_the_least_of_layouts_that_reach_it_and_others(gpt, space):
+    """Layouts that reach the target early still count: between two targets a bound does not pass the sharpest one."""
+    s = space(gpt(layers=4), "4xV100-16GB+4xP100-16GB", 16, pp=2, tp=1, zero=0)
+    family = next(family for family in families(s, s.shapes) if family.is_unlike)
+    sharp = FamilyBounds(s).bound(family, np.inf)
+    for share in (0.3, 0.6, 0.8, 0.95):
+        assert FamilyBounds(s).bound(family, share * sharp) <= sharp * (1.0 + 1e-6)
+
+
+def test_ways_to_share_are_those_that_plans_may_have(gpt, space):
+    """Against the values that are legal where samples are shared out, over all orders of the devices."""
+    s = space(gpt(layers=4), "4xV100-16GB+4xP100-16GB", 16)
+    found = {}
+    for values in s.random_batch(np.random.default_rng(0), 3000).tolist():
+        if not any(values[s.first.devices : s.first.shares]):
+            found.setdefault(s.shape(values), set()).add(values[s.first.shares])
+    assert max(map(len, found.values())) > 2
+    for shape, ways in found.items():
+        assert ways <= set(ways_to_share(s, shape))
+        if len(ways) < len(ways_to_share(s, shape)):
+            continue
+    assert all(ways_to_share(s, shape) == [0] for shape in s.shapes if shape.pp > 1)
+
+
+@pytest.mark.parametrize("cluster", ["2x2xV100@10Gbit", "2xV100-16GB+2xP100-16GB"])
+def test_each_level_of_a_bound_is_as_sharp_as_the_one_before(gpt, space, cluster):
+    s = space(gpt(layers=3), cluster, 8, pp=2, tp=1)
+    bounds, rises = FamilyBounds(s), 0
+    for family in families(s, s.shapes):
+        of_levels = [bounds.bound(family, np.inf, level) for level in Level]
+        assert of_levels == sorted(of_levels)
+        assert of_levels[-1] == FamilyBounds(s).bound(family, np.inf)
+        rises += of_levels[0] < of_levels[-1]
+    assert rises
+
+
 def test_compositions_hold_all_sums():
     """Against all tuples of sizes."""
     for total, count, sizes in ((6, 2, (1, 2, 3, 5)), (8, 3, (1, 2, 4, 6)), (4, 4, (1, 2)), (5, 3, (2, 4))):
@@ -177,6 +215,45 @@ def test_a_path_ends_behind_the_passes_and_gradients_of_its_rank():
     bound = np.array([[0.75], [0.0]])
     fastest_s, _ = fastest_spread([[rank]] * 2, [0.0, 0.0], [0.0, 0.0], [1, 1], bound)
     assert fastest_s == pytest.approx(2 + 4 * 0.75, rel=1e-5)
+
+
+def test_some_spreads_are_bounded_as_among_all():
+    rng = np.random.default_rng(1)
+    spreads = Spreads(
+        busy_s=rng.uniform(1.0, 3.0, (5, 2, 3)),
+        besides_s=rng.uniform(0.0, 1.0, (5, 2)),
+        trip_s=rng.uniform(0.2, 1.5, (5, 2, 3, 3)),
+        besides_trip_s=rng.uniform(0.0, 1.0, (5, 2)),
+        bound=np.zeros((2, 3)),
+    )
+    weights = Weights(busy=np.array([0.2, 0.3]), paths=np.array([0.1, 0.4]), shares_s=np.zeros((2, 3)))
+    at = np.array([3, 0])
+    assert spreads.some(at).bounds(weights).tolist() == spreads.bounds(weights)[at].tolist()
+
+
+def test_chunks_on_unlike_ranks():
+    """Units of one type that take a second together on the first rank, and a second or three on the other one."""
+
+    def seconds(first_s, second_s, times):
+        ranks = [on(8 * each, [each, each]) for each in (first_s, second_s)]
+        of = Interleaving(
+            standings=ranks,
+            times=np.array([float(times)]),
+            ends=np.array([[1.0 / times], [1.0 / times]]),
+            virtual=2,
+            num_micro_batches=8,
+            held=[1, 1],
+            besides_s=np.zeros(4),
+            step_s=0.0,
+        )
+        return fastest_interleaving(of)
+
+    # A slower rank is no faster, and no spread is faster than all ranks together at work.
+    alike, slower = seconds(1.0, 1.0, 40), seconds(1.0, 3.0, 40)
+    assert alike < slower
+    assert slower >= 8.0 / (1.0 + 1.0 / 3.0)
+    # One unit of 1/4 s in each chunk: a rank works for 8 * 2 / 4 s, and the second one waits for the first chunk.
+    assert seconds(1.0, 1.0, 4) == pytest.approx(4.0 + 0.25, rel=1e-4)
 
 
 def test_weights_of_one_spread_bound_all():
