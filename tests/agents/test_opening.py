@@ -72,7 +72,7 @@ def test_refining_finds_better_cuts_and_repeats():
         )
         incumbent = Incumbent(space, Budget(evaluations=EVALUATIONS), searcher="expert")
         grid = price_grid(incumbent, charged=False)
-        skeletons = work_out(incumbent, grid)
+        _, skeletons = work_out(incumbent, grid)
         before_s, charged, left = incumbent.best_s, incumbent.charged, incumbent.left
         refined = refine(skeletons, best_of_meshes(space, grid.values, grid.prices))
         assert incumbent.charged - charged <= REFINED_SHARE * left
@@ -86,8 +86,7 @@ def test_small_budgets_are_not_spent_on_refining():
     space = PlanSpace(Problem.build(zoo.build("gpt2"), parse_cluster("1x4xV100"), {"global_batch": 64}))
     incumbent = Incumbent(space, Budget(evaluations=REFINED_LEAST), searcher="expert")
     grid = price_grid(incumbent, charged=False)
-    skeletons = work_out(incumbent, grid)
-    kept = skeletons.plans()
+    kept, skeletons = work_out(incumbent, grid)
     charged = incumbent.charged
     assert charged
     np.testing.assert_array_equal(refine(skeletons, grid.values).values, kept.values)
