@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from agents.incumbent import Incumbent
-from agents.planners.skeletons import Worth, worth_of
+from agents.planners.linearization import Worth, worth_of
 from agents.searcher import SearchResult, SearchTask
 from automap.bounds.known_plans import priced_templates
 from automap.cost_graph.sensitivities import MEMORY

@@ -23,7 +23,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from agents.planners.skeletons import Candidate, Linearization, search_skeletons
+from agents.planners.linearization import Candidate, Linearization
+from agents.planners.skeleton_turns import search_skeletons
 from agents.searcher import SearchResult, SearchTask
 from automap.cost_graph.graph import CostGraph, Scalars
 from automap.cost_graph.message_passing import descend, reduced

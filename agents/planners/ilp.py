@@ -24,7 +24,8 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
 from agents.planners.elimination import BISECTIONS, PRICES, Picked, solve, worth_of_memory
-from agents.planners.skeletons import Candidate, Linearization, search_skeletons
+from agents.planners.linearization import Candidate, Linearization
+from agents.planners.skeleton_turns import search_skeletons
 from agents.searcher import SearchResult, SearchTask
 from automap.cost_graph.graph import Scalars
 from automap.cost_graph.message_passing import reduced

@@ -26,7 +26,8 @@ import numpy as np
 
 from agents.incumbent import Incumbent
 from agents.planners.elimination import propose
-from agents.planners.skeletons import SkeletonSearch, run_skeletons
+from agents.planners.skeleton_turns import run_skeletons
+from agents.planners.skeletons import SkeletonSearch
 from agents.sampling.expert import Grid
 from automap.arrays import Floats
 from automap.space.space import Ints, PlanSpace

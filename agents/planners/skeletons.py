@@ -10,22 +10,19 @@ solved as well. Only exact prices decide. Nothing but the end of a budget in sec
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from agents.incumbent import Incumbent
+from agents.planners.linearization import Linearization, Propose, Worth, worth_of
 from agents.planners.pipeline_cuts import cut_anew, shifted
-from agents.planners.promising import promising_meshes
 from agents.planners.recompute_less import recompute_less
-from agents.sampling.expert import Grid, price_grid
-from agents.searcher import SearchResult, SearchTask
+from agents.sampling.expert import Grid
 from automap.cost_graph.graph import CostGraph, CostGraphCache
-from automap.cost_graph.sensitivities import Sensitivities, sensitivities
+from automap.cost_graph.sensitivities import sensitivities
 from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.space.batch_shares import NUM_WAYS
 from automap.space.space import Ints, Values
@@ -36,8 +33,6 @@ EVALUATIONS_A_SOLVE = 50
 """Evaluations of a budget for which one solve is granted, and `FEWEST_SOLVES` in any case: a solve prices only a few
 plans, and the search must end some time."""
 FEWEST_SOLVES = 12
-TURNS = 3
-"""One turn in so many works out the best skeleton; the others solve a skeleton that is waiting."""
 DESCENTS = 2
 """Number of times at most that a waiting skeleton is solved and its pipeline cut anew."""
 ROUNDS = 4
@@ -63,107 +58,6 @@ REFINED = 4
 
 Mesh = tuple[int, ...]
 """tp, the size of the middle axis, and the devices of each stage."""
-Worth = tuple[bool, float]
-"""Sorts plans: those that fit by their step time in seconds, before those that do not fit by their overflow."""
-
-
-def worth_of(step_time_s: float, overflow: float) -> Worth:
-    """The worth of a plan with this price."""
-    return (overflow > 0.0, step_time_s if overflow <= 0.0 else overflow)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
-    """A plan of a skeleton with its exact price."""
-
-    picked: tuple[int, ...]
-    """[nodes] number of the value of each node of the cost graph."""
-    seconds: float
-    """Step time."""
-    overflow: float
-    """Overflow of memory as a share of a device's capacity; at most 0 where the plan fits."""
-
-    @property
-    def worth(self) -> Worth:
-        """The worth of the plan."""
-        return worth_of(self.seconds, self.overflow)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Linearization:
-    """What a planner is given: the cost graph of a skeleton, linear at one of its plans, and a way to price plans."""
-
-    graph: CostGraph
-    """Cost graph of the skeleton."""
-    picked: tuple[int, ...]
-    """[nodes] the plan at which the costs are linear."""
-    at: Sensitivities
-    """Sensitivities at that plan."""
-    time: Floats
-    """[rows, columns] sensitivities of the step time, averaged over the plans so far."""
-    incumbent: Incumbent
-
-    def price(self, picked: tuple[int, ...]) -> Candidate:
-        """Prices a plan exactly; the incumbent keeps it if it is the best."""
-        ((seconds, overflow),) = self.incumbent.price([self.graph.values(picked)]).tolist()
-        return Candidate(picked=picked, seconds=seconds, overflow=overflow)
-
-
-Propose = Callable[[Linearization], list[Candidate]]
-"""A planner: it prices the plans that it finds best under the given sensitivities, at least one."""
-
-
-def search_skeletons(task: SearchTask, name: str, propose: Propose) -> SearchResult:
-    """The best plan of a planner alone: skeletons of the plans given, then those of all templates; see `Searcher`."""
-    incumbent = Incumbent.begin(task, name)
-    given = incumbent.price_start(task)
-    grid = price_grid(incumbent)
-    fitting = np.flatnonzero(grid.prices[:, 1] <= 0.0)
-    ranked = grid.values[fitting[np.argsort(grid.prices[fitting, 0], kind="stable")]]
-    start = [*given, *map(tuple, np.concatenate([promising_meshes(incumbent.space, grid), ranked]).tolist())]
-    if not start and incumbent.nearest is not None:
-        start = [incumbent.nearest]
-    run_skeletons(SkeletonSearch(incumbent, propose), start)
-    return incumbent.result(seed=task.seed)
-
-
-def run_skeletons(search: SkeletonSearch, start: Sequence[Values], in_breadth: int = 0) -> None:
-    """Solves skeletons until the budget ends or nothing is left to try.
-
-    Args:
-        search: what it finds.
-        start: plans whose skeletons are solved, the best first.
-        in_breadth: so many of them are solved before the best one is worked out further.
-    """
-    waiting = _by_mesh(search, start)
-    for values in waiting[:in_breadth]:
-        if search.finished:
-            return
-        search.descend(values)
-    del waiting[:in_breadth]
-    for turn in itertools.count():
-        if search.finished:
-            return
-        if waiting and turn % TURNS:
-            search.descend(waiting.pop(0))
-        elif not search.work_out_best() and not waiting:
-            return
-
-
-def _by_mesh(search: SkeletonSearch, plans: Sequence[Values]) -> list[Values]:
-    """The first plan of each skeleton: first the first skeletons of all meshes, then their second ones, and so on."""
-    skeletons: dict[Values, Values] = {}
-    for values in plans:
-        skeletons.setdefault(values[: search.space.first.signature], values)
-    turns: Counter[Mesh] = Counter()
-    ranked = []
-    for number, (skeleton, values) in enumerate(skeletons.items()):
-        mesh = search.mesh(skeleton)
-        # Stages of unlike size come a turn later: there are many such meshes, and each has costs of its own to compute.
-        late = len(set(mesh[2:])) > 1
-        ranked.append((turns[mesh] + late, number, values))
-        turns[mesh] += 1
-    return [values for _, _, values in sorted(ranked)]
 
 
 class SkeletonSearch:

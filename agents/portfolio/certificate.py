@@ -19,7 +19,8 @@ from dataclasses import replace
 from agents.results.fewer_devices import promising
 from automap.bounds.partial_plans import BoundTable
 from automap.cost_graph.families import Family, families, parts
-from automap.cost_graph.family_bounds import FamilyBounds, Level
+from automap.cost_graph.family_bounds import FamilyBounds
+from automap.cost_graph.stage_bounds import Level
 from automap.plan import Plan
 from automap.price.estimate import lower_bound_s
 from automap.problem import Problem

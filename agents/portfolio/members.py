@@ -109,7 +109,8 @@ def work(space: PlanSpace, task: MemberTask, on_report: Callable[[Report], None]
 
         run_mcmc(incumbent, seed=task.seed, start=start)
     else:
-        from agents.planners.skeletons import SkeletonSearch, run_skeletons
+        from agents.planners.skeleton_turns import run_skeletons
+        from agents.planners.skeletons import SkeletonSearch
 
         planner = import_module(f"agents.planners.{task.kind}")
         run_skeletons(SkeletonSearch(incumbent, planner.propose), start)

@@ -8,7 +8,6 @@ stages differ. Units: seconds.
 
 from __future__ import annotations
 
-import enum
 import itertools
 from collections import deque
 from collections.abc import Sequence
@@ -17,24 +16,18 @@ import numpy as np
 
 from automap.arrays import Floats, Ints
 from automap.cost_graph.families import Family
-from automap.cost_graph.kernels.values_on_mesh import values_on_mesh
 from automap.cost_graph.open_costs import OpenCosts
 from automap.cost_graph.paths import Path, exchanged_s, held, path_trips, sends_on, ways
 from automap.cost_graph.relaxation import (
-    BOUNDARY_BYTES,
-    SAVED_BYTES,
     WORKSPACE_BYTES,
     Memory,
-    OfTypes,
     Relaxation,
-    Undecided,
 )
+from automap.cost_graph.stage_bounds import Level, StageBounds
 from automap.cost_graph.stage_layouts import Layouts, StageClass, best_links
 from automap.cost_graph.unlike_stages import Spreads, Standing, Weights, fastest_spread
 from automap.cost_graph.virtual_stages import Interleaving, fastest_interleaving
-from automap.price.kernels.stage_records import Stage
 from automap.price.lowered_plan import spread
-from automap.space.kernels.draft import new_draft
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace
 
@@ -48,19 +41,6 @@ MOST_MIXED = 60
 """Most stages of several kinds whose signatures are decided (assumed): that takes long."""
 
 
-class Level(enum.Enum):
-    """How sharply the costs on a stage are known, ascending from what is known soonest."""
-
-    UNDECIDED = enum.auto()
-    """Every signature is undecided."""
-    ALONE = enum.auto()
-    """Groups have signatures, between which no conversions count."""
-    TOGETHER = enum.auto()
-    """All that counts."""
-
-
-MOST_COSTS = {Level.UNDECIDED: 8192, Level.ALONE: 1024, Level.TOGETHER: 256}
-"""Largest number of stages whose costs are kept."""
 STEPS = (
     (Level.UNDECIDED, Level.UNDECIDED),
     (Level.ALONE, Level.UNDECIDED),
@@ -73,19 +53,15 @@ Key = tuple[tuple[StageClass, tuple[int, ...]], ...]
 """Class of each stage, and the samples that each kind of its devices is priced with; none: any of them."""
 
 
-class FamilyBounds:
+class FamilyBounds(StageBounds):
     """Bounds of the families of a space."""
 
     def __init__(self, space: PlanSpace) -> None:
-        self.space = space
-        self._costs: dict[Level, dict[tuple[object, ...], OpenCosts]] = {level: {} for level in Level}
-        self._of_types: dict[tuple[object, ...], OfTypes] = {}
-        self._undecided: dict[tuple[object, ...], Undecided] = {}
+        super().__init__(space)
         self._ways: dict[tuple[StageClass, int], dict[tuple[int, ...], list[list[int]]]] = {}
         self._known_s: dict[tuple[Family, Level], float] = {}
         self._weights: dict[int, deque[Weights]] = {}
         self._layouts = Layouts(space)
-        self._draft = new_draft(space.compiled)
 
     @property
     def is_known(self) -> bool:
@@ -236,10 +212,6 @@ class FamilyBounds:
         orders = range(self.space.meshes.num_orders(shape.pp))
         sent = [self._sent_s([crossing] * shape.pp, self._rates(shape, order)) for order in orders]
         return min(sum(exchanged_s(some, each.virtual)) for some in sent for each in family.shapes)
-
-    def _least_crossing(self, costs: OpenCosts) -> float:
-        """Bytes that cross at least from one stage to the next."""
-        return float(costs.bases[self.space.arrays.boundary >= 0, BOUNDARY_BYTES].min())
 
     # -- stages that differ ---------------------------------------------------------------------------------------
 
@@ -450,39 +422,6 @@ class FamilyBounds:
         weights = np.mean(rates, axis=0) * number[: len(rates[0])]
         return Standing.least([Standing.mixed(some, weights if len(some) > 1 else None) for some in found])
 
-    def _standing_on(self, stage: Stage, room: float, family: Family, trips: Sequence[Path], level: Level) -> Standing:
-        """What units take on a rank with a stage, alone and on some paths through all ranks."""
-        shape, costs = family.shapes[0], self._costs_on(stage, level)
-        opened = max(each.num_chunks for each in family.shapes) - 1
-        count = float(shape.num_micro_batches)
-        busy = Path(forward=count, backward=count, gradients=1.0)
-        saved_bytes = (costs.times[:, None] * costs.modes[..., SAVED_BYTES]).T
-        crossing = self._least_crossing(costs)
-        if level is Level.UNDECIDED:
-            undecided = self._undecided_on(stage, family.zeros)
-            found_s = [undecided.on(path) for path in (busy, *trips)]
-            return Standing.undecided(found_s, undecided.state_bytes, saved_bytes, room=room, crossing=crossing)
-        plenty = room - max(*self._held(family), shape.pp) * float(saved_bytes.max(axis=0).sum())
-        found: list[OfTypes] = []
-        for path in (busy, *trips):
-            key = (*_key(stage), level, opened, path, family.zeros, plenty)
-            if key not in self._of_types:
-                relaxation = Relaxation(self.space, costs, path, family.zeros, num_opened=opened)
-                self._of_types[key] = relaxation.of_types(plenty, found[0].picked if found else None)
-            found.append(self._of_types[key])
-        return Standing.of(found, saved_bytes, room=room, crossing=crossing)
-
-    def _undecided_on(self, stage: Stage, zeros: tuple[int, ...]) -> Undecided:
-        """What units take at least on a stage with every signature undecided."""
-        key = (*_key(stage), zeros)
-        if key not in self._undecided:
-            if len(self._undecided) >= MOST_COSTS[Level.UNDECIDED]:
-                self._undecided.pop(next(iter(self._undecided)))
-            path = Path(forward=0.0, backward=0.0, gradients=0.0)
-            costs = self._costs_on(stage, Level.UNDECIDED)
-            self._undecided[key] = Relaxation(self.space, costs, path, zeros, num_opened=0).undecided()
-        return self._undecided[key]
-
     def _spread(
         self, family: Family, views: Sequence[Sequence[Standing]], rates: Sequence[float]
     ) -> tuple[float, Weights]:
@@ -494,114 +433,3 @@ class FamilyBounds:
         trip_s = self._besides_trips_s(family, views, rates) if len(views[0][0].trip_s) else []
         besides_s, bound = self._besides_s(family, views, rates), self._bound(len(views))
         return fastest_spread(views, besides_s, trip_s, self._held(family), bound)
-
-    def _bound(self, ranks: int) -> Floats:
-        """[ranks, types] share of each type that stands on each rank at least."""
-        ends = self._ends()
-        found = np.zeros((ranks, ends.shape[1]))
-        for rank, share in zip((0, -1), ends, strict=True):
-            found[rank] += share
-        return found
-
-    def _ends(self) -> Floats:
-        """[2, types] share of each type that the first unit is, and the last one."""
-        units = self.space.arrays.units
-        shares: Floats = np.eye(int(units.max()) + 1)[units[[0, -1]]] / np.bincount(units)
-        return shares
-
-    def _besides_trips_s(
-        self, family: Family, views: Sequence[Sequence[Standing]], rates: Sequence[float]
-    ) -> list[float]:
-        """[ranks] seconds that a path which ends on each rank takes besides units."""
-        shape, settings = family.shapes[0], self.space.evaluator.settings(0)
-        exchanged, (before, _, behind) = (
-            self._exchanged_on_s(family, views, rates),
-            path_trips(shape, self.space.schedules),
-        )
-        passes_s = float(settings.step_s) + before.forward * shape.pp * float(settings.micro_batch_s)
-        return [
-            passes_s + sends_on(before) * sum(exchanged[:last]) + sends_on(behind) * sum(exchanged[last:])
-            for last in range(shape.pp)
-        ]
-
-    def _besides_s(self, family: Family, views: Sequence[Sequence[Standing]], rates: Sequence[float]) -> list[float]:
-        """[ranks] seconds that each rank takes besides its units."""
-        settings, count = self.space.evaluator.settings(0), float(family.shapes[0].num_micro_batches)
-        exchanged = self._exchanged_on_s(family, views, rates)
-        return [float(settings.step_s) + count * (float(settings.micro_batch_s) + each) for each in exchanged]
-
-    def _exchanged_on_s(
-        self, family: Family, views: Sequence[Sequence[Standing]], rates: Sequence[float]
-    ) -> list[float]:
-        """[ranks] seconds of exchanges of a micro-batch, at least."""
-        sent_s = self._sent_s([min(view.crossing for view in some) for some in views], rates)
-        if len(views) == 1:
-            return [0.0]
-        of_chunks = [exchanged_s(sent_s, each.virtual) for each in family.shapes]
-        return [min(sum(some[rank :: len(views)]) for some in of_chunks) for rank in range(len(views))]
-
-    # -- pipelines --------------------------------------------------------------------------------------------------
-
-    def _held(self, family: Family) -> list[int]:
-        """[ranks] micro-batches for which a rank keeps what its units save, at least."""
-        of_shapes = [held(shape, self.space.schedules) for shape in family.shapes]
-        return [min(each) for each in zip(*of_shapes, strict=True)]
-
-    def _room(self, row: int, shape: Shape) -> float:
-        """Bytes of a device that state and saved activations may take."""
-        settings = self.space.evaluator.settings(0)
-        pipeline_bytes = float(settings.pipeline_bytes) if shape.pp > 1 else 0.0
-        return float(self.space.arrays.capacity[row]) - float(settings.reserved_bytes) - pipeline_bytes
-
-    def _rates(self, shape: Shape, order: int) -> list[float]:
-        """[ranks] bytes a second from each rank to the next one, of stages of equal size."""
-        degrees, middles = self.space.meshes.degrees, self.space.meshes.middles
-        at = (order, degrees.index(shape.pp), degrees.index(shape.tp), middles.index(shape.middle))
-        first = int(self.space.arrays.even_layouts[at]["first"])
-        found: list[float] = self.space.arrays.send_bytes_per_s[first : first + shape.pp].tolist()
-        return found
-
-    def _sent_s(self, crossing: Sequence[float], rates: Sequence[float]) -> list[float]:
-        """[ranks] seconds of an exchange of so many bytes with the next rank."""
-        settings = self.space.evaluator.settings(0)
-        shown = 1.0 - float(settings.send_overlap)
-        return [float(settings.send_s) + shown * size / rate for size, rate in zip(crossing, rates, strict=True)]
-
-    # -- stages and their costs -----------------------------------------------------------------------------------
-
-    def _rows(self, shape: Shape) -> list[int]:
-        """The distinct stages of equal size of a shape, in any order of the devices."""
-        space = self.space
-        orders = range(space.meshes.num_orders(shape.pp))
-        return sorted({row for order in orders for row in space.even_rows(shape, order)})
-
-    def _stage(self, row: int, shape: Shape, samples: int = 0) -> Stage:
-        arrays = self.space.arrays
-        samples = samples or spread(shape.samples, int(arrays.axes[row, 0]))
-        zero_axes = self.space.zero_axes(shape)
-        return Stage(arrays.axes[row], arrays.links[row], arrays.hardware[row], zero_axes, float(samples))
-
-    def _costs_on(self, stage: Stage, level: Level) -> OpenCosts:
-        key, known = _key(stage), self._costs[level]
-        if key not in known:
-            if len(known) >= MOST_COSTS[level]:
-                known.pop(next(iter(known)))
-            values = () if level is Level.UNDECIDED else self._values(stage)
-            known[key] = OpenCosts(self.space, stage, values, with_conversions=level is Level.TOGETHER)
-        return known[key]
-
-    def _values(self, stage: Stage) -> tuple[Ints, ...]:
-        """For each group, [values, axes] its values that are legal on a stage."""
-        space, found = self.space, []
-        for group in range(len(space.group_rows)):
-            num_values = int(space.arrays.groups[group]["num_values"])
-            room = np.empty((num_values ** len(space.axes), len(space.axes)), dtype=np.int64)
-            count = values_on_mesh(space.compiled, stage.axes, int(stage.samples), group, self._draft, room)
-            found.append(room[:count].copy())
-        return tuple(found)
-
-
-def _key(stage: Stage) -> tuple[object, ...]:
-    """All that a stage consists of."""
-    parts = (stage.axes, stage.links, stage.hardware, stage.zero_axes)
-    return (*(part.tobytes() for part in parts), stage.samples)

@@ -10,7 +10,8 @@ from small_graphs import build_gpt
 from agents import Budget
 from agents.incumbent import Incumbent
 from agents.planners import elimination, ilp
-from agents.planners.skeletons import SkeletonSearch, run_skeletons
+from agents.planners.skeleton_turns import run_skeletons
+from agents.planners.skeletons import SkeletonSearch
 from automap.cluster import parse_cluster
 from automap.globs import matches
 from automap.problem import Problem

@@ -12,8 +12,8 @@ from agents.incumbent import Incumbent
 from agents.planners.aceso import Primitives, relieve, starts
 from agents.planners.alpa import least_sums
 from agents.planners.galvatron import Option, add_kind
+from agents.planners.linearization import worth_of
 from agents.planners.piper import of_setting
-from agents.planners.skeletons import worth_of
 from agents.planners.stage_table import megatron_strategies
 from agents.planners.whale import balance
 from automap.cluster import parse_cluster

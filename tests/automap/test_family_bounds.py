@@ -9,7 +9,8 @@ import pytest
 from automap.bounds.enumeration import Enumeration
 from automap.bounds.known_plans import priced_templates
 from automap.cost_graph.families import families, parts, ways_to_share
-from automap.cost_graph.family_bounds import FamilyBounds, Level
+from automap.cost_graph.family_bounds import FamilyBounds
+from automap.cost_graph.stage_bounds import Level
 from automap.cost_graph.stage_layouts import compositions
 from automap.cost_graph.unlike_stages import Spreads, Standing, Weights, fastest_spread
 from automap.cost_graph.virtual_stages import Interleaving, fastest_interleaving

@@ -58,7 +58,7 @@ SCRIPTS = {
     "oneflow": "--models resnet50",
     "order_of_runs": "--cluster {cluster} --rounds 1 --model {model}",
     "memory_band": "{runs}",
-    "network_gap": "--plans 8 --seeds 1 --search 16 --only vgg19 --known {known}",
+    "network_gap": "--seeds 1 --search 16 --only vgg19 --known {known}",
     "pipedream_speedups": "{profiles}/dapple --workers 2",
     "prove_trainer": "1 --families mlp --clusters 2 --targets automap",
     "planners": "--budget 16 --portfolio 16 --models vgg19 --clusters 7_A100 --planners spp,whale",

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from service.http.routes import models
-from service.jobs.run_job import JobRequest, import_graph
+from service.jobs.run_job import JobRequest, import_file
 
 
 def with_symbolic_batch() -> bytes:
@@ -27,9 +27,9 @@ def test_a_file_that_comes_again_is_not_imported_again(api: httpx.Client, monkey
 
     def counted(data: bytes, request: JobRequest) -> Any:
         imported.append(dict(request.model.dims))
-        return import_graph(data, request)
+        return import_file(data, request)
 
-    monkeypatch.setattr(models, "import_graph", counted)
+    monkeypatch.setattr(models, "import_file", counted)
     data = with_symbolic_batch()
     first = api.post("/v1/models?name=mine&dim=N=2", content=data).json()
     for query in ("dim=N=2", "name=mine&dim=N=2"):

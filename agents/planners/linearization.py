@@ -1,0 +1,60 @@
+"""What a planner is given of a skeleton, the cost graph at one of its plans, and the plans that it finds best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agents.incumbent import Incumbent
+from automap.arrays import Floats
+from automap.cost_graph.graph import CostGraph
+from automap.cost_graph.sensitivities import Sensitivities
+
+Worth = tuple[bool, float]
+"""Sorts plans: those that fit by their step time in seconds, before those that do not fit by their overflow."""
+
+
+def worth_of(step_time_s: float, overflow: float) -> Worth:
+    """The worth of a plan with this price."""
+    return (overflow > 0.0, step_time_s if overflow <= 0.0 else overflow)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A plan of a skeleton with its exact price."""
+
+    picked: tuple[int, ...]
+    """[nodes] number of the value of each node of the cost graph."""
+    seconds: float
+    """Step time."""
+    overflow: float
+    """Overflow of memory as a share of a device's capacity; at most 0 where the plan fits."""
+
+    @property
+    def worth(self) -> Worth:
+        """The worth of the plan."""
+        return worth_of(self.seconds, self.overflow)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linearization:
+    """What a planner is given: the cost graph of a skeleton, linear at one of its plans, and a way to price plans."""
+
+    graph: CostGraph
+    """Cost graph of the skeleton."""
+    picked: tuple[int, ...]
+    """[nodes] the plan at which the costs are linear."""
+    at: Sensitivities
+    """Sensitivities at that plan."""
+    time: Floats
+    """[rows, columns] sensitivities of the step time, averaged over the plans so far."""
+    incumbent: Incumbent
+
+    def price(self, picked: tuple[int, ...]) -> Candidate:
+        """Prices a plan exactly; the incumbent keeps it if it is the best."""
+        ((seconds, overflow),) = self.incumbent.price([self.graph.values(picked)]).tolist()
+        return Candidate(picked=picked, seconds=seconds, overflow=overflow)
+
+
+Propose = Callable[[Linearization], list[Candidate]]
+"""A planner: it prices the plans that it finds best under the given sensitivities, at least one."""
