@@ -29,11 +29,11 @@ from envs.decision import Episodes
 from envs.hybrid import HybridDecisions
 
 SKELETONS = 24
-"""Number of skeletons that the network proposes before whole plans."""
+"""Number of skeletons that the network proposes before whole plans (assumed)."""
 SOLVED = 8
-"""Number of these skeletons that are solved at most, the best first, and of promising meshes."""
+"""Number of these skeletons that are solved at most, the best first, and of promising meshes (assumed)."""
 SHARE, SECONDS = 0.125, 1.0
-"""Share of a budget, and seconds, that skeletons and whole plans have at most, each."""
+"""Share of a budget, and seconds, that skeletons and whole plans have at most, each (assumed)."""
 
 
 def propose_and_solve(search: SkeletonSearch, templates: Grid, network: ProposalNetwork, *, seed: int) -> list[Values]:
@@ -51,18 +51,10 @@ def propose_and_solve(search: SkeletonSearch, templates: Grid, network: Proposal
     """
     incumbent = search.incumbent
     with _share(incumbent):
-        known = templates.joined(search.plans())
-        _solve(search, _skeletons(incumbent, known, network, seed), templates)
+        proposed = _proposed(search, templates, network, seed, SKELETONS, search.space.first.signature)
+        _solve(search, proposed, templates)
     with _share(incumbent):
-        if incumbent.finished:
-            return []
-        incumbent.searcher = "dqn"
-        known = templates.joined(search.plans())
-        episodes = Episodes(HybridDecisions(search.space), SIDE_BY_SIDE, incumbent.table, known=known)
-        tree = SearchTree(episodes, lambda: incumbent.best_s)
-        found = propose(incumbent, episodes, tree, network, seed=seed, most=PROPOSALS)
-    incumbent.look_aheads += int(episodes.known.arrays.priced[0])
-    return found
+        return _proposed(search, templates, network, seed, PROPOSALS)
 
 
 def _share(incumbent: Incumbent) -> AbstractContextManager[None]:
@@ -73,10 +65,13 @@ def _share(incumbent: Incumbent) -> AbstractContextManager[None]:
 
 
 def _solve(search: SkeletonSearch, proposed: Sequence[Values], templates: Grid) -> None:
-    """Solves the skeletons of proposals and of promising meshes in turn, until the incumbent's budget ends."""
+    """Solves the skeletons of proposals, the best last, and of promising meshes in turn, until the budget ends."""
     search.allow(2 * SOLVED)
+    best: dict[Values, Values] = {}
+    for values in reversed(proposed):
+        best.setdefault(values[: search.space.first.signature], values)
     promising = map(tuple, promising_meshes(search.space, templates)[:SOLVED].tolist())
-    for pair in itertools.zip_longest(proposed[:SOLVED], promising):
+    for pair in itertools.zip_longest(list(best.values())[:SOLVED], promising):
         for by, values in zip(("dqn", "elimination"), pair, strict=True):
             if search.finished:
                 return
@@ -85,18 +80,24 @@ def _solve(search: SkeletonSearch, proposed: Sequence[Values], templates: Grid) 
                 search.descend(values)
 
 
-def _skeletons(incumbent: Incumbent, known: Grid, network: ProposalNetwork, seed: int) -> list[Values]:
-    """The best plan of each skeleton that the network proposes, the best first."""
+def _proposed(
+    search: SkeletonSearch, templates: Grid, network: ProposalNetwork, seed: int, most: int, decided: int | None = None
+) -> list[Values]:
+    """The distinct plans that fit, of `most` that the network decides up to a slot, `decided`; the best last.
+
+    Templates and the skeletons so far are known to it. None = it decides all slots.
+    """
+    incumbent = search.incumbent
+    if incumbent.finished:
+        return []
     incumbent.searcher = "dqn"
-    space = incumbent.space
-    episodes = Episodes(HybridDecisions(space), SIDE_BY_SIDE, incumbent.table, known=known)
-    for number in range(episodes.count):
-        episodes.confine(number, None, (0, space.first.signature))
-    episodes.begin(np.ones(episodes.count, dtype=np.bool_))
+    known = templates.joined(search.plans())
+    episodes = Episodes(HybridDecisions(search.space), SIDE_BY_SIDE, incumbent.table, known=known)
+    if decided is not None:
+        for number in range(episodes.count):
+            episodes.confine(number, None, (0, decided))
+        episodes.begin(np.ones(episodes.count, dtype=np.bool_))
     tree = SearchTree(episodes, lambda: incumbent.best_s)
-    found = propose(incumbent, episodes, tree, network, seed=seed, most=SKELETONS)
+    found = propose(incumbent, episodes, tree, network, seed=seed, most=most)
     incumbent.look_aheads += int(episodes.known.arrays.priced[0])
-    best: dict[Values, Values] = {}
-    for values in reversed(found):
-        best.setdefault(values[: space.first.signature], values)
-    return list(best.values())
+    return found

@@ -53,7 +53,7 @@ MESHES = 32
 REFINED_LEAST, REFINED_LEAST_S = 500, 5.0
 """Budget that must be left for plans to be refined."""
 REFINED_SHARE = 0.6
-"""Share of what is left of the budget that refining takes at most."""
+"""Share of what is left of the budget that refining takes at most (assumed)."""
 REFINED_MESHES, REFINED_PLANS, POLISHED_PLANS = 8, 6, 3
 """Number of meshes that are looked at, of plans that are refined, and of those whose joint signatures are polished."""
 

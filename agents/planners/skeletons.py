@@ -105,7 +105,7 @@ class SkeletonSearch:
         return self._meshes[decided]
 
     def allow(self, solves: int) -> None:
-        """Grants so many solves more than a budget in evaluations had granted at the beginning."""
+        """Grants so many further solves at least, in a budget in evaluations."""
         self._most_solves = max(self._most_solves, self._solves + solves)
 
     @property

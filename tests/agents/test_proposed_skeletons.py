@@ -54,15 +54,16 @@ def test_it_repeats():
 
 
 def test_only_skeletons_are_decided_before_whole_plans(monkeypatch):
-    monkeypatch.setattr(proposed_skeletons, "PROPOSALS", 0)
-    monkeypatch.setattr(proposed_skeletons, "SOLVED", 0)
-    decided = set()
-    monkeypatch.setattr(
-        proposed_skeletons, "propose", lambda incumbent, episodes, *_, **__: decided.update(
-            np.flatnonzero(episodes.partial_plans.episodes.asked.any(axis=0)).tolist()
-        ) or []
-    )  # fmt: skip
-    monkeypatch.setattr(proposed_skeletons, "SHARE", 1.0)
-    incumbent, _, plans, _ = proposed("gpt2", "2x4xA100", 64, 600)
-    assert plans == [] and decided
-    assert any(slot < incumbent.space.first.signature for slot in decided)
+    decided = []
+
+    def noted(incumbent, episodes, *_, **__):
+        decided.append(np.flatnonzero(episodes.partial_plans.episodes.asked.any(axis=0)))
+        return []
+
+    monkeypatch.setattr(proposed_skeletons, "propose", noted)
+    incumbent, _, plans, _ = proposed("gpt2", "2x4xA100", 64)
+    first = incumbent.space.first.signature
+    skeletons, whole = decided
+    assert plans == []
+    assert len(skeletons) and skeletons.max() < first <= whole.max()
+    assert set(skeletons) == {slot for slot in whole if slot < first}
