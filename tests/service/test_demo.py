@@ -15,7 +15,7 @@ from automap.cluster import parse_cluster
 from automap.plan import Plan
 from automap.price.estimate import price
 from automap.problem import Problem
-from ir.onnx.sandbox import import_model
+from ir.onnx.sandbox import fork_server, import_model
 from service.command.demo import light_model, line_of, run_demo
 from service.report import summary
 
@@ -37,6 +37,8 @@ def shown(folder: Path) -> str:
     import contextlib
     import io
 
+    # The process that forks imports stays for those that come later.
+    fork_server().start()
     before = set(psutil.Process().children(recursive=True))
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
