@@ -10,18 +10,16 @@ and is held while it sends and receives. Gradient reductions are left to the exa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from agents.planners.kernels import RankLimits, SpanCosts, least_costs, least_partition
 from agents.planners.unit_profile import unit_costs
 from automap.arrays import Mask
-from automap.price.kernels.array_types import Record, Rows
+from automap.price.kernels.array_types import Rows
 from automap.price.kernels.memory import buffer_bytes, in_flight, state_bytes
 from automap.price.lowered_plan import RECOMPUTE_MODES
-from automap.price.stage_layout import PipelineLayout
-from automap.space.shape import Shape
 from automap.space.space import PlanSpace, Values
 
 Floats = npt.NDArray[np.float64]
@@ -37,7 +35,7 @@ SLACKS = (1.0, 1.01, 1.05)
 """Allowed times of the slowest rank, over the least possible one; within each, the sum of all ranks is least."""
 
 
-def partition(seconds: Sequence[Floats], slack: float = 1.0) -> list[int] | None:
+def partition(seconds: Sequence[Floats] | Floats, slack: float = 1.0) -> list[int] | None:
     """Cuts units into one span for each rank.
 
     With T(r, u) the least time of the slowest of r ranks that have the first u units, and t(r, v, u) the time of rank r
@@ -52,25 +50,10 @@ def partition(seconds: Sequence[Floats], slack: float = 1.0) -> list[int] | None
         Ends of the units of all ranks but the last, of a cut whose slowest rank is within `slack` of the least
         possible time and whose sum is least; None where nothing fits.
     """
-    count = len(seconds[0]) - 1
-    worst = np.full(count + 1, np.inf)
-    worst[0] = 0.0
-    for of in seconds:
-        worst = np.maximum(worst[:, None], of).min(axis=0)
-    limit = worst[count] * slack
-    if not np.isfinite(limit):
-        return None
-    total = np.full(count + 1, np.inf)
-    total[0] = 0.0
-    begins = []
-    for of in seconds:
-        sums = total[:, None] + np.where(of <= limit * (1.0 + 1e-12), of, np.inf)
-        begins.append(sums.argmin(axis=0))
-        total = sums.min(axis=0)
-    ends = [count]
-    for begin in reversed(begins):
-        ends.append(int(begin[ends[-1]]))
-    return ends[-2:0:-1]
+    of_ranks = np.ascontiguousarray(seconds, dtype=np.float64)
+    ends = np.empty(len(of_ranks), dtype=np.int64)
+    is_found: bool = least_partition(of_ranks, slack, ends)
+    return ends[:-1].tolist() if is_found else None
 
 
 def cut_anew(space: PlanSpace, values: Values) -> list[Values]:
@@ -84,41 +67,20 @@ def cut_anew(space: PlanSpace, values: Values) -> list[Values]:
     if shape.pp == 1:
         return []
     if shape.virtual > 1:
-        return [_with_cuts(space, values, evened(_times(space, values), _ends(space, values)))]
-    ranks = _ranks(space, values)
-    choices = [rank.fastest() for rank in ranks]
-    fits = partition([seconds for seconds, _ in choices]) is not None
+        first = space.first.recompute
+        seconds = _Cuts(space, values).seconds_at(values[first : first + shape.pp])
+        return [_with_cuts(space, values, evened(seconds, _ends(space, values)))]
+    cuts = _Cuts(space, values)
+    costs, levels = cuts.fastest()
+    fits = partition(costs) is not None
     if not fits:
-        choices = [rank.emptiest() for rank in ranks]
-    costs, levels = [cost for cost, _ in choices], [chosen for _, chosen in choices]
+        costs, levels = cuts.emptiest()
     found = []
     for slack in SLACKS if fits else SLACKS[:1]:
         ends = partition(costs, slack)
         if ends is not None:
             found.append(_with_cuts(space, values, ends, levels))
     return list(dict.fromkeys(found))
-
-
-class _Rank(NamedTuple):
-    """What a pipeline rank may be given: the units from the first index to before the second, at each level."""
-
-    levels: Ints
-    """[levels] numbers of the levels of recomputation."""
-    seconds: Floats
-    """[levels, units + 1, units + 1] seconds of a micro-batch; infinite where the rank may not have these units."""
-    full: Floats
-    """[levels, units + 1, units + 1] memory used over that of the device, at least 0."""
-
-    def fastest(self) -> tuple[Floats, Ints]:
-        """[units + 1, units + 1] least seconds of a level that fits, infinite where none does, and that level."""
-        return self._least(np.where(self.full <= 1.0, self.seconds, np.inf))
-
-    def emptiest(self) -> tuple[Floats, Ints]:
-        """[units + 1, units + 1] the least memory of a level, and that level."""
-        return self._least(np.where(np.isfinite(self.seconds), self.full, np.inf))
-
-    def _least(self, costs: Floats) -> tuple[Floats, Ints]:
-        return costs.min(axis=0), self.levels[costs.argmin(axis=0)]
 
 
 def evened(seconds: Floats, ends: Sequence[int]) -> list[int]:
@@ -188,112 +150,120 @@ def _ends(space: PlanSpace, values: Values) -> list[int]:
     return space.cuts(values, space.shape(values).num_chunks - 1)
 
 
-def _times(space: PlanSpace, values: Values) -> Floats:
-    """[ranks, units + 1, units + 1] seconds of a micro-batch at the levels of recomputation of a plan."""
-    evaluator, lowered = space.evaluator, space.lowered(values).views[0]
-    settings = evaluator.settings(lowered.zero)
-    segments = [segment for chunk in lowered.chunks for segment in chunk]
-    known: dict[tuple[int, float, int], Floats] = {}
-    found = []
-    for rank in range(space.shape(values).pp):
-        level = values[space.first.recompute + rank]
-        key = (lowered.layout.numbers[rank], float(lowered.rank_samples[rank]), level)
-        if key not in known:
-            costs = unit_costs(evaluator, segments, lowered.stages[rank])
-            known[key] = _spans(space, costs, np.array([level]), space.shape(values), settings).seconds[0]
-            crossing = costs["boundary_bytes"][0, :-1]
-        found.append(known[key] + _exchanges(space, lowered.layout, rank, crossing))
-    return np.array(found)
+class _Cuts:
+    """What each rank of a plan may be given with the signatures of this plan: units that follow each other.
 
+    Results are [ranks, units + 1, units + 1], for the units from the first index to before the second.
+    """
 
-def _ranks(space: PlanSpace, values: Values) -> list[_Rank]:
-    """What each rank of a plan may be given with the signatures of this plan."""
-    evaluator, lowered = space.evaluator, space.lowered(values).views[0]
-    shape, settings = space.shape(values), evaluator.settings(lowered.zero)
-    levels = np.flatnonzero(space.levels.legal(shape.num_chunks))
-    known: dict[tuple[int, float], _Spans] = {}
-    ranks = []
-    for rank, stage in enumerate(lowered.layout.stages):
-        key = (lowered.layout.numbers[rank], float(lowered.rank_samples[rank]))
-        if key not in known:
-            segments = [segment for chunk in lowered.chunks for segment in chunk]
-            costs = unit_costs(evaluator, segments, lowered.stages[rank])
-            known[key] = _spans(space, costs, levels, shape, settings)
-            crossing = costs["boundary_bytes"][0, :-1]
-        spans = known[key]
+    def __init__(self, space: PlanSpace, values: Values) -> None:
+        self._space, self._shape = space, space.shape(values)
+        self._lowered = space.lowered(values).views[0]
+        segments = [segment for chunk in self._lowered.chunks for segment in chunk]
+        known: dict[tuple[int, float], tuple[Floats, Floats, Floats]] = {}
+        self._costs = []
+        for rank, stage in enumerate(self._lowered.stages):
+            key = (self._lowered.layout.numbers[rank], float(self._lowered.rank_samples[rank]))
+            if key not in known:
+                costs = unit_costs(space.evaluator, segments, stage)
+                crossing = np.concatenate([[0.0], costs["boundary_bytes"][0, :-1], [0.0]])
+                known[key] = self._before(costs), self._held(costs), crossing
+            self._costs.append(known[key])
+
+    def fastest(self) -> tuple[Floats, Ints]:
+        """Least seconds of a micro-batch at a level of recomputation that fits, and the number of that level.
+
+        They are infinite where no level fits, and where the rank may not have these units.
+        """
+        return self._best(by_memory=False)
+
+    def emptiest(self) -> tuple[Floats, Ints]:
+        """Least memory of a level of recomputation, over that of the device, and the number of that level."""
+        return self._best(by_memory=True)
+
+    def seconds_at(self, levels: Sequence[int]) -> Floats:
+        """Seconds of a micro-batch at one level for each rank, wherever the units are and whether they fit or not."""
+        units = self._space.num_units
+        limits = [self._limits(rank, (0, units), (0, units)) for rank in range(len(levels))]
+        of_ranks = [
+            self._least(rank, np.array([level]), of._replace(capacity=np.inf), by_memory=False)
+            for rank, (level, of) in enumerate(zip(levels, limits, strict=True))
+        ]
+        return np.array([seconds for seconds, _ in of_ranks])
+
+    def _best(self, *, by_memory: bool) -> tuple[Floats, Ints]:
+        space, pp = self._space, self._shape.pp
+        levels, last = np.flatnonzero(space.levels.legal(pp)), (space.num_units,) * 2
+        ends = [*(space.constrained.window(rank, pp) for rank in range(pp - 1)), last]
+        limits = [self._limits(rank, begins, ends[rank]) for rank, begins in enumerate([(0, 0), *ends[:-1]])]
+        of_ranks = [self._least(rank, levels, of, by_memory=by_memory) for rank, of in enumerate(limits)]
+        costs, chosen = (np.array(some) for some in zip(*of_ranks, strict=True))
+        return costs, levels[chosen]
+
+    def _least(self, rank: int, levels: Ints, limits: RankLimits, *, by_memory: bool) -> tuple[Floats, Ints]:
+        """[units + 1, units + 1] costs, and which of some levels has them; see `least_costs`."""
+        before, held, _ = self._costs[rank]
+        about = [self._space.levels.levels[level] for level in levels.tolist()]
+        rows = np.array([(level.light, level.heavy, level.steps) for level in about])
+        costs = np.empty((self._space.num_units + 1,) * 2)
+        chosen = np.zeros(costs.shape, dtype=np.int64)
+        spans = SpanCosts(before, rows, self._space.levels.steps, held[levels])
+        least_costs(spans, limits, by_memory, costs, chosen)
+        return costs, chosen
+
+    def _limits(self, rank: int, begins: tuple[int, int], ends: tuple[int, int]) -> RankLimits:
+        """The limits of a rank that may begin and end within windows."""
+        layout, shape = self._lowered.layout, self._shape
         alive = in_flight(rank, shape.pp, shape.pp, shape.num_micro_batches)
-        if lowered.kind == "gpipe":
+        if self._lowered.kind == "gpipe":
             alive = shape.num_micro_batches
-        full = (spans.state + alive * spans.saved + spans.held[:, None, None]) / stage.capacity
-        seconds = spans.seconds + _exchanges(space, lowered.layout, rank, crossing)
-        low, high = space.constrained.window(rank, shape.pp) if rank < shape.pp - 1 else (space.num_units,) * 2
-        ends = np.arange(space.num_units + 1)
-        seconds[:, :, (ends < low) | (ends > high)] = np.inf
-        ranks.append(_Rank(levels, seconds, full))
-    return ranks
+        # Both passes send, and a part of that is hidden.
+        shown = 2.0 * (1.0 - self._space.problem.trainer.send_overlap)
+        *_, crossing = self._costs[rank]
+        receives, sends = (
+            shown * np.where(crossing > 0.0, layout.send_latency_s[at] + crossing / layout.send_bytes_per_s[at], 0.0)
+            for at in (rank - 1, rank)
+        )
+        return RankLimits(float(alive), float(layout.stages[rank].capacity), receives, sends, *begins, *ends)
+
+    def _before(self, costs: Rows) -> Floats:
+        """`SpanCosts.before` of the costs of all units, see `unit_costs`."""
+        spent = costs["forward_s"] + costs["forward_host_s"] + costs["backward_s"] + costs["backward_host_s"]
+        spent += costs["recompute_s"]
+        comm = costs["forward_comm_s"] + costs["backward_comm_s"] + costs["recompute_comm_s"]
+        spent += comm @ self._space.evaluator.exposed
+        settings = self._space.evaluator.settings(self._lowered.zero)
+        # Repeated blocks are alike, so that few numbers of parameters are distinct.
+        parameters = np.stack([costs["parameters"].ravel(), costs["zero_parameters"].ravel()])
+        distinct, at = np.unique(parameters, axis=1, return_inverse=True)
+        state = np.array([sum(state_bytes(whole, sharded, settings)) for whole, sharded in distinct.T.tolist()])
+        before = np.zeros((3, len(costs), self._space.num_units + 1))
+        np.cumsum([spent, state[at.reshape(costs.shape)], costs["saved_bytes"]], axis=2, out=before[:, :, 1:])
+        return before
+
+    def _held(self, costs: Rows) -> Floats:
+        """[levels] bytes of buffers of the units of the model that need most of them, as if each rank had these.
+
+        They are work space, a unit that runs again, what ZeRO gathers, and what crosses between ranks.
+        """
+        space, shape = self._space, self._shape
+        working, gathered, crossing = (
+            costs[name].max() for name in ("workspace_bytes", "parameters", "boundary_bytes")
+        )
+        settings = space.evaluator.settings(self._lowered.zero)
+        buffers = buffer_bytes(working, gathered, crossing, shape.pp, shape.num_micro_batches, settings)
+        full = costs["live_bytes"][RECOMPUTE_MODES.index("full")]
+        # The last unit, which holds the scores of the loss, runs again with all others alone.
+        some, every = (full[:last].max() for last in (max(1, space.num_units - 1), space.num_units))
+        again = [
+            0.0 if RECOMPUTE_MODES[level.heavy] != "full" else some if level.steps > 0 else every
+            for level in space.levels.levels
+        ]
+        found: Floats = buffers + np.array(again)
+        return found
 
 
-def _exchanges(space: PlanSpace, layout: PipelineLayout, rank: int, crossing: Floats) -> Floats:
-    """[units + 1, units + 1] seconds in which a rank sends and receives for a micro-batch, in both passes.
-
-    Args:
-        crossing: [units - 1] bytes that cross between two units.
-    """
-    bytes_at, shown = np.concatenate([[0.0], crossing, [0.0]]), 1.0 - space.problem.trainer.send_overlap
-    before, behind = (
-        np.where(bytes_at > 0.0, layout.send_latency_s[at] + bytes_at / layout.send_bytes_per_s[at], 0.0)
-        for at in (rank - 1, rank)
-    )
-    found: Floats = 2.0 * shown * (before[:, None] + behind[None, :])
-    return found
-
-
-class _Spans(NamedTuple):
-    """Units from the first index to before the second on one rank, [levels, units + 1, units + 1]."""
-
-    seconds: Floats
-    """Seconds of a micro-batch; infinite where there is no unit."""
-    state: Floats
-    """Bytes of parameters, gradients and moments."""
-    saved: Floats
-    """Bytes that a micro-batch leaves for its backward pass."""
-    held: Floats
-    """[levels] bytes of buffers: work space, a unit that runs again, what ZeRO gathers, what crosses between ranks."""
-
-
-def _spans(space: PlanSpace, costs: Rows, levels: Ints, shape: Shape, settings: Record) -> _Spans:
-    """What spans of units cost at some levels of recomputation; `costs` are those of `unit_costs`.
-
-    Buffers are those of the units of the model that need most of them, as if each rank had these.
-    """
-    spent = costs["forward_s"] + costs["forward_host_s"] + costs["backward_s"] + costs["backward_host_s"]
-    spent += costs["recompute_s"]
-    comm = costs["forward_comm_s"] + costs["backward_comm_s"] + costs["recompute_comm_s"]
-    spent += comm @ space.evaluator.exposed
-    # Repeated blocks are alike, so that few numbers of parameters are distinct.
-    parameters = np.stack([costs["parameters"].ravel(), costs["zero_parameters"].ravel()])
-    distinct, at = np.unique(parameters, axis=1, return_inverse=True)
-    state = np.array([sum(state_bytes(whole, sharded, settings)) for whole, sharded in distinct.T.tolist()])
-    before = np.zeros((3, len(costs), space.num_units + 1))
-    np.cumsum([spent, state[at.reshape(costs.shape)], costs["saved_bytes"]], axis=2, out=before[:, :, 1:])
-    begin, end = np.indices((space.num_units + 1, space.num_units + 1))
-    found = np.empty((3, len(levels), *begin.shape))
-    working, gathered, crossing = (costs[name].max() for name in ("workspace_bytes", "parameters", "boundary_bytes"))
-    buffers = buffer_bytes(working, gathered, crossing, shape.pp, shape.num_micro_batches, settings)
-    held = np.full(len(levels), buffers)
-    for number, level in enumerate(space.levels.levels[level] for level in levels.tolist()):
-        turn = begin + space.levels.first_units(level.steps, np.maximum(0, end - begin))
-        heavy, light = before[:, level.heavy], before[:, level.light]
-        found[:, number] = heavy[:, turn] - heavy[:, begin] + light[:, end] - light[:, turn]
-        if RECOMPUTE_MODES[level.heavy] == "full":
-            # The last unit, which holds the scores of the loss, runs again with all others alone.
-            last = space.num_units - int(level.steps > 0 and space.num_units > 1)
-            held[number] += costs[level.heavy]["live_bytes"][:last].max()
-    found[0, :, end <= begin] = np.inf
-    return _Spans(seconds=found[0], state=found[1], saved=found[2], held=held)
-
-
-def _with_cuts(space: PlanSpace, values: Values, ends: Sequence[int], levels: Sequence[Ints] | None = None) -> Values:
+def _with_cuts(space: PlanSpace, values: Values, ends: Sequence[int], levels: Ints | None = None) -> Values:
     """A plan with other ends of the chunks' units, and with the level of recomputation of each rank's span if given."""
     found = list(values)
     shape = space.shape(values)
@@ -304,7 +274,7 @@ def _with_cuts(space: PlanSpace, values: Values, ends: Sequence[int], levels: Se
             candidates = space.candidates(start, chunk, shape.num_chunks, shares[chunk]).tolist()
             found[space.first.cut + chunk] = candidates.index(end) if end in candidates else 0
         if levels is not None:
-            found[space.first.recompute + chunk] = int(levels[chunk][start, end])
+            found[space.first.recompute + chunk] = int(levels[chunk, start, end])
         start = end
     # The signatures stay legal: the mesh and the samples are the same.
     first = space.first.signature

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from agents.planners.staged_plan import data_parallel
-from automap.arrays import Floats
+from automap.arrays import Floats, Ints
 from automap.price.evaluator import Evaluator, by_type
 from automap.price.kernels.array_types import Record, Rows
 from automap.price.kernels.cost_records import UNIT_COST_DTYPE
@@ -79,6 +79,8 @@ def unit_costs(evaluator: Evaluator, segments: Sequence[Segment], stage: Stage) 
     found = np.empty((len(RECOMPUTE_MODES), len(segments)), dtype=UNIT_COST_DTYPE)
     known: dict[tuple[int, bytes, str], Record] = {}
     workspace = evaluator.new_workspace(len(stage.axes))
+    # Units of one type mostly have the same signatures, so that what crosses out of them is placed alike.
+    crossing: dict[tuple[int, int], Ints] = {}
     incoming = np.full(len(stage.axes), BROADCAST, dtype=np.int64)
     for number, segment in enumerate(segments):
         unit_type = evaluator.blocks.units[segment.unit].type
@@ -89,5 +91,8 @@ def unit_costs(evaluator: Evaluator, segments: Sequence[Segment], stage: Stage) 
                 recomputed = replace(segment, recomputed=evaluator.masks(unit_type)[mode])
                 known[key] = evaluator.unit_cost(recomputed, incoming, stage, workspace)
             found[row, number] = known[key]
-        incoming = evaluator.crossing_placement(segment)
+        signatures = unit_type, id(segment.chosen)
+        if signatures not in crossing:
+            crossing[signatures] = evaluator.crossing_placement(segment)
+        incoming = crossing[signatures]
     return found
