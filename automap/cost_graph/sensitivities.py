@@ -52,7 +52,7 @@ def sensitivities(units: UnitRows, chosen: Ints) -> Sensitivities:
 
     pipeline = pipeline_of(lowered, units.parts, tied)
     before = units.outcome(costs, tied, exact=False).ranks
-    step_s, used, capacity = _smooth_s(before), _memory(before), before["capacity_bytes"]
+    step_s, used, capacity = float(_smooth_s(before)), _memory(before), before["capacity_bytes"]
     num_axes, room = len(lowered.zero_axes), float(capacity.max())
     firsts = [columns_of(UNIT_COST_DTYPE, name)[:num_axes] for name in ("reduced", "gathered", "scattered")]
     reduced = [column for axis in zip(*firsts, strict=True) for column in axis]
@@ -66,10 +66,8 @@ def sensitivities(units: UnitRows, chosen: Ints) -> Sensitivities:
     step_changed(rows, columns, sizes, pipeline, lowered.layout.arrays, settings, workspace, after)
     time = np.zeros_like(costs)
     memory = np.zeros((pipeline.num_ranks, *costs.shape))
-    for column, size, of_rows in zip(columns.tolist(), sizes.tolist(), after, strict=True):
-        for row, ranks in enumerate(of_rows):
-            time[row, column] = (_smooth_s(ranks) - step_s) / size
-            memory[:, row, column] = (_memory(ranks) - used) / size
+    time[:, columns] = ((_smooth_s(after) - step_s) / sizes[:, None]).T
+    memory[:, :, columns] = ((_memory(after) - used) / sizes[:, None, None]).T
     worth = records_of(time, UNIT_COST_DTYPE)
     worth["forward_comm_s"] = evaluator.exposed * worth["forward_s"][:, None]
     worth["backward_comm_s"] = evaluator.exposed * worth["recompute_s"][:, None]
@@ -78,17 +76,18 @@ def sensitivities(units: UnitRows, chosen: Ints) -> Sensitivities:
     return Sensitivities(time=time, memory=memory, used=used, capacity=capacity)
 
 
-def _smooth_s(ranks: Rows) -> float:
-    """Seconds of the slowest rank, or a little more where others are nearly as slow."""
+def _smooth_s(ranks: Rows) -> Floats:
+    """[...] seconds of the slowest of some ranks, [..., ranks], or a little more where others are nearly as slow."""
     ends = ranks["end_s"]
-    slowest = float(ends.max())
-    norm = float((ends / slowest) ** SHARPNESS @ np.ones(len(ends)))
-    return float(slowest * norm ** (1.0 / SHARPNESS))
+    slowest = ends.max(axis=-1)
+    norm = ((ends / slowest[..., None]) ** SHARPNESS).sum(axis=-1)
+    found: Floats = slowest * norm ** (1.0 / SHARPNESS)
+    return found
 
 
 def _memory(ranks: Rows) -> Floats:
-    """[ranks] bytes that each rank uses."""
-    found: Floats = np.stack([ranks[name] for name in MEMORY], axis=1).sum(axis=1)
+    """[..., ranks] bytes that each rank uses."""
+    found: Floats = np.sum([ranks[name] for name in MEMORY], axis=0)
     return found
 
 
