@@ -21,9 +21,10 @@ from agents.incumbent import Incumbent
 from agents.learning.network import ProposalNetwork
 from agents.learning.proposals import PROPOSALS, SIDE_BY_SIDE, propose
 from agents.learning.search_tree import SearchTree
-from agents.planners.promising import promising_meshes
+from agents.planners.promising import like_the_best, promising_meshes
 from agents.planners.skeletons import SkeletonSearch
 from agents.sampling.expert import Grid
+from automap.arrays import Ints
 from automap.space.space import Values
 from envs.decision import Episodes
 from envs.hybrid import HybridDecisions
@@ -32,6 +33,8 @@ SKELETONS = 24
 """Number of skeletons that the network proposes before whole plans (assumed)."""
 SOLVED = 8
 """Number of these skeletons that are solved at most, the best first, and of promising meshes (assumed)."""
+TRANSFERRED = 128
+"""Number of promising meshes to which the signatures of the best plans are carried over (assumed)."""
 SHARE, SECONDS = 0.125, 1.0
 """Share of a budget, and seconds, that skeletons and whole plans have at most, each (assumed)."""
 
@@ -66,18 +69,24 @@ def _share(incumbent: Incumbent) -> AbstractContextManager[None]:
 
 def _solve(search: SkeletonSearch, proposed: Sequence[Values], templates: Grid) -> None:
     """Solves the skeletons of proposals, the best last, and of promising meshes in turn, until the budget ends."""
-    search.allow(2 * SOLVED)
+    search.allow(3 * SOLVED)
     best: dict[Values, Values] = {}
     for values in reversed(proposed):
         best.setdefault(values[: search.space.first.signature], values)
-    promising = map(tuple, promising_meshes(search.space, templates)[:SOLVED].tolist())
-    for pair in itertools.zip_longest(list(best.values())[:SOLVED], promising):
-        for by, values in zip(("dqn", "elimination"), pair, strict=True):
+    promising = promising_meshes(search.space, templates)
+    alike = like_the_best(search.space, promising[:TRANSFERRED], search.plans().values)
+    origins = list(best.values()), _plans(alike), _plans(promising)
+    for plans in itertools.zip_longest(*(some[:SOLVED] for some in origins)):
+        for by, values in zip(("dqn", "elimination", "elimination"), plans, strict=True):
             if search.finished:
                 return
             if values is not None:
                 search.incumbent.searcher = by
                 search.descend(values)
+
+
+def _plans(rows: Ints) -> list[Values]:
+    return list(map(tuple, rows.tolist()))
 
 
 def _proposed(

@@ -14,7 +14,7 @@ import numpy as np
 
 from agents.sampling.expert import Grid
 from automap.arrays import Floats, Ints
-from automap.space.space import PlanSpace
+from automap.space.space import PlanSpace, Values
 
 NEARLY_FITS = 0.5
 """Overflow up to which a template may be made to fit, as share of a device's memory."""
@@ -78,6 +78,38 @@ def promising_meshes(space: PlanSpace, grid: Grid) -> Ints:
         best.setdefault(tuple(shapes[row].tolist()), row)
     rows: Ints = grid.values[[best[shape] for shape in by_promise]]
     return rows
+
+
+def like_the_best(space: PlanSpace, skeletons: Ints, best: Ints) -> Ints:
+    """[n, slots] plans of some skeletons with the signatures of good plans of other meshes, most promising first.
+
+    What suits a model on one mesh mostly suits it on another, and templates may have none of it. A skeleton takes the
+    signatures of the first good plan that splits work over the same axes of the mesh; where there is none, it is left
+    out. Plans that overflow memory by much come last.
+
+    Args:
+        skeletons: [m, slots] plans whose skeletons are taken.
+        best: [k, slots] plans that planners have found, the best first.
+    """
+    first = space.first.signature
+    donors: dict[tuple[bool, ...], Values] = {}
+    for values in map(tuple, best.tolist()):
+        donors.setdefault(_split_axes(space, values), values)
+    found = []
+    for values in map(tuple, skeletons.tolist()):
+        donor = donors.get(_split_axes(space, values))
+        if donor is not None:
+            found.append(space.repair((*values[:first], *donor[first:])))
+    plans: Ints = np.array(list(dict.fromkeys(found)), dtype=np.int64).reshape(-1, len(space.slots))
+    seconds, overflow = space.price(plans).T
+    over = np.maximum(overflow, 0.0)
+    return plans[np.lexsort((seconds * (1.0 + FITTING * over), over > NEARLY_FITS))]
+
+
+def _split_axes(space: PlanSpace, values: Values) -> tuple[bool, ...]:
+    """Which axes of the mesh of a plan have more than one device."""
+    shape = space.shape(values)
+    return shape.dp > 1, shape.middle > 1, shape.tp > 1
 
 
 def _share(over: Floats, under: Floats) -> Floats:
