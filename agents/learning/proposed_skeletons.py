@@ -21,7 +21,7 @@ from agents.incumbent import Incumbent
 from agents.learning.network import ProposalNetwork
 from agents.learning.proposals import PROPOSALS, SIDE_BY_SIDE, propose
 from agents.learning.search_tree import SearchTree
-from agents.planners.promising import like_the_best, promising_meshes
+from agents.planners.promising import TRANSFERRED, like_the_best, promising_meshes
 from agents.planners.skeletons import SkeletonSearch
 from agents.sampling.expert import Grid
 from automap.arrays import Ints
@@ -33,8 +33,6 @@ SKELETONS = 24
 """Number of skeletons that the network proposes before whole plans (assumed)."""
 SOLVED = 8
 """Number of these skeletons that are solved at most, the best first, and of promising meshes (assumed)."""
-TRANSFERRED = 128
-"""Number of promising meshes to which the signatures of the best plans are carried over (assumed)."""
 SHARE, SECONDS = 0.125, 1.0
 """Share of a budget, and seconds, that skeletons and whole plans have at most, each (assumed)."""
 

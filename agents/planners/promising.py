@@ -26,6 +26,10 @@ FITTING = 2.0
 is recomputed (assumed)."""
 
 
+TRANSFERRED = 128
+"""Number of promising templates whose skeletons are tried with the signatures of the best plans (assumed)."""
+
+
 class Promise(NamedTuple):
     """Templates that differ in recomputation alone, and what the best of them would take."""
 
