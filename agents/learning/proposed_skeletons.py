@@ -52,10 +52,13 @@ def propose_and_solve(search: SkeletonSearch, templates: Grid, network: Proposal
     """
     incumbent = search.incumbent
     with _share(incumbent):
-        proposed = _proposed(search, templates, network, seed, SKELETONS, search.space.first.signature)
-        _solve(search, proposed, templates)
+        promising = promising_meshes(search.space, templates)
+        alike = like_the_best(search.space, promising[:TRANSFERRED], search.plans().values)
+        known = templates.joined(Grid(alike, search.space.price(alike)))
+        proposed = _proposed(search, known, network, seed, SKELETONS, search.space.first.signature)
+        _solve(search, proposed, _plans(alike), _plans(promising))
     with _share(incumbent):
-        return _proposed(search, templates, network, seed, PROPOSALS)
+        return _proposed(search, known, network, seed, PROPOSALS)
 
 
 def _share(incumbent: Incumbent) -> AbstractContextManager[None]:
@@ -65,21 +68,19 @@ def _share(incumbent: Incumbent) -> AbstractContextManager[None]:
     return incumbent.share(evaluations=None, seconds=SECONDS if left_s is None else min(SECONDS, SHARE * left_s))
 
 
-def _solve(search: SkeletonSearch, proposed: Sequence[Values], templates: Grid) -> None:
-    """Solves the skeletons of proposals, the best last, and of promising meshes in turn, until the budget ends."""
-    search.allow(3 * SOLVED)
+def _solve(search: SkeletonSearch, proposed: Sequence[Values], *others: Sequence[Values]) -> None:
+    """Solves the skeletons of proposals, the best last, and of other plans, the best first, in turn, until the budget
+    ends."""
+    search.allow((1 + len(others)) * SOLVED)
     best: dict[Values, Values] = {}
     for values in reversed(proposed):
         best.setdefault(values[: search.space.first.signature], values)
-    promising = promising_meshes(search.space, templates)
-    alike = like_the_best(search.space, promising[:TRANSFERRED], search.plans().values)
-    origins = list(best.values()), _plans(alike), _plans(promising)
-    for plans in itertools.zip_longest(*(some[:SOLVED] for some in origins)):
-        for by, values in zip(("dqn", "elimination", "elimination"), plans, strict=True):
+    for plans in itertools.zip_longest(*(some[:SOLVED] for some in (list(best.values()), *others))):
+        for number, values in enumerate(plans):
             if search.finished:
                 return
             if values is not None:
-                search.incumbent.searcher = by
+                search.incumbent.searcher = "elimination" if number else "dqn"
                 search.descend(values)
 
 
