@@ -3,8 +3,12 @@
 import numpy as np
 import pytest
 
-from agents.planners.promising import promises, promising_meshes
+from agents import Budget
+from agents.incumbent import Incumbent
+from agents.planners.elimination import propose
+from agents.planners.promising import NEARLY_FITS, like_the_best, promises, promising_meshes
 from agents.planners.recompute_less import recompute_less
+from agents.planners.skeletons import SkeletonSearch
 from agents.sampling.expert import grid_of
 from automap.cluster import parse_cluster
 from automap.problem import Problem
@@ -59,3 +63,52 @@ def test_promises_rank_what_fits_in_the_end_better_than_prices_as_they_stand(sca
     off = np.abs(np.log(found.seconds[some] / exact))
     assert np.median(off) < np.median(np.abs(np.log(grid.prices[found.light[some], 0] / exact)))
     assert np.median(off) < 0.1
+
+
+def test_other_meshes_take_the_signatures_of_the_best_plans(scarce):
+    space, grid = scarce
+    rows = promising_meshes(space, grid)
+    donors = space.random_batch(np.random.default_rng(0), 6)
+    found = like_the_best(space, rows, donors)
+    assert all(space.repair(row) == tuple(row) for row in found.tolist())
+    first = space.first.signature
+
+    def split(row):
+        shape = space.shape(tuple(row))
+        return shape.dp > 1, shape.middle > 1, shape.tp > 1
+
+    givers = {}
+    for row in donors.tolist():
+        givers.setdefault(split(row), row)
+    skeletons = {tuple(row[:first]) for row in rows.tolist() if split(row) in givers}
+    assert {tuple(row[:first]) for row in found.tolist()} == skeletons and 0 < len(skeletons) < len(rows)
+    taken = [
+        np.mean([a == b for a, b in zip(row[first:], givers[split(row)][first:], strict=True)])
+        for row in found.tolist()
+    ]
+    assert min(taken) > 0.5 and np.mean(taken) > 0.9
+
+
+def test_of_them_the_most_promising_come_first(scarce):
+    """Of those that fit, the fastest ones, also where their templates are not; what overflows by much is last."""
+    space, grid = scarce
+    rows = promising_meshes(space, grid)
+    solved = SkeletonSearch(Incumbent(space, Budget(), searcher="elimination"), propose)
+    solved.descend(tuple(rows[0].tolist()))
+    found = like_the_best(space, rows, solved.plans().values)
+    seconds, overflow = space.price(found).T
+    fits, hopeless = overflow <= 0.0, overflow > NEARLY_FITS
+    assert (np.diff(seconds[fits]) >= 0.0).all() and (np.diff(hopeless.astype(int)) >= 0).all()
+    before = {
+        tuple(row[: space.first.signature]): s for row, s in zip(rows.tolist(), space.price(rows)[:, 0], strict=True)
+    }
+    faster = [s < before[tuple(row[: space.first.signature])] for row, s in zip(found.tolist(), seconds, strict=True)]
+    assert np.mean(faster) > 0.6
+
+
+def test_without_good_plans_there_are_none(scarce):
+    space, grid = scarce
+    assert like_the_best(space, promising_meshes(space, grid), np.empty((0, len(space.slots)), np.int64)).shape == (
+        0,
+        len(space.slots),
+    )
