@@ -9,8 +9,8 @@ Three parts, each a table with one line a problem and then a summary:
   plans that it has priced and the completions that it has looked at.
 - transfer: plans that it prices until one is within 1 % of the best known one, and the same of `dqn-from-scratch`, in
   the median over seeds; `-` where more than half of the runs do not get there in so many seconds.
-- portfolio: the gap of the portfolio with so many evaluations, and of the same without a network: templates, the
-  opening (`agents/planners/opening.py`), then annealing.
+- portfolio: the gap of the portfolio with so many evaluations, of the same with a network that has learnt nothing, and
+  of the same without a network, so that nothing is proposed.
 
 The best plan known is kept in a file, see `benchmarks/network_gap.py`; what is faster is not written back. Seconds of
 the DQN are of processor time of its process, so that other work on the machine changes nothing.
@@ -24,16 +24,18 @@ import platform
 import statistics
 import time
 from pathlib import Path
+from unittest.mock import patch
 
-from network_gap import Known, problems
+from network_gap import UNTRAINED, Known, problems
 
 from agents import Budget, search
 from agents.incumbent import Incumbent
+from agents.learning.checkpoint import read_network
 from agents.learning.dqn import run_dqn
+from agents.learning.network import ProposalNetwork
 from agents.learning.proposals import NETWORK
-from agents.planners.opening import work_out
+from agents.portfolio import portfolio
 from agents.sampling.expert import price_grid
-from agents.sampling.mcmc import best_of_meshes, run_mcmc
 from automap.problem import Problem
 from automap.space.space import PlanSpace
 
@@ -50,6 +52,7 @@ NAMES = (
     "mixtral-8x7b on 64x8xH100-80GB, batch 256",
 )
 """Problems of `benchmarks/network_gap.py` in which the best template is furthest from the best plan known."""
+NETWORKS = {"with the network": read_network(NETWORK), "with an untrained one": UNTRAINED, "without any": None}
 NEAR = 0.01
 
 
@@ -79,13 +82,11 @@ def plans_to(incumbent: Incumbent, step_time_s: float) -> float:
     )
 
 
-def annealed(problem: Problem, evaluations: int, seed: int) -> float:
-    """Step time that the opening of a search and annealing reach."""
-    incumbent = Incumbent(PlanSpace(problem), Budget(evaluations=evaluations), searcher="expert")
-    grid = price_grid(incumbent)
-    opened = grid.joined(work_out(incumbent, grid).plans())
-    run_mcmc(incumbent, seed=seed, start=best_of_meshes(incumbent.space, opened.values, opened.prices))
-    return incumbent.best_s
+def searched_with(problem: Problem, evaluations: int, seed: int, network: ProposalNetwork | None) -> float:
+    """Step time that a portfolio reaches with a network of its own, or with none."""
+    with patch.object(portfolio, "readable", lambda folder: network):
+        found = search(problem, Budget(evaluations=evaluations), seed=seed).plan.search.searchers
+    return min(filter(None, found.values()))
 
 
 def main() -> None:
@@ -102,7 +103,8 @@ def main() -> None:
     print(f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, {given.seeds} seeds")
     known = Known(given.known, Budget.parse(given.search))
     parts, seeds = given.parts.split(","), range(given.seeds)
-    gaps, ratios, ours, theirs = [], [], [], []
+    gaps, ratios = [], []
+    with_networks: dict[str, list[list[float]]] = {kind: [] for kind in NETWORKS}
     for name, build in problems():
         if name not in NAMES or given.only not in name:
             continue
@@ -126,11 +128,10 @@ def main() -> None:
                 ratios.append(max(scratch, 1.0) / max(fine, 1.0))
             line.append(f"  plans to 1 %: {_count(fine)}, from scratch {_count(scratch)}")
         if "portfolio" in parts:
-            budget = Budget(evaluations=given.evaluations)
-            with_network = [search(problem, budget, seed=s).plan.search.searchers for s in seeds]
-            ours.append([min(filter(None, one.values())) / best_s - 1.0 for one in with_network])
-            theirs.append([annealed(problem, given.evaluations, seed) / best_s - 1.0 for seed in seeds])
-            line.append(f"  portfolio {_percents(ours[-1])}, without network {_percents(theirs[-1])}")
+            for kind, network in NETWORKS.items():
+                reached = [searched_with(problem, given.evaluations, seed, network) / best_s - 1.0 for seed in seeds]
+                with_networks[kind].append(reached)
+                line.append(f"  {kind} {_percents(reached)}")
         print("".join(line), "", name, flush=True)
     if gaps:
         near = sum(statistics.median(some) <= NEAR for some in gaps)
@@ -145,9 +146,10 @@ def main() -> None:
             f"transfer: {statistics.median(ratios):.1f} times as many plans from scratch in the median over "
             f"{len(ratios)} problems that get there"
         )
-    if ours:
-        one, other = (100 * statistics.fmean(gap for some in part for gap in some) for part in (ours, theirs))
-        print(f"portfolio: {one:.2f} % with the network, {other:.2f} % without it, in the mean")
+    for kind, runs_of in with_networks.items():
+        if runs_of:
+            mean = statistics.fmean(gap for some in runs_of for gap in some)
+            print(f"portfolio, {kind}: {100 * mean:.2f} % in the mean")
 
 
 def _percents(gaps: list[float]) -> str:
