@@ -12,6 +12,7 @@ from agents.planners.list_schedule import Stages, list_schedule
 from agents.planners.span_costs import SpanCosts
 from agents.planners.spp import recursive_order
 from agents.planners.staged_plan import StageChoice, StagedPlan, data_parallel, lower_staged
+from agents.planners.unit_profile import UnitsInOrder
 from automap.cluster import parse_cluster
 from automap.plan import Plan
 from automap.price.estimate import price
@@ -134,7 +135,8 @@ def test_span_costs_are_those_of_the_price(mlp):
     whole = StagedPlan(stages=(StageChoice(end=space.num_units, devices=(0, 1, 2, 3)),), num_micro_batches=1)
     lowered = lower_staged(space, whole)
     (row,) = space.evaluator.evaluate(lowered).ranks
-    costs = SpanCosts(space, data_parallel(space.evaluator, 2), lowered.layout.stages[0], 4096.0, 0)
+    units = UnitsInOrder.of(space.evaluator, data_parallel(space.evaluator, 2))
+    costs = SpanCosts(space, units, lowered.layout.stages[0], 4096.0, 0)
     span = 0, space.num_units
     assert costs.reduce_s[span] == pytest.approx(float(row.sync_s))
     state = float(row.parameter_bytes + row.gradient_bytes + row.optimizer_bytes)
