@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from agents import Budget, search
-from agents.planners.dapple import DappleSearch, layers_of
+from agents.planners.dapple import DappleSearch, Places, layers_of
 from agents.planners.dapple_formulas import Layers, latency, placements
 from agents.planners.staged_plan import StageChoice, StagedPlan, lower_staged
 from automap.cluster import parse_cluster
@@ -135,7 +135,7 @@ def test_search_is_near_the_best_of_all_plans(sizes, memory):
     for seed in range(6):
         layers = made_up(seed)
         plans = [seconds for seconds, used in every_plan(layers, sizes, 5) if used <= memory]
-        search = DappleSearch(layers, Wires(), sizes, memory_bytes=memory)
+        search = DappleSearch(layers, Places(Wires(), sizes), memory_bytes=memory)
         found = [plan.seconds for stages, plan in search.run().items() if stages > 1]
         assert bool(found) == bool(plans)
         ratios += [min(found) / min(plans)] if found else []
@@ -148,7 +148,7 @@ def test_search_is_near_the_best_of_all_plans(sizes, memory):
 def test_data_parallelism_hides_what_the_last_backward_pass_covers():
     """One stage: gradients are sent from back to front while the pass goes on, worked out one layer after the other."""
     layers = made_up(7)
-    search = DappleSearch(layers, Wires(), (2, 2), memory_bytes=math.inf)
+    search = DappleSearch(layers, Places(Wires(), (2, 2)), memory_bytes=math.inf)
     plan = search.run()[1]
     weights, spent = np.diff(layers.gradient_bytes), np.diff(layers.backward_s[4])
     clock = sent = 0.0
