@@ -194,7 +194,7 @@ class DappleSearch:
     def _extend(self, rounds: Sequence[_Round], span: tuple[int, int], ways: Rows, states: States) -> None:
         """Adds one stage to the plans of the last round that leave the same devices free, and keeps the best plan."""
         number, places = len(rounds) + 1, self.places
-        plans = Partials(*(array[slice(*span)] for array in rounds[-1].plans))
+        plans = Partials._make(array[slice(*span)] for array in rounds[-1].plans)
         last, at = np.unique(plans.last, return_inverse=True)
         receivers = ways["number"].tolist()
         sends = [[places.send_s(one, other) if number > 2 else 0.0 for other in receivers] for one in last.tolist()]
@@ -223,7 +223,8 @@ class DappleSearch:
         sent = states.sent[of, ends]
 
         def longer(before: Floats, *more: Floats) -> Floats:
-            return np.column_stack([before[parents], *more])
+            found: Floats = np.column_stack([before[parents], *more])
+            return found
 
         communication = [sent] if plans.state.shape[1] else []
         nothing = [np.zeros_like(sent)] if plans.state.shape[1] else []
@@ -244,28 +245,27 @@ class DappleSearch:
     def _consider(self, stages: tuple[Placed, ...]) -> None:
         """Keeps a pipeline if it fits and is the best one with its number of stages."""
         layers, places = self.layers, self.places
-        forward, backward, reduce, begin = [], [], [], 0
+        rows: list[tuple[float, float, float]] = []
+        begin = 0
         for number, (end, counts) in enumerate(stages):
             mine = sum(counts)
             if number:
                 sent = places.network.send_s(stages[number - 1].counts, counts) * layers.crossing_bytes[begin]
-                forward, backward, reduce = [*forward, sent], [*backward, sent], [*reduce, 0.0]
+                rows.append((sent, sent, 0.0))
             # Stage i of S keeps K_i = min(S - i, M) micro-batches (section 3.2, policy PA).
             kept = min(len(stages) - number, layers.num_micro_batches)
-            saved = (layers.saved_bytes[end] - layers.saved_bytes[begin]) / mine
-            if (
-                mine > layers.most_replicas
-                or layers.state_bytes[end] - layers.state_bytes[begin] + kept * saved > self.memory_bytes
-            ):
+            held = layers.state_bytes[end] - layers.state_bytes[begin]
+            held += kept * ((layers.saved_bytes[end] - layers.saved_bytes[begin]) / mine)
+            if mine > layers.most_replicas or held > self.memory_bytes:
                 return
-            forward.append(layers.forward_s[mine][end] - layers.forward_s[mine][begin])
-            backward.append(layers.backward_s[mine][end] - layers.backward_s[mine][begin])
+            forward, backward = (
+                table[mine, end] - table[mine, begin] for table in (layers.forward_s, layers.backward_s)
+            )
             kind = places.exposed[places.number(counts)]
-            reduce.append(self._tables().exposed_s[kind, begin, end])
+            rows.append((forward, backward, self._tables().exposed_s[kind, begin, end]))
             begin = end
-        seconds = float(
-            latency(*(np.array(part)[:, None] for part in (forward, backward, reduce)), layers.num_micro_batches)[0]
-        )
+        parts = np.array(rows).T[:, :, None]
+        seconds = float(latency(parts[0], parts[1], parts[2], layers.num_micro_batches)[0])
         known = self.best.get(len(stages))
         if seconds < (self._limit_s if known is None else min(self._limit_s, known.seconds)):
             self.best[len(stages)] = Planned(seconds, stages)
@@ -328,7 +328,7 @@ def _grown(states: States, count: int) -> States:
     """The same states with room for more."""
     old, layers = states.known.shape
     more = _new_states(count - old, layers)
-    return States(*(np.concatenate(pair) for pair in zip(states, more, strict=True)))
+    return States._make(np.concatenate(pair) for pair in zip(states, more, strict=True))
 
 
 def _in_order(free: Counts, wanted: int) -> Counts:

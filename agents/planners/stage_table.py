@@ -65,7 +65,7 @@ class StageTable:
             order: numbers of the devices.
             strategies: those that a stage may have; where several take equally long, the first.
             holds: whether a stage is held by its transfers, as in our price; otherwise the channel has them alone.
-            known: a table of another order of the devices, otherwise the same, whose costs are not computed again.
+            known: a table whose costs are not computed again; it may differ in the order of the devices and in `holds`.
         """
         self.space, self.order, self.strategies, self.zero = space, order, strategies, zero
         self.num_micro_batches, self.holds = num_micro_batches, holds
