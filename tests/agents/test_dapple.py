@@ -9,6 +9,7 @@ import pytest
 from agents import Budget, search
 from agents.planners.dapple import DappleSearch, Places, layers_of
 from agents.planners.dapple_formulas import Layers, latency, placements
+from agents.planners.kernels import latency_s
 from agents.planners.staged_plan import StageChoice, StagedPlan, lower_staged
 from automap.cluster import parse_cluster
 from automap.problem import Problem
@@ -48,6 +49,11 @@ def test_latency_is_that_of_the_paper():
         found = latency([*forward], [*backward], [*reduce], 6.0)
         expected = [by_rule(forward[:, i], backward[:, i], reduce[:, i], 6.0) for i in range(50)]
         assert found == pytest.approx(expected, rel=1e-12)
+        for i in range(50):
+            parts = np.zeros((5, stages + 1))
+            parts[:3, :stages] = forward[:, i], backward[:, i], reduce[:, i]
+            parts[3:, 1:] = np.cumsum(parts[:2, :stages], axis=1)
+            assert latency_s(parts, stages - 1, 6.0) == found[i]
 
 
 def test_equal_stages_take_as_long_as_1f1b():
