@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agents.planners.dapple import DappleSearch
+from agents.planners.dapple import DappleSearch, Places
 from agents.planners.dapple_formulas import Layers, Planned
 from agents.planners.unit_profile import unit_profile
 from automap.cluster import parse_cluster
@@ -147,12 +147,12 @@ def best_plans(model, units, rates):
             if name not in found or plan.seconds < found[name][0].seconds:
                 found[name] = plan, layers
 
-    made = [layers_of(model, units, n, devices) for n in sizes]
+    made, places = [layers_of(model, units, n, devices) for n in sizes], Places(rates, rates.hosts)
     for layers in made:
-        add(DappleSearch(layers, rates, rates.hosts, memory_bytes=MEMORY).uniform(), layers)
+        add(DappleSearch(layers, places, memory_bytes=MEMORY).uniform(), layers)
     for layers in made:
         limit = min(plan.seconds for plan, _ in found.values())
-        add(DappleSearch(layers, rates, rates.hosts, memory_bytes=MEMORY, limit_s=limit).run(), layers)
+        add(DappleSearch(layers, places, memory_bytes=MEMORY, limit_s=limit).run(), layers)
     return found
 
 

@@ -14,7 +14,7 @@ from service.slow_phases import SlowPhases
 def main() -> None:
     """Makes all kernels ready, so that no later call waits for a compilation."""
     root = Path(automap.__file__).parent.parent
-    folders = [root / "automap", root / "envs"]
+    folders = [root / "automap", root / "envs", root / "agents"]
     paths = [path.relative_to(root).with_suffix("") for folder in folders for path in folder.rglob("*.py")]
     names = [".".join(path.parts) for path in paths]
     for name in names:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from agents.incumbent import Incumbent
 from agents.planners.dapple_formulas import Counts, Layers, Network, Placed, Planned, latency, placements
+from agents.planners.kernels.dapple import WAY_DTYPE, Found, LayerTables, Partials, States, WayRow, extend
 from agents.planners.pipeline_cuts import partition
 from agents.planners.staged_plan import StageChoice, StagedPlan, search_staged
 from agents.planners.unit_profile import unit_profile
@@ -26,6 +27,7 @@ from agents.searcher import SearchResult, SearchTask, ShouldStop
 from automap.arrays import Floats, Ints
 from automap.cluster import Cluster
 from automap.group_links import group_link
+from automap.price.kernels.array_types import Rows, rows_of
 from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.space.space import PlanSpace
 from automap.space.stage_sizes import MAX_PARTS
@@ -40,47 +42,83 @@ MOST_COUNTS = 6
 """Numbers of micro-batches, each with a recompute mode, for which the dynamic program runs, at most (assumed)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Partials:
-    """Partial plans of equally many stages that leave the same devices free."""
+class Places:
+    """The sets of devices of a cluster on which stages may stand, by number; kept for several searches.
 
-    free: Counts
-    ends: Ints
-    """[plans] layers before the end of the last stage."""
-    forward: Floats
-    """[stages, plans] F of the stages of computation and of communication between them."""
-    backward: Floats
-    """[stages, plans] B of the same stages."""
-    reduce: Floats
-    """[stages, plans] AR of the same stages."""
-    state: Floats
-    """[stages of computation, plans] bytes of state of a device."""
-    saved: Floats
-    """[stages of computation, plans] bytes that a micro-batch keeps on a device."""
-    placed: list[tuple[Placed, ...]]
-    """[plans] stages."""
+    Attributes:
+        counts: [sets] devices of each host.
+        totals: [sets] number of devices.
+        exposed: [sets] kind of the reduction of gradients.
+        kinds: kinds of reductions: seconds of a byte, number of devices, and whether these are all devices.
+    """
 
-    def take(self, rows: Ints) -> _Partials:
-        """Some of the plans."""
-        arrays: dict[str, Any] = {name: getattr(self, name)[..., rows] for name in _ARRAYS}
-        return replace(self, placed=[self.placed[row] for row in rows.tolist()], **arrays)
+    def __init__(self, network: Network, sizes: Counts) -> None:
+        """Begins with the set of all devices.
+
+        Args:
+            network: links between devices.
+            sizes: devices of each host.
+        """
+        self.network, self.sizes = network, sizes
+        self.counts: list[Counts] = []
+        self.totals: list[int] = []
+        self.exposed: list[int] = []
+        self.kinds: dict[tuple[float, int, bool], int] = {}
+        # Large clusters are dealt out in parts.
+        self.part = math.ceil(sum(sizes) / MAX_PARTS)
+        self._numbers: dict[Counts, int] = {}
+        self._ways: dict[int, Rows] = {}
+        self._sends: dict[tuple[int, int], float] = {}
+        self.all = self.number(sizes)
+
+    def number(self, counts: Counts) -> int:
+        """Number of a set."""
+        if counts not in self._numbers:
+            self._numbers[counts] = len(self.counts)
+            kind = (self.network.reduce_s(counts), sum(counts), counts == self.sizes)
+            self.exposed.append(self.kinds.setdefault(kind, len(self.kinds)))
+            self.counts.append(counts)
+            self.totals.append(sum(counts))
+        return self._numbers[counts]
+
+    def ways(self, free: int) -> Rows:
+        """All stages that take a part of a set, rows of `WayRow`: fewest devices first."""
+        if free not in self._ways:
+            there, found = self.counts[free], []
+            for wanted in range(self.part, self.totals[free], self.part):
+                for counts in placements(there, self.sizes, wanted):
+                    mine = self.number(counts)
+                    left = self.number(tuple(a - b for a, b in zip(there, counts, strict=True)))
+                    found.append(
+                        WayRow(
+                            number=mine,
+                            devices=wanted,
+                            left=self.totals[left],
+                            state=left,
+                            exposed=self.exposed[mine],
+                            rest_exposed=self.exposed[left],
+                            rest_send_s=self.send_s(mine, left),
+                        )
+                    )
+            self._ways[free] = rows_of(found, WAY_DTYPE)
+        return self._ways[free]
+
+    def send_s(self, senders: int, receivers: int) -> float:
+        """Seconds of a byte from one set to another."""
+        key = (senders, receivers)
+        if key not in self._sends:
+            self._sends[key] = self.network.send_s(self.counts[senders], self.counts[receivers])
+        return self._sends[key]
 
 
-_ARRAYS = ("ends", "forward", "backward", "reduce", "state", "saved")
+class _Round(NamedTuple):
+    """All partial plans with equally many stages, those that leave the same devices free one behind the other."""
 
-
-def _joined(parts: Sequence[_Partials]) -> _Partials:
-    """Partial plans with the same free devices together."""
-    arrays: dict[str, Any] = {
-        name: np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in _ARRAYS
-    }
-    return replace(parts[0], placed=[stages for part in parts for stages in part.placed], **arrays)
-
-
-def _in_order(free: Counts, wanted: int) -> Counts:
-    """The first devices that are free, host by host."""
-    before = [0, *itertools.accumulate(free)]
-    return tuple(min(mine, max(0, wanted - start)) for mine, start in zip(free, before, strict=False))
+    free: list[tuple[int, int, int]]
+    """Number of the set that is free, the first plan, and one past the last."""
+    plans: Partials
+    parents: Ints
+    """[plans] number of each without its last stage in the round before."""
 
 
 class DappleSearch:
@@ -93,51 +131,32 @@ class DappleSearch:
         best: number of stages -> the best plan with so many that fits into memory.
     """
 
-    def __init__(
-        self, layers: Layers, network: Network, sizes: Counts, *, memory_bytes: float, limit_s: float = math.inf
-    ) -> None:
+    def __init__(self, layers: Layers, places: Places, *, memory_bytes: float, limit_s: float = math.inf) -> None:
         """Prepares a search.
 
         Args:
             layers: the model.
-            network: links between devices.
-            sizes: devices of each host.
+            places: the devices, with the links between them.
             memory_bytes: memory of a device.
             limit_s: plans that are slower are of no interest.
         """
-        self.layers, self.network, self.sizes, self.memory_bytes = layers, network, sizes, memory_bytes
+        self.layers, self.places, self.memory_bytes = layers, places, memory_bytes
         self.best: dict[int, Planned] = {}
         self._limit_s = limit_s
         self._num_layers = layers.forward_s.shape[1] - 1
-        # Samples are whole: some replicas do not shorten a stage. Large clusters are dealt out in parts.
-        whole, part = (layers.forward_s + layers.backward_s)[:, -1], math.ceil(sum(sizes) / MAX_PARTS)
-        self._worthwhile = [
-            r for r in range(1, layers.most_replicas + 1) if r % part == 0 and (r == 1 or whole[r] < whole[r - 1])
-        ]
-        self._known: dict[Counts, Floats] = {}
-        self._reduced: dict[Counts, Floats] = {}
-
-    @property
-    def _empty(self) -> _Partials:
-        """One plan without stages."""
-        none = np.zeros((0, 1))
-        return _Partials(
-            free=self.sizes,
-            ends=np.zeros(1, dtype=np.int64),
-            forward=none,
-            backward=none,
-            reduce=none,
-            state=none,
-            saved=none,
-            placed=[()],
-        )
+        # Samples are whole: some replicas do not shorten a stage.
+        whole = (layers.forward_s + layers.backward_s)[:, -1]
+        self._worthwhile = np.zeros(max(sum(places.sizes), layers.most_replicas) + 1, dtype=np.bool_)
+        self._worthwhile[1] = True
+        self._worthwhile[2 : layers.most_replicas + 1] = np.diff(whole[1 : layers.most_replicas + 1]) < 0.0
+        self._exposed: list[Floats] = []
 
     def uniform(self) -> dict[int, Planned]:
         """Pipelines whose stages have equally many devices, cut so that the slowest stage is fastest.
 
         They give the dynamic program a limit.
         """
-        total, both = sum(self.sizes), self.layers.forward_s + self.layers.backward_s
+        total, both = sum(self.places.sizes), self.layers.forward_s + self.layers.backward_s
         for replicas in range(1, self.layers.most_replicas + 1):
             stages = total // replicas
             if total % replicas or stages > self._num_layers:
@@ -145,143 +164,177 @@ class DappleSearch:
             spans = np.where(
                 np.tri(self._num_layers + 1, dtype=np.bool_), np.inf, both[replicas] - both[replicas][:, None]
             )
-            group = self._empty
+            free, found = self.places.sizes, []
             for end in partition([spans] * stages) or []:
-                counts = _in_order(group.free, replicas)
-                group = self._longer(group, counts, np.zeros(1, dtype=np.int64), np.array([end]))
-            self._finish(group, group.free)
+                counts = _in_order(free, replicas)
+                free = tuple(a - b for a, b in zip(free, counts, strict=True))
+                found.append(Placed(end, counts))
+            self._consider((*found, Placed(self._num_layers, free)))
         return self.best
 
     def run(self, should_stop: ShouldStop = lambda: False) -> dict[int, Planned]:
         """The best plan for each number of stages, where one fits and is within the limit, until it is stopped."""
-        self._finish(self._empty, self.sizes)
-        waiting = [self._empty] if self.layers.num_micro_batches > 1.0 else []
-        while waiting and not should_stop():
-            found: dict[Counts, list[_Partials]] = {}
-            for group in waiting:
-                for wanted in (replicas for replicas in self._worthwhile if replicas < sum(group.free)):
-                    for counts in placements(group.free, self.sizes, wanted):
-                        longer = self._extended(group, counts)
-                        if longer is not None:
-                            found.setdefault(longer.free, []).append(longer)
-            waiting = [self._best_of(_joined(parts)) for parts in found.values()]
+        self._consider((Placed(self._num_layers, self.places.sizes),))
+        rounds = [_Round([(self.places.all, 0, 1)], _no_stages(), np.zeros(1, dtype=np.int64))]
+        states = _new_states(0, self._num_layers)
+        while self.layers.num_micro_batches > 1.0 and rounds[-1].free and not should_stop():
+            order: dict[int, None] = {}
+            for free, start, stop in rounds[-1].free:
+                ways = self.places.ways(free)
+                ways = ways[self._worthwhile[ways["devices"]]]
+                if len(self.places.counts) > len(states.known):
+                    states = _grown(states, 2 * len(self.places.counts))
+                self._extend(rounds, (start, stop), ways, states)
+                kept = (states.parent[ways["state"]] >= 0).any(axis=1)
+                order.update(dict.fromkeys(ways["state"][kept].tolist()))
+            rounds.append(self._longer(rounds[-1].plans, np.array([*order], dtype=np.int64), states))
+            states.parent[[*order]] = -1
         return self.best
 
-    def _extended(self, group: _Partials, counts: Counts) -> _Partials | None:
-        """The plans of a group with one more stage on given devices, the best of each end that is better than known."""
-        layers, mine = self.layers, sum(counts)
-        free = tuple(a - b for a, b in zip(group.free, counts, strict=True))
-        both = layers.forward_s + layers.backward_s
-        spent = both[mine][None, :-1] - both[mine][group.ends][:, None]
-        even = (both[1, -1] - both[1, :-1]) / sum(free)
-        # By Algorithm 1, L >= (M - 1) (F_s + B_s) + sum of F_a + B_a of all a < s, for all s; and of the stages to come
-        # one is no faster than if all devices that are left shared their layers evenly.
-        filled, least = self._bounds(group)
-        busy = np.maximum(spent, even[None, :] + spent / max(1.0, layers.num_micro_batches - 1.0))
-        bound = np.maximum(least[:, None], (layers.num_micro_batches - 1.0) * busy + filled[:, None])
-        is_able = (np.arange(self._num_layers)[None, :] > group.ends[:, None]) & (bound < self._limit_s)
-        rows, ends = np.nonzero(is_able)
-        if not len(rows):
-            return None
-        found = self._longer(group, counts, rows, ends)
-        seconds = self._finish(found, free)
-        known = self._known.setdefault(free, np.full(self._num_layers, np.inf))
-        np.minimum.at(known, ends, seconds)
-        kept = np.flatnonzero(np.isfinite(seconds) & (seconds <= known[ends]))
-        return found.take(kept) if len(kept) else None
+    def _extend(self, rounds: Sequence[_Round], span: tuple[int, int], ways: Rows, states: States) -> None:
+        """Adds one stage to the plans of the last round that leave the same devices free, and keeps the best plan."""
+        number, places = len(rounds) + 1, self.places
+        plans = Partials._make(array[slice(*span)] for array in rounds[-1].plans)
+        last, at = np.unique(plans.last, return_inverse=True)
+        receivers = ways["number"].tolist()
+        sends = [[places.send_s(one, other) if number > 2 else 0.0 for other in receivers] for one in last.tolist()]
+        known = self.best.get(number)
+        found = Found(np.array([math.inf if known is None else known.seconds]), np.full(3, -1))
+        send_s = np.array(sends).reshape(len(last), len(ways))
+        extend(self._tables(), plans._replace(last=at), ways, send_s, span[0], states, found)
+        row, way, end = found.at.tolist()
+        if row >= 0:
+            before = [Placed(self._num_layers, places.counts[ways["state"][way]])]
+            before.append(Placed(end, places.counts[ways["number"][way]]))
+            for earlier in reversed(rounds[1:]):
+                ended, on = int(earlier.plans.ends[row]), int(earlier.plans.last[row])
+                before.append(Placed(ended, places.counts[on]))
+                row = int(earlier.parents[row])
+            self.best[number] = Planned(float(found.seconds[0]), tuple(reversed(before)))
 
-    def _longer(self, group: _Partials, counts: Counts, rows: Ints, ends: Ints) -> _Partials:
-        """Some plans of a group, each with one more stage to an end, on given devices."""
-        layers, mine = self.layers, sum(counts)
-        before = group.take(rows)
-        begins = before.ends
-        forward, backward, reduce = before.forward, before.backward, before.reduce
-        if before.placed[0]:
-            sent = self._sent(before, counts)
-            forward, backward = np.vstack([forward, sent]), np.vstack([backward, sent])
-            reduce = np.vstack([reduce, np.zeros_like(sent)])
-        return _Partials(
-            free=tuple(a - b for a, b in zip(group.free, counts, strict=True)),
+    def _longer(self, plans: Partials, order: Ints, states: States) -> _Round:
+        """The best plans of all states, in the order of these."""
+        layers, places = self.layers, self.places
+        which, ends = np.nonzero(states.parent[order] >= 0)
+        of, ends = order[which], np.ascontiguousarray(ends)
+        parents, last = states.parent[of, ends], states.number[of, ends]
+        mine, kind = np.array(places.totals)[last], np.array(places.exposed)[last]
+        begins = plans.ends[parents]
+        sent = states.sent[of, ends]
+
+        def longer(before: Floats, *more: Floats) -> Floats:
+            found: Floats = np.column_stack([before[parents], *more])
+            return found
+
+        communication = [sent] if plans.state.shape[1] else []
+        nothing = [np.zeros_like(sent)] if plans.state.shape[1] else []
+        forward, backward = (table[mine, ends] - table[mine, begins] for table in (layers.forward_s, layers.backward_s))
+        saved = (layers.saved_bytes[ends] - layers.saved_bytes[begins]) / mine
+        found = Partials(
             ends=ends,
-            forward=np.vstack([forward, layers.forward_s[mine][ends] - layers.forward_s[mine][begins]]),
-            backward=np.vstack([backward, layers.backward_s[mine][ends] - layers.backward_s[mine][begins]]),
-            reduce=np.vstack([reduce, self._exposed(counts)[begins, ends]]),
-            state=np.vstack([before.state, layers.state_bytes[ends] - layers.state_bytes[begins]]),
-            saved=np.vstack([before.saved, (layers.saved_bytes[ends] - layers.saved_bytes[begins]) / mine]),
-            placed=[(*stages, Placed(end, counts)) for stages, end in zip(before.placed, ends.tolist(), strict=True)],
+            last=last,
+            forward=longer(plans.forward, *communication, forward),
+            backward=longer(plans.backward, *communication, backward),
+            reduce=longer(plans.reduce, *nothing, self._tables().exposed_s[kind, begins, ends]),
+            state=longer(plans.state, layers.state_bytes[ends] - layers.state_bytes[begins]),
+            saved=longer(plans.saved, saved),
         )
+        starts = np.searchsorted(which, np.arange(len(order) + 1)).tolist()
+        return _Round([*zip(order.tolist(), starts, starts[1:], strict=False)], found, parents)
 
-    def _bounds(self, group: _Partials) -> tuple[Floats, Floats]:
-        """[plans] F + B of all stages, and a lower bound on the latency."""
-        both = group.forward + group.backward
-        filled = np.cumsum(both, axis=0)
-        least = (self.layers.num_micro_batches - 1.0) * both + filled - both
-        return both.sum(axis=0), least.max(axis=0, initial=0.0)
+    def _consider(self, stages: tuple[Placed, ...]) -> None:
+        """Keeps a pipeline if it fits and is the best one with its number of stages."""
+        layers, places = self.layers, self.places
+        rows: list[tuple[float, float, float]] = []
+        begin = 0
+        for number, (end, counts) in enumerate(stages):
+            mine = sum(counts)
+            if number:
+                sent = places.network.send_s(stages[number - 1].counts, counts) * layers.crossing_bytes[begin]
+                rows.append((sent, sent, 0.0))
+            # Stage i of S keeps K_i = min(S - i, M) micro-batches (section 3.2, policy PA).
+            kept = min(len(stages) - number, layers.num_micro_batches)
+            held = layers.state_bytes[end] - layers.state_bytes[begin]
+            held += kept * ((layers.saved_bytes[end] - layers.saved_bytes[begin]) / mine)
+            if mine > layers.most_replicas or held > self.memory_bytes:
+                return
+            forward, backward = (
+                table[mine, end] - table[mine, begin] for table in (layers.forward_s, layers.backward_s)
+            )
+            kind = places.exposed[places.number(counts)]
+            rows.append((forward, backward, self._tables().exposed_s[kind, begin, end]))
+            begin = end
+        parts = np.array(rows).T[:, :, None]
+        seconds = float(latency(parts[0], parts[1], parts[2], layers.num_micro_batches)[0])
+        known = self.best.get(len(stages))
+        if seconds < (self._limit_s if known is None else min(self._limit_s, known.seconds)):
+            self.best[len(stages)] = Planned(seconds, stages)
 
-    def _best_of(self, group: _Partials) -> _Partials:
-        """Of the plans with the same end, the last, which was no worse than those before."""
-        _, last = np.unique(group.ends[::-1], return_index=True)
-        return group.take(len(group.ends) - 1 - last)
+    def _tables(self) -> LayerTables:
+        """What the kernel reads of the model."""
+        layers, kinds = self.layers, [*self.places.kinds]
+        if len(self._exposed) < len(kinds):
+            self._exposed += [self._exposed_of(*kind) for kind in kinds[len(self._exposed) :]]
+            self._known_tables = LayerTables(
+                forward_s=layers.forward_s,
+                backward_s=layers.backward_s,
+                crossing_bytes=layers.crossing_bytes,
+                state_bytes=layers.state_bytes,
+                saved_bytes=layers.saved_bytes,
+                exposed_s=np.array(self._exposed),
+                num_micro_batches=float(layers.num_micro_batches),
+                most_replicas=layers.most_replicas,
+                memory_bytes=float(self.memory_bytes),
+                limit_s=self._limit_s,
+            )
+        return self._known_tables
 
-    def _sent(self, group: _Partials, receivers: Counts) -> Floats:
-        """[plans] F and B of the stage of communication behind each plan."""
-        rate = {c: self.network.send_s(c, receivers) for c in {stages[-1].counts for stages in group.placed}}
-        rates = np.array([rate[stages[-1].counts] for stages in group.placed])
-        found: Floats = rates * self.layers.crossing_bytes[group.ends]
-        return found
-
-    def _finish(self, group: _Partials, counts: Counts) -> Floats:
-        """Puts all layers that are left on all devices that are left, and keeps the best plans that fit.
-
-        Returns:
-            [plans] latency; infinite where the stages before do not fit.
-        """
-        layers, ends, others = self.layers, group.ends, sum(counts)
-        stages = [[*group.forward], [*group.backward], [*group.reduce]]
-        if group.placed[0]:
-            sent = self._sent(group, counts)
-            stages = [[*stages[0], sent], [*stages[1], sent], [*stages[2], np.zeros_like(sent)]]
-        reduce = self._exposed(counts)[ends, -1]
-
-        def with_rest(tables: tuple[Floats, Floats], share: float) -> Floats:
-            """Latency where the last stage takes a share of these times."""
-            own = [share * (table[-1] - table[ends]) for table in tables]
-            forward, backward, reduced = ([*done, last] for done, last in zip(stages, [*own, reduce], strict=True))
-            return latency(forward, backward, reduced, layers.num_micro_batches)
-
-        # Stage i of S keeps K_i = min(S - i, M) micro-batches (section 3.2, policy PA).
-        number = len(group.state)
-        kept = np.minimum(number + 1 - np.arange(number), layers.num_micro_batches)[:, None]
-        fits = (group.state + kept * group.saved <= self.memory_bytes).all(axis=0)
-        if others <= layers.most_replicas:
-            held = layers.state_bytes[-1] - layers.state_bytes[ends]
-            held = held + (layers.saved_bytes[-1] - layers.saved_bytes[ends]) / others
-            whole = with_rest((layers.forward_s[others], layers.backward_s[others]), 1.0)
-            whole = np.where(fits & (held <= self.memory_bytes), whole, np.inf)
-            at = int(whole.argmin())
-            known = self.best.get(number + 1)
-            if whole[at] < (self._limit_s if known is None else min(self._limit_s, known.seconds)):
-                plan = (*group.placed[at], Placed(self._num_layers, counts))
-                self.best[number + 1] = Planned(float(whole[at]), plan)
-        # A sample cannot be shared: what tells partial plans apart is an even share of what is left.
-        return np.where(fits, with_rest((layers.forward_s[1], layers.backward_s[1]), 1.0 / others), np.inf)
-
-    def _exposed(self, counts: Counts) -> Floats:
+    def _exposed_of(self, reduce_s: float, devices: int, is_all: bool) -> Floats:
         """[layers + 1, layers + 1] AR(P, g) of a stage from the first to before the second layer, as far as nothing
-        hides it: gradients are reduced from back to front while the last backward pass of the stage goes on."""
-        if counts not in self._reduced:
-            layers = self.layers
-            whole = self.network.reduce_s(counts) * layers.gradient_bytes
-            spent = layers.backward_s[min(sum(counts), layers.most_replicas)]
-            # The all-reduces of a layer and of all before it follow its backward pass.
-            late = whole[1:] - spent[:-1]
-            rising = np.where(np.tri(len(late), dtype=np.bool_).T, late[None, :], -np.inf)
-            found = np.zeros((len(whole), len(whole)))
-            found[:-1, 1:] = np.maximum.accumulate(rising, axis=1) - (whole - spent)[:-1, None]
-            total = whole[None, :] - whole[:, None]
-            share = layers.overlap_alone if counts == self.sizes else layers.overlap
-            self._reduced[counts] = total - share * (total - np.maximum(found, 0.0))
-        return self._reduced[counts]
+        hides it: gradients are reduced from back to front while the last backward pass of the stage goes on.
+
+        Args:
+            reduce_s: seconds of the all-reduce of a byte.
+            devices: devices of the stage.
+            is_all: whether these are all devices.
+        """
+        layers = self.layers
+        whole = reduce_s * layers.gradient_bytes
+        spent = layers.backward_s[min(devices, layers.most_replicas)]
+        # The all-reduces of a layer and of all before it follow its backward pass.
+        late = whole[1:] - spent[:-1]
+        rising = np.where(np.tri(len(late), dtype=np.bool_).T, late[None, :], -np.inf)
+        found = np.zeros((len(whole), len(whole)))
+        found[:-1, 1:] = np.maximum.accumulate(rising, axis=1) - (whole - spent)[:-1, None]
+        total = whole[None, :] - whole[:, None]
+        share = layers.overlap_alone if is_all else layers.overlap
+        exposed: Floats = total - share * (total - np.maximum(found, 0.0))
+        return exposed
+
+
+def _no_stages() -> Partials:
+    """One plan without stages."""
+    none, zero = np.zeros((1, 0)), np.zeros(1, dtype=np.int64)
+    return Partials(ends=zero, last=zero, forward=none, backward=none, reduce=none, state=none, saved=none)
+
+
+def _new_states(count: int, layers: int) -> States:
+    shape = (count, layers)
+    nowhere, number = np.full(shape, -1, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    return States(known=np.full(shape, np.inf), parent=nowhere, number=number, sent=np.zeros(shape))
+
+
+def _grown(states: States, count: int) -> States:
+    """The same states with room for more."""
+    old, layers = states.known.shape
+    more = _new_states(count - old, layers)
+    return States._make(np.concatenate(pair) for pair in zip(states, more, strict=True))
+
+
+def _in_order(free: Counts, wanted: int) -> Counts:
+    """The first devices that are free, host by host."""
+    before = [0, *itertools.accumulate(free)]
+    return tuple(min(mine, max(0, wanted - start)) for mine, start in zip(free, before, strict=False))
 
 
 # -- plans of ours --------------------------------------------------------------------------------------------------
@@ -293,18 +346,22 @@ class ClusterNetwork:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._first = [0, *itertools.accumulate(host.num_devices for host in cluster.hosts)]
-        self._reduce: dict[Counts, float] = {}
+        self._rates: dict[tuple[int, int], float] = {}
+
+    def _rate(self, one: int, other: int) -> float:
+        """Bytes/s between the first devices of two hosts."""
+        if (one, other) not in self._rates:
+            pair = self._first[one], self._first[other]
+            self._rates[one, other] = group_link(self._cluster, pair).bytes_per_s
+        return self._rates[one, other]
 
     def _devices(self, counts: Counts) -> list[int]:
         return [first + i for first, count in zip(self._first, counts, strict=False) for i in range(count)]
 
     def reduce_s(self, counts: Counts) -> float:
         """See `Network`: a ring sends 2 (n - 1) / n of the bytes over its slowest link."""
-        if counts not in self._reduce:
-            total = sum(counts)
-            rate = group_link(self._cluster, self._devices(counts)).bytes_per_s
-            self._reduce[counts] = 2.0 * (total - 1) / total / rate
-        return self._reduce[counts]
+        total = sum(counts)
+        return 2.0 * (total - 1) / total / group_link(self._cluster, self._devices(counts)).bytes_per_s
 
     def send_s(self, senders: Counts, receivers: Counts) -> float:
         """See `Network`: each device of the smaller stage exchanges its part, over the slowest link that is needed."""
@@ -312,8 +369,7 @@ class ClusterNetwork:
         leaving = [h for h, (a, b) in enumerate(zip(senders, receivers, strict=True)) if a / one > b / other]
         arriving = [h for h, (a, b) in enumerate(zip(senders, receivers, strict=True)) if a / one < b / other]
         if leaving:
-            pairs = [(self._first[a], self._first[b]) for a in leaving for b in arriving]
-            rate = min(group_link(self._cluster, pair).bytes_per_s for pair in pairs[:1] + pairs[-1:])
+            rate = min(self._rate(leaving[0], arriving[0]), self._rate(leaving[-1], arriving[-1]))
         else:
             links = {self._cluster.hosts[h].intra_node_link for h, count in enumerate(senders) if count}
             rate = min(self._cluster.links[name].bytes_per_s for name in links)
@@ -367,13 +423,13 @@ def propose(incumbent: Incumbent) -> Iterator[StagedPlan]:
     settings = evaluator.settings(0)
     reserved = float(settings.reserved_bytes + settings.pipeline_bytes)
     free = min(space.problem.usable_bytes((device,)) for device in cluster.devices.values()) - reserved
-    network = ClusterNetwork(cluster)
+    places = Places(ClusterNetwork(cluster), sizes)
     found: list[tuple[float, int, str, Planned]] = []
     ranked = []
     for mode in (mode for mode, is_legal in zip(RECOMPUTE_MODES, space.modes, strict=True) if is_legal):
         for count in space.meshes.micro_batches:
             layers = layers_of(space, count, mode)
-            uniform = DappleSearch(layers, network, sizes, memory_bytes=free).uniform()
+            uniform = DappleSearch(layers, places, memory_bytes=free).uniform()
             found += [(planned.seconds, count, mode, planned) for planned in uniform.values()]
             pipelines = [planned.seconds for stages, planned in uniform.items() if stages > 1]
             ranked.append((min(pipelines, default=math.inf), count, mode, layers))
@@ -381,7 +437,7 @@ def propose(incumbent: Incumbent) -> Iterator[StagedPlan]:
         best_s = min((seconds for seconds, *_ in found), default=math.inf)
         if incumbent.finished or seconds > FAR * best_s:
             break
-        search = DappleSearch(layers, network, sizes, memory_bytes=free, limit_s=best_s)
+        search = DappleSearch(layers, places, memory_bytes=free, limit_s=best_s)
         found += [
             (planned.seconds, count, mode, planned) for planned in search.run(lambda: incumbent.finished).values()
         ]

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import coo_array
 
 from agents.planners.elimination import BISECTIONS, PRICES, Picked, solve, worth_of_memory
@@ -31,6 +31,7 @@ from automap.cost_graph.graph import Scalars
 from automap.cost_graph.message_passing import reduced
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 NODE_LIMIT = 200
 """Largest number of nodes of HiGHS's branch and bound."""
@@ -43,14 +44,23 @@ CORRECTIONS = 3
 
 
 def program(
-    time: Scalars, memory: Sequence[Scalars], limits: Sequence[float], node_limit: int = NODE_LIMIT
+    time: Scalars,
+    memory: Sequence[Scalars],
+    limits: Sequence[float],
+    known: float = math.inf,
+    node_limit: int = NODE_LIMIT,
 ) -> Picked | None:
     """The fastest assignment within all limits, or None where there is none or where the node limit came first.
+
+    The relaxation is solved first: a variable whose reduced cost is more than what lies between its optimum and a known
+    assignment is 0 in all better ones (reduced-cost fixing). Without these HiGHS searches several times as fast, and
+    without its presolve twice as fast as with it.
 
     Args:
         time: the cost graph in seconds.
         memory: for each rank, the same nodes in bytes.
         limits: [ranks] bytes.
+        known: seconds of an assignment that fits, if there is one.
         node_limit: largest number of nodes of branch and bound.
     """
     first = np.concatenate([[0], np.cumsum([len(costs) for costs in time.nodes])])
@@ -87,18 +97,23 @@ def program(
     matrix = coo_array(
         (np.concatenate(entries), (np.concatenate(rows), np.concatenate(columns))), shape=(number, count)
     ).tocsr()
-    constraints = [LinearConstraint(matrix, right, right)]
-    for graph, limit in zip(memory, limits, strict=True):
-        scale = max(abs(limit), 1.0)
-        constraints.append(LinearConstraint(row(graph) / scale, -np.inf, (limit - graph.constant) / scale))
+    scales = [max(abs(limit), 1.0) for limit in limits]
+    used = np.array([row(graph) / scale for graph, scale in zip(memory, scales, strict=True)]).reshape(-1, count)
+    most = [(limit - graph.constant) / scale for graph, limit, scale in zip(memory, limits, scales, strict=True)]
     costs = row(time)
     scale = max(float(np.abs(costs).max()), 1e-30)
+    costs /= scale
+    relaxed = linprog(costs, A_ub=used, b_ub=most, A_eq=matrix, b_eq=right, bounds=(0.0, 1.0), method="highs")
+    is_left = np.ones(count)
+    if relaxed.status == 0 and math.isfinite(known):
+        within = (known - time.constant) / scale
+        is_left[relaxed.lower.marginals > within - relaxed.fun + GAP * abs(within)] = 0.0
     found = milp(
-        costs / scale,
+        costs,
         integrality=np.concatenate([np.ones(first[-1]), np.zeros(count - first[-1])]),
-        bounds=Bounds(0.0, 1.0),
-        constraints=constraints,
-        options={"node_limit": node_limit, "mip_rel_gap": GAP},
+        bounds=Bounds(0.0, is_left),
+        constraints=[LinearConstraint(matrix, right, right), LinearConstraint(used, -np.inf, most)],
+        options={"node_limit": node_limit, "mip_rel_gap": GAP, "presolve": False},
     )
     if found.x is None:
         return None
@@ -114,6 +129,7 @@ class _LinearMemory:
         self.offset = at.used - np.tensordot(at.memory, self.graph.unit_costs(point.picked), axes=2)
         self.capacity = at.capacity.copy()
         self.worth = worth_of_memory(at)
+        self._met: list[Picked] = []
 
     def used(self, picked: Sequence[int]) -> Floats:
         """[ranks] bytes of an assignment."""
@@ -130,7 +146,8 @@ class _LinearMemory:
 
     def priced(self, seconds: float, start: Sequence[int]) -> Picked:
         """The least of time plus memory, at a price of `seconds` for a device's whole memory."""
-        return solve(self.graph, self._weights(seconds), start)[0]
+        self._met.append(solve(self.graph, self._weights(seconds), start)[0])
+        return self._met[-1]
 
     def best(self) -> Picked:
         """The fastest assignment that fits, or, where that is none, the one at the highest price of memory."""
@@ -153,6 +170,9 @@ class _LinearMemory:
     def _proven(self, seconds: float, known: Picked) -> Picked:
         """The solution of the program over the values that may be in an optimum.
 
+        The program over the values that some price has picked comes first: it is small, and the better the known
+        assignment is, the less may be in a better one.
+
         Args:
             seconds: price of a device's whole memory at which values are left out.
             known: an assignment that fits.
@@ -164,9 +184,16 @@ class _LinearMemory:
         size = sum(costs.size for costs in time.nodes) + sum(table.size for _, table in time.factors)
         if size > LARGEST_PROGRAM:
             return known
-        memory = [self.graph.scalars(of, small.values) for of in self.memory]
-        found = program(time, memory, (self.capacity - self.offset).tolist())
-        return known if found is None else small.picked(found)
+        met = [np.unique(values) for values in zip(*self._met, strict=True)]
+        known = self._solution(self.graph.scalars(self.point.time, met), met, known)
+        return self._solution(time, small.values, known)
+
+    def _solution(self, time: Scalars, values: Sequence[Ints], known: Picked) -> Picked:
+        """The solution of the program over some values of each node; `known` where it is not solved."""
+        memory = [self.graph.scalars(of, values) for of in self.memory]
+        within = self.graph.value(self.point.time, known)
+        found = program(time, memory, (self.capacity - self.offset).tolist(), within)
+        return known if found is None else tuple(int(left[v]) for left, v in zip(values, found, strict=True))
 
 
 def propose(point: Linearization) -> list[Candidate]:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from agents.planners.kernels import RankLimits, SpanCosts, least_costs, least_partition
+from agents.planners.kernels.cuts import RankLimits, SpanCosts, least_costs, least_partition
 from agents.planners.unit_profile import unit_costs
 from automap.arrays import Mask
 from automap.price.kernels.array_types import Rows

@@ -10,9 +10,8 @@ import functools
 
 import numpy as np
 
-from agents.planners.unit_profile import unit_costs
+from agents.planners.unit_profile import UnitsInOrder
 from automap.arrays import Floats, Ints, Mask
-from automap.price.evaluator import by_type
 from automap.price.kernels.array_types import Record
 from automap.price.kernels.collectives import RAMP_UNIT_S
 from automap.price.kernels.memory import state_bytes
@@ -40,11 +39,11 @@ class SpanCosts:
         capacity: bytes that a plan may use on a device.
     """
 
-    def __init__(self, space: PlanSpace, chosen: Ints, layout: StageLayout, samples: float, zero: int) -> None:
+    def __init__(self, space: PlanSpace, units: UnitsInOrder, layout: StageLayout, samples: float, zero: int) -> None:
         """Prices all units.
 
         Args:
-            chosen: [operator rows, axes] signatures.
+            units: the units with their signatures.
             layout: the stage.
             samples: samples of a micro-batch, a multiple of the ranks that split them.
             zero: ZeRO stage, over all axes but the innermost.
@@ -52,12 +51,8 @@ class SpanCosts:
         self.space, self.layout = space, layout
         zero_axes = (layout.axes > 1.0) & (np.arange(len(layout.axes)) < len(layout.axes) - 1)
         stage = Stage(layout.axes, layout.links, layout.hardware, zero_axes, float(samples))
-        evaluator, of_types = space.evaluator, by_type(space.evaluator, chosen)
-        units = enumerate(space.linkage.blocks.units)
-        segments = [evaluator.segment(n, of_types, evaluator.masks(unit.type)["none"]) for n, unit in units]
-        costs = unit_costs(evaluator, segments, stage)
-        settings = evaluator.settings(zero)
-        self._settings, exposed = settings, evaluator.exposed
+        costs, settings = units.costs(stage), space.evaluator.settings(zero)
+        self._settings, exposed = settings, space.evaluator.exposed
         comm_s = (costs["backward_comm_s"] + costs["recompute_comm_s"]) @ exposed
         self.forward_s: Floats = costs["forward_s"] + costs["forward_host_s"] + costs["forward_comm_s"] @ exposed
         self.backward_s: Floats = costs["backward_s"] + costs["backward_host_s"] + costs["recompute_s"] + comm_s
@@ -80,8 +75,14 @@ class SpanCosts:
     @functools.cached_property
     def unit_state_bytes(self) -> Floats:
         """[units] bytes of parameters, gradients and optimizer state."""
-        rows, settings = self._costs, self._settings
-        found = [sum(state_bytes(row.parameters, row.zero_parameters, settings)) for row in rows]
+        # Repeated blocks are alike, so that few numbers of parameters are distinct.
+        parameters = zip(self._costs["parameters"].tolist(), self._costs["zero_parameters"].tolist(), strict=True)
+        known: dict[tuple[float, float], float] = {}
+        found = []
+        for pair in parameters:
+            if pair not in known:
+                known[pair] = sum(state_bytes(*pair, self._settings))
+            found.append(known[pair])
         return np.array(found)
 
     @functools.cached_property

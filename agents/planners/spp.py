@@ -63,8 +63,9 @@ def plans(incumbent: Incumbent, order: Order, num_micro_batches: int) -> Iterato
 
     def divided() -> Iterator[StagedPlan]:
         # Channels that work beside the stages, as in the paper; then stages that are held by them, as in our price.
+        table = None
         for holds in (False, True):
-            table = StageTable(space, order, num_micro_batches, [plain], holds=holds)
+            table = StageTable(space, order, num_micro_batches, [plain], holds=holds, known=table)
             sizes = [size for size in sizes_of(devices) if size in table.sizes]
             channel = table.nothing if holds else table.channel
             yield from map(table.staged, partitions(space.num_units, devices, sizes, table.seconds, channel, devices))

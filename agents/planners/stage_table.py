@@ -16,6 +16,7 @@ import numpy as np
 from agents.planners.device_partition import Partition
 from agents.planners.span_costs import SpanCosts
 from agents.planners.staged_plan import StageChoice, StagedPlan
+from agents.planners.unit_profile import UnitsInOrder
 from automap.arrays import Floats, Ints
 from automap.bounds.known_plans import priced_templates
 from automap.group_links import group_link
@@ -64,13 +65,14 @@ class StageTable:
             order: numbers of the devices.
             strategies: those that a stage may have; where several take equally long, the first.
             holds: whether a stage is held by its transfers, as in our price; otherwise the channel has them alone.
-            known: a table of another order of the devices, otherwise the same, whose costs are not computed again.
+            known: a table whose costs are not computed again; it may differ in the order of the devices and in `holds`.
         """
         self.space, self.order, self.strategies, self.zero = space, order, strategies, zero
         self.num_micro_batches, self.holds = num_micro_batches, holds
         self.samples = space.problem.training.global_batch // num_micro_batches
         self.matrix = links_matrix(space)
         self._spans: dict[object, SpanCosts] = {} if known is None else known._spans
+        self._units: dict[Strategy, UnitsInOrder] = {} if known is None else known._units
         self._at: dict[tuple[int, int, Strategy], SpanCosts] = {}
         self._fastest: dict[object, tuple[Floats, Ints, Ints]] = {}
         self._channels: dict[tuple[float, int, int], Floats] = {}
@@ -107,7 +109,9 @@ class StageTable:
             mesh = (size // strategy.tp, *inner, strategy.tp)
             (stage,) = self.space.evaluator.layout_of([(devices, mesh)]).stages
             samples = spread(self.samples, size // strategy.tp)
-            self._spans[key] = SpanCosts(self.space, strategy.signatures, stage, samples, self.zero)
+            if strategy not in self._units:
+                self._units[strategy] = UnitsInOrder.of(self.space.evaluator, strategy.signatures)
+            self._spans[key] = SpanCosts(self.space, self._units[strategy], stage, samples, self.zero)
         self._at[place, size, strategy] = self._spans[key]
         return self._spans[key]
 

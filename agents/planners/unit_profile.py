@@ -13,10 +13,10 @@ import numpy as np
 from agents.planners.staged_plan import data_parallel
 from automap.arrays import Floats, Ints
 from automap.price.evaluator import Evaluator, by_type
-from automap.price.kernels.array_types import Record, Rows
-from automap.price.kernels.cost_records import UNIT_COST_DTYPE
-from automap.price.kernels.stage_records import Stage
-from automap.price.lowered_plan import RECOMPUTE_MODES, Segment
+from automap.price.kernels.array_types import Rows
+from automap.price.kernels.stage_records import HARDWARE_DTYPE, Stage
+from automap.price.kernels.step_records import StageArrays
+from automap.price.lowered_plan import RECOMPUTE_MODES, Segment, UnitCall
 from automap.space.space import PlanSpace
 from ir.factors import BROADCAST, PARTIAL
 
@@ -52,12 +52,8 @@ def unit_profile(space: PlanSpace, samples: int, *, device: int = 0, recompute: 
     (layout,) = evaluator.layout_of([((device,), (1,) * num_axes)]).stages
     nothing = np.zeros(num_axes, dtype=np.bool_)
     stage = Stage(layout.axes, layout.links, layout.hardware, nothing, float(samples))
-    chosen = by_type(evaluator, data_parallel(evaluator, num_axes))
-    units = space.linkage.blocks.units
-    segments = [
-        evaluator.segment(number, chosen, evaluator.masks(unit.type)["none"]) for number, unit in enumerate(units)
-    ]
-    costs = unit_costs(evaluator, segments, stage)[RECOMPUTE_MODES.index(recompute)]
+    units = UnitsInOrder.of(evaluator, data_parallel(evaluator, num_axes))
+    costs = units.costs(stage)[RECOMPUTE_MODES.index(recompute)]
     return UnitProfile(
         samples=samples,
         forward_s=costs["forward_s"] + costs["forward_host_s"],
@@ -76,23 +72,70 @@ def unit_costs(evaluator: Evaluator, segments: Sequence[Segment], stage: Stage) 
         segments: all units in order, with their signatures.
         stage: the stage.
     """
-    found = np.empty((len(RECOMPUTE_MODES), len(segments)), dtype=UNIT_COST_DTYPE)
-    known: dict[tuple[int, bytes, str], Record] = {}
-    workspace = evaluator.new_workspace(len(stage.axes))
-    # Units of one type mostly have the same signatures, so that what crosses out of them is placed alike.
-    crossing: dict[tuple[int, int], Ints] = {}
-    incoming = np.full(len(stage.axes), BROADCAST, dtype=np.int64)
-    for number, segment in enumerate(segments):
-        unit_type = evaluator.blocks.units[segment.unit].type
-        incoming = np.where(incoming == PARTIAL, BROADCAST, incoming)
-        for row, mode in enumerate(RECOMPUTE_MODES):
-            key = (unit_type, incoming.tobytes(), mode)
-            if key not in known:
-                recomputed = replace(segment, recomputed=evaluator.masks(unit_type)[mode])
-                known[key] = evaluator.unit_cost(recomputed, incoming, stage, workspace)
-            found[row, number] = known[key]
-        signatures = unit_type, id(segment.chosen)
-        if signatures not in crossing:
-            crossing[signatures] = evaluator.crossing_placement(segment)
-        incoming = crossing[signatures]
-    return found
+    return UnitsInOrder(evaluator, segments).costs(stage)
+
+
+class UnitsInOrder:
+    """All units of a model, in order and with their signatures, as if they were in one chunk.
+
+    Which of them are equal does not depend on the stage, so that this is made once and priced on many stages.
+    """
+
+    def __init__(self, evaluator: Evaluator, segments: Sequence[Segment]) -> None:
+        """Finds the distinct units.
+
+        Args:
+            evaluator: evaluator of the problem.
+            segments: all units in order, with their signatures.
+        """
+        self._evaluator = evaluator
+        numbers: dict[tuple[int, bytes], int] = {}
+        calls: list[UnitCall] = []
+        incoming, before = np.full(segments[0].chosen.shape[1], BROADCAST, dtype=np.int64), -1
+        # Units of one type mostly have the same signatures, so that what crosses out of them is placed alike.
+        crossing: dict[tuple[int, int], Ints] = {}
+        at = []
+        for segment in segments:
+            unit_type = evaluator.blocks.units[segment.unit].type
+            incoming = np.where(incoming == PARTIAL, BROADCAST, incoming)
+            key = (unit_type, incoming.tobytes())
+            if key not in numbers:
+                numbers[key] = len(numbers)
+                masks = evaluator.masks(unit_type)
+                for mode in RECOMPUTE_MODES:
+                    recomputed = replace(segment, recomputed=masks[mode])
+                    calls.append(UnitCall(recomputed, 0, incoming, unit_type, before, before < 0))
+            at.append(numbers[key])
+            signatures = unit_type, id(segment.chosen)
+            if signatures not in crossing:
+                crossing[signatures] = evaluator.crossing_placement(segment)
+            incoming, before = crossing[signatures], unit_type
+        self._at, self._calls = np.array(at), evaluator.packed(calls)
+
+    @staticmethod
+    def of(evaluator: Evaluator, chosen: Ints) -> UnitsInOrder:
+        """The units with the same signatures for each type of them.
+
+        Args:
+            evaluator: evaluator of the problem.
+            chosen: [operator rows, axes] signatures.
+        """
+        of_types, units = by_type(evaluator, chosen), enumerate(evaluator.blocks.units)
+        return UnitsInOrder(
+            evaluator, [evaluator.segment(n, of_types, evaluator.masks(unit.type)["none"]) for n, unit in units]
+        )
+
+    def costs(self, stage: Stage) -> Rows:
+        """[modes, units] unit costs on a stage, rows of `UnitCostRow`."""
+        nothing = np.zeros(0)
+        stages = StageArrays(
+            axes=stage.axes[None],
+            links=stage.links[None],
+            hardware=np.array([stage.hardware], dtype=HARDWARE_DTYPE),
+            capacity=nothing,
+            send_latency_s=nothing,
+            send_bytes_per_s=nothing,
+        )
+        found = self._evaluator.costs_of(self._calls, stages, stage.zero_axes, np.array([stage.samples]))
+        costs: Rows = np.take(found.reshape(-1, len(RECOMPUTE_MODES)).T, self._at, axis=1)
+        return costs

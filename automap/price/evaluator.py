@@ -31,7 +31,7 @@ from automap.price.kernels.records import ALL_TO_ALL, NUM_COLLECTIVES
 from automap.price.kernels.shard_unit import shard_unit
 from automap.price.kernels.stage_records import Stage, Unit
 from automap.price.kernels.step import overflow, step, step_time_s
-from automap.price.kernels.step_records import Order, Pipeline, new_step_workspace
+from automap.price.kernels.step_records import Order, Pipeline, StageArrays, new_step_workspace
 from automap.price.kernels.unit import CALL_DTYPE, Calls, unit_cost, unit_costs
 from automap.price.kernels.unit_workspace import UnitWorkspace, new_unit_workspace
 from automap.price.lowered_plan import LoweredPlan, Segment, UnitCall
@@ -156,21 +156,33 @@ class Evaluator:
 
     def unit_costs(self, lowered: LoweredPlan, calls: Sequence[UnitCall]) -> Rows:
         """[calls] the cost of each distinct unit of a plan."""
+        return self.costs_of(self.packed(calls), lowered.layout.arrays, lowered.zero_axes, lowered.rank_samples)
+
+    def packed(self, calls: Sequence[UnitCall]) -> Calls:
+        """Units as the kernels read them; they may be priced several times."""
         segments = [call.segment for call in calls]
         sizes = np.array([segment.last - segment.first for segment in segments])
         crossing, first = self.tables.boundary_out, np.array([segment.first for segment in segments])
         rows = np.empty(len(calls), dtype=CALL_DTYPE)
         rows["first"], rows["last"], rows["begin"] = first, first + sizes, np.cumsum(sizes) - sizes
         rows["crossing"], rows["rank"] = crossing[self.tables.type_of[first]], [call.rank for call in calls]
-        packed = Calls(
+        return Calls(
             rows=rows,
             chosen=np.concatenate([segment.chosen for segment in segments]),
             recomputed=np.concatenate([segment.recomputed for segment in segments]),
             incoming=np.array([call.incoming for call in calls]),
         )
-        out = np.empty(len(calls), dtype=UNIT_COST_DTYPE)
-        stages = lowered.layout.arrays
-        unit_costs(self.tables.arrays, packed, stages, lowered.zero_axes, lowered.rank_samples, out)
+
+    def costs_of(self, calls: Calls, stages: StageArrays, zero_axes: Mask, samples: Floats) -> Rows:
+        """[calls] the cost of each unit, rows of `UnitCostRow`.
+
+        Args:
+            calls: the units; their ranks are rows of `stages`.
+            zero_axes: [axes] whether ZeRO shards over the axis.
+            samples: [ranks] samples of a micro-batch that each rank is priced with.
+        """
+        out = np.empty(len(calls.rows), dtype=UNIT_COST_DTYPE)
+        unit_costs(self.tables.arrays, calls, stages, zero_axes, samples, out)
         return out
 
     def segment(self, unit: int, chosen: Sequence[Ints], recomputed: Mask) -> Segment:

@@ -94,27 +94,31 @@ class TiedParameters:
         """
         ties = self.ties(lowered) if ties is None else ties
         rows = np.zeros(len(ties), dtype=TIE_DTYPE)
-        alone, together = np.empty((2, len(lowered.axes)), dtype=READING_DTYPE)
         shares = np.empty(3, dtype=SHARE_DTYPE)
+        known: dict[tuple[object, ...], Rows] = {}
 
-        def read(found: Tie, segments: Sequence[Segment], reading: Rows) -> None:
-            for segment in segments:
+        def read(name: str, segments: Sequence[Segment]) -> Rows:
+            """[axes] what units read of a parameter; many ties read what others do, and one unit more."""
+            key = (name, *map(id, segments))
+            if key not in known:
+                if len(segments) > 1:
+                    known[key] = read(name, segments[:-1]).copy()
+                else:
+                    known[key] = np.empty(len(lowered.axes), dtype=READING_DTYPE)
+                    begin(known[key])
+                segment = segments[-1]
                 first, signatures = (segment.first, segment.chosen) if chosen is None else (0, chosen)
-                read_too(self.tables.arrays, self.reader(found.name, segment.unit), first, signatures, reading)
+                read_too(self.tables.arrays, self.reader(name, segment.unit), first, signatures, known[key])
+            return known[key]
 
         for row, found in zip(rows, ties, strict=True):
             elements = float(self.problem.graph.tensors[found.name].num_elements)
             here, there = (lowered.stages[rank] for rank in found.ranks)
             row.rank, row.other_rank = found.ranks
-            begin(alone)
-            read(found, found.others, alone)
-            write_share(alone, elements, there, shares[1])
-            begin(together)
-            read(found, found.before, together)
-            write_share(together, elements, here, shares[0])
+            write_share(read(found.name, found.others), elements, there, shares[1])
+            write_share(read(found.name, found.before), elements, here, shares[0])
             if found.ranks[0] == found.ranks[1]:
-                read(found, found.others[:1], together)
-                write_share(together, elements, there, shares[2])
+                write_share(read(found.name, (*found.before, found.others[0])), elements, there, shares[2])
                 write_tie(float(len(found.before)), shares, row)
             else:
                 row.exchanged = max(shares[0].parameters, shares[1].parameters)

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from agents import Budget, search
-from agents.planners.dapple import DappleSearch, layers_of
+from agents.planners.dapple import DappleSearch, Places, layers_of
 from agents.planners.dapple_formulas import Layers, latency, placements
+from agents.planners.kernels.dapple import latency_s
 from agents.planners.staged_plan import StageChoice, StagedPlan, lower_staged
 from automap.cluster import parse_cluster
 from automap.problem import Problem
@@ -48,6 +49,11 @@ def test_latency_is_that_of_the_paper():
         found = latency([*forward], [*backward], [*reduce], 6.0)
         expected = [by_rule(forward[:, i], backward[:, i], reduce[:, i], 6.0) for i in range(50)]
         assert found == pytest.approx(expected, rel=1e-12)
+        for i in range(50):
+            parts = np.zeros((5, stages + 1))
+            parts[:3, :stages] = forward[:, i], backward[:, i], reduce[:, i]
+            parts[3:, 1:] = np.cumsum(parts[:2, :stages], axis=1)
+            assert latency_s(parts, stages - 1, 6.0) == found[i]
 
 
 def test_equal_stages_take_as_long_as_1f1b():
@@ -135,7 +141,7 @@ def test_search_is_near_the_best_of_all_plans(sizes, memory):
     for seed in range(6):
         layers = made_up(seed)
         plans = [seconds for seconds, used in every_plan(layers, sizes, 5) if used <= memory]
-        search = DappleSearch(layers, Wires(), sizes, memory_bytes=memory)
+        search = DappleSearch(layers, Places(Wires(), sizes), memory_bytes=memory)
         found = [plan.seconds for stages, plan in search.run().items() if stages > 1]
         assert bool(found) == bool(plans)
         ratios += [min(found) / min(plans)] if found else []
@@ -148,7 +154,7 @@ def test_search_is_near_the_best_of_all_plans(sizes, memory):
 def test_data_parallelism_hides_what_the_last_backward_pass_covers():
     """One stage: gradients are sent from back to front while the pass goes on, worked out one layer after the other."""
     layers = made_up(7)
-    search = DappleSearch(layers, Wires(), (2, 2), memory_bytes=math.inf)
+    search = DappleSearch(layers, Places(Wires(), (2, 2)), memory_bytes=math.inf)
     plan = search.run()[1]
     weights, spent = np.diff(layers.gradient_bytes), np.diff(layers.backward_s[4])
     clock = sent = 0.0

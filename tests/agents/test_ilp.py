@@ -51,6 +51,8 @@ def test_with_limits_it_is_brute_force_over_what_fits():
             continue
         assert found in fitting
         assert graph.value(found) == pytest.approx(best, abs=1e-6)
+        for known in (best, 1.1 * best):
+            assert graph.value(program(graph, memory, limits, known)) == pytest.approx(best, abs=1e-6)
         bound += best > min(map(graph.value, every(graph))) + 1e-6
     assert bound > 5
 

@@ -11,13 +11,19 @@ from agents.planners.device_partition import partitions
 from agents.planners.list_schedule import Stages, list_schedule
 from agents.planners.span_costs import SpanCosts
 from agents.planners.spp import recursive_order
+from agents.planners.stage_table import megatron_strategies
 from agents.planners.staged_plan import StageChoice, StagedPlan, data_parallel, lower_staged
+from agents.planners.unit_profile import UnitsInOrder
 from automap.cluster import parse_cluster
 from automap.plan import Plan
 from automap.price.estimate import price
+from automap.price.evaluator import by_type
+from automap.price.kernels.stage_records import Stage
+from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.problem import Problem
 from automap.schedule import read_order, write_order
 from automap.space.space import PlanSpace
+from ir.factors import BROADCAST, PARTIAL
 
 CUBE_MESH = ("X112 2SSS", "1X21 S2SS", "12X2 SS1S", "212X SSS1", "2SSS X112", "S2SS 1X21", "SS1S 12X2", "SSS1 212X")
 """Links between the eight V100s of a server: one NVLink, two, or the system's bus (DLPerf, report of 2020)."""
@@ -134,11 +140,31 @@ def test_span_costs_are_those_of_the_price(mlp):
     whole = StagedPlan(stages=(StageChoice(end=space.num_units, devices=(0, 1, 2, 3)),), num_micro_batches=1)
     lowered = lower_staged(space, whole)
     (row,) = space.evaluator.evaluate(lowered).ranks
-    costs = SpanCosts(space, data_parallel(space.evaluator, 2), lowered.layout.stages[0], 4096.0, 0)
+    units = UnitsInOrder.of(space.evaluator, data_parallel(space.evaluator, 2))
+    costs = SpanCosts(space, units, lowered.layout.stages[0], 4096.0, 0)
     span = 0, space.num_units
     assert costs.reduce_s[span] == pytest.approx(float(row.sync_s))
     state = float(row.parameter_bytes + row.gradient_bytes + row.optimizer_bytes)
     assert costs.state_bytes[span] == pytest.approx(state)
+
+
+def test_units_are_priced_together_as_each_by_itself(mlp):
+    """Every recompute mode, behind the placement that the unit before sends, with tensor parallelism under ZeRO."""
+    space = PlanSpace(Problem.build(mlp((512, 2048, 1024, 512)), parse_cluster("4xA100"), {"global_batch": 64}))
+    evaluator, units = space.evaluator, space.linkage.blocks.units
+    chosen = next(strategy.signatures for strategy in megatron_strategies(space) if strategy.tp == 2)
+    (layout,) = evaluator.layout_of([((0, 1, 2, 3), (2, 2))]).stages
+    stage = Stage(layout.axes, layout.links, layout.hardware, np.array([True, False]), 16.0)
+    found = UnitsInOrder.of(evaluator, chosen).costs(stage)
+    incoming = np.full(2, BROADCAST)
+    for number, unit in enumerate(units):
+        for row, mode in enumerate(RECOMPUTE_MODES):
+            segment = evaluator.segment(number, by_type(evaluator, chosen), evaluator.masks(unit.type)[mode])
+            assert found[row, number].tobytes() == evaluator.unit_cost(segment, incoming, stage).tobytes()
+        incoming = evaluator.crossing_placement(segment)
+        incoming = np.where(incoming == PARTIAL, BROADCAST, incoming)
+    assert found["forward_comm_s"].any()
+    assert (found["zero_parameters"] < found["parameters"]).any()
 
 
 def random_network():
