@@ -18,6 +18,8 @@ from automap.space.space import PlanSpace
 from ir import zoo
 
 MOE = "moe:layers=2,hidden=64,heads=4,experts=4,seq_len=32,vocab_size=128"
+T5 = "t5:layers=2,hidden=64,heads=4,head_size=16,ffn=256,seq_len=32,vocab_size=128"
+TIED = "gpt:layers=3,hidden=64,heads=4,seq_len=32,vocab_size=1024"
 
 
 def family_of(space, values):
@@ -71,6 +73,15 @@ def some_plans(space, seed, count):
 def test_no_plan_of_a_transformer_is_faster(gpt, space, cluster, training, fix):
     s = space(gpt(layers=3), cluster, 12, training=training, **fix)
     assert len(check(s, some_plans(s, 0, 100))) > 50
+
+
+@pytest.mark.parametrize(("model", "fix"), [(T5, {"tp": 1}), (T5, {"pp": 1, "tp": 2}), (TIED, {"zero": 1})])
+def test_no_plan_is_faster_where_units_share_parameters(space, model, fix):
+    """T5's blocks read the same positions, and its head reads the embedding: most of their state is their own."""
+    s = with_little_memory(space(zoo.build(model), "4xV100-16GB", 8, **fix), 0.5)
+    found = check(s, some_plans(s, 0, 60))
+    assert len(found) > 20
+    assert found.max() > 0.6
 
 
 @pytest.mark.slow
