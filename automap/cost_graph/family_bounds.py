@@ -49,6 +49,13 @@ STEPS = (
 )
 """Levels of stages of one kind of devices and of several kinds, in the order in which layouts are bounded: the latter
 are many."""
+ONCE = (
+    Path(forward=1.0, backward=1.0, gradients=0.0),
+    Path(forward=1.0, backward=1.0, gradients=1.0),
+    Path(forward=1.0, backward=0.0, gradients=0.0),
+    Path(forward=0.0, backward=1.0, gradients=0.0),
+)
+"""Passes of one micro-batch, see `Interleaving.standings`."""
 Key = tuple[tuple[StageClass, tuple[int, ...]], ...]
 """Class of each stage, and the samples that each kind of its devices is priced with; none: any of them."""
 
@@ -124,12 +131,12 @@ class FamilyBounds(StageBounds):
             best = max(best, constant_s + relaxation.bound(target_s - constant_s))
             if number == 0 and shape.pp > 1 and best < target_s:
                 spread = self._of_chunks if shape.virtual > 1 else self._of_ranks
-                best = max(best, spread(family, row, best))
+                best = max(best, spread(family, row, best, target_s))
             if best >= target_s:
                 break
         return best
 
-    def _of_ranks(self, family: Family, row: int, best: float) -> float:
+    def _of_ranks(self, family: Family, row: int, best: float, target_s: float) -> float:
         """With a path that ends on each rank, and ranks which hold unlike numbers of micro-batches."""
         shape = family.shapes[0]
         standing = self._standing_on(
@@ -146,33 +153,32 @@ class FamilyBounds(StageBounds):
                 return best
         return found
 
-    def _of_chunks(self, family: Family, row: int, best: float) -> float:
+    def _of_chunks(self, family: Family, row: int, best: float, target_s: float) -> float:
         """Of virtual stages, one number of them after the other."""
         shape = family.shapes[0]
         stage = self._stage(row, shape)
-        standing = self._standing_on(stage, self._room(row, shape), family, self._once, Level.TOGETHER)
+        standing = self._standing_on(stage, self._room(row, shape), family, ONCE, Level.TOGETHER)
         found = np.inf
         for order in range(self.space.meshes.num_orders(shape.pp)):
-            found = min(found, self._interleaved(family, [standing] * shape.pp, order, best))
+            found = min(found, self._interleaved(family, [standing] * shape.pp, order, best, target_s))
             if found <= best:
                 return best
         return found
 
-    @property
-    def _once(self) -> tuple[Path, ...]:
-        """A pass there and back, without and with gradients behind it."""
-        settings = self.space.evaluator.settings(0)
-        # What gradients may hide under is not only on the path that they end.
-        ends = 1.0 if float(settings.gradient_overlap) <= 0.0 else 0.0
-        return tuple(Path(forward=1.0, backward=1.0, gradients=gradients) for gradients in (0.0, ends))
+    def _interleaved(
+        self, family: Family, standings: Sequence[Standing], order: int, best: float, target_s: float
+    ) -> float:
+        """With virtual stages on ranks whose paths are `ONCE`; any number up to `best` if it is not above that.
 
-    def _interleaved(self, family: Family, standings: Sequence[Standing], order: int, best: float) -> float:
-        """With virtual stages on ranks whose paths are `_once`; any number up to `best` if it is not above that."""
+        Args:
+            target_s: what it is not raised beyond by more paths.
+        """
         settings, found = self.space.evaluator.settings(0), np.inf
         rates = self._rates(family.shapes[0], order)
         sent_s = self._sent_s([standing.crossing for standing in standings], rates)
-        for each in sorted(family.shapes, key=lambda each: -each.virtual):
-            besides_s = np.array(exchanged_s(sent_s, each.virtual))
+        for each in sorted(family.shapes, key=lambda each: each.virtual):
+            shown_s = np.array(exchanged_s(sent_s, each.virtual))
+            begun_s = float(settings.micro_batch_s) / each.virtual
             of = Interleaving(
                 standings=standings,
                 times=np.bincount(self.space.arrays.units, minlength=len(self.space.linkage.types)).astype(np.float64),
@@ -180,10 +186,11 @@ class FamilyBounds(StageBounds):
                 virtual=each.virtual,
                 num_micro_batches=each.num_micro_batches,
                 held=held(each, self.space.schedules),
-                besides_s=besides_s + float(settings.micro_batch_s) / each.virtual,
+                besides_s=np.array([0.5 * shown_s + begun_s, 0.5 * shown_s]),
                 step_s=float(settings.step_s),
             )
-            found = min(found, fastest_interleaving(of))
+            # The least of all numbers counts, so that none is raised beyond another one.
+            found = min(found, fastest_interleaving(of, min(found, target_s)))
             if found <= best:
                 break
         return found
@@ -221,7 +228,7 @@ class FamilyBounds(StageBounds):
         found = []
         for order in range(space.meshes.num_orders(shape.pp)):
             quick = -np.inf
-            for trips in ((), path_trips(shape, space.schedules) if shape.virtual == 1 else self._once):
+            for trips in ((), path_trips(shape, space.schedules) if shape.virtual == 1 else ONCE):
                 views: list[list[Standing]] = [[] for _ in range(shape.pp)]
                 for rank, row in enumerate(space.even_rows(shape, order)):
                     for seen, samples in self._seen(row, shape, family.way):
@@ -229,7 +236,9 @@ class FamilyBounds(StageBounds):
                         room = self._room(seen, shape)
                         views[rank].append(self._standing_on(stage, room, family, trips, level))
                 if trips and shape.virtual > 1:
-                    seconds = self._interleaved(family, [Standing.mixed(some) for some in views], order, quick)
+                    raised_s = target_s if level is Level.TOGETHER else 0.0
+                    mixed = [Standing.mixed(some) for some in views]
+                    seconds = self._interleaved(family, mixed, order, quick, raised_s)
                 else:
                     seconds, _ = self._spread(family, views, self._rates(shape, order))
                 quick = max(quick, seconds)

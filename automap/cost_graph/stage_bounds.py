@@ -65,11 +65,13 @@ class StageBounds:
             return Standing.undecided(found_s, undecided.state_bytes, saved_bytes, room=room, crossing=crossing)
         plenty = room - max(*self._held(family), shape.pp) * float(saved_bytes.max(axis=0).sum())
         found: list[OfTypes] = []
-        for path in (busy, *trips):
-            key = (*_key(stage), level, opened, path, family.zeros, plenty)
+        for number, path in enumerate((busy, *trips)):
+            # All paths share one state, so that only those that matter most are told apart by it.
+            enough = plenty if shape.virtual == 1 or number < 2 else np.inf
+            key = (*_key(stage), level, opened, path, family.zeros, enough)
             if key not in self._of_types:
                 relaxation = Relaxation(self.space, costs, path, family.zeros, num_opened=opened)
-                self._of_types[key] = relaxation.of_types(plenty, found[0].picked if found else None)
+                self._of_types[key] = relaxation.of_types(enough, found[0].picked if found else None)
             found.append(self._of_types[key])
         return Standing.of(found, saved_bytes, room=room, crossing=crossing)
 

@@ -247,7 +247,7 @@ def test_chunks_on_unlike_ranks():
     """Units of one type that take a second together on the first rank, and a second or three on the other one."""
 
     def seconds(first_s, second_s, times):
-        ranks = [on(8 * each, [each, each]) for each in (first_s, second_s)]
+        ranks = [on(8 * each, [each, each, each / 3, 2 * each / 3]) for each in (first_s, second_s)]
         of = Interleaving(
             standings=ranks,
             times=np.array([float(times)]),
@@ -255,10 +255,10 @@ def test_chunks_on_unlike_ranks():
             virtual=2,
             num_micro_batches=8,
             held=[1, 1],
-            besides_s=np.zeros(4),
+            besides_s=np.zeros((2, 4)),
             step_s=0.0,
         )
-        return fastest_interleaving(of)
+        return fastest_interleaving(of, np.inf)
 
     # A slower rank is no faster, and no spread is faster than all ranks together at work.
     alike, slower = seconds(1.0, 1.0, 40), seconds(1.0, 3.0, 40)
