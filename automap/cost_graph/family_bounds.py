@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from automap.cost_graph.stage_bounds import Level, StageBounds
 from automap.cost_graph.stage_layouts import Layouts, StageClass, best_links
 from automap.cost_graph.unlike_stages import Spreads, Standing, Weights, fastest_spread
 from automap.cost_graph.virtual_stages import Interleaving, fastest_interleaving
+from automap.cost_graph.whole_units import WholeUnits
 from automap.price.lowered_plan import spread
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace
@@ -148,7 +150,10 @@ class FamilyBounds(StageBounds):
         )
         found = np.inf
         for order in range(self.space.meshes.num_orders(shape.pp)):
-            found = min(found, self._spread(family, [[standing]] * shape.pp, self._rates(shape, order))[0])
+            rates = self._rates(shape, order)
+            seconds, _ = self._spread(family, [[standing]] * shape.pp, rates)
+            seconds = self._whole(family, [standing] * shape.pp, rates, shape.virtual, seconds, min(found, target_s))
+            found = min(found, seconds)
             if found <= best:
                 return best
         return found
@@ -190,10 +195,43 @@ class FamilyBounds(StageBounds):
                 step_s=float(settings.step_s),
             )
             # The least of all numbers counts, so that none is raised beyond another one.
-            found = min(found, fastest_interleaving(of, min(found, target_s)))
+            seconds = fastest_interleaving(of, min(found, target_s))
+            if seconds < target_s:
+                seconds = self._whole(family, standings, rates, each.virtual, seconds, min(found, target_s))
+            found = min(found, seconds)
             if found <= best:
                 break
         return found
+
+    def _whole(
+        self,
+        family: Family,
+        standings: Sequence[Standing],
+        rates: Sequence[float],
+        virtual: int,
+        known_s: float,
+        target_s: float,
+    ) -> float:
+        """What a pipeline takes at least as its units are not divided.
+
+        Args:
+            rates: [ranks] bytes a second from each rank to the next one.
+            virtual: virtual stages.
+            known_s: what it takes at least as known so far.
+            target_s: what the bound is not raised beyond.
+        """
+        shapes = tuple(each for each in family.shapes if each.virtual == virtual)
+        alone, units = replace(family, shapes=shapes), self.space.arrays.units
+        held_ = [min(each, shapes[0].pp) if virtual > 1 else each for each in self._held(alone)]
+        whole = WholeUnits(
+            standings=standings,
+            times=np.bincount(units, minlength=len(self.space.linkage.types)).astype(np.float64),
+            ends=(int(units[0]), int(units[-1])),
+            least=virtual,
+            held=held_,
+            besides_s=self._besides_s(alone, [[standing] for standing in standings], rates),
+        )
+        return whole.bound(known_s, target_s)
 
     def _tie(self, shape: Shape) -> tuple[float, float]:
         """What the rank of the first unit exchanges with another one whose units read the same parameters.
@@ -240,7 +278,11 @@ class FamilyBounds(StageBounds):
                     mixed = [Standing.mixed(some) for some in views]
                     seconds = self._interleaved(family, mixed, order, quick, raised_s)
                 else:
-                    seconds, _ = self._spread(family, views, self._rates(shape, order))
+                    rates = self._rates(shape, order)
+                    seconds, _ = self._spread(family, views, rates)
+                    if level is Level.TOGETHER:
+                        mixed = [Standing.mixed(some) for some in views]
+                        seconds = self._whole(family, mixed, rates, shape.virtual, seconds, target_s)
                 quick = max(quick, seconds)
                 if quick >= target_s:
                     break

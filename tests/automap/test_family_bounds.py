@@ -14,6 +14,7 @@ from automap.cost_graph.stage_bounds import Level
 from automap.cost_graph.stage_layouts import compositions
 from automap.cost_graph.unlike_stages import Spreads, Standing, Weights, fastest_spread
 from automap.cost_graph.virtual_stages import Interleaving, fastest_interleaving
+from automap.cost_graph.whole_units import WholeUnits
 from automap.space.space import PlanSpace
 from ir import zoo
 
@@ -266,6 +267,77 @@ def test_chunks_on_unlike_ranks():
     assert slower >= 8.0 / (1.0 + 1.0 / 3.0)
     # One unit of 1/4 s in each chunk: a rank works for 8 * 2 / 4 s, and the second one waits for the first chunk.
     assert seconds(1.0, 1.0, 4) == pytest.approx(4.0 + 0.25, rel=1e-4)
+
+
+def whole(busy_s, times, ends, *, least=1, room=1e9, saved=None, ranks=3):
+    """Ranks that are alike, [ways, types] seconds of all units of a type, which save as much in the first way."""
+    busy_s = np.array(busy_s, dtype=float)
+    standing = Standing(
+        busy_s=busy_s,
+        trip_s=np.zeros((0, *busy_s.shape)),
+        state_bytes=np.zeros_like(busy_s),
+        saved_bytes=np.zeros_like(busy_s) if saved is None else np.array(saved, dtype=float),
+        room=room,
+        crossing=0.0,
+    )
+    return WholeUnits(
+        standings=[standing] * ranks,
+        times=np.array(times, dtype=float),
+        ends=ends,
+        least=least,
+        held=[1] * ranks,
+        besides_s=[0.5 * rank for rank in range(ranks)],
+    )
+
+
+def longest_rank(of):
+    """Seconds of the rank that works longest in the best of all ways to share out whole units, by trying them."""
+    num_ranks, times = len(of.standings), of.times.astype(int).tolist()
+    best = np.inf
+    shares = [
+        [some for some in itertools.product(range(n + 1), repeat=num_ranks) if sum(some) == n] for n in times
+    ]
+    for counts in itertools.product(*shares):
+        each = np.array(counts)
+        is_whole = (each.sum(axis=0) >= of.least).all()
+        if is_whole and each[of.ends[0], 0] and each[of.ends[1], -1]:
+            best = min(best, max(seconds_on(of, rank, each[:, rank]) for rank in range(num_ranks)))
+    return best
+
+
+def seconds_on(of, rank, counts):
+    """Seconds of a rank with so many units of each type, each in the best way for which there is room."""
+    standing, found = of.standings[rank], np.inf
+    ways = range(len(standing.busy_s))
+    for picked in itertools.product(*(itertools.combinations_with_replacement(ways, n) for n in counts)):
+        units = [(way, kind) for kind, some in enumerate(picked) for way in some]
+        used = sum(standing.used_bytes(of.held[rank])[unit] / of.times[unit[1]] for unit in units)
+        if used <= standing.room:
+            found = min(found, sum(standing.busy_s[unit] / of.times[unit[1]] for unit in units))
+    return of.besides_s[rank] + found
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        whole([[8.0, 1.0, 2.5]], [7, 1, 1], (1, 2)),
+        whole([[8.0, 0.5]], [4, 1], (0, 1), ranks=2),
+        whole([[5.0, 9.0, 0.0]], [4, 5, 1], (0, 2)),
+        whole([[4.0, 9.0, 0.0]], [4, 4, 1], (2, 1), least=3),
+        whole([[6.0, 0.1], [9.0, 0.1]], [6, 1], (0, 1), room=5.0, saved=[[12.0, 0.0], [0.0, 0.0]]),
+        whole([[6.0, 6.0, 0.2], [7.0, 9.0, 0.2]], [3, 3, 1], (0, 2), room=4.0, saved=[[9.0, 6.0, 0.0], [0.0] * 3]),
+    ],
+)
+def test_whole_units_take_no_less_than_counted(of):
+    """Against all ways to share out the units; equal but for halvings where neither memory nor single units matter."""
+    best = longest_rank(of)
+    spread_s = float((of.standings[0].busy_s.min(axis=0)).sum()) / len(of.standings)
+    found = of.bound(spread_s, np.inf)
+    assert found <= best * (1.0 + 1e-9)
+    assert found > spread_s
+    assert of.bound(spread_s, 1.01 * spread_s) <= 1.01 * spread_s * (1.0 + 1e-9)
+    if len(of.standings[0].busy_s) == 1 and of.ends[1] == len(of.times) - 1:
+        assert found >= best * 0.99
 
 
 def test_weights_of_one_spread_bound_all():
