@@ -31,7 +31,7 @@ from automap.cost_graph.unlike_stages import Standing
 from automap.price.kernels.pipeline import run_program
 from automap.schedule import A_BEFORE, A_CHUNK, A_RANK, A_WORD, FORWARD, INTERLEAVED, arrange
 
-MOST_CHUNKS = 32
+MOST_CHUNKS = 48
 """Most chunks that the program tells apart (assumed); of more, those in the middle of each rank are one."""
 MOST_ROUNDS = 12
 """Most rows of paths that are generated for one pipeline (assumed)."""
@@ -70,8 +70,8 @@ class Interleaving:
 
 
 def groups(ranks: int, virtual: int) -> list[int]:
-    """Numbers of chunks of a rank that the program takes as one, in order."""
-    alone = max(2, MOST_CHUNKS // ranks)
+    """Numbers of chunks of a rank that the program takes as one, in order; the first and the last chunk are alone."""
+    alone = max(3, MOST_CHUNKS // ranks)
     return [1] * virtual if virtual <= alone else [*[1] * (alone - 2), virtual - alone + 1, 1]
 
 

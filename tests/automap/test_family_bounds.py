@@ -15,6 +15,8 @@ from automap.cost_graph.stage_layouts import compositions
 from automap.cost_graph.unlike_stages import Spreads, Standing, Weights, fastest_spread
 from automap.cost_graph.virtual_stages import Interleaving, fastest_interleaving
 from automap.cost_graph.whole_units import WholeUnits
+from automap.price.kernels.pipeline import run_program
+from automap.schedule import INTERLEAVED, arrange
 from automap.space.space import PlanSpace
 from ir import zoo
 
@@ -267,6 +269,57 @@ def test_chunks_on_unlike_ranks():
     assert slower >= 8.0 / (1.0 + 1.0 / 3.0)
     # One unit of 1/4 s in each chunk: a rank works for 8 * 2 / 4 s, and the second one waits for the first chunk.
     assert seconds(1.0, 1.0, 4) == pytest.approx(4.0 + 0.25, rel=1e-4)
+
+
+def of_units(cuts, forward_s, backward_s, gradient_s, ranks, num_micro_batches):
+    """Seconds of an interleaved step by its simulated schedule, with so many units of a type in each chunk."""
+    cuts = np.array(cuts)
+    seconds = np.zeros((4, len(cuts)))
+    seconds[:2] = [cuts @ forward_s, cuts @ backward_s]
+    program = arrange(INTERLEAVED, ranks, len(cuts), num_micro_batches)
+    ends, times = np.empty(ranks), np.empty((len(program), 2))
+    run_program(program, seconds, np.zeros(len(cuts)), ends, times)
+    of_ranks = cuts.reshape(-1, ranks, cuts.shape[1]).sum(axis=0) @ np.array(gradient_s)
+    return float((ends + of_ranks).max())
+
+
+@pytest.mark.parametrize(("ranks", "virtual", "number"), [(2, 2, 4), (2, 3, 6), (4, 2, 4), (4, 2, 8), (16, 8, 16)])
+def test_no_division_into_chunks_is_faster_than_the_program_with_generated_paths(ranks, virtual, number):
+    """Against the simulated schedule of random divisions of 2 and 3 units of two types a chunk, ends included."""
+    rng = np.random.default_rng(ranks * virtual)
+    forward_s, backward_s, gradient_s = (rng.uniform(0.5, 1.5, 2) * scale for scale in (1.0, 2.0, 3.0))
+    kinds = np.repeat([0, 1], ranks * virtual + ranks)
+    times = np.bincount(kinds).astype(float)
+    both_s = forward_s + backward_s
+    of_paths = np.array([both_s, both_s + gradient_s, forward_s, backward_s]) * times
+    standing = on(1.0, [])
+    standing = replace(
+        standing,
+        busy_s=((number * both_s + gradient_s) * times)[None],
+        trip_s=of_paths[:, None],
+        state_bytes=np.zeros((1, 2)),
+        saved_bytes=np.zeros((1, 2)),
+    )
+    of = Interleaving(
+        standings=[standing] * ranks,
+        times=times,
+        ends=np.eye(2) / times,
+        virtual=virtual,
+        num_micro_batches=number,
+        held=[1] * ranks,
+        besides_s=np.zeros((2, ranks * virtual)),
+        step_s=0.0,
+    )
+    found, best = fastest_interleaving(of, np.inf), np.inf
+    for trial in range(60):
+        inner = rng.choice(np.arange(1, len(kinds)), ranks * virtual - 1, replace=False)
+        if not trial:
+            inner = np.linspace(0, len(kinds), ranks * virtual + 1).astype(int)[1:-1]
+        chunks = np.split(kinds, np.sort(inner))
+        cuts = np.array([np.bincount(chunk, minlength=2) for chunk in chunks], dtype=float)
+        best = min(best, of_units(cuts, forward_s, backward_s, gradient_s, ranks, number))
+        assert found <= best * (1.0 + 1e-9)
+    assert found > 0.7 * best
 
 
 def whole(busy_s, times, ends, *, least=1, room=1e9, saved=None, ranks=3):
