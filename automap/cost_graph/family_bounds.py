@@ -24,11 +24,11 @@ from automap.cost_graph.relaxation import (
     Memory,
     Relaxation,
 )
-from automap.cost_graph.stage_bounds import Level, StageBounds
+from automap.cost_graph.stage_bounds import Level, StageBounds, least_crossing
 from automap.cost_graph.stage_layouts import Layouts, StageClass, best_links
 from automap.cost_graph.unlike_stages import Spreads, Standing, Weights, fastest_spread
 from automap.cost_graph.virtual_stages import Interleaving, fastest_interleaving
-from automap.cost_graph.whole_units import WholeUnits
+from automap.cost_graph.whole_units import WholeUnits, fastest_cuts
 from automap.price.lowered_plan import spread
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace
@@ -152,7 +152,7 @@ class FamilyBounds(StageBounds):
         for order in range(self.space.meshes.num_orders(shape.pp)):
             rates = self._rates(shape, order)
             seconds, _ = self._spread(family, [[standing]] * shape.pp, rates)
-            seconds = self._whole(family, [standing] * shape.pp, rates, shape.virtual, seconds, min(found, target_s))
+            seconds = max(seconds, self._of_cuts(family, [[standing]] * shape.pp, rates))
             found = min(found, seconds)
             if found <= best:
                 return best
@@ -180,8 +180,8 @@ class FamilyBounds(StageBounds):
         """
         settings, found = self.space.evaluator.settings(0), np.inf
         rates = self._rates(family.shapes[0], order)
-        sent_s = self._sent_s([standing.crossing for standing in standings], rates)
         for each in sorted(family.shapes, key=lambda each: each.virtual):
+            sent_s = self._sent_s(least_crossing([one.crossing for one in standings], each.virtual), rates)
             shown_s = np.array(exchanged_s(sent_s, each.virtual))
             begun_s = float(settings.micro_batch_s) / each.virtual
             of = Interleaving(
@@ -202,6 +202,23 @@ class FamilyBounds(StageBounds):
             if found <= best:
                 break
         return found
+
+    def _of_cuts(self, family: Family, views: Sequence[Sequence[Standing]], rates: Sequence[float]) -> float:
+        """What a pipeline without virtual stages takes at least under the best cuts.
+
+        Args:
+            rates: [ranks] bytes a second from each rank to the next one.
+        """
+        settings, count = self.space.evaluator.settings(0), float(family.shapes[0].num_micro_batches)
+        if len(views) == 1:
+            return 0.0
+        crossing = [np.min([view.crossing for view in some], axis=0) for some in views]
+        shown = 1.0 - float(settings.send_overlap)
+        sent_s = [
+            count * (float(settings.send_s) + shown * each / rate) for each, rate in zip(crossing, rates, strict=True)
+        ]
+        besides_s = float(settings.step_s) + count * float(settings.micro_batch_s)
+        return fastest_cuts(views, self.space.arrays.units, self._held(family), besides_s, sent_s)
 
     def _whole(
         self,
@@ -253,10 +270,13 @@ class FamilyBounds(StageBounds):
 
     def _exchanged_s(self, costs: OpenCosts, family: Family) -> float:
         """Seconds of exchanges of a micro-batch on all ranks together, at least."""
-        crossing, shape = self._least_crossing(costs), family.shapes[0]
-        orders = range(self.space.meshes.num_orders(shape.pp))
-        sent = [self._sent_s([crossing] * shape.pp, self._rates(shape, order)) for order in orders]
-        return min(sum(exchanged_s(some, each.virtual)) for some in sent for each in family.shapes)
+        crossing, shape = self._crossing(costs), family.shapes[0]
+        rates = [self._rates(shape, order) for order in range(self.space.meshes.num_orders(shape.pp))]
+        found = []
+        for each in family.shapes:
+            sent = least_crossing([crossing] * shape.pp, each.virtual)
+            found += [sum(exchanged_s(self._sent_s(sent, some), each.virtual)) for some in rates]
+        return min(found)
 
     # -- stages that differ ---------------------------------------------------------------------------------------
 
@@ -280,9 +300,7 @@ class FamilyBounds(StageBounds):
                 else:
                     rates = self._rates(shape, order)
                     seconds, _ = self._spread(family, views, rates)
-                    if level is Level.TOGETHER:
-                        mixed = [Standing.mixed(some) for some in views]
-                        seconds = self._whole(family, mixed, rates, shape.virtual, seconds, target_s)
+                    seconds = max(seconds, self._of_cuts(family, views, rates))
                 quick = max(quick, seconds)
                 if quick >= target_s:
                     break
@@ -364,7 +382,10 @@ class FamilyBounds(StageBounds):
             if not len(waiting) or tried[fastest := int(waiting[found[waiting].argmin()])]:
                 break
             tried[fastest] = True
-            fastest_s, weights = self._spread(family, [views[stage] for stage in at[fastest]], rates[fastest].tolist())
+            some = [views[stage] for stage in at[fastest]]
+            fastest_s, weights = self._spread(family, some, rates[fastest].tolist())
+            if fastest_s < target_s:
+                fastest_s = max(fastest_s, self._of_cuts(family, some, rates[fastest].tolist()))
             pool.append(weights)
             found[left] = np.maximum(found[left], spreads.some(left).bounds(weights))
             found[fastest] = max(found[fastest], fastest_s)
@@ -383,8 +404,8 @@ class FamilyBounds(StageBounds):
             np.array([some.min(axis=-2) for some in of_stages])
             for of_stages in ([one.busy_s for one in stages], [one.trip_s for one in stages])
         )
-        crossing = np.array([one.crossing for one in stages])
-        sent_s = float(settings.send_s) + (1.0 - float(settings.send_overlap)) * crossing[at] / rates
+        crossing = np.array([least_crossing([one.crossing] * shape.pp, 1) for one in stages])[at, np.arange(shape.pp)]
+        sent_s = float(settings.send_s) + (1.0 - float(settings.send_overlap)) * crossing / rates
         sent_s[:, -1] = 0.0
         exchanged_s = sent_s + np.roll(sent_s, 1, axis=1)
         micro_batch_s, step_s = float(settings.micro_batch_s), float(settings.step_s)

@@ -3,8 +3,10 @@
 A linear program spreads units in fractions: 33 units over 8 ranks are 4.125 for each of them, but one rank has 5. Here
 units of the repeated types are counted. A rank takes what its units take, and where memory is short, each unit has the
 recompute mode that is best at a price of memory, less the price of all room: that is a lower bound at any price
-(Lagrange). Seconds are too few if not all units find a place in them. The order of units does not count. Units:
-seconds, bytes.
+(Lagrange). Seconds are too few if not all units find a place in them. The order of units does not count.
+
+Where each rank has one run of units, the best cuts are found exactly instead (`fastest_cuts`), with what crosses at each
+of them. Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from automap.arrays import Floats
+from automap.arrays import Floats, Ints
 from automap.cost_graph.unlike_stages import Standing
 
 MOST_PRICES = 8
@@ -72,17 +74,7 @@ class WholeUnits:
 
     def _prices(self, kinds: Sequence[int]) -> Iterator[float]:
         """Prices of a byte: none, and those at which another way is the best of a type."""
-        yield 0.0
-        found = set[float]()
-        distinct = {id(one): (one, each) for one, each in zip(self.standings, self.held, strict=True)}
-        for standing, held in distinct.values():
-            if standing.may_be_short(held, 1.0 / len(self.standings)):
-                used = standing.used_bytes(held)
-                for kind in kinds:
-                    slower = standing.busy_s[:, None, kind] - standing.busy_s[None, :, kind]
-                    less = used[None, :, kind] - used[:, None, kind]
-                    found.update((slower[(slower > 0.0) & (less > 0.0)] / less[(slower > 0.0) & (less > 0.0)]).tolist())
-        yield from sorted(found)[:MOST_PRICES]
+        return _prices(self.standings, self.held, kinds)
 
     def _costs_s(self, price_s: float) -> tuple[Floats, Floats]:
         """[ranks, types] seconds of a unit at least at a price of memory, and [ranks] what the room is worth."""
@@ -122,3 +114,61 @@ class WholeUnits:
                     np.maximum(into, moved, out=into)
             placed = after
         return bool(placed[number].max() >= self.times[kinds[1]])
+
+
+def fastest_cuts(
+    views: Sequence[Sequence[Standing]],
+    units: Ints,
+    held: Sequence[int],
+    besides_s: float,
+    sent_s: Sequence[Floats],
+) -> float:
+    """Seconds that the rank which works longest takes at least under the best cuts.
+
+    Args:
+        views: for each rank, what units take there in each of several views, all of which hold.
+        units: [units] type of each unit, in order.
+        held: [ranks] micro-batches for which each rank keeps what it saves.
+        besides_s: seconds that each rank takes besides its units and exchanges.
+        sent_s: [ranks][units - 1] seconds of all exchanges with the next rank where a rank ends behind each unit.
+    """
+    times, number = np.bincount(units), len(units)
+    found = 0.0
+    one_of_each = [some[0] for some in views]
+    for price_s in _prices(one_of_each, held, np.unique(units).tolist()):
+        # [units + 1] seconds of the longest rank so far where the ranks so far hold so many units.
+        longest = np.full(number + 1, np.inf)
+        longest[0] = 0.0
+        for rank, some in enumerate(views):
+            before, behind = np.zeros(number + 1), np.full(number + 1, np.inf)
+            if rank:
+                before[1:-1] = sent_s[rank - 1]
+            if rank < len(views) - 1:
+                behind[1:-1] = sent_s[rank]
+            else:
+                behind[-1] = 0.0
+            taken = np.zeros((number + 1, number + 1))
+            for view in some:
+                each = (view.busy_s + price_s * view.used_bytes(held[rank])).min(axis=0) / np.maximum(times, 1)
+                ends_s = np.concatenate([[0.0], np.cumsum(each[units])])
+                taken = np.maximum(taken, ends_s[None, :] - ends_s[:, None] - price_s * view.room)
+            taken += besides_s + before[:, None] + behind[None, :]
+            taken[np.tri(number + 1, dtype=np.bool_)] = np.inf
+            longest = np.maximum(longest[:, None], taken).min(axis=0)
+        found = max(found, float(longest[-1]))
+    return found
+
+
+def _prices(standings: Sequence[Standing], held: Sequence[int], kinds: Sequence[int]) -> Iterator[float]:
+    """Prices of a byte: none, and those at which another way is the best of a type where memory may be short."""
+    yield 0.0
+    found = set[float]()
+    for standing, count in {id(one): (one, each) for one, each in zip(standings, held, strict=True)}.values():
+        if standing.may_be_short(count, 1.0 / len(standings)):
+            used = standing.used_bytes(count)
+            for kind in kinds:
+                slower = standing.busy_s[:, None, kind] - standing.busy_s[None, :, kind]
+                less = used[None, :, kind] - used[:, None, kind]
+                trades = (slower > 0.0) & (less > 0.0)
+                found.update((slower[trades] / less[trades]).tolist())
+    yield from sorted(found)[:MOST_PRICES]

@@ -10,11 +10,11 @@ from automap.bounds.enumeration import Enumeration
 from automap.bounds.known_plans import priced_templates
 from automap.cost_graph.families import families, parts, ways_to_share
 from automap.cost_graph.family_bounds import FamilyBounds
-from automap.cost_graph.stage_bounds import Level
+from automap.cost_graph.stage_bounds import Level, least_crossing
 from automap.cost_graph.stage_layouts import compositions
 from automap.cost_graph.unlike_stages import Spreads, Standing, Weights, fastest_spread
 from automap.cost_graph.virtual_stages import Interleaving, fastest_interleaving
-from automap.cost_graph.whole_units import WholeUnits
+from automap.cost_graph.whole_units import WholeUnits, fastest_cuts
 from automap.price.kernels.pipeline import run_program
 from automap.schedule import INTERLEAVED, arrange
 from automap.space.space import PlanSpace
@@ -203,7 +203,7 @@ def on(busy_s, trip_s, *, state=0.0, saved=None, room=1.0):
         state_bytes=np.full((np.size(busy_s), 1), state),
         saved_bytes=saved,
         room=room,
-        crossing=0.0,
+        crossing=np.zeros(0),
     )
 
 
@@ -331,7 +331,7 @@ def whole(busy_s, times, ends, *, least=1, room=1e9, saved=None, ranks=3):
         state_bytes=np.zeros_like(busy_s),
         saved_bytes=np.zeros_like(busy_s) if saved is None else np.array(saved, dtype=float),
         room=room,
-        crossing=0.0,
+        crossing=np.zeros(0),
     )
     return WholeUnits(
         standings=[standing] * ranks,
@@ -393,6 +393,59 @@ def test_whole_units_take_no_less_than_counted(of):
         assert found >= best * 0.99
 
 
+@pytest.mark.parametrize("is_short", [False, True])
+def test_the_best_cuts_are_those_of_all(is_short):
+    """Against all cuts of seven units over three ranks that differ, the last of which is seen in two views."""
+    rng = np.random.default_rng(3)
+    units, ranks = np.array([0, 1, 1, 2, 1, 2, 0]), 3
+    times = np.bincount(units)
+
+    def standing():
+        return Standing(
+            busy_s=np.sort(rng.uniform(1.0, 9.0, (2, 3)), axis=0),
+            trip_s=np.zeros((0, 2, 3)),
+            state_bytes=np.zeros((2, 3)),
+            saved_bytes=np.array([[8.0, 8.0, 8.0], [0.0, 0.0, 0.0]]),
+            room=3.0 if is_short else 1e3,
+            crossing=np.zeros(6),
+        )
+
+    views = [[standing()], [standing()], [standing(), standing()]]
+    sent_s = [rng.uniform(0.0, 2.0, 6) for _ in range(ranks)]
+    best = np.inf
+    for first, second in itertools.combinations(range(1, 7), 2):
+        ends, longest = (0, first, second, 7), 0.0
+        for rank, some in enumerate(views):
+            mine = units[ends[rank] : ends[rank + 1]]
+            around = sum(sent_s[rank - 1 + side][ends[rank + side] - 1] for side in (0, 1) if 0 < rank + side < ranks)
+            for view in some:
+                longest = max(longest, 0.5 + around + _on_rank(view, mine, times))
+        best = min(best, longest)
+    found = fastest_cuts(views, units, [1] * ranks, 0.5, sent_s)
+    assert found <= best * (1.0 + 1e-9)
+    assert found >= best * (0.8 if is_short else 1.0 - 1e-9)
+
+
+def _on_rank(view, units, times):
+    """Seconds of some units in the best of their ways for which there is room."""
+    best = np.inf
+    for ways in itertools.product(range(2), repeat=len(units)):
+        used = sum(view.used_bytes(1)[way, kind] / times[kind] for way, kind in zip(ways, units, strict=True))
+        if used <= view.room:
+            best = min(best, sum(view.busy_s[way, kind] / times[kind] for way, kind in zip(ways, units, strict=True)))
+    return best
+
+
+def test_what_crosses_is_that_of_places_where_a_chunk_may_end():
+    """Of five units: two ranks may be cut anywhere, five nowhere but behind each unit; chunks of a rank by hand."""
+    crossing = np.array([4.0, 3.0, 2.0, 1.0])
+    assert least_crossing([crossing] * 2, 1) == [1.0, 0.0]
+    assert least_crossing([crossing] * 5, 1) == [4.0, 3.0, 2.0, 1.0, 0.0]
+    # Chunks 0 and 2 end behind unit 1 or 2, and 3 or 4; chunk 1 ends behind unit 2 or 3.
+    assert least_crossing([crossing] * 2, 2) == [1.0, 2.0]
+    assert least_crossing([crossing[::-1]] * 2, 2) == [1.0, 2.0]
+
+
 def test_weights_of_one_spread_bound_all():
     """Against the program of each of several spreads over three ranks."""
     rng = np.random.default_rng(0)
@@ -407,7 +460,7 @@ def test_weights_of_one_spread_bound_all():
             [
                 [
                     Standing(
-                        busy_s=b[None], trip_s=t[:, None], state_bytes=none, saved_bytes=none, room=1.0, crossing=0.0
+                        busy_s=b[None], trip_s=t[:, None], state_bytes=none, saved_bytes=none, room=1.0, crossing=np.zeros(0)
                     )
                 ]
                 for b, t in zip(busy_s[number], trip_s[number], strict=True)
