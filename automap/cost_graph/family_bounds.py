@@ -28,7 +28,7 @@ from automap.cost_graph.stage_bounds import Level, StageBounds, least_crossing
 from automap.cost_graph.stage_layouts import Layouts, StageClass, best_links
 from automap.cost_graph.unlike_stages import Spreads, Standing, Weights, fastest_spread
 from automap.cost_graph.virtual_stages import Interleaving, fastest_interleaving
-from automap.cost_graph.whole_units import WholeUnits, fastest_cuts
+from automap.cost_graph.whole_units import Cuts, WholeUnits
 from automap.price.lowered_plan import spread
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace
@@ -152,7 +152,8 @@ class FamilyBounds(StageBounds):
         for order in range(self.space.meshes.num_orders(shape.pp)):
             rates = self._rates(shape, order)
             seconds, _ = self._spread(family, [[standing]] * shape.pp, rates)
-            seconds = max(seconds, self._of_cuts(family, [[standing]] * shape.pp, rates))
+            cut_s = self._of_cuts(family, [[standing]], np.zeros((1, shape.pp), dtype=np.int64), np.array([rates]))
+            seconds = max(seconds, float(cut_s[0]))
             found = min(found, seconds)
             if found <= best:
                 return best
@@ -203,22 +204,28 @@ class FamilyBounds(StageBounds):
                 break
         return found
 
-    def _of_cuts(self, family: Family, views: Sequence[Sequence[Standing]], rates: Sequence[float]) -> float:
-        """What a pipeline without virtual stages takes at least under the best cuts.
+    def _of_cuts(
+        self, family: Family, stages: Sequence[Sequence[Standing]], at: Ints, rates: Floats
+    ) -> Floats:
+        """[pipelines] what pipelines without virtual stages take at least under the best cuts.
 
         Args:
-            rates: [ranks] bytes a second from each rank to the next one.
+            stages: for each stage, what units take there in each of several views.
+            at: [pipelines, ranks] number of the stage of each rank.
+            rates: [pipelines, ranks] bytes a second from each rank to the next one.
         """
         settings, count = self.space.evaluator.settings(0), float(family.shapes[0].num_micro_batches)
-        if len(views) == 1:
-            return 0.0
-        crossing = [np.min([view.crossing for view in some], axis=0) for some in views]
-        shown = 1.0 - float(settings.send_overlap)
-        sent_s = [
-            count * (float(settings.send_s) + shown * each / rate) for each, rate in zip(crossing, rates, strict=True)
-        ]
-        besides_s = float(settings.step_s) + count * float(settings.micro_batch_s)
-        return fastest_cuts(views, self.space.arrays.units, self._held(family), besides_s, sent_s)
+        if at.shape[1] == 1:
+            return np.zeros(len(at))
+        cuts = Cuts(
+            stages=stages,
+            units=self.space.arrays.units,
+            held=self._held(family),
+            besides_s=float(settings.step_s) + count * float(settings.micro_batch_s),
+            send_s=count * float(settings.send_s),
+            byte_s=count * (1.0 - float(settings.send_overlap)),
+        )
+        return cuts.bounds(at, rates)
 
     def _whole(
         self,
@@ -300,7 +307,8 @@ class FamilyBounds(StageBounds):
                 else:
                     rates = self._rates(shape, order)
                     seconds, _ = self._spread(family, views, rates)
-                    seconds = max(seconds, self._of_cuts(family, views, rates))
+                    cut_s = self._of_cuts(family, views, np.arange(shape.pp)[None], np.array([rates]))
+                    seconds = max(seconds, float(cut_s[0]))
                 quick = max(quick, seconds)
                 if quick >= target_s:
                     break
@@ -376,16 +384,16 @@ class FamilyBounds(StageBounds):
                 break
             found[left] = np.maximum(found[left], spreads.some(left).bounds(weights))
             left = left[found[left] < target_s]
+        if len(left):
+            found[left] = np.maximum(found[left], self._of_cuts(family, views, at[left], rates[left]))
+            left = left[found[left] < target_s]
         for _ in range(MOST_PROGRAMS if levels[0] is Level.TOGETHER else MOST_EARLY_PROGRAMS):
             # Once all is decided, a layout whose program was solved cannot be raised any more.
             waiting = left[~(tried & may_rise)[left]]
             if not len(waiting) or tried[fastest := int(waiting[found[waiting].argmin()])]:
                 break
             tried[fastest] = True
-            some = [views[stage] for stage in at[fastest]]
-            fastest_s, weights = self._spread(family, some, rates[fastest].tolist())
-            if fastest_s < target_s:
-                fastest_s = max(fastest_s, self._of_cuts(family, some, rates[fastest].tolist()))
+            fastest_s, weights = self._spread(family, [views[stage] for stage in at[fastest]], rates[fastest].tolist())
             pool.append(weights)
             found[left] = np.maximum(found[left], spreads.some(left).bounds(weights))
             found[fastest] = max(found[fastest], fastest_s)

@@ -5,7 +5,7 @@ units of the repeated types are counted. A rank takes what its units take, and w
 recompute mode that is best at a price of memory, less the price of all room: that is a lower bound at any price
 (Lagrange). Seconds are too few if not all units find a place in them. The order of units does not count.
 
-Where each rank has one run of units, the best cuts are found exactly instead (`fastest_cuts`), with what crosses at each
+Where each rank has one run of units, the best cuts are found exactly instead (`Cuts`), with what crosses at each
 of them. Units: seconds, bytes.
 """
 
@@ -19,7 +19,9 @@ import numpy as np
 from automap.arrays import Floats, Ints
 from automap.cost_graph.unlike_stages import Standing
 
-MOST_PRICES = 8
+MOST_PIPELINES = 100
+"""Pipelines whose cuts are found together, which bounds memory."""
+MOST_PRICES = 6
 """Most prices of memory that are tried (assumed)."""
 STEPS = 8
 """Halvings of the seconds between those that are too few and those that may not be (assumed)."""
@@ -74,7 +76,7 @@ class WholeUnits:
 
     def _prices(self, kinds: Sequence[int]) -> Iterator[float]:
         """Prices of a byte: none, and those at which another way is the best of a type."""
-        return _prices(self.standings, self.held, kinds)
+        return _prices(self.standings, self.held, kinds, len(self.standings))
 
     def _costs_s(self, price_s: float) -> tuple[Floats, Floats]:
         """[ranks, types] seconds of a unit at least at a price of memory, and [ranks] what the room is worth."""
@@ -116,59 +118,95 @@ class WholeUnits:
         return bool(placed[number].max() >= self.times[kinds[1]])
 
 
-def fastest_cuts(
-    views: Sequence[Sequence[Standing]],
-    units: Ints,
-    held: Sequence[int],
-    besides_s: float,
-    sent_s: Sequence[Floats],
-) -> float:
-    """Seconds that the rank which works longest takes at least under the best cuts.
+@dataclass(frozen=True, kw_only=True)
+class Cuts:
+    """Pipelines whose ranks have one run of units each."""
 
-    Args:
-        views: for each rank, what units take there in each of several views, all of which hold.
-        units: [units] type of each unit, in order.
-        held: [ranks] micro-batches for which each rank keeps what it saves.
-        besides_s: seconds that each rank takes besides its units and exchanges.
-        sent_s: [ranks][units - 1] seconds of all exchanges with the next rank where a rank ends behind each unit.
-    """
-    times, number = np.bincount(units), len(units)
-    found = 0.0
-    one_of_each = [some[0] for some in views]
-    for price_s in _prices(one_of_each, held, np.unique(units).tolist()):
-        # [units + 1] seconds of the longest rank so far where the ranks so far hold so many units.
-        longest = np.full(number + 1, np.inf)
-        longest[0] = 0.0
-        for rank, some in enumerate(views):
-            before, behind = np.zeros(number + 1), np.full(number + 1, np.inf)
-            if rank:
-                before[1:-1] = sent_s[rank - 1]
-            if rank < len(views) - 1:
-                behind[1:-1] = sent_s[rank]
+    stages: Sequence[Sequence[Standing]]
+    """For each stage, what units take there in each of several views, all of which hold."""
+    units: Ints
+    """[units] type of each unit, in order."""
+    held: Sequence[int]
+    """[ranks] micro-batches for which each rank keeps what it saves."""
+    besides_s: float
+    """Seconds that each rank takes besides its units and exchanges."""
+    send_s: float
+    """Seconds of all exchanges with the next rank besides those of their bytes."""
+    byte_s: float
+    """Seconds of all exchanges for a byte that crosses, times the bytes a second of the link."""
+
+    def bounds(self, at: Ints, rates: Floats) -> Floats:
+        """[pipelines] seconds that the rank which works longest takes at least under the best cuts.
+
+        Args:
+            at: [pipelines, ranks] number of the stage of each rank.
+            rates: [pipelines, ranks] bytes a second from each rank to the next one.
+        """
+        found = np.zeros(len(at))
+        one_of_each = [some[0] for some in self.stages]
+        most = [max(self.held)] * len(one_of_each)
+        for price_s in _prices(one_of_each, most, np.unique(self.units).tolist(), at.shape[1]):
+            taken_s = self._taken_s(price_s, at.shape[1])
+            for begin in range(0, len(at), MOST_PIPELINES):
+                block = slice(begin, begin + MOST_PIPELINES)
+                found[block] = np.maximum(found[block], self._longest_s(taken_s, at[block], rates[block]))
+        return found
+
+    def _taken_s(self, price_s: float, ranks: int) -> Floats:
+        """[ranks, stages, units + 1, units + 1] seconds of the units from one place to another on each stage.
+
+        Less the price of the room, as each unit has the price of its memory; infinite where there is no unit.
+        """
+        times, number = np.maximum(np.bincount(self.units), 1), len(self.units)
+        found = np.zeros((ranks, len(self.stages), number + 1, number + 1))
+        for rank, held in enumerate(self.held):
+            if rank and (not price_s or held == self.held[rank - 1]):
+                found[rank] = found[rank - 1]
+                continue
+            for stage, views in enumerate(self.stages):
+                for view in views:
+                    each = (view.busy_s + price_s * view.used_bytes(held)).min(axis=0) / times
+                    ends_s = np.concatenate([[0.0], np.cumsum(each[self.units])])
+                    mine_s = ends_s[None, :] - ends_s[:, None] - price_s * view.room
+                    found[rank, stage] = np.maximum(found[rank, stage], mine_s)
+        found[:, :, np.tri(number + 1, dtype=np.bool_)] = np.inf
+        return found
+
+    def _longest_s(self, taken_s: Floats, at: Ints, rates: Floats) -> Floats:
+        """[pipelines] see `bounds`."""
+        ranks, places = at.shape[1], taken_s.shape[-1]
+        crossing = np.array([np.min([view.crossing for view in some], axis=0) for some in self.stages])
+        # [pipelines, places] seconds of the longest rank so far where the ranks so far end there.
+        longest = np.full((len(at), places), np.inf)
+        longest[:, 0] = 0.0
+        before = np.zeros((len(at), places))
+        for rank in range(ranks):
+            behind = np.full((len(at), places), np.inf)
+            if rank < ranks - 1:
+                behind[:, 1:-1] = self.send_s + self.byte_s * crossing[at[:, rank]] / rates[:, rank, None]
             else:
-                behind[-1] = 0.0
-            taken = np.zeros((number + 1, number + 1))
-            for view in some:
-                each = (view.busy_s + price_s * view.used_bytes(held[rank])).min(axis=0) / np.maximum(times, 1)
-                ends_s = np.concatenate([[0.0], np.cumsum(each[units])])
-                taken = np.maximum(taken, ends_s[None, :] - ends_s[:, None] - price_s * view.room)
-            taken += besides_s + before[:, None] + behind[None, :]
-            taken[np.tri(number + 1, dtype=np.bool_)] = np.inf
-            longest = np.maximum(longest[:, None], taken).min(axis=0)
-        found = max(found, float(longest[-1]))
-    return found
+                behind[:, -1] = 0.0
+            each = taken_s[rank, at[:, rank]] + (self.besides_s + before)[:, :, None] + behind[:, None, :]
+            longest = np.maximum(longest[:, :, None], each).min(axis=1)
+            before = np.where(np.isfinite(behind), behind, 0.0)
+        return longest[:, -1]
 
 
-def _prices(standings: Sequence[Standing], held: Sequence[int], kinds: Sequence[int]) -> Iterator[float]:
+def _prices(
+    standings: Sequence[Standing], held: Sequence[int], kinds: Sequence[int], ranks: int
+) -> Iterator[float]:
     """Prices of a byte: none, and those at which another way is the best of a type where memory may be short."""
     yield 0.0
     found = set[float]()
     for standing, count in {id(one): (one, each) for one, each in zip(standings, held, strict=True)}.values():
-        if standing.may_be_short(count, 1.0 / len(standings)):
+        if standing.may_be_short(count, 1.0 / ranks):
             used = standing.used_bytes(count)
             for kind in kinds:
                 slower = standing.busy_s[:, None, kind] - standing.busy_s[None, :, kind]
                 less = used[None, :, kind] - used[:, None, kind]
                 trades = (slower > 0.0) & (less > 0.0)
                 found.update((slower[trades] / less[trades]).tolist())
-    yield from sorted(found)[:MOST_PRICES]
+    prices = sorted(found)
+    # Some of them, evenly from the least to the dearest.
+    some = np.unique(np.linspace(0, len(prices) - 1, MOST_PRICES).astype(np.int64)).tolist() if prices else []
+    yield from (prices[number] for number in some)

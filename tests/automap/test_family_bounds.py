@@ -14,7 +14,7 @@ from automap.cost_graph.stage_bounds import Level, least_crossing
 from automap.cost_graph.stage_layouts import compositions
 from automap.cost_graph.unlike_stages import Spreads, Standing, Weights, fastest_spread
 from automap.cost_graph.virtual_stages import Interleaving, fastest_interleaving
-from automap.cost_graph.whole_units import WholeUnits, fastest_cuts
+from automap.cost_graph.whole_units import Cuts, WholeUnits
 from automap.price.kernels.pipeline import run_program
 from automap.schedule import INTERLEAVED, arrange
 from automap.space.space import PlanSpace
@@ -407,11 +407,12 @@ def test_the_best_cuts_are_those_of_all(is_short):
             state_bytes=np.zeros((2, 3)),
             saved_bytes=np.array([[8.0, 8.0, 8.0], [0.0, 0.0, 0.0]]),
             room=3.0 if is_short else 1e3,
-            crossing=np.zeros(6),
+            crossing=rng.uniform(0.0, 2.0, 6),
         )
 
     views = [[standing()], [standing()], [standing(), standing()]]
-    sent_s = [rng.uniform(0.0, 2.0, 6) for _ in range(ranks)]
+    rates = np.array([[2.0, 4.0, np.inf]])
+    sent_s = [0.25 + 3.0 * some[0].crossing / rate for some, rate in zip(views, rates[0].tolist(), strict=True)]
     best = np.inf
     for first, second in itertools.combinations(range(1, 7), 2):
         ends, longest = (0, first, second, 7), 0.0
@@ -421,7 +422,8 @@ def test_the_best_cuts_are_those_of_all(is_short):
             for view in some:
                 longest = max(longest, 0.5 + around + _on_rank(view, mine, times))
         best = min(best, longest)
-    found = fastest_cuts(views, units, [1] * ranks, 0.5, sent_s)
+    cuts = Cuts(stages=views, units=units, held=[1] * ranks, besides_s=0.5, send_s=0.25, byte_s=3.0)
+    (found,) = cuts.bounds(np.arange(ranks)[None], rates)
     assert found <= best * (1.0 + 1e-9)
     assert found >= best * (0.8 if is_short else 1.0 - 1e-9)
 
