@@ -204,9 +204,7 @@ class FamilyBounds(StageBounds):
                 break
         return found
 
-    def _of_cuts(
-        self, family: Family, stages: Sequence[Sequence[Standing]], at: Ints, rates: Floats
-    ) -> Floats:
+    def _of_cuts(self, family: Family, stages: Sequence[Sequence[Standing]], at: Ints, rates: Floats) -> Floats:
         """[pipelines] what pipelines without virtual stages take at least under the best cuts.
 
         Args:
@@ -294,12 +292,9 @@ class FamilyBounds(StageBounds):
         for order in range(space.meshes.num_orders(shape.pp)):
             quick = -np.inf
             for trips in ((), path_trips(shape, space.schedules) if shape.virtual == 1 else ONCE):
-                views: list[list[Standing]] = [[] for _ in range(shape.pp)]
-                for rank, row in enumerate(space.even_rows(shape, order)):
-                    for seen, samples in self._seen(row, shape, family.way):
-                        stage = self._stage(seen, shape, samples)
-                        room = self._room(seen, shape)
-                        views[rank].append(self._standing_on(stage, room, family, trips, level))
+                rows = space.even_rows(shape, order)
+                known = {row: self._row_views(row, family, trips, level) for row in dict.fromkeys(rows)}
+                views = [known[row] for row in rows]
                 if trips and shape.virtual > 1:
                     raised_s = target_s if level is Level.TOGETHER else 0.0
                     mixed = [Standing.mixed(some) for some in views]
@@ -307,13 +302,22 @@ class FamilyBounds(StageBounds):
                 else:
                     rates = self._rates(shape, order)
                     seconds, _ = self._spread(family, views, rates)
-                    cut_s = self._of_cuts(family, views, np.arange(shape.pp)[None], np.array([rates]))
+                    at = np.array([[list(known).index(row) for row in rows]])
+                    cut_s = self._of_cuts(family, list(known.values()), at, np.array([rates]))
                     seconds = max(seconds, float(cut_s[0]))
                 quick = max(quick, seconds)
                 if quick >= target_s:
                     break
             found.append(quick)
         return min(found)
+
+    def _row_views(self, row: int, family: Family, trips: Sequence[Path], level: Level) -> list[Standing]:
+        """What units take on a stage of equal size as each kind of its devices sees it."""
+        shape, found = family.shapes[0], []
+        for seen, samples in self._seen(row, shape, family.way):
+            stage = self._stage(seen, shape, samples)
+            found.append(self._standing_on(stage, self._room(seen, shape), family, trips, level))
+        return found
 
     def _seen(self, row: int, shape: Shape, way: int) -> list[tuple[int, int]]:
         """Rows of a stage as its kinds of devices see it, and the samples with which each is priced."""

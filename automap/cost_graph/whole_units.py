@@ -146,35 +146,36 @@ class Cuts:
         one_of_each = [some[0] for some in self.stages]
         most = [max(self.held)] * len(one_of_each)
         for price_s in _prices(one_of_each, most, np.unique(self.units).tolist(), at.shape[1]):
-            taken_s = self._taken_s(price_s, at.shape[1])
+            taken_s = self._taken_s(price_s)
             for begin in range(0, len(at), MOST_PIPELINES):
                 block = slice(begin, begin + MOST_PIPELINES)
                 found[block] = np.maximum(found[block], self._longest_s(taken_s, at[block], rates[block]))
         return found
 
-    def _taken_s(self, price_s: float, ranks: int) -> Floats:
-        """[ranks, stages, units + 1, units + 1] seconds of the units from one place to another on each stage.
+    def _taken_s(self, price_s: float) -> list[Floats]:
+        """[ranks][stages, units + 1, units + 1] seconds of the units from one place to another on each stage.
 
         Less the price of the room, as each unit has the price of its memory; infinite where there is no unit.
         """
         times, number = np.maximum(np.bincount(self.units), 1), len(self.units)
-        found = np.zeros((ranks, len(self.stages), number + 1, number + 1))
-        for rank, held in enumerate(self.held):
-            if rank and (not price_s or held == self.held[rank - 1]):
-                found[rank] = found[rank - 1]
+        # Without a price it does not matter what is held.
+        of_held: dict[int, Floats] = {}
+        for held in self.held if price_s else self.held[:1]:
+            if held in of_held:
                 continue
+            of_held[held] = found = np.zeros((len(self.stages), number + 1, number + 1))
             for stage, views in enumerate(self.stages):
                 for view in views:
                     each = (view.busy_s + price_s * view.used_bytes(held)).min(axis=0) / times
                     ends_s = np.concatenate([[0.0], np.cumsum(each[self.units])])
                     mine_s = ends_s[None, :] - ends_s[:, None] - price_s * view.room
-                    found[rank, stage] = np.maximum(found[rank, stage], mine_s)
-        found[:, :, np.tri(number + 1, dtype=np.bool_)] = np.inf
-        return found
+                    found[stage] = np.maximum(found[stage], mine_s)
+            found[:, np.tri(number + 1, dtype=np.bool_)] = np.inf
+        return [of_held[held if price_s else self.held[0]] for held in self.held]
 
-    def _longest_s(self, taken_s: Floats, at: Ints, rates: Floats) -> Floats:
+    def _longest_s(self, taken_s: Sequence[Floats], at: Ints, rates: Floats) -> Floats:
         """[pipelines] see `bounds`."""
-        ranks, places = at.shape[1], taken_s.shape[-1]
+        ranks, places = at.shape[1], len(self.units) + 1
         crossing = np.array([np.min([view.crossing for view in some], axis=0) for some in self.stages])
         # [pipelines, places] seconds of the longest rank so far where the ranks so far end there.
         longest = np.full((len(at), places), np.inf)
@@ -186,15 +187,13 @@ class Cuts:
                 behind[:, 1:-1] = self.send_s + self.byte_s * crossing[at[:, rank]] / rates[:, rank, None]
             else:
                 behind[:, -1] = 0.0
-            each = taken_s[rank, at[:, rank]] + (self.besides_s + before)[:, :, None] + behind[:, None, :]
+            each = taken_s[rank][at[:, rank]] + (self.besides_s + before)[:, :, None] + behind[:, None, :]
             longest = np.maximum(longest[:, :, None], each).min(axis=1)
             before = np.where(np.isfinite(behind), behind, 0.0)
         return longest[:, -1]
 
 
-def _prices(
-    standings: Sequence[Standing], held: Sequence[int], kinds: Sequence[int], ranks: int
-) -> Iterator[float]:
+def _prices(standings: Sequence[Standing], held: Sequence[int], kinds: Sequence[int], ranks: int) -> Iterator[float]:
     """Prices of a byte: none, and those at which another way is the best of a type where memory may be short."""
     yield 0.0
     found = set[float]()

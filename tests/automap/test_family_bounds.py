@@ -347,9 +347,7 @@ def longest_rank(of):
     """Seconds of the rank that works longest in the best of all ways to share out whole units, by trying them."""
     num_ranks, times = len(of.standings), of.times.astype(int).tolist()
     best = np.inf
-    shares = [
-        [some for some in itertools.product(range(n + 1), repeat=num_ranks) if sum(some) == n] for n in times
-    ]
+    shares = [[some for some in itertools.product(range(n + 1), repeat=num_ranks) if sum(some) == n] for n in times]
     for counts in itertools.product(*shares):
         each = np.array(counts)
         is_whole = (each.sum(axis=0) >= of.least).all()
@@ -462,7 +460,12 @@ def test_weights_of_one_spread_bound_all():
             [
                 [
                     Standing(
-                        busy_s=b[None], trip_s=t[:, None], state_bytes=none, saved_bytes=none, room=1.0, crossing=np.zeros(0)
+                        busy_s=b[None],
+                        trip_s=t[:, None],
+                        state_bytes=none,
+                        saved_bytes=none,
+                        room=1.0,
+                        crossing=np.zeros(0),
                     )
                 ]
                 for b, t in zip(busy_s[number], trip_s[number], strict=True)
