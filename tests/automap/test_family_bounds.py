@@ -9,7 +9,10 @@ import pytest
 from automap.bounds.enumeration import Enumeration
 from automap.bounds.known_plans import priced_templates
 from automap.cost_graph.families import families, parts, ways_to_share
+from automap.cost_graph.factors import joint_values
 from automap.cost_graph.family_bounds import FamilyBounds
+from automap.cost_graph.open_costs import OpenCosts
+from automap.cost_graph.relaxation import PARAMETERS
 from automap.cost_graph.stage_bounds import Level, least_crossing
 from automap.cost_graph.stage_layouts import compositions
 from automap.cost_graph.unlike_stages import Spreads, Standing, Weights, fastest_spread
@@ -22,6 +25,7 @@ from ir import zoo
 
 MOE = "moe:layers=2,hidden=64,heads=4,experts=4,seq_len=32,vocab_size=128"
 T5 = "t5:layers=2,hidden=64,heads=4,head_size=16,ffn=256,seq_len=32,vocab_size=128"
+CONVOLUTIONS = "vgg:convolutions=1-1-2,width=16,ffn=256,image_size=32,num_classes=10"
 TIED = "gpt:layers=3,hidden=64,heads=4,seq_len=32,vocab_size=1024"
 
 
@@ -78,6 +82,15 @@ def test_no_plan_of_a_transformer_is_faster(gpt, space, cluster, training, fix):
     assert len(check(s, some_plans(s, 0, 100))) > 50
 
 
+@pytest.mark.parametrize(("cluster", "pp"), [("2x2xV100-16GB@10Gbit", 2), ("4xA100-80GB", 4)])
+def test_no_pipeline_of_convolutions_is_faster_and_the_best_cuts_are_near(space, cluster, pp):
+    """Their tensors are large in front and small behind, so that it matters where a stage ends."""
+    s = space(zoo.build(CONVOLUTIONS), cluster, 64, pp=pp, tp=1, zero=0)
+    found = check(s, some_plans(s, 0, 50))
+    assert len(found) > 50
+    assert found.max() > 0.95
+
+
 @pytest.mark.parametrize(("model", "fix"), [(T5, {"tp": 1}), (T5, {"pp": 1, "tp": 2}), (TIED, {"zero": 1})])
 def test_no_plan_is_faster_where_units_share_parameters(space, model, fix):
     """T5's blocks read the same positions, and its head reads the embedding: most of their state is their own."""
@@ -85,6 +98,27 @@ def test_no_plan_is_faster_where_units_share_parameters(space, model, fix):
     found = check(s, some_plans(s, 0, 60))
     assert len(found) > 20
     assert found.max() > 0.6
+
+
+@pytest.mark.parametrize(("model", "share"), [(T5, 0.9), (TIED, 0.6)])
+def test_units_hold_no_more_than_their_rank_where_they_share_parameters(space, model, share):
+    """Against the price, which counts a parameter once: all others count, of the shared ones the first reading."""
+    s = space(zoo.build(model), "4xA100-80GB", 8, pp=1, tp=2, zero=0)
+    begin, num_axes, (column,) = s.first.signature, len(s.axes), PARAMETERS
+    known = {}
+    for values in s.random_batch(np.random.default_rng(0), 30).tolist():
+        lowered, shape = s.lowered(values).views[0], s.shape(values)
+        if shape not in known:
+            legal = joint_values(s, tuple(values[:begin]))
+            known[shape] = legal, OpenCosts(s, lowered.stages[0], legal, with_conversions=False)
+        legal, costs = known[shape]
+        picked = [
+            int(np.flatnonzero((some == values[begin + n * num_axes : begin + (n + 1) * num_axes]).all(axis=1))[0])
+            for n, some in enumerate(legal)
+        ]
+        held = float(costs.times @ costs.unit_costs(picked)[:, column])
+        priced = s.evaluator.evaluate(lowered).ranks[0]["parameter_bytes"] / s.problem.state_bytes[0]
+        assert share * priced <= held <= priced * (1.0 + 1e-9)
 
 
 @pytest.mark.slow
