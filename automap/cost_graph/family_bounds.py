@@ -33,6 +33,8 @@ from automap.price.lowered_plan import spread
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace
 
+EXACT = 1e-9
+"""Share by which a bound may be below its target through rounding."""
 MOST_PROGRAMS, MOST_EARLY_PROGRAMS = 400, 8
 """Most layouts of a family whose linear programs are solved (assumed): of others the quick bounds count; and before
 the layouts that are left are bounded more sharply."""
@@ -93,7 +95,7 @@ class FamilyBounds(StageBounds):
             else:
                 sharper = self._of_alike if is_alike and each is Level.TOGETHER else self._of_rows
                 found = sharper(family, target_s, each)
-                if found < target_s:
+                if found < target_s * (1.0 - EXACT):
                     # No other target raises it.
                     self._known_s[family, each] = found
             best = max(best, found)
