@@ -3,7 +3,7 @@
 Where all stages are alike, one graph holds all units (`automap.cost_graph.relaxation`). Each type of units is bounded
 on each stage by itself too, and a linear program spreads the units over the ranks, with paths through all of them and
 the memory of each (`automap.cost_graph.unlike_stages`, `automap.cost_graph.virtual_stages`); that alone holds where
-stages differ. Units: seconds.
+stages differ. The rank that works longest has whole units (`automap.cost_graph.whole_units`). Units: seconds.
 """
 
 from __future__ import annotations
