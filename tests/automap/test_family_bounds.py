@@ -16,7 +16,7 @@ from automap.cost_graph.relaxation import PARAMETERS
 from automap.cost_graph.stage_bounds import Level, least_crossing
 from automap.cost_graph.stage_layouts import compositions
 from automap.cost_graph.unlike_stages import Spreads, Standing, Weights, fastest_spread
-from automap.cost_graph.virtual_stages import Interleaving, fastest_interleaving
+from automap.cost_graph.virtual_stages import Interleaving, fastest_interleaving, groups
 from automap.cost_graph.whole_units import Cuts, WholeUnits
 from automap.price.kernels.pipeline import run_program
 from automap.schedule import INTERLEAVED, arrange
@@ -354,6 +354,14 @@ def test_no_division_into_chunks_is_faster_than_the_program_with_generated_paths
         best = min(best, of_units(cuts, forward_s, backward_s, gradient_s, ranks, number))
         assert found <= best * (1.0 + 1e-9)
     assert found > 0.7 * best
+
+
+def test_groups_hold_all_chunks_and_the_first_and_the_last_are_alone():
+    """The first micro-batch fills a pipeline through the first chunk of each rank, and no other one."""
+    for ranks, virtual in itertools.product((2, 3, 8, 16, 64), (2, 3, 4, 24, 100)):
+        found = groups(ranks, virtual)
+        assert sum(found) == virtual
+        assert found[0] == found[-1] == 1
 
 
 def whole(busy_s, times, ends, *, least=1, room=1e9, saved=None, ranks=3):
