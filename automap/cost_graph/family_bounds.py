@@ -3,7 +3,7 @@
 Where all stages are alike, one graph holds all units (`automap.cost_graph.relaxation`). Each type of units is bounded
 on each stage by itself too, and a linear program spreads the units over the ranks, with paths through all of them and
 the memory of each (`automap.cost_graph.unlike_stages`, `automap.cost_graph.virtual_stages`); that alone holds where
-stages differ. Units: seconds.
+stages differ. The rank that works longest has whole units (`automap.cost_graph.whole_units`). Units: seconds.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,14 +24,17 @@ from automap.cost_graph.relaxation import (
     Memory,
     Relaxation,
 )
-from automap.cost_graph.stage_bounds import Level, StageBounds
+from automap.cost_graph.stage_bounds import Level, StageBounds, least_crossing
 from automap.cost_graph.stage_layouts import Layouts, StageClass, best_links
 from automap.cost_graph.unlike_stages import Spreads, Standing, Weights, fastest_spread
 from automap.cost_graph.virtual_stages import Interleaving, fastest_interleaving
+from automap.cost_graph.whole_units import Cuts, WholeUnits
 from automap.price.lowered_plan import spread
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace
 
+EXACT = 1e-9
+"""Share by which a bound may be below its target through rounding."""
 MOST_PROGRAMS, MOST_EARLY_PROGRAMS = 400, 8
 """Most layouts of a family whose linear programs are solved (assumed): of others the quick bounds count; and before
 the layouts that are left are bounded more sharply."""
@@ -49,6 +53,13 @@ STEPS = (
 )
 """Levels of stages of one kind of devices and of several kinds, in the order in which layouts are bounded: the latter
 are many."""
+ONCE = (
+    Path(forward=1.0, backward=1.0, gradients=0.0),
+    Path(forward=1.0, backward=1.0, gradients=1.0),
+    Path(forward=1.0, backward=0.0, gradients=0.0),
+    Path(forward=0.0, backward=1.0, gradients=0.0),
+)
+"""Passes of one micro-batch, see `Interleaving.standings`."""
 Key = tuple[tuple[StageClass, tuple[int, ...]], ...]
 """Class of each stage, and the samples that each kind of its devices is priced with; none: any of them."""
 
@@ -84,7 +95,7 @@ class FamilyBounds(StageBounds):
             else:
                 sharper = self._of_alike if is_alike and each is Level.TOGETHER else self._of_rows
                 found = sharper(family, target_s, each)
-                if found < target_s:
+                if found < target_s * (1.0 - EXACT):
                     # No other target raises it.
                     self._known_s[family, each] = found
             best = max(best, found)
@@ -124,12 +135,12 @@ class FamilyBounds(StageBounds):
             best = max(best, constant_s + relaxation.bound(target_s - constant_s))
             if number == 0 and shape.pp > 1 and best < target_s:
                 spread = self._of_chunks if shape.virtual > 1 else self._of_ranks
-                best = max(best, spread(family, row, best))
+                best = max(best, spread(family, row, best, target_s))
             if best >= target_s:
                 break
         return best
 
-    def _of_ranks(self, family: Family, row: int, best: float) -> float:
+    def _of_ranks(self, family: Family, row: int, best: float, target_s: float) -> float:
         """With a path that ends on each rank, and ranks which hold unlike numbers of micro-batches."""
         shape = family.shapes[0]
         standing = self._standing_on(
@@ -141,38 +152,41 @@ class FamilyBounds(StageBounds):
         )
         found = np.inf
         for order in range(self.space.meshes.num_orders(shape.pp)):
-            found = min(found, self._spread(family, [[standing]] * shape.pp, self._rates(shape, order))[0])
+            rates = self._rates(shape, order)
+            seconds, _ = self._spread(family, [[standing]] * shape.pp, rates)
+            cut_s = self._of_cuts(family, [[standing]], np.zeros((1, shape.pp), dtype=np.int64), np.array([rates]))
+            seconds = max(seconds, float(cut_s[0]))
+            found = min(found, seconds)
             if found <= best:
                 return best
         return found
 
-    def _of_chunks(self, family: Family, row: int, best: float) -> float:
+    def _of_chunks(self, family: Family, row: int, best: float, target_s: float) -> float:
         """Of virtual stages, one number of them after the other."""
         shape = family.shapes[0]
         stage = self._stage(row, shape)
-        standing = self._standing_on(stage, self._room(row, shape), family, self._once, Level.TOGETHER)
+        standing = self._standing_on(stage, self._room(row, shape), family, ONCE, Level.TOGETHER)
         found = np.inf
         for order in range(self.space.meshes.num_orders(shape.pp)):
-            found = min(found, self._interleaved(family, [standing] * shape.pp, order, best))
+            found = min(found, self._interleaved(family, [standing] * shape.pp, order, best, target_s))
             if found <= best:
                 return best
         return found
 
-    @property
-    def _once(self) -> tuple[Path, ...]:
-        """A pass there and back, without and with gradients behind it."""
-        settings = self.space.evaluator.settings(0)
-        # What gradients may hide under is not only on the path that they end.
-        ends = 1.0 if float(settings.gradient_overlap) <= 0.0 else 0.0
-        return tuple(Path(forward=1.0, backward=1.0, gradients=gradients) for gradients in (0.0, ends))
+    def _interleaved(
+        self, family: Family, standings: Sequence[Standing], order: int, best: float, target_s: float
+    ) -> float:
+        """With virtual stages on ranks whose paths are `ONCE`; any number up to `best` if it is not above that.
 
-    def _interleaved(self, family: Family, standings: Sequence[Standing], order: int, best: float) -> float:
-        """With virtual stages on ranks whose paths are `_once`; any number up to `best` if it is not above that."""
+        Args:
+            target_s: what it is not raised beyond by more paths.
+        """
         settings, found = self.space.evaluator.settings(0), np.inf
         rates = self._rates(family.shapes[0], order)
-        sent_s = self._sent_s([standing.crossing for standing in standings], rates)
-        for each in sorted(family.shapes, key=lambda each: -each.virtual):
-            besides_s = np.array(exchanged_s(sent_s, each.virtual))
+        for each in sorted(family.shapes, key=lambda each: each.virtual):
+            sent_s = self._sent_s(least_crossing([one.crossing for one in standings], each.virtual), rates)
+            shown_s = np.array(exchanged_s(sent_s, each.virtual))
+            begun_s = float(settings.micro_batch_s) / each.virtual
             of = Interleaving(
                 standings=standings,
                 times=np.bincount(self.space.arrays.units, minlength=len(self.space.linkage.types)).astype(np.float64),
@@ -180,13 +194,68 @@ class FamilyBounds(StageBounds):
                 virtual=each.virtual,
                 num_micro_batches=each.num_micro_batches,
                 held=held(each, self.space.schedules),
-                besides_s=besides_s + float(settings.micro_batch_s) / each.virtual,
+                besides_s=np.array([0.5 * shown_s + begun_s, 0.5 * shown_s]),
                 step_s=float(settings.step_s),
             )
-            found = min(found, fastest_interleaving(of))
+            # The least of all numbers counts, so that none is raised beyond another one.
+            seconds = fastest_interleaving(of, min(found, target_s))
+            if seconds < target_s:
+                seconds = self._whole(family, standings, rates, each.virtual, seconds, min(found, target_s))
+            found = min(found, seconds)
             if found <= best:
                 break
         return found
+
+    def _of_cuts(self, family: Family, stages: Sequence[Sequence[Standing]], at: Ints, rates: Floats) -> Floats:
+        """[pipelines] what pipelines without virtual stages take at least under the best cuts.
+
+        Args:
+            stages: for each stage, what units take there in each of several views.
+            at: [pipelines, ranks] number of the stage of each rank.
+            rates: [pipelines, ranks] bytes a second from each rank to the next one.
+        """
+        settings, count = self.space.evaluator.settings(0), float(family.shapes[0].num_micro_batches)
+        if at.shape[1] == 1:
+            return np.zeros(len(at))
+        cuts = Cuts(
+            stages=stages,
+            units=self.space.arrays.units,
+            held=self._held(family),
+            besides_s=float(settings.step_s) + count * float(settings.micro_batch_s),
+            send_s=count * float(settings.send_s),
+            byte_s=count * (1.0 - float(settings.send_overlap)),
+        )
+        return cuts.bounds(at, rates)
+
+    def _whole(
+        self,
+        family: Family,
+        standings: Sequence[Standing],
+        rates: Sequence[float],
+        virtual: int,
+        known_s: float,
+        target_s: float,
+    ) -> float:
+        """What a pipeline takes at least as its units are not divided.
+
+        Args:
+            rates: [ranks] bytes a second from each rank to the next one.
+            virtual: virtual stages.
+            known_s: what it takes at least as known so far.
+            target_s: what the bound is not raised beyond.
+        """
+        shapes = tuple(each for each in family.shapes if each.virtual == virtual)
+        alone, units = replace(family, shapes=shapes), self.space.arrays.units
+        held_ = [min(each, shapes[0].pp) if virtual > 1 else each for each in self._held(alone)]
+        whole = WholeUnits(
+            standings=standings,
+            times=np.bincount(units, minlength=len(self.space.linkage.types)).astype(np.float64),
+            ends=(int(units[0]), int(units[-1])),
+            least=virtual,
+            held=held_,
+            besides_s=self._besides_s(alone, [[standing] for standing in standings], rates),
+        )
+        return whole.bound(known_s, target_s)
 
     def _tie(self, shape: Shape) -> tuple[float, float]:
         """What the rank of the first unit exchanges with another one whose units read the same parameters.
@@ -208,10 +277,13 @@ class FamilyBounds(StageBounds):
 
     def _exchanged_s(self, costs: OpenCosts, family: Family) -> float:
         """Seconds of exchanges of a micro-batch on all ranks together, at least."""
-        crossing, shape = self._least_crossing(costs), family.shapes[0]
-        orders = range(self.space.meshes.num_orders(shape.pp))
-        sent = [self._sent_s([crossing] * shape.pp, self._rates(shape, order)) for order in orders]
-        return min(sum(exchanged_s(some, each.virtual)) for some in sent for each in family.shapes)
+        crossing, shape = self._crossing(costs), family.shapes[0]
+        rates = [self._rates(shape, order) for order in range(self.space.meshes.num_orders(shape.pp))]
+        found = []
+        for each in family.shapes:
+            sent = least_crossing([crossing] * shape.pp, each.virtual)
+            found += [sum(exchanged_s(self._sent_s(sent, some), each.virtual)) for some in rates]
+        return min(found)
 
     # -- stages that differ ---------------------------------------------------------------------------------------
 
@@ -221,22 +293,33 @@ class FamilyBounds(StageBounds):
         found = []
         for order in range(space.meshes.num_orders(shape.pp)):
             quick = -np.inf
-            for trips in ((), path_trips(shape, space.schedules) if shape.virtual == 1 else self._once):
-                views: list[list[Standing]] = [[] for _ in range(shape.pp)]
-                for rank, row in enumerate(space.even_rows(shape, order)):
-                    for seen, samples in self._seen(row, shape, family.way):
-                        stage = self._stage(seen, shape, samples)
-                        room = self._room(seen, shape)
-                        views[rank].append(self._standing_on(stage, room, family, trips, level))
+            for trips in ((), path_trips(shape, space.schedules) if shape.virtual == 1 else ONCE):
+                rows = space.even_rows(shape, order)
+                known = {row: self._row_views(row, family, trips, level) for row in dict.fromkeys(rows)}
+                views = [known[row] for row in rows]
                 if trips and shape.virtual > 1:
-                    seconds = self._interleaved(family, [Standing.mixed(some) for some in views], order, quick)
+                    raised_s = target_s if level is Level.TOGETHER else 0.0
+                    mixed = [Standing.mixed(some) for some in views]
+                    seconds = self._interleaved(family, mixed, order, quick, raised_s)
                 else:
-                    seconds, _ = self._spread(family, views, self._rates(shape, order))
+                    rates = self._rates(shape, order)
+                    seconds, _ = self._spread(family, views, rates)
+                    at = np.array([[list(known).index(row) for row in rows]])
+                    cut_s = self._of_cuts(family, list(known.values()), at, np.array([rates]))
+                    seconds = max(seconds, float(cut_s[0]))
                 quick = max(quick, seconds)
                 if quick >= target_s:
                     break
             found.append(quick)
         return min(found)
+
+    def _row_views(self, row: int, family: Family, trips: Sequence[Path], level: Level) -> list[Standing]:
+        """What units take on a stage of equal size as each kind of its devices sees it."""
+        shape, found = family.shapes[0], []
+        for seen, samples in self._seen(row, shape, family.way):
+            stage = self._stage(seen, shape, samples)
+            found.append(self._standing_on(stage, self._room(seen, shape), family, trips, level))
+        return found
 
     def _seen(self, row: int, shape: Shape, way: int) -> list[tuple[int, int]]:
         """Rows of a stage as its kinds of devices see it, and the samples with which each is priced."""
@@ -307,6 +390,9 @@ class FamilyBounds(StageBounds):
                 break
             found[left] = np.maximum(found[left], spreads.some(left).bounds(weights))
             left = left[found[left] < target_s]
+        if len(left):
+            found[left] = np.maximum(found[left], self._of_cuts(family, views, at[left], rates[left]))
+            left = left[found[left] < target_s]
         for _ in range(MOST_PROGRAMS if levels[0] is Level.TOGETHER else MOST_EARLY_PROGRAMS):
             # Once all is decided, a layout whose program was solved cannot be raised any more.
             waiting = left[~(tried & may_rise)[left]]
@@ -332,8 +418,8 @@ class FamilyBounds(StageBounds):
             np.array([some.min(axis=-2) for some in of_stages])
             for of_stages in ([one.busy_s for one in stages], [one.trip_s for one in stages])
         )
-        crossing = np.array([one.crossing for one in stages])
-        sent_s = float(settings.send_s) + (1.0 - float(settings.send_overlap)) * crossing[at] / rates
+        crossing = np.array([least_crossing([one.crossing] * shape.pp, 1) for one in stages])[at, np.arange(shape.pp)]
+        sent_s = float(settings.send_s) + (1.0 - float(settings.send_overlap)) * crossing / rates
         sent_s[:, -1] = 0.0
         exchanged_s = sent_s + np.roll(sent_s, 1, axis=1)
         micro_batch_s, step_s = float(settings.micro_batch_s), float(settings.step_s)

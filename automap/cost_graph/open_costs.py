@@ -76,11 +76,13 @@ class OpenCosts:
         self.kinds = [node.unit_type for node in costs.nodes]
         self._nodes = [node.costs[0] for node in costs.nodes]
         kinds = [kind for kind, _ in space.group_rows]
-        for number in _tied_nodes(space):
-            self.bases[kinds[number], OF_PARAMETERS] = 0.0
-            if values:
-                self._nodes[number] = self._nodes[number].copy()
-                self._nodes[number][:, OF_PARAMETERS] = 0.0
+        tied = _tied_elements(space)
+        left = tied[:, None] - np.minimum(tied[:, None], self.bases[:, OF_PARAMETERS])
+        self.bases[:, OF_PARAMETERS] -= tied[:, None] - left
+        for number in _tied_nodes(space) if values else ():
+            self._nodes[number] = self._nodes[number].copy()
+            self._nodes[number][:, OF_PARAMETERS] -= left[kinds[number]]
+            self._nodes[number][:, OF_PARAMETERS] = np.maximum(self._nodes[number][:, OF_PARAMETERS], 0.0)
         self._payments: list[Payment] = []
         if values and with_conversions:
             self._payments += _payments(costs, self.times, Counter(zip(units[1:], units[:-1], strict=True)))
@@ -129,25 +131,42 @@ class OpenCosts:
         return found
 
 
-def _tied_nodes(space: PlanSpace) -> list[int]:
-    """Nodes with an operator that reads a parameter which units before it read too.
+def _tied_elements(space: PlanSpace) -> Floats:
+    """[types] elements of the parameters that a unit of each type reads and that count for another unit.
 
-    All units of a rank together hold, and reduce, no less of such a parameter than any of them would by itself. So it
-    counts for the first unit that reads it, where that is the only unit of its type.
+    Where several units read a parameter, all units of a rank together hold, and reduce, no less of it than any of them
+    would by itself. So it counts for the first unit that reads it, where that is the only unit of its type. No cost of
+    a unit has more of a parameter than all of its elements.
     """
+    kinds, tensors = space.arrays.units.tolist(), space.problem.graph.tensors
+    of_units = np.zeros(len(kinds))
+    for name, unit in _tied_readings(space):
+        of_units[unit] += tensors[name].num_elements
+    found = np.zeros(len(space.linkage.types))
+    np.maximum.at(found, kinds, of_units)
+    return found
+
+
+def _tied_nodes(space: PlanSpace) -> list[int]:
+    """Nodes with an operator that reads a parameter which counts for another unit, see `_tied_elements`."""
     tied, operands = space.evaluator.tied, space.evaluator.tables.arrays.operands
+    readers = {int(operands["operator"][tied.reader(name, unit)]) for name, unit in _tied_readings(space)}
+    members = [rows.tolist() for rows, _ in space.group_rows.values()]
+    return [number for number, rows in enumerate(members) if readers.intersection(rows)]
+
+
+def _tied_readings(space: PlanSpace) -> list[tuple[str, int]]:
+    """The tied parameters and the units that read them, but for those for which they count."""
     kinds = space.arrays.units.tolist()
     units: dict[str, set[int]] = {}
-    for name, *some in tied.parameters:
+    for name, *some in space.evaluator.tied.parameters:
         units.setdefault(name, set()).update(some)
-    readers = [
-        int(operands["operator"][tied.reader(name, unit)])
+    return [
+        (name, unit)
         for name, some in units.items()
-        for unit in some
+        for unit in sorted(some)
         if unit > min(some) or kinds.count(kinds[unit]) > 1
     ]
-    members = [rows.tolist() for rows, _ in space.group_rows.values()]
-    return [number for number, rows in enumerate(members) if set(readers).intersection(rows)]
 
 
 def _payments(costs: GroupCosts, times: Floats, pairs: Counter[tuple[int, int]]) -> Iterator[Payment]:

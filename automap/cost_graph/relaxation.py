@@ -265,16 +265,21 @@ class Relaxation:
             plenty: bytes of the state of all units for which memory is not short, whatever they save.
             picked: an assignment that is about the best one; None: none is known.
         """
-        lines, best = self._first_lines(), np.zeros(self._costs.modes.shape[1::-1])
+        lines, floor_s = self._first_lines(), np.zeros(self._costs.modes.shape[1::-1])
+        of_lines: dict[float, Floats] = {}
         before: list[tuple[int, ...]] = []
         if picked is not None:
             lines = self._lines_at(picked)
         for _ in range(ROUNDS if picked is None else ROUNDS_AGAIN):
-            best = np.maximum(best, self._of_types_at(lines))
+            known_s = of_lines.get(lines.behind, floor_s)
+            of_lines[lines.behind] = np.maximum(known_s, self._of_types_at(lines))
             if before[-1:] == [self.picked]:
                 break
             before.append(self.picked)
             lines = self._lines_among(before)
+        # What hides of the gradients of all types together is one of the lines for all of them.
+        behind, best = max(of_lines.items(), key=lambda each: float(each[1].min(axis=0).sum()))
+        lines = replace(lines, behind=behind)
         state, found = self._state_bytes(), self.picked
         kept = float(self._costs.times @ (self._costs.unit_costs(found) * state).sum(axis=1))
         if kept <= plenty:

@@ -20,6 +20,7 @@ class SpreadProgram:
     Attributes:
         weights: what each tagged row weighs in the optimum that was found last: those of seconds add up to 1, a share
             weighs seconds.
+        shares: the shares of that optimum, [places * ... * types]; none where there is no optimum.
     """
 
     def __init__(self, num_types: int, scale_s: float) -> None:
@@ -34,6 +35,7 @@ class SpreadProgram:
         self._right: list[float] = []
         self._tags: list[tuple[str, int, int]] = []
         self.weights: dict[tuple[str, int, int], float] = {}
+        self.shares: Floats = np.empty(0)
 
     def add_seconds(self, each_s: Floats, besides_s: float, tag: tuple[str, int, int] = ("", 0, 0)) -> None:
         """A step is no shorter than a sum of seconds.
@@ -83,10 +85,11 @@ class SpreadProgram:
             b_eq=np.ones(self._types),
             bounds=(0.0, None),
         )
-        self.weights = {}
+        self.weights, self.shares = {}, np.empty(0)
         if found.status == INFEASIBLE:
             return np.inf
         if found.status == 0:
+            self.shares = found.x[:-1]
             for tag, dual, row in zip(self._tags, found.ineqlin.marginals.tolist(), self._rows, strict=True):
                 # A share counts in seconds, as the rows of seconds do; its row has no other scale than 1.
                 scale = self._scale / float(np.abs(row).max()) if tag[0] == "share" else 1.0

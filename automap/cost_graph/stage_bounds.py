@@ -58,18 +58,20 @@ class StageBounds:
         count = float(shape.num_micro_batches)
         busy = Path(forward=count, backward=count, gradients=1.0)
         saved_bytes = (costs.times[:, None] * costs.modes[..., SAVED_BYTES]).T
-        crossing = self._least_crossing(costs)
+        crossing = self._crossing(costs)
         if level is Level.UNDECIDED:
             undecided = self._undecided_on(stage, family.zeros)
             found_s = [undecided.on(path) for path in (busy, *trips)]
             return Standing.undecided(found_s, undecided.state_bytes, saved_bytes, room=room, crossing=crossing)
         plenty = room - max(*self._held(family), shape.pp) * float(saved_bytes.max(axis=0).sum())
         found: list[OfTypes] = []
-        for path in (busy, *trips):
-            key = (*_key(stage), level, opened, path, family.zeros, plenty)
+        for number, path in enumerate((busy, *trips)):
+            # All paths share one state, so that only those that matter most are told apart by it.
+            enough = plenty if shape.virtual == 1 or number < 2 else np.inf
+            key = (*_key(stage), level, opened, path, family.zeros, enough)
             if key not in self._of_types:
                 relaxation = Relaxation(self.space, costs, path, family.zeros, num_opened=opened)
-                self._of_types[key] = relaxation.of_types(plenty, found[0].picked if found else None)
+                self._of_types[key] = relaxation.of_types(enough, found[0].picked if found else None)
             found.append(self._of_types[key])
         return Standing.of(found, saved_bytes, room=room, crossing=crossing)
 
@@ -84,9 +86,10 @@ class StageBounds:
             self._undecided[key] = Relaxation(self.space, costs, path, zeros, num_opened=0).undecided()
         return self._undecided[key]
 
-    def _least_crossing(self, costs: OpenCosts) -> float:
-        """Bytes that cross at least from one stage to the next."""
-        return float(min(costs.bases[self.space.arrays.boundary >= 0, BOUNDARY_BYTES], default=0.0))
+    def _crossing(self, costs: OpenCosts) -> Floats:
+        """[units - 1] bytes that cross at least from one stage to the next if it ends behind each unit."""
+        found: Floats = costs.bases[self.space.arrays.units[:-1], BOUNDARY_BYTES]
+        return found
 
     def _bound(self, ranks: int) -> Floats:
         """[ranks, types] share of each type that stands on each rank at least."""
@@ -129,10 +132,13 @@ class StageBounds:
         self, family: Family, views: Sequence[Sequence[Standing]], rates: Sequence[float]
     ) -> list[float]:
         """[ranks] seconds of exchanges of a micro-batch, at least."""
-        sent_s = self._sent_s([min(view.crossing for view in some) for some in views], rates)
         if len(views) == 1:
             return [0.0]
-        of_chunks = [exchanged_s(sent_s, each.virtual) for each in family.shapes]
+        crossing = [np.min([view.crossing for view in some], axis=0) for some in views]
+        of_chunks = [
+            exchanged_s(self._sent_s(least_crossing(crossing, each.virtual), rates), each.virtual)
+            for each in family.shapes
+        ]
         return [min(sum(some[rank :: len(views)]) for some in of_chunks) for rank in range(len(views))]
 
     # -- pipelines --------------------------------------------------------------------------------------------------
@@ -194,6 +200,24 @@ class StageBounds:
             count = values_on_mesh(space.compiled, stage.axes, int(stage.samples), group, self._draft, room)
             found.append(room[:count].copy())
         return tuple(found)
+
+
+def least_crossing(crossing: Sequence[Floats], virtual: int) -> list[float]:
+    """[ranks] bytes that each rank sends to the next one, at least.
+
+    There is a unit at least in each chunk, so that the last unit of a chunk has as many before it as there are chunks
+    before, and as many behind it as there are behind.
+
+    Args:
+        crossing: [ranks][units - 1] bytes that cross behind each unit if a chunk of the rank ends there.
+        virtual: chunks of each rank.
+    """
+    ranks, found = len(crossing), []
+    for rank, each in enumerate(crossing):
+        last = ranks * (virtual - 1) + rank - (ranks if rank == ranks - 1 else 0)
+        room = len(each) + 1 - ranks * virtual
+        found.append(float(each[rank : room + last + 1].min(initial=np.inf)) if last >= rank and room >= 0 else 0.0)
+    return found
 
 
 def _key(stage: Stage) -> tuple[object, ...]:

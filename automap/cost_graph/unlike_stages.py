@@ -32,11 +32,11 @@ class Standing:
     """[ways, types] bytes that are saved for the backward pass of one micro-batch."""
     room: float
     """Bytes that both may take on the rank."""
-    crossing: float
-    """Bytes that cross to the next rank."""
+    crossing: Floats
+    """[units - 1] bytes that cross to the next rank behind each unit."""
 
     @staticmethod
-    def of(found: Sequence[OfTypes], saved_bytes: Floats, *, room: float, crossing: float) -> Standing:
+    def of(found: Sequence[OfTypes], saved_bytes: Floats, *, room: float, crossing: Floats) -> Standing:
         """From what units take in all micro-batches and then on each path.
 
         With t the seconds and s the state of a type: t is at least that of what is fastest, and so is t + price * s at
@@ -63,7 +63,7 @@ class Standing:
 
     @staticmethod
     def undecided(
-        seconds: Sequence[Floats], state_bytes: Floats, saved_bytes: Floats, *, room: float, crossing: float
+        seconds: Sequence[Floats], state_bytes: Floats, saved_bytes: Floats, *, room: float, crossing: Floats
     ) -> Standing:
         """From what units take with every signature undecided, in all micro-batches and then on each path.
 
@@ -107,7 +107,7 @@ class Standing:
             state_bytes=np.min([one.state_bytes for one in some], axis=0),
             saved_bytes=np.min([one.saved_bytes for one in some], axis=0),
             room=max(one.room for one in some),
-            crossing=min(one.crossing for one in some),
+            crossing=np.min([one.crossing for one in some], axis=0),
         )
 
     def used_bytes(self, held: int) -> Floats:

@@ -9,23 +9,36 @@ the j-th one there (from 0):
   first j chunks, and T of all chunks before c.
 - The same, where rank 0 works through p micro-batches of its first j chunks before the first micro-batch goes on.
 
+Each of these is a row of a linear program. Of the spread that is the fastest by them, the schedule is run, and the path
+that ends last, with the gradients of its rank behind it, is the next row, until no path is longer than the program says
+(row generation): no path through the order of the passes is left out that would matter.
+
 Every chunk has a unit at least, and saves for p micro-batches, but for the last chunk of each rank. Units: seconds,
 bytes.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from automap.arrays import Floats
+from automap.arrays import Floats, Ints
 from automap.cost_graph.spread_program import SpreadProgram
 from automap.cost_graph.unlike_stages import Standing
+from automap.price.kernels.pipeline import run_program
+from automap.schedule import A_BEFORE, A_CHUNK, A_RANK, A_WORD, FORWARD, INTERLEAVED, arrange
 
-MOST_CHUNKS = 32
+MOST_CHUNKS = 48
 """Most chunks that the program tells apart (assumed); of more, those in the middle of each rank are one."""
+MOST_ROUNDS = 12
+"""Most rows of paths that are generated for one pipeline (assumed)."""
+MOST_ACTIONS = 40_000
+"""Most actions of a step whose schedule is run (assumed)."""
+RISE = 3e-4
+"""Share by which the program must rise in a round so that another one follows (assumed)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +46,8 @@ class Interleaving:
     """An interleaved pipeline, and what its units take at least."""
 
     standings: Sequence[Standing]
-    """[ranks] on each rank; the paths are a forward and a backward pass of one micro-batch, and the same with the
-    gradients."""
+    """[ranks] on each rank; the paths are a forward and a backward pass of one micro-batch, the same with the
+    gradients, a forward pass and a backward pass."""
     times: Floats
     """[types] number of units of each type."""
     ends: Floats
@@ -46,7 +59,7 @@ class Interleaving:
     held: Sequence[int]
     """[ranks] micro-batches for which the last chunk of a rank saves."""
     besides_s: Floats
-    """[chunks] seconds that a forward and a backward pass of a chunk take besides its units."""
+    """[2, chunks] seconds that a forward pass of a chunk takes besides its units, and a backward pass."""
     step_s: float
     """Seconds that a step takes besides."""
 
@@ -57,8 +70,8 @@ class Interleaving:
 
 
 def groups(ranks: int, virtual: int) -> list[int]:
-    """Numbers of chunks of a rank that the program takes as one, in order."""
-    alone = max(2, MOST_CHUNKS // ranks)
+    """Numbers of chunks of a rank that the program takes as one, in order; the first and the last chunk are alone."""
+    alone = max(3, MOST_CHUNKS // ranks)
     return [1] * virtual if virtual <= alone else [*[1] * (alone - 2), virtual - alone + 1, 1]
 
 
@@ -84,25 +97,29 @@ def paths(sizes: Sequence[int], ranks: int, num_micro_batches: int) -> Iterator[
                 yield work
 
 
-def fastest_interleaving(of: Interleaving) -> float:
-    """Seconds of the fastest spread of units over the chunks."""
+def fastest_interleaving(of: Interleaving, target_s: float) -> float:
+    """Seconds of the fastest spread of units over the chunks; paths are generated until it reaches `target_s`."""
     sizes = groups(of.ranks, of.virtual)
     is_short = any(standing.may_be_short(max(of.ranks, *of.held)) for standing in of.standings)
     of_ranks = [np.array([one.busy_s for one in of.standings])]
-    of_ranks += [np.array([one.trip_s[path] for one in of.standings]) for path in range(2)]
+    of_ranks += [np.array([one.trip_s[path] for one in of.standings]) for path in range(4)]
     # Of each rank [ways, types], one way where memory is not short.
-    busy_s, once_s, ended_s = (some if is_short else some.min(axis=1, keepdims=True) for some in of_ranks)
+    busy_s, *passes_s = (some if is_short else some.min(axis=1, keepdims=True) for some in of_ranks)
+    both_s, ended_s, forward_s, _ = passes_s
     starts = np.cumsum([0, *sizes[:-1]])
-    besides_s = np.add.reduceat(of.besides_s.reshape(of.virtual, of.ranks), starts, axis=0)
+    besides_s = np.add.reduceat(of.besides_s.sum(axis=0).reshape(of.virtual, of.ranks), starts, axis=0)
     nothing = np.zeros((len(sizes), *busy_s.shape))
     program = SpreadProgram(busy_s.shape[2], float(busy_s.min(axis=(0, 1)).sum()) / of.ranks)
     bound = nothing.copy()
     bound[0, 0], bound[-1, -1] = of.ends
     program.add_shares(bound)
     for rank in range(of.ranks):
+        # The first micro-batch comes through the chunks before, then the rank works; its gradients are behind that.
         row = nothing.copy()
+        row[0, :rank] = forward_s[:rank]
         row[:, rank] = busy_s[rank]
-        program.add_seconds(row, of.step_s + of.num_micro_batches * float(besides_s[:, rank].sum()))
+        filled_s = float(of.besides_s[0, :rank].sum())
+        program.add_seconds(row, of.step_s + filled_s + of.num_micro_batches * float(besides_s[:, rank].sum()))
         for group, size in enumerate(sizes):
             row = nothing.copy()
             row[group, rank] = -of.times
@@ -113,8 +130,94 @@ def fastest_interleaving(of: Interleaving) -> float:
             row[-1, rank] = of.standings[rank].used_bytes(of.held[rank])
             program.add_room(row, of.standings[rank].room)
     for often in paths(sizes, of.ranks, of.num_micro_batches):
-        row = often[..., None, None] * once_s
+        row = often[..., None, None] * both_s
         # The path ends on rank 0, whose gradients come behind it.
-        row[:, 0] += (often[:, 0, None, None] >= 1.0) * (ended_s - once_s)[0]
+        if often[:, 0].min() >= 1.0:
+            row[:, 0] += (ended_s - both_s)[0]
         program.add_seconds(row, of.step_s + float((often * besides_s).sum()))
-    return program.seconds()
+    found = program.seconds()
+    if 2 * of.virtual * of.ranks * of.num_micro_batches > MOST_ACTIONS:
+        return found
+    for _ in range(MOST_ROUNDS):
+        if found >= target_s or not len(program.shares):
+            break
+        longer = list(_longer_paths(of, sizes, np.array(passes_s), program.shares.reshape(nothing.shape), found))
+        for row, path_s in longer:
+            program.add_seconds(row, of.step_s + path_s)
+        before, found = found, max(found, program.seconds()) if longer else found
+        if found < before * (1.0 + RISE):
+            break
+    return found
+
+
+def _longer_paths(
+    of: Interleaving, sizes: Sequence[int], passes_s: Floats, shares: Floats, found_s: float
+) -> Iterator[tuple[Floats, float]]:
+    """The paths that end on each rank under some shares, with its gradients, where they take longer than `found_s`.
+
+    Args:
+        sizes: chunks of each group.
+        passes_s: [4, ranks, ways, types] see `Interleaving.standings`.
+        shares: [groups, ranks, ways, types] share of the units of each type that stand in each group of chunks.
+
+    Yields:
+        [groups, ranks, ways, types] seconds of all units of a type on the path, and seconds besides.
+    """
+    both_s, ended_s, forward_s, backward_s = passes_s
+    group_of, starts = np.repeat(np.arange(len(sizes)), sizes), np.cumsum([0, *sizes[:-1]])
+    each = shares / np.array(sizes)[:, None, None, None]
+    there_s, whole_s = (((each * some).sum(axis=(2, 3)))[group_of].reshape(-1) for some in (forward_s, both_s))
+    seconds = np.zeros((4, len(whole_s)))
+    seconds[:2] = np.maximum([there_s, whole_s - there_s], 0.0) + of.besides_s
+    behind_s = of.step_s + (shares * (ended_s - both_s)).sum(axis=(0, 2, 3))
+    for last, often in _critical(of.ranks, of.virtual, of.num_micro_batches, seconds, found_s - behind_s):
+        # Chunks of one group are on the path as often as the one that is on it least.
+        by_chunk = often.reshape(2, of.virtual, of.ranks)
+        there, back = (np.minimum.reduceat(some, starts, axis=0)[..., None, None] for some in by_chunk)
+        together = np.minimum(there, back)
+        row = together * both_s + (there - together) * forward_s + (back - together) * backward_s
+        # What gradients may hide under must be on the path.
+        if together[:, last].min() >= 1.0:
+            row[:, last] += (ended_s - both_s)[last]
+        yield row, float((often * of.besides_s).sum())
+
+
+def _critical(
+    ranks: int, virtual: int, num_micro_batches: int, seconds: Floats, found_s: Floats
+) -> Iterator[tuple[int, Floats]]:
+    """For each rank that ends later than found so far, how often the passes of each chunk are on the path there.
+
+    Args:
+        seconds: [words, chunks] seconds of each pass.
+        found_s: [ranks] when each rank ends as found so far.
+
+    Yields:
+        The rank and [2, chunks].
+    """
+    program, before = _program(ranks, virtual, num_micro_batches)
+    times, ends = np.empty((len(program), 2)), np.empty(ranks)
+    run_program(program, seconds, np.zeros(ranks * virtual), ends, times)
+    finished, waited = times[:, 1], before.tolist()
+    for last in np.flatnonzero(ends > found_s * (1.0 + RISE)).tolist():
+        action = int(np.flatnonzero(program[:, A_RANK] == last)[-1])
+        on_path = list[int]()
+        while action >= 0:
+            on_path.append(action)
+            mine, other = waited[action]
+            action = other if mine < 0 or (other >= 0 and finished[other] > finished[mine]) else mine
+        often = np.zeros((2, ranks * virtual))
+        np.add.at(often, ((program[on_path, A_WORD] != FORWARD).astype(np.int64), program[on_path, A_CHUNK]), 1.0)
+        yield last, often
+
+
+@functools.lru_cache(maxsize=16)
+def _program(ranks: int, virtual: int, num_micro_batches: int) -> tuple[Ints, Ints]:
+    """The program of an interleaved pipeline, and [actions, 2] the rows of what each action waits for: the one before
+    it on its rank, and the one on a neighbour's chunk; -1 for none."""
+    program = arrange(INTERLEAVED, ranks, ranks * virtual, num_micro_batches)
+    before = np.full((len(program), 2), -1, dtype=np.int64)
+    for rank in range(ranks):
+        rows = np.flatnonzero(program[:, A_RANK] == rank)
+        before[rows[1:], 0] = rows[:-1]
+    before[:, 1] = program[:, A_BEFORE]
+    return program, before

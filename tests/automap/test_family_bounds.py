@@ -8,16 +8,25 @@ import pytest
 
 from automap.bounds.enumeration import Enumeration
 from automap.bounds.known_plans import priced_templates
+from automap.cost_graph.factors import joint_values
 from automap.cost_graph.families import families, parts, ways_to_share
 from automap.cost_graph.family_bounds import FamilyBounds
-from automap.cost_graph.stage_bounds import Level
+from automap.cost_graph.open_costs import OpenCosts
+from automap.cost_graph.relaxation import PARAMETERS
+from automap.cost_graph.stage_bounds import Level, least_crossing
 from automap.cost_graph.stage_layouts import compositions
 from automap.cost_graph.unlike_stages import Spreads, Standing, Weights, fastest_spread
-from automap.cost_graph.virtual_stages import Interleaving, fastest_interleaving
+from automap.cost_graph.virtual_stages import Interleaving, fastest_interleaving, groups
+from automap.cost_graph.whole_units import Cuts, WholeUnits
+from automap.price.kernels.pipeline import run_program
+from automap.schedule import INTERLEAVED, arrange
 from automap.space.space import PlanSpace
 from ir import zoo
 
 MOE = "moe:layers=2,hidden=64,heads=4,experts=4,seq_len=32,vocab_size=128"
+T5 = "t5:layers=2,hidden=64,heads=4,head_size=16,ffn=256,seq_len=32,vocab_size=128"
+CONVOLUTIONS = "vgg:convolutions=1-1-2,width=16,ffn=256,image_size=32,num_classes=10"
+TIED = "gpt:layers=3,hidden=64,heads=4,seq_len=32,vocab_size=1024"
 
 
 def family_of(space, values):
@@ -71,6 +80,45 @@ def some_plans(space, seed, count):
 def test_no_plan_of_a_transformer_is_faster(gpt, space, cluster, training, fix):
     s = space(gpt(layers=3), cluster, 12, training=training, **fix)
     assert len(check(s, some_plans(s, 0, 100))) > 50
+
+
+@pytest.mark.parametrize(("cluster", "pp"), [("2x2xV100-16GB@10Gbit", 2), ("4xA100-80GB", 4)])
+def test_no_pipeline_of_convolutions_is_faster_and_the_best_cuts_are_near(space, cluster, pp):
+    """Their tensors are large in front and small behind, so that it matters where a stage ends."""
+    s = space(zoo.build(CONVOLUTIONS), cluster, 64, pp=pp, tp=1, zero=0)
+    found = check(s, some_plans(s, 0, 50))
+    assert len(found) > 50
+    assert found.max() > 0.95
+
+
+@pytest.mark.parametrize(("model", "fix"), [(T5, {"tp": 1}), (T5, {"pp": 1, "tp": 2}), (TIED, {"zero": 1})])
+def test_no_plan_is_faster_where_units_share_parameters(space, model, fix):
+    """T5's blocks read the same positions, and its head reads the embedding: most of their state is their own."""
+    s = with_little_memory(space(zoo.build(model), "4xV100-16GB", 8, **fix), 0.5)
+    found = check(s, some_plans(s, 0, 60))
+    assert len(found) > 20
+    assert found.max() > 0.6
+
+
+@pytest.mark.parametrize(("model", "share"), [(T5, 0.9), (TIED, 0.6)])
+def test_units_hold_no_more_than_their_rank_where_they_share_parameters(space, model, share):
+    """Against the price, which counts a parameter once: all others count, of the shared ones the first reading."""
+    s = space(zoo.build(model), "4xA100-80GB", 8, pp=1, tp=2, zero=0)
+    begin, num_axes, (column,) = s.first.signature, len(s.axes), PARAMETERS
+    known = {}
+    for values in s.random_batch(np.random.default_rng(0), 30).tolist():
+        lowered, shape = s.lowered(values).views[0], s.shape(values)
+        if shape not in known:
+            legal = joint_values(s, tuple(values[:begin]))
+            known[shape] = legal, OpenCosts(s, lowered.stages[0], legal, with_conversions=False)
+        legal, costs = known[shape]
+        picked = [
+            int(np.flatnonzero((some == values[begin + n * num_axes : begin + (n + 1) * num_axes]).all(axis=1))[0])
+            for n, some in enumerate(legal)
+        ]
+        held = float(costs.times @ costs.unit_costs(picked)[:, column])
+        priced = s.evaluator.evaluate(lowered).ranks[0]["parameter_bytes"] / s.problem.state_bytes[0]
+        assert share * priced <= held <= priced * (1.0 + 1e-9)
 
 
 @pytest.mark.slow
@@ -189,7 +237,7 @@ def on(busy_s, trip_s, *, state=0.0, saved=None, room=1.0):
         state_bytes=np.full((np.size(busy_s), 1), state),
         saved_bytes=saved,
         room=room,
-        crossing=0.0,
+        crossing=np.zeros(0),
     )
 
 
@@ -236,7 +284,7 @@ def test_chunks_on_unlike_ranks():
     """Units of one type that take a second together on the first rank, and a second or three on the other one."""
 
     def seconds(first_s, second_s, times):
-        ranks = [on(8 * each, [each, each]) for each in (first_s, second_s)]
+        ranks = [on(8 * each, [each, each, each / 3, 2 * each / 3]) for each in (first_s, second_s)]
         of = Interleaving(
             standings=ranks,
             times=np.array([float(times)]),
@@ -244,10 +292,10 @@ def test_chunks_on_unlike_ranks():
             virtual=2,
             num_micro_batches=8,
             held=[1, 1],
-            besides_s=np.zeros(4),
+            besides_s=np.zeros((2, 4)),
             step_s=0.0,
         )
-        return fastest_interleaving(of)
+        return fastest_interleaving(of, np.inf)
 
     # A slower rank is no faster, and no spread is faster than all ranks together at work.
     alike, slower = seconds(1.0, 1.0, 40), seconds(1.0, 3.0, 40)
@@ -255,6 +303,189 @@ def test_chunks_on_unlike_ranks():
     assert slower >= 8.0 / (1.0 + 1.0 / 3.0)
     # One unit of 1/4 s in each chunk: a rank works for 8 * 2 / 4 s, and the second one waits for the first chunk.
     assert seconds(1.0, 1.0, 4) == pytest.approx(4.0 + 0.25, rel=1e-4)
+
+
+def of_units(cuts, forward_s, backward_s, gradient_s, ranks, num_micro_batches):
+    """Seconds of an interleaved step by its simulated schedule, with so many units of a type in each chunk."""
+    cuts = np.array(cuts)
+    seconds = np.zeros((4, len(cuts)))
+    seconds[:2] = [cuts @ forward_s, cuts @ backward_s]
+    program = arrange(INTERLEAVED, ranks, len(cuts), num_micro_batches)
+    ends, times = np.empty(ranks), np.empty((len(program), 2))
+    run_program(program, seconds, np.zeros(len(cuts)), ends, times)
+    of_ranks = cuts.reshape(-1, ranks, cuts.shape[1]).sum(axis=0) @ np.array(gradient_s)
+    return float((ends + of_ranks).max())
+
+
+@pytest.mark.parametrize(("ranks", "virtual", "number"), [(2, 2, 4), (2, 3, 6), (4, 2, 4), (4, 2, 8), (16, 8, 16)])
+def test_no_division_into_chunks_is_faster_than_the_program_with_generated_paths(ranks, virtual, number):
+    """Against the simulated schedule of random divisions of 2 and 3 units of two types a chunk, ends included."""
+    rng = np.random.default_rng(ranks * virtual)
+    forward_s, backward_s, gradient_s = (rng.uniform(0.5, 1.5, 2) * scale for scale in (1.0, 2.0, 3.0))
+    kinds = np.repeat([0, 1], ranks * virtual + ranks)
+    times = np.bincount(kinds).astype(float)
+    both_s = forward_s + backward_s
+    of_paths = np.array([both_s, both_s + gradient_s, forward_s, backward_s]) * times
+    standing = on(1.0, [])
+    standing = replace(
+        standing,
+        busy_s=((number * both_s + gradient_s) * times)[None],
+        trip_s=of_paths[:, None],
+        state_bytes=np.zeros((1, 2)),
+        saved_bytes=np.zeros((1, 2)),
+    )
+    of = Interleaving(
+        standings=[standing] * ranks,
+        times=times,
+        ends=np.eye(2) / times,
+        virtual=virtual,
+        num_micro_batches=number,
+        held=[1] * ranks,
+        besides_s=np.zeros((2, ranks * virtual)),
+        step_s=0.0,
+    )
+    found, best = fastest_interleaving(of, np.inf), np.inf
+    for trial in range(60):
+        inner = rng.choice(np.arange(1, len(kinds)), ranks * virtual - 1, replace=False)
+        if not trial:
+            inner = np.linspace(0, len(kinds), ranks * virtual + 1).astype(int)[1:-1]
+        chunks = np.split(kinds, np.sort(inner))
+        cuts = np.array([np.bincount(chunk, minlength=2) for chunk in chunks], dtype=float)
+        best = min(best, of_units(cuts, forward_s, backward_s, gradient_s, ranks, number))
+        assert found <= best * (1.0 + 1e-9)
+    assert found > 0.7 * best
+
+
+def test_groups_hold_all_chunks_and_the_first_and_the_last_are_alone():
+    """The first micro-batch fills a pipeline through the first chunk of each rank, and no other one."""
+    for ranks, virtual in itertools.product((2, 3, 8, 16, 64), (2, 3, 4, 24, 100)):
+        found = groups(ranks, virtual)
+        assert sum(found) == virtual
+        assert found[0] == found[-1] == 1
+
+
+def whole(busy_s, times, ends, *, least=1, room=1e9, saved=None, ranks=3):
+    """Ranks that are alike, [ways, types] seconds of all units of a type, which save as much in the first way."""
+    busy_s = np.array(busy_s, dtype=float)
+    standing = Standing(
+        busy_s=busy_s,
+        trip_s=np.zeros((0, *busy_s.shape)),
+        state_bytes=np.zeros_like(busy_s),
+        saved_bytes=np.zeros_like(busy_s) if saved is None else np.array(saved, dtype=float),
+        room=room,
+        crossing=np.zeros(0),
+    )
+    return WholeUnits(
+        standings=[standing] * ranks,
+        times=np.array(times, dtype=float),
+        ends=ends,
+        least=least,
+        held=[1] * ranks,
+        besides_s=[0.5 * rank for rank in range(ranks)],
+    )
+
+
+def longest_rank(of):
+    """Seconds of the rank that works longest in the best of all ways to share out whole units, by trying them."""
+    num_ranks, times = len(of.standings), of.times.astype(int).tolist()
+    best = np.inf
+    shares = [[some for some in itertools.product(range(n + 1), repeat=num_ranks) if sum(some) == n] for n in times]
+    for counts in itertools.product(*shares):
+        each = np.array(counts)
+        is_whole = (each.sum(axis=0) >= of.least).all()
+        if is_whole and each[of.ends[0], 0] and each[of.ends[1], -1]:
+            best = min(best, max(seconds_on(of, rank, each[:, rank]) for rank in range(num_ranks)))
+    return best
+
+
+def seconds_on(of, rank, counts):
+    """Seconds of a rank with so many units of each type, each in the best way for which there is room."""
+    standing, found = of.standings[rank], np.inf
+    ways = range(len(standing.busy_s))
+    for picked in itertools.product(*(itertools.combinations_with_replacement(ways, n) for n in counts)):
+        units = [(way, kind) for kind, some in enumerate(picked) for way in some]
+        used = sum(standing.used_bytes(of.held[rank])[unit] / of.times[unit[1]] for unit in units)
+        if used <= standing.room:
+            found = min(found, sum(standing.busy_s[unit] / of.times[unit[1]] for unit in units))
+    return of.besides_s[rank] + found
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        whole([[8.0, 1.0, 2.5]], [7, 1, 1], (1, 2)),
+        whole([[8.0, 0.5]], [4, 1], (0, 1), ranks=2),
+        whole([[5.0, 9.0, 0.0]], [4, 5, 1], (0, 2)),
+        whole([[4.0, 9.0, 0.0]], [4, 4, 1], (2, 1), least=3),
+        whole([[6.0, 0.1], [9.0, 0.1]], [6, 1], (0, 1), room=5.0, saved=[[12.0, 0.0], [0.0, 0.0]]),
+        whole([[6.0, 6.0, 0.2], [7.0, 9.0, 0.2]], [3, 3, 1], (0, 2), room=4.0, saved=[[9.0, 6.0, 0.0], [0.0] * 3]),
+    ],
+)
+def test_whole_units_take_no_less_than_counted(of):
+    """Against all ways to share out the units; equal but for halvings where neither memory nor single units matter."""
+    best = longest_rank(of)
+    spread_s = float((of.standings[0].busy_s.min(axis=0)).sum()) / len(of.standings)
+    found = of.bound(spread_s, np.inf)
+    assert found <= best * (1.0 + 1e-9)
+    assert found > spread_s
+    assert of.bound(spread_s, 1.01 * spread_s) <= 1.01 * spread_s * (1.0 + 1e-9)
+    if len(of.standings[0].busy_s) == 1 and of.ends[1] == len(of.times) - 1:
+        assert found >= best * 0.99
+
+
+@pytest.mark.parametrize("is_short", [False, True])
+def test_the_best_cuts_are_those_of_all(is_short):
+    """Against all cuts of seven units over three ranks that differ, the last of which is seen in two views."""
+    rng = np.random.default_rng(3)
+    units, ranks = np.array([0, 1, 1, 2, 1, 2, 0]), 3
+    times = np.bincount(units)
+
+    def standing():
+        return Standing(
+            busy_s=np.sort(rng.uniform(1.0, 9.0, (2, 3)), axis=0),
+            trip_s=np.zeros((0, 2, 3)),
+            state_bytes=np.zeros((2, 3)),
+            saved_bytes=np.array([[8.0, 8.0, 8.0], [0.0, 0.0, 0.0]]),
+            room=3.0 if is_short else 1e3,
+            crossing=rng.uniform(0.0, 2.0, 6),
+        )
+
+    views = [[standing()], [standing()], [standing(), standing()]]
+    rates = np.array([[2.0, 4.0, np.inf]])
+    sent_s = [0.25 + 3.0 * some[0].crossing / rate for some, rate in zip(views, rates[0].tolist(), strict=True)]
+    best = np.inf
+    for first, second in itertools.combinations(range(1, 7), 2):
+        ends, longest = (0, first, second, 7), 0.0
+        for rank, some in enumerate(views):
+            mine = units[ends[rank] : ends[rank + 1]]
+            around = sum(sent_s[rank - 1 + side][ends[rank + side] - 1] for side in (0, 1) if 0 < rank + side < ranks)
+            for view in some:
+                longest = max(longest, 0.5 + around + _on_rank(view, mine, times))
+        best = min(best, longest)
+    cuts = Cuts(stages=views, units=units, held=[1] * ranks, besides_s=0.5, send_s=0.25, byte_s=3.0)
+    (found,) = cuts.bounds(np.arange(ranks)[None], rates)
+    assert found <= best * (1.0 + 1e-9)
+    assert found >= best * (0.8 if is_short else 1.0 - 1e-9)
+
+
+def _on_rank(view, units, times):
+    """Seconds of some units in the best of their ways for which there is room."""
+    best = np.inf
+    for ways in itertools.product(range(2), repeat=len(units)):
+        used = sum(view.used_bytes(1)[way, kind] / times[kind] for way, kind in zip(ways, units, strict=True))
+        if used <= view.room:
+            best = min(best, sum(view.busy_s[way, kind] / times[kind] for way, kind in zip(ways, units, strict=True)))
+    return best
+
+
+def test_what_crosses_is_that_of_places_where_a_chunk_may_end():
+    """Of five units: two ranks may be cut anywhere, five nowhere but behind each unit; chunks of a rank by hand."""
+    crossing = np.array([4.0, 3.0, 2.0, 1.0])
+    assert least_crossing([crossing] * 2, 1) == [1.0, 0.0]
+    assert least_crossing([crossing] * 5, 1) == [4.0, 3.0, 2.0, 1.0, 0.0]
+    # Chunks 0 and 2 end behind unit 1 or 2, and 3 or 4; chunk 1 ends behind unit 2 or 3.
+    assert least_crossing([crossing] * 2, 2) == [1.0, 2.0]
+    assert least_crossing([crossing[::-1]] * 2, 2) == [1.0, 2.0]
 
 
 def test_weights_of_one_spread_bound_all():
@@ -271,7 +502,12 @@ def test_weights_of_one_spread_bound_all():
             [
                 [
                     Standing(
-                        busy_s=b[None], trip_s=t[:, None], state_bytes=none, saved_bytes=none, room=1.0, crossing=0.0
+                        busy_s=b[None],
+                        trip_s=t[:, None],
+                        state_bytes=none,
+                        saved_bytes=none,
+                        room=1.0,
+                        crossing=np.zeros(0),
                     )
                 ]
                 for b, t in zip(busy_s[number], trip_s[number], strict=True)

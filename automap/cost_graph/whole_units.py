@@ -1,0 +1,211 @@
+"""Whole units: what the rank that works longest takes at least, as no unit is divided among ranks.
+
+A linear program spreads units in fractions: 33 units over 8 ranks are 4.125 for each of them, but one rank has 5. Here
+units of the repeated types are counted. A rank takes what its units take, and where memory is short, each unit has the
+recompute mode that is best at a price of memory, less the price of all room: that is a lower bound at any price
+(Lagrange). Seconds are too few if not all units find a place in them. The order of units does not count.
+
+Where each rank has one run of units, the best cuts are found exactly instead (`Cuts`), with what crosses at each
+of them. Units: seconds, bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from automap.arrays import Floats, Ints
+from automap.cost_graph.unlike_stages import Standing
+
+MOST_PIPELINES = 100
+"""Pipelines whose cuts are found together, which bounds memory."""
+MOST_PRICES = 6
+"""Most prices of memory that are tried (assumed)."""
+STEPS = 8
+"""Halvings of the seconds between those that are too few and those that may not be (assumed)."""
+MOST = 2.0
+"""Largest share by which the bound is raised (assumed)."""
+MORE = 1e-3
+"""Share by which the bound must rise (assumed)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeUnits:
+    """A pipeline whose ranks hold whole units."""
+
+    standings: Sequence[Standing]
+    """[ranks] what units take on each rank."""
+    times: Floats
+    """[types] number of units of each type."""
+    ends: tuple[int, int]
+    """Types of the first unit, which is on the first rank, and of the last one, which is on the last rank."""
+    least: int
+    """Units that each rank has at least: one in each of its chunks."""
+    held: Sequence[int]
+    """[ranks] micro-batches for which each rank keeps what it saves, at least."""
+    besides_s: Sequence[float]
+    """[ranks] seconds that each rank takes besides its units."""
+
+    def bound(self, known_s: float, target_s: float) -> float:
+        """Seconds that a step takes at least.
+
+        Args:
+            known_s: what it takes at least as known so far.
+            target_s: what the bound is not raised beyond.
+        """
+        kinds = np.flatnonzero(self.times > 1.0)
+        if len(self.standings) == 1 or not 1 <= len(kinds) <= 2:
+            return known_s
+        for price_s in self._prices(kinds.tolist()):
+            if known_s >= target_s:
+                break
+            costs_s, rooms_s = self._costs_s(price_s)
+            if self._fits(known_s * (1.0 + MORE), kinds.tolist(), costs_s, rooms_s):
+                continue
+            low, high = known_s * (1.0 + MORE), min(target_s, MOST * known_s)
+            if low >= high or not self._fits(high, kinds.tolist(), costs_s, rooms_s):
+                known_s = max(known_s, high)
+                continue
+            for _ in range(STEPS):
+                middle = 0.5 * (low + high)
+                low, high = (low, middle) if self._fits(middle, kinds.tolist(), costs_s, rooms_s) else (middle, high)
+            known_s = low
+        return known_s
+
+    def _prices(self, kinds: Sequence[int]) -> Iterator[float]:
+        """Prices of a byte: none, and those at which another way is the best of a type."""
+        return _prices(self.standings, self.held, kinds, len(self.standings))
+
+    def _costs_s(self, price_s: float) -> tuple[Floats, Floats]:
+        """[ranks, types] seconds of a unit at least at a price of memory, and [ranks] what the room is worth."""
+        found = [
+            (standing.busy_s + price_s * standing.used_bytes(held)).min(axis=0)
+            for standing, held in zip(self.standings, self.held, strict=True)
+        ]
+        rooms_s = np.array([price_s * standing.room for standing in self.standings])
+        return np.array(found) / self.times, rooms_s
+
+    def _fits(self, seconds: float, kinds: Sequence[int], costs_s: Floats, rooms_s: Floats) -> bool:
+        """Whether all units of the repeated types may find a place."""
+        left_s = seconds - np.array(self.besides_s) + rooms_s
+        for rank, kind in zip((0, -1), self.ends, strict=True):
+            if kind not in kinds:
+                left_s[rank] -= costs_s[rank, kind]
+        if (left_s < 0.0).any():
+            return False
+        singles = int((self.times == 1.0).sum())
+        most = np.floor(left_s[:, None] / np.maximum(costs_s[:, kinds], 1e-30) * (1.0 + 1e-9) + 1e-9)
+        if len(kinds) == 1:
+            missing = np.maximum(self.least - most[:, 0], 0.0).sum()
+            return bool(missing <= singles and most[:, 0].sum() >= self.times[kinds[0]])
+        # [units of the first type, units of other types that chunks still need] most units of the second type so far.
+        number = int(self.times[kinds[0]])
+        placed = np.full((number + 1, singles + 1), -np.inf)
+        placed[0, 0] = 0.0
+        for rank, left in enumerate(left_s.tolist()):
+            after = np.full_like(placed, -np.inf)
+            for first in range(int(min(most[rank, 0], number)) + 1):
+                rest_s = left - first * costs_s[rank, kinds[0]]
+                second = int(min(rest_s / max(costs_s[rank, kinds[1]], 1e-30) * (1.0 + 1e-9) + 1e-9, 1e6))
+                missing = max(0, self.least - first - second)
+                if missing <= singles:
+                    moved = placed[: number + 1 - first, : singles + 1 - missing] + second
+                    into = after[first:, missing:]
+                    np.maximum(into, moved, out=into)
+            placed = after
+        return bool(placed[number].max() >= self.times[kinds[1]])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cuts:
+    """Pipelines whose ranks have one run of units each."""
+
+    stages: Sequence[Sequence[Standing]]
+    """For each stage, what units take there in each of several views, all of which hold."""
+    units: Ints
+    """[units] type of each unit, in order."""
+    held: Sequence[int]
+    """[ranks] micro-batches for which each rank keeps what it saves."""
+    besides_s: float
+    """Seconds that each rank takes besides its units and exchanges."""
+    send_s: float
+    """Seconds of all exchanges with the next rank besides those of their bytes."""
+    byte_s: float
+    """Seconds of all exchanges for a byte that crosses, times the bytes a second of the link."""
+
+    def bounds(self, at: Ints, rates: Floats) -> Floats:
+        """[pipelines] seconds that the rank which works longest takes at least under the best cuts.
+
+        Args:
+            at: [pipelines, ranks] number of the stage of each rank.
+            rates: [pipelines, ranks] bytes a second from each rank to the next one.
+        """
+        found = np.zeros(len(at))
+        one_of_each = [some[0] for some in self.stages]
+        most = [max(self.held)] * len(one_of_each)
+        for price_s in _prices(one_of_each, most, np.unique(self.units).tolist(), at.shape[1]):
+            taken_s = self._taken_s(price_s)
+            for begin in range(0, len(at), MOST_PIPELINES):
+                block = slice(begin, begin + MOST_PIPELINES)
+                found[block] = np.maximum(found[block], self._longest_s(taken_s, at[block], rates[block]))
+        return found
+
+    def _taken_s(self, price_s: float) -> list[Floats]:
+        """[ranks][stages, units + 1, units + 1] seconds of the units from one place to another on each stage.
+
+        Less the price of the room, as each unit has the price of its memory; infinite where there is no unit.
+        """
+        times, number = np.maximum(np.bincount(self.units), 1), len(self.units)
+        # Without a price it does not matter what is held.
+        of_held: dict[int, Floats] = {}
+        for held in self.held if price_s else self.held[:1]:
+            if held in of_held:
+                continue
+            of_held[held] = found = np.zeros((len(self.stages), number + 1, number + 1))
+            for stage, views in enumerate(self.stages):
+                for view in views:
+                    each = (view.busy_s + price_s * view.used_bytes(held)).min(axis=0) / times
+                    ends_s = np.concatenate([[0.0], np.cumsum(each[self.units])])
+                    mine_s = ends_s[None, :] - ends_s[:, None] - price_s * view.room
+                    found[stage] = np.maximum(found[stage], mine_s)
+            found[:, np.tri(number + 1, dtype=np.bool_)] = np.inf
+        return [of_held[held if price_s else self.held[0]] for held in self.held]
+
+    def _longest_s(self, taken_s: Sequence[Floats], at: Ints, rates: Floats) -> Floats:
+        """[pipelines] see `bounds`."""
+        ranks, places = at.shape[1], len(self.units) + 1
+        crossing = np.array([np.min([view.crossing for view in some], axis=0) for some in self.stages])
+        # [pipelines, places] seconds of the longest rank so far where the ranks so far end there.
+        longest = np.full((len(at), places), np.inf)
+        longest[:, 0] = 0.0
+        before = np.zeros((len(at), places))
+        for rank in range(ranks):
+            behind = np.full((len(at), places), np.inf)
+            if rank < ranks - 1:
+                behind[:, 1:-1] = self.send_s + self.byte_s * crossing[at[:, rank]] / rates[:, rank, None]
+            else:
+                behind[:, -1] = 0.0
+            each = taken_s[rank][at[:, rank]] + (self.besides_s + before)[:, :, None] + behind[:, None, :]
+            longest = np.maximum(longest[:, :, None], each).min(axis=1)
+            before = np.where(np.isfinite(behind), behind, 0.0)
+        return longest[:, -1]
+
+
+def _prices(standings: Sequence[Standing], held: Sequence[int], kinds: Sequence[int], ranks: int) -> Iterator[float]:
+    """Prices of a byte: none, and those at which another way is the best of a type where memory may be short."""
+    yield 0.0
+    found = set[float]()
+    for standing, count in {id(one): (one, each) for one, each in zip(standings, held, strict=True)}.values():
+        if standing.may_be_short(count, 1.0 / ranks):
+            used = standing.used_bytes(count)
+            for kind in kinds:
+                slower = standing.busy_s[:, None, kind] - standing.busy_s[None, :, kind]
+                less = used[None, :, kind] - used[:, None, kind]
+                trades = (slower > 0.0) & (less > 0.0)
+                found.update((slower[trades] / less[trades]).tolist())
+    prices = sorted(found)
+    # Some of them, evenly from the least to the dearest.
+    some = np.unique(np.linspace(0, len(prices) - 1, MOST_PRICES).astype(np.int64)).tolist() if prices else []
+    yield from (prices[number] for number in some)
