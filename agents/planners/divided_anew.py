@@ -7,8 +7,8 @@ as fast as the best plan:
    (`agents.planners.galvatron`).
 2. Piper's divides units and devices among stages again, with their micro-batches and ZeRO stages, with their inner axis
    or without one (`agents.planners.piper`). The partitions are priced under each schedule of the space.
-3. Where any order of the passes may be run, the fastest of these is priced in the orders of SPP's list scheduling
-   (`agents.planners.spp`).
+3. Where any order of the passes may be run, the fastest of these are priced with DAPPLE's early warm-up and in the orders
+   of SPP's list scheduling (`agents.planners.spp`).
 4. Of the fastest of all, single units and devices move from one stage to another as long as that gains.
 
 What is found is kept where it is the best plan, also if it lies outside the space. Units: seconds.
@@ -60,7 +60,7 @@ def divide_anew(incumbent: Incumbent, grid: Grid) -> None:
     """Divides the best pipelines anew.
 
     Args:
-        incumbent: takes the plans, credited to `galvatron`, `piper` and `spp`.
+        incumbent: takes the plans, credited to `galvatron`, `piper`, `dapple` and `spp`.
         grid: plans with their prices.
     """
     space, left, left_s = incumbent.space, incumbent.left, incumbent.left_s
@@ -120,10 +120,12 @@ def _divided(incumbent: Incumbent, near: Sequence[_Near]) -> Priced:
 
 
 def _listed(incumbent: Incumbent, divided: Priced) -> Priced:
-    """The fastest plans with listed orders."""
+    """The fastest plans with DAPPLE's early warm-up, and with listed orders."""
+    incumbent.searcher, unlike = "dapple", _unlike(divided)
+    early = _priced(incumbent, (replace(plan, schedule="eager-1f1b") for plan in unlike[:LISTED]))
     incumbent.searcher = "spp"
-    few = [plan for plan in _unlike(divided) if len(plan.stages) <= MOST_PASSES // plan.num_micro_batches]
-    return _priced(incumbent, (order for plan in few[:LISTED] for order in listed(incumbent.space, plan)))
+    few = [plan for plan in unlike if len(plan.stages) <= MOST_PASSES // plan.num_micro_batches]
+    return early + _priced(incumbent, (order for plan in few[:LISTED] for order in listed(incumbent.space, plan)))
 
 
 def _unlike(plans: Priced) -> list[StagedPlan]:
