@@ -7,8 +7,8 @@ as fast as the best plan:
    (`agents.planners.galvatron`).
 2. Piper's divides units and devices among stages again, with their micro-batches and ZeRO stages, with their inner axis
    or without one (`agents.planners.piper`). The partitions are priced under each schedule of the space.
-3. Where any order of the passes may be run, the fastest of these are priced with DAPPLE's early warm-up and in the orders
-   of SPP's list scheduling (`agents.planners.spp`).
+3. Where any order of the passes may be run, the fastest of these are priced with DAPPLE's early warm-up and in the
+   orders of SPP's list scheduling (`agents.planners.spp`).
 4. Of the fastest of all, single units and devices move from one stage to another as long as that gains.
 
 What is found is kept where it is the best plan, also if it lies outside the space. Units: seconds.
