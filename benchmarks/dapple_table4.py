@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agents.planners.dapple import DappleSearch, Places
+from agents.planners.dapple import DappleSearch
+from agents.planners.dapple_devices import Places
 from agents.planners.dapple_formulas import Layers, Planned
 from agents.planners.unit_profile import unit_profile
 from automap.cluster import parse_cluster

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from agents import Budget, search
-from agents.planners.dapple import DappleSearch, Places, layers_of
+from agents.planners.dapple import DappleSearch, layers_of
+from agents.planners.dapple_devices import Places
 from agents.planners.dapple_formulas import Layers, latency, placements
 from agents.planners.kernels.dapple import latency_s
 from agents.planners.staged_plan import StageChoice, StagedPlan, lower_staged
