@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -56,6 +57,8 @@ def parallelize(
         without_cache(module)
     if not dist.is_initialized():
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        # A process whose threads of communication still run when it ends may be aborted.
+        atexit.register(_end_group)
     # A cut may turn out to be impossible when modules have been changed already.
     whole = Whole.of(module, graph) if len(plan.stages) > 1 else None
     try:
@@ -67,6 +70,11 @@ def parallelize(
     if dist.get_rank() == 0:
         warnings.warn(f"the graph is trained in place of the module's code: {found.why}", stacklevel=2)
     return found
+
+
+def _end_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _by_modules(
