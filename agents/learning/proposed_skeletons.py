@@ -5,8 +5,9 @@ skeleton, elimination solves the signatures together in some hundredths of a sec
 the network need not decide them one by one. What it is asked for is what elimination cannot know: which mesh,
 micro-batches, cuts, levels of recomputation and ZeRO stage are worth a solve.
 
-Every other solve begins with a template of a mesh that is promising by its price (`agents.planners.promising`): where
-memory is scarce, the best mesh is often one whose templates do not fit.
+They are solved in turn with skeletons of other promising meshes (`agents.planners.promising`): where memory is scarce,
+the best mesh is often one whose templates do not fit, and where templates do not suit the model, one that is good only
+with the signatures of the best plans so far.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def _proposed(
 ) -> list[Values]:
     """The distinct plans that fit, of `most` that the network decides up to a slot, `decided`; the best last.
 
-    Templates and the skeletons so far are known to it. None = it decides all slots.
+    The plans `templates` and the skeletons so far are known to it. None = it decides all slots.
     """
     incumbent = search.incumbent
     if incumbent.finished:
