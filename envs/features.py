@@ -12,7 +12,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from automap.bounds.kernels.completions import KnownArrays
+from automap.bounds.kernels.known_plans import KnownArrays
 from automap.bounds.kernels.step_many import EpisodeArrays
 from automap.space.decisions import DECISIONS, Decision
 from automap.space.group_flow import GroupFlow

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import float32, float64, int8, int64, void
 
-from automap.bounds.kernels.completions import KNOWN
+from automap.bounds.kernels.known_plans import KNOWN
 from automap.bounds.kernels.step_many import EPISODES
 from automap.jit import borrowing
 from automap.price.kernels.array_types import Ints, Rows, record_type, tuple_type

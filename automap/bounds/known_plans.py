@@ -11,7 +11,8 @@ import numpy as np
 
 from automap.arrays import Floats, Ints
 from automap.bounds.corrections import Corrections
-from automap.bounds.kernels.completions import KnownArrays, complete_many, follow_known, worth_many
+from automap.bounds.kernels.completions import complete_many
+from automap.bounds.kernels.known_plans import KnownArrays, follow_known, worth_many
 from automap.bounds.kernels.step_many import EpisodeArrays
 from automap.space.group_flow import group_flow
 from automap.space.space import PlanSpace, Values
@@ -94,6 +95,7 @@ class KnownPlans:
             flow=group_flow(space),
             corrections=self.corrections.arrays,
             values=np.zeros((room, slots), dtype=np.int64),
+            columns=np.zeros((slots, room), dtype=np.int64),
             prices=np.full((room, 2), np.inf),
             order=np.zeros(room, dtype=np.int64),
             num_known=np.array([len(chosen)]),
@@ -112,6 +114,7 @@ class KnownPlans:
             reference_s=self.reference_s,
         )
         self.arrays.values[: len(chosen)] = values[chosen]
+        self.arrays.columns[:, : len(chosen)] = values[chosen].T
         self.arrays.prices[: len(chosen)] = prices[chosen]
         self._rank()
 
@@ -159,7 +162,7 @@ class KnownPlans:
             row = int(crowd[worth_s(arrays.prices[crowd], self.reference_s).argmax()])
             self._distinct.remove(arrays.values[row].tobytes())
         self._distinct.add(given.tobytes())
-        arrays.values[row], arrays.prices[row] = given, price
+        arrays.values[row], arrays.columns[:, row], arrays.prices[row] = given, given, price
         self._rank()
 
     def lead(self, number: int, values: Values | None) -> None:

@@ -2,22 +2,21 @@
 
 `automap.bounds.kernels.step_many` says what no completion of a partial plan goes below. This module gives the other
 side, a completion that is at hand: behind every legal value the best known plan that agrees with all decisions is
-followed to the end. Where no known plan agrees with a decision, that decision is passed over when plans are compared.
-Units: seconds; memory as share of capacity (overflow).
+followed to the end. Units: seconds; memory as share of capacity (overflow).
 """
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import boolean, float64, int64, types, void
+from numba import boolean, float64, int64, void
 
-from automap.bounds.kernels.corrections import CorrectionArrays, correction
-from automap.bounds.kernels.step_many import BEGIN, EPISODES, WAIT
+from automap.bounds.kernels.corrections import correction
+from automap.bounds.kernels.known_plans import KNOWN, compare, find_best, worth
+from automap.bounds.kernels.step_many import EPISODES, WAIT
 from automap.jit import borrowing, kernel
-from automap.price.kernels.array_types import Floats, Floats2, Floats3, Ints, Ints2, Mask, Mask2, tuple_type
+from automap.price.kernels.array_types import Floats, Ints, Ints2, Mask, tuple_type
 from automap.space.group_flow import FLOW, GroupFlow
 from automap.space.kernels.draft import DRAFT, pick_all
 from automap.space.kernels.layout import decide_stages
@@ -25,55 +24,7 @@ from automap.space.kernels.levels import nearest_legal
 from automap.space.kernels.price_one import cost_rows, finish, price_one
 from automap.space.kernels.records import COMPILED, SPACE
 from automap.space.kernels.stepper import decide, is_idle, legal_values
-from automap.space.kernels.workspace import WORKSPACE, new_workspace, set_rows
-
-MISFIT, PER_OVERFLOW, MOST_PER_OVERFLOW = 1.0, 2.0, 2.0
-"""Logarithm of the ratio of step times by which a plan that does not fit is worth less than a good plan, at least; how
-much more for each share of a device's memory that is missing; and how much more at most. Assumed: these are far more
-than good plans differ by."""
-
-
-class KnownArrays(NamedTuple):
-    """Known plans, and the completions that they give to the plans being decided."""
-
-    flow: GroupFlow
-    """The flow between the linkage groups of the space."""
-    corrections: CorrectionArrays
-    """What real runs say about the price; all seconds below are corrected by it."""
-    values: Ints2
-    """[room, slots] known plans."""
-    prices: Floats2
-    """[room, 2] seconds and overflow of each known plan."""
-    order: Ints
-    """[room] numbers of the known plans, the best first."""
-    num_known: Ints
-    """[1] number of known plans."""
-    leads: Ints
-    """[episodes] number of the known plan that a plan follows first of all from its beginning, or -1: the best one."""
-    agreeing: Ints2
-    """[episodes, room] numbers of the known plans that agree with the decisions of each plan, the best first."""
-    num_agreeing: Ints
-    """[episodes] how many there are; at least one."""
-    compared: Ints
-    """[episodes] number of slots that have been compared."""
-    is_known: Mask
-    """[episodes] whether no decision was passed over: the completion of the plan is then a known plan."""
-    completed: Floats3
-    """[episodes, most, 2] seconds and overflow of the completion behind each legal value of the slot to decide."""
-    worth: Floats2
-    """[episodes, most] step time as which each of them is rewarded, see `worth`."""
-    least: Floats
-    """[episodes] the least of `worth`."""
-    is_followed: Mask2
-    """[episodes, most] whether each legal value is that of the best agreeing plan."""
-    best_values: Ints2
-    """[episodes, slots] fastest completion that fits into memory, among those seen since the plan was begun."""
-    best_s: Floats
-    """[episodes] its step time in seconds; infinity where none fits."""
-    priced: Ints
-    """[1] number of completions that have been priced."""
-    reference_s: float
-    """Step time of a good plan, in seconds."""
+from automap.space.kernels.workspace import WORKSPACE, Workspace, new_workspace, set_rows
 
 
 class Goal(NamedTuple):
@@ -91,95 +42,26 @@ class Goal(NamedTuple):
     """Whether signatures go on as those before them do, see `_likewise`, where that is said."""
 
 
-KNOWN, GOAL = tuple_type(KnownArrays), tuple_type(Goal)
+class Scratch(NamedTuple):
+    """Memory of one caller."""
+
+    workspace: Workspace
+    value: Ints
+    """[slots] a completion."""
+    other: Ints
+    """[slots] another one."""
+    price: Floats
+    """[2] seconds and overflow of the other one."""
+    hashes: Ints2
+    """[types, 2] `Draft.hashes` when a plan was priced last."""
+    places: Ints
+    """[values of a slot] scratch of `find_best`."""
+    best: Ints
+    """[most] what `find_best` wrote."""
+
+
+GOAL, SCRATCH = tuple_type(Goal), tuple_type(Scratch)
 """Numba's types of the two."""
-
-
-@borrowing(float64(float64, float64, float64), inner=True)
-def worth(seconds, overflow, reference_s):
-    """Step time as which a plan is rewarded: its own, or more than that of any good plan if it does not fit."""
-    if overflow <= 0.0:
-        return seconds
-    penalty = MISFIT + min(PER_OVERFLOW * overflow, MOST_PER_OVERFLOW)
-    return max(seconds, reference_s) * math.exp(penalty)
-
-
-@kernel(void(float64[:, ::1], float64, float64[::1]))
-def worth_many(prices, reference_s, out):
-    """Step times as which plans are rewarded.
-
-    Args:
-        prices: [n, 2] seconds of a step and overflow of memory.
-        reference_s: step time of a good plan, in seconds.
-        out: [n] written.
-    """
-    for plan in range(out.shape[0]):
-        out[plan] = worth(prices[plan, 0], prices[plan, 1], reference_s)
-
-
-@borrowing(void(KNOWN, int64, int64, int64), inner=True)
-def _agree(known, number, slot, value):
-    """Keeps those of the agreeing plans that have a value in a slot; where none has, all stay."""
-    agreeing, count = known.agreeing[number], 0
-    for i in range(known.num_agreeing[number]):
-        count += known.values[agreeing[i], slot] == value
-    if count == 0:
-        known.is_known[number] = False
-        return
-    kept = 0
-    for i in range(known.num_agreeing[number]):
-        if known.values[agreeing[i], slot] == value:
-            agreeing[kept] = agreeing[i]
-            kept += 1
-    known.num_agreeing[number] = kept
-
-
-@borrowing(void(EPISODES, KNOWN, int64), inner=True)
-def _compare(episodes, known, number):
-    """Compares the known plans with all slots that are decided."""
-    for slot in range(known.compared[number], episodes.position[number]):
-        _agree(known, number, slot, episodes.values[number, slot])
-    known.compared[number] = max(known.compared[number], episodes.position[number])
-
-
-@borrowing(void(KNOWN, int64), inner=True)
-def _follow_first(known, number):
-    """Puts the plan that leads before the others."""
-    lead, agreeing = known.leads[number], known.agreeing[number]
-    for i in range(known.num_known[0]):
-        if agreeing[i] == lead:
-            for j in range(i, 0, -1):
-                agreeing[j] = agreeing[j - 1]
-            agreeing[0] = lead
-            return
-
-
-@kernel(void(EPISODES, KNOWN, int64[::1]))
-def follow_known(episodes, known, actions):
-    """Prepares `step_many`: slots that are not asked will follow the best known plan that agrees with the actions.
-
-    Args:
-        episodes: `preferred` is written.
-        known: the known plans.
-        actions: [episodes] those that `step_many` will take.
-    """
-    for number in range(actions.shape[0]):
-        action = actions[number]
-        if action == BEGIN:
-            known.num_agreeing[number] = known.num_known[0]
-            known.agreeing[number] = known.order
-            _follow_first(known, number)
-            known.compared[number] = 0
-            known.is_known[number] = True
-            known.best_s[number] = np.inf
-        elif action == WAIT or episodes.position[number] == episodes.values.shape[1]:
-            continue
-        else:
-            _compare(episodes, known, number)
-            slot = episodes.position[number]
-            _agree(known, number, slot, episodes.legal[number, action])
-            known.compared[number] = slot + 1
-        episodes.preferred[number] = known.values[known.agreeing[number, 0]]
 
 
 @borrowing(int64(COMPILED, int64[::1], int64, int64, DRAFT), inner=True)
@@ -231,11 +113,11 @@ def _complete_skeleton(compiled, goal, draft, value):
     Args:
         compiled: whose cache is read and written.
         goal: what the undecided slots follow.
-        draft: its layout is overwritten.
+        draft: with the layout of all decided slots but the last one.
         value: [slots] the plan; the undecided slots are written.
     """
     space = compiled.space
-    for slot in range(space.first.signature):
+    for slot in range(goal.decided - 1, space.first.signature):
         if slot >= space.first.cut and is_idle(space, slot, draft.layout):
             value[slot] = 0
             continue
@@ -277,34 +159,18 @@ def _complete_signatures(compiled, goal, draft, value):
                 decide(space, value, slot, draft)
 
 
-@borrowing(types.UniTuple(int64, 2)(KNOWN, int64, int64, int64), inner=True)
-def _best_with(known, number, slot, value):
-    """The best agreeing plan that has a value in a slot, and 1; the best agreeing plan, and 0, where none has it."""
-    for i in range(known.num_agreeing[number]):
-        found = known.agreeing[number, i]
-        if known.values[found, slot] == value:
-            return found, 1
-    return known.agreeing[number, 0], 0
-
-
-@borrowing(void(COMPILED, int64[::1], WORKSPACE), inner=True)
-def _set_skeleton(compiled, value, workspace):
-    """Writes what the slots of a plan, [slots], before its signatures decide."""
-    decide_stages(compiled.space, value, value.shape[0], workspace.draft.layout)
-    set_rows(compiled.space, value, workspace)
-
-
-@borrowing(void(COMPILED, KNOWN, int64[::1], WORKSPACE, int64[:, ::1], boolean, float64[::1]), inner=True)
-def _price(compiled, known, value, workspace, hashes, is_same, out):
+@borrowing(void(COMPILED, KNOWN, int64[::1], SCRATCH, boolean, float64[::1]), inner=True)
+def _price(compiled, known, value, scratch, is_same, out):
     """Writes seconds and overflow of a complete plan, whose skeleton is set, into `out`, [2], and counts it.
 
     Args:
         value: [slots] the plan.
-        hashes: [types, 2] those of the draft when a plan was priced last; overwritten.
+        scratch: with the hashes of the plan that was priced last.
         is_same: whether that plan had the same skeleton. Then only units whose signatures changed, and those behind
             them, are priced.
     """
-    space, draft = compiled.space, workspace.draft
+    space, workspace, hashes = compiled.space, scratch.workspace, scratch.hashes
+    draft = workspace.draft
     pick_all(space, value, value.shape[0], draft)
     # With unlike shares a plan is priced as every kind of device sees it.
     if is_same and value[space.first.shares] == 0:
@@ -329,6 +195,90 @@ def _keep(known, number, value, price):
             known.best_values[number, slot] = value[slot]
 
 
+@borrowing(boolean(int64[::1], int64[::1], int64, int64), inner=True)
+def _is_alike(one, other, begin, end):
+    """Whether two plans have the same values in the slots from `begin` on, before `end`."""
+    for slot in range(begin, end):
+        if one[slot] != other[slot]:
+            return False
+    return True
+
+
+@borrowing(boolean(COMPILED, EPISODES, KNOWN, int64, int64, SCRATCH, boolean), inner=True)
+def _complete(compiled, episodes, known, number, place, scratch, is_same):
+    """Prices the completion that follows the known plans behind one legal value, and writes it into `Scratch.value`.
+
+    Args:
+        place: index of the value among the legal ones.
+        scratch: with the decided slots.
+        is_same: see `_price`.
+
+    Returns:
+        The same for the next plan.
+    """
+    first, slot, value, workspace = compiled.space.first, episodes.position[number], scratch.value, scratch.workspace
+    follows, out = scratch.best[place], known.completed[number, place]
+    # Another plan may have taken the place of one that agreed when this plan was begun.
+    if follows >= 0 and known.is_known[number] and _is_alike(known.values[follows], value, 0, slot):
+        for j in range(slot, value.shape[0]):
+            value[j] = known.values[follows, j]
+        out[0], out[1] = known.prices[follows, 0], known.prices[follows, 1]
+        _keep(known, number, value, out)
+        return is_same
+    plan = known.values[follows if follows >= 0 else known.agreeing[number, 0]]
+    goal = Goal(known.flow, plan, episodes.asked[number], slot + 1, False)
+    value[slot] = episodes.legal[number, place]
+    if slot < first.signature:
+        _complete_skeleton(compiled, goal, workspace.draft, value)
+        set_rows(compiled.space, value, workspace)
+    _complete_signatures(compiled, goal, workspace.draft, value)
+    _price(compiled, known, value, scratch, is_same, out)
+    _keep(known, number, value, out)
+    return slot >= first.signature
+
+
+@borrowing(boolean(COMPILED, EPISODES, KNOWN, int64, int64, SCRATCH, boolean), inner=True)
+def _go_on(compiled, episodes, known, number, place, scratch, is_same):
+    """Prices the completion that goes on likewise behind one legal value of a signature, where it is another one and
+    better than `Scratch.value`; the arguments are those of `_complete`."""
+    slot, value, other, price = episodes.position[number], scratch.value, scratch.other, scratch.price
+    follows, out = scratch.best[place], known.completed[number, place]
+    plan = known.values[follows if follows >= 0 else known.agreeing[number, 0]]
+    goal = Goal(known.flow, plan, episodes.asked[number], slot + 1, True)
+    other[slot] = episodes.legal[number, place]
+    _complete_signatures(compiled, goal, scratch.workspace.draft, other)
+    if _is_alike(value, other, slot + 1, value.shape[0]):
+        return is_same
+    _price(compiled, known, other, scratch, is_same, price)
+    _keep(known, number, other, price)
+    if worth(price[0], price[1], known.reference_s) < worth(out[0], out[1], known.reference_s):
+        out[0], out[1] = price[0], price[1]
+    return True
+
+
+@borrowing(void(COMPILED, EPISODES, KNOWN, int64, SCRATCH), inner=True)
+def _complete_one(compiled, episodes, known, number, scratch):
+    """Prices the completions behind every legal value of the slot to decide of one plan; see `complete_many`."""
+    space, slot, value, workspace = compiled.space, episodes.position[number], scratch.value, scratch.workspace
+    compare(episodes, known, number)
+    find_best(episodes, known, number, scratch.places, scratch.best)
+    for j in range(slot):
+        value[j] = scratch.other[j] = episodes.values[number, j]
+    decide_stages(space, value, slot, workspace.draft.layout)
+    if slot >= space.first.signature:
+        set_rows(space, value, workspace)
+    preferred = known.values[known.agreeing[number, 0], slot]
+    known.least[number] = np.inf
+    is_same = False
+    for i in range(episodes.offered[number]):
+        known.is_followed[number, i] = episodes.legal[number, i] == preferred
+        is_same = _complete(compiled, episodes, known, number, i, scratch, is_same)
+        if slot >= space.first.signature:
+            is_same = _go_on(compiled, episodes, known, number, i, scratch, is_same)
+        known.worth[number, i] = worth(known.completed[number, i, 0], known.completed[number, i, 1], known.reference_s)
+        known.least[number] = min(known.least[number], known.worth[number, i])
+
+
 @kernel(void(COMPILED, EPISODES, KNOWN, int64[::1]))
 def complete_many(compiled, episodes, known, actions):
     """Prices the completion behind every legal value of the slots to decide.
@@ -342,59 +292,16 @@ def complete_many(compiled, episodes, known, actions):
         actions: [episodes] those that `step_many` took last; where a plan waited, nothing has changed.
         known: `completed`, `worth`, `least`, `is_followed`, `best_values` and `best_s` are written.
     """
-    workspace, first = new_workspace(compiled), compiled.space.first
-    value, other = np.empty(episodes.values.shape[1], np.int64), np.empty(episodes.values.shape[1], np.int64)
-    price, hashes = np.empty(2), np.empty_like(workspace.draft.hashes)
-    for number in range(episodes.position.shape[0]):
-        slot = episodes.position[number]
-        if slot == value.shape[0] or actions[number] == WAIT:
-            continue
-        _compare(episodes, known, number)
-        preferred = known.values[known.agreeing[number, 0], slot]
-        known.least[number] = np.inf
-        value[:slot] = episodes.values[number, :slot]
-        is_same = False
-        if slot >= first.signature:
-            _set_skeleton(compiled, value, workspace)
-        for i in range(episodes.offered[number]):
-            chosen, out = episodes.legal[number, i], known.completed[number, i]
-            follows, agrees = _best_with(known, number, slot, chosen)
-            known.is_followed[number, i] = chosen == preferred
-            value[:slot] = episodes.values[number, :slot]
-            value[slot] = chosen
-            plan = known.values[follows]
-            # Another plan may have taken the place of one that agreed when this plan was begun.
-            is_known = agrees == 1 and known.is_known[number]
-            for j in range(slot):
-                is_known = is_known and plan[j] == value[j]
-            if is_known:
-                value[slot:] = plan[slot:]
-                out[0], out[1] = known.prices[follows, 0], known.prices[follows, 1]
-            else:
-                goal = Goal(known.flow, plan, episodes.asked[number], slot + 1, False)
-                if slot < first.signature:
-                    _complete_skeleton(compiled, goal, workspace.draft, value)
-                _complete_signatures(compiled, goal, workspace.draft, value)
-                if slot < first.signature:
-                    _set_skeleton(compiled, value, workspace)
-                _price(compiled, known, value, workspace, hashes, is_same, out)
-                is_same = slot >= first.signature
-            _keep(known, number, value, out)
-            best = worth(out[0], out[1], known.reference_s)
-            if slot >= first.signature:
-                other[: slot + 1] = value[: slot + 1]
-                goal = Goal(known.flow, plan, episodes.asked[number], slot + 1, True)
-                _complete_signatures(compiled, goal, workspace.draft, other)
-                is_new = False
-                for j in range(slot + 1, value.shape[0]):
-                    is_new = is_new or value[j] != other[j]
-                if is_new:
-                    _price(compiled, known, other, workspace, hashes, is_same, price)
-                    is_same = True
-                    _keep(known, number, other, price)
-                    again = worth(price[0], price[1], known.reference_s)
-                    if again < best:
-                        best = again
-                        out[0], out[1] = price[0], price[1]
-            known.worth[number, i] = best
-            known.least[number] = min(known.least[number], best)
+    workspace, num_slots = new_workspace(compiled), episodes.values.shape[1]
+    scratch = Scratch(
+        workspace=workspace,
+        value=np.empty(num_slots, np.int64),
+        other=np.empty(num_slots, np.int64),
+        price=np.empty(2),
+        hashes=np.empty_like(workspace.draft.hashes),
+        places=np.full(compiled.space.scalars.most_values, -1),
+        best=np.empty(episodes.legal.shape[1], np.int64),
+    )
+    for number in range(actions.shape[0]):
+        if episodes.position[number] < num_slots and actions[number] != WAIT:
+            _complete_one(compiled, episodes, known, number, scratch)
