@@ -24,6 +24,7 @@ from automap.space.kernels.levels import nearest_legal
 from automap.space.kernels.price_one import cost_rows, finish, price_one
 from automap.space.kernels.records import COMPILED, SPACE
 from automap.space.kernels.stepper import decide, is_idle, legal_values
+from automap.space.kernels.unit_cache import REMEMBERED_PLANS, SEEDS, mix
 from automap.space.kernels.workspace import WORKSPACE, Workspace, new_workspace, set_rows
 
 
@@ -54,6 +55,10 @@ class Scratch(NamedTuple):
     """[2] seconds and overflow of the other one."""
     hashes: Ints2
     """[types, 2] `Draft.hashes` when a plan was priced last."""
+    skeleton: Ints
+    """[2] two hashes of the slots before the signatures."""
+    has_costs: Mask
+    """[1] whether a plan with these slots was priced last."""
     places: Ints
     """[values of a slot] scratch of `find_best`."""
     best: Ints
@@ -159,30 +164,63 @@ def _complete_signatures(compiled, goal, draft, value):
                 decide(space, value, slot, draft)
 
 
-@borrowing(void(COMPILED, KNOWN, int64[::1], SCRATCH, boolean, float64[::1]), inner=True)
-def _price(compiled, known, value, scratch, is_same, out):
-    """Writes seconds and overflow of a complete plan, whose skeleton is set, into `out`, [2], and counts it.
+@borrowing(void(SPACE, int64[::1], SCRATCH), inner=True)
+def _set_skeleton(space, value, scratch):
+    """Takes note of the slots of a plan, [slots], before its signatures; the layout of the draft has them already."""
+    one, two = SEEDS
+    for slot in range(space.first.signature):
+        if slot < space.first.cut or not is_idle(space, slot, scratch.workspace.draft.layout):
+            one, two = mix(one, two, value[slot])
+    scratch.skeleton[0], scratch.skeleton[1] = one, two
+    scratch.has_costs[0] = False
+
+
+@borrowing(void(COMPILED, int64[::1], SCRATCH, float64[::1]), inner=True)
+def _price_anew(compiled, value, scratch, out):
+    """Writes seconds and overflow of a complete plan whose skeleton is set and whose signatures are picked.
+
+    Behind a plan with the same skeleton only units whose signatures changed, and those behind them, are priced.
 
     Args:
         value: [slots] the plan.
-        scratch: with the hashes of the plan that was priced last.
-        is_same: whether that plan had the same skeleton. Then only units whose signatures changed, and those behind
-            them, are priced.
+        out: [2] written.
     """
     space, workspace, hashes = compiled.space, scratch.workspace, scratch.hashes
     draft = workspace.draft
-    pick_all(space, value, value.shape[0], draft)
     # With unlike shares a plan is priced as every kind of device sees it.
-    if is_same and value[space.first.shares] == 0:
+    if scratch.has_costs[0] and value[space.first.shares] == 0:
         for kind in range(hashes.shape[0]):
             if hashes[kind, 0] != draft.hashes[kind, 0] or hashes[kind, 1] != draft.hashes[kind, 1]:
                 cost_rows(compiled, kind, workspace)
         finish(compiled, workspace, True, out)
     else:
+        set_rows(space, value, workspace)
         price_one(compiled, value, workspace, True, out)
+    scratch.has_costs[0] = True
     for kind in range(hashes.shape[0]):
         hashes[kind, 0], hashes[kind, 1] = draft.hashes[kind, 0], draft.hashes[kind, 1]
-    out[0] *= correction(known.corrections, value)
+
+
+@borrowing(void(COMPILED, KNOWN, int64[::1], SCRATCH, float64[::1]), inner=True)
+def _price(compiled, known, value, scratch, out):
+    """Writes seconds and overflow of a complete plan, [slots], whose skeleton is set, into `out`, [2], and counts it.
+
+    Of the completions behind a decision, one or two were priced behind the decision before: the cache has these.
+    """
+    draft, cache = scratch.workspace.draft, compiled.cache
+    pick_all(compiled.space, value, value.shape[0], draft)
+    one, two = scratch.skeleton[0], scratch.skeleton[1]
+    for kind in range(draft.hashes.shape[0]):
+        one, two = mix(one, two, draft.hashes[kind, 0])
+        one, two = mix(one, two, draft.hashes[kind, 1])
+    one |= 1
+    place = two & (REMEMBERED_PLANS - 1)
+    keys, price = cache.plans[place], cache.prices[place]
+    if keys[0] != one or keys[1] != two:
+        _price_anew(compiled, value, scratch, price)
+        keys[0], keys[1] = one, two
+    out[0] = price[0] * correction(known.corrections, value)
+    out[1] = price[1]
     known.priced[0] += 1
 
 
@@ -204,43 +242,37 @@ def _is_alike(one, other, begin, end):
     return True
 
 
-@borrowing(boolean(COMPILED, EPISODES, KNOWN, int64, int64, SCRATCH, boolean), inner=True)
-def _complete(compiled, episodes, known, number, place, scratch, is_same):
+@borrowing(void(COMPILED, EPISODES, KNOWN, int64, int64, SCRATCH), inner=True)
+def _complete(compiled, episodes, known, number, place, scratch):
     """Prices the completion that follows the known plans behind one legal value, and writes it into `Scratch.value`.
 
     Args:
         place: index of the value among the legal ones.
         scratch: with the decided slots.
-        is_same: see `_price`.
-
-    Returns:
-        The same for the next plan.
     """
-    first, slot, value, workspace = compiled.space.first, episodes.position[number], scratch.value, scratch.workspace
+    space, slot, value, draft = compiled.space, episodes.position[number], scratch.value, scratch.workspace.draft
     follows, out = scratch.best[place], known.completed[number, place]
     # Another plan may have taken the place of one that agreed when this plan was begun.
     if follows >= 0 and known.is_known[number] and _is_alike(known.values[follows], value, 0, slot):
         for j in range(slot, value.shape[0]):
             value[j] = known.values[follows, j]
         out[0], out[1] = known.prices[follows, 0], known.prices[follows, 1]
-        _keep(known, number, value, out)
-        return is_same
-    plan = known.values[follows if follows >= 0 else known.agreeing[number, 0]]
-    goal = Goal(known.flow, plan, episodes.asked[number], slot + 1, False)
-    value[slot] = episodes.legal[number, place]
-    if slot < first.signature:
-        _complete_skeleton(compiled, goal, workspace.draft, value)
-        set_rows(compiled.space, value, workspace)
-    _complete_signatures(compiled, goal, workspace.draft, value)
-    _price(compiled, known, value, scratch, is_same, out)
+    else:
+        plan = known.values[follows if follows >= 0 else known.agreeing[number, 0]]
+        goal = Goal(known.flow, plan, episodes.asked[number], slot + 1, False)
+        value[slot] = episodes.legal[number, place]
+        if slot < space.first.signature:
+            _complete_skeleton(compiled, goal, draft, value)
+            _set_skeleton(space, value, scratch)
+        _complete_signatures(compiled, goal, draft, value)
+        _price(compiled, known, value, scratch, out)
     _keep(known, number, value, out)
-    return slot >= first.signature
 
 
-@borrowing(boolean(COMPILED, EPISODES, KNOWN, int64, int64, SCRATCH, boolean), inner=True)
-def _go_on(compiled, episodes, known, number, place, scratch, is_same):
-    """Prices the completion that goes on likewise behind one legal value of a signature, where it is another one and
-    better than `Scratch.value`; the arguments are those of `_complete`."""
+@borrowing(void(COMPILED, EPISODES, KNOWN, int64, int64, SCRATCH), inner=True)
+def _go_on(compiled, episodes, known, number, place, scratch):
+    """Prices the completion that goes on likewise behind one legal value of a signature, where it is another one than
+    `Scratch.value`; it counts where it is better. The arguments are those of `_complete`."""
     slot, value, other, price = episodes.position[number], scratch.value, scratch.other, scratch.price
     follows, out = scratch.best[place], known.completed[number, place]
     plan = known.values[follows if follows >= 0 else known.agreeing[number, 0]]
@@ -248,35 +280,40 @@ def _go_on(compiled, episodes, known, number, place, scratch, is_same):
     other[slot] = episodes.legal[number, place]
     _complete_signatures(compiled, goal, scratch.workspace.draft, other)
     if _is_alike(value, other, slot + 1, value.shape[0]):
-        return is_same
-    _price(compiled, known, other, scratch, is_same, price)
+        return
+    _price(compiled, known, other, scratch, price)
     _keep(known, number, other, price)
     if worth(price[0], price[1], known.reference_s) < worth(out[0], out[1], known.reference_s):
         out[0], out[1] = price[0], price[1]
-    return True
 
 
 @borrowing(void(COMPILED, EPISODES, KNOWN, int64, SCRATCH), inner=True)
 def _complete_one(compiled, episodes, known, number, scratch):
     """Prices the completions behind every legal value of the slot to decide of one plan; see `complete_many`."""
-    space, slot, value, workspace = compiled.space, episodes.position[number], scratch.value, scratch.workspace
+    space, slot, value, worths = compiled.space, episodes.position[number], scratch.value, known.worth[number]
     compare(episodes, known, number)
     find_best(episodes, known, number, scratch.places, scratch.best)
     for j in range(slot):
         value[j] = scratch.other[j] = episodes.values[number, j]
-    decide_stages(space, value, slot, workspace.draft.layout)
+    decide_stages(space, value, slot, scratch.workspace.draft.layout)
     if slot >= space.first.signature:
-        set_rows(space, value, workspace)
+        _set_skeleton(space, value, scratch)
     preferred = known.values[known.agreeing[number, 0], slot]
     known.least[number] = np.inf
-    is_same = False
     for i in range(episodes.offered[number]):
         known.is_followed[number, i] = episodes.legal[number, i] == preferred
-        is_same = _complete(compiled, episodes, known, number, i, scratch, is_same)
+        _complete(compiled, episodes, known, number, i, scratch)
         if slot >= space.first.signature:
-            is_same = _go_on(compiled, episodes, known, number, i, scratch, is_same)
-        known.worth[number, i] = worth(known.completed[number, i, 0], known.completed[number, i, 1], known.reference_s)
-        known.least[number] = min(known.least[number], known.worth[number, i])
+            _go_on(compiled, episodes, known, number, i, scratch)
+        worths[i] = worth(known.completed[number, i, 0], known.completed[number, i, 1], known.reference_s)
+        known.least[number] = min(known.least[number], worths[i])
+
+
+@borrowing(void(COMPILED, EPISODES, KNOWN, int64[::1], SCRATCH), inner=True)
+def _complete_all(compiled, episodes, known, actions, scratch):
+    for number in range(actions.shape[0]):
+        if episodes.position[number] < episodes.values.shape[1] and actions[number] != WAIT:
+            _complete_one(compiled, episodes, known, number, scratch)
 
 
 @kernel(void(COMPILED, EPISODES, KNOWN, int64[::1]))
@@ -299,9 +336,9 @@ def complete_many(compiled, episodes, known, actions):
         other=np.empty(num_slots, np.int64),
         price=np.empty(2),
         hashes=np.empty_like(workspace.draft.hashes),
+        skeleton=np.empty(2, np.int64),
+        has_costs=np.zeros(1, np.bool_),
         places=np.full(compiled.space.scalars.most_values, -1),
         best=np.empty(episodes.legal.shape[1], np.int64),
     )
-    for number in range(actions.shape[0]):
-        if episodes.position[number] < num_slots and actions[number] != WAIT:
-            _complete_one(compiled, episodes, known, number, scratch)
+    _complete_all(compiled, episodes, known, actions, scratch)

@@ -366,6 +366,13 @@ def _advance(compiled, bounds, episodes, number, workspace):
     _look(compiled, bounds, episodes, number, slot, workspace)
 
 
+@borrowing(void(COMPILED, LOWER_BOUNDS, EPISODES, int64[::1], WORKSPACE), inner=True)
+def _step_all(compiled, bounds, episodes, actions, workspace):
+    for number in range(actions.shape[0]):
+        if _take(compiled.space, bounds, episodes, number, actions[number]):
+            _advance(compiled, bounds, episodes, number, workspace)
+
+
 @kernel(void(COMPILED, LOWER_BOUNDS, EPISODES, int64[::1]))
 def step_many(compiled, bounds, episodes, actions):
     """Takes one decision of every plan, fills in what is forced or not asked behind it, and looks ahead.
@@ -377,7 +384,4 @@ def step_many(compiled, bounds, episodes, actions):
         actions: [episodes] index into `episodes.legal`, or `BEGIN` or `WAIT`; a plan that is complete
             waits for `BEGIN`.
     """
-    workspace = new_workspace(compiled)
-    for number in range(actions.shape[0]):
-        if _take(compiled.space, bounds, episodes, number, actions[number]):
-            _advance(compiled, bounds, episodes, number, workspace)
+    _step_all(compiled, bounds, episodes, actions, new_workspace(compiled))

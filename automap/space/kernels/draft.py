@@ -13,7 +13,7 @@ from automap.price.kernels.cost_records import MAX_AXES
 from automap.space.kernels.layout import Layout, new_layout
 from automap.space.kernels.masks import assign, signature_mask
 from automap.space.kernels.records import COMPILED, SPACE
-from automap.space.kernels.unit_cache import BITS, REMEMBERED, mix, scramble
+from automap.space.kernels.unit_cache import BITS, REMEMBERED_LEGAL, mix, scramble
 
 
 class Draft(NamedTuple):
@@ -91,17 +91,13 @@ def legal_signatures(compiled, group, axis, draft, mask):
         mask: [values], written.
     """
     space, layout, num_axes = compiled.space, draft.layout, compiled.space.obeys.shape[0]
-    one, two = mix(int64(1469598103934665603), int64(7809847782465536322), group * MAX_AXES + axis)
+    one, two = mix(layout.hashes[0], layout.hashes[1], group * MAX_AXES + axis)
     for a in range(axis):
         one, two = mix(one, two, draft.picked[group, a])
-    num_meshes = layout.frame[0].num_meshes
-    for mesh in range(num_meshes):
-        for a in range(num_axes):
-            one, two = mix(one, two, int64(layout.sizes[mesh, a]))
-        one, two = mix(one, two, layout.divided[mesh])
     one |= 1
-    known = compiled.cache.legal[two & (REMEMBERED - 1)]
+    known = compiled.cache.legal[two & (REMEMBERED_LEGAL - 1)]
     if mask.shape[0] > BITS or known[0] != one or known[1] != two:
+        num_meshes = layout.frame[0].num_meshes
         sizes, samples = layout.sizes[:num_meshes], layout.divided[:num_meshes]
         signature_mask(compiled.tables, space, group, axis, draft.chosen, sizes, samples, mask)
         # What was tried is taken back.

@@ -10,7 +10,13 @@ from automap.price.kernels.cost_records import UNIT_COST_DTYPE
 from automap.space.kernels.records import UnitCache
 
 REMEMBERED = 1 << 14
-"""Entries of each table of a cache, 6 MB of costs of units; a power of two."""
+"""Units in a cache, 6 MB of costs; a power of two, as the others."""
+REMEMBERED_LEGAL = 1 << 17
+"""Groups on meshes in a cache, 3 MB: as many as mixtral-8x7b has on the meshes of 32 devices."""
+REMEMBERED_PLANS = 1 << 15
+"""Plans in a cache, 1 MB."""
+SEEDS = (1469598103934665603, 7809847782465536322)
+"""Where two hashes begin: arbitrary numbers."""
 BITS = 62
 """Most signatures of a group whose legality is remembered."""
 
@@ -21,7 +27,9 @@ def new_cache() -> UnitCache:
         keys=np.zeros((REMEMBERED, 2), np.int64),
         costs=np.empty(REMEMBERED, dtype=UNIT_COST_DTYPE),
         covered=np.empty(REMEMBERED, dtype=np.bool_),
-        legal=np.zeros((REMEMBERED, 3), np.int64),
+        legal=np.zeros((REMEMBERED_LEGAL, 3), np.int64),
+        plans=np.zeros((REMEMBERED_PLANS, 2), np.int64),
+        prices=np.empty((REMEMBERED_PLANS, 2)),
     )
 
 
