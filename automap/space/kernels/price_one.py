@@ -57,19 +57,28 @@ def _hashes(workspace, number):
     return one | 1, two
 
 
-@borrowing(int64(WORKSPACE, int64), inner=True)
-def _same_row(workspace, number):
-    """An earlier row whose units are alike in all but the unit before them: its costs are known; or -1."""
-    row = workspace.rows[number]
+@borrowing(boolean(COMPILED, int64, int64, int64, WORKSPACE), inner=True)
+def _recall(compiled, one, two, number, workspace):
+    """Writes the costs of a row if they are known: they are there, or an earlier row or the cache has the same.
+
+    Args:
+        one: hash of what the costs depend on, see `_hashes`.
+        two: the other hash.
+    """
+    keys, costs, covered, cache = workspace.keys, workspace.costs, workspace.covered, compiled.cache
+    if keys[number, 0] == one and keys[number, 1] == two:
+        return True
     for earlier in range(number):
-        other = workspace.rows[earlier]
-        if other.type == row.type and other.mode == row.mode and other.rank == row.rank:
-            alike = True
-            for a in range(workspace.incoming.shape[0]):
-                alike = alike and other.incoming[a] == row.incoming[a]
-            if alike:
-                return earlier
-    return -1
+        if keys[earlier, 0] == one and keys[earlier, 1] == two:
+            costs[number] = costs[earlier]
+            covered[number] = covered[earlier]
+            return True
+    place = two & (REMEMBERED - 1)
+    if cache.keys[place, 0] == one and cache.keys[place, 1] == two:
+        costs[number] = cache.costs[place]
+        covered[number] = cache.covered[place]
+        return True
+    return False
 
 
 @borrowing(void(COMPILED, int64, WORKSPACE), inner=True)
@@ -80,7 +89,7 @@ def cost_rows(compiled, kind, workspace):
         kind: unit type whose signatures changed, or -1: all rows.
         workspace: `costs` and `covered` are written.
     """
-    rows, costs, covered = workspace.rows, workspace.costs, workspace.covered
+    rows, cache = workspace.rows, compiled.cache
     for number in range(workspace.counts[0].num_rows):
         row = rows[number]
         if 0 <= kind != row.type and row.before != kind:
@@ -88,22 +97,14 @@ def cost_rows(compiled, kind, workspace):
         outgoing(compiled, row.before, row.opens, workspace.draft.chosen, workspace.incoming)
         for a in range(workspace.incoming.shape[0]):
             row.incoming[a] = workspace.incoming[a]
-        same = _same_row(workspace, number)
-        if same >= 0:
-            covered[number] = covered[same]
-            costs[number] = costs[same]
-            continue
         one, two = _hashes(workspace, number)
-        place = two & (REMEMBERED - 1)
-        keys, cache = compiled.cache.keys[place], compiled.cache
-        if keys[0] == one and keys[1] == two:
-            costs[number] = cache.costs[place]
-            covered[number] = cache.covered[place]
-            continue
-        _cost_row(compiled, number, workspace)
-        keys[0], keys[1] = one, two
-        cache.costs[place] = costs[number]
-        cache.covered[place] = covered[number]
+        if not _recall(compiled, one, two, number, workspace):
+            _cost_row(compiled, number, workspace)
+            place = two & (REMEMBERED - 1)
+            cache.keys[place, 0], cache.keys[place, 1] = one, two
+            cache.costs[place] = workspace.costs[number]
+            cache.covered[place] = workspace.covered[number]
+        workspace.keys[number, 0], workspace.keys[number, 1] = one, two
 
 
 @borrowing(void(COMPILED, int64, WORKSPACE), inner=True)

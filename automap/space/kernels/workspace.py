@@ -55,6 +55,8 @@ class Workspace(NamedTuple):
     """[rows] see `ROW`."""
     costs: Annotated[Rows, rows_type(UNIT_COST_DTYPE)]
     """[rows] costs of one unit of each row, see `UnitCostRow`."""
+    keys: Ints2
+    """[rows, 2] hashes of all that these costs depend on; zeros where there are none."""
     covered: Mask
     """[rows] whether the unit is recomputed as a whole."""
     parts: Annotated[Rows, rows_type(PART_DTYPE)]
@@ -107,6 +109,7 @@ def new_workspace(compiled):
         counts=np.zeros(1, COUNTS),
         rows=np.empty(num_units, ROW),
         costs=np.empty(num_units, UNIT_COST_DTYPE),
+        keys=np.zeros((num_units, 2), np.int64),
         covered=np.empty(num_units, np.bool_),
         parts=np.empty(num_units, PART_DTYPE),
         tried=np.empty(1, UNIT_COST_DTYPE),
