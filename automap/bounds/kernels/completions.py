@@ -47,10 +47,10 @@ class Scratch(NamedTuple):
     """Memory of one caller."""
 
     workspace: Workspace
-    value: Ints
-    """[slots] a completion."""
+    values: Ints2
+    """[most, slots] the completion behind each legal value that follows the known plans."""
     other: Ints
-    """[slots] another one."""
+    """[slots] another completion."""
     price: Floats
     """[2] seconds and overflow of the other one."""
     hashes: Ints2
@@ -244,13 +244,15 @@ def _is_alike(one, other, begin, end):
 
 @borrowing(void(COMPILED, EPISODES, KNOWN, int64, int64, SCRATCH), inner=True)
 def _complete(compiled, episodes, known, number, place, scratch):
-    """Prices the completion that follows the known plans behind one legal value, and writes it into `Scratch.value`.
+    """Prices the completion that follows the known plans behind one legal value, and writes it into `Scratch.values`.
 
     Args:
         place: index of the value among the legal ones.
-        scratch: with the decided slots.
+        scratch: with the layout that the decided slots have.
     """
-    space, slot, value, draft = compiled.space, episodes.position[number], scratch.value, scratch.workspace.draft
+    space, slot, value, draft = compiled.space, episodes.position[number], scratch.values[place], scratch.workspace.draft
+    for j in range(slot):
+        value[j] = episodes.values[number, j]
     follows, out = scratch.best[place], known.completed[number, place]
     # Another plan may have taken the place of one that agreed when this plan was begun.
     if follows >= 0 and known.is_known[number] and _is_alike(known.values[follows], value, 0, slot):
@@ -272,8 +274,8 @@ def _complete(compiled, episodes, known, number, place, scratch):
 @borrowing(void(COMPILED, EPISODES, KNOWN, int64, int64, SCRATCH), inner=True)
 def _go_on(compiled, episodes, known, number, place, scratch):
     """Prices the completion that goes on likewise behind one legal value of a signature, where it is another one than
-    `Scratch.value`; it counts where it is better. The arguments are those of `_complete`."""
-    slot, value, other, price = episodes.position[number], scratch.value, scratch.other, scratch.price
+    in `Scratch.values`; it counts where it is better. The arguments are those of `_complete`."""
+    slot, value, other, price = episodes.position[number], scratch.values[place], scratch.other, scratch.price
     follows, out = scratch.best[place], known.completed[number, place]
     plan = known.values[follows if follows >= 0 else known.agreeing[number, 0]]
     goal = Goal(known.flow, plan, episodes.asked[number], slot + 1, True)
@@ -290,21 +292,24 @@ def _go_on(compiled, episodes, known, number, place, scratch):
 @borrowing(void(COMPILED, EPISODES, KNOWN, int64, SCRATCH), inner=True)
 def _complete_one(compiled, episodes, known, number, scratch):
     """Prices the completions behind every legal value of the slot to decide of one plan; see `complete_many`."""
-    space, slot, value, worths = compiled.space, episodes.position[number], scratch.value, known.worth[number]
+    space, slot, worths = compiled.space, episodes.position[number], known.worth[number]
     compare(episodes, known, number)
     find_best(episodes, known, number, scratch.places, scratch.best)
-    for j in range(slot):
-        value[j] = scratch.other[j] = episodes.values[number, j]
-    decide_stages(space, value, slot, scratch.workspace.draft.layout)
+    decide_stages(space, episodes.values[number], slot, scratch.workspace.draft.layout)
     if slot >= space.first.signature:
-        _set_skeleton(space, value, scratch)
+        _set_skeleton(space, episodes.values[number], scratch)
     preferred = known.values[known.agreeing[number, 0], slot]
     known.least[number] = np.inf
     for i in range(episodes.offered[number]):
         known.is_followed[number, i] = episodes.legal[number, i] == preferred
         _complete(compiled, episodes, known, number, i, scratch)
-        if slot >= space.first.signature:
+    if slot >= space.first.signature:
+        for j in range(slot):
+            scratch.other[j] = episodes.values[number, j]
+        # Behind each other, plans have more in common if all of them go on likewise.
+        for i in range(episodes.offered[number]):
             _go_on(compiled, episodes, known, number, i, scratch)
+    for i in range(episodes.offered[number]):
         worths[i] = worth(known.completed[number, i, 0], known.completed[number, i, 1], known.reference_s)
         known.least[number] = min(known.least[number], worths[i])
 
@@ -332,7 +337,7 @@ def complete_many(compiled, episodes, known, actions):
     workspace, num_slots = new_workspace(compiled), episodes.values.shape[1]
     scratch = Scratch(
         workspace=workspace,
-        value=np.empty(num_slots, np.int64),
+        values=np.empty((episodes.legal.shape[1], num_slots), np.int64),
         other=np.empty(num_slots, np.int64),
         price=np.empty(2),
         hashes=np.empty_like(workspace.draft.hashes),
