@@ -26,6 +26,7 @@ from automap.price.kernels.records import (
     MAX_DIMS,
     MEASURED,
     MEASURED_BLOCK_DTYPE,
+    NUM_BITS,
     OPERAND_DTYPE,
     OPERATOR_DTYPE,
     OTHER,
@@ -177,6 +178,15 @@ class _Builder:
             if operand.is_saved or (is_input and tensor.role in (BOUNDARY, CARRIED)):
                 operand.same_memory = same.get(tensor.root, -1)
                 same[tensor.root] = row
+        for owner in self.operators[first:]:
+            for operand in self.operands[owner.first_operand : owner.end]:
+                owner.touches |= 1 << operand.tensor % NUM_BITS
+        for owner in self.operators[first:]:
+            owner.joins = owner.touches
+            for operand in self.operands[owner.first_operand : owner.end]:
+                while operand.next_reader >= 0:
+                    operand = self.operands[operand.next_reader]
+                    owner.joins |= 1 << operand.tensor % NUM_BITS
         kept = {self.tensors[o.tensor].root for o in self.operands[begin:] if o.is_saved}
         for operand in self.operands[begin:]:
             operand.is_kept = int(self.tensors[operand.tensor].root in kept)

@@ -24,6 +24,8 @@ units, such as an encoder's memory. OTHER: data, buffers and constants."""
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, SEND_RECV = range(5)
 """Kinds of collectives, in the order of `automap.fitted_curves.COLLECTIVES`."""
 NUM_COLLECTIVES = 5
+NUM_BITS = 63
+"""Bits of the sets of tensors in `OperatorRow`."""
 
 MEMORY, PRODUCT, BATCHED_PRODUCT, ATTENTION, ROOFLINE, MEASURED, INSIDE = range(7)
 """Kinds of kernels: bound by memory; product with a weight; product of two activations; fused attention; convolutions
@@ -52,6 +54,11 @@ class OperatorRow:
     is_parametric: int
     """Whether it computes something from parameters alone, so that a partial gradient stays partial until the end of
     the step."""
+    touches: int = 0
+    """The tensors that it reads and makes, as bits; tensors of a large unit share their bits."""
+    joins: int = 0
+    """The tensors that it touches, and one of each operator that reduces a gradient of its parameters, as bits: what it
+    adds to its unit by its neighbours is unchanged while these touch none of them."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -34,33 +34,18 @@ def _find_stale(tables, unit, workspace):
     Those operators join others that touch a tensor which a changed one touches, or whose gradient a changed one
     reduces.
     """
-    operators, operands, changed = tables.operators, tables.operands, workspace.changed
-    start, stop = operators[unit.first].first_operand, operators[unit.last - 1].end
-    found = False
+    operators, changed = tables.operators, workspace.changed
+    found, touched = False, 0
     for op in range(unit.first, unit.last):
         changed[op] = False
         for a in range(unit.chosen.shape[1]):
             changed[op] = changed[op] or workspace.priced[op, a] != unit.chosen[op - unit.first, a]
         if changed[op]:
             found = True
-            for row in range(operators[op].first_operand, operators[op].end):
-                workspace.touched[operands[row].tensor] = True
-    if not found:
-        return False
-    for op in range(unit.first, unit.last):
-        stale = changed[op]
-        for row in range(operators[op].first_operand, operators[op].end):
-            stale = stale or workspace.touched[operands[row].tensor]
-            reader = operands[row].next_reader
-            while not stale and start <= reader < stop:
-                stale = changed[operands[reader].operator]
-                reader = operands[reader].next_reader
-        workspace.stale[op] = stale
-    for op in range(unit.first, unit.last):
-        if changed[op]:
-            for row in range(operators[op].first_operand, operators[op].end):
-                workspace.touched[operands[row].tensor] = False
-    return True
+            touched |= operators[op].touches
+    for op in range(unit.first, unit.last if found else unit.first):
+        workspace.stale[op] = operators[op].joins & touched != 0
+    return found
 
 
 @borrowing(void(TABLES, UNIT, STAGE, boolean, UNIT_WORKSPACE))

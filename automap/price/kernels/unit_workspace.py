@@ -56,8 +56,6 @@ class UnitWorkspace(NamedTuple):
     """[operators] whether these are others now, so that `own` is written."""
     stale: Mask
     """[operators] whether `joined` is written."""
-    touched: Mask
-    """[tensors] whether an operator that changed reads or makes it; false between calls."""
     undecided: Mask
     """[operators] whether a signature is undecided."""
     num_entering: Ints
@@ -121,7 +119,6 @@ def new_unit_workspace(tables, num_axes, capacity):
         np.empty((operators, num_axes), np.int64),
         np.empty(operators, np.bool_),
         np.empty(operators, np.bool_),
-        np.zeros(tensors, np.bool_),
         np.empty(operators, np.bool_),
         np.empty(operators, np.int64),
         np.empty(operators, np.int64),
