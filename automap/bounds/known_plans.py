@@ -12,7 +12,7 @@ import numpy as np
 from automap.arrays import Floats, Ints
 from automap.bounds.corrections import Corrections
 from automap.bounds.kernels.completions import complete_many
-from automap.bounds.kernels.known_plans import KnownArrays, follow_known, worth_many
+from automap.bounds.kernels.known_plans import KnownArrays, follow_known, mesh_hashes, worth_many
 from automap.bounds.kernels.step_many import EpisodeArrays
 from automap.space.group_flow import group_flow
 from automap.space.space import PlanSpace, Values
@@ -96,6 +96,7 @@ class KnownPlans:
             corrections=self.corrections.arrays,
             values=np.zeros((room, slots), dtype=np.int64),
             columns=np.zeros((slots, room), dtype=np.int64),
+            meshes=np.zeros((room, 2), dtype=np.int64),
             prices=np.full((room, 2), np.inf),
             order=np.zeros(room, dtype=np.int64),
             num_known=np.array([len(chosen)]),
@@ -116,6 +117,7 @@ class KnownPlans:
         self.arrays.values[: len(chosen)] = values[chosen]
         self.arrays.columns[:, : len(chosen)] = values[chosen].T
         self.arrays.prices[: len(chosen)] = prices[chosen]
+        mesh_hashes(space.arrays, self.arrays.values[: len(chosen)], self.arrays.meshes[: len(chosen)])
         self._rank()
 
     @property
@@ -163,6 +165,7 @@ class KnownPlans:
             self._distinct.remove(arrays.values[row].tobytes())
         self._distinct.add(given.tobytes())
         arrays.values[row], arrays.columns[:, row], arrays.prices[row] = given, given, price
+        mesh_hashes(self.space.arrays, arrays.values[row : row + 1], arrays.meshes[row : row + 1])
         self._rank()
 
     def lead(self, number: int, values: Values | None) -> None:

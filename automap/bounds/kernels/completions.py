@@ -35,6 +35,8 @@ class Goal(NamedTuple):
     """The flow between the linkage groups of the space."""
     follows: Ints
     """[slots] a legal plan, which they follow as far as it stays legal."""
+    meshes: Ints
+    """[2] `Layout.hashes` of that plan."""
     asked: Mask
     """[slots] which slots are decided one by one."""
     decided: int
@@ -143,10 +145,9 @@ def _complete_signatures(compiled, goal, draft, value):
     """
     space, first, num_axes = compiled.space, compiled.space.first, compiled.space.obeys.shape[0]
     follows, decided = goal.follows, goal.decided
-    # On the same stages the signatures of a legal plan stay legal.
-    is_reshaped = False
-    for slot in range(first.cut):
-        is_reshaped = is_reshaped or value[slot] != follows[slot]
+    # On the same meshes the signatures of a legal plan stay legal.
+    meshes = draft.layout.hashes
+    is_reshaped = meshes[0] != goal.meshes[0] or meshes[1] != goal.meshes[1]
     for group in range(max(0, (decided - first.signature) // num_axes), space.groups.shape[0]):
         begin = first.signature + group * num_axes
         is_touched = is_reshaped
@@ -242,6 +243,13 @@ def _is_alike(one, other, begin, end):
     return True
 
 
+@borrowing(GOAL(EPISODES, KNOWN, int64, int64, boolean), inner=True, forceinline=True)
+def _goal(episodes, known, number, follows, goes_on):
+    """What the slots behind the slot to decide follow: a known plan, or the best agreeing one where that is -1."""
+    plan, decided = follows if follows >= 0 else known.agreeing[number, 0], episodes.position[number] + 1
+    return Goal(known.flow, known.values[plan], known.meshes[plan], episodes.asked[number], decided, goes_on)
+
+
 @borrowing(void(COMPILED, EPISODES, KNOWN, int64, int64, SCRATCH), inner=True)
 def _complete(compiled, episodes, known, number, place, scratch):
     """Prices the completion that follows the known plans behind one legal value, and writes it into `Scratch.values`.
@@ -260,8 +268,7 @@ def _complete(compiled, episodes, known, number, place, scratch):
             value[j] = known.values[follows, j]
         out[0], out[1] = known.prices[follows, 0], known.prices[follows, 1]
     else:
-        plan = known.values[follows if follows >= 0 else known.agreeing[number, 0]]
-        goal = Goal(known.flow, plan, episodes.asked[number], slot + 1, False)
+        goal = _goal(episodes, known, number, follows, False)
         value[slot] = episodes.legal[number, place]
         if slot < space.first.signature:
             _complete_skeleton(compiled, goal, draft, value)
@@ -277,8 +284,7 @@ def _go_on(compiled, episodes, known, number, place, scratch):
     in `Scratch.values`; it counts where it is better. The arguments are those of `_complete`."""
     slot, value, other, price = episodes.position[number], scratch.values[place], scratch.other, scratch.price
     follows, out = scratch.best[place], known.completed[number, place]
-    plan = known.values[follows if follows >= 0 else known.agreeing[number, 0]]
-    goal = Goal(known.flow, plan, episodes.asked[number], slot + 1, True)
+    goal = _goal(episodes, known, number, follows, True)
     other[slot] = episodes.legal[number, place]
     _complete_signatures(compiled, goal, scratch.workspace.draft, other)
     if _is_alike(value, other, slot + 1, value.shape[0]):

@@ -17,6 +17,8 @@ from automap.bounds.kernels.step_many import BEGIN, EPISODES, WAIT
 from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Floats, Floats2, Floats3, Ints, Ints2, Mask, Mask2, tuple_type
 from automap.space.group_flow import GroupFlow
+from automap.space.kernels.layout import decide_stages, new_layout
+from automap.space.kernels.records import SPACE
 
 MISFIT, PER_OVERFLOW, MOST_PER_OVERFLOW = 1.0, 2.0, 2.0
 """Logarithm of the ratio of step times by which a plan that does not fit is worth less than a good plan, at least; how
@@ -35,6 +37,8 @@ class KnownArrays(NamedTuple):
     """[room, slots] known plans."""
     columns: Ints2
     """[slots, room] the same: to compare plans with a decision is to read one row."""
+    meshes: Ints2
+    """[room, 2] `Layout.hashes` of each known plan."""
     prices: Floats2
     """[room, 2] seconds and overflow of each known plan."""
     order: Ints
@@ -93,6 +97,15 @@ def worth_many(prices, reference_s, out):
     """
     for plan in range(out.shape[0]):
         out[plan] = worth(prices[plan, 0], prices[plan, 1], reference_s)
+
+
+@kernel(void(SPACE, int64[:, ::1], int64[:, ::1]))
+def mesh_hashes(space, values, out):
+    """Writes `Layout.hashes` of plans, [n, slots], into `out`, [n, 2]."""
+    layout = new_layout(space)
+    for plan in range(out.shape[0]):
+        decide_stages(space, values[plan], space.first.cut, layout)
+        out[plan, 0], out[plan, 1] = layout.hashes[0], layout.hashes[1]
 
 
 @borrowing(void(KNOWN, int64, int64, int64), inner=True)
