@@ -76,16 +76,20 @@ def shard_unit(tables, unit, stage, again, workspace):
             for a in range(signatures.shape[0]):
                 workspace.priced[op, a] = signatures[a]
             _work(tables, op, signatures, stage, workspace)
+        if workspace.stale[op] or workspace.changed[op]:
+            own, joined, both = workspace.own_numbers[op], workspace.joined_numbers[op], workspace.both[op]
+            for c in range(both.shape[0]):
+                both[c] = own[c] + joined[c]
     total = workspace.totals_numbers[first]
     # Lengths that the compiler does not know: it makes vector instructions of such loops, and unrolls the others.
     for c in range(total.shape[0]):
         total[c] = 0.0
     largest = 0.0
     for op in range(first, last):
-        own, joined = workspace.own_numbers[op], workspace.joined_numbers[op]
+        both = workspace.both[op]
         largest = max(largest, workspace.own[op].workspace_bytes)
         for c in range(total.shape[0]):
-            total[c] += own[c] + joined[c]
+            total[c] += both[c]
     workspace.totals[first].workspace_bytes = largest
     saved = workspace.saved[start : start + workspace.num_saved[first]]
     for row in saved:

@@ -48,6 +48,8 @@ class UnitWorkspace(NamedTuple):
     """[operators, UNIT_COST_WIDTH] the same memory as `own`."""
     joined_numbers: Floats2
     """[operators, UNIT_COST_WIDTH] the same memory as `joined`."""
+    both: Floats2
+    """[operators, UNIT_COST_WIDTH] the sums of `own` and `joined`."""
     totals_numbers: Floats2
     """[operators, UNIT_COST_WIDTH] the same memory as `totals`."""
     priced: Ints2
@@ -115,6 +117,7 @@ def new_unit_workspace(tables, num_axes, capacity):
         totals,
         own.view(np.float64).reshape(operators, UNIT_COST_WIDTH),
         joined.view(np.float64).reshape(operators, UNIT_COST_WIDTH),
+        np.empty((operators, UNIT_COST_WIDTH)),
         totals.view(np.float64).reshape(operators, UNIT_COST_WIDTH),
         np.empty((operators, num_axes), np.int64),
         np.empty(operators, np.bool_),
