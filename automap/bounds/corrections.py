@@ -14,8 +14,8 @@ from collections import Counter
 import numpy as np
 
 from automap.arrays import Floats, Ints
-from automap.bounds.kernels.known_plans import MISFIT
 from automap.bounds.kernels.corrections import CorrectionArrays, correction_many
+from automap.bounds.kernels.known_plans import MISFIT
 from automap.price.estimate import error_band
 from automap.space.space import PlanSpace, Values
 

@@ -184,9 +184,10 @@ class _Builder:
         for owner in self.operators[first:]:
             owner.joins = owner.touches
             for operand in self.operands[owner.first_operand : owner.end]:
-                while operand.next_reader >= 0:
-                    operand = self.operands[operand.next_reader]
-                    owner.joins |= 1 << operand.tensor % NUM_BITS
+                reader = operand.next_reader
+                while reader >= 0:
+                    owner.joins |= 1 << self.operands[reader].tensor % NUM_BITS
+                    reader = self.operands[reader].next_reader
         kept = {self.tensors[o.tensor].root for o in self.operands[begin:] if o.is_saved}
         for operand in self.operands[begin:]:
             operand.is_kept = int(self.tensors[operand.tensor].root in kept)

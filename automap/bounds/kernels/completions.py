@@ -25,7 +25,7 @@ from automap.space.kernels.price_one import cost_rows, finish, price_one
 from automap.space.kernels.records import COMPILED, SPACE
 from automap.space.kernels.stepper import decide, is_idle, legal_values
 from automap.space.kernels.unit_cache import REMEMBERED_PLANS, SEEDS, mix
-from automap.space.kernels.workspace import WORKSPACE, Workspace, new_workspace, set_rows
+from automap.space.kernels.workspace import Workspace, new_workspace, set_rows
 
 
 class Goal(NamedTuple):
@@ -237,10 +237,10 @@ def _keep(known, number, value, price):
 @borrowing(boolean(int64[::1], int64[::1], int64, int64), inner=True)
 def _is_alike(one, other, begin, end):
     """Whether two plans have the same values in the slots from `begin` on, before `end`."""
-    for slot in range(begin, end):
-        if one[slot] != other[slot]:
-            return False
-    return True
+    slot = begin
+    while slot < end and one[slot] == other[slot]:
+        slot += 1
+    return slot == end
 
 
 @borrowing(GOAL(EPISODES, KNOWN, int64, int64, boolean), inner=True, forceinline=True)
@@ -258,7 +258,8 @@ def _complete(compiled, episodes, known, number, place, scratch):
         place: index of the value among the legal ones.
         scratch: with the layout that the decided slots have.
     """
-    space, slot, value, draft = compiled.space, episodes.position[number], scratch.values[place], scratch.workspace.draft
+    space, draft = compiled.space, scratch.workspace.draft
+    slot, value = episodes.position[number], scratch.values[place]
     for j in range(slot):
         value[j] = episodes.values[number, j]
     follows, out = scratch.best[place], known.completed[number, place]

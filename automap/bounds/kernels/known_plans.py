@@ -68,7 +68,7 @@ class KnownArrays(NamedTuple):
     best_s: Floats
     """[episodes] its step time in seconds; infinity where none fits."""
     priced: Ints
-    """[1] number of completions that have been priced."""
+    """[1] number of completions that have been priced, those that were priced before included."""
     reference_s: float
     """Step time of a good plan, in seconds."""
 

@@ -233,7 +233,7 @@ class UnitCache(NamedTuple):
     covered: Mask
     """[REMEMBERED] whether the unit is recomputed as a whole."""
     legal: Ints2
-    """[REMEMBERED_LEGAL, 3] hashes of a linkage group on meshes of stages; which signatures are legal there, as bits."""
+    """[REMEMBERED_LEGAL, 3] hashes of a linkage group on meshes of stages; legal signatures there, as bits."""
     plans: Ints2
     """[REMEMBERED_PLANS, 2] hashes of a plan; zeros where there is nothing."""
     prices: Floats2
