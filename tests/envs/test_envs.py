@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import stable_baselines3.common.env_checker
 
-from automap.bounds.known_plans import ROOM, worth_s
+from automap.bounds.known_plans import ROOM, priced_templates, worth_s
 from automap.space.count import count_decades, grouped
+from automap.space.space import PlanSpace
 from automap.space.templates import templates
 from envs.decision import MAX_ACTIONS, REWARD_SCALE, Episodes
 from envs.hybrid import HybridDecisions, HybridEnv
@@ -272,6 +273,20 @@ def test_a_completion_is_a_plan_behind_its_value_and_no_faster_than_the_bound(gp
             for i in range(episodes.offered[e]):
                 assert known.completed[e, i, 0] >= episodes.action_bounds[e, i, 0] * (1 - 1e-9)
                 assert known.completed[e, i, 1] >= episodes.action_bounds[e, i, 1] - 1e-9
+
+
+@pytest.mark.parametrize("cluster", ["2x4xA100", "1x4xV100+1x4xA100@25Gbit"])
+def test_a_completion_costs_what_its_plan_costs_alone(cluster, gpt, space):
+    """Completions share skeletons, units and prices with those before them; none of it changes a float."""
+    s, alone = space(gpt(), cluster, 16), PlanSpace(space(gpt(), cluster, 16).problem)
+    known = set(map(tuple, priced_templates(s)[0].tolist()))
+    others = 0
+    for many in completions(s, HybridDecisions(s), np.random.default_rng(1), episodes=6):
+        for found in filter(None, map(many.best_completion, range(many.count))):
+            assert found[1] == alone.price(np.array([found[0]]))[0, 0]
+            others += found[0] not in known
+        many.known.arrays.best_s[:] = np.inf  # so that the best one behind the next decision is seen
+    assert others > 100
 
 
 def test_following_the_best_completions_reaches_what_they_promise(gpt, space):
