@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import stable_baselines3.common.env_checker
 
-from automap.bounds.known_plans import ROOM, priced_templates, worth_s
+from automap.bounds.known_plans import ROOM, worth_s
 from automap.space.count import count_decades, grouped
 from automap.space.space import PlanSpace
 from automap.space.templates import templates
@@ -256,9 +256,9 @@ def test_episodes_side_by_side_are_the_episodes_alone(gpt, space):
     assert np.array_equal(many.observe()["observation"][3], again["observation"])
 
 
-def completions(s, decisions, rng, episodes=4):
+def completions(s, decisions, rng, episodes=4, known=None):
     """Steps through random plans; yields after each step the episodes, and for each legal value its completion."""
-    many = Episodes(decisions, episodes)
+    many = Episodes(decisions, episodes, known=known)
     while not many.partial_plans.done.all():
         yield many
         masks = many.observe()["action_mask"]
@@ -276,17 +276,18 @@ def test_a_completion_is_a_plan_behind_its_value_and_no_faster_than_the_bound(gp
 
 
 @pytest.mark.parametrize("cluster", ["2x4xA100", "1x4xV100+1x4xA100@25Gbit"])
-def test_a_completion_costs_what_its_plan_costs_alone(cluster, gpt, space):
+def test_a_completion_is_legal_and_costs_what_its_plan_costs_alone(cluster, gpt, space):
     """Completions share skeletons, units and prices with those before them; none of it changes a float."""
     s, alone = space(gpt(), cluster, 16), PlanSpace(space(gpt(), cluster, 16).problem)
-    known = set(map(tuple, priced_templates(s)[0].tolist()))
-    others = 0
-    for many in completions(s, HybridDecisions(s), np.random.default_rng(1), episodes=6):
+    rng, seen = np.random.default_rng(1), set()
+    few = s.random_batch(rng, 8)  # so that most meshes are those of no known plan
+    for many in completions(s, HybridDecisions(s), rng, episodes=6, known=(few, s.price(few))):
         for found in filter(None, map(many.best_completion, range(many.count))):
+            assert alone.repair(found[0]) == found[0]
             assert found[1] == alone.price(np.array([found[0]]))[0, 0]
-            others += found[0] not in known
+            seen.add(found[0])
         many.known.arrays.best_s[:] = np.inf  # so that the best one behind the next decision is seen
-    assert others > 100
+    assert len(seen) > 100
 
 
 def test_following_the_best_completions_reaches_what_they_promise(gpt, space):
