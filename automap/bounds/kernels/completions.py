@@ -19,7 +19,7 @@ from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Floats, Ints, Ints2, Mask, tuple_type
 from automap.space.group_flow import FLOW, GroupFlow
 from automap.space.kernels.draft import DRAFT, pick_all
-from automap.space.kernels.layout import decide_stages
+from automap.space.kernels.layout import decide_stages, hash_meshes
 from automap.space.kernels.levels import nearest_legal
 from automap.space.kernels.price_one import cost_rows, finish, price_one
 from automap.space.kernels.records import COMPILED, SPACE
@@ -36,7 +36,7 @@ class Goal(NamedTuple):
     follows: Ints
     """[slots] a legal plan, which they follow as far as it stays legal."""
     meshes: Ints
-    """[2] `Layout.hashes` of that plan."""
+    """[2] `hash_meshes` of that plan."""
     asked: Mask
     """[slots] which slots are decided one by one."""
     decided: int
@@ -146,8 +146,8 @@ def _complete_signatures(compiled, goal, draft, value):
     space, first, num_axes = compiled.space, compiled.space.first, compiled.space.obeys.shape[0]
     follows, decided = goal.follows, goal.decided
     # On the same meshes the signatures of a legal plan stay legal.
-    meshes = draft.layout.hashes
-    is_reshaped = meshes[0] != goal.meshes[0] or meshes[1] != goal.meshes[1]
+    one, two = hash_meshes(draft.layout)
+    is_reshaped = one != goal.meshes[0] or two != goal.meshes[1]
     for group in range(max(0, (decided - first.signature) // num_axes), space.groups.shape[0]):
         begin = first.signature + group * num_axes
         is_touched = is_reshaped

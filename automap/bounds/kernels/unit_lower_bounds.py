@@ -17,7 +17,6 @@ from automap.price.kernels.shard_unit import shard_unit
 from automap.price.kernels.stage_records import Stage, Unit
 from automap.price.kernels.unit import unit_cost
 from automap.space.kernels.draft import DRAFT, legal_signatures, new_draft, pick
-from automap.space.kernels.layout import hash_meshes
 from automap.space.kernels.records import COMPILED
 from automap.space.kernels.workspace import new_workspace
 
@@ -55,7 +54,6 @@ def forced_signatures(compiled, settings, out):
     for number in range(settings.shape[0]):
         layout.sizes[0] = compiled.space.axes[settings[number, 0]]
         layout.divided[0] = settings[number, 1]
-        hash_meshes(layout)
         pick_forced(compiled, draft)
         out[number] = draft.picked
 

@@ -48,8 +48,6 @@ class Layout(NamedTuple):
     """[unlike meshes] samples of a micro-batch that must divide, see `unlike_meshes`."""
     sizes: Floats2
     """[unlike meshes, axes] ranks of each mesh axis."""
-    hashes: Ints
-    """[2] two hashes of `sizes` and `divided`."""
     most_ranks: Floats
     """[axes] ranks of each mesh axis on the stage that has most."""
     zero_axes: Mask
@@ -77,7 +75,6 @@ def new_layout(space):
         samples=np.empty(most, np.int64),
         divided=np.empty(meshes, np.int64),
         sizes=np.empty((meshes, num_axes)),
-        hashes=np.zeros(2, np.int64),
         most_ranks=np.empty(num_axes),
         zero_axes=np.zeros(num_axes, np.bool_),
         shares=np.empty(most),
@@ -180,15 +177,15 @@ def _add_mesh(space, value, outer, share, layout):
     frame.num_meshes += 1
 
 
-@borrowing(void(LAYOUT), inner=True)
+@borrowing(types.UniTuple(int64, 2)(LAYOUT), inner=True)
 def hash_meshes(layout):
-    """Writes `Layout.hashes`."""
+    """Two hashes of the unlike meshes and of the samples that must divide: all that legal signatures depend on."""
     one, two = SEEDS
     for mesh in range(layout.frame[0].num_meshes):
         for axis in range(layout.sizes.shape[1]):
             one, two = mix(one, two, int64(layout.sizes[mesh, axis]))
         one, two = mix(one, two, layout.divided[mesh])
-    layout.hashes[0], layout.hashes[1] = one, two
+    return one, two
 
 
 @borrowing(void(SPACE, int64[::1], LAYOUT), inner=True)
@@ -211,7 +208,6 @@ def unlike_meshes(space, value, layout):
             for kind in range(space.kind_rows.shape[1]):
                 _add_mesh(space, value, outer, share_of(space, value, number, kind, True), layout)
                 _add_mesh(space, value, outer, share_of(space, value, number, kind, False), layout)
-    hash_meshes(layout)
 
 
 @borrowing(void(SPACE, int64[::1], LAYOUT), inner=True)
