@@ -12,9 +12,9 @@ from automap.space.kernels.records import UnitCache
 REMEMBERED = 1 << 14
 """Units in a cache, 6 MB of costs; a power of two, as the others."""
 REMEMBERED_LEGAL = 1 << 17
-"""Groups on meshes in a cache, 3 MB: as many as mixtral-8x7b has on the meshes of 32 devices."""
+"""Groups on meshes in a cache, 3 MB (assumed): mixtral-8x7b on 32 devices has far more than 2^14 of them."""
 REMEMBERED_PLANS = 1 << 15
-"""Plans in a cache, 1 MB."""
+"""Plans in a cache, 1 MB (assumed)."""
 SEEDS = (1469598103934665603, 7809847782465536322)
 """Where two hashes begin: arbitrary numbers."""
 BITS = 62
