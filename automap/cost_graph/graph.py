@@ -19,14 +19,14 @@ are sums over the graph. The waits of the host, the step time and the memory of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from automap.arrays import Floats, Ints
-from automap.cost_graph.factors import Factor, GroupCosts, joint_values
-from automap.cost_graph.kernels.group_costs import COLUMNS, NUM_ALWAYS
+from automap.cost_graph.factors import Conversion, Factor
+from automap.cost_graph.group_costs import GroupCosts, joint_values
 from automap.cost_graph.unit_rows import UnitRows
+from automap.cost_graph.weighted_graph import GraphBuilder, WeightedGraph
 from automap.price.evaluator import blank
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan, UnitCall
 from automap.space.space import PlanSpace, Values
@@ -52,23 +52,6 @@ class CostGraphCache:
         if key not in self._legal:
             self._legal[key] = joint_values(self.space, skeleton)
         return self._legal[key]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scalars:
-    """The graph with all costs weighted and added up: what a solver is given."""
-
-    constant: float
-    """Sum of the base costs."""
-    nodes: tuple[Floats, ...]
-    """For each node, [values] cost of each value."""
-    factors: tuple[tuple[tuple[int, ...], Floats], ...]
-    """For each factor its distinct nodes, ascending, and the table of costs over their values."""
-
-    def value(self, picked: Sequence[int]) -> float:
-        """Cost of an assignment, [nodes] number of the value of each node."""
-        total = self.constant + sum(float(costs[v]) for costs, v in zip(self.nodes, picked, strict=True))
-        return total + sum(float(table[tuple(picked[n] for n in nodes)]) for nodes, table in self.factors)
 
 
 class CostGraph:
@@ -191,72 +174,26 @@ class CostGraph:
             for n in self._nodes_of(row):
                 costs[number] += self._costs[number].nodes[n].costs[self._modes[number], picked[n]]
         for factor, paying in self.factors:
-            code = [codes[picked[n]] for codes, n in zip(factor.codes, factor.nodes, strict=True)]
-            sign = 1.0
-            if len(code) == 3:
-                sign = float(code[1] != code[2]) - factor.is_charged
-            entry = sign * factor.table[tuple(code[:1] + code[-1:] if len(code) > 1 else code)]
             for number, mode in paying:
-                if factor.repeated:
-                    np.add.at(costs[number], factor.columns, entry * _repeats(factor.repeated[mode]))
-                else:
-                    costs[number, factor.columns] += entry[mode]
+                factor.add(costs[number], picked, mode)
         return costs
 
     def value(self, weights: Floats, picked: Sequence[int]) -> float:
         """Sum of the unit costs of an assignment, each times its weight, [rows, columns]."""
         return float((self.unit_costs(picked) * weights).sum())
 
-    def scalars(self, weights: Floats, left: Sequence[Ints] | None = None, *, largest: float = float("inf")) -> Scalars:
+    def weighted(self, weights: Floats) -> WeightedGraph:
         """The graph with every cost times its weight.
 
         Args:
-            weights: [rows, columns] worth of one unit of each cost.
-            left: for each node, the values that are considered; None = all.
-            largest: largest number of entries of a table of three nodes; larger ones are left out. None of them has a
-                negative entry where no weight is negative.
+            weights: [rows, columns] worth of one unit of each cost, none negative.
         """
-        left = left or [np.arange(len(node.values)) for node in self.nodes]
-        nodes = [np.zeros(len(keep)) for keep in left]
+        nodes = [np.zeros(len(node.values)) for node in self.nodes]
         for number, row in enumerate(self._rows):
             for n in self._nodes_of(row):
-                nodes[n] += self._costs[number].nodes[n].costs[self._modes[number], left[n]] @ weights[number]
-        factors: dict[tuple[int, ...], Floats] = {}
-        for factor, rows in self.factors:
-            distinct = tuple(sorted(set(factor.nodes)))
-            sizes = [len(left[n]) for n in distinct]
-            if len(distinct) > 2 and np.prod(sizes, dtype=np.float64) > largest:
-                continue
-            table = _weighed(factor, rows, weights)
-            if not table.any():
-                continue
-            # Where a node occurs twice, both places take its value.
-            where = np.ix_(*(left[n] for n in distinct))
-            at = [code[where[distinct.index(n)]] for code, n in zip(factor.codes, factor.nodes, strict=True)]
-            over = table[tuple(at[:1] + at[-1:] if len(at) > 1 else at)]
-            if len(at) == 3:
-                over = over * ((at[1] != at[2]) - float(factor.is_charged))
-            if len(distinct) == 1:
-                nodes[distinct[0]] += over
-            else:
-                factors[distinct] = factors[distinct] + over if distinct in factors else over
-        constant = float((self.base * weights).sum())
-        return Scalars(constant=constant, nodes=tuple(nodes), factors=tuple(factors.items()))
-
-
-def _repeats(is_repeated: bool) -> Floats:
-    """[columns] 1, or 0 for the costs of repeating a conversion where it is not repeated."""
-    keep = np.ones(len(COLUMNS))
-    keep[NUM_ALWAYS:] = float(is_repeated)
-    return keep
-
-
-def _weighed(factor: Factor, rows: Sequence[tuple[int, int]], weights: Floats) -> Floats:
-    """The table of a factor over classes, with costs weighted and added up over the rows that pay it."""
-    if factor.repeated:
-        worth = sum(weights[row, factor.columns] * _repeats(factor.repeated[mode]) for row, mode in rows)
-        return np.asarray(factor.table @ worth)
-    found = np.zeros(factor.table.shape[:-2])
-    for row, mode in rows:
-        found += factor.table[..., mode, :] @ weights[row, factor.columns]
-    return found
+                nodes[n] += self._costs[number].nodes[n].costs[self._modes[number]] @ weights[number]
+        builder = GraphBuilder(nodes, self._costs[0].classes)
+        for factor, paying in self.factors:
+            is_charged = isinstance(factor, Conversion) and factor.is_charged
+            builder.add(factor.nodes, factor.codes, factor.weighed(paying, weights), is_charged=is_charged)
+        return builder.graph(float((self.base * weights).sum()))
