@@ -7,14 +7,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from automap.arrays import Floats, Ints, Mask
 from automap.cost_graph.kernels.group_costs import AGAIN, BACK, THERE
+from automap.price.lowered_plan import RECOMPUTE_MODES
 
-Paying = Sequence[tuple[int, int]]
-"""The unit rows that pay a factor, each with the number of its recompute mode."""
+
+class Payers(NamedTuple):
+    """Unit rows that pay the same factors."""
+
+    rows: Ints
+    """[n] unit rows."""
+    modes: Ints
+    """[n] number of the recompute mode of each."""
+
+    def worth(self, weights: Floats) -> Floats:
+        """[modes, columns] worth of one unit of each cost in all rows of each recompute mode.
+
+        Args:
+            weights: [rows, columns] the same in each row.
+        """
+        found = np.zeros((len(RECOMPUTE_MODES), weights.shape[1]))
+        np.add.at(found, self.modes, weights[self.rows])
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +73,7 @@ class Conversion:
     """For each node, [values] class of each value: the way of the first one, requests of the others."""
     exchange: Exchange
     """The costs."""
-    repeated: tuple[bool, ...]
+    repeated: Mask
     """[modes] whether recomputation repeats the conversion."""
     sums: Mask
     """[ways] whether the tensor is made as a sum on some axis."""
@@ -65,15 +83,10 @@ class Conversion:
     """Whether the cost is never more than the true one: of a third reader of a tensor it is more where that requires
     again what the first one required."""
 
-    def weighed(self, paying: Paying, weights: Floats) -> Floats:
-        """[ways, requests] costs added up over the rows that pay, each cost times its weight, [rows, columns]."""
-        there, back = np.zeros(len(THERE)), np.zeros(len(BACK))
-        for row, mode in paying:
-            there += weights[row, THERE]
-            back += weights[row, BACK]
-            if self.repeated[mode]:
-                there += weights[row, AGAIN]
-        return self.exchange.weighed(there, back)
+    def weighed(self, worth: Floats) -> Floats:
+        """[ways, requests] costs of all that pay, given their `Payers.worth`."""
+        there = worth[:, THERE].sum(axis=0) + worth[np.ix_(self.repeated, AGAIN)].sum(axis=0)
+        return self.exchange.weighed(there, worth[:, BACK].sum(axis=0))
 
     def add(self, costs: Floats, picked: Sequence[int], mode: int, share: float = 1.0) -> None:
         """Adds a share of the costs of an assignment, [nodes], under a recompute mode to a unit's costs, [columns]."""
@@ -100,11 +113,9 @@ class Saved:
     columns: Ints
     """Columns of a unit cost in which the table's columns are."""
 
-    def weighed(self, paying: Paying, weights: Floats) -> Floats:
-        """[classes, (classes)] costs added up over the rows that pay, each cost times its weight, [rows, columns]."""
-        found = np.zeros(self.table.shape[:-2])
-        for row, mode in paying:
-            found += self.table[..., mode, :] @ weights[row, self.columns]
+    def weighed(self, worth: Floats) -> Floats:
+        """[classes, (classes)] costs of all that pay, given their `Payers.worth`."""
+        found: Floats = np.tensordot(self.table, worth[:, self.columns], axes=2)
         return found
 
     def add(self, costs: Floats, picked: Sequence[int], mode: int) -> None:

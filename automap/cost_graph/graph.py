@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from automap.arrays import Floats, Ints
-from automap.cost_graph.factors import Conversion, Factor
+from automap.cost_graph.factors import Conversion, Factor, Payers
 from automap.cost_graph.group_costs import GroupCosts, joint_values
 from automap.cost_graph.unit_rows import UnitRows
 from automap.cost_graph.weighted_graph import GraphBuilder, WeightedGraph
@@ -60,7 +60,8 @@ class CostGraph:
     Attributes:
         skeleton: values of all slots before the first signature.
         nodes: the nodes in the order of the signature slots; their costs are those on the rank of the first unit row.
-        factors: the factors, each with (unit row, recompute mode) of all unit rows that pay it.
+        factors: the factors, each with the number of those that pay it among `payers`.
+        payers: some unit rows that pay the same factors.
         units: the unit rows, which are priced under any signatures; rows of costs and weights are theirs.
         base: [rows, columns] unit costs with every signature undecided.
     """
@@ -84,6 +85,8 @@ class CostGraph:
         self.nodes = of_first.nodes
         paid = zip(self._costs, self._rows, self._modes, strict=True)
         self.base = np.array([costs.bases[row.unit_type][mode] for costs, row, mode in paid])
+        self.payers: list[Payers] = []
+        self._alike: list[int] = []
         self.factors = tuple(self._paid_factors())
 
     def _group_costs(self, lowered: LoweredPlan, cache: CostGraphCache) -> list[GroupCosts]:
@@ -111,24 +114,30 @@ class CostGraph:
         masks = self.space.evaluator.masks(row.unit_type)
         return next(i for i, m in enumerate(RECOMPUTE_MODES) if np.array_equal(masks[m], row.segment.recomputed))
 
-    def _paid_factors(self) -> Iterator[tuple[Factor, list[tuple[int, int]]]]:
-        """The factors, each with (unit row, recompute mode) of all unit rows that pay it."""
-        rows_of: dict[tuple[int, int], list[int]] = {}
+    def _paid_factors(self) -> Iterator[tuple[Factor, int]]:
+        """The factors, each with the number of those that pay it; `payers` and `_alike` are written."""
+        alike: dict[tuple[int, int], list[int]] = {}
         for i, row in enumerate(self._rows):
-            rows_of.setdefault((row.unit_type, id(self._costs[i])), []).append(i)
-        for (unit_type, _), rows in rows_of.items():
-            costs = self._costs[rows[0]]
-            for factor in costs.inside(unit_type):
-                yield factor, [(i, self._modes[i]) for i in rows]
+            alike.setdefault((row.unit_type, id(self._costs[i])), []).append(i)
+        for (unit_type, _), rows in alike.items():
+            costs, number = self._costs[rows[0]], self._pay(rows)
+            self._alike.append(number)
+            yield from ((factor, number) for factor in costs.inside(unit_type))
             behind: dict[tuple[int, bool], list[int]] = {}
             for i in rows:
                 behind.setdefault((self._rows[i].before, self._rows[i].opens), []).append(i)
             for (before, opens), mine in behind.items():
-                for factor in costs.crossing(unit_type, before, opens):
-                    yield factor, [(i, self._modes[i]) for i in mine]
+                number = self._pay(mine)
+                yield from ((factor, number) for factor in costs.crossing(unit_type, before, opens))
 
     def _nodes_of(self, row: UnitCall) -> range:
         return range(int(self._first_node[row.unit_type]), int(self._first_node[row.unit_type + 1]))
+
+    def _pay(self, rows: Sequence[int]) -> int:
+        """Writes some rows down among `payers`; returns their number there."""
+        modes = np.array([self._modes[row] for row in rows], dtype=np.int64)
+        self.payers.append(Payers(np.array(rows, dtype=np.int64), modes))
+        return len(self.payers) - 1
 
     # -- assignments --------------------------------------------------------------------------------------------------
 
@@ -173,9 +182,9 @@ class CostGraph:
         for number, row in enumerate(self._rows):
             for n in self._nodes_of(row):
                 costs[number] += self._costs[number].nodes[n].costs[self._modes[number], picked[n]]
-        for factor, paying in self.factors:
-            for number, mode in paying:
-                factor.add(costs[number], picked, mode)
+        for factor, number in self.factors:
+            for i, mode in zip(*self.payers[number], strict=True):
+                factor.add(costs[i], picked, mode)
         return costs
 
     def value(self, weights: Floats, picked: Sequence[int]) -> float:
@@ -189,11 +198,13 @@ class CostGraph:
             weights: [rows, columns] worth of one unit of each cost, none negative.
         """
         nodes = [np.zeros(len(node.values)) for node in self.nodes]
-        for number, row in enumerate(self._rows):
-            for n in self._nodes_of(row):
-                nodes[n] += self._costs[number].nodes[n].costs[self._modes[number]] @ weights[number]
+        worth = [payers.worth(weights) for payers in self.payers]
+        for number in self._alike:
+            first = int(self.payers[number].rows[0])
+            for n in self._nodes_of(self._rows[first]):
+                nodes[n] += np.tensordot(worth[number], self._costs[first].nodes[n].costs, axes=((0, 1), (0, 2)))
         builder = GraphBuilder(nodes, self._costs[0].classes)
-        for factor, paying in self.factors:
+        for factor, number in self.factors:
             is_charged = isinstance(factor, Conversion) and factor.is_charged
-            builder.add(factor.nodes, factor.codes, factor.weighed(paying, weights), is_charged=is_charged)
+            builder.add(factor.nodes, factor.codes, factor.weighed(worth[number]), is_charged=is_charged)
         return builder.graph(float((self.base * weights).sum()))

@@ -262,9 +262,12 @@ class GroupCosts:
                 nodes=(source, node),
                 codes=(source_codes, code),
                 exchange=self._exchange(row, sources, requests, is_parametric),
-                repeated=tuple(
-                    bool(masks[mode][owner - first] and (not is_inside or masks[mode][maker - first]))
-                    for mode in RECOMPUTE_MODES
+                repeated=np.array(
+                    [
+                        masks[mode][owner - first] and (not is_inside or masks[mode][maker - first])
+                        for mode in RECOMPUTE_MODES
+                    ],
+                    dtype=np.bool_,
                 ),
                 sums=(sources == PARTIAL).any(axis=1),
             )

@@ -47,7 +47,8 @@ def candidates(
     Returns:
         For each node, the values that may be in an optimum; the best assignment met; a lower bound on all assignments.
     """
-    arrays, untouched = _factor_graph(graph), _factor_graph(graph)
+    arrays = _factor_graph(graph)
+    untouched = arrays._replace(costs=arrays.costs.copy())
     best = np.array(start, dtype=np.int64)
     descend(untouched, TOLERANCE, best)
     least = graph.value(best.tolist())
