@@ -85,7 +85,7 @@ class Conversion:
 
     def weighed(self, worth: Floats) -> Floats:
         """[ways, requests] costs of all that pay, given their `Payers.worth`."""
-        there = worth[:, THERE].sum(axis=0) + worth[np.ix_(self.repeated, AGAIN)].sum(axis=0)
+        there = worth[:, THERE].sum(axis=0) + self.repeated @ worth[:, AGAIN]
         return self.exchange.weighed(there, worth[:, BACK].sum(axis=0))
 
     def add(self, costs: Floats, picked: Sequence[int], mode: int, share: float = 1.0) -> None:

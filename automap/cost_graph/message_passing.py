@@ -50,8 +50,7 @@ def candidates(
     arrays = _factor_graph(graph)
     untouched = arrays._replace(costs=arrays.costs.copy())
     best = np.array(start, dtype=np.int64)
-    descend(untouched, TOLERANCE, best)
-    least = graph.value(best.tolist())
+    least = descend(untouched, TOLERANCE, best) + graph.constant
     is_given, bound, now = np.isfinite(known), -np.inf, -1
     margins, picked = np.zeros(len(arrays.costs)), best.copy()
     of_factor = np.zeros(len(arrays.nodes))
@@ -63,10 +62,10 @@ def candidates(
             # Every assignment costs more than what is known.
             return [np.zeros(0, dtype=np.int64) for _ in graph.nodes], tuple(best.tolist()), limit
         other = picked.copy()
-        descend(untouched, TOLERANCE, other)
-        is_better = (other_s := graph.value(other.tolist())) < least
+        cost = descend(untouched, TOLERANCE, other) + graph.constant
+        is_better = cost < least
         if is_better:
-            best, least = other, other_s
+            best, least = other, cost
         left_before, now = now, int(arrays.is_left.sum())
         if now == len(graph.nodes) or (now == left_before and not is_better):
             break

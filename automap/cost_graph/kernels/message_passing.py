@@ -328,7 +328,7 @@ def _add_around(graph, factor, place, picked, costs):
             costs[v] += graph.tables[begin + source * columns + last]
 
 
-@kernel(void(FACTOR_GRAPH, float64, int64[::1]))
+@kernel(float64(FACTOR_GRAPH, float64, int64[::1]))
 def descend(graph, tolerance, picked):
     """Changes an assignment until no change of a single node improves it, the first such node first.
 
@@ -336,6 +336,9 @@ def descend(graph, tolerance, picked):
         graph: before any message was passed.
         tolerance: share of a value's costs within which another one is no better.
         picked: [nodes], changed.
+
+    Returns:
+        The cost of the assignment in the end.
     """
     num_factors, num_nodes = graph.nodes.shape[0], graph.sizes.shape[0]
     costs, is_fresh = np.empty(max(1, graph.sizes.max())), np.ones(num_nodes, np.bool_)
@@ -364,3 +367,11 @@ def descend(graph, tolerance, picked):
                             is_fresh[other] = True
                             lowest = min(lowest, other)
             node = lowest
+    total = 0.0
+    for n in range(num_nodes):
+        total += graph.costs[graph.first[n] + picked[n]]
+    for f in range(num_factors):
+        costs[:] = 0.0
+        _add_around(graph, f, FIRST, picked, costs)
+        total += costs[picked[graph.nodes[f, FIRST]]]
+    return total
