@@ -115,7 +115,8 @@ class Saved:
 
     def weighed(self, worth: Floats) -> Floats:
         """[classes, (classes)] costs of all that pay, given their `Payers.worth`."""
-        found: Floats = np.tensordot(self.table, worth[:, self.columns], axes=2)
+        classes = self.table.shape[:-2]
+        found: Floats = self.table.reshape(*classes, -1) @ worth[:, self.columns].reshape(-1)
         return found
 
     def add(self, costs: Floats, picked: Sequence[int], mode: int) -> None:

@@ -202,7 +202,8 @@ class CostGraph:
         for number in self._alike:
             first = int(self.payers[number].rows[0])
             for n in self._nodes_of(self._rows[first]):
-                nodes[n] += np.tensordot(worth[number], self._costs[first].nodes[n].costs, axes=((0, 1), (0, 2)))
+                for of_mode, costs in zip(worth[number], self._costs[first].nodes[n].costs, strict=True):
+                    nodes[n] += costs @ of_mode
         builder = GraphBuilder(nodes, self._costs[0].classes)
         for factor, number in self.factors:
             is_charged = isinstance(factor, Conversion) and factor.is_charged

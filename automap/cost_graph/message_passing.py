@@ -58,7 +58,7 @@ def candidates(
         limit = known if is_given else least
         slack = limit - graph.constant + TOLERANCE * abs(limit)
         bound = max(bound, float(pass_messages(arrays, slack, SWEEPS, picked, margins, of_factor)) + graph.constant)
-        if not all(some.any() for some in _by_node(arrays, arrays.is_left)):
+        if not np.add.reduceat(arrays.is_left, arrays.first).all():
             # Every assignment costs more than what is known.
             return [np.zeros(0, dtype=np.int64) for _ in graph.nodes], tuple(best.tolist()), limit
         other = picked.copy()
@@ -125,7 +125,9 @@ def _factor_graph(graph: WeightedGraph) -> FactorGraph:
 
 def _by_node(graph: FactorGraph, values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
     """Something of each value, [values], for each node."""
-    return np.split(values, graph.first[1:])
+    return [
+        values[first : first + size] for first, size in zip(graph.first.tolist(), graph.sizes.tolist(), strict=True)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
