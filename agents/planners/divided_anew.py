@@ -25,8 +25,8 @@ from typing import NamedTuple
 import numpy as np
 
 from agents.incumbent import Incumbent
+from agents.planners.chunk_moves import moves_of, rises
 from agents.planners.galvatron import layered
-from agents.planners.pipeline_cuts import moves_of, rises
 from agents.planners.piper import of_setting
 from agents.planners.spp import listed
 from agents.planners.stage_table import megatron_strategies

@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from agents.incumbent import Incumbent
+from agents.planners.chunk_moves import moved
 from agents.planners.linearization import Linearization, Propose, Worth, worth_of
-from agents.planners.pipeline_cuts import cut_anew, shifted
+from agents.planners.pipeline_cuts import cut_anew
 from agents.planners.recompute_less import recompute_less
 from agents.sampling.expert import Grid
 from automap.cost_graph.graph import CostGraph, CostGraphCache
@@ -51,8 +52,11 @@ TRIED_ORDERS = 8
 """Number of orders of the devices that are tried."""
 SAME = 0.001
 """Share by which two step times differ at least, or else the plans count as the same on two meshes (assumed)."""
-CUT_VIRTUAL = 2
-"""Number of neighbours with virtual stages, the best ones, whose chunks are made even."""
+CUT_ANEW = 2
+"""Number of neighbours with other micro-batches or virtual stages, the most promising ones, that are cut anew."""
+NEARLY_FITS = 0.2
+"""Overflow up to which other cuts or another stage of ZeRO may make a plan fit, as share of a device's memory
+(assumed)."""
 REFINED = 4
 """Number of times at most that all kinds of changes are tried in turn, see `SkeletonSearch.refine`."""
 
@@ -243,24 +247,38 @@ class SkeletonSearch:
         self._price(np.array(list(plans), dtype=np.int64).reshape(len(plans), len(values)))
 
     def try_around(self, values: Values) -> None:
-        """Solves the skeleton of a plan, then prices the neighbours of what is found, also with even chunks."""
-        first = self.space.first.signature
+        """Solves the skeleton of a plan, then prices the neighbours of what is found, and cuts some of them anew.
+
+        Those with other numbers of micro-batches or of virtual stages are cut anew which promise most, and so is one
+        with another order of the devices where these are unlike: the cuts at hand do not suit it.
+        """
+        first = self.space.first
         self.solve(values, rounds=1)
-        plans = self.neighbours(self.best[values[:first]][1], again=True)
-        found = self._price(plans)
-        virtual = [
-            (worth, plan)
-            for worth, plan in zip(found, map(tuple, plans.tolist()), strict=False)
-            if plan[: self.space.first.virtual + 1] != values[: self.space.first.virtual + 1]
-            and self.space.shape(plan).virtual > 1
-        ]
-        for _, plan in sorted(virtual)[:CUT_VIRTUAL]:
-            if self.finished:
-                return
-            self._price(np.array(cut_anew(self.space, plan), dtype=np.int64).reshape(-1, len(values)))
+        plans = self.neighbours(self.best[values[: first.signature]][1], again=True)
+        prices = self._prices(plans)
+        plans, is_mixed = plans[: len(prices)], len(set(self.space.problem.cluster.alike)) > 1
+        shapes = (plans[:, first.micro_batches : first.schedule] != values[first.micro_batches : first.schedule]).any(1)
+        orders = (plans[:, first.order] != values[first.order]) & is_mixed
+        for some, most in ((shapes, CUT_ANEW), (orders, 1)):
+            rows = np.flatnonzero(some)
+            for row in rows[_by_promise(prices[rows])][:most].tolist():
+                if not self.finished:
+                    self._cut_neighbour(tuple(plans[row].tolist()), float(prices[row, 1]))
+
+    def _cut_neighbour(self, values: Values, overflow: float) -> None:
+        """Cuts a plan with this overflow anew, also under the stage of ZeRO with which it is the fastest that fits."""
+        zeros = [values, *(self._with_other_zero(values) if overflow > 0.0 else ())]
+        prices = self._prices(np.array(zeros, dtype=np.int64))
+        if self.finished or not len(prices):
+            return
+        fitting = np.flatnonzero(prices[:, 1] <= 0.0)
+        begins = dict.fromkeys([int(_by_promise(prices)[0]), *fitting[prices[fitting, 0].argsort()][:1].tolist()])
+        cuts = [cut for number in begins for cut in cut_anew(self.space, zeros[number])]
+        anew = dict.fromkeys(plan for cut in cuts for plan in (cut, *recompute_less(self.space, cut)))
+        self._price(np.array(list(anew), dtype=np.int64).reshape(len(anew), len(values)))
 
     def refine(self, values: Values, *, polishes: bool) -> None:
-        """Improves a plan on its mesh until nothing gains: neighbours, longer and shorter chunks.
+        """Improves a plan on its mesh until nothing gains: neighbours, units moved between chunks.
 
         Args:
             values: the plan.
@@ -274,24 +292,15 @@ class SkeletonSearch:
 
         for _ in range(REFINED):
             self.try_around(values)
-            values = self._shift(best()[1])
+            values = best()[1]
+            self._price(np.array([moved(self.space, values)], dtype=np.int64))
+            values = best()[1]
             if polishes and not self.finished:
                 self._polish(values)
             before = worth
             worth, values = best()
             if self.finished or worth >= before:
                 return
-
-    def _shift(self, values: Values) -> Values:
-        """Moves one unit from a chunk to another as long as that gains; returns the best plan."""
-        first = self.space.first.signature
-        while self.space.shape(values).pp > 1 and not self.finished:
-            plans = shifted(self.space, values)
-            found = self._price(np.array(plans, dtype=np.int64).reshape(len(plans), len(values)))
-            if not found or min(found) >= self.best[values[:first]][0]:
-                break
-            values = plans[min(range(len(found)), key=found.__getitem__)]
-        return values
 
     def look_around(self, values: Values, step_time_s: float, overflow: float) -> None:
         """Prices the neighbours of a plan with this price on its mesh, then those changes together that gain alone.
@@ -325,16 +334,20 @@ class SkeletonSearch:
 
     def _price(self, plans: Ints) -> list[Worth]:
         """Prices plans, [n, slots], as many of the first ones as the budget allows, and returns their worth."""
+        return [worth_of(seconds, overflow) for seconds, overflow in self._prices(plans).tolist()]
+
+    def _prices(self, plans: Ints) -> Floats:
+        """[n, 2] seconds of a step and overflow of memory of plans, [n, slots], of as many as the budget allows."""
         left, first = self.incumbent.left, self.space.first.signature
         plans = plans[:left]
         if not len(plans):
-            return []
-        found = [worth_of(seconds, overflow) for seconds, overflow in self.incumbent.price(plans).tolist()]
-        for row, worth in zip(plans, found, strict=True):
-            skeleton = tuple(row[:first].tolist())
+            return np.empty((0, 2))
+        prices = self.incumbent.price(plans)
+        for row, price in zip(plans, prices.tolist(), strict=True):
+            skeleton, worth = tuple(row[:first].tolist()), worth_of(*price)
             if skeleton not in self.best or worth < self.best[skeleton][0]:
                 self.best[skeleton] = worth, tuple(row.tolist())
-        return found
+        return prices
 
     def _polish(self, values: Values) -> None:
         """Tries every change of one group's joint signatures, then all changes that gain together, until none gains."""
@@ -403,3 +416,14 @@ class SkeletonSearch:
         if again:
             self._tried.update(fresh)
         return np.array(fresh, dtype=np.int64).reshape(len(fresh), len(values))
+
+
+def _by_promise(prices: Floats) -> Ints:
+    """Numbers of plans, those first that may be the fastest when they are made to fit.
+
+    Args:
+        prices: [n, 2] seconds of a step and overflow of memory.
+    """
+    over = prices[:, 1] > NEARLY_FITS
+    ranked: Ints = np.lexsort((np.where(over, prices[:, 1], prices[:, 0]), over))
+    return ranked
