@@ -13,11 +13,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from agents.planners.kernels.chunk_moves import UnitModes, steps_with_cuts
+from agents.planners.kernels.chunk_moves import UnitsOfRanks, steps_with_cuts
 from agents.planners.unit_profile import UnitsInOrder
 from automap.arrays import Floats, Ints, Mask
 from automap.price.evaluator import pipeline_of
-from automap.price.kernels.array_types import Rows
 from automap.price.kernels.cost_records import PART_DTYPE, RANK_COST_DTYPE
 from automap.price.kernels.step_records import Pipeline, new_step_workspace
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
@@ -30,6 +29,9 @@ SHARPNESS = (8.0, 32.0, 128.0, np.inf)
 does not tell which of two cuts is more even, and the last one is the step time."""
 MOST_MOVES = 32
 """Moves at most under each of them."""
+SAFE = 1e-4
+"""Share of a device's memory that is kept free: with plans that add up sums late, memory differs from the exact one by
+less (assumed)."""
 GAIN = 1e-9
 """Share by which a move shortens the step at least: less is rounding."""
 
@@ -119,20 +121,20 @@ class _Steps:
             ends: [cuts, chunks - 1] ends of the units of all chunks but the last.
         """
         found = []
-        for lowered, costs, modes, pipeline in self._views:
+        for lowered, units, pipeline in self._views:
             evaluator = self._space.evaluator
             workspace = new_step_workspace(pipeline.num_ranks, pipeline.num_chunks)
             result = np.empty(pipeline.num_ranks, dtype=RANK_COST_DTYPE)
             out = np.empty((len(ends), pipeline.num_ranks, 2))
             stages, settings = lowered.layout.arrays, evaluator.settings(lowered.zero)
-            steps_with_cuts(costs, modes, pipeline, stages, settings, workspace, result, ends, out)
+            steps_with_cuts(units, pipeline, stages, settings, workspace, result, ends, out)
             found.append(out)
         both = np.concatenate(found, axis=1)
-        return both[:, :, 0], np.maximum(both[:, :, 1], 0.0).sum(axis=1)
+        return both[:, :, 0], np.maximum(both[:, :, 1] + SAFE, 0.0).sum(axis=1)
 
-    def _view(self, lowered: LoweredPlan) -> tuple[LoweredPlan, Rows, UnitModes, Pipeline]:
+    def _view(self, lowered: LoweredPlan) -> tuple[LoweredPlan, UnitsOfRanks, Pipeline]:
         evaluator, num_units = self._space.evaluator, self._space.num_units
-        units = UnitsInOrder(evaluator, [segment for chunk in lowered.chunks for segment in chunk])
+        in_order = UnitsInOrder(evaluator, [segment for chunk in lowered.chunks for segment in chunk])
         known: dict[tuple[int, float], int] = {}
         costs, rows = [], []
         numbers = np.arange(len(RECOMPUTE_MODES) * num_units).reshape(len(RECOMPUTE_MODES), num_units)
@@ -140,14 +142,13 @@ class _Steps:
             key = (lowered.layout.numbers[rank], float(lowered.rank_samples[rank]))
             if key not in known:
                 known[key] = len(costs)
-                costs.append(units.costs(stage).ravel())
+                costs.append(in_order.costs(stage).ravel())
             rows.append(known[key] * numbers.size + numbers)
         parts = np.zeros(num_units, dtype=PART_DTYPE)
         parts["times"] = 1
         # Which ranks hold a tied parameter is taken to stay as it is.
         pipeline = pipeline_of(lowered, parts, evaluator.tied.rows(lowered))
-        modes = UnitModes(np.array(rows), self._levels, self._space.levels.steps)
-        return lowered, np.concatenate(costs), modes, pipeline
+        return lowered, UnitsOfRanks(np.concatenate(costs), np.array(rows), self._levels, self._space.levels.steps), pipeline
 
 
 def with_cuts(space: PlanSpace, values: Values, ends: Sequence[int], levels: Ints | None = None) -> Values:

@@ -5,20 +5,22 @@ Units: seconds, shares of memory.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from numba import float64, int64, void
 
 from automap.jit import kernel
-from automap.price.kernels.array_types import Ints2, Ints3, tuple_type
+from automap.price.kernels.array_types import Ints2, Ints3, Rows, tuple_type
 from automap.price.kernels.cost_records import RANK_COST, SETTINGS, UNIT_COST
 from automap.price.kernels.step import rank_overflow, step
 from automap.price.kernels.step_records import PIPELINE, STAGE_ARRAYS, STEP_WORKSPACE
 
 
-class UnitModes(NamedTuple):
-    """How each rank recomputes its units, and where their costs stand."""
+class UnitsOfRanks(NamedTuple):
+    """What units cost on each rank, and how the rank recomputes them."""
 
+    costs: Annotated[Rows, UNIT_COST[::1]]
+    """[rows] unit costs."""
     rows: Ints3
     """[ranks, modes, units] row of the cost of each unit on each rank under each recompute mode, full recomputation
     last."""
@@ -30,8 +32,7 @@ class UnitModes(NamedTuple):
 
 @kernel(
     void(
-        UNIT_COST[::1],
-        tuple_type(UnitModes),
+        tuple_type(UnitsOfRanks),
         PIPELINE,
         STAGE_ARRAYS,
         SETTINGS,
@@ -41,33 +42,32 @@ class UnitModes(NamedTuple):
         float64[:, :, ::1],
     )
 )
-def steps_with_cuts(costs, modes, pipeline, stages, settings, workspace, result, ends, out):
+def steps_with_cuts(units, pipeline, stages, settings, workspace, result, ends, out):
     """Times the step and finds the memory of each rank with each of some cuts.
 
     Args:
-        costs: unit costs.
-        modes: how each rank recomputes its units.
+        units: what units cost on each rank.
         pipeline: what runs where: a part for each unit, whose chunk, cost and recomputation are written.
         result: [ranks] written.
         ends: [cuts, chunks - 1] ends of the units of all chunks but the last.
         out: [cuts, ranks, 2] seconds until each rank is done, and its overflow of memory, written.
     """
     num_ranks, num_chunks = pipeline.num_ranks, pipeline.num_chunks
-    full, num_units = modes.rows.shape[1] - 1, modes.rows.shape[2]
+    full, num_units = units.rows.shape[1] - 1, units.rows.shape[2]
     for cut in range(ends.shape[0]):
         begin = 0
         for chunk in range(num_chunks):
             rank, end = chunk % num_ranks, ends[cut, chunk] if chunk < num_chunks - 1 else num_units
-            light, heavy, steps = modes.levels[rank]
-            turn = begin + (2 * steps * (end - begin) + modes.steps) // (2 * modes.steps)
+            light, heavy, steps = units.levels[rank]
+            turn = begin + (2 * steps * (end - begin) + units.steps) // (2 * units.steps)
             for unit in range(begin, end):
                 mode = heavy if unit < turn else light
                 part = pipeline.parts[unit]
                 part.chunk = chunk
-                part.row = modes.rows[rank, mode, unit]
+                part.row = units.rows[rank, mode, unit]
                 part.is_recomputed = 1 if mode == full else 0
             begin = end
-        step(costs, pipeline, stages, settings, True, workspace, result)
+        step(units.costs, pipeline, stages, settings, True, workspace, result)
         for rank in range(num_ranks):
             out[cut, rank, 0] = result[rank].end_s
             out[cut, rank, 1] = rank_overflow(result[rank])
