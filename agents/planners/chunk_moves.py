@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,13 +23,16 @@ from automap.price.kernels.step_records import Pipeline, new_step_workspace
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
 from automap.space.space import PlanSpace, Values
 
-FARTHEST = 8
+FARTHEST = 16
 """Chunks from one that becomes longer to the one that becomes shorter, at most (assumed): all pairs are too many."""
-SHARPNESS = (8.0, 32.0, 128.0, np.inf)
+SHARPNESS = (32.0, np.inf)
 """Exponents of the norm over ranks that stands for the step time, one after another (assumed): a slowest rank alone
 does not tell which of two cuts is more even, and the last one is the step time."""
 MOST_MOVES = 32
 """Moves at most under each of them."""
+PAIRED = 12
+"""Number of the best moves of which two are made at once where none of them gains alone. On 120 plans of T5-3B, GPT-2
+XL and BERT-large, cuts then end 0.1 % slower than the best that any of twelve variants found; 0.4 % without."""
 SAFE = 1e-4
 """Share of a device's memory that is kept free: with plans that add up sums late, memory differs from the exact one by
 less (assumed)."""
@@ -72,24 +76,56 @@ def moved(space: PlanSpace, values: Values) -> Values:
     count = space.shape(values).num_chunks
     if space.shape(values).pp == 1:
         return values
-    steps = _Steps(space, values)
-    now = np.array(space.cuts(values, count - 1))
-    best, ends = (np.inf, np.inf), now
+    steps, ends = _Steps(space, values), np.array(space.cuts(values, count - 1))
+    best, found = (np.inf, np.inf), ends
     for sharpness in SHARPNESS:
         worth = (np.inf, np.inf)
         for _ in range(MOST_MOVES):
-            tried = np.vstack([now, shifts(now, space.num_units)])
-            seconds, overflow = steps.ranks(tried)
-            norm = _norm(seconds, sharpness)
-            first = int(np.lexsort((norm, overflow))[0])
-            found = float(overflow[first]), float(norm[first])
-            if not found < (worth[0], worth[1] * (1.0 - GAIN)):
-                break
-            worth, now = found, tried[first]
-            exact = worth[0], float(seconds[first].max())
-            if exact < best:
-                best, ends = exact, now
-    return with_cuts(space, values, ends.tolist())
+            tried = np.vstack([ends, shifts(ends, space.num_units)])
+            ranked = _Ranked.of(steps, tried, sharpness)
+            if not ranked.gains(worth):
+                top = tried[ranked.order[: PAIRED + 1]]
+                ranked = _Ranked.of(steps, _pairs(ends, top, space.num_units), sharpness)
+                if not ranked.gains(worth):
+                    break
+            worth, ends = ranked.worth, ranked.best
+            if ranked.exact < best:
+                best, found = ranked.exact, ends
+    return with_cuts(space, values, found.tolist())
+
+
+def _pairs(ends: Ints, changed: Ints, units: int) -> Ints:
+    """[n, chunks - 1] ends of chunks, [chunks - 1], with two of their changes made at once, also one of them twice."""
+    first, second = np.triu_indices(len(changed))
+    both = changed[first] + changed[second] - ends
+    legal: Ints = both[rises(both, units)]
+    return legal
+
+
+class _Ranked(NamedTuple):
+    """Cuts in the order of how good they are."""
+
+    order: Ints
+    """Numbers of the cuts, the best first."""
+    best: Ints
+    """[chunks - 1] ends of the best one."""
+    worth: tuple[float, float]
+    """Its overflow of memory and its norm of seconds."""
+    exact: tuple[float, float]
+    """Its overflow of memory and the seconds of its step."""
+
+    @staticmethod
+    def of(steps: _Steps, ends: Ints, sharpness: float) -> _Ranked:
+        """Ranks cuts, [cuts, chunks - 1] of which there is one at least."""
+        seconds, overflow = steps.ranks(ends)
+        norm = _norm(seconds, sharpness)
+        order = np.lexsort((norm, overflow))
+        first, over = order[0], float(overflow[order[0]])
+        return _Ranked(order, ends[first], (over, float(norm[first])), (over, float(seconds[first].max())))
+
+    def gains(self, worth: tuple[float, float]) -> bool:
+        """Whether the best cut is better than one of this worth."""
+        return self.worth < (worth[0], worth[1] * (1.0 - GAIN))
 
 
 def _norm(seconds: Floats, sharpness: float) -> Floats:

@@ -52,8 +52,9 @@ TRIED_ORDERS = 8
 """Number of orders of the devices that are tried."""
 SAME = 0.001
 """Share by which two step times differ at least, or else the plans count as the same on two meshes (assumed)."""
-CUT_ANEW = 2
-"""Number of neighbours with other micro-batches or virtual stages, the most promising ones, that are cut anew."""
+CUT_ANEW = 3
+"""Number of neighbours with other micro-batches or virtual stages, the most promising ones, that are cut anew, of each
+number of virtual stages one at most."""
 NEARLY_FITS = 0.2
 """Overflow up to which other cuts or another stage of ZeRO may make a plan fit, as share of a device's memory
 (assumed)."""
@@ -260,8 +261,10 @@ class SkeletonSearch:
         shapes = (plans[:, first.micro_batches : first.schedule] != values[first.micro_batches : first.schedule]).any(1)
         orders = (plans[:, first.order] != values[first.order]) & is_mixed
         for some, most in ((shapes, CUT_ANEW), (orders, 1)):
-            rows = np.flatnonzero(some)
-            for row in rows[_by_promise(prices[rows])][:most].tolist():
+            rows, of_virtual = np.flatnonzero(some), dict[int, int]()
+            for row in rows[_by_promise(prices[rows])].tolist():
+                of_virtual.setdefault(int(plans[row, first.virtual]), row)
+            for row in list(of_virtual.values())[:most]:
                 if not self.finished:
                     self._cut_neighbour(tuple(plans[row].tolist()), float(prices[row, 1]))
 
