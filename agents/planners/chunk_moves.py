@@ -68,30 +68,44 @@ def shifts(ends: Ints, units: int) -> Ints:
     return legal
 
 
-def moved(space: PlanSpace, values: Values) -> Values:
+def moved(space: PlanSpace, values: Values, *, anew: bool = False) -> Values:
     """A plan of which units have moved from chunk to chunk, until no move makes it fit better or faster.
 
     Signatures and levels of recomputation stay. Plans of one stage stay as they are.
+
+    Args:
+        space: the space.
+        values: the plan.
+        anew: whether it is also begun with equally many units in each chunk, and the better plan is taken.
     """
     count = space.shape(values).num_chunks
     if space.shape(values).pp == 1:
         return values
-    steps, ends = _Steps(space, values), np.array(space.cuts(values, count - 1))
+    steps = _Steps(space, values)
+    begins = [np.array(space.cuts(values, count - 1))]
+    if anew:
+        begins.append(np.arange(1, count) * space.num_units // count)
+    found = [_descend(steps, ends, space.num_units) for ends in begins]
+    _, ends = min(found, key=lambda one: one[0])
+    return with_cuts(space, values, ends.tolist())
+
+
+def _descend(steps: _Steps, ends: Ints, units: int) -> tuple[tuple[float, float], Ints]:
+    """The best cut on the way down from a cut: its overflow of memory and the seconds of its step, and its ends."""
     best, found = (np.inf, np.inf), ends
     for sharpness in SHARPNESS:
         worth = (np.inf, np.inf)
         for _ in range(MOST_MOVES):
-            tried = np.vstack([ends, shifts(ends, space.num_units)])
+            tried = np.vstack([ends, shifts(ends, units)])
             ranked = _Ranked.of(steps, tried, sharpness)
             if not ranked.gains(worth):
-                top = tried[ranked.order[: PAIRED + 1]]
-                ranked = _Ranked.of(steps, _pairs(ends, top, space.num_units), sharpness)
+                ranked = _Ranked.of(steps, _pairs(ends, tried[ranked.order[: PAIRED + 1]], units), sharpness)
                 if not ranked.gains(worth):
                     break
             worth, ends = ranked.worth, ranked.best
             if ranked.exact < best:
                 best, found = ranked.exact, ends
-    return with_cuts(space, values, found.tolist())
+    return best, found
 
 
 def _pairs(ends: Ints, changed: Ints, units: int) -> Ints:

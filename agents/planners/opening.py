@@ -56,6 +56,9 @@ REFINED_SHARE = 0.6
 """Share of what is left of the budget that refining takes at most (assumed)."""
 REFINED_MESHES, REFINED_PLANS, POLISHED_PLANS = 8, 6, 3
 """Number of meshes that are looked at, of plans that are refined, and of those whose joint signatures are polished."""
+REFINED_NUMBERS = 6
+"""Number of plans, each the best of its mesh with a number of virtual stages, that are refined if they are near the best
+plan (assumed)."""
 
 
 def work_out(incumbent: Incumbent, grid: Grid) -> SkeletonSearch:
@@ -131,7 +134,18 @@ def refine(search: SkeletonSearch, plans: Ints) -> Grid:
                 if search.finished:
                     break
                 search.refine(values, polishes=polishes)
+            if not polishes:
+                _refine_numbers(search)
     return search.plans()
+
+
+def _refine_numbers(search: SkeletonSearch) -> None:
+    """Refines plans near the best one with numbers of virtual stages that another one has hidden on their mesh."""
+    for values in search.best_of_kinds(each_number=True)[:REFINED_NUMBERS]:
+        if search.finished:
+            break
+        if search.is_near(values) and values not in search.refined:
+            search.refine(values, polishes=False, each_number=True)
 
 
 def ranked_in_turn(prices: Floats) -> Ints:

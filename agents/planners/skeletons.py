@@ -52,9 +52,9 @@ TRIED_ORDERS = 8
 """Number of orders of the devices that are tried."""
 SAME = 0.001
 """Share by which two step times differ at least, or else the plans count as the same on two meshes (assumed)."""
-CUT_ANEW = 3
+CUT_ANEW = 2
 """Number of neighbours with other micro-batches or virtual stages, the most promising ones, that are cut anew, of each
-number of virtual stages one at most."""
+number of virtual stages one at most; near the best plan all are."""
 NEARLY_FITS = 0.2
 """Overflow up to which other cuts or another stage of ZeRO may make a plan fit, as share of a device's memory
 (assumed)."""
@@ -63,6 +63,8 @@ REFINED = 4
 
 Mesh = tuple[int, ...]
 """tp, the size of the middle axis, and the devices of each stage."""
+Kind = tuple[Mesh, int]
+"""A mesh and the number of virtual stages, in which 2 may stand for all numbers above 1."""
 
 
 class SkeletonSearch:
@@ -71,6 +73,7 @@ class SkeletonSearch:
     Attributes:
         best: worth and values of the best plan of each skeleton so far.
         done: skeletons that have been worked out.
+        refined: plans that `refine` has ended with.
     """
 
     def __init__(self, incumbent: Incumbent, propose: Propose, fewest_solves: int = FEWEST_SOLVES) -> None:
@@ -84,6 +87,7 @@ class SkeletonSearch:
         self.space, self.incumbent, self.propose = incumbent.space, incumbent, propose
         self.best: dict[Values, tuple[Worth, Values]] = {}
         self.done: set[Values] = set()
+        self.refined: set[Values] = set()
         self._turns: Counter[Mesh] = Counter()
         self._meshes: dict[Values, Mesh] = {}
         self._graphs: dict[Values, CostGraph] = {}
@@ -217,16 +221,19 @@ class SkeletonSearch:
             self._price(self.neighbours(self.best[skeleton][1]))
         return True
 
-    def best_of_kinds(self) -> list[Values]:
+    def best_of_kinds(self, *, each_number: bool = False) -> list[Values]:
         """The best plan of each mesh with and without virtual stages so far, the best first.
 
         Of meshes with the same stages whose best plans are equally fast only one is there: they may split nothing more.
+
+        Args:
+            each_number: whether plans with unlike numbers of virtual stages are of unlike kinds.
         """
-        kinds: set[tuple[Mesh, bool]] = set()
-        steps: dict[tuple[Mesh, bool], list[float]] = {}
+        kinds: set[Kind] = set()
+        steps: dict[Kind, list[float]] = {}
         found = []
         for (is_over, step_s), values in sorted(self.best.values()):
-            kind = self._kind(values)
+            kind = self._kind(values, each_number)
             if is_over or kind in kinds:
                 continue
             kinds.add(kind)
@@ -236,8 +243,9 @@ class SkeletonSearch:
                 found.append(values)
         return found
 
-    def _kind(self, values: Values) -> tuple[Mesh, bool]:
-        return self.mesh(values[: self.space.first.signature]), self.space.shape(values).virtual > 1
+    def _kind(self, values: Values, each_number: bool) -> Kind:
+        virtual = self.space.shape(values).virtual
+        return self.mesh(values[: self.space.first.signature]), virtual if each_number else min(virtual, 2)
 
     def share_out(self, values: Values) -> None:
         """Prices a plan with each way to share out samples, where devices of a stage are unlike."""
@@ -264,7 +272,7 @@ class SkeletonSearch:
             rows, of_virtual = np.flatnonzero(some), dict[int, int]()
             for row in rows[_by_promise(prices[rows])].tolist():
                 of_virtual.setdefault(int(plans[row, first.virtual]), row)
-            for row in list(of_virtual.values())[:most]:
+            for row in list(of_virtual.values())[: None if self.is_near(values) else most]:
                 if not self.finished:
                     self._cut_neighbour(tuple(plans[row].tolist()), float(prices[row, 1]))
 
@@ -280,30 +288,36 @@ class SkeletonSearch:
         anew = dict.fromkeys(plan for cut in cuts for plan in (cut, *recompute_less(self.space, cut)))
         self._price(np.array(list(anew), dtype=np.int64).reshape(len(anew), len(values)))
 
-    def refine(self, values: Values, *, polishes: bool) -> None:
+    def refine(self, values: Values, *, polishes: bool, each_number: bool = False) -> None:
         """Improves a plan on its mesh until nothing gains: neighbours, units moved between chunks.
 
         Args:
             values: the plan.
             polishes: whether all changes of joint signatures are tried as well, which takes many prices.
+            each_number: whether the number of virtual stages stays.
         """
         first = self.space.first.signature
-        kind, worth = self._kind(values), self.best[values[:first]][0]
+        kind, worth = self._kind(values, each_number), self.best[values[:first]][0]
 
         def best() -> tuple[Worth, Values]:
-            return min(one for one in self.best.values() if self._kind(one[1]) == kind)
+            return min(one for one in self.best.values() if self._kind(one[1], each_number) == kind)
 
         for _ in range(REFINED):
             self.try_around(values)
             values = best()[1]
-            self._price(np.array([moved(self.space, values)], dtype=np.int64))
+            self._price(np.array([moved(self.space, values, anew=True)], dtype=np.int64))
             values = best()[1]
             if polishes and not self.finished:
                 self._polish(values)
             before = worth
             worth, values = best()
             if self.finished or worth >= before:
-                return
+                break
+        self.refined.add(values)
+
+    def is_near(self, values: Values) -> bool:
+        """Whether the best plan with the skeleton of a plan fits and is near the best plan of all."""
+        return self._is_worth_polishing(self.best[values[: self.space.first.signature]][0])
 
     def look_around(self, values: Values, step_time_s: float, overflow: float) -> None:
         """Prices the neighbours of a plan with this price on its mesh, then those changes together that gain alone.
