@@ -129,13 +129,13 @@ def refine(search: SkeletonSearch, plans: Ints) -> Grid:
             if search.finished:
                 break
             search.try_around(values)
+        _refine_numbers(search)
         for polishes, count in ((False, REFINED_PLANS), (True, POLISHED_PLANS)):
             for values in search.best_of_kinds()[:count]:
                 if search.finished:
                     break
-                search.refine(values, polishes=polishes)
-            if not polishes:
-                _refine_numbers(search)
+                if polishes or values not in search.refined:
+                    search.refine(values, polishes=polishes)
     return search.plans()
 
 
