@@ -130,11 +130,11 @@ def refine(search: SkeletonSearch, plans: Ints) -> Grid:
                 break
             search.try_around(values)
         _refine_numbers(search)
-        for polishes, count in ((False, REFINED_PLANS), (True, POLISHED_PLANS)):
+        for polishes, count in ((True, 1), (False, REFINED_PLANS), (True, POLISHED_PLANS)):
             for values in search.best_of_kinds()[:count]:
                 if search.finished:
                     break
-                if polishes or values not in search.refined:
+                if not search.is_refined(values, polishes=polishes):
                     search.refine(values, polishes=polishes)
     return search.plans()
 
@@ -144,7 +144,7 @@ def _refine_numbers(search: SkeletonSearch) -> None:
     for values in search.best_of_kinds(each_number=True)[:REFINED_NUMBERS]:
         if search.finished:
             break
-        if search.is_near(values) and values not in search.refined:
+        if search.is_near(values) and not search.is_refined(values, polishes=False):
             search.refine(values, polishes=False, each_number=True)
 
 

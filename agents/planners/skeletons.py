@@ -73,7 +73,6 @@ class SkeletonSearch:
     Attributes:
         best: worth and values of the best plan of each skeleton so far.
         done: skeletons that have been worked out.
-        refined: plans that `refine` has ended with.
     """
 
     def __init__(self, incumbent: Incumbent, propose: Propose, fewest_solves: int = FEWEST_SOLVES) -> None:
@@ -87,7 +86,7 @@ class SkeletonSearch:
         self.space, self.incumbent, self.propose = incumbent.space, incumbent, propose
         self.best: dict[Values, tuple[Worth, Values]] = {}
         self.done: set[Values] = set()
-        self.refined: set[Values] = set()
+        self._refined: dict[Values, bool] = {}
         self._turns: Counter[Mesh] = Counter()
         self._meshes: dict[Values, Mesh] = {}
         self._graphs: dict[Values, CostGraph] = {}
@@ -313,7 +312,11 @@ class SkeletonSearch:
             worth, values = best()
             if self.finished or worth >= before:
                 break
-        self.refined.add(values)
+        self._refined[values] = polishes or self._refined.get(values, False)
+
+    def is_refined(self, values: Values, *, polishes: bool) -> bool:
+        """Whether `refine` has ended with a plan."""
+        return values in self._refined and (self._refined[values] or not polishes)
 
     def is_near(self, values: Values) -> bool:
         """Whether the best plan with the skeleton of a plan fits and is near the best plan of all."""
