@@ -18,6 +18,7 @@ from agents.planners.kernels.chunk_moves import UnitsOfRanks, steps_with_cuts
 from agents.planners.unit_profile import UnitsInOrder
 from automap.arrays import Floats, Ints, Mask
 from automap.price.evaluator import pipeline_of
+from automap.price.kernels.array_types import Rows
 from automap.price.kernels.cost_records import PART_DTYPE, RANK_COST_DTYPE
 from automap.price.kernels.step_records import Pipeline, new_step_workspace
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
@@ -41,9 +42,14 @@ GAIN = 1e-9
 
 
 @functools.cache
-def moves_of(count: int) -> Ints:
-    """[n, ends] by how much the ends of chunks move where one chunk gets longer and another one shorter by 1."""
-    spans = [(a, b) for a in range(count) for b in range(a + 1, min(count, a + FARTHEST) + 1)]
+def moves_of(count: int, farthest: int) -> Ints:
+    """[n, ends] by how much the ends of chunks move where one chunk gets longer and another one shorter by 1.
+
+    Args:
+        count: number of the ends.
+        farthest: chunks from the one to the other, at most.
+    """
+    spans = [(a, b) for a in range(count) for b in range(a + 1, min(count, a + farthest) + 1)]
     moves = [[sign * (a <= at < b) for at in range(count)] for a, b in spans for sign in (1, -1)]
     return np.array(moves, dtype=np.int64).reshape(len(moves), count)
 
@@ -63,7 +69,7 @@ def shifts(ends: Ints, units: int) -> Ints:
         ends: [chunks - 1] ends of the units of all chunks but the last.
         units: of the model.
     """
-    found = ends + moves_of(len(ends))
+    found = ends + moves_of(len(ends), FARTHEST)
     legal: Ints = found[rises(found, units)]
     return legal
 
@@ -186,7 +192,8 @@ class _Steps:
         evaluator, num_units = self._space.evaluator, self._space.num_units
         in_order = UnitsInOrder(evaluator, [segment for chunk in lowered.chunks for segment in chunk])
         known: dict[tuple[int, float], int] = {}
-        costs, rows = [], []
+        costs: list[Rows] = []
+        rows = []
         numbers = np.arange(len(RECOMPUTE_MODES) * num_units).reshape(len(RECOMPUTE_MODES), num_units)
         for rank, stage in enumerate(lowered.stages):
             key = (lowered.layout.numbers[rank], float(lowered.rank_samples[rank]))
@@ -198,7 +205,8 @@ class _Steps:
         parts["times"] = 1
         # Which ranks hold a tied parameter is taken to stay as it is.
         pipeline = pipeline_of(lowered, parts, evaluator.tied.rows(lowered))
-        return lowered, UnitsOfRanks(np.concatenate(costs), np.array(rows), self._levels, self._space.levels.steps), pipeline
+        about = UnitsOfRanks(np.concatenate(costs), np.array(rows), self._levels, self._space.levels.steps)
+        return lowered, about, pipeline
 
 
 def with_cuts(space: PlanSpace, values: Values, ends: Sequence[int], levels: Ints | None = None) -> Values:

@@ -48,6 +48,8 @@ LISTED = 3
 """Number of partitions whose micro-batches are listed."""
 MOVED, MOST_MOVES = 3, 6
 """Number of plans, the fastest ones, of which units and devices are moved, and how often at most."""
+FARTHEST = 8
+"""Stages from one that gets a unit or a device to the one that gives it, at most (assumed)."""
 MOST_PASSES = 2_000
 """Largest number of forward passes that are listed: it takes a tenth of a second."""
 LEAST_EVALUATIONS, LEAST_S = 500, 5.0
@@ -141,7 +143,7 @@ def moved(incumbent: Incumbent, plan: StagedPlan) -> StagedPlan:
     space = incumbent.space
     samples = space.problem.training.global_batch // plan.num_micro_batches
     for _ in range(MOST_MOVES):
-        moves = moves_of(len(plan.stages) - 1)
+        moves = moves_of(len(plan.stages) - 1, FARTHEST)
         ends = np.array([stage.end for stage in plan.stages[:-1]]) + moves
         counts = np.cumsum([len(stage.devices) for stage in plan.stages])
         places = counts[:-1] + moves

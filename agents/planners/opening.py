@@ -57,8 +57,8 @@ REFINED_SHARE = 0.6
 REFINED_MESHES, REFINED_PLANS, POLISHED_PLANS = 8, 6, 3
 """Number of meshes that are looked at, of plans that are refined, and of those whose joint signatures are polished."""
 REFINED_NUMBERS = 6
-"""Number of plans, each the best of its mesh with a number of virtual stages, that are refined if they are near the best
-plan (assumed)."""
+"""Number of plans, each the best of its mesh with a number of virtual stages, that are refined where they are near the
+best plan (assumed)."""
 
 
 def work_out(incumbent: Incumbent, grid: Grid) -> SkeletonSearch:
