@@ -101,8 +101,9 @@ def work_out(incumbent: Incumbent, grid: Grid) -> SkeletonSearch:
 def refine(search: SkeletonSearch, plans: Ints) -> Grid:
     """Refines the best plans of some meshes, without chance.
 
-    The meshes of the best plans so far are looked at in their order, each with one solve and its neighbours; then the
-    best plans are refined (`SkeletonSearch.refine`). Nothing is done in small budgets.
+    The meshes of the best plans so far are looked at in their order, each with one solve and its neighbours; then plans
+    near the best one are refined (`SkeletonSearch.refine`), also those whose number of virtual stages another one hides
+    on their mesh, and then the best plans of other meshes. Nothing is done in small budgets.
 
     Args:
         search: the search of skeletons that `work_out` began.
