@@ -115,10 +115,16 @@ def _descend(steps: _Steps, ends: Ints, units: int) -> tuple[tuple[float, float]
 
 
 def _pairs(ends: Ints, changed: Ints, units: int) -> Ints:
-    """[n, chunks - 1] ends of chunks, [chunks - 1], with two of their changes made at once, also one of them twice."""
+    """[n, chunks - 1] ends of chunks as they are, then with two changes made at once, also one of them twice.
+
+    Args:
+        ends: [chunks - 1] ends of the units of all chunks but the last.
+        changed: [changes, chunks - 1] these ends with each change alone.
+        units: of the model.
+    """
     first, second = np.triu_indices(len(changed))
     both = changed[first] + changed[second] - ends
-    legal: Ints = both[rises(both, units)]
+    legal: Ints = np.vstack([ends, both[rises(both, units)]])
     return legal
 
 
