@@ -25,8 +25,8 @@ from typing import NamedTuple
 import numpy as np
 
 from agents.incumbent import Incumbent
+from agents.planners.chunk_moves import moves_of, rises
 from agents.planners.galvatron import layered
-from agents.planners.pipeline_cuts import moves_of, rises
 from agents.planners.piper import of_setting
 from agents.planners.spp import listed
 from agents.planners.stage_table import megatron_strategies
@@ -40,7 +40,7 @@ NEAR = 1.1
 """A pipeline is divided anew if it takes at most so many times the step time of the best plan (assumed)."""
 MOST_DEVICES, MOST_UNITS = 64, 100
 """Largest cluster and model: the time of the program grows with the square of both."""
-SETTINGS = 2
+SETTINGS = 3
 """Number of pairs of micro-batches and ZeRO stage with which units and devices are divided anew."""
 LAYERED = 8
 """Number of pipelines whose layers choose their recomputation anew."""
@@ -48,6 +48,8 @@ LISTED = 3
 """Number of partitions whose micro-batches are listed."""
 MOVED, MOST_MOVES = 3, 6
 """Number of plans, the fastest ones, of which units and devices are moved, and how often at most."""
+FARTHEST = 8
+"""Stages from one that gets a unit or a device to the one that gives it, at most (assumed)."""
 MOST_PASSES = 2_000
 """Largest number of forward passes that are listed: it takes a tenth of a second."""
 LEAST_EVALUATIONS, LEAST_S = 500, 5.0
@@ -141,7 +143,7 @@ def moved(incumbent: Incumbent, plan: StagedPlan) -> StagedPlan:
     space = incumbent.space
     samples = space.problem.training.global_batch // plan.num_micro_batches
     for _ in range(MOST_MOVES):
-        moves = moves_of(len(plan.stages) - 1)
+        moves = moves_of(len(plan.stages) - 1, FARTHEST)
         ends = np.array([stage.end for stage in plan.stages[:-1]]) + moves
         counts = np.cumsum([len(stage.devices) for stage in plan.stages])
         places = counts[:-1] + moves

@@ -26,9 +26,10 @@ import numpy.typing as npt
 from agents.planners.linearization import Candidate, Linearization
 from agents.planners.skeleton_turns import search_skeletons
 from agents.searcher import SearchResult, SearchTask
-from automap.cost_graph.graph import CostGraph, Scalars
-from automap.cost_graph.message_passing import descend, reduced
+from automap.cost_graph.graph import CostGraph
+from automap.cost_graph.message_passing import reduced
 from automap.cost_graph.sensitivities import Sensitivities
+from automap.cost_graph.weighted_graph import Scalars
 
 Floats = npt.NDArray[np.float64]
 Factors = list[tuple[tuple[int, ...], Floats]]
@@ -126,12 +127,14 @@ def least(scalars: Scalars, start: Sequence[int]) -> tuple[Picked, bool]:
         held.append(widest)
     for _ in range(HELD_PASSES if held else 0):
         before = scalars.value(found)
-        for n in held:
-            # All held nodes but one keep their values.
+        for n in (*held, -1):
+            # All held nodes but one keep their values; in the end all of them.
             again, _ = eliminate(scalars, {**fixed, **{m: found[m] for m in held if m != n}})
+            if again is None:
+                # That makes a table too large: all nodes but this one keep their values.
+                again, _ = eliminate(scalars, {m: v for m, v in enumerate(found) if m != n})
             if again is not None and scalars.value(again) < scalars.value(found):
                 found = again
-        found = descend(scalars, found)
         if scalars.value(found) >= before:
             break
     return found, not held

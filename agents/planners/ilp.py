@@ -27,8 +27,8 @@ from agents.planners.elimination import BISECTIONS, PRICES, Picked, solve, worth
 from agents.planners.linearization import Candidate, Linearization
 from agents.planners.skeleton_turns import search_skeletons
 from agents.searcher import SearchResult, SearchTask
-from automap.cost_graph.graph import Scalars
 from automap.cost_graph.message_passing import reduced
+from automap.cost_graph.weighted_graph import Scalars
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -180,17 +180,17 @@ class _LinearMemory:
         within = self.graph.value(self.point.time, known)
         within += seconds * float(self.worth @ (self.capacity - self.offset))
         small = reduced(self.graph, self._weights(seconds), known, known=within * (1.0 + GAP))
-        time = self.graph.scalars(self.point.time, small.values)
+        time = self.graph.weighted(self.point.time).scalars(small.values)
         size = sum(costs.size for costs in time.nodes) + sum(table.size for _, table in time.factors)
         if size > LARGEST_PROGRAM:
             return known
         met = [np.unique(values) for values in zip(*self._met, strict=True)]
-        known = self._solution(self.graph.scalars(self.point.time, met), met, known)
+        known = self._solution(self.graph.weighted(self.point.time).scalars(met), met, known)
         return self._solution(time, small.values, known)
 
     def _solution(self, time: Scalars, values: Sequence[Ints], known: Picked) -> Picked:
         """The solution of the program over some values of each node; `known` where it is not solved."""
-        memory = [self.graph.scalars(of, values) for of in self.memory]
+        memory = [self.graph.weighted(of).scalars(values) for of in self.memory]
         within = self.graph.value(self.point.time, known)
         found = program(time, memory, (self.capacity - self.offset).tolist(), within)
         return known if found is None else tuple(int(left[v]) for left, v in zip(values, found, strict=True))

@@ -56,6 +56,9 @@ REFINED_SHARE = 0.6
 """Share of what is left of the budget that refining takes at most (assumed)."""
 REFINED_MESHES, REFINED_PLANS, POLISHED_PLANS = 8, 6, 3
 """Number of meshes that are looked at, of plans that are refined, and of those whose joint signatures are polished."""
+REFINED_NUMBERS = 6
+"""Number of plans, each the best of its mesh with a number of virtual stages, that are refined where they are near the
+best plan (assumed)."""
 
 
 def work_out(incumbent: Incumbent, grid: Grid) -> SkeletonSearch:
@@ -98,8 +101,9 @@ def work_out(incumbent: Incumbent, grid: Grid) -> SkeletonSearch:
 def refine(search: SkeletonSearch, plans: Ints) -> Grid:
     """Refines the best plans of some meshes, without chance.
 
-    The meshes of the best plans so far are looked at in their order, each with one solve and its neighbours; then the
-    best plans are refined (`SkeletonSearch.refine`). Nothing is done in small budgets.
+    The meshes of the best plans so far are looked at in their order, each with one solve and its neighbours; then plans
+    near the best one are refined (`SkeletonSearch.refine`), also those whose number of virtual stages another one hides
+    on their mesh, and then the best plans of other meshes. Nothing is done in small budgets.
 
     Args:
         search: the search of skeletons that `work_out` began.
@@ -126,12 +130,23 @@ def refine(search: SkeletonSearch, plans: Ints) -> Grid:
             if search.finished:
                 break
             search.try_around(values)
-        for polishes, count in ((False, REFINED_PLANS), (True, POLISHED_PLANS)):
+        _refine_numbers(search)
+        for polishes, count in ((True, 1), (False, REFINED_PLANS), (True, POLISHED_PLANS)):
             for values in search.best_of_kinds()[:count]:
                 if search.finished:
                     break
-                search.refine(values, polishes=polishes)
+                if not search.is_refined(values, polishes=polishes):
+                    search.refine(values, polishes=polishes)
     return search.plans()
+
+
+def _refine_numbers(search: SkeletonSearch) -> None:
+    """Refines plans near the best one with numbers of virtual stages that another one has hidden on their mesh."""
+    for values in search.best_of_kinds(each_number=True)[:REFINED_NUMBERS]:
+        if search.finished:
+            break
+        if search.is_near(values) and not search.is_refined(values, polishes=False):
+            search.refine(values, polishes=False, each_number=True)
 
 
 def ranked_in_turn(prices: Floats) -> Ints:

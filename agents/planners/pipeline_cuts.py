@@ -1,10 +1,10 @@
 """Pipeline cuts: where to cut a pipeline and what each rank recomputes, by dynamic programming over units.
 
 As in PipeDream (arXiv 1806.03377) and DAPPLE (arXiv 2007.01045), the best cut of the first units over the first ranks
-follows from those of fewer units, with the slowest rank as cost. Where a rank has several chunks, chunks are made
-longer and shorter by one unit each as long as ranks become more even. The costs of units are those of given signatures;
-each rank takes the fastest level of recomputation with which its chunk, its state and the micro-batches in flight fit,
-and is held while it sends and receives. Gradient reductions are left to the exact price. Units: seconds, bytes.
+follows from those of fewer units, with the slowest rank as cost. The costs of units are those of given signatures; each
+rank takes the fastest level of recomputation with which its chunk, its state and the micro-batches in flight fit, and
+is held while it sends and receives. Gradient reductions are left to the exact price. Where a rank has several chunks,
+units move between chunks (`agents.planners.chunk_moves`). Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from agents.planners.chunk_moves import moved, with_cuts
 from agents.planners.kernels.cuts import RankLimits, SpanCosts, least_costs, least_partition
 from agents.planners.unit_profile import unit_costs
-from automap.arrays import Mask
 from automap.price.kernels.array_types import Rows
 from automap.price.kernels.memory import buffer_bytes, in_flight, state_bytes
 from automap.price.lowered_plan import RECOMPUTE_MODES
@@ -25,12 +25,6 @@ from automap.space.space import PlanSpace, Values
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-UNEVEN = 8
-"""Power of the ranks' times whose sum says how uneven they are (assumed)."""
-MOST_MOVES = 32
-"""Changes at most by which chunks are evened."""
-FARTHEST = 8
-"""Chunks from one that becomes longer to the one that becomes shorter, at most (assumed): all pairs are too many."""
 SLACKS = (1.0, 1.01, 1.05)
 """Allowed times of the slowest rank, over the least possible one; within each, the sum of all ranks is least."""
 
@@ -60,16 +54,14 @@ def cut_anew(space: PlanSpace, values: Values) -> list[Values]:
     """Plans with the shape and the signatures of a plan, and with the cuts and levels of recomputation of `partition`.
 
     Where no cut fits into memory there is one plan, whose fullest rank is as empty as possible: with other signatures
-    it may fit. With virtual stages, the cuts are those of `evened`, and the levels stay. There are none for plans of
-    one stage. The exact price says whether the plans are better.
+    it may fit. With virtual stages, the cuts are those of `moved`, and the levels stay. There are none for plans of one
+    stage. The exact price says whether the plans are better.
     """
     shape = space.shape(values)
     if shape.pp == 1:
         return []
     if shape.virtual > 1:
-        first = space.first.recompute
-        seconds = _Cuts(space, values).seconds_at(values[first : first + shape.pp])
-        return [_with_cuts(space, values, evened(seconds, _ends(space, values)))]
+        return [moved(space, values)]
     cuts = _Cuts(space, values)
     costs, levels = cuts.fastest()
     fits = partition(costs) is not None
@@ -79,75 +71,8 @@ def cut_anew(space: PlanSpace, values: Values) -> list[Values]:
     for slack in SLACKS if fits else SLACKS[:1]:
         ends = partition(costs, slack)
         if ends is not None:
-            found.append(_with_cuts(space, values, ends, levels))
+            found.append(with_cuts(space, values, ends, levels))
     return list(dict.fromkeys(found))
-
-
-def evened(seconds: Floats, ends: Sequence[int]) -> list[int]:
-    """Moves the ends of chunks that go round the ranks, so that all ranks take about equally long.
-
-    One unit more in a chunk and one less in another moves all ends between the two. Of all such changes that which
-    makes the ranks most even is made, until none does.
-
-    Args:
-        seconds: [ranks, units + 1, units + 1] see `partition`; the chunks go to the ranks in turn.
-        ends: ends of the units of all chunks but the last, to begin with.
-    """
-    ranks, units = len(seconds), seconds.shape[1] - 1
-    now, worth = np.array(ends), np.inf
-    of = np.arange(len(ends) + 1) % ranks
-    for _ in range(MOST_MOVES):
-        tried = np.vstack([now, shifts(now, units)])
-        bounds = np.pad(tried, ((0, 0), (1, 1)), constant_values=((0, 0), (0, units)))
-        loads = seconds[of, bounds[:, :-1], bounds[:, 1:]].reshape(len(tried), -1, ranks).sum(axis=1)
-        # The slowest rank counts most.
-        uneven = (loads**UNEVEN).sum(axis=1)
-        best = int(uneven.argmin())
-        if not uneven[best] < worth * (1.0 - 1e-9):
-            break
-        worth, now = float(uneven[best]), tried[best]
-    found: list[int] = now.tolist()
-    return found
-
-
-def shifts(ends: Ints, units: int) -> Ints:
-    """[n, chunks - 1] ends of chunks in which one chunk has a unit more and another one a unit less.
-
-    All ends between the two move by one unit. No chunk is empty; the two are at most `FARTHEST` apart.
-
-    Args:
-        ends: [chunks - 1] ends of the units of all chunks but the last.
-        units: of the model.
-    """
-    found = ends + moves_of(len(ends))
-    legal: Ints = found[rises(found, units)]
-    return legal
-
-
-def moves_of(count: int) -> Ints:
-    """[n, ends] by how much the ends of chunks move where one chunk gets longer and another one shorter by 1."""
-    spans = [(a, b) for a in range(count) for b in range(a + 1, min(count, a + FARTHEST) + 1)]
-    moves = [[sign * (a <= at < b) for at in range(count)] for a, b in spans for sign in (1, -1)]
-    return np.array(moves, dtype=np.int64).reshape(len(moves), count)
-
-
-def rises(ends: Ints, last: int) -> Mask:
-    """[n] whether ends, [n, ends], leave no chunk empty of those up to the last end."""
-    bounds = np.pad(ends, ((0, 0), (1, 1)), constant_values=((0, 0), (0, last)))
-    return np.asarray((np.diff(bounds, axis=1) > 0).all(axis=1))
-
-
-def shifted(space: PlanSpace, values: Values) -> list[Values]:
-    """Plans with the cuts of `shifts`, all else as in a plan."""
-    plans = (
-        _with_cuts(space, values, ends) for ends in shifts(np.array(_ends(space, values)), space.num_units).tolist()
-    )
-    return [plan for plan in dict.fromkeys(plans) if plan != values]
-
-
-def _ends(space: PlanSpace, values: Values) -> list[int]:
-    """Ends of the units of all chunks but the last."""
-    return space.cuts(values, space.shape(values).num_chunks - 1)
 
 
 class _Cuts:
@@ -180,16 +105,6 @@ class _Cuts:
     def emptiest(self) -> tuple[Floats, Ints]:
         """Least memory of a level of recomputation, over that of the device, and the number of that level."""
         return self._best(by_memory=True)
-
-    def seconds_at(self, levels: Sequence[int]) -> Floats:
-        """Seconds of a micro-batch at one level for each rank, wherever the units are and whether they fit or not."""
-        units = self._space.num_units
-        limits = [self._limits(rank, (0, units), (0, units)) for rank in range(len(levels))]
-        of_ranks = [
-            self._least(rank, np.array([level]), of._replace(capacity=np.inf), by_memory=False)
-            for rank, (level, of) in enumerate(zip(levels, limits, strict=True))
-        ]
-        return np.array([seconds for seconds, _ in of_ranks])
 
     def _best(self, *, by_memory: bool) -> tuple[Floats, Ints]:
         space, pp = self._space, self._shape.pp
@@ -261,21 +176,3 @@ class _Cuts:
         ]
         found: Floats = buffers + np.array(again)
         return found
-
-
-def _with_cuts(space: PlanSpace, values: Values, ends: Sequence[int], levels: Ints | None = None) -> Values:
-    """A plan with other ends of the chunks' units, and with the level of recomputation of each rank's span if given."""
-    found = list(values)
-    shape = space.shape(values)
-    shares = space.cut_shares(values)
-    start = 0
-    for chunk, end in enumerate([*ends, space.num_units]):
-        if chunk < shape.num_chunks - 1:
-            candidates = space.candidates(start, chunk, shape.num_chunks, shares[chunk]).tolist()
-            found[space.first.cut + chunk] = candidates.index(end) if end in candidates else 0
-        if levels is not None:
-            found[space.first.recompute + chunk] = int(levels[chunk, start, end])
-        start = end
-    # The signatures stay legal: the mesh and the samples are the same.
-    first = space.first.signature
-    return (*space.repair(found[:first]), *found[first:])

@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from agents.incumbent import Incumbent
+from agents.planners.chunk_moves import moved
 from agents.planners.linearization import Linearization, Propose, Worth, worth_of
-from agents.planners.pipeline_cuts import cut_anew, shifted
+from agents.planners.pipeline_cuts import cut_anew
 from agents.planners.recompute_less import recompute_less
 from agents.sampling.expert import Grid
 from automap.cost_graph.graph import CostGraph, CostGraphCache
@@ -51,13 +52,19 @@ TRIED_ORDERS = 8
 """Number of orders of the devices that are tried."""
 SAME = 0.001
 """Share by which two step times differ at least, or else the plans count as the same on two meshes (assumed)."""
-CUT_VIRTUAL = 2
-"""Number of neighbours with virtual stages, the best ones, whose chunks are made even."""
+CUT_ANEW = 2
+"""Number of neighbours with other micro-batches or virtual stages, the most promising ones, that are cut anew, of each
+number of virtual stages one at most; near the best plan all are."""
+NEARLY_FITS = 0.2
+"""Overflow up to which other cuts or another stage of ZeRO may make a plan fit, as share of a device's memory
+(assumed)."""
 REFINED = 4
 """Number of times at most that all kinds of changes are tried in turn, see `SkeletonSearch.refine`."""
 
 Mesh = tuple[int, ...]
 """tp, the size of the middle axis, and the devices of each stage."""
+Kind = tuple[Mesh, int]
+"""A mesh and the number of virtual stages, in which 2 may stand for all numbers above 1."""
 
 
 class SkeletonSearch:
@@ -79,6 +86,7 @@ class SkeletonSearch:
         self.space, self.incumbent, self.propose = incumbent.space, incumbent, propose
         self.best: dict[Values, tuple[Worth, Values]] = {}
         self.done: set[Values] = set()
+        self._refined: dict[Values, bool] = {}
         self._turns: Counter[Mesh] = Counter()
         self._meshes: dict[Values, Mesh] = {}
         self._graphs: dict[Values, CostGraph] = {}
@@ -212,16 +220,19 @@ class SkeletonSearch:
             self._price(self.neighbours(self.best[skeleton][1]))
         return True
 
-    def best_of_kinds(self) -> list[Values]:
+    def best_of_kinds(self, *, each_number: bool = False) -> list[Values]:
         """The best plan of each mesh with and without virtual stages so far, the best first.
 
         Of meshes with the same stages whose best plans are equally fast only one is there: they may split nothing more.
+
+        Args:
+            each_number: whether plans with unlike numbers of virtual stages are of unlike kinds.
         """
-        kinds: set[tuple[Mesh, bool]] = set()
-        steps: dict[tuple[Mesh, bool], list[float]] = {}
+        kinds: set[Kind] = set()
+        steps: dict[Kind, list[float]] = {}
         found = []
         for (is_over, step_s), values in sorted(self.best.values()):
-            kind = self._kind(values)
+            kind = self._kind(values, each_number)
             if is_over or kind in kinds:
                 continue
             kinds.add(kind)
@@ -231,8 +242,9 @@ class SkeletonSearch:
                 found.append(values)
         return found
 
-    def _kind(self, values: Values) -> tuple[Mesh, bool]:
-        return self.mesh(values[: self.space.first.signature]), self.space.shape(values).virtual > 1
+    def _kind(self, values: Values, each_number: bool) -> Kind:
+        virtual = self.space.shape(values).virtual
+        return self.mesh(values[: self.space.first.signature]), virtual if each_number else min(virtual, 2)
 
     def share_out(self, values: Values) -> None:
         """Prices a plan with each way to share out samples, where devices of a stage are unlike."""
@@ -243,55 +255,72 @@ class SkeletonSearch:
         self._price(np.array(list(plans), dtype=np.int64).reshape(len(plans), len(values)))
 
     def try_around(self, values: Values) -> None:
-        """Solves the skeleton of a plan, then prices the neighbours of what is found, also with even chunks."""
-        first = self.space.first.signature
-        self.solve(values, rounds=1)
-        plans = self.neighbours(self.best[values[:first]][1], again=True)
-        found = self._price(plans)
-        virtual = [
-            (worth, plan)
-            for worth, plan in zip(found, map(tuple, plans.tolist()), strict=False)
-            if plan[: self.space.first.virtual + 1] != values[: self.space.first.virtual + 1]
-            and self.space.shape(plan).virtual > 1
-        ]
-        for _, plan in sorted(virtual)[:CUT_VIRTUAL]:
-            if self.finished:
-                return
-            self._price(np.array(cut_anew(self.space, plan), dtype=np.int64).reshape(-1, len(values)))
+        """Solves the skeleton of a plan, then prices the neighbours of what is found, and cuts some of them anew.
 
-    def refine(self, values: Values, *, polishes: bool) -> None:
-        """Improves a plan on its mesh until nothing gains: neighbours, longer and shorter chunks.
+        Those with other numbers of micro-batches or of virtual stages are cut anew which promise most, and so is one
+        with another order of the devices where these are unlike: the cuts at hand do not suit it.
+        """
+        first = self.space.first
+        self.solve(values, rounds=1)
+        plans = self.neighbours(self.best[values[: first.signature]][1], again=True)
+        prices = self._prices(plans)
+        plans, is_mixed = plans[: len(prices)], len(set(self.space.problem.cluster.alike)) > 1
+        shapes = (plans[:, first.micro_batches : first.schedule] != values[first.micro_batches : first.schedule]).any(1)
+        orders = (plans[:, first.order] != values[first.order]) & is_mixed
+        for some, most in ((shapes, CUT_ANEW), (orders, 1)):
+            rows, of_virtual = np.flatnonzero(some), dict[int, int]()
+            for row in rows[_by_promise(prices[rows])].tolist():
+                of_virtual.setdefault(int(plans[row, first.virtual]), row)
+            for row in list(of_virtual.values())[: None if self.is_near(values) else most]:
+                if not self.finished:
+                    self._cut_neighbour(tuple(plans[row].tolist()), float(prices[row, 1]))
+
+    def _cut_neighbour(self, values: Values, overflow: float) -> None:
+        """Cuts a plan with this overflow anew, also under the stage of ZeRO with which it is the fastest that fits."""
+        zeros = [values, *(self._with_other_zero(values) if overflow > 0.0 else ())]
+        prices = self._prices(np.array(zeros, dtype=np.int64))
+        if self.finished or not len(prices):
+            return
+        fitting = np.flatnonzero(prices[:, 1] <= 0.0)
+        begins = dict.fromkeys([int(_by_promise(prices)[0]), *fitting[prices[fitting, 0].argsort()][:1].tolist()])
+        cuts = [cut for number in begins for cut in cut_anew(self.space, zeros[number])]
+        anew = dict.fromkeys(plan for cut in cuts for plan in (cut, *recompute_less(self.space, cut)))
+        self._price(np.array(list(anew), dtype=np.int64).reshape(len(anew), len(values)))
+
+    def refine(self, values: Values, *, polishes: bool, each_number: bool = False) -> None:
+        """Improves a plan on its mesh until nothing gains: neighbours, units moved between chunks.
 
         Args:
             values: the plan.
             polishes: whether all changes of joint signatures are tried as well, which takes many prices.
+            each_number: whether the number of virtual stages stays.
         """
         first = self.space.first.signature
-        kind, worth = self._kind(values), self.best[values[:first]][0]
+        kind, worth = self._kind(values, each_number), self.best[values[:first]][0]
 
         def best() -> tuple[Worth, Values]:
-            return min(one for one in self.best.values() if self._kind(one[1]) == kind)
+            return min(one for one in self.best.values() if self._kind(one[1], each_number) == kind)
 
         for _ in range(REFINED):
             self.try_around(values)
-            values = self._shift(best()[1])
+            values = best()[1]
+            self._price(np.array([moved(self.space, values, anew=True)], dtype=np.int64))
+            values = best()[1]
             if polishes and not self.finished:
                 self._polish(values)
             before = worth
             worth, values = best()
             if self.finished or worth >= before:
-                return
-
-    def _shift(self, values: Values) -> Values:
-        """Moves one unit from a chunk to another as long as that gains; returns the best plan."""
-        first = self.space.first.signature
-        while self.space.shape(values).pp > 1 and not self.finished:
-            plans = shifted(self.space, values)
-            found = self._price(np.array(plans, dtype=np.int64).reshape(len(plans), len(values)))
-            if not found or min(found) >= self.best[values[:first]][0]:
                 break
-            values = plans[min(range(len(found)), key=found.__getitem__)]
-        return values
+        self._refined[values] = polishes or self._refined.get(values, False)
+
+    def is_refined(self, values: Values, *, polishes: bool) -> bool:
+        """Whether `refine` has ended with a plan."""
+        return values in self._refined and (self._refined[values] or not polishes)
+
+    def is_near(self, values: Values) -> bool:
+        """Whether the best plan with the skeleton of a plan fits and is near the best plan of all."""
+        return self._is_worth_polishing(self.best[values[: self.space.first.signature]][0])
 
     def look_around(self, values: Values, step_time_s: float, overflow: float) -> None:
         """Prices the neighbours of a plan with this price on its mesh, then those changes together that gain alone.
@@ -325,16 +354,20 @@ class SkeletonSearch:
 
     def _price(self, plans: Ints) -> list[Worth]:
         """Prices plans, [n, slots], as many of the first ones as the budget allows, and returns their worth."""
+        return [worth_of(seconds, overflow) for seconds, overflow in self._prices(plans).tolist()]
+
+    def _prices(self, plans: Ints) -> Floats:
+        """[n, 2] seconds of a step and overflow of memory of plans, [n, slots], of as many as the budget allows."""
         left, first = self.incumbent.left, self.space.first.signature
         plans = plans[:left]
         if not len(plans):
-            return []
-        found = [worth_of(seconds, overflow) for seconds, overflow in self.incumbent.price(plans).tolist()]
-        for row, worth in zip(plans, found, strict=True):
-            skeleton = tuple(row[:first].tolist())
+            return np.empty((0, 2))
+        prices = self.incumbent.price(plans)
+        for row, price in zip(plans, prices.tolist(), strict=True):
+            skeleton, worth = tuple(row[:first].tolist()), worth_of(*price)
             if skeleton not in self.best or worth < self.best[skeleton][0]:
                 self.best[skeleton] = worth, tuple(row.tolist())
-        return found
+        return prices
 
     def _polish(self, values: Values) -> None:
         """Tries every change of one group's joint signatures, then all changes that gain together, until none gains."""
@@ -403,3 +436,14 @@ class SkeletonSearch:
         if again:
             self._tried.update(fresh)
         return np.array(fresh, dtype=np.int64).reshape(len(fresh), len(values))
+
+
+def _by_promise(prices: Floats) -> Ints:
+    """Numbers of plans, those first that may be the fastest when they are made to fit.
+
+    Args:
+        prices: [n, 2] seconds of a step and overflow of memory.
+    """
+    over = prices[:, 1] > NEARLY_FITS
+    ranked: Ints = np.lexsort((np.where(over, prices[:, 1], prices[:, 0]), over))
+    return ranked

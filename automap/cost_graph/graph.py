@@ -19,14 +19,14 @@ are sums over the graph. The waits of the host, the step time and the memory of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from automap.arrays import Floats, Ints
-from automap.cost_graph.factors import Factor, GroupCosts, joint_values
-from automap.cost_graph.kernels.group_costs import COLUMNS, NUM_ALWAYS
+from automap.cost_graph.factors import Conversion, Factor, Payers
+from automap.cost_graph.group_costs import GroupCosts, joint_values
 from automap.cost_graph.unit_rows import UnitRows
+from automap.cost_graph.weighted_graph import GraphBuilder, WeightedGraph
 from automap.price.evaluator import blank
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan, UnitCall
 from automap.space.space import PlanSpace, Values
@@ -54,30 +54,14 @@ class CostGraphCache:
         return self._legal[key]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scalars:
-    """The graph with all costs weighted and added up: what a solver is given."""
-
-    constant: float
-    """Sum of the base costs."""
-    nodes: tuple[Floats, ...]
-    """For each node, [values] cost of each value."""
-    factors: tuple[tuple[tuple[int, ...], Floats], ...]
-    """For each factor its distinct nodes, ascending, and the table of costs over their values."""
-
-    def value(self, picked: Sequence[int]) -> float:
-        """Cost of an assignment, [nodes] number of the value of each node."""
-        total = self.constant + sum(float(costs[v]) for costs, v in zip(self.nodes, picked, strict=True))
-        return total + sum(float(table[tuple(picked[n] for n in nodes)]) for nodes, table in self.factors)
-
-
 class CostGraph:
     """The cost graph of one skeleton.
 
     Attributes:
         skeleton: values of all slots before the first signature.
         nodes: the nodes in the order of the signature slots; their costs are those on the rank of the first unit row.
-        factors: the factors, each with (unit row, recompute mode) of all unit rows that pay it.
+        factors: the factors, each with the number of those that pay it among `payers`.
+        payers: some unit rows that pay the same factors.
         units: the unit rows, which are priced under any signatures; rows of costs and weights are theirs.
         base: [rows, columns] unit costs with every signature undecided.
     """
@@ -101,6 +85,8 @@ class CostGraph:
         self.nodes = of_first.nodes
         paid = zip(self._costs, self._rows, self._modes, strict=True)
         self.base = np.array([costs.bases[row.unit_type][mode] for costs, row, mode in paid])
+        self.payers: list[Payers] = []
+        self._alike: list[int] = []
         self.factors = tuple(self._paid_factors())
 
     def _group_costs(self, lowered: LoweredPlan, cache: CostGraphCache) -> list[GroupCosts]:
@@ -128,24 +114,30 @@ class CostGraph:
         masks = self.space.evaluator.masks(row.unit_type)
         return next(i for i, m in enumerate(RECOMPUTE_MODES) if np.array_equal(masks[m], row.segment.recomputed))
 
-    def _paid_factors(self) -> Iterator[tuple[Factor, list[tuple[int, int]]]]:
-        """The factors, each with (unit row, recompute mode) of all unit rows that pay it."""
-        rows_of: dict[tuple[int, int], list[int]] = {}
+    def _paid_factors(self) -> Iterator[tuple[Factor, int]]:
+        """The factors, each with the number of those that pay it; `payers` and `_alike` are written."""
+        alike: dict[tuple[int, int], list[int]] = {}
         for i, row in enumerate(self._rows):
-            rows_of.setdefault((row.unit_type, id(self._costs[i])), []).append(i)
-        for (unit_type, _), rows in rows_of.items():
-            costs = self._costs[rows[0]]
-            for factor in costs.inside(unit_type):
-                yield factor, [(i, self._modes[i]) for i in rows]
+            alike.setdefault((row.unit_type, id(self._costs[i])), []).append(i)
+        for (unit_type, _), rows in alike.items():
+            costs, number = self._costs[rows[0]], self._pay(rows)
+            self._alike.append(number)
+            yield from ((factor, number) for factor in costs.inside(unit_type))
             behind: dict[tuple[int, bool], list[int]] = {}
             for i in rows:
                 behind.setdefault((self._rows[i].before, self._rows[i].opens), []).append(i)
             for (before, opens), mine in behind.items():
-                for factor in costs.crossing(unit_type, before, opens):
-                    yield factor, [(i, self._modes[i]) for i in mine]
+                number = self._pay(mine)
+                yield from ((factor, number) for factor in costs.crossing(unit_type, before, opens))
 
     def _nodes_of(self, row: UnitCall) -> range:
         return range(int(self._first_node[row.unit_type]), int(self._first_node[row.unit_type + 1]))
+
+    def _pay(self, rows: Sequence[int]) -> int:
+        """Writes some rows down among `payers`; returns their number there."""
+        modes = np.array([self._modes[row] for row in rows], dtype=np.int64)
+        self.payers.append(Payers(np.array(rows, dtype=np.int64), modes))
+        return len(self.payers) - 1
 
     # -- assignments --------------------------------------------------------------------------------------------------
 
@@ -190,73 +182,30 @@ class CostGraph:
         for number, row in enumerate(self._rows):
             for n in self._nodes_of(row):
                 costs[number] += self._costs[number].nodes[n].costs[self._modes[number], picked[n]]
-        for factor, paying in self.factors:
-            code = [codes[picked[n]] for codes, n in zip(factor.codes, factor.nodes, strict=True)]
-            sign = 1.0
-            if len(code) == 3:
-                sign = float(code[1] != code[2]) - factor.is_charged
-            entry = sign * factor.table[tuple(code[:1] + code[-1:] if len(code) > 1 else code)]
-            for number, mode in paying:
-                if factor.repeated:
-                    np.add.at(costs[number], factor.columns, entry * _repeats(factor.repeated[mode]))
-                else:
-                    costs[number, factor.columns] += entry[mode]
+        for factor, number in self.factors:
+            for i, mode in zip(*self.payers[number], strict=True):
+                factor.add(costs[i], picked, mode)
         return costs
 
     def value(self, weights: Floats, picked: Sequence[int]) -> float:
         """Sum of the unit costs of an assignment, each times its weight, [rows, columns]."""
         return float((self.unit_costs(picked) * weights).sum())
 
-    def scalars(self, weights: Floats, left: Sequence[Ints] | None = None, *, largest: float = float("inf")) -> Scalars:
+    def weighted(self, weights: Floats) -> WeightedGraph:
         """The graph with every cost times its weight.
 
         Args:
-            weights: [rows, columns] worth of one unit of each cost.
-            left: for each node, the values that are considered; None = all.
-            largest: largest number of entries of a table of three nodes; larger ones are left out. None of them has a
-                negative entry where no weight is negative.
+            weights: [rows, columns] worth of one unit of each cost, none negative.
         """
-        left = left or [np.arange(len(node.values)) for node in self.nodes]
-        nodes = [np.zeros(len(keep)) for keep in left]
-        for number, row in enumerate(self._rows):
-            for n in self._nodes_of(row):
-                nodes[n] += self._costs[number].nodes[n].costs[self._modes[number], left[n]] @ weights[number]
-        factors: dict[tuple[int, ...], Floats] = {}
-        for factor, rows in self.factors:
-            distinct = tuple(sorted(set(factor.nodes)))
-            sizes = [len(left[n]) for n in distinct]
-            if len(distinct) > 2 and np.prod(sizes, dtype=np.float64) > largest:
-                continue
-            table = _weighed(factor, rows, weights)
-            if not table.any():
-                continue
-            # Where a node occurs twice, both places take its value.
-            where = np.ix_(*(left[n] for n in distinct))
-            at = [code[where[distinct.index(n)]] for code, n in zip(factor.codes, factor.nodes, strict=True)]
-            over = table[tuple(at[:1] + at[-1:] if len(at) > 1 else at)]
-            if len(at) == 3:
-                over = over * ((at[1] != at[2]) - float(factor.is_charged))
-            if len(distinct) == 1:
-                nodes[distinct[0]] += over
-            else:
-                factors[distinct] = factors[distinct] + over if distinct in factors else over
-        constant = float((self.base * weights).sum())
-        return Scalars(constant=constant, nodes=tuple(nodes), factors=tuple(factors.items()))
-
-
-def _repeats(is_repeated: bool) -> Floats:
-    """[columns] 1, or 0 for the costs of repeating a conversion where it is not repeated."""
-    keep = np.ones(len(COLUMNS))
-    keep[NUM_ALWAYS:] = float(is_repeated)
-    return keep
-
-
-def _weighed(factor: Factor, rows: Sequence[tuple[int, int]], weights: Floats) -> Floats:
-    """The table of a factor over classes, with costs weighted and added up over the rows that pay it."""
-    if factor.repeated:
-        worth = sum(weights[row, factor.columns] * _repeats(factor.repeated[mode]) for row, mode in rows)
-        return np.asarray(factor.table @ worth)
-    found = np.zeros(factor.table.shape[:-2])
-    for row, mode in rows:
-        found += factor.table[..., mode, :] @ weights[row, factor.columns]
-    return found
+        nodes = [np.zeros(len(node.values)) for node in self.nodes]
+        worth = [payers.worth(weights) for payers in self.payers]
+        for number in self._alike:
+            first = int(self.payers[number].rows[0])
+            for n in self._nodes_of(self._rows[first]):
+                for of_mode, costs in zip(worth[number], self._costs[first].nodes[n].costs, strict=True):
+                    nodes[n] += costs @ of_mode
+        builder = GraphBuilder(nodes, self._costs[0].classes)
+        for factor, number in self.factors:
+            is_charged = isinstance(factor, Conversion) and factor.is_charged
+            builder.add(factor.nodes, factor.codes, factor.weighed(worth[number]), is_charged=is_charged)
+        return builder.graph(float((self.base * weights).sum()))

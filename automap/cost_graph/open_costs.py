@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from automap.arrays import Floats, Ints
-from automap.cost_graph.factors import Factor, GroupCosts
-from automap.cost_graph.graph import Scalars
-from automap.cost_graph.kernels.group_costs import COLUMNS, NUM_ALWAYS
+from automap.cost_graph.factors import Conversion
+from automap.cost_graph.group_costs import GroupCosts
+from automap.cost_graph.kernels.group_costs import BACK, THERE
+from automap.cost_graph.weighted_graph import GraphBuilder, JointClasses, WeightedGraph
 from automap.price.kernels.array_types import columns_of
 from automap.price.kernels.cost_records import UNIT_COST_DTYPE
 from automap.price.kernels.stage_records import Stage
@@ -25,15 +26,33 @@ from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.space.space import PlanSpace
 
 OF_PARAMETERS = columns_of(UNIT_COST_DTYPE, "parameters", "zero_parameters", "reduced", "scattered", "gathered")
-NOT_REPEATED = (np.arange(len(COLUMNS)) < NUM_ALWAYS).astype(np.float64)
-"""[columns of a conversion] 1 where it costs something without recomputation."""
+NOT_REPEATED = RECOMPUTE_MODES.index("none")
+"""The mode in which no conversion is repeated."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opened:
+    """What a conversion costs where the unit that pays it is the first of a chunk."""
+
+    factor: Conversion
+    """The conversion of the tensor as it is sent."""
+    ways: Ints
+    """[ways] way of the tensor as it is sent, for each way in which it is made."""
+    sums: Floats
+    """[ways, columns] what makes it whole before it is sent."""
+
+    def weighed(self, there: Floats, back: Floats) -> Floats:
+        """[ways, requests] costs, given what one unit of each column is worth."""
+        before = self.sums[:, THERE] @ there + self.sums[:, BACK] @ back
+        found: Floats = self.factor.exchange.weighed(there, back)[self.ways] + before[:, None]
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Payment:
     """A conversion that units of one type pay."""
 
-    factor: Factor
+    factor: Conversion
     """The conversion."""
     kind: int
     """Type of the units."""
@@ -41,8 +60,23 @@ class Payment:
     """Type of the unit before them whose tensor they read; -1: of one that they make themselves."""
     times: int
     """How many they are."""
-    opened: Floats | None = None
-    """The table of the conversion where such a unit is the first of a chunk; None: the same."""
+    opened: Opened | None = None
+    """The conversion where such a unit is the first of a chunk; None: the same."""
+
+    def weighed(self, worth: Floats, num_opened: int) -> Floats:
+        """[ways, requests] least costs of all units, given what one unit of each column, [columns], is worth.
+
+        Args:
+            num_opened: units that are the first of a chunk, but for the first of all.
+        """
+        there, back = worth[THERE], worth[BACK]
+        table = self.times * self.factor.exchange.weighed(there, back)
+        if self.opened is None or not num_opened:
+            return table
+        closed = max(0, self.times - num_opened) / self.times
+        less = np.minimum(table, self.times * self.opened.weighed(there, back))
+        found: Floats = np.where(self.factor.sums[:, None], less + closed * (table - less), table)
+        return found
 
 
 class OpenCosts:
@@ -83,37 +117,35 @@ class OpenCosts:
             self._nodes[number] = self._nodes[number].copy()
             self._nodes[number][:, OF_PARAMETERS] -= left[kinds[number]]
             self._nodes[number][:, OF_PARAMETERS] = np.maximum(self._nodes[number][:, OF_PARAMETERS], 0.0)
+        self._classes: JointClasses = costs.classes
         self._payments: list[Payment] = []
         if values and with_conversions:
             self._payments += _payments(costs, self.times, Counter(zip(units[1:], units[:-1], strict=True)))
 
-    def scalars(
-        self, worth: Floats, left: Sequence[Ints], *, num_opened: int, with_three: bool, mixes: bool = True
-    ) -> Scalars:
+    def weighted(self, worth: Floats, *, num_opened: int, mixes: bool = True) -> WeightedGraph:
         """The graph with all costs weighted.
+
+        Of a third reader of a tensor nothing is certain but that it may pay nothing: where its node makes the tensor
+        too, what the node is charged with by itself is taken off.
 
         Args:
             worth: [types, columns] worth of one unit of each cost in a unit of each type.
-            left: for each node, the values that are considered.
             num_opened: units that are the first of a chunk, but for the first of all.
-            with_three: whether tables of three nodes count; none of them is negative.
             mixes: whether conversions between units of unlike types count.
         """
         constant = float(self.times @ (self.bases * worth).sum(axis=1))
-        nodes = [
-            self.times[kind] * (costs[keep] @ worth[kind])
-            for costs, kind, keep in zip(self._nodes, self.kinds, left, strict=True)
-        ]
-        factors: dict[tuple[int, ...], Floats] = {}
+        nodes = [self.times[kind] * (costs @ worth[kind]) for costs, kind in zip(self._nodes, self.kinds, strict=True)]
+        builder = GraphBuilder(nodes, self._classes)
         for payment in self._payments:
             if not mixes and payment.before not in (-1, payment.kind):
                 continue
-            around, table = _weighed(payment, worth[payment.kind], left, num_opened, with_three=with_three)
-            if len(around) == 1:
-                nodes[around[0]] = nodes[around[0]] + table
-            elif len(around) > 1:
-                factors[around] = factors[around] + table if around in factors else table
-        return Scalars(constant=constant, nodes=tuple(nodes), factors=tuple(factors.items()))
+            factor, table = payment.factor, payment.weighed(worth[payment.kind], num_opened)
+            if factor.is_certain:
+                builder.add(factor.nodes, factor.codes, table, is_charged=factor.is_charged)
+            elif factor.is_charged:
+                ends = (factor.nodes[0], factor.nodes[-1]), (factor.codes[0], factor.codes[-1])
+                builder.add(*ends, -table)
+        return builder.graph(constant)
 
     def unit_costs(self, picked: Sequence[int]) -> Floats:
         """[types, columns] costs of a unit of each type under an assignment, in the mean over its units."""
@@ -124,10 +156,8 @@ class OpenCosts:
             factor = payment.factor
             if not factor.is_certain:
                 continue
-            code = [codes[picked[n]] for codes, n in zip(factor.codes, factor.nodes, strict=True)]
-            sign = float(code[1] != code[2]) - factor.is_charged if len(code) == 3 else 1.0
-            share = sign * payment.times / self.times[payment.kind]
-            np.add.at(found[payment.kind], COLUMNS, share * factor.table[code[0], code[-1]] * NOT_REPEATED)
+            share = payment.times / self.times[payment.kind]
+            factor.add(found[payment.kind], picked, NOT_REPEATED, share)
         return found
 
 
@@ -178,53 +208,18 @@ def _payments(costs: GroupCosts, times: Floats, pairs: Counter[tuple[int, int]])
     """
     for kind, count in enumerate(times.astype(np.int64).tolist()):
         for factor in costs.inside(kind):
-            if factor.sums is not None and count:
+            if isinstance(factor, Conversion) and count:
                 yield Payment(factor=factor, kind=kind, before=-1, times=count)
     for (kind, before), count in pairs.items():
         factors = zip(costs.crossing(kind, before, False), costs.crossing(kind, before, True), strict=True)
         for number, (factor, other) in enumerate(factors):
-            if factor.sums is not None and factor.sums.any():
-                # One value of each class of placements of the tensor stands for all.
+            if not isinstance(factor, Conversion):
+                continue
+            opened = None
+            if factor.sums.any():
+                assert isinstance(other, Conversion)
+                # One value of each way of the tensor stands for all.
                 _, values = np.unique(factor.codes[0], return_index=True)
-                opened = other.table[other.codes[0][values]]
-                if not number:
-                    opened = opened + costs.sums(kind, before)[values][:, None, COLUMNS]
-                yield Payment(factor=factor, kind=kind, before=before, times=count, opened=opened)
-            elif factor.sums is not None:
-                yield Payment(factor=factor, kind=kind, before=before, times=count)
-
-
-def _weighed(
-    payment: Payment, worth: Floats, left: Sequence[Ints], num_opened: int, *, with_three: bool
-) -> tuple[tuple[int, ...], Floats]:
-    """The nodes of a conversion, ascending, and its table over their values; no nodes where it is left out.
-
-    Of a third reader of a tensor nothing is certain but that it may pay nothing: where its node makes the tensor too,
-    what the node is charged with by itself is taken off.
-
-    Args:
-        worth: [columns] worth of one unit of each cost.
-        left: for each node, the values that are considered.
-        num_opened: units that are the first of a chunk, but for the first of all.
-    """
-    factor = payment.factor
-    nodes = factor.nodes if factor.is_certain else (factor.nodes[0], factor.nodes[-1])
-    codes = factor.codes if factor.is_certain else (factor.codes[0], factor.codes[-1])
-    around = tuple(sorted(set(nodes)))
-    if (len(around) == 3 and not with_three) or (not factor.is_certain and not factor.is_charged):
-        return (), np.zeros(0)
-    table = payment.times * (factor.table @ (worth[COLUMNS] * NOT_REPEATED))
-    if payment.opened is not None and num_opened:
-        assert factor.sums is not None
-        closed = max(0, payment.times - num_opened) / payment.times
-        opened = payment.times * (payment.opened @ (worth[COLUMNS] * NOT_REPEATED))
-        less = np.minimum(table, opened)
-        table = np.where(factor.sums[:, None], less + closed * (table - less), table)
-    where = np.ix_(*(left[n] for n in around))
-    at = [code[where[around.index(n)]] for code, n in zip(codes, nodes, strict=True)]
-    over: Floats = table[at[0], at[-1]]
-    if not factor.is_certain:
-        return around, -over
-    if len(at) == 3:
-        over = over * ((at[1] != at[2]) - float(factor.is_charged))
-    return around, over
+                sums = costs.sums(kind, before)[values]
+                opened = Opened(factor=other, ways=other.codes[0][values], sums=np.zeros_like(sums) if number else sums)
+            yield Payment(factor=factor, kind=kind, before=before, times=count, opened=opened)

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from automap.arrays import Floats
-from automap.cost_graph.message_passing import MANY_VALUES, bounds_of_parts, candidates
+from automap.cost_graph.message_passing import bounds_of_parts, candidates
 from automap.cost_graph.open_costs import OpenCosts
 from automap.cost_graph.paths import Path
 from automap.price.kernels.array_types import Record, columns_of
@@ -300,8 +300,7 @@ class Relaxation:
         constant: Floats = self._costs.times * (self._costs.bases * worth).sum(axis=1)
         if not self._costs.values:
             return constant
-        left = [np.arange(len(values)) for values in self._costs.values]
-        graph = self._costs.scalars(worth, left, num_opened=self._num_opened, with_three=False, mixes=False)
+        graph = self._costs.weighted(worth, num_opened=self._num_opened, mixes=False)
         found, self.picked = bounds_of_parts(graph, self._costs.kinds)
         return constant + np.pad(found, (0, len(constant) - len(found)))
 
@@ -313,19 +312,12 @@ class Relaxation:
 
     def _least_of_graph(self, worth: Floats, target_s: float) -> float:
         """A lower bound on the graph where costs have some worth; `picked` is written."""
-        left = [np.arange(len(values)) for values in self._costs.values]
-        coarse = self._costs.scalars(worth, left, num_opened=self._num_opened, with_three=False)
-        # Without a target what is best in the coarse graph would leave out values that are best in the fine one.
-        left, self.picked, bound = candidates(coarse, self.picked, min(target_s, FOREVER_S), MANY_VALUES)
-        if bound >= target_s or any(len(some) > MANY_VALUES - 1 for some in left):
-            # What was left out costs more than the target.
-            return min(bound, target_s)
-        left = [np.union1d(keep, [v]) for keep, v in zip(left, self.picked, strict=True)]
-        fine = self._costs.scalars(worth, left, num_opened=self._num_opened, with_three=True)
-        start = [int(np.searchsorted(keep, v)) for keep, v in zip(left, self.picked, strict=True)]
-        _, picked, sharper = candidates(fine, start)
-        self.picked = tuple(int(keep[v]) for keep, v in zip(left, picked, strict=True))
-        return min(max(bound, sharper), target_s)
+        graph = self._costs.weighted(worth, num_opened=self._num_opened)
+        _, self.picked, bound = candidates(graph, self.picked, min(target_s, FOREVER_S))
+        if bound < target_s:
+            _, self.picked, sharper = candidates(graph, self.picked)
+            bound = max(bound, sharper)
+        return min(bound, target_s)
 
     # -- weights --------------------------------------------------------------------------------------------------
 

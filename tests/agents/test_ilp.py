@@ -9,8 +9,9 @@ from agents import Budget, search
 from agents.planners.elimination import least, solve
 from agents.planners.ilp import program
 from automap.cluster import parse_cluster
-from automap.cost_graph.graph import CostGraph, Scalars
+from automap.cost_graph.graph import CostGraph
 from automap.cost_graph.sensitivities import sensitivities
+from automap.cost_graph.weighted_graph import Scalars
 from automap.problem import Problem
 from automap.space.space import PlanSpace
 from ir import zoo
@@ -114,7 +115,7 @@ def test_skeletons_of_models_agree_with_elimination(name):
         graph = CostGraph(s, plan[: s.first.signature])
         start = graph.picked(plan)
         at = sensitivities(graph.units, graph.chosen(start))
-        scalars = graph.scalars(at.time)
+        scalars = graph.weighted(at.time).scalars([np.arange(len(node.values)) for node in graph.nodes])
         by_elimination, is_proven = solve(graph, at.time, start)
         assert is_proven
         assert scalars.value(program(scalars, [], [])) == pytest.approx(scalars.value(by_elimination), rel=1e-5)

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from agents.planners.pipeline_cuts import SLACKS, cut_anew, evened, partition, shifted, shifts
+from agents.planners.pipeline_cuts import SLACKS, cut_anew, partition
 from automap.cluster import parse_cluster
 from automap.problem import Problem
 from automap.space.space import PlanSpace
@@ -119,55 +119,3 @@ def test_where_nothing_fits_the_cut_is_the_emptiest(gpt):
 def test_what_needs_no_cut_is_left(mlp):
     space = PlanSpace(Problem.build(mlp(), parse_cluster("2xA100"), {"global_batch": 8}, {"fix": {"pp": 1}}))
     assert cut_anew(space, space.random(np.random.default_rng(0))) == []
-
-
-def test_shifts_take_one_unit_from_a_chunk_and_give_it_to_another():
-    ends, units = np.array([2, 3, 6]), 9
-    found = shifts(ends, units)
-
-    def lengths(of):
-        return np.diff([0, *of, units])
-
-    before, changes = lengths(ends), set()
-    for row in found.tolist():
-        assert lengths(row).min() > 0
-        changes.add(tuple((lengths(row) - before).tolist()))
-    # Chunk 1 has one unit and can give none.
-    wanted = {(give, take) for give, take in itertools.permutations(range(4), 2) if give != 1}
-    assert len(changes) == len(found) == len(wanted)
-    assert {(change.index(-1), change.index(1)) for change in changes} == wanted
-
-
-def test_chunks_are_made_even_over_the_ranks_that_they_go_round():
-    rng = np.random.default_rng(2)
-    for _ in range(10):
-        ranks, units, count = 2, 9, 4
-        sums = np.concatenate([np.zeros((ranks, 1)), np.cumsum(rng.random((ranks, units)) + 0.2, axis=1)], axis=1)
-        seconds = sums[:, None, :] - sums[:, :, None]
-
-        def slowest(ends, seconds=seconds, ranks=ranks, units=units):
-            loads = np.zeros(ranks)
-            for chunk, (a, b) in enumerate(itertools.pairwise((0, *ends, units))):
-                loads[chunk % ranks] += seconds[chunk % ranks, a, b]
-            return loads.max()
-
-        begun = [1, 2, 3]
-        found = evened(seconds, begun)
-        best = min(slowest(ends) for ends in itertools.combinations(range(1, units), count - 1))
-        assert found == sorted(set(found)) and found[0] > 0 and found[-1] < units
-        assert slowest(found) < slowest(begun)
-        assert slowest(found) <= 1.2 * best
-
-
-def test_virtual_stages_are_cut_anew(gpt):
-    hints = {"fix": {"pp": 2, "tp": 1, "num_micro_batches": 8, "virtual_stages": 2}}
-    space = PlanSpace(Problem.build(gpt(layers=7), parse_cluster("1x4xA100"), {"global_batch": 64}, hints))
-    (row,) = space.random_batch(np.random.default_rng(0), 1).tolist()
-    lopsided = list(row)
-    lopsided[space.first.cut : space.first.cut + 3] = [4, 0, 0]
-    values = space.repair(lopsided)
-    (found,) = cut_anew(space, values)
-    assert space.repair(found) == found and found[: space.first.cut] == values[: space.first.cut]
-    (before, _), (after, _) = space.price(np.array([values, found]))
-    assert after < before
-    assert all(space.repair(plan) == plan for plan in shifted(space, values))

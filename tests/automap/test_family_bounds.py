@@ -8,9 +8,9 @@ import pytest
 
 from automap.bounds.enumeration import Enumeration
 from automap.bounds.known_plans import priced_templates
-from automap.cost_graph.factors import joint_values
 from automap.cost_graph.families import families, parts, ways_to_share
 from automap.cost_graph.family_bounds import FamilyBounds
+from automap.cost_graph.group_costs import joint_values
 from automap.cost_graph.open_costs import OpenCosts
 from automap.cost_graph.relaxation import PARAMETERS
 from automap.cost_graph.stage_bounds import Level, least_crossing

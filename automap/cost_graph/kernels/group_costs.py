@@ -1,8 +1,8 @@
 """The parts of a unit's cost: what one linkage group adds to it, and what passes between two groups.
 
-`vary` prices a unit with one group decided at a time and all other signatures at their best. `exchange` prices what
-brings one tensor from its placement to a required one, and its gradient back. `automap.cost_graph.graph` puts them
-together. Units: seconds, bytes, samples.
+`vary` prices a unit with one group decided at a time and all other signatures at their best. `bring_there` prices what
+brings one tensor from its placement to a required one, and `bring_back` its gradient. `automap.cost_graph.graph` puts
+them together. Units: seconds, bytes, samples.
 """
 
 from __future__ import annotations
@@ -14,31 +14,22 @@ from numba import boolean, float64, int64, void
 
 from automap.jit import kernel
 from automap.price.kernels.array_types import Ints, Ints2, columns_of, tuple_type
+from automap.price.kernels.collectives import UNKNOWN
 from automap.price.kernels.cost_records import UNIT_COST, UNIT_COST_DTYPE
 from automap.price.kernels.records import TABLES
-from automap.price.kernels.resharding import convert_operand, repeat
+from automap.price.kernels.resharding import convert_operand
 from automap.price.kernels.shard_unit import shard_unit
 from automap.price.kernels.stage_records import STAGE, UNIT
 from automap.price.kernels.unit import unit_cost
 from automap.price.kernels.unit_workspace import new_unit_workspace
 from ir.factors import BROADCAST, PARTIAL
 
-ALWAYS = columns_of(
-    UNIT_COST_DTYPE,
-    "forward_comm_s",
-    "backward_comm_s",
-    "forward_waits",
-    "backward_waits",
-    "forward_ring_s",
-    "backward_ring_s",
-)
-"""Columns of a unit cost that a conversion always adds to."""
-REPEATED = columns_of(UNIT_COST_DTYPE, "recompute_comm_s", "backward_waits", "recompute_ring_s")
-"""Columns to which it adds as well where recomputation repeats it."""
-COLUMNS = np.array([*ALWAYS, *REPEATED], dtype=np.int64)
-"""Columns of a unit cost that `exchange` writes, those of the repetition last."""
-NUM_ALWAYS = len(ALWAYS)
-"""Number of columns before those of the repetition."""
+THERE = np.array(columns_of(UNIT_COST_DTYPE, "forward_comm_s", "forward_waits", "forward_ring_s"))
+"""Columns of a unit cost to which bringing a tensor to an operand adds."""
+BACK = np.array(columns_of(UNIT_COST_DTYPE, "backward_comm_s", "backward_waits", "backward_ring_s"))
+"""Columns to which bringing its gradient back adds."""
+AGAIN = np.array(columns_of(UNIT_COST_DTYPE, "recompute_comm_s", "backward_waits", "recompute_ring_s"))
+"""Columns to which the same adds as to `THERE`, one by one, where recomputation repeats it."""
 
 
 class GroupValues(NamedTuple):
@@ -79,34 +70,53 @@ def vary(tables, unit, stage, masks, group, incoming, crossing, out):
                 unit_cost(tables, unit, masks[mode], incoming[way], crossing, stage, workspace, cost)
 
 
-@kernel(void(TABLES, int64, int64[:, ::1], int64[:, :, ::1], boolean, STAGE, float64[:, :, ::1]))
-def exchange(tables, row, sources, requests, is_parametric, stage, out):
-    """Costs of bringing one tensor to an operand and its gradient back, for all placements of either.
+@kernel(void(TABLES, int64, int64[:, ::1], int64[:, ::1], STAGE, float64[:, :, ::1]))
+def bring_there(tables, row, sources, targets, stage, out):
+    """Costs of bringing one tensor to an operand, for all placements of either.
 
     Args:
         row: operand row that reads the tensor.
         sources: [ways, axes] placements of the tensor.
-        requests: [requests, 2, axes] required placements, and placements in which the gradient is handed back.
-        is_parametric: whether it depends on parameters alone, so that a partial gradient stays so.
-        out: [ways, requests, columns] see `COLUMNS`; written.
+        targets: [targets, axes] required placements.
+        out: [ways, targets, columns] see `THERE`; written.
     """
     num_axes = stage.axes.shape[0]
     workspace = new_unit_workspace(tables, num_axes, 0)
+    nothing = np.full(num_axes, UNKNOWN, np.int64)
+    costs = np.empty(1, UNIT_COST_DTYPE)
+    numbers, sent = costs.view(np.float64), workspace.resharded[row]
+    for t in range(targets.shape[0]):
+        workspace.placement[row] = targets[t]
+        for s in range(sources.shape[0]):
+            numbers[:] = 0.0
+            convert_operand(tables, row, sources[s], nothing, stage, workspace, sent, costs[0])
+            for c in range(THERE.shape[0]):
+                out[s, t, c] = numbers[THERE[c]]
+
+
+@kernel(void(TABLES, int64, int64[:, ::1], int64[:, ::1], boolean, STAGE, float64[:, :, ::1]))
+def bring_back(tables, row, sources, gradients, is_parametric, stage, out):
+    """Costs of bringing the gradient of one tensor back from an operand, for all placements of either.
+
+    Args:
+        row: operand row that reads the tensor.
+        sources: [ways, axes] placements of the tensor.
+        gradients: [gradients, axes] placements in which the gradient is handed back.
+        is_parametric: whether it depends on parameters alone, so that a partial gradient stays so.
+        out: [ways, gradients, columns] see `BACK`; written.
+    """
+    num_axes = stage.axes.shape[0]
+    workspace = new_unit_workspace(tables, num_axes, 0)
+    workspace.placement[row] = UNKNOWN
     given = np.empty(num_axes, np.int64)
     costs = np.empty(1, UNIT_COST_DTYPE)
     numbers, sent = costs.view(np.float64), workspace.resharded[row]
-    for s in range(sources.shape[0]):
-        for r in range(requests.shape[0]):
+    for g in range(gradients.shape[0]):
+        for s in range(sources.shape[0]):
             for a in range(num_axes):
-                workspace.placement[row, a] = requests[r, 0, a]
-                summed = is_parametric and sources[s, a] == BROADCAST and requests[r, 1, a] == PARTIAL
-                given[a] = BROADCAST if summed else requests[r, 1, a]
+                summed = is_parametric and sources[s, a] == BROADCAST and gradients[g, a] == PARTIAL
+                given[a] = BROADCAST if summed else gradients[g, a]
             numbers[:] = 0.0
-            moves = convert_operand(tables, row, sources[s], given, stage, workspace, sent, costs[0])
-            for c in range(NUM_ALWAYS):
-                out[s, r, c] = numbers[COLUMNS[c]]
-            numbers[:] = 0.0
-            if moves:
-                repeat(sent, costs[0])
-            for c in range(NUM_ALWAYS, COLUMNS.shape[0]):
-                out[s, r, c] = numbers[COLUMNS[c]]
+            convert_operand(tables, row, sources[s], given, stage, workspace, sent, costs[0])
+            for c in range(BACK.shape[0]):
+                out[s, g, c] = numbers[BACK[c]]

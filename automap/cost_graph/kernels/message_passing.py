@@ -1,4 +1,9 @@
-"""Sequential message passing (TRW-S) on a cost graph, see `automap.cost_graph.message_passing`."""
+"""Sequential message passing (TRW-S) on a weighted graph, see `automap.cost_graph.message_passing`.
+
+A factor's table is over classes of values, and its costs depend on the classes alone but for what messages have moved,
+which is kept for each value apart. The least of a factor over all values of its other nodes is therefore found from the
+least of each class, and takes as many steps as its table has entries, also for factors of three nodes.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +11,44 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import boolean, float64, int64, void
-from numba.types import UniTuple
 
 from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Floats, Ints, Ints2, Mask, tuple_type
 
 NEVER = 1e250
-"""Cost of a value that was left out, where factors are searched."""
+"""Cost of what was left out."""
 WIDEST = 3
 """Largest number of nodes of a factor."""
+FIRST, LAST, MIDDLE = range(WIDEST)
+"""Places of a factor's nodes; only a factor of three nodes has a middle one."""
 
 
 class FactorGraph(NamedTuple):
-    """A cost graph as arrays. Messages change `costs`, `tables` and `is_left`, but not the sum over any assignment."""
+    """A weighted graph as arrays, see `automap.cost_graph.weighted_graph.Term`.
+
+    Messages change `costs`, `taken` and `is_left`, but not the sum over any assignment.
+    """
 
     nodes: Ints2
-    """[factors, WIDEST] nodes of each factor, ascending; -1 behind the last one."""
+    """[factors, WIDEST] nodes of each factor; -1: it has no middle one."""
     begins: Ints
-    """[factors + 1] first entry of each factor's table among all entries."""
+    """[factors] first entry of each factor's table among all entries."""
+    classes: Ints2
+    """[factors, 2] number of classes of the first and of the last node: rows and columns of the table."""
+    tables: Floats
+    """[entries] cost of each pair of classes, the last node's fastest."""
+    codes: Ints
+    """[entries] class of each value of the nodes of all factors."""
+    taken: Floats
+    """[entries] what messages have added to a factor for each value of its nodes."""
+    at: Ints2
+    """[factors, WIDEST] first entry in `codes` and `taken` of each node of a factor."""
     sizes: Ints
     """[nodes] number of values."""
     first: Ints
     """[nodes] first value of each node among all values."""
     costs: Floats
     """[values] cost of each value."""
-    tables: Floats
-    """[entries] cost of each combination of values of a factor's nodes, the last node's values fastest."""
     is_left: Mask
     """[values] whether the value may be in an optimum."""
 
@@ -39,11 +56,22 @@ class FactorGraph(NamedTuple):
 FACTOR_GRAPH = tuple_type(FactorGraph)
 
 
-@borrowing(int64(FACTOR_GRAPH, int64, int64), inner=True)
-def _size(graph, factor, place):
-    """Number of values of one of a factor's nodes; 1 behind the last one."""
-    node = graph.nodes[factor, place]
-    return graph.sizes[node] if node >= 0 else 1
+class Scratch(NamedTuple):
+    """Scratch memory for one factor."""
+
+    of_place: Floats
+    """[classes] the least that has been taken, over the values of one node in a class."""
+    of_middle: Floats
+    """[classes] the same of the middle node."""
+    others: Floats
+    """[classes] the same over all classes but one."""
+    least: Floats
+    """[classes] what is found."""
+    live: Ints
+    """[classes] classes with values that are left."""
+
+
+SCRATCH = tuple_type(Scratch)
 
 
 @borrowing(int64(FACTOR_GRAPH, int64, int64), inner=True)
@@ -53,17 +81,6 @@ def _place(graph, factor, node):
         if graph.nodes[factor, place] == node:
             return place
     return -1
-
-
-@borrowing(UniTuple(int64, 3)(FACTOR_GRAPH, int64, int64), inner=True)
-def _around(graph, factor, place):
-    """Combinations of values of a factor's nodes before one of them, its own values, and combinations behind it."""
-    sizes = _size(graph, factor, 0), _size(graph, factor, 1), _size(graph, factor, 2)
-    if place == 0:
-        return 1, sizes[0], sizes[1] * sizes[2]
-    if place == 1:
-        return sizes[0], sizes[1], sizes[2]
-    return sizes[0] * sizes[1], sizes[2], 1
 
 
 @borrowing(boolean(FACTOR_GRAPH, int64, int64, boolean), inner=True)
@@ -76,53 +93,122 @@ def _reaches(graph, factor, node, upward):
     return False
 
 
-@borrowing(void(FACTOR_GRAPH, int64, int64, float64[::1]), inner=True)
-def _collect(graph, factor, place, least):
-    """Moves the least that a factor adds to each value of one of its nodes from the factor into the node.
-
-    Args:
-        graph: changed.
-        place: which of its nodes.
-        least: [largest number of values] scratch.
-    """
-    first, (before, size, after) = graph.first[graph.nodes[factor, place]], _around(graph, factor, place)
-    for v in range(size):
-        least[v] = NEVER
-    at = graph.begins[factor]
-    for _ in range(before):
-        for v in range(size):
-            found = least[v]
-            for entry in range(at, at + after):
-                found = graph.tables[entry] if graph.tables[entry] < found else found
-            least[v] = found
-            at += after
-    for v in range(size):
+@borrowing(float64(FACTOR_GRAPH, int64, int64, int64, float64[::1]), inner=True)
+def _least_of_classes(graph, factor, place, count, found):
+    """Writes the least that has been taken, over the values in each class that are left; returns the least of all."""
+    node, at = graph.nodes[factor, place], graph.at[factor, place]
+    for c in range(count):
+        found[c] = NEVER
+    best, first = NEVER, graph.first[node]
+    for v in range(graph.sizes[node]):
         if graph.is_left[first + v]:
-            graph.costs[first + v] += least[v]
-        else:
-            least[v] = 0.0
-    at = graph.begins[factor]
-    for _ in range(before):
-        for v in range(size):
-            for entry in range(at, at + after):
-                graph.tables[entry] -= least[v]
-            at += after
+            c, amount = graph.codes[at + v], graph.taken[at + v]
+            if amount < found[c]:
+                found[c] = amount
+                best = min(best, amount)
+    return best
+
+
+@borrowing(void(float64[::1], int64, float64[::1]), inner=True)
+def _least_of_others(amounts, count, found):
+    """Writes, for each class, the least over all other classes."""
+    least, second, best = NEVER, NEVER, -1
+    for c in range(count):
+        if amounts[c] < least:
+            second, least, best = least, amounts[c], c
+        elif amounts[c] < second:
+            second = amounts[c]
+    for c in range(count):
+        found[c] = second if c == best else least
+
+
+@borrowing(void(FACTOR_GRAPH, int64, SCRATCH), inner=True)
+def _find_first(graph, factor, scratch):
+    """Writes what a factor adds at least to each class of its first node."""
+    begin, rows, columns = graph.begins[factor], graph.classes[factor, 0], graph.classes[factor, 1]
+    _least_of_classes(graph, factor, LAST, columns, scratch.of_place)
+    same = NEVER
+    if graph.nodes[factor, MIDDLE] >= 0:
+        _least_of_classes(graph, factor, MIDDLE, columns, scratch.of_middle)
+        _least_of_others(scratch.of_middle, columns, scratch.others)
+        for c in range(columns):
+            same = min(same, scratch.of_place[c] + scratch.of_middle[c])
+            scratch.of_place[c] += scratch.others[c]
+    count = 0
+    for c in range(columns):
+        if scratch.of_place[c] < NEVER:
+            scratch.live[count] = c
+            count += 1
+    for row in range(rows):
+        found, at = same, begin + row * columns
+        for number in range(count):
+            c = scratch.live[number]
+            found = min(found, graph.tables[at + c] + scratch.of_place[c])
+        scratch.least[row] = found
+
+
+@borrowing(float64(FACTOR_GRAPH, int64, SCRATCH), inner=True)
+def _find_columns(graph, factor, scratch):
+    """Writes the least of each column of a factor's table with what has been taken for the first node.
+
+    Returns:
+        The least that has been taken for the first node.
+    """
+    begin, rows, columns = graph.begins[factor], graph.classes[factor, 0], graph.classes[factor, 1]
+    best = _least_of_classes(graph, factor, FIRST, rows, scratch.of_place)
+    for c in range(columns):
+        scratch.least[c] = NEVER
+    for row in range(rows):
+        taken, at = scratch.of_place[row], begin + row * columns
+        if taken < NEVER:
+            for c in range(columns):
+                scratch.least[c] = min(scratch.least[c], graph.tables[at + c] + taken)
+    return best
+
+
+@borrowing(void(FACTOR_GRAPH, int64, int64, SCRATCH), inner=True)
+def _find_least(graph, factor, place, scratch):
+    """Writes what a factor adds at least to each class of one of its nodes, without what was taken for this node."""
+    columns = graph.classes[factor, 1]
+    if place == FIRST:
+        _find_first(graph, factor, scratch)
+        return
+    of_first = _find_columns(graph, factor, scratch)
+    if place == LAST and graph.nodes[factor, MIDDLE] >= 0:
+        _least_of_classes(graph, factor, MIDDLE, columns, scratch.of_middle)
+        _least_of_others(scratch.of_middle, columns, scratch.others)
+        for c in range(columns):
+            scratch.least[c] = min(scratch.least[c] + scratch.others[c], of_first + scratch.of_middle[c])
+    elif place == MIDDLE:
+        _least_of_classes(graph, factor, LAST, columns, scratch.of_middle)
+        for c in range(columns):
+            scratch.of_place[c] = scratch.least[c] + scratch.of_middle[c]
+        _least_of_others(scratch.of_place, columns, scratch.others)
+        for c in range(columns):
+            scratch.least[c] = min(scratch.others[c], of_first + scratch.of_middle[c])
+
+
+@borrowing(void(FACTOR_GRAPH, int64, int64, SCRATCH), inner=True)
+def _collect(graph, factor, place, scratch):
+    """Moves the least that a factor adds to each value of one of its nodes from the factor into the node."""
+    _find_least(graph, factor, place, scratch)
+    node, at = graph.nodes[factor, place], graph.at[factor, place]
+    first = graph.first[node]
+    for v in range(graph.sizes[node]):
+        if graph.is_left[first + v]:
+            least = scratch.least[graph.codes[at + v]]
+            graph.costs[first + v] += least + graph.taken[at + v]
+            graph.taken[at + v] = -least
 
 
 @borrowing(void(FACTOR_GRAPH, int64, int64, float64), inner=True)
 def _distribute(graph, factor, place, share):
-    """Adds a share of a node's costs to one of its factors; values that are left out cost `NEVER` there."""
-    first, (before, size, after) = graph.first[graph.nodes[factor, place]], _around(graph, factor, place)
-    at = graph.begins[factor]
-    for _ in range(before):
-        for v in range(first, first + size):
-            if graph.is_left[v]:
-                for entry in range(at, at + after):
-                    graph.tables[entry] += share * graph.costs[v]
-            else:
-                for entry in range(at, at + after):
-                    graph.tables[entry] = NEVER
-            at += after
+    """Adds a share of a node's costs to one of its factors."""
+    node, at = graph.nodes[factor, place], graph.at[factor, place]
+    first = graph.first[node]
+    for v in range(graph.sizes[node]):
+        if graph.is_left[first + v]:
+            graph.taken[at + v] += share * graph.costs[first + v]
 
 
 @borrowing(float64(FACTOR_GRAPH, int64), inner=True)
@@ -135,8 +221,28 @@ def _least_cost(graph, node):
     return found
 
 
-@kernel(float64(FACTOR_GRAPH, float64, int64, int64[::1], float64[::1]))
-def pass_messages(graph, known, sweeps, picked, margins):
+@borrowing(float64(FACTOR_GRAPH, int64, SCRATCH), inner=True)
+def _least_entry(graph, factor, scratch):
+    """The least that a factor adds to any assignment."""
+    _find_least(graph, factor, FIRST, scratch)
+    node, at, found = graph.nodes[factor, FIRST], graph.at[factor, FIRST], NEVER
+    for v in range(graph.sizes[node]):
+        if graph.is_left[graph.first[node] + v]:
+            found = min(found, scratch.least[graph.codes[at + v]] + graph.taken[at + v])
+    return found
+
+
+@kernel(SCRATCH(FACTOR_GRAPH))
+def _scratch(graph):
+    """Scratch memory for any factor of a graph."""
+    most = 1
+    for f in range(graph.classes.shape[0]):
+        most = max(most, graph.classes[f, 0], graph.classes[f, 1])
+    return Scratch(np.empty(most), np.empty(most), np.empty(most), np.empty(most), np.empty(most, np.int64))
+
+
+@kernel(float64(FACTOR_GRAPH, float64, int64, int64[::1], float64[::1], float64[::1]))
+def pass_messages(graph, known, sweeps, picked, margins, of_factor):
     """Moves costs between nodes and factors and leaves out values that no optimum takes.
 
     Args:
@@ -145,23 +251,19 @@ def pass_messages(graph, known, sweeps, picked, margins):
         sweeps: number of times that the nodes are visited in ascending and then in descending order.
         picked: [nodes], written: the value of each node that looks best.
         margins: [values], written: a lower bound on the cost of all assignments with the value.
+        of_factor: [factors], written: the least that each factor adds to any assignment in the end.
 
     Returns:
         A lower bound on the cost of all assignments.
     """
     num_factors, num_nodes = graph.nodes.shape[0], graph.sizes.shape[0]
-    widest = 1
-    for n in range(num_nodes):
-        widest = max(widest, graph.sizes[n])
-    least = np.empty(widest)
-    of_node, of_factor = np.empty(num_nodes), np.full(num_factors, NEVER)  # the least entry of each
+    scratch, of_node = _scratch(graph), np.empty(num_nodes)
     bound = 0.0
     for n in range(num_nodes):
         of_node[n] = _least_cost(graph, n)
         bound += of_node[n]
     for f in range(num_factors):
-        for at in range(graph.begins[f], graph.begins[f + 1]):
-            of_factor[f] = min(of_factor[f], graph.tables[at])
+        of_factor[f] = _least_entry(graph, f, scratch)
         bound += of_factor[f]
     for sweep in range(2 * sweeps):
         upward = sweep % 2 == 0
@@ -171,7 +273,7 @@ def pass_messages(graph, known, sweeps, picked, margins):
             for f in range(num_factors):
                 place = _place(graph, f, node)
                 if place >= 0:
-                    _collect(graph, f, place, least)
+                    _collect(graph, f, place, scratch)
                     bound -= of_factor[f]
                     of_factor[f] = 0.0
                     ahead += 1 if _reaches(graph, f, node, upward) else 0
@@ -202,3 +304,74 @@ def pass_messages(graph, known, sweeps, picked, margins):
             for v in range(first, first + graph.sizes[node]):
                 graph.costs[v] *= kept
     return bound
+
+
+@borrowing(void(FACTOR_GRAPH, int64, int64, int64[::1], float64[::1]), inner=True)
+def _add_around(graph, factor, place, picked, costs):
+    """Adds what a factor costs for each value of one of its nodes, the other nodes at their values."""
+    codes, at = graph.codes, graph.at
+    columns, begin = graph.classes[factor, 1], graph.begins[factor]
+    source = codes[at[factor, FIRST] + picked[graph.nodes[factor, FIRST]]]
+    last = codes[at[factor, LAST] + picked[graph.nodes[factor, LAST]]]
+    middle = -1
+    if graph.nodes[factor, MIDDLE] >= 0:
+        middle = codes[at[factor, MIDDLE] + picked[graph.nodes[factor, MIDDLE]]]
+    for v in range(graph.sizes[graph.nodes[factor, place]]):
+        code = codes[at[factor, place] + v]
+        if place == FIRST:
+            source = code
+        elif place == LAST:
+            last = code
+        else:
+            middle = code
+        if last != middle:
+            costs[v] += graph.tables[begin + source * columns + last]
+
+
+@kernel(float64(FACTOR_GRAPH, float64, int64[::1]))
+def descend(graph, tolerance, picked):
+    """Changes an assignment until no change of a single node improves it, the first such node first.
+
+    Args:
+        graph: before any message was passed.
+        tolerance: share of a value's costs within which another one is no better.
+        picked: [nodes], changed.
+
+    Returns:
+        The cost of the assignment in the end.
+    """
+    num_factors, num_nodes = graph.nodes.shape[0], graph.sizes.shape[0]
+    costs, is_fresh = np.empty(max(1, graph.sizes.max())), np.ones(num_nodes, np.bool_)
+    node = 0
+    while node < num_nodes:
+        if not is_fresh[node]:
+            node += 1
+            continue
+        is_fresh[node] = False
+        size = graph.sizes[node]
+        for v in range(size):
+            costs[v] = graph.costs[graph.first[node] + v]
+        for f in range(num_factors):
+            place = _place(graph, f, node)
+            if place >= 0:
+                _add_around(graph, f, place, picked, costs)
+        best = costs[:size].argmin()
+        if costs[best] < costs[picked[node]] - tolerance * abs(costs[picked[node]]):
+            picked[node] = best
+            lowest = node
+            for f in range(num_factors):
+                if _place(graph, f, node) >= 0:
+                    for place in range(WIDEST):
+                        other = graph.nodes[f, place]
+                        if other >= 0 and other != node:
+                            is_fresh[other] = True
+                            lowest = min(lowest, other)
+            node = lowest
+    total = 0.0
+    for n in range(num_nodes):
+        total += graph.costs[graph.first[n] + picked[n]]
+    for f in range(num_factors):
+        costs[:] = 0.0
+        _add_around(graph, f, FIRST, picked, costs)
+        total += costs[picked[graph.nodes[f, FIRST]]]
+    return total

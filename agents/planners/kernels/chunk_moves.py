@@ -1,0 +1,73 @@
+"""The step of a pipeline with each of many cuts, from costs of units that are known; compiled.
+
+Units: seconds, shares of memory.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+from numba import float64, int64, void
+
+from automap.jit import kernel
+from automap.price.kernels.array_types import Ints2, Ints3, Rows, tuple_type
+from automap.price.kernels.cost_records import RANK_COST, SETTINGS, UNIT_COST
+from automap.price.kernels.step import rank_overflow, step
+from automap.price.kernels.step_records import PIPELINE, STAGE_ARRAYS, STEP_WORKSPACE
+
+
+class UnitsOfRanks(NamedTuple):
+    """What units cost on each rank, and how the rank recomputes them."""
+
+    costs: Annotated[Rows, UNIT_COST[::1]]
+    """[rows] unit costs."""
+    rows: Ints3
+    """[ranks, modes, units] row of the cost of each unit on each rank under each recompute mode, full recomputation
+    last."""
+    levels: Ints2
+    """[ranks, 3] of the level of each rank the modes of the last and of the first units of a chunk, and its steps."""
+    steps: int
+    """Number of steps that are all units of a chunk."""
+
+
+@kernel(
+    void(
+        tuple_type(UnitsOfRanks),
+        PIPELINE,
+        STAGE_ARRAYS,
+        SETTINGS,
+        STEP_WORKSPACE,
+        RANK_COST[::1],
+        int64[:, ::1],
+        float64[:, :, ::1],
+    )
+)
+def steps_with_cuts(units, pipeline, stages, settings, workspace, result, ends, out):
+    """Times the step and finds the memory of each rank with each of some cuts.
+
+    Args:
+        units: what units cost on each rank.
+        pipeline: what runs where: a part for each unit, whose chunk, cost and recomputation are written.
+        result: [ranks] written.
+        ends: [cuts, chunks - 1] ends of the units of all chunks but the last.
+        out: [cuts, ranks, 2] seconds until each rank is done, and its overflow of memory, written.
+    """
+    num_ranks, num_chunks = pipeline.num_ranks, pipeline.num_chunks
+    full, num_units = units.rows.shape[1] - 1, units.rows.shape[2]
+    for cut in range(ends.shape[0]):
+        begin = 0
+        for chunk in range(num_chunks):
+            rank, end = chunk % num_ranks, ends[cut, chunk] if chunk < num_chunks - 1 else num_units
+            light, heavy, steps = units.levels[rank]
+            turn = begin + (2 * steps * (end - begin) + units.steps) // (2 * units.steps)
+            for unit in range(begin, end):
+                mode = heavy if unit < turn else light
+                part = pipeline.parts[unit]
+                part.chunk = chunk
+                part.row = units.rows[rank, mode, unit]
+                part.is_recomputed = 1 if mode == full else 0
+            begin = end
+        step(units.costs, pipeline, stages, settings, True, workspace, result)
+        for rank in range(num_ranks):
+            out[cut, rank, 0] = result[rank].end_s
+            out[cut, rank, 1] = rank_overflow(result[rank])

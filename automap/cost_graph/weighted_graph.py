@@ -1,0 +1,192 @@
+"""Weighted graphs: a cost graph with every cost times its weight, so that all costs add up to one number.
+
+`WeightedGraph` keeps the tables over classes of values, which are few: on three mesh axes a group has up to some
+hundred values, but the tensor between two groups is placed in some dozen ways. `Scalars` is the same with tables over
+the values themselves, which solvers take once few values are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from automap.arrays import Floats, Ints
+
+Codes = tuple[Ints, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Term:
+    """A cost that depends on the values of two or three distinct nodes, by classes of values.
+
+    With two nodes the cost is `table[codes[0][v0], codes[1][v1]]`. With three nodes it is
+    `table[codes[0][v0], codes[2][v2]]`, but 0 where codes[1][v1] = codes[2][v2]; no entry is negative then.
+    """
+
+    nodes: tuple[int, ...]
+    """Numbers of the nodes, in any order."""
+    codes: Codes
+    """For each node, [values] class of each value."""
+    table: Floats
+    """[classes of the first node, classes of the last node] costs."""
+
+    def at(self, picked: Sequence[int]) -> float:
+        """Cost of an assignment, [nodes] number of the value of each node."""
+        code = [codes[picked[n]] for codes, n in zip(self.codes, self.nodes, strict=True)]
+        return 0.0 if len(code) == 3 and code[1] == code[2] else float(self.table[code[0], code[-1]])
+
+    def over(self, left: Sequence[Ints]) -> tuple[tuple[int, ...], Floats]:
+        """The nodes, ascending, and the table over some values of each node."""
+        codes = [codes[left[n]] for codes, n in zip(self.codes, self.nodes, strict=True)]
+        found = self.table[codes[0]][:, codes[-1]]
+        if len(codes) == 3:
+            found = found[:, None] * (codes[1][:, None] != codes[2])
+        order = sorted(range(len(codes)), key=self.nodes.__getitem__)
+        return tuple(self.nodes[i] for i in order), found.transpose(order)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scalars:
+    """A weighted graph with tables over values: what a solver is given."""
+
+    constant: float
+    """Sum of the costs that depend on nothing."""
+    nodes: tuple[Floats, ...]
+    """For each node, [values] cost of each value."""
+    factors: tuple[tuple[tuple[int, ...], Floats], ...]
+    """For each factor its distinct nodes, ascending, and the table of costs over their values."""
+
+    def value(self, picked: Sequence[int]) -> float:
+        """Cost of an assignment, [nodes] number of the value of each node."""
+        total = self.constant + sum(float(costs[v]) for costs, v in zip(self.nodes, picked, strict=True))
+        return total + sum(float(table[tuple(picked[n] for n in nodes)]) for nodes, table in self.factors)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightedGraph:
+    """A weighted graph with tables over classes of values."""
+
+    constant: float
+    """Sum of the costs that depend on nothing."""
+    nodes: tuple[Floats, ...]
+    """For each node, [values] cost of each value."""
+    terms: tuple[Term, ...]
+    """Costs of several nodes; of two nodes there is one term at most."""
+
+    def value(self, picked: Sequence[int]) -> float:
+        """Cost of an assignment, [nodes] number of the value of each node."""
+        total = self.constant + sum(float(costs[v]) for costs, v in zip(self.nodes, picked, strict=True))
+        return total + sum(term.at(picked) for term in self.terms)
+
+    def scalars(self, left: Sequence[Ints]) -> Scalars:
+        """The graph over some values of each node."""
+        factors: dict[tuple[int, ...], Floats] = {}
+        for term in self.terms:
+            around, table = term.over(left)
+            factors[around] = factors[around] + table if around in factors else table
+        nodes = tuple(costs[keep] for costs, keep in zip(self.nodes, left, strict=True))
+        return Scalars(constant=self.constant, nodes=nodes, factors=tuple(factors.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class JointClasses:
+    """Classes of values by several classes at once. Graphs are weighted many times, and their classes stay the same."""
+
+    _found: dict[tuple[int, ...], tuple[Codes, Ints, Codes]] = field(default_factory=dict)
+    """By the identity of the classes: these, so that no other array takes their place; the joint classes; and what
+    each joint class is among the others."""
+
+    def of(self, codes: Codes) -> tuple[Ints, Codes]:
+        """[values] joint class of each value; and of each kind of classes, [joint classes] the class."""
+        key = tuple(map(id, codes))
+        if key not in self._found:
+            joint = np.zeros(len(codes[0]), dtype=np.int64)
+            for some in codes:
+                joint = joint * (int(some.max()) + 1) + some
+                # Numbered anew each time, so that products stay small.
+                _, first, joint = np.unique(joint, return_index=True, return_inverse=True)
+            self._found[key] = codes, joint, tuple(some[first] for some in codes)
+        _, joint, parts = self._found[key]
+        return joint, parts
+
+
+class GraphBuilder:
+    """Adds up weighted costs.
+
+    Attributes:
+        nodes: for each node, [values] its costs so far.
+    """
+
+    def __init__(self, nodes: list[Floats], classes: JointClasses) -> None:
+        """Begins with the costs of nodes by themselves, which are changed.
+
+        Args:
+            classes: joint classes that are known.
+        """
+        self.nodes = nodes
+        self._classes = classes
+        self._pairs: dict[tuple[int, int], list[tuple[Ints, Ints, Floats]]] = {}
+        self._three: list[Term] = []
+
+    def add(self, nodes: Sequence[int], codes: Codes, table: Floats, *, is_charged: bool = False) -> None:
+        """Adds a cost.
+
+        Args:
+            nodes: one to three nodes, of which two may be the same.
+            codes: for each of them, [values] class of each value.
+            table: [classes] of one node; [classes of the first one, classes of the last one] of several.
+            is_charged: of three nodes, whether the cost counts already and is taken off where it is 0; then two of the
+                nodes are the same.
+        """
+        if not table.any():
+            return
+        if len(nodes) == 1:
+            self.nodes[nodes[0]] += table[codes[0]]
+        elif len(nodes) == 2 and nodes[0] == nodes[1]:
+            self.nodes[nodes[0]] += table[codes[0], codes[1]]
+        elif len(nodes) == 2:
+            self._add_pair(nodes, codes, table)
+        elif len(set(nodes)) == 3:
+            assert not is_charged, "a cost that a node counts already is that of a tensor which it makes itself"
+            self._three.append(Term(nodes=tuple(nodes), codes=codes, table=table))
+        else:
+            self._add_repeated(nodes, codes, table, is_charged)
+
+    def _add_repeated(self, nodes: Sequence[int], codes: Codes, table: Floats, is_charged: bool) -> None:
+        """Adds a cost of three places of which some belong to one node: it depends on that node's joint classes."""
+        distinct = list(dict.fromkeys(nodes))
+        joints = [self._classes.of(tuple(c for c, n in zip(codes, nodes, strict=True) if n == one)) for one in distinct]
+        # [joint classes of the first node, of the second one] the class at each place.
+        shape = [len(parts[0]) for _, parts in joints]
+        at: list[Ints] = []
+        used = [0] * len(distinct)
+        for one in nodes:
+            number = distinct.index(one)
+            part = joints[number][1][used[number]]
+            used[number] += 1
+            at.append(part.reshape([-1 if i == number else 1 for i in range(len(distinct))]))
+        over = np.broadcast_to(table[at[0], at[2]] * ((at[1] != at[2]) - float(is_charged)), shape)
+        self.add(distinct, tuple(joint for joint, _ in joints), np.ascontiguousarray(over))
+
+    def _add_pair(self, nodes: Sequence[int], codes: Codes, table: Floats) -> None:
+        first, last = nodes
+        entry = (codes[0], codes[1], table) if first < last else (codes[1], codes[0], table.T)
+        self._pairs.setdefault((min(first, last), max(first, last)), []).append(entry)
+
+    def graph(self, constant: float) -> WeightedGraph:
+        """The graph, all tables of two nodes added up.
+
+        Args:
+            constant: costs that depend on nothing.
+        """
+        terms = []
+        for nodes, entries in self._pairs.items():
+            rows, row_parts = self._classes.of(tuple(row for row, _, _ in entries))
+            columns, column_parts = self._classes.of(tuple(column for _, column, _ in entries))
+            table = np.zeros((len(row_parts[0]), len(column_parts[0])))
+            for (_, _, part), row, column in zip(entries, row_parts, column_parts, strict=True):
+                table += part[row][:, column]
+            terms.append(Term(nodes=nodes, codes=(rows, columns), table=table))
+        return WeightedGraph(constant=constant, nodes=tuple(self.nodes), terms=(*terms, *self._three))
