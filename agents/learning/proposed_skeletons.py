@@ -32,7 +32,7 @@ from envs.hybrid import HybridDecisions
 
 SKELETONS = 24
 """Number of skeletons that the network proposes before whole plans (assumed)."""
-SOLVED = 8
+SOLVED = 16
 """Number of these skeletons that are solved at most, the best first, and of promising meshes (assumed)."""
 SHARE, SECONDS = 0.125, 1.0
 """Share of a budget, and seconds, that skeletons and whole plans have at most, each (assumed)."""
