@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +23,10 @@ from automap.runtime.trainer.training_graph import training_graph
 from automap.runtime.transformers_models import is_transformers, without_cache
 from ir.graph import Graph
 
+SETTLED_S = 0.1
+"""Seconds that a process waits at its end (assumed). Threads of communication may let go of their last tensors only
+after the step has gone on. They need the interpreter for it, and a thread that asks for it while the interpreter ends
+aborts the process."""
 
 def parallelize(
     module: nn.Module,
@@ -75,6 +80,7 @@ def parallelize(
 def _end_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+    time.sleep(SETTLED_S)
 
 
 def _by_modules(
