@@ -28,6 +28,7 @@ SETTLED_S = 0.1
 after the step has gone on. They need the interpreter for it, and a thread that asks for it while the interpreter ends
 aborts the process."""
 
+
 def parallelize(
     module: nn.Module,
     plan: Plan,
