@@ -32,11 +32,6 @@ class Term:
     table: Floats
     """[classes of the first node, classes of the last node] costs."""
 
-    def at(self, picked: Sequence[int]) -> float:
-        """Cost of an assignment, [nodes] number of the value of each node."""
-        code = [codes[picked[n]] for codes, n in zip(self.codes, self.nodes, strict=True)]
-        return 0.0 if len(code) == 3 and code[1] == code[2] else float(self.table[code[0], code[-1]])
-
     def over(self, left: Sequence[Ints]) -> tuple[tuple[int, ...], Floats]:
         """The nodes, ascending, and the table over some values of each node."""
         codes = [codes[left[n]] for codes, n in zip(self.codes, self.nodes, strict=True)]
@@ -74,11 +69,6 @@ class WeightedGraph:
     """For each node, [values] cost of each value."""
     terms: tuple[Term, ...]
     """Costs of several nodes; of two nodes there is one term at most."""
-
-    def value(self, picked: Sequence[int]) -> float:
-        """Cost of an assignment, [nodes] number of the value of each node."""
-        total = self.constant + sum(float(costs[v]) for costs, v in zip(self.nodes, picked, strict=True))
-        return total + sum(term.at(picked) for term in self.terms)
 
     def scalars(self, left: Sequence[Ints]) -> Scalars:
         """The graph over some values of each node."""

@@ -87,7 +87,8 @@ def test_scalars_weigh_the_same_costs(gpt, space):
         graph, picked = graph_of(s, values)
         weights = rng.random((len(graph.base), UNIT_COST_WIDTH))
         expected = float((graph.unit_costs(picked) * weights).sum())
-        assert graph.weighted(weights).value(picked) == pytest.approx(expected, rel=1e-9)
+        every = [np.arange(len(node.values)) for node in graph.nodes]
+        assert graph.weighted(weights).scalars(every).value(picked) == pytest.approx(expected, rel=1e-9)
 
 
 def test_sensitivities_are_those_of_the_price(gpt, space):
