@@ -25,7 +25,7 @@ from automap.price.kernels.cost_records import (
     SettingsRow,
 )
 from automap.price.kernels.passes import passes
-from automap.price.kernels.pipeline import count_actions, run_program
+from automap.price.kernels.pipeline import run_program
 from automap.price.kernels.placements import write_crossing
 from automap.price.kernels.records import ALL_TO_ALL, NUM_COLLECTIVES
 from automap.price.kernels.shard_unit import shard_unit
@@ -334,7 +334,6 @@ class Evaluator:
         if lowered.kind != "explicit":
             program = arrange(pipeline.order.kind, ranks, chunks, lowered.num_micro_batches)
         workspace = new_step_workspace(ranks, chunks)
-        count_actions(pipeline.order, workspace.counts)
         costs, settings = self.unit_costs(lowered, calls), self.settings(lowered.zero)
         passes(costs, pipeline, lowered.layout.arrays, settings, workspace, np.zeros(ranks, dtype=RANK_COST_DTYPE))
         times = np.empty((len(program), 2))

@@ -202,6 +202,43 @@ class SettingsRow:
 
 
 @dataclass(kw_only=True, slots=True)
+class UnitInStepRow:
+    """What the time and memory of a step depend on of a `UnitCostRow`, with what is hidden of its collectives left out.
+
+    The fields that have a namesake in `UnitCostRow` are equal to it.
+    """
+
+    forward_s: float
+    """Seconds of the forward pass of a micro-batch."""
+    backward_s: float
+    """Seconds of the backward pass, recomputation included."""
+    input_s: float
+    """Seconds of the part of the backward pass that makes gradients of inputs, recomputation included, run apart."""
+    weight_s: float
+    """Seconds of the part that makes gradients of weights, run apart."""
+    saved_bytes: float
+    """Bytes kept from the forward pass to the backward pass."""
+    live_bytes: float
+    """Bytes that are alive while the unit is recomputed."""
+    workspace_bytes: float
+    """Bytes that the largest operator writes."""
+    boundary_bytes: float
+    """Bytes that a rank sends to the next stage if a chunk ends behind the unit."""
+    parameters: float
+    """Parameters that a rank holds without ZeRO."""
+    zero_parameters: float
+    """Parameters that a rank holds under ZeRO."""
+    num_parameters: float
+    """Parameters of the unit as the trainer knows them."""
+    reduced: PerAxis
+    """Elements of gradients that are all-reduced over each axis once a step without ZeRO."""
+    gathered: PerAxis
+    """Elements of parameters that ZeRO gathers over each axis."""
+    scattered: PerAxis
+    """Elements of gradients that are scattered over each axis."""
+
+
+@dataclass(kw_only=True, slots=True)
 class PartRow:
     """Equal units in equal surroundings that follow each other in one chunk."""
 
@@ -296,6 +333,8 @@ class ReadingRow:
 
 
 SETTINGS_DTYPE, PART_DTYPE, RANK_COST_DTYPE = dtype_of(SettingsRow), dtype_of(PartRow), dtype_of(RankCostRow)
+UNIT_IN_STEP_DTYPE = dtype_of(UnitInStepRow)
+UNIT_IN_STEP = record_type(UNIT_IN_STEP_DTYPE)
 SHARE_DTYPE, TIE_DTYPE, READING_DTYPE = dtype_of(ShareRow), dtype_of(TieRow), dtype_of(ReadingRow)
 SETTINGS, PART, RANK_COST = map(record_type, (SETTINGS_DTYPE, PART_DTYPE, RANK_COST_DTYPE))
 SHARE, TIE, READING = map(record_type, (SHARE_DTYPE, TIE_DTYPE, READING_DTYPE))

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 
-from numba import boolean, float64, types, void
+from numba import boolean, float64, int64, types, void
 
 from automap.jit import borrowing
 from automap.price.kernels.collectives import RAMP_UNIT_S
-from automap.price.kernels.cost_records import RANK_COST, SETTINGS, UNIT_COST
+from automap.price.kernels.cost_records import RANK_COST, SETTINGS, UNIT_COST, UNIT_IN_STEP
+from automap.price.kernels.pipeline import count_actions
 from automap.price.kernels.records import ALL_GATHER, ALL_TO_ALL, NUM_COLLECTIVES, REDUCE_SCATTER
 from automap.price.kernels.stage_records import LINK
 from automap.price.kernels.step_records import PIPELINE, STAGE_ARRAYS, STEP_WORKSPACE
@@ -68,69 +69,6 @@ def _shown_s(traffic, forward, backward, settings):
     return first, second
 
 
-@borrowing(void(UNIT_COST[::1], PIPELINE, STAGE_ARRAYS, SETTINGS, STEP_WORKSPACE, RANK_COST[::1]))
-def passes(costs, pipeline, stages, settings, workspace, result):
-    """Writes the seconds of one action of every kind on every chunk.
-
-    Args:
-        costs: [rows] unit costs.
-        pipeline: what runs where; `counts` of the workspace says how often.
-        workspace: `seconds`, `exchange` and `last_backward` are written.
-        result: [ranks] what the passes consist of is added.
-    """
-    num_ranks, num_chunks, parts = pipeline.num_ranks, pipeline.num_chunks, pipeline.parts
-    seconds, exchange, counts = workspace.seconds, workspace.exchange, workspace.counts
-    num_micro_batches = pipeline.order.num_micro_batches
-    exchange[:num_chunks] = 0.0
-    seconds[:] = 0.0
-    workspace.last_backward[:num_ranks] = 0.0
-    gather_kind = ALL_GATHER if settings.zero_stage >= 3.0 else REDUCE_SCATTER
-    for i in range(parts.shape[0]):
-        chunk = parts[i].chunk
-        cost = costs[parts[i].row]
-        times = float64(parts[i].times)
-        rank = chunk % num_ranks
-        mine = result[rank]
-        spent_forward = cost.forward_s + cost.forward_host_s
-        spent_backward = cost.backward_s + cost.recompute_s + cost.backward_host_s
-        spent_input = cost.input_s + cost.recompute_s + cost.input_host_s
-        spent_weight = cost.weight_s + cost.weight_host_s
-        mine.compute_s += times * (
-            num_micro_batches * spent_forward
-            + counts[BACKWARD, chunk] * spent_backward
-            + counts[INPUT, chunk] * (spent_input + spent_weight)
-        )
-        for c in range(NUM_COLLECTIVES):
-            exposed = 1.0 - (settings.exchange_overlap if c == ALL_TO_ALL else settings.tensor_overlap)
-            first = exposed * cost.forward_comm_s[c]
-            second = exposed * (cost.backward_comm_s[c] + cost.recompute_comm_s[c])
-            spent_forward += first
-            spent_backward += second
-            spent_input += second
-            mine.comm_s[c] += times * num_micro_batches * (first + second)
-        seconds[FORWARD, chunk] += times * spent_forward
-        seconds[BACKWARD, chunk] += times * spent_backward
-        seconds[INPUT, chunk] += times * spent_input
-        seconds[WEIGHT, chunk] += times * spent_weight
-        if settings.zero_stage >= 2.0:
-            calls = cost.num_parameters if settings.gathers_singly > 0.0 else 1.0
-            at = pipeline.stages[rank]
-            elements = cost.gathered[:], cost.scattered[:]
-            traffic = _zero_traffic_s(elements, calls, stages.axes[at], stages.links[at], pipeline.zero_axes, settings)
-            one, two = _shown_s(traffic, spent_forward, spent_backward, settings)
-            seconds[FORWARD, chunk] += times * one
-            seconds[BACKWARD, chunk] += times * two
-            seconds[INPUT, chunk] += times * two
-            mine.comm_s[gather_kind] += times * num_micro_batches * (one + two)
-        if chunk < num_chunks - 1 and (i == parts.shape[0] - 1 or parts[i + 1].chunk != chunk):
-            shown = 1.0 - settings.send_overlap
-            rate = stages.send_bytes_per_s[pipeline.boundaries[rank]]
-            exchange[chunk] = settings.send_s + shown * cost.boundary_bytes / rate
-    if settings.zero_stage >= 2.0:
-        _add_tied_traffic(pipeline, stages, settings, workspace, result)
-    _add_exchanges(pipeline, settings, workspace, result)
-
-
 @borrowing(void(PIPELINE, STAGE_ARRAYS, SETTINGS, STEP_WORKSPACE, RANK_COST[::1]), inner=True)
 def _add_tied_traffic(pipeline, stages, settings, workspace, result):
     """Adds what ZeRO moves of parameters that two units of a rank read with unlike placements; see `passes`.
@@ -170,3 +108,158 @@ def _add_exchanges(pipeline, settings, workspace, result):
         seconds[FORWARD, chunk] += 0.5 * shown + settings.micro_batch_s / per_rank
         seconds[BACKWARD, chunk] += 0.5 * shown
         seconds[INPUT, chunk] += 0.5 * shown
+
+
+@borrowing(void(UNIT_COST, SETTINGS, UNIT_IN_STEP), inner=True)
+def write_unit(cost, settings, unit):
+    """Writes what a step depends on of a unit cost."""
+    spent_forward = cost.forward_s + cost.forward_host_s
+    spent_backward = cost.backward_s + cost.recompute_s + cost.backward_host_s
+    spent_input = cost.input_s + cost.recompute_s + cost.input_host_s
+    for c in range(NUM_COLLECTIVES):
+        exposed = 1.0 - (settings.exchange_overlap if c == ALL_TO_ALL else settings.tensor_overlap)
+        second = exposed * (cost.backward_comm_s[c] + cost.recompute_comm_s[c])
+        spent_forward += exposed * cost.forward_comm_s[c]
+        spent_backward += second
+        spent_input += second
+    unit.forward_s, unit.backward_s, unit.input_s = spent_forward, spent_backward, spent_input
+    unit.weight_s = cost.weight_s + cost.weight_host_s
+    unit.saved_bytes, unit.live_bytes, unit.workspace_bytes = cost.saved_bytes, cost.live_bytes, cost.workspace_bytes
+    unit.boundary_bytes, unit.num_parameters = cost.boundary_bytes, cost.num_parameters
+    unit.parameters, unit.zero_parameters = cost.parameters, cost.zero_parameters
+    for a in range(cost.reduced.shape[0]):
+        unit.reduced[a], unit.gathered[a], unit.scattered[a] = cost.reduced[a], cost.gathered[a], cost.scattered[a]
+
+
+@borrowing(types.UniTuple(float64, 2)(UNIT_IN_STEP, int64, PIPELINE, STAGE_ARRAYS, SETTINGS), inner=True)
+def zero_s(unit, rank, pipeline, stages, settings):
+    """Seconds by which ZeRO makes a forward and a backward pass of a unit longer."""
+    if settings.zero_stage < 2.0:
+        return 0.0, 0.0
+    calls = unit.num_parameters if settings.gathers_singly > 0.0 else 1.0
+    at = pipeline.stages[rank]
+    elements = unit.gathered[:], unit.scattered[:]
+    traffic = _zero_traffic_s(elements, calls, stages.axes[at], stages.links[at], pipeline.zero_axes, settings)
+    return _shown_s(traffic, unit.forward_s, unit.backward_s, settings)
+
+
+@borrowing(void(PIPELINE, STEP_WORKSPACE, RANK_COST[::1]), inner=True)
+def begin_passes(pipeline, workspace, result):
+    """Sets to zero what `add_unit` and `end_passes` add to, and counts the actions."""
+    num_ranks, num_chunks = pipeline.num_ranks, pipeline.num_chunks
+    count_actions(pipeline.order, num_chunks, workspace.counts)
+    for chunk in range(num_chunks):
+        workspace.exchange[chunk] = workspace.saved[chunk] = 0.0
+        for word in range(workspace.seconds.shape[0]):
+            workspace.seconds[word, chunk] = 0.0
+    for rank in range(num_ranks):
+        mine, total = result[rank], workspace.totals[rank]
+        mine.compute_s = mine.overhead_s = mine.exchange_s = 0.0
+        for c in range(NUM_COLLECTIVES):
+            mine.comm_s[c] = 0.0
+        workspace.last_backward[rank] = 0.0
+        total.live_bytes = total.workspace_bytes = total.unit_parameters = total.crossing_bytes = 0.0
+        total.parameters = total.zero_parameters = 0.0
+        for a in range(pipeline.zero_axes.shape[0]):
+            total.reduced[a] = total.gathered[a] = total.scattered[a] = 0.0
+
+
+@borrowing(
+    void(UNIT_IN_STEP, types.UniTuple(float64, 2), int64, PIPELINE, STAGE_ARRAYS, SETTINGS, STEP_WORKSPACE),
+    inner=True,
+)
+def add_unit(unit, zero, number, pipeline, stages, settings, workspace):
+    """Adds the units of a part to the passes of their chunk and to the sums of their rank.
+
+    Args:
+        unit: one of the units.
+        zero: what `zero_s` says of it.
+        number: of the part.
+        workspace: `seconds`, `exchange`, `saved` and `totals` are added to.
+    """
+    part, num_ranks, seconds = pipeline.parts[number], pipeline.num_ranks, workspace.seconds
+    chunk, times = part.chunk, float64(part.times)
+    rank = chunk % num_ranks
+    total = workspace.totals[rank]
+    seconds[FORWARD, chunk] += times * unit.forward_s
+    seconds[BACKWARD, chunk] += times * unit.backward_s
+    seconds[INPUT, chunk] += times * unit.input_s
+    seconds[WEIGHT, chunk] += times * unit.weight_s
+    if settings.zero_stage >= 2.0:
+        seconds[FORWARD, chunk] += times * zero[0]
+        seconds[BACKWARD, chunk] += times * zero[1]
+        seconds[INPUT, chunk] += times * zero[1]
+    is_last = number == pipeline.parts.shape[0] - 1 or pipeline.parts[number + 1].chunk != chunk
+    if is_last and chunk < pipeline.num_chunks - 1:
+        shown = 1.0 - settings.send_overlap
+        rate = stages.send_bytes_per_s[pipeline.boundaries[rank]]
+        workspace.exchange[chunk] = settings.send_s + shown * unit.boundary_bytes / rate
+        following = workspace.totals[(chunk + 1) % num_ranks]
+        total.crossing_bytes = max(total.crossing_bytes, unit.boundary_bytes)
+        following.crossing_bytes = max(following.crossing_bytes, unit.boundary_bytes)
+    workspace.saved[chunk] += times * unit.saved_bytes
+    if part.is_recomputed == 1:
+        total.live_bytes = max(total.live_bytes, unit.live_bytes)
+    total.workspace_bytes = max(total.workspace_bytes, unit.workspace_bytes)
+    total.unit_parameters = max(total.unit_parameters, unit.parameters)
+    total.parameters += times * unit.parameters
+    total.zero_parameters += times * unit.zero_parameters
+    for a in range(pipeline.zero_axes.shape[0]):
+        total.reduced[a] += times * unit.reduced[a]
+        total.gathered[a] += times * unit.gathered[a]
+        total.scattered[a] += times * unit.scattered[a]
+
+
+@borrowing(void(PIPELINE, STAGE_ARRAYS, SETTINGS, STEP_WORKSPACE, RANK_COST[::1]), inner=True)
+def end_passes(pipeline, stages, settings, workspace, result):
+    """Adds to the passes what no unit has by itself; all units are added."""
+    if settings.zero_stage >= 2.0:
+        _add_tied_traffic(pipeline, stages, settings, workspace, result)
+    _add_exchanges(pipeline, settings, workspace, result)
+
+
+@borrowing(
+    void(UNIT_COST, types.UniTuple(float64, 2), int64, PIPELINE, SETTINGS, STEP_WORKSPACE, RANK_COST), inner=True
+)
+def _report(cost, zero, number, pipeline, settings, workspace, mine):
+    """Adds what the passes of a part consist of to the result of its rank."""
+    chunk, times = pipeline.parts[number].chunk, float64(pipeline.parts[number].times)
+    num_micro_batches, counts = pipeline.order.num_micro_batches, workspace.counts
+    spent_forward = cost.forward_s + cost.forward_host_s
+    spent_backward = cost.backward_s + cost.recompute_s + cost.backward_host_s
+    spent_input = cost.input_s + cost.recompute_s + cost.input_host_s
+    spent_weight = cost.weight_s + cost.weight_host_s
+    mine.compute_s += times * (
+        num_micro_batches * spent_forward
+        + counts[BACKWARD, chunk] * spent_backward
+        + counts[INPUT, chunk] * (spent_input + spent_weight)
+    )
+    for c in range(NUM_COLLECTIVES):
+        exposed = 1.0 - (settings.exchange_overlap if c == ALL_TO_ALL else settings.tensor_overlap)
+        first = exposed * cost.forward_comm_s[c]
+        second = exposed * (cost.backward_comm_s[c] + cost.recompute_comm_s[c])
+        mine.comm_s[c] += times * num_micro_batches * (first + second)
+    if settings.zero_stage >= 2.0:
+        gather_kind = ALL_GATHER if settings.zero_stage >= 3.0 else REDUCE_SCATTER
+        mine.comm_s[gather_kind] += times * num_micro_batches * (zero[0] + zero[1])
+
+
+@borrowing(void(UNIT_COST[::1], PIPELINE, STAGE_ARRAYS, SETTINGS, STEP_WORKSPACE, RANK_COST[::1]))
+def passes(costs, pipeline, stages, settings, workspace, result):
+    """Writes the seconds of one action of every kind on every chunk, and what the units of each rank sum up to.
+
+    Args:
+        costs: [rows] unit costs.
+        pipeline: what runs where.
+        workspace: `counts`, `seconds`, `exchange`, `last_backward`, `saved` and `totals` are written.
+        result: [ranks] what the passes consist of is written.
+    """
+    unit = workspace.unit[0]
+    begin_passes(pipeline, workspace, result)
+    for number in range(pipeline.parts.shape[0]):
+        cost, rank = costs[pipeline.parts[number].row], pipeline.parts[number].chunk % pipeline.num_ranks
+        write_unit(cost, settings, unit)
+        zero = zero_s(unit, rank, pipeline, stages, settings)
+        add_unit(unit, zero, number, pipeline, stages, settings, workspace)
+        _report(cost, zero, number, pipeline, settings, workspace, result[rank])
+    end_passes(pipeline, stages, settings, workspace, result)

@@ -30,21 +30,24 @@ from automap.schedule import (
 _pattern = borrowing(types.UniTuple(int64, 2)(int64, int64, int64, int64), inner=True)(pattern)
 
 
-@borrowing(void(ORDER, float64[:, ::1]))
-def count_actions(order, counts):
-    """Writes how often each chunk does each word of `automap.schedule`, [words, chunks]."""
+@borrowing(void(ORDER, int64, float64[:, ::1]), inner=True)
+def count_actions(order, num_chunks, counts):
+    """Writes how often each chunk does each word of `automap.schedule`, [words, chunks or more]."""
     kind, num_micro_batches, program = order
-    counts[:] = 0.0
+    for chunk in range(num_chunks):
+        for word in range(counts.shape[0]):
+            counts[word, chunk] = 0.0
     if kind == EXPLICIT:
         for i in range(program.shape[0]):
             counts[program[i, A_WORD], program[i, A_CHUNK]] += 1.0
     else:
-        counts[FORWARD] = num_micro_batches
-        if kind in (ZB1P, ZB2P):
-            counts[INPUT] = num_micro_batches
-            counts[WEIGHT] = num_micro_batches
-        else:
-            counts[BACKWARD] = num_micro_batches
+        is_split = kind in (ZB1P, ZB2P)
+        for chunk in range(num_chunks):
+            counts[FORWARD, chunk] = num_micro_batches
+            if is_split:
+                counts[INPUT, chunk] = counts[WEIGHT, chunk] = num_micro_batches
+            else:
+                counts[BACKWARD, chunk] = num_micro_batches
 
 
 @borrowing(void(int64[:, ::1], float64[:, ::1], float64[::1], float64[::1], float64[:, ::1]))

@@ -15,8 +15,8 @@ from automap.price.kernels.collectives import collective_s
 from automap.price.kernels.cost_records import RANK_COST, SETTINGS, UNIT_COST
 from automap.price.kernels.memory import buffer_bytes, in_flight, state_bytes
 from automap.price.kernels.passes import gather_s, passes
-from automap.price.kernels.pipeline import count_actions, run_schedule
-from automap.price.kernels.records import ALL_REDUCE, NUM_COLLECTIVES
+from automap.price.kernels.pipeline import run_schedule
+from automap.price.kernels.records import ALL_REDUCE
 from automap.price.kernels.step_records import PIPELINE, RANK_TOTALS, STAGE_ARRAYS, STEP_WORKSPACE
 from automap.schedule import BACKWARD, FORWARD, INPUT, WEIGHT
 
@@ -58,49 +58,16 @@ def _bound_schedule(pipeline, workspace):
         ends[rank] = min(ends[rank], max(ends[0], busy[rank]))
 
 
-@borrowing(void(UNIT_COST[::1], PIPELINE, STEP_WORKSPACE), inner=True)
-def _sum_units(costs, pipeline, workspace):
-    """Adds up the memory and the parameters of the units of each rank.
-
-    Args:
-        costs: [rows] unit costs.
-        workspace: `saved` and `totals` are written.
-    """
-    num_ranks, num_axes = pipeline.num_ranks, pipeline.zero_axes.shape[0]
-    workspace.saved[: pipeline.num_chunks] = 0.0
-    for rank in range(num_ranks):
-        total = workspace.totals[rank]
-        total.live_bytes = total.workspace_bytes = total.unit_parameters = total.crossing_bytes = 0.0
-        total.parameters = total.zero_parameters = 0.0
-        for a in range(num_axes):
-            total.reduced[a] = total.gathered[a] = total.scattered[a] = 0.0
-    for i in range(pipeline.parts.shape[0]):
-        part = pipeline.parts[i]
-        cost, total = costs[part.row], workspace.totals[part.chunk % num_ranks]
-        times = float64(part.times)
-        is_last = i == pipeline.parts.shape[0] - 1 or pipeline.parts[i + 1].chunk != part.chunk
-        if is_last and part.chunk < pipeline.num_chunks - 1:
-            following = workspace.totals[(part.chunk + 1) % num_ranks]
-            total.crossing_bytes = max(total.crossing_bytes, cost.boundary_bytes)
-            following.crossing_bytes = max(following.crossing_bytes, cost.boundary_bytes)
-        workspace.saved[part.chunk] += times * cost.saved_bytes
-        if part.is_recomputed == 1:
-            total.live_bytes = max(total.live_bytes, cost.live_bytes)
-        total.workspace_bytes = max(total.workspace_bytes, cost.workspace_bytes)
-        total.unit_parameters = max(total.unit_parameters, cost.parameters)
-        total.parameters += times * cost.parameters
-        total.zero_parameters += times * cost.zero_parameters
-        for a in range(num_axes):
-            total.reduced[a] += times * cost.reduced[a]
-            total.gathered[a] += times * cost.gathered[a]
-            total.scattered[a] += times * cost.scattered[a]
+@borrowing(void(PIPELINE, STEP_WORKSPACE), inner=True)
+def _untie(pipeline, workspace):
+    """Takes what several units of a rank have in common out of its sums, but once."""
     for t in range(pipeline.tied.shape[0]):
         tie = pipeline.tied[t]
         if tie.rank == tie.other_rank:
             total, excess = workspace.totals[tie.rank], tie.excess
             total.parameters -= excess.parameters
             total.zero_parameters -= excess.zero_parameters
-            for a in range(num_axes):
+            for a in range(pipeline.zero_axes.shape[0]):
                 total.reduced[a] = max(0.0, total.reduced[a] - excess.reduced[a])
                 total.gathered[a] = max(0.0, total.gathered[a] - excess.gathered[a])
                 total.scattered[a] = max(0.0, total.scattered[a] - excess.scattered[a])
@@ -161,27 +128,15 @@ def _write_memory(total, peak, pipeline, settings, result):
     )
 
 
-@borrowing(void(UNIT_COST[::1], PIPELINE, STAGE_ARRAYS, SETTINGS, boolean, STEP_WORKSPACE, RANK_COST[::1]))
-def step(costs, pipeline, stages, settings, exact, workspace, result):
-    """Time and memory of every rank.
-
-    Args:
-        costs: [rows] results of `unit_cost`.
-        exact: whether the schedule is simulated; otherwise it is bounded from below in closed form.
-        result: [ranks] written.
-    """
+@borrowing(void(PIPELINE, STAGE_ARRAYS, SETTINGS, boolean, STEP_WORKSPACE, RANK_COST[::1]), inner=True)
+def end_step(pipeline, stages, settings, exact, workspace, result):
+    """Time and memory of every rank from the passes of its chunks and the sums of its units, see `step`."""
     num_ranks, num_chunks = pipeline.num_ranks, pipeline.num_chunks
     counts, seconds, busy = workspace.counts, workspace.seconds, workspace.busy[:num_ranks]
     ends, peak = workspace.ends[:num_ranks], workspace.peak[:num_ranks]
+    _untie(pipeline, workspace)
     for rank in range(num_ranks):
         busy[rank] = 0.0
-        mine = result[rank]
-        mine.compute_s = mine.overhead_s = mine.exchange_s = 0.0
-        for c in range(NUM_COLLECTIVES):
-            mine.comm_s[c] = 0.0
-    count_actions(pipeline.order, counts)
-    passes(costs, pipeline, stages, settings, workspace, result)
-    _sum_units(costs, pipeline, workspace)
     for chunk in range(num_chunks):
         workspace.saved[chunk] = math.ceil(workspace.saved[chunk])
         for word in range(4):
@@ -201,6 +156,19 @@ def step(costs, pipeline, stages, settings, exact, workspace, result):
         mine.end_s = ends[rank] + mine.sync_s + mine.optimizer_s + settings.step_s
         mine.capacity_bytes = stages.capacity[at]
         _write_memory(total, peak[rank], pipeline, settings, mine)
+
+
+@borrowing(void(UNIT_COST[::1], PIPELINE, STAGE_ARRAYS, SETTINGS, boolean, STEP_WORKSPACE, RANK_COST[::1]))
+def step(costs, pipeline, stages, settings, exact, workspace, result):
+    """Time and memory of every rank.
+
+    Args:
+        costs: [rows] results of `unit_cost`.
+        exact: whether the schedule is simulated; otherwise it is bounded from below in closed form.
+        result: [ranks] written.
+    """
+    passes(costs, pipeline, stages, settings, workspace, result)
+    end_step(pipeline, stages, settings, exact, workspace, result)
 
 
 @borrowing(float64(RANK_COST[::1]))

@@ -23,7 +23,7 @@ from automap.price.kernels.array_types import (
     record_type,
     tuple_type,
 )
-from automap.price.kernels.cost_records import PART, TIE, PerAxis
+from automap.price.kernels.cost_records import PART, TIE, UNIT_IN_STEP, UNIT_IN_STEP_DTYPE, PerAxis
 from automap.price.kernels.stage_records import HARDWARE, LINK
 from automap.schedule import A_COUNT
 
@@ -131,6 +131,8 @@ class StepWorkspace(NamedTuple):
     """[ranks] seconds of the last backward pass, without its exchanges."""
     totals: Annotated[Rows, RANK_TOTALS[::1]]
     """[ranks] see `RankTotalsRow`."""
+    unit: Annotated[Rows, UNIT_IN_STEP[::1]]
+    """[1] scratch: the unit that is added."""
     program: Ints2
     """[0, A_COUNT] the program of a schedule that is not explicit."""
 
@@ -152,5 +154,6 @@ def new_step_workspace(num_ranks, num_chunks):
         np.empty(num_ranks),
         np.empty(num_ranks),
         np.empty(num_ranks, RANK_TOTALS_DTYPE),
+        np.empty(1, UNIT_IN_STEP_DTYPE),
         np.empty((0, A_COUNT), np.int64),
     )

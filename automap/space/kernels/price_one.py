@@ -14,16 +14,17 @@ from numba import boolean, float64, int64, types, void
 
 from automap.jit import borrowing
 from automap.price.kernels.collectives import SUMMED
+from automap.price.kernels.passes import add_unit, begin_passes, end_passes, write_unit, zero_s
 from automap.price.kernels.placements import write_crossing
 from automap.price.kernels.shard_unit import shard_unit
 from automap.price.kernels.stage_records import Stage, Unit
-from automap.price.kernels.step import overflow, step, step_time_s
+from automap.price.kernels.step import end_step, overflow, step_time_s
 from automap.price.kernels.step_records import Order, Pipeline, StageArrays
 from automap.price.kernels.tied_parameters import begin, read_too, write_share, write_tie
 from automap.price.kernels.unit import unit_cost
 from automap.space.kernels.layout import look_from
 from automap.space.kernels.records import COMPILED
-from automap.space.kernels.unit_cache import REMEMBERED, mix
+from automap.space.kernels.unit_cache import REMEMBERED, SEEDS, mix
 from automap.space.kernels.workspace import WORKSPACE
 from ir.factors import PARTIAL
 
@@ -68,6 +69,7 @@ def _recall(compiled, one, two, number, workspace):
     keys, costs, covered, cache = workspace.keys, workspace.costs, workspace.covered, compiled.cache
     if keys[number, 0] == one and keys[number, 1] == two:
         return True
+    workspace.zero_stages[number] = -1.0
     for earlier in range(number):
         if keys[earlier, 0] == one and keys[earlier, 1] == two:
             costs[number] = costs[earlier]
@@ -124,16 +126,38 @@ def _cost_row(compiled, number, workspace):
     stage = Stage(space.axes[at], space.links[at], space.hardware[at], layout.zero_axes, float64(samples))
     shard_unit(tables, unit, stage, is_known, workspace.unit)
     incoming, crossing, num_modes = workspace.incoming, space.boundary[row.type], space.masks.shape[0]
-    recomputed, cost = space.masks[row.mode % num_modes, first:last], workspace.costs[number : number + 1]
+    recomputed, cost, tried = space.masks[row.mode % num_modes, first:last], workspace.tried[:1], workspace.tried[1:]
     covered = unit_cost(tables, unit, recomputed, incoming, crossing, stage, workspace.unit, cost)
     workspace.covered[number] = covered
     if row.mode == num_modes:
         # Whatever mode leaves least: nothing is faster than a unit that does not run again, others may keep less of it.
         for mode in range(1, num_modes):
             if space.modes[mode]:
-                again, tried = space.masks[mode, first:last], workspace.tried
+                again = space.masks[mode, first:last]
                 unit_cost(tables, unit, again, incoming, crossing, stage, workspace.unit, tried)
                 cost[0].saved_bytes = min(cost[0].saved_bytes, tried[0].saved_bytes)
+    write_unit(cost[0], workspace.settings[0], workspace.costs[number])
+
+
+@borrowing(boolean(COMPILED, WORKSPACE), inner=True)
+def _is_tied(compiled, workspace):
+    """Whether `Workspace.tied` holds what `_tie` would write; takes note that it soon does."""
+    space, layout, known = compiled.space, workspace.draft.layout, workspace.tied_key
+    hashes, home = workspace.draft.hashes, workspace.home
+    one, two = SEEDS
+    for a in range(layout.zero_axes.shape[0]):
+        one, two = mix(one, two, int64(layout.zero_axes[a]))
+    for t in range(space.tied.shape[0]):
+        for unit in (space.tied[t].one, space.tied[t].other):
+            kind, rank = space.units[unit], home[unit]
+            one, two = mix(one, two, rank)
+            one, two = mix(one, two, layout.stages[rank])
+            one, two = mix(one, two, hashes[kind, 0])
+            one, two = mix(one, two, hashes[kind, 1])
+    one |= 1
+    is_known = known[0] == one and known[1] == two
+    known[0], known[1] = one, two
+    return is_known
 
 
 @borrowing(void(COMPILED, WORKSPACE), inner=True)
@@ -194,7 +218,8 @@ def finish(compiled, workspace, exact, out):
     """
     space, layout, counts = compiled.space, workspace.draft.layout, workspace.counts[0]
     frame = layout.frame[0]
-    _tie(compiled, workspace)
+    if not _is_tied(compiled, workspace):
+        _tie(compiled, workspace)
     parts = workspace.parts[: counts.num_parts]
     for i in range(parts.shape[0]):
         parts[i].is_recomputed = int64(workspace.covered[parts[i].row])
@@ -217,8 +242,17 @@ def finish(compiled, workspace, exact, out):
         send_latency_s=space.send_latency_s,
         send_bytes_per_s=space.send_bytes_per_s,
     )
-    costs = workspace.costs[: counts.num_rows]
-    step(costs, pipeline, stages, workspace.settings[0], exact, workspace.step, result)
+    settings, costs, zero_stages = workspace.settings[0], workspace.costs, workspace.zero_stages
+    begin_passes(pipeline, workspace.step, result)
+    for i in range(parts.shape[0]):
+        number = parts[i].row
+        zero = workspace.zero_s[number]
+        if zero_stages[number] != settings.zero_stage:
+            zero[0], zero[1] = zero_s(costs[number], parts[i].chunk % frame.num_ranks, pipeline, stages, settings)
+            zero_stages[number] = settings.zero_stage
+        add_unit(costs[number], (zero[0], zero[1]), i, pipeline, stages, settings, workspace.step)
+    end_passes(pipeline, stages, settings, workspace.step, result)
+    end_step(pipeline, stages, settings, exact, workspace.step, result)
     out[0] = step_time_s(result)
     out[1] = overflow(result)
 

@@ -27,7 +27,7 @@ from automap.price.kernels.array_types import (
     rows_type,
     tuple_type,
 )
-from automap.price.kernels.cost_records import SETTINGS, UNIT_COST
+from automap.price.kernels.cost_records import SETTINGS, UNIT_IN_STEP
 from automap.price.kernels.records import Arrays
 from automap.price.kernels.stage_records import HARDWARE, LINK
 
@@ -228,8 +228,8 @@ class UnitCache(NamedTuple):
 
     keys: Ints2
     """[REMEMBERED, 2] hashes of a unit and its surroundings; zeros where there is nothing."""
-    costs: Annotated[Rows, UNIT_COST[::1]]
-    """[REMEMBERED] costs of the unit, see `UnitCostRow`."""
+    costs: Annotated[Rows, UNIT_IN_STEP[::1]]
+    """[REMEMBERED] what a step depends on of the costs of the unit, see `UnitInStepRow`."""
     covered: Mask
     """[REMEMBERED] whether the unit is recomputed as a whole."""
     legal: Ints2

@@ -6,11 +6,11 @@ import numpy as np
 from numba import int64, types
 
 from automap.jit import borrowing
-from automap.price.kernels.cost_records import UNIT_COST_DTYPE
+from automap.price.kernels.cost_records import UNIT_IN_STEP_DTYPE
 from automap.space.kernels.records import UnitCache
 
 REMEMBERED = 1 << 14
-"""Units in a cache, 6 MB of costs; a power of two, as the others."""
+"""Units in a cache, 3 MB of costs; a power of two, as the others."""
 REMEMBERED_LEGAL = 1 << 17
 """Groups on meshes in a cache, 3 MB (assumed): mixtral-8x7b on 32 devices has far more than 2^14 of them."""
 REMEMBERED_PLANS = 1 << 15
@@ -25,7 +25,7 @@ def new_cache() -> UnitCache:
     """An empty cache of one problem."""
     return UnitCache(
         keys=np.zeros((REMEMBERED, 2), np.int64),
-        costs=np.empty(REMEMBERED, dtype=UNIT_COST_DTYPE),
+        costs=np.empty(REMEMBERED, dtype=UNIT_IN_STEP_DTYPE),
         covered=np.empty(REMEMBERED, dtype=np.bool_),
         legal=np.zeros((REMEMBERED_LEGAL, 3), np.int64),
         plans=np.zeros((REMEMBERED_PLANS, 2), np.int64),

@@ -12,7 +12,7 @@ import numpy as np
 from numba import boolean, int64, void
 
 from automap.jit import borrowing, kernel
-from automap.price.kernels.array_types import Floats, Ints, Ints2, Mask, Rows, rows_type, tuple_type
+from automap.price.kernels.array_types import Floats, Floats2, Ints, Ints2, Mask, Rows, rows_type, tuple_type
 from automap.price.kernels.cost_records import (
     MAX_AXES,
     PART_DTYPE,
@@ -22,6 +22,7 @@ from automap.price.kernels.cost_records import (
     SHARE_DTYPE,
     TIE_DTYPE,
     UNIT_COST_DTYPE,
+    UNIT_IN_STEP_DTYPE,
 )
 from automap.price.kernels.step_records import StepWorkspace, new_step_workspace
 from automap.price.kernels.unit_workspace import UnitWorkspace, new_unit_workspace
@@ -53,8 +54,12 @@ class Workspace(NamedTuple):
     """[1] see `COUNTS`."""
     rows: Annotated[Rows, rows_type(ROW)]
     """[rows] see `ROW`."""
-    costs: Annotated[Rows, rows_type(UNIT_COST_DTYPE)]
-    """[rows] costs of one unit of each row, see `UnitCostRow`."""
+    costs: Annotated[Rows, rows_type(UNIT_IN_STEP_DTYPE)]
+    """[rows] what a step depends on of the costs of one unit of each row, see `UnitInStepRow`."""
+    zero_s: Floats2
+    """[rows, 2] what `zero_s` says of a unit of each row."""
+    zero_stages: Floats
+    """[rows] ZeRO stage for which it said that; -1 where these are costs of another unit."""
     keys: Ints2
     """[rows, 2] hashes of all that these costs depend on; zeros where there are none."""
     covered: Mask
@@ -62,7 +67,7 @@ class Workspace(NamedTuple):
     parts: Annotated[Rows, rows_type(PART_DTYPE)]
     """[parts] see `PartRow`."""
     tried: Annotated[Rows, rows_type(UNIT_COST_DTYPE)]
-    """[1] scratch: costs of a unit in one mode of several."""
+    """[2] scratch: costs of a unit, and those in one mode of several."""
     home: Ints
     """[units] pipeline rank of each unit."""
     prepared: Ints2
@@ -72,6 +77,8 @@ class Workspace(NamedTuple):
     """[axes] scratch for a placement."""
     tied: Annotated[Rows, rows_type(TIE_DTYPE)]
     """[pairs of units that share a parameter] see `TieRow`."""
+    tied_key: Ints
+    """[2] hashes of all that `tied` depends on; zeros where it holds nothing."""
     alone: Annotated[Rows, rows_type(READING_DTYPE)]
     """[axes] scratch: how one unit reads a tied parameter."""
     together: Annotated[Rows, rows_type(READING_DTYPE)]
@@ -108,15 +115,18 @@ def new_workspace(compiled):
         draft=new_draft(compiled),
         counts=np.zeros(1, COUNTS),
         rows=np.empty(num_units, ROW),
-        costs=np.empty(num_units, UNIT_COST_DTYPE),
+        costs=np.empty(num_units, UNIT_IN_STEP_DTYPE),
+        zero_s=np.empty((num_units, 2)),
+        zero_stages=np.empty(num_units),
         keys=np.zeros((num_units, 2), np.int64),
         covered=np.empty(num_units, np.bool_),
         parts=np.empty(num_units, PART_DTYPE),
-        tried=np.empty(1, UNIT_COST_DTYPE),
+        tried=np.empty(2, UNIT_COST_DTYPE),
         home=np.empty(num_units, np.int64),
         prepared=np.full((num_types, 3), -1),
         incoming=np.empty(num_axes, np.int64),
         tied=np.zeros(space.tied.shape[0], TIE_DTYPE),
+        tied_key=np.zeros(2, np.int64),
         alone=np.empty(num_axes, READING_DTYPE),
         together=np.empty(num_axes, READING_DTYPE),
         tied_shares=np.empty(3, SHARE_DTYPE),
