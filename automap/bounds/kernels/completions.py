@@ -17,6 +17,7 @@ from automap.bounds.kernels.known_plans import KNOWN, compare, find_best, worth
 from automap.bounds.kernels.step_many import EPISODES, WAIT
 from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Floats, Ints, Ints2, Mask, tuple_type
+from automap.price.kernels.hashes import SEEDS, mix
 from automap.space.group_flow import FLOW, GroupFlow
 from automap.space.kernels.draft import DRAFT, pick_all
 from automap.space.kernels.layout import decide_stages, hash_meshes
@@ -24,7 +25,7 @@ from automap.space.kernels.levels import nearest_legal
 from automap.space.kernels.price_one import cost_rows, finish, price_one
 from automap.space.kernels.records import COMPILED, SPACE
 from automap.space.kernels.stepper import decide, is_idle, legal_values
-from automap.space.kernels.unit_cache import REMEMBERED_PLANS, SEEDS, mix
+from automap.space.kernels.unit_cache import REMEMBERED_PLANS
 from automap.space.kernels.workspace import Workspace, new_workspace, set_rows
 
 

@@ -11,9 +11,19 @@ from numba import boolean, float64, int64, void
 
 from automap.jit import borrowing
 from automap.price.kernels.gradients import add_elements, add_reduction
+from automap.price.kernels.hashes import mix
 from automap.price.kernels.operators import operator_s
 from automap.price.kernels.placements import local_bytes, place_operands
-from automap.price.kernels.records import ATTENTION, BOUNDARY, CARRIED, KERNEL, PARAMETER, PRODUCT, TABLES
+from automap.price.kernels.records import (
+    ATTENTION,
+    BATCHED_PRODUCT,
+    BOUNDARY,
+    CARRIED,
+    KERNEL,
+    PARAMETER,
+    PRODUCT,
+    TABLES,
+)
 from automap.price.kernels.resharding import convert_operand, differs, exchange_inside, is_shared
 from automap.price.kernels.saved_activations import NOT_SAVED, note, own_part, take_noted
 from automap.price.kernels.stage_records import HARDWARE, STAGE, UNIT
@@ -75,11 +85,15 @@ def shard_unit(tables, unit, stage, again, workspace):
             signatures = unit.chosen[op - first]
             for a in range(signatures.shape[0]):
                 workspace.priced[op, a] = signatures[a]
-            _work(tables, op, signatures, stage, workspace)
+            _remember(tables, op, signatures, start, stop, stage, workspace)
         if workspace.stale[op] or workspace.changed[op]:
             own, joined, both = workspace.own_numbers[op], workspace.joined_numbers[op], workspace.both[op]
-            for c in range(both.shape[0]):
-                both[c] = own[c] + joined[c]
+            if workspace.joins[op]:
+                for c in range(both.shape[0]):
+                    both[c] = own[c] + joined[c]
+            else:
+                for c in range(both.shape[0]):
+                    both[c] = own[c]
     total = workspace.totals_numbers[first]
     # Lengths that the compiler does not know: it makes vector instructions of such loops, and unrolls the others.
     for c in range(total.shape[0]):
@@ -123,12 +137,43 @@ def _list_rows(tables, unit, workspace):
     workspace.num_entering[unit.first], workspace.num_saved[unit.first] = num_entering, num_saved
 
 
-@borrowing(void(TABLES, int64, int64[::1], STAGE, UNIT_WORKSPACE), inner=True)
-def _work(tables, op, signatures, stage, workspace):
+@borrowing(void(TABLES, int64, int64[::1], int64, int64, STAGE, UNIT_WORKSPACE), inner=True)
+def _remember(tables, op, signatures, start, stop, stage, workspace):
+    """`_work`, or what is remembered of it where that is less work: of products and attention."""
+    memory, surroundings = workspace.memory, workspace.surroundings
+    is_known = memory.keys.shape[0] > 0 and surroundings[0] != 0
+    if not is_known or tables.kernels[op].kind not in (PRODUCT, BATCHED_PRODUCT, ATTENTION):
+        _work(tables, op, signatures, start, stop, stage, workspace)
+        return
+    one, two = mix(surroundings[0], surroundings[1], op)
+    undecided = False
+    for a in range(signatures.shape[0]):
+        one, two = mix(one, two, signatures[a])
+        undecided = undecided or (signatures[a] < 0 and stage.axes[a] > 1.0)
+    one |= 1
+    place, inside = two & (memory.keys.shape[0] - 1), tables.operands.shape[0] + op
+    if memory.keys[place, 0] == one and memory.keys[place, 1] == two:
+        workspace.undecided[op] = undecided
+        workspace.own[op] = memory.own[place]
+        workspace.moves[inside] = memory.moves[place]
+        if memory.moves[place]:
+            workspace.resharded[inside] = memory.inside[place]
+        return
+    _work(tables, op, signatures, start, stop, stage, workspace)
+    memory.keys[place, 0], memory.keys[place, 1] = one, two
+    memory.own[place] = workspace.own[op]
+    memory.moves[place] = workspace.moves[inside]
+    memory.inside[place] = workspace.resharded[inside]
+
+
+@borrowing(void(TABLES, int64, int64[::1], int64, int64, STAGE, UNIT_WORKSPACE), inner=True)
+def _work(tables, op, signatures, start, stop, stage, workspace):
     """Writes what one operator adds to its unit by its own signature: `own`, and what moves inside it.
 
     Args:
         signatures: [axes] signature of the operator on each axis; -1 where it is undecided.
+        start: first operand row of the unit.
+        stop: one past its last operand row.
         workspace: with the operands of the unit placed.
     """
     operator = tables.operators[op]
@@ -163,6 +208,8 @@ def _work(tables, op, signatures, stage, workspace):
         if tensor.role == PARAMETER and operand.earlier < 0:
             add_elements(tensor.fixed_elements, workspace.placement[row], stage, own)
             own.num_parameters += tensor.num_parameters
+            if tensor.has_gradient == 1 and operand.next_reader < 0:
+                add_reduction(tables, row, start, stop, stage, workspace, own)
     # A result stands for itself and its gradient: two of them are counted.
     of_loss = 0.5 * stage.hardware.loss_bytes / stage.hardware.element_bytes * scores
     own.workspace_bytes = max(own.workspace_bytes, of_loss)
@@ -195,14 +242,18 @@ def _join(tables, op, start, stop, stage, workspace):
     """
     operands, placement, gradient = tables.operands, workspace.placement, workspace.gradient
     joined, numbers = workspace.joined[op], workspace.joined_numbers[op]
-    for c in range(numbers.shape[0]):
-        numbers[c] = 0.0
+    if workspace.joins[op]:
+        for c in range(numbers.shape[0]):
+            numbers[c] = 0.0
+    workspace.joins[op] = False
     for row in range(tables.operators[op].first_operand, tables.operators[op].end):
         operand = operands[row]
         tensor = tables.tensors[operand.tensor]
         workspace.moves[row] = False
         if tensor.role == PARAMETER:
-            if operand.earlier < 0 and tensor.has_gradient == 1:
+            # `_work` adds those that depend on the signature of this operator alone.
+            if operand.earlier < 0 and tensor.has_gradient == 1 and operand.next_reader >= 0:
+                workspace.joins[op] = True
                 add_reduction(tables, row, start, stop, stage, workspace, joined)
             continue
         source = operand.maker
@@ -216,6 +267,7 @@ def _join(tables, op, start, stop, stage, workspace):
                     given[a] = BROADCAST if summed else gradient[row, a]
             moves = differs(placement[source], placement[row]) or differs(given, gradient[source])
             if moves and not is_shared(tables, row, start, workspace):
+                workspace.joins[op] = True
                 sent = workspace.resharded[row]
                 workspace.moves[row] = convert_operand(
                     tables, row, placement[source], given, stage, workspace, sent, joined

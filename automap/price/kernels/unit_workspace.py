@@ -26,6 +26,26 @@ from automap.price.kernels.cost_records import (
 from automap.price.kernels.records import TABLES
 
 
+class OperatorMemory(NamedTuple):
+    """What operators add to their units by their own signatures, found by two hashes of all that it depends on.
+
+    A later entry takes the place of an earlier one. With no entries nothing is remembered.
+    """
+
+    keys: Ints2
+    """[entries, 2] hashes; zeros where there is nothing. Their number is a power of two, or 0."""
+    own: Annotated[Rows, UNIT_COST[::1]]
+    """[entries] see `UnitWorkspace.own`."""
+    inside: Annotated[Rows, RESHARDED[::1]]
+    """[entries] cost of what is exchanged inside the operator, forward."""
+    moves: Mask
+    """[entries] whether anything is."""
+
+
+OPERATOR_MEMORY = tuple_type(OperatorMemory)
+"""numba's type of `OperatorMemory`."""
+
+
 class UnitWorkspace(NamedTuple):
     """Arrays over operators, operands and tensors; the lists of a unit begin at its first operand row."""
 
@@ -58,6 +78,8 @@ class UnitWorkspace(NamedTuple):
     """[operators] whether these are others now, so that `own` is written."""
     stale: Mask
     """[operators] whether `joined` is written."""
+    joins: Mask
+    """[operators] whether `joined` holds anything but zeros."""
     undecided: Mask
     """[operators] whether a signature is undecided."""
     num_entering: Ints
@@ -86,6 +108,11 @@ class UnitWorkspace(NamedTuple):
     """[4] scratch for the local extents of a product, by class of loop."""
     times: Floats
     """[3] scratch for seconds forward, backward, and of the latter for weights."""
+    memory: OperatorMemory
+    """What was worked out before."""
+    surroundings: Ints
+    """[2] hashes of the axes, ZeRO axes, hardware and samples that units are priced on; zeros where they are not said,
+    and nothing is remembered."""
     recorder: Recorder
     """List of the collectives that are priced."""
 
@@ -94,12 +121,33 @@ UNIT_WORKSPACE = tuple_type(UnitWorkspace)
 """numba's type of `UnitWorkspace`."""
 
 
+@kernel(OPERATOR_MEMORY(int64))
+def new_operator_memory(entries):
+    """Memory of so many operators, a power of two or 0."""
+    return OperatorMemory(
+        np.zeros((entries, 2), np.int64),
+        np.empty(entries, UNIT_COST_DTYPE),
+        np.empty(entries, RESHARDED_DTYPE),
+        np.empty(entries, np.bool_),
+    )
+
+
 @kernel(UNIT_WORKSPACE(TABLES, int64, int64))
 def new_unit_workspace(tables, num_axes, capacity):
-    """Memory for all unit types of `tables`.
+    """Memory for all unit types of `tables`, which remembers no operators.
 
     Args:
         capacity: collectives that can be written down.
+    """
+    return remembering_workspace(tables, num_axes, capacity, new_operator_memory(0))
+
+
+@kernel(UNIT_WORKSPACE(TABLES, int64, int64, OPERATOR_MEMORY), inner=True)
+def remembering_workspace(tables, num_axes, capacity, memory):
+    """Memory for all unit types of `tables`, see `new_unit_workspace`.
+
+    Args:
+        memory: operators that are remembered; no collectives inside those are written down.
     """
     operators = tables.operators.shape[0]
     operands = tables.operands.shape[0]
@@ -122,6 +170,7 @@ def new_unit_workspace(tables, num_axes, capacity):
         np.empty((operators, num_axes), np.int64),
         np.empty(operators, np.bool_),
         np.empty(operators, np.bool_),
+        np.ones(operators, np.bool_),
         np.empty(operators, np.bool_),
         np.empty(operators, np.int64),
         np.empty(operators, np.int64),
@@ -136,5 +185,7 @@ def new_unit_workspace(tables, num_axes, capacity):
         np.empty((3, num_axes), np.int64),
         np.empty(4),
         np.empty(3),
+        memory,
+        np.zeros(2, np.int64),
         Recorder(np.empty(capacity, COLLECTIVE_DTYPE), np.zeros(1, np.int64)),
     )

@@ -10,10 +10,11 @@ from numba import boolean, int64, void
 from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Ints, Ints2, Mask, tuple_type
 from automap.price.kernels.cost_records import MAX_AXES
+from automap.price.kernels.hashes import mix, scramble
 from automap.space.kernels.layout import Layout, hash_meshes, new_layout
 from automap.space.kernels.masks import assign, signature_mask
 from automap.space.kernels.records import COMPILED, SPACE
-from automap.space.kernels.unit_cache import BITS, REMEMBERED_LEGAL, mix, scramble
+from automap.space.kernels.unit_cache import BITS, REMEMBERED_LEGAL
 
 
 class Draft(NamedTuple):

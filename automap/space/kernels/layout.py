@@ -9,10 +9,10 @@ from numba import boolean, int64, types, void
 
 from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Floats, Floats2, Ints, Mask, Rows, rows_type, tuple_type
+from automap.price.kernels.hashes import SEEDS, mix
 from automap.schedule import INTERLEAVED
 from automap.space.kernels.cuts import cut_shares, nth_cut
 from automap.space.kernels.records import SPACE
-from automap.space.kernels.unit_cache import SEEDS, mix
 
 FRAME = np.dtype(
     [

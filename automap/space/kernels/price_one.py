@@ -14,6 +14,7 @@ from numba import boolean, float64, int64, types, void
 
 from automap.jit import borrowing
 from automap.price.kernels.collectives import SUMMED
+from automap.price.kernels.hashes import SEEDS, mix
 from automap.price.kernels.passes import add_unit, begin_passes, end_passes, write_unit, zero_s
 from automap.price.kernels.placements import write_crossing
 from automap.price.kernels.shard_unit import shard_unit
@@ -24,7 +25,7 @@ from automap.price.kernels.tied_parameters import begin, read_too, write_share, 
 from automap.price.kernels.unit import unit_cost
 from automap.space.kernels.layout import look_from
 from automap.space.kernels.records import COMPILED
-from automap.space.kernels.unit_cache import REMEMBERED, SEEDS, mix
+from automap.space.kernels.unit_cache import REMEMBERED
 from automap.space.kernels.workspace import WORKSPACE
 from ir.factors import PARTIAL
 
@@ -119,6 +120,10 @@ def _cost_row(compiled, number, workspace):
     zero_axes = 0
     for a in range(layout.zero_axes.shape[0]):
         zero_axes = 2 * zero_axes + int64(layout.zero_axes[a])
+    one, two = mix(SEEDS[0], SEEDS[1], at)
+    one, two = mix(one, two, samples)
+    one, two = mix(one, two, zero_axes)
+    workspace.unit.surroundings[0], workspace.unit.surroundings[1] = one | 1, two
     prepared = workspace.prepared[row.type]
     is_known = prepared[0] == at and prepared[1] == samples and prepared[2] == zero_axes
     prepared[0], prepared[1], prepared[2] = at, samples, zero_axes

@@ -30,6 +30,7 @@ from automap.price.kernels.array_types import (
 from automap.price.kernels.cost_records import SETTINGS, UNIT_IN_STEP
 from automap.price.kernels.records import Arrays
 from automap.price.kernels.stage_records import HARDWARE, LINK
+from automap.price.kernels.unit_workspace import OperatorMemory
 
 
 class FirstSlots(NamedTuple):
@@ -232,6 +233,8 @@ class UnitCache(NamedTuple):
     """[REMEMBERED] what a step depends on of the costs of the unit, see `UnitInStepRow`."""
     covered: Mask
     """[REMEMBERED] whether the unit is recomputed as a whole."""
+    operators: OperatorMemory
+    """What operators add to their units by their own signatures."""
     legal: Ints2
     """[REMEMBERED_LEGAL, 3] hashes of a linkage group on meshes of stages; legal signatures there, as bits."""
     plans: Ints2

@@ -25,7 +25,7 @@ from automap.price.kernels.cost_records import (
     UNIT_IN_STEP_DTYPE,
 )
 from automap.price.kernels.step_records import StepWorkspace, new_step_workspace
-from automap.price.kernels.unit_workspace import UnitWorkspace, new_unit_workspace
+from automap.price.kernels.unit_workspace import UnitWorkspace, remembering_workspace
 from automap.space.kernels.draft import Draft, new_draft
 from automap.space.kernels.levels import mode_of
 from automap.space.kernels.records import COMPILED, SPACE
@@ -131,7 +131,7 @@ def new_workspace(compiled):
         together=np.empty(num_axes, READING_DTYPE),
         tied_shares=np.empty(3, SHARE_DTYPE),
         step=new_step_workspace(most, most),
-        unit=new_unit_workspace(tables, num_axes, 0),
+        unit=remembering_workspace(tables, num_axes, 0, compiled.cache.operators),
         seen=np.empty(2),
         least=np.empty(most, np.int64),
         rest=np.empty(num_units + 1),
