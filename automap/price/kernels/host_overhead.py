@@ -5,7 +5,7 @@ The host launches kernels and collectives; it runs ahead of the device or holds 
 
 from __future__ import annotations
 
-from numba import float64, void
+from numba import boolean, float64, void
 
 from automap.jit import borrowing
 from automap.price.kernels.cost_records import UNIT_COST
@@ -23,12 +23,13 @@ def _overlapped(device_s, host_s, exponent):
     return larger * (1.0 + (smaller / larger) ** exponent) ** (1.0 / exponent)
 
 
-@borrowing(void(float64, HARDWARE, UNIT_COST), inner=True)
-def add_host_waits(relaunched, hardware, cost):
+@borrowing(void(float64, boolean, HARDWARE, UNIT_COST), inner=True)
+def add_host_waits(relaunched, apart, hardware, cost):
     """Writes how much longer host and device take together than the device alone.
 
     Args:
         relaunched: kernels that recomputation launches again.
+        apart: whether gradients of inputs and of weights may be computed apart; else these waits are left at 0.
         cost: cost of a unit; its waits for the host are written.
     """
     forward = cost.forward_s
@@ -44,8 +45,9 @@ def add_host_waits(relaunched, hardware, cost):
     launched = hardware.host_backward * cost.launched + relaunched
     host = kernel_s * launched + hardware.host_collective_s * cost.backward_waits
     cost.backward_host_s = _overlapped(backward, host, exponent) - backward
-    # Run apart, each part waits for the launches of its own kernels.
-    apart = kernel_s * hardware.host_backward * cost.weight_kernels
-    cost.weight_host_s = _overlapped(cost.weight_s, apart, exponent) - cost.weight_s
-    others += cost.input_s
-    cost.input_host_s = _overlapped(others, max(0.0, host - apart), exponent) - others
+    if apart:
+        # Each part waits for the launches of its own kernels.
+        of_weights = kernel_s * hardware.host_backward * cost.weight_kernels
+        cost.weight_host_s = _overlapped(cost.weight_s, of_weights, exponent) - cost.weight_s
+        others += cost.input_s
+        cost.input_host_s = _overlapped(others, max(0.0, host - of_weights), exponent) - others

@@ -108,6 +108,8 @@ class UnitWorkspace(NamedTuple):
     """[4] scratch for the local extents of a product, by class of loop."""
     times: Floats
     """[3] scratch for seconds forward, backward, and of the latter for weights."""
+    apart: Mask
+    """[1] whether gradients of inputs and of weights may be computed apart, see `add_host_waits`."""
     memory: OperatorMemory
     """What was worked out before."""
     surroundings: Ints
@@ -185,6 +187,7 @@ def remembering_workspace(tables, num_axes, capacity, memory):
         np.empty((3, num_axes), np.int64),
         np.empty(4),
         np.empty(3),
+        np.ones(1, np.bool_),
         memory,
         np.zeros(2, np.int64),
         Recorder(np.empty(capacity, COLLECTIVE_DTYPE), np.zeros(1, np.int64)),

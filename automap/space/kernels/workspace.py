@@ -26,6 +26,7 @@ from automap.price.kernels.cost_records import (
 )
 from automap.price.kernels.step_records import StepWorkspace, new_step_workspace
 from automap.price.kernels.unit_workspace import UnitWorkspace, remembering_workspace
+from automap.schedule import ZB1P, ZB2P
 from automap.space.kernels.draft import Draft, new_draft
 from automap.space.kernels.levels import mode_of
 from automap.space.kernels.records import COMPILED, SPACE
@@ -139,6 +140,10 @@ def new_workspace(compiled):
         ranks=np.empty(most, RANK_COST_DTYPE),
     )
     workspace.settings[0] = space.settings
+    workspace.unit.apart[0] = False
+    for kind in space.schedules:
+        if kind in (ZB1P, ZB2P):
+            workspace.unit.apart[0] = True
     return workspace
 
 
