@@ -44,8 +44,10 @@ MAX_BYTES = 16 << 20
 """Bytes of the largest file that is read (assumed)."""
 MAX_CROSSING = 8
 """Largest number of tensors in one Bundle (assumed)."""
-MIN_CUT_SHARE = 1 / 8
-"""Share of the measured time that makes a cut worth having (assumed); see `_cuts`."""
+MIN_CUT_SHARE = 1 / 64
+"""Share of the measured time that makes a cut worth having; see `_cuts`. With 1/8, ResNet-50 is not cut inside its
+residual blocks, and pipelines of 4, 8 and 16 stages take 7, 22 and 93 % longer (`benchmarks/finer_pipelines.py
+branches`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +256,7 @@ def _cuts(layers: Sequence[_Layer], last: Mapping[str, int], seconds: Sequence[f
 
     Where one tensor crosses, the cut needs no help. Where several do, a cut is worth having unless better ones are
     near: it is left out when fewer tensors cross at a place before and at a place behind it with less than
-    `MIN_CUT_SHARE` of all measured time between the two (the inside of a residual block), when more than
+    `MIN_CUT_SHARE` of all measured time between the two (the inside of a short branch), when more than
     `MAX_CROSSING` cross, or when no layer with parameters stands between it and the next cut.
     """
     places = len(layers) - 1

@@ -246,6 +246,14 @@ class Meshes:
     def _refuse(self) -> None:
         devices, batch = self.problem.cluster.num_devices, self.problem.training.global_batch
         self.constrained.explain(self.degrees)
+        pp = self.problem.hints.fix.pp
+        if pp is not None and pp > self.num_units:
+            raise ProblemError(
+                f"the model can be cut into {self.num_units} stages at most",
+                field="hints.fix.pp",
+                value=pp,
+                repair=f"Use at most {self.num_units} stages, which `automap inspect` counts as units.",
+            )
         names = ("dp", "cp", "ep", "tp", "pp", "num_micro_batches")
         fixed = {name: getattr(self.problem.hints.fix, name) for name in names}
         named = {k: v for k, v in fixed.items() if v is not None}
