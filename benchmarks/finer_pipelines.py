@@ -6,7 +6,7 @@
 For each pair of a model and a cluster, and each seed, a portfolio searches a coarser and a finer space, with equal
 budgets in evaluations. `levels`: in the coarser space a pipeline rank has one recompute mode for all of its units (the
 pruning rule `one_mode_a_rank`). `uneven-shards`: every dim that is split divides by its ranks. `branches`: measured
-layers of residual networks (PipeDream's profiles, from FOLDER) are cut between blocks only, in pipelines of single
+layers of residual networks (PipeDream's profiles, from FOLDER) are hardly cut inside blocks, in pipelines of single
 devices. `half-layers`: what is not built, pipelines that are cut also inside repeated blocks, wherever one tensor
 crosses (between attention and MLP); under recomputation each part keeps its input there. Prints both step times in the
 mean over the seeds, how much faster the second is, the spread of the seeds, the fullest device, and the
@@ -90,7 +90,7 @@ PAIRS = {"levels": MEMORY_BINDS, "uneven-shards": ODD_VOCABULARY, "branches": RE
 PROFILED_BATCH = 64
 """Samples of the mini-batches of PipeDream's profiles."""
 BETWEEN_BLOCKS = 1 / 8
-"""Share of the measured time between two cuts of fewer tensors with which no residual block is cut inside."""
+"""Share of the measured time between two cuts of less with which hardly any residual block is cut inside."""
 
 
 def searched(problem: Problem, budget: Budget, seed: int, choice: str, *, finer: bool) -> SearchResult | None:

@@ -57,6 +57,13 @@ def test_more_stages_than_units_are_refused_by_their_name(mlp, space):
     assert (caught.value.field, caught.value.value) == ("hints.fix.pp", "4")
 
 
+def test_unlike_units_may_have_any_small_number_of_virtual_stages(mlp, space):
+    """Eleven unlike layers and the loss on two ranks: six units each, of which three chunks are no divisor of eleven."""
+    s = space(mlp(tuple(range(16, 200, 16))), "2xA100", 4, pp=2, num_micro_batches=4)
+    assert s.num_units == 12
+    assert {shape.virtual for shape in s.shapes} == {1, 2, 3, 4, 6}
+
+
 def test_every_cut_is_there(mlp, space):
     s = space(mlp((16,) * 7), "2xA100", 2, pp=2, num_micro_batches=1, recompute="none")
     shape = next(x for x in s.shapes if x.virtual == 1)
