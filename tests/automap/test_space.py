@@ -58,7 +58,7 @@ def test_more_stages_than_units_are_refused_by_their_name(mlp, space):
 
 
 def test_unlike_units_may_have_any_small_number_of_virtual_stages(mlp, space):
-    """Eleven unlike layers and the loss on two ranks: six units each, of which three chunks are no divisor of eleven."""
+    """Eleven unlike layers and the loss on two ranks: six units each, which four chunks do not divide."""
     s = space(mlp(tuple(range(16, 200, 16))), "2xA100", 4, pp=2, num_micro_batches=4)
     assert s.num_units == 12
     assert {shape.virtual for shape in s.shapes} == {1, 2, 3, 4, 6}
