@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from automap.bounds.partial_plans import BoundTable
 from automap.price.kernels.collectives import UNKNOWN
 from automap.price.kernels.cost_records import UNIT_COST_DTYPE
 from automap.price.kernels.shard_unit import shard_unit
@@ -48,3 +49,19 @@ def test_a_unit_priced_again_costs_what_it_costs_from_nothing(model, trainer, sp
             changed += not np.array_equal(mine, previous)
             previous = mine
     assert changed > 100
+
+
+def test_what_is_remembered_of_operators_changes_no_price(space):
+    """Bounds and prices of one space in turn, on several meshes, against those of spaces that remember nothing yet."""
+
+    def new():
+        return space(zoo.build("gpt2"), "2x4xA100-80GB@25Gbit", 32, num_micro_batches=4)
+
+    used, rng = new(), np.random.default_rng(11)
+    plans = used.random_batch(rng, 60)
+    first = BoundTable(used).shape_bounds
+    seen = used.price(plans)
+    assert np.array_equal(BoundTable(used).shape_bounds, first)
+    assert np.array_equal(used.price(plans[::-1])[::-1], seen)
+    assert np.array_equal(np.concatenate([new().price(plan[None]) for plan in plans[:12]]), seen[:12])
+    assert len(np.unique(seen[:, 0])) > 30

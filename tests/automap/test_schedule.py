@@ -28,7 +28,7 @@ def run(kind, pp, m, seconds, send=None, kept=None, *, program=NO_PROGRAM):
     chunks = seconds.shape[1]
     counts = np.empty((4, chunks))
     order = Order(KINDS[kind], m, program)
-    count_actions(order, counts)
+    count_actions(order, counts.shape[1], counts)
     busy, ends, peak = np.zeros(pp), np.zeros(pp), np.zeros(pp)
     for chunk in range(chunks):
         for word in range(4):

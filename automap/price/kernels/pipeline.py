@@ -30,7 +30,7 @@ from automap.schedule import (
 _pattern = borrowing(types.UniTuple(int64, 2)(int64, int64, int64, int64), inner=True)(pattern)
 
 
-@borrowing(void(ORDER, int64, float64[:, ::1]), inner=True)
+@borrowing(void(ORDER, int64, float64[:, ::1]))
 def count_actions(order, num_chunks, counts):
     """Writes how often each chunk does each word of `automap.schedule`, [words, chunks or more]."""
     kind, num_micro_batches, program = order
