@@ -15,7 +15,6 @@ from automap.errors import NothingFits, ProblemError
 from automap.plan import Plan
 from automap.price.estimate import price
 from automap.problem import Problem
-from automap.space.templates import templates
 from automap.space.space import PlanSpace
 from automap.space.templates import templates
 
@@ -161,8 +160,9 @@ def test_a_given_plan_is_a_start(gpt):
 def test_templates_are_priced_once_where_nothing_fits(gpt, searcher, monkeypatch):
     listed = []
     monkeypatch.setattr("agents.incumbent.templates", lambda space: listed.append(space) or templates(space))
+    large = problem(gpt(layers=2, hidden=8192, heads=64, seq=2048), "2xP100", 2)
     with pytest.raises(NothingFits):
-        search(problem(gpt(layers=2, hidden=8192, heads=64, seq=2048), "2xP100", 2), Budget.parse(20), searcher=searcher)
+        search(large, Budget.parse(20), searcher=searcher)
     assert len(listed) == 1
 
 
