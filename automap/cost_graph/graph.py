@@ -24,10 +24,12 @@ import numpy as np
 
 from automap.arrays import Floats, Ints
 from automap.cost_graph.factors import Conversion, Factor, Payers
-from automap.cost_graph.group_costs import GroupCosts, joint_values
+from automap.cost_graph.group_costs import GroupCosts, alone, joint_values
+from automap.cost_graph.routes import Routes
 from automap.cost_graph.unit_rows import UnitRows
 from automap.cost_graph.weighted_graph import GraphBuilder, WeightedGraph
 from automap.price.evaluator import blank
+from automap.price.kernels.stage_records import Stage
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan, UnitCall
 from automap.space.space import PlanSpace, Values
 
@@ -44,6 +46,7 @@ class CostGraphCache:
         self.space = space
         self.costs: dict[tuple[object, ...], GroupCosts] = {}
         self._legal: dict[tuple[bytes, bytes], tuple[Ints, ...]] = {}
+        self._routes: dict[tuple[bytes, ...], Routes] = {}
 
     def legal(self, skeleton: Values) -> tuple[Ints, ...]:
         """`joint_values` of a skeleton."""
@@ -52,6 +55,13 @@ class CostGraphCache:
         if key not in self._legal:
             self._legal[key] = joint_values(self.space, skeleton)
         return self._legal[key]
+
+    def routes(self, legal: tuple[Ints, ...], stage: Stage) -> Routes:
+        """The routes of tensors under these values on a stage."""
+        key = (*(values.tobytes() for values in legal), alone(stage).tobytes())
+        if key not in self._routes:
+            self._routes[key] = Routes(self.space, legal, alone(stage))
+        return self._routes[key]
 
 
 class CostGraph:
@@ -104,7 +114,9 @@ class CostGraph:
                 elif key not in cache.costs:
                     if len(cache.costs) >= MAX_CACHED:
                         cache.costs.pop(next(iter(cache.costs)))
-                    cache.costs[key] = GroupCosts(self.space, cache.legal(self.skeleton), lowered.stages[row.rank])
+                    legal, stage = cache.legal(self.skeleton), lowered.stages[row.rank]
+                    routes = cache.routes(legal, stage)
+                    cache.costs[key] = GroupCosts(self.space, legal, stage, routes=routes)
                 found.setdefault(key, cache.costs[key])
             of_rows.append(found[key])
         return of_rows
