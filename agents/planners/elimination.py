@@ -145,11 +145,11 @@ def solve(graph: CostGraph, weights: Floats, start: Sequence[int]) -> tuple[Pick
 
     Args:
         graph: cost graph of the skeleton.
-        weights: [rows, columns] worth of one unit of each cost, see `CostGraph.scalars`.
+        weights: [rows, columns] worth of one unit of each cost, see `CostGraph.weighted`.
         start: an assignment.
     """
     small = reduced(graph, weights, start)
-    found, is_proven = least(small.scalars, small.best)
+    found, is_proven = (small.best, True) if small.is_decided else least(small.scalars, small.best)
     return small.picked(found), is_proven and small.is_exact
 
 

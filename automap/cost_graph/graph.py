@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from automap.arrays import Floats, Ints
-from automap.cost_graph.factors import Conversion, Factor, Payers
+from automap.cost_graph.factors import Conversion, Factor, Payers, Worth
 from automap.cost_graph.group_costs import GroupCosts, alone, joint_values
 from automap.cost_graph.routes import Routes
 from automap.cost_graph.unit_rows import UnitRows
@@ -98,6 +98,10 @@ class CostGraph:
         self.payers: list[Payers] = []
         self._alike: list[int] = []
         self.factors = tuple(self._paid_factors())
+        # [payers, modes, rows] which rows pay, by the recompute mode in which they are.
+        self._pays = np.zeros((len(self.payers), len(RECOMPUTE_MODES), len(self._rows)))
+        for number, payers in enumerate(self.payers):
+            self._pays[number, payers.modes, payers.rows] = 1.0
 
     def _group_costs(self, lowered: LoweredPlan, cache: CostGraphCache) -> list[GroupCosts]:
         """[rows] group costs on the rank of each row; beyond `MOST_STAGES` unlike ranks, those of another rank."""
@@ -210,12 +214,13 @@ class CostGraph:
             weights: [rows, columns] worth of one unit of each cost, none negative.
         """
         nodes = [np.zeros(len(node.values)) for node in self.nodes]
-        worth = [payers.worth(weights) for payers in self.payers]
+        worth = [Worth(of_modes) for of_modes in np.tensordot(self._pays, weights, axes=1)]
         for number in self._alike:
-            first = int(self.payers[number].rows[0])
+            first, of_modes = int(self.payers[number].rows[0]), worth[number].of_modes
+            paid = np.flatnonzero(of_modes.any(axis=1)).tolist()
             for n in self._nodes_of(self._rows[first]):
-                for of_mode, costs in zip(worth[number], self._costs[first].nodes[n].costs, strict=True):
-                    nodes[n] += costs @ of_mode
+                for mode in paid:
+                    nodes[n] += self._costs[first].nodes[n].costs[mode] @ of_modes[mode]
         builder = GraphBuilder(nodes, self._costs[0].classes)
         for factor, number in self.factors:
             is_charged = isinstance(factor, Conversion) and factor.is_charged
