@@ -26,8 +26,9 @@ from agents.planners.promising import TRANSFERRED, like_the_best, promising_mesh
 from agents.planners.skeletons import SkeletonSearch
 from agents.sampling.expert import Grid
 from automap.arrays import Ints
+from automap.bounds.known_plans import best_known
 from automap.space.space import Values
-from envs.decision import Episodes
+from envs.decision import REFERENCE, Episodes
 from envs.hybrid import HybridDecisions
 
 SKELETONS = 24
@@ -54,12 +55,19 @@ def propose_and_solve(search: SkeletonSearch, templates: Grid, network: Proposal
     incumbent = search.incumbent
     with _share(incumbent):
         promising = promising_meshes(search.space, templates)
+        templates = _best(search, templates)
         alike = like_the_best(search.space, promising[:TRANSFERRED], search.plans().values)
         known = templates.joined(Grid(alike, search.space.price(alike)))
         proposed = _proposed(search, known, network, seed, SKELETONS, search.space.first.signature)
         _solve(search, proposed, _plans(alike), _plans(promising))
     with _share(incumbent):
         return _proposed(search, known, network, seed, PROPOSALS)
+
+
+def _best(search: SkeletonSearch, templates: Grid) -> Grid:
+    """The templates of which episodes know, see `best_known`."""
+    chosen = best_known(search.space, *templates, search.incumbent.table.first.time_s * REFERENCE)
+    return Grid(templates.values[chosen], templates.prices[chosen])
 
 
 def _share(incumbent: Incumbent) -> AbstractContextManager[None]:
