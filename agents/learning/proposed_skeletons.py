@@ -35,8 +35,10 @@ SKELETONS = 24
 """Number of skeletons that the network proposes before whole plans (assumed)."""
 SOLVED = 16
 """Number of these skeletons that are solved at most, the best first, and of promising meshes (assumed)."""
-SHARE, SECONDS = 0.125, 1.0
-"""Share of a budget, and seconds, that skeletons and whole plans have at most, each (assumed)."""
+SHARE = 0.125
+"""Share of a budget that skeletons and whole plans have at most, each (assumed)."""
+SKELETON_SECONDS, PLAN_SECONDS = 0.35, 0.3
+"""Seconds that skeletons and whole plans have at most."""
 
 
 def propose_and_solve(search: SkeletonSearch, templates: Grid, network: ProposalNetwork, *, seed: int) -> list[Values]:
@@ -53,14 +55,14 @@ def propose_and_solve(search: SkeletonSearch, templates: Grid, network: Proposal
         The distinct plans that fit, of those that the network decided or looked at as a whole; the best last.
     """
     incumbent = search.incumbent
-    with _share(incumbent):
+    with _share(incumbent, SKELETON_SECONDS):
         promising = promising_meshes(search.space, templates)
         templates = _best(search, templates)
         alike = like_the_best(search.space, promising[:TRANSFERRED], search.plans().values)
         known = templates.joined(Grid(alike, search.space.price(alike)))
         proposed = _proposed(search, known, network, seed, SKELETONS, search.space.first.signature)
         _solve(search, proposed, _plans(alike), _plans(promising))
-    with _share(incumbent):
+    with _share(incumbent, PLAN_SECONDS):
         return _proposed(search, known, network, seed, PROPOSALS)
 
 
@@ -70,11 +72,11 @@ def _best(search: SkeletonSearch, templates: Grid) -> Grid:
     return Grid(templates.values[chosen], templates.prices[chosen])
 
 
-def _share(incumbent: Incumbent) -> AbstractContextManager[None]:
+def _share(incumbent: Incumbent, seconds: float) -> AbstractContextManager[None]:
     left, left_s = incumbent.left, incumbent.left_s
     if left is not None:
         return incumbent.share(evaluations=int(SHARE * left), seconds=None if left_s is None else SHARE * left_s)
-    return incumbent.share(evaluations=None, seconds=SECONDS if left_s is None else min(SECONDS, SHARE * left_s))
+    return incumbent.share(evaluations=None, seconds=seconds if left_s is None else min(seconds, SHARE * left_s))
 
 
 def _solve(search: SkeletonSearch, proposed: Sequence[Values], *others: Sequence[Values]) -> None:
