@@ -386,9 +386,8 @@ class SkeletonSearch:
             picked = graph.picked(self.best[graph.skeleton][1]) if ranked else None
 
     def _repaired(self, plan: Sequence[int], values: Values) -> Values:
-        """The nearest legal plan to one whose signatures are those of the plan `values`."""
+        """The nearest legal plan to one whose signatures are those of the legal plan `values`."""
         first = self.space.first
-        # What stands before the first change stays legal.
         kept = next((at for at, (one, other) in enumerate(zip(plan, values, strict=True)) if one != other), len(values))
         if kept < first.cut:
             return self.space.repair(plan, kept)

@@ -9,11 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from automap.arrays import Floats, Ints, Mask
 from automap.cost_graph.kernels.group_costs import AGAIN, BACK, THERE
-from automap.price.lowered_plan import RECOMPUTE_MODES
 
 
 class Payers(NamedTuple):

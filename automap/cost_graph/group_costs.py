@@ -137,12 +137,18 @@ class GroupCosts:
     def _vary(self, unit_type: int, group: GroupValues, incoming: Ints, modes: Sequence[str]) -> Floats:
         """[modes, values, ways, columns] unit costs, see `vary`."""
         first, last = (int(x) for x in self.space.evaluator.tables.spans[unit_type : unit_type + 2])
-        masks = np.array([self.space.evaluator.masks(unit_type)[mode] for mode in modes])
+        # Where nothing is left of attention to run again, two modes are the same.
+        of_modes = [self.space.evaluator.masks(unit_type)[mode] for mode in modes]
+        distinct = {mask.tobytes(): mask for mask in of_modes}
+        masks = np.array(list(distinct.values()))
         out = np.empty((len(masks), len(group.values), len(incoming)), dtype=UNIT_COST_DTYPE)
         crossing = int(self.space.evaluator.tables.boundary_out[unit_type])
         unit = Unit(first, last, np.empty((last - first, len(self.space.axes)), dtype=np.int64))
         vary(self._tables, unit, self._stage, masks, group, incoming, crossing, out)
-        return numbers_of(out)
+        found: Floats = numbers_of(out)
+        if len(distinct) == len(of_modes):
+            return found
+        return found[[list(distinct).index(mask.tobytes()) for mask in of_modes]]
 
     def _build_nodes(self, legal: Sequence[Ints]) -> Iterator[Node]:
         unknown = np.full((1, len(self.space.axes)), UNKNOWN, dtype=np.int64)

@@ -158,17 +158,20 @@ class Reduced:
         return tuple(int(keep[v]) for keep, v in zip(self.values, found, strict=True))
 
 
-def reduced(graph: CostGraph, weights: Floats, start: Sequence[int], *, known: float = np.inf) -> Reduced:
+def reduced(
+    graph: CostGraph, weights: Floats, start: Sequence[int], *, known: float = np.inf, most: int = MANY_VALUES
+) -> Reduced:
     """The cost graph at some weights, without values that no optimum takes.
 
     Args:
         weights: [rows, columns] worth of one unit of each cost, none negative; see `CostGraph.weighted`.
         start: an assignment.
         known: cost of an assignment, if it is known.
+        most: largest number of values of a node that are kept, those with the least bounds.
     """
     weighted = graph.weighted(weights)
-    left, best, _ = candidates(weighted, start, known, MANY_VALUES)
-    is_exact = max(map(len, left)) < MANY_VALUES
+    left, best, _ = candidates(weighted, start, known, most)
+    is_exact = max(map(len, left)) < most
     at = [int(keep.searchsorted(v)) for keep, v in zip(left, best, strict=True)]
     for n, (keep, place) in enumerate(zip(left, at, strict=True)):
         if place == len(keep) or keep[place] != best[n]:
