@@ -1,20 +1,22 @@
 """What finer choices are worth: the same searches with and without them.
 
-    python benchmarks/finer_pipelines.py [levels | uneven-shards | half-layers] [--evaluations 1500] [--seeds 1]
-                                         [--pairs WORD]
+    python benchmarks/finer_pipelines.py [levels | uneven-shards | branches | half-layers] [--evaluations 1500]
+                                         [--seeds 1] [--pairs WORD] [--profiles FOLDER]
 
 For each pair of a model and a cluster, and each seed, a portfolio searches a coarser and a finer space, with equal
 budgets in evaluations. `levels`: in the coarser space a pipeline rank has one recompute mode for all of its units (the
-pruning rule `one_mode_a_rank`). `uneven-shards`: every dim that is split divides by its ranks. `half-layers`: what is
-not built, pipelines that are cut also inside repeated blocks, wherever one tensor crosses (between attention and MLP);
-under recomputation each part keeps its input there. Prints both step
-times in the mean over the seeds, how much faster the second is, the spread of the seeds, the fullest device, and the
+pruning rule `one_mode_a_rank`). `uneven-shards`: every dim that is split divides by its ranks. `branches`: measured
+layers of residual networks (PipeDream's profiles, from FOLDER) are hardly cut inside blocks, in pipelines of single
+devices. `half-layers`: what is not built, pipelines that are cut also inside repeated blocks, wherever one tensor
+crosses (between attention and MLP); under recomputation each part keeps its input there. Prints both step times in the
+mean over the seeds, how much faster the second is, the spread of the seeds, the fullest device, and the
 fastest plan. The committed figures are in benchmarks/results/.
 """
 
 import argparse
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 from unittest import mock
 
 from agents import Budget, search
@@ -28,6 +30,7 @@ from automap.space.target_limits import plan_space
 from envs.pruning import prune
 from ir import zoo
 from ir.blocks import repeats
+from ir.profile_import import MIN_CUT_SHARE, load_profile
 from service.strategy import strategy
 
 MEMORY_BINDS = (
@@ -75,7 +78,19 @@ PIPELINED = (
     ("gpt:layers=40,hidden=5120,heads=40,seq_len=2048", "4x8xA100-40GB", 128),
 )
 """The same, whose best plans known are pipelines."""
-PAIRS = {"levels": MEMORY_BINDS, "uneven-shards": ODD_VOCABULARY, "half-layers": PIPELINED}
+RESIDUAL = (
+    ("resnet50", "4xV100-16GB", 1024),
+    ("resnet50", "8xV100-16GB", 1024),
+    ("resnet50", "2x8xV100-16GB@25Gbit", 1024),
+    ("squeezenet1_0", "4xV100-16GB", 1024),
+    ("squeezenet1_0", "8xV100-16GB", 1024),
+)
+"""Profile, cluster, global batch."""
+PAIRS = {"levels": MEMORY_BINDS, "uneven-shards": ODD_VOCABULARY, "branches": RESIDUAL, "half-layers": PIPELINED}
+PROFILED_BATCH = 64
+"""Samples of the mini-batches of PipeDream's profiles."""
+BETWEEN_BLOCKS = 1 / 8
+"""Share of the measured time between two cuts of less with which hardly any residual block is cut inside."""
 
 
 def searched(problem: Problem, budget: Budget, seed: int, choice: str, *, finer: bool) -> SearchResult | None:
@@ -110,11 +125,25 @@ def fullest(plan: Plan) -> float:
     return max(rank.total / (rank.capacity - rank.reserve) for rank in plan.estimate.memory_bytes)
 
 
-def pair(asked: tuple[str, str, int], budget: Budget, seeds: range, choice: str) -> None:
+def built(asked: tuple[str, str, int], profiles: Path | None, *, finer: bool) -> Problem:
+    """The problem of a pair: a model of the zoo, or a profile as a pipeline of single devices."""
+    model, name, batch = asked
+    cluster = parse_cluster(name)
+    if profiles is None:
+        return Problem.build(zoo.build(model), cluster, {"global_batch": batch})
+    text = (profiles / f"{model}.txt").read_text()
+    with mock.patch("ir.profile_import.MIN_CUT_SHARE", MIN_CUT_SHARE if finer else BETWEEN_BLOCKS):
+        graph = load_profile(text, name=model, batch=PROFILED_BATCH)
+    return Problem.build(graph, cluster, {"global_batch": batch}, {"fix": {"pp": cluster.num_devices}})
+
+
+def pair(asked: tuple[str, str, int], budget: Budget, seeds: range, choice: str, profiles: Path | None = None) -> None:
     """Runs the searches of one pair and prints its line."""
     model, cluster, batch = asked
-    problem = Problem.build(zoo.build(model), parse_cluster(cluster), {"global_batch": batch})
-    found = [[searched(problem, budget, seed, choice, finer=finer) for seed in seeds] for finer in (False, True)]
+    found = []
+    for finer in (False, True):
+        problem = built(asked, profiles, finer=finer)
+        found.append([searched(problem, budget, seed, choice, finer=finer) for seed in seeds])
     name = f"{model[:3]} {problem.graph.num_parameters / 1e9:.1f} B" if ":" in model else model
     head = f"{name:12} {cluster:21} {batch:5}"
     times = [[r.plan.estimate.step_time_s for r in some if r and r.plan.estimate] for some in found]
@@ -138,12 +167,14 @@ def main() -> None:
     parser.add_argument("--evaluations", type=int, default=1500)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--pairs", default="", help="a word in the model or the cluster")
+    parser.add_argument("--profiles", type=Path, default=Path("../data/profiles/pipedream"))
     asked = parser.parse_args()
+    profiles = asked.profiles if asked.choice == "branches" else None
     budget = Budget(evaluations=asked.evaluations)
     print(f"{'model':12} {'cluster':21} {'batch':>5} {'without':>11} {'with':>11}   gain spread memory  plan")
     for one in PAIRS[asked.choice]:
         if asked.pairs in f"{one[0]} {one[1]}":
-            pair(one, budget, range(asked.seeds), asked.choice)
+            pair(one, budget, range(asked.seeds), asked.choice, profiles)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ Knows nothing of devices. Units inside: seconds and elements of one sample.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,8 +45,10 @@ MAX_BYTES = 16 << 20
 """Bytes of the largest file that is read (assumed)."""
 MAX_CROSSING = 8
 """Largest number of tensors in one Bundle (assumed)."""
-MIN_CUT_SHARE = 1 / 8
-"""Share of the measured time that makes a cut worth having (assumed); see `_cuts`."""
+MIN_CUT_SHARE = 1 / 64
+"""Share of the measured time that makes a cut worth having; see `_cuts`. With 1/8, ResNet-50 is hardly cut inside its
+residual blocks, and pipelines of 4, 8 and 16 stages take 2, 13 and 93 % longer (`benchmarks/finer_pipelines.py
+branches`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,8 @@ class _Builder:
         last = {t: i for i, layer in enumerate(layers) for t in layer.inputs}
         last.update(dict.fromkeys(results, len(layers)))
         now: dict[str, str] = {}
-        cuts = _cuts(layers, last, [self._seconds(layer) for layer in layers])
+        elements = {name: tensor.num_elements for name, tensor in self.tensors.items()}
+        cuts = _cuts(layers, last, [self._seconds(layer) for layer in layers], elements)
         for i, layer in enumerate(layers):
             self._add_layer(layer, [now.get(t, t) for t in layer.inputs])
             if i in cuts:
@@ -249,49 +253,57 @@ class _Builder:
         now.update(zip(crossing, fresh, strict=True))
 
 
-def _cuts(layers: Sequence[_Layer], last: Mapping[str, int], seconds: Sequence[float]) -> dict[int, tuple[str, ...]]:
+def _cuts(
+    layers: Sequence[_Layer], last: Mapping[str, int], seconds: Sequence[float], elements: Mapping[str, int]
+) -> dict[int, tuple[str, ...]]:
     """Layer index -> the tensors to bundle behind it. Linear in the graph.
 
-    Where one tensor crosses, the cut needs no help. Where several do, a cut is worth having unless better ones are
-    near: it is left out when fewer tensors cross at a place before and at a place behind it with less than
-    `MIN_CUT_SHARE` of all measured time between the two (the inside of a residual block), when more than
-    `MAX_CROSSING` cross, or when no layer with parameters stands between it and the next cut.
+    Where one tensor crosses, the cut needs no help. Where several do, the place where least crosses is taken between
+    two layers with parameters, unless one tensor alone crosses at another place there, or more than `MAX_CROSSING` do
+    everywhere. Such a cut is worth having unless better ones are near: it is left out when less crosses at a place
+    before and at a place behind it with less than `MIN_CUT_SHARE` of all measured time between the two (the inside of a
+    short branch).
+
+    Args:
+        layers: layers in order.
+        last: tensor -> index of the last layer that reads it.
+        seconds: [layers] time of both passes.
+        elements: tensor -> elements of one sample.
     """
     places = len(layers) - 1
-    counts = []
-    crossing: list[tuple[str, ...] | None] = []
+    sizes: list[int] = []
+    crossing: list[tuple[str, ...]] = []
     live: dict[str, None] = {}
     for i, layer in enumerate(layers[:places]):
         live.update((t, None) for t in layer.outputs if last.get(t, -1) > i)
         for t in layer.inputs:
             if last[t] <= i:
                 live.pop(t, None)
-        counts.append(len(live))
-        crossing.append(tuple(live) if 1 < len(live) <= MAX_CROSSING else None)
+        crossing.append(tuple(live))
+        sizes.append(sum(elements[t] for t in live))
     done = [0.0]
     for spent in seconds:
         done.append(done[-1] + spent)
-    lower = _nearest_smaller(counts)
-    higher = [places - 1 - i for i in _nearest_smaller(counts[::-1])][::-1]
+    lower = _nearest_smaller(sizes)
+    higher = [places - 1 - i for i in _nearest_smaller(sizes[::-1])][::-1]
+    trained = [i for i, layer in enumerate(layers) if layer.node.parameters]
     cuts: dict[int, tuple[str, ...]] = {}
-    trains = bool(layers and layers[-1].node.parameters)
-    for i in range(places - 1, -1, -1):
-        tensors = crossing[i]
-        between = done[min(higher[i], places) + 1] - done[lower[i] + 1]
-        if counts[i] == 1:
-            trains = False
-        elif tensors is not None and trains and between >= MIN_CUT_SHARE * done[-1]:
-            cuts[i] = tensors
-            trains = False
-        trains = trains or layers[i].node.parameters > 0
+    for one, other in itertools.pairwise(trained):
+        between = range(one, other)
+        if any(len(crossing[i]) == 1 for i in between):
+            continue
+        i = min(between, key=lambda i: (len(crossing[i]) > MAX_CROSSING, sizes[i]))
+        apart = done[min(higher[i], places) + 1] - done[lower[i] + 1]
+        if 1 < len(crossing[i]) <= MAX_CROSSING and apart >= MIN_CUT_SHARE * done[-1]:
+            cuts[i] = crossing[i]
     return cuts
 
 
-def _nearest_smaller(counts: Sequence[int]) -> list[int]:
-    """For each place the nearest place before it with a smaller count, or -1."""
+def _nearest_smaller(sizes: Sequence[int]) -> list[int]:
+    """For each place the nearest place before it with a smaller size, or -1."""
     found, stack = [], [-1]
-    for i, count in enumerate(counts):
-        while stack[-1] >= 0 and counts[stack[-1]] >= count:
+    for i, count in enumerate(sizes):
+        while stack[-1] >= 0 and sizes[stack[-1]] >= count:
             stack.pop()
         found.append(stack[-1])
         stack.append(i)

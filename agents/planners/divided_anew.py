@@ -38,7 +38,7 @@ from automap.space.space import PlanSpace
 
 NEAR = 1.1
 """A pipeline is divided anew if it takes at most so many times the step time of the best plan (assumed)."""
-MOST_DEVICES, MOST_UNITS = 64, 100
+MOST_DEVICES, MOST_UNITS = 64, 128
 """Largest cluster and model: the time of the program grows with the square of both."""
 SETTINGS = 3
 """Number of pairs of micro-batches and ZeRO stage with which units and devices are divided anew."""

@@ -21,6 +21,7 @@ from automap.bounds.partial_plans import BoundTable
 from automap.cost_graph.families import Family, families, parts
 from automap.cost_graph.family_bounds import FamilyBounds
 from automap.cost_graph.stage_bounds import Level
+from automap.errors import UserError
 from automap.plan import Plan
 from automap.price.estimate import lower_bound_s
 from automap.problem import Problem
@@ -64,7 +65,11 @@ def certify(problem: Problem, plan: Plan, seconds: float) -> Plan:
         # What a part leaves of its time is for those behind it.
         share = 1.0 if number == len(waiting) else PARTS_SHARE * (number + 1) / len(waiting)
         until = began + share * seconds
-        bounds.append(certified_s(plan_space(each), fastest_s, functools.partial(_is_after, until)))
+        try:
+            space = plan_space(each)
+        except UserError:
+            continue  # The hints leave no plan on so few devices.
+        bounds.append(certified_s(space, fastest_s, functools.partial(_is_after, until)))
     least = min(bounds)
     proven = plan.search.proven or least >= fastest_s * (1.0 - EXACT)
     found = max(plan.search.lower_bound_s or 0.0, min(least, fastest_s))

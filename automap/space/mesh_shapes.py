@@ -31,6 +31,9 @@ MIN_TOKENS_A_RANK = 4096
 exchange of keys and values, and there are samples enough to split instead. `hints.fix.cp` knows no such limit."""
 MAX_VIRTUAL_STAGES = 32
 """Most chunks of a rank (assumed): more only adds transfers. Megatron-LM's published runs use up to 20."""
+CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""Numbers of chunks of a rank in a model of few equal blocks, whose units divide into any number of chunks about as
+well (assumed)."""
 
 
 def middle_axis(problem: Problem) -> MiddleAxis | None:
@@ -107,8 +110,7 @@ class Meshes:
         self.problem = problem
         self.constrained = constrained
         self.num_units = len(blocks.units)
-        # Of a model with few repeats, all units count as blocks.
-        self.num_blocks = blocks.num_blocks if 2 * blocks.num_blocks > self.num_units else self.num_units
+        self.num_blocks = blocks.num_blocks if 2 * blocks.num_blocks > self.num_units else 0
         self.middle = middle_axis(problem)
         self.degrees = divisors(problem.cluster.num_devices)
         self.micro_batches = divisors(problem.training.global_batch)
@@ -206,12 +208,14 @@ class Meshes:
         return even or [n for n, mine in samples.items() if mine >= dp and spread(mine, dp) // dp % inner == 0]
 
     def _virtuals(self, pp: int, num_micro_batches: int) -> list[int]:
-        """Numbers of chunks of a rank: divisors of the blocks of the largest rank, or the number of the hints."""
+        """Numbers of chunks of a rank: divisors of the blocks of the largest rank, `CHUNKS` where few are equal, or
+        the number of the hints."""
         fix = self.problem.hints.fix
         if self.constrained.stages or fix.schedule not in (None, "interleaved"):
             return [1] if fix.virtual_stages in (None, 1) else []
         if fix.virtual_stages is None:
-            wanted = [v for v in divisors(-(-self.num_blocks // pp)) if v <= MAX_VIRTUAL_STAGES]
+            each = -(-self.num_blocks // pp)
+            wanted = [v for v in divisors(each) if v <= MAX_VIRTUAL_STAGES] if self.num_blocks else list(CHUNKS)
         else:
             wanted = [fix.virtual_stages]
         most = self.num_units // pp if pp > 1 and num_micro_batches % pp == 0 else 1
@@ -246,6 +250,14 @@ class Meshes:
     def _refuse(self) -> None:
         devices, batch = self.problem.cluster.num_devices, self.problem.training.global_batch
         self.constrained.explain(self.degrees)
+        pp = self.problem.hints.fix.pp
+        if pp is not None and pp > self.num_units:
+            raise ProblemError(
+                f"the model can be cut into {self.num_units} stages at most",
+                field="hints.fix.pp",
+                value=pp,
+                repair=f"Use at most {self.num_units} stages, which `automap inspect` counts as units.",
+            )
         names = ("dp", "cp", "ep", "tp", "pp", "num_micro_batches")
         fixed = {name: getattr(self.problem.hints.fix, name) for name in names}
         named = {k: v for k, v in fixed.items() if v is not None}

@@ -34,6 +34,11 @@ __all__ = ["SHAPE_KINDS", "Ints", "PlanSpace", "Slot", "Values"]
 class PlanSpace(SteppedSpace):
     """The plans of `problem`; see `SpaceOutline` for what its slots and shapes are called."""
 
+    @functools.cached_property
+    def chosen(self) -> dict[tuple[Any, ...], Any]:
+        """What `automap.space.templates` has chosen for linkage groups."""
+        return {}
+
     def even_values(self, shape: Shape, *, recompute: str, zero: int, stages: Sequence[int] = ()) -> Values:
         """The values before the signatures of a plan with even cuts and one recompute mode, as constraints allow.
 

@@ -53,7 +53,7 @@ class SteppedSpace(SpaceOutline):
 
     # -- what is legal ------------------------------------------------------------------------------------------
 
-    def _follow(self, values: Sequence[int]) -> int:
+    def _follow(self, values: Sequence[int] | Ints) -> int:
         """Brings the draft to where `values` are decided; returns how many values the next slot has there."""
         from automap.space.kernels.stepper import follow
 
@@ -62,7 +62,7 @@ class SteppedSpace(SpaceOutline):
         num_values: int = follow(self.compiled, row, len(values), self._draft)
         return num_values
 
-    def legal(self, prefix: Sequence[int]) -> Mask:
+    def legal(self, prefix: Sequence[int] | Ints) -> Mask:
         """[values] which values of slot `len(prefix)` may follow; at least one always may."""
         mask = np.zeros(self.slots[len(prefix)].num_values, dtype=np.bool_)
         num_values = self._follow(prefix)

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
+from automap.arrays import Mask
 from automap.price.lowered_plan import RECOMPUTE_MODES, spread
 from automap.space.megatron import AxisChoice
 from automap.space.shape import Shape
@@ -41,7 +43,10 @@ def megatron_signatures(
         expert_axis: axis that spreads experts, if the model and the mesh have them; "" = none.
         only_batch: whether tp splits the batch as dp does.
     """
-    values = list(prefix)
+    values = np.zeros(len(space.slots), dtype=np.int64)
+    values[: len(prefix)] = prefix
+    slot = len(prefix)
+    way = _Way(sequence_parallel, expert_axis, only_batch)
     tensors = space.problem.graph.tensors.items()
     # Data inputs are split along the sequence, their second dim, at no cost.
     along = {n: 1 for n, t in tensors if t.role == "input" and t.batch_dim == 0 and len(t.shape) > 1}
@@ -51,35 +56,64 @@ def megatron_signatures(
         if unit.boundary_in is not None:
             for where, placement in zip(placed, incoming, strict=True):
                 where[unit.boundary_in] = placement
-        for group in unit.groups:
-            op, table = space.operator(unit_type, group.leader), unit.signatures[group.leader]
+        for number in range(len(unit.groups)):
             for axis, where in zip(space.axes, placed, strict=True):
-                legal = space.legal(values)
-                choice = AxisChoice(space=space, op=op, table=table, legal=legal, placed=where)
-                experts = choice.experts() if axis == expert_axis else None
-                if axis == "tp" and not only_batch:
-                    spreads = op.kind == DISPATCH and experts is not None and legal[experts]
-                    value = experts if spreads else choice.weights(sequence_parallel=sequence_parallel)
-                elif axis == "cp":
-                    value = choice.follow()
-                else:
-                    inside = experts if op.kind == PRODUCT else choice.given() if axis == expert_axis else None
-                    value = next((v for v in (inside, choice.batch()) if v is not None and legal[v]), choice.whole)
-                # The user's constraints may allow none of these.
-                value = value if value is not None and legal[value] else int(np.flatnonzero(legal)[0])
-                values.append(value)
-                for member, index in zip(group.members, group.assignment[value], strict=True):
-                    where.update(
-                        zip(
-                            space.operator(unit_type, member).outputs,
-                            unit.signatures[member][index].outputs,
-                            strict=True,
-                        )
-                    )
+                value, made = _chosen(space, unit_type, number, axis, way, space.legal(values[:slot]), where)
+                values[slot] = value
+                slot += 1
+                where.update(made)
         if unit.boundary_out is not None:
             found = [where.get(unit.boundary_out, BROADCAST) for where in placed]
             incoming = [BROADCAST if placement == PARTIAL else placement for placement in found]
-    return tuple(values)
+    return tuple(values.tolist())
+
+
+class _Way(NamedTuple):
+    """How `megatron_signatures` uses the axes."""
+
+    sequence_parallel: bool
+    expert_axis: str
+    only_batch: bool
+
+
+def _chosen(
+    space: PlanSpace, unit_type: int, number: int, axis: str, way: _Way, legal: Mask, placed: dict[str, Placement]
+) -> tuple[int, dict[str, Placement]]:
+    """The signature of a linkage group on an axis, and where it places what its members make.
+
+    Both depend on what is legal and on the placements of what the leader reads, so that meshes share them.
+    """
+    unit = space.linkage.types[unit_type]
+    group = unit.groups[number]
+    op = space.operator(unit_type, group.leader)
+    key = (unit_type, number, axis, way, legal.tobytes(), *map(placed.get, op.inputs))
+    known = space.chosen.get(key)
+    if known is None:
+        table = unit.signatures[group.leader]
+        value = _value(AxisChoice(space=space, op=op, table=table, legal=legal, placed=placed), axis, way)
+        made: dict[str, Placement] = {}
+        for member, index in zip(group.members, group.assignment[value], strict=True):
+            outputs = space.operator(unit_type, member).outputs
+            made |= zip(outputs, unit.signatures[member][index].outputs, strict=True)
+        known = space.chosen[key] = value, made
+    return known
+
+
+def _value(choice: AxisChoice, axis: str, way: _Way) -> int:
+    """Number of the signature that is chosen on an axis."""
+    op, legal = choice.op, choice.legal
+    experts = choice.experts() if axis == way.expert_axis else None
+    value: int | None
+    if axis == "tp" and not way.only_batch:
+        spreads = op.kind == DISPATCH and experts is not None and legal[experts]
+        value = experts if spreads else choice.weights(sequence_parallel=way.sequence_parallel)
+    elif axis == "cp":
+        value = choice.follow()
+    else:
+        inside = experts if op.kind == PRODUCT else choice.given() if axis == way.expert_axis else None
+        value = next((v for v in (inside, choice.batch()) if v is not None and legal[v]), choice.whole)
+    # The user's constraints may allow none of these.
+    return value if value is not None and legal[value] else int(np.flatnonzero(legal)[0])
 
 
 def meshes_of(space: PlanSpace, shape: Shape, prefix: Values) -> tuple[int, ...]:

@@ -59,3 +59,11 @@ def test_other_modes_than_synchronous_are_not_certified():
     given = problem(sync_modes=["synchronous", "local_sgd"])
     plan = search_offer(given, Budget(evaluations=50)).plan
     assert certify(given, plan, 5.0) == plan
+
+
+def test_parts_on_which_the_hints_leave_no_plan_are_left_out():
+    """One device cannot split what must be split; without time, parts are not looked at before they are bounded."""
+    hints = {"constraints": [{"scope": "h.0.mlp.*", "split": True}]}
+    given = Problem.build(zoo.build(MODEL), parse_cluster("2xA100-80GB"), {"global_batch": 4}, hints)
+    plan = search_offer(given, Budget(evaluations=200)).plan
+    assert certify(given, plan, 0.0).search.lower_bound_s <= plan.estimate.step_time_s

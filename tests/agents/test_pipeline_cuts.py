@@ -47,7 +47,8 @@ def test_partition_is_brute_force(slack):
 
 
 def make(graph, cluster, reserve=0):
-    hints = {"fix": {"pp": 2, "tp": 1, "num_micro_batches": 8, "zero": 0}, "memory_reserve_bytes": reserve}
+    fix = {"pp": 2, "tp": 1, "num_micro_batches": 8, "virtual_stages": 1, "zero": 0}
+    hints = {"fix": fix, "memory_reserve_bytes": reserve}
     return PlanSpace(
         Problem.build(graph, parse_cluster(cluster), {"global_batch": 64, "memory_confidence": 0.5}, hints)
     )

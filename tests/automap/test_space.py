@@ -8,6 +8,7 @@ import pytest
 
 from automap.bounds.partial_plans import BoundTable, PartialPlan, PartialPlans, walk
 from automap.cluster import parse_cluster
+from automap.errors import ProblemError
 from automap.problem import Problem
 from automap.space.shape import divisors
 from automap.space.space import PlanSpace
@@ -48,6 +49,19 @@ def test_every_factorisation_and_divisor_is_there(gpt, space):
     for dp, tp, pp in expected:
         counts = {x.num_micro_batches for x in s.shapes if (x.dp, x.tp, x.pp) == (dp, tp, pp)}
         assert counts == {m for m in divisors(16) if (16 // m) % dp == 0}
+
+
+def test_more_stages_than_units_are_refused_by_their_name(mlp, space):
+    with pytest.raises(ProblemError, match="can be cut into 3 stages at most") as caught:
+        space(mlp((16, 32, 16)), "4xA100", 4, pp=4)
+    assert (caught.value.field, caught.value.value) == ("hints.fix.pp", "4")
+
+
+def test_unlike_units_may_have_any_small_number_of_virtual_stages(mlp, space):
+    """Eleven unlike layers and the loss on two ranks: six units each, which four chunks do not divide."""
+    s = space(mlp(tuple(range(16, 200, 16))), "2xA100", 4, pp=2, num_micro_batches=4)
+    assert s.num_units == 12
+    assert {shape.virtual for shape in s.shapes} == {1, 2, 3, 4, 6}
 
 
 def test_every_cut_is_there(mlp, space):
@@ -108,8 +122,6 @@ def test_bounds_hold_where_split_passes_were_measured(gpt, backward_s):
 
 @pytest.mark.parametrize("kind", ["explicit", "dualpipe"])
 def test_schedules_that_cannot_be_fixed_are_refused(mlp, space, kind):
-    from automap.errors import ProblemError
-
     with pytest.raises(ProblemError, match="expected one of gpipe") as caught:
         space(mlp(), "4xA100", 8, schedule=kind)
     assert caught.value.field == "hints.fix.schedule"

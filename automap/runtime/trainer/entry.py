@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -23,10 +24,11 @@ from automap.runtime.trainer.training_graph import training_graph
 from automap.runtime.transformers_models import is_transformers, without_cache
 from ir.graph import Graph
 
-SETTLED_S = 0.1
-"""Seconds that a process waits at its end (assumed). Threads of communication may let go of their last tensors only
-after the step has gone on. They need the interpreter for it, and a thread that asks for it while the interpreter ends
-aborts the process."""
+GLOO_THREAD = "pt_gloo_runloop"
+"""Name that torch gives to gloo's worker threads (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp)."""
+AT_REST, LOOK_S, MOST_LOOKS = 2, 0.005, 1_000
+"""How often in a row these threads must be seen at rest when a process ends, seconds between, and looks at most
+(assumed)."""
 
 
 def parallelize(
@@ -63,7 +65,6 @@ def parallelize(
         without_cache(module)
     if not dist.is_initialized():
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-        # A process whose threads of communication still run when it ends may be aborted.
         atexit.register(_end_group)
     # A cut may turn out to be impossible when modules have been changed already.
     whole = Whole.of(module, graph) if len(plan.stages) > 1 else None
@@ -81,7 +82,32 @@ def parallelize(
 def _end_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
-    time.sleep(SETTLED_S)
+    await_gloo()
+
+
+def await_gloo() -> None:
+    """Waits until gloo's threads have let go of their last tensors; on Linux only.
+
+    A thread does so shortly after the training has gone on, and needs the interpreter for it. If the interpreter is
+    ending by then, the thread aborts the process. Groups that are still referred to keep their threads.
+    """
+    at_rest = 0
+    for _ in range(MOST_LOOKS):
+        if at_rest == AT_REST:
+            break
+        # A thread that waits for the interpreter gets it meanwhile.
+        time.sleep(LOOK_S)
+        at_rest = 0 if _is_gloo_running() else at_rest + 1
+
+
+def _is_gloo_running() -> bool:
+    for task in Path("/proc/self/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # A thread that has ended meanwhile.
+            # Its number, its name in parentheses, and its state: see proc(5).
+            name, _, state = task.read_text().partition("(")[2].rpartition(") ")
+            if name == GLOO_THREAD and state[0] == "R":
+                return True
+    return False
 
 
 def _by_modules(

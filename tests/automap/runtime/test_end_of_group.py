@@ -1,0 +1,39 @@
+"""The end of a process that trains: it waits for gloo's threads."""
+
+import hashlib
+import threading
+from pathlib import Path
+
+from automap.runtime.trainer.entry import GLOO_THREAD, await_gloo
+
+
+def test_a_process_waits_until_the_threads_of_gloo_are_at_rest():
+    ready, done = threading.Event(), []
+
+    def work() -> None:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(GLOO_THREAD)
+        data = bytes(100_000_000)
+        ready.set()
+        # It runs without the interpreter, as gloo's threads do.
+        done.append(hashlib.sha256(data).digest())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    ready.wait()
+    await_gloo()
+    assert done
+    thread.join()
+
+
+def test_threads_that_wait_hold_nobody_up():
+    stop = threading.Event()
+
+    def work() -> None:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(GLOO_THREAD)
+        stop.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    await_gloo()
+    stop.set()
+    thread.join()
