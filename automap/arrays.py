@@ -18,7 +18,7 @@ def row_digests(rows: Ints, without: slice = slice(0)) -> Ints:
     Args:
         without: columns that do not count.
     """
-    factors: Ints = np.random.default_rng(0).integers(0, 1 << 63, rows.shape[1], dtype=np.int64) | np.int64(1)
+    factors = np.random.default_rng(0).integers(0, 1 << 63, (rows.shape[1],), dtype=np.int64) | 1
     factors[without] = 0
     found: Ints = np.einsum("ij,j->i", rows, factors)
     return found
