@@ -93,6 +93,7 @@ class Incumbent(Spending):
         self.by_searcher: dict[str, list[tuple[int, float, float]]] = {}
         self._on_progress = on_progress
         self._diverse = DiverseTopK(space)
+        self._knows_templates = False
         self._reported = -REPORT_EVERY_S
         self._bound_s = lower_bound_s(space.problem)
 
@@ -266,6 +267,7 @@ class Incumbent(Spending):
         listed = templates(self.space)
         while some := list(itertools.islice(listed, TEMPLATES)):
             yield some, self.price([values for _, values in some])
+        self._knows_templates = True
 
     def _fall_back_on_templates(self) -> None:
         """Prices the templates whatever the budget: a search too short to find a plan still returns the best of them.
@@ -276,7 +278,7 @@ class Incumbent(Spending):
             NothingFits: no template fits either.
         """
         self.searcher = "expert"
-        for _ in self.priced_templates():
+        for _ in () if self._knows_templates else self.priced_templates():
             if self.best is not None and self.should_stop():
                 break
         if self.best is None:

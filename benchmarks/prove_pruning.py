@@ -168,13 +168,13 @@ def prove(total: int) -> bool:
 
 
 def shrinkage(word: str) -> None:
-    """Prints the decades of real models with `word` in their names before and after each rule."""
+    """Prints the decades of real pairs with `word` in their names before and after each rule."""
     print("\ndecades of plans; built into the space: parameters_only, linkage_groups, repeated_blocks")
     whole, added, lossless = [], [], []
     for model, batch in MODELS:
-        if word not in model:
-            continue
         for cluster in CLUSTERS:
+            if word not in f"{model} on {cluster}":
+                continue
             space = PlanSpace(Problem.build(zoo.build(model), parse_cluster(cluster), {"global_batch": batch}))
             found = steps(space)
             text = " ".join(f"{step.rule} {step.after:.1f}" for step in found)
@@ -196,7 +196,7 @@ def main() -> int:
     """Runs both parts; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("problems", nargs="?", type=int, default=PROBLEMS, help="that are enumerated")
-    parser.add_argument("--models", default="", help="a word in the names of the real ones")
+    parser.add_argument("--models", default="", help="a word in the names of the real ones, such as 'vgg19 on 4x8'")
     asked = parser.parse_args()
     began = time.monotonic()
     holds = prove(asked.problems)

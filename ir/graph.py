@@ -271,7 +271,7 @@ class Graph:
         """Number of trainable elements; a tied parameter counts once."""
         return sum(t.num_elements for t in self.parameters)
 
-    @property
+    @cached_property
     def forward_flops(self) -> float:
         """Floating-point operations of one sample's forward pass (2 a multiply-add)."""
         return sum(op.forward_flops.at(1) for op in self.operators)

@@ -12,7 +12,6 @@ with the signatures of the best plans so far.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
@@ -26,16 +25,23 @@ from agents.planners.promising import TRANSFERRED, like_the_best, promising_mesh
 from agents.planners.skeletons import SkeletonSearch
 from agents.sampling.expert import Grid
 from automap.arrays import Ints
+from automap.bounds.known_plans import best_known
 from automap.space.space import Values
-from envs.decision import Episodes
+from envs.decision import REFERENCE, Episodes
 from envs.hybrid import HybridDecisions
 
 SKELETONS = 24
 """Number of skeletons that the network proposes before whole plans (assumed)."""
 SOLVED = 16
 """Number of these skeletons that are solved at most, the best first, and of promising meshes (assumed)."""
-SHARE, SECONDS = 0.125, 1.0
-"""Share of a budget, and seconds, that skeletons and whole plans have at most, each (assumed)."""
+SHARE = 0.125
+"""Share of a budget that skeletons and whole plans have at most, each (assumed)."""
+SKELETON_SECONDS, PLAN_SECONDS = 0.37, 0.27
+"""Seconds that skeletons and whole plans have at most, so that everything behind the templates ends within a second in
+the mean (`benchmarks/network_gap.py`)."""
+PROPOSED = 0.3
+"""Share of the seconds of skeletons in which the network proposes them, at most; in the others they are solved
+(assumed)."""
 
 
 def propose_and_solve(search: SkeletonSearch, templates: Grid, network: ProposalNetwork, *, seed: int) -> list[Values]:
@@ -52,35 +58,44 @@ def propose_and_solve(search: SkeletonSearch, templates: Grid, network: Proposal
         The distinct plans that fit, of those that the network decided or looked at as a whole; the best last.
     """
     incumbent = search.incumbent
-    with _share(incumbent):
-        promising = promising_meshes(search.space, templates)
-        alike = like_the_best(search.space, promising[:TRANSFERRED], search.plans().values)
-        known = templates.joined(Grid(alike, search.space.price(alike)))
-        proposed = _proposed(search, known, network, seed, SKELETONS, search.space.first.signature)
+    promising = promising_meshes(search.space, templates)
+    alike = like_the_best(search.space, promising[:TRANSFERRED], search.plans().values)
+    known = _best(search, templates).joined(Grid(alike, search.space.price(alike)))
+    with _share(incumbent, SKELETON_SECONDS):
+        left_s = incumbent.left_s
+        with incumbent.share(seconds=None if left_s is None else PROPOSED * left_s):
+            proposed = _proposed(search, known, network, seed, SKELETONS, search.space.first.signature)
         _solve(search, proposed, _plans(alike), _plans(promising))
-    with _share(incumbent):
+    with _share(incumbent, PLAN_SECONDS):
         return _proposed(search, known, network, seed, PROPOSALS)
 
 
-def _share(incumbent: Incumbent) -> AbstractContextManager[None]:
+def _best(search: SkeletonSearch, templates: Grid) -> Grid:
+    """The templates of which episodes know, see `best_known`."""
+    chosen = best_known(search.space, *templates, search.incumbent.table.first.time_s * REFERENCE)
+    return Grid(templates.values[chosen], templates.prices[chosen])
+
+
+def _share(incumbent: Incumbent, seconds: float) -> AbstractContextManager[None]:
     left, left_s = incumbent.left, incumbent.left_s
     if left is not None:
         return incumbent.share(evaluations=int(SHARE * left), seconds=None if left_s is None else SHARE * left_s)
-    return incumbent.share(evaluations=None, seconds=SECONDS if left_s is None else min(SECONDS, SHARE * left_s))
+    return incumbent.share(evaluations=None, seconds=seconds if left_s is None else min(seconds, SHARE * left_s))
 
 
 def _solve(search: SkeletonSearch, proposed: Sequence[Values], *others: Sequence[Values]) -> None:
     """Solves the skeletons of proposals, the best last, and of other plans, the best first, in turn, until the budget
-    ends."""
+    ends. No skeleton is solved twice."""
     search.allow((1 + len(others)) * SOLVED)
-    best: dict[Values, Values] = {}
-    for values in reversed(proposed):
-        best.setdefault(values[: search.space.first.signature], values)
-    for plans in itertools.zip_longest(*(some[:SOLVED] for some in (list(best.values()), *others))):
-        for number, values in enumerate(plans):
+    first, solved = search.space.first.signature, set[Values]()
+    plans = [iter(some) for some in (proposed[::-1], *others)]
+    for _ in range(SOLVED):
+        for number, some in enumerate(plans):
             if search.finished:
                 return
+            values = next((one for one in some if one[:first] not in solved), None)
             if values is not None:
+                solved.add(values[:first])
                 search.incumbent.searcher = "elimination" if number else "dqn"
                 search.descend(values)
 

@@ -18,9 +18,9 @@ class _Node:
     Attributes:
         parent: the partial plan before the last decision; None at the root.
         behind: index of that decision among the actions of the parent.
-        actions: [actions] legal actions, ascending.
-        bounds: [actions] lower bound on the step time behind each action, in seconds.
-        is_closed: [actions] whether nothing is left to explore behind each action.
+        actions: legal actions, ascending. They are few, so that lists take less time than arrays.
+        bounds: lower bound on the step time behind each action, in seconds.
+        is_closed: whether nothing is left to explore behind each action.
         children: node behind each action that has been taken, by index.
     """
 
@@ -28,10 +28,14 @@ class _Node:
 
     def __init__(self, parent: _Node | None, behind: int) -> None:
         self.parent, self.behind = parent, behind
-        self.actions: Ints = np.empty(0, dtype=np.int64)
-        self.bounds = np.empty(0)
-        self.is_closed = np.empty(0, dtype=np.bool_)
+        self.actions: list[int] = []
+        self.bounds: list[float] = []
+        self.is_closed: list[bool] = []
         self.children: dict[int, _Node] = {}
+
+    def is_open(self, best_s: float) -> bool:
+        """Whether some action is open that may lead to a plan faster than `best_s`."""
+        return any(not closed and bound < best_s for closed, bound in zip(self.is_closed, self.bounds, strict=True))
 
 
 class SearchTree:
@@ -65,23 +69,31 @@ class SearchTree:
             legal: actions that its mask allows, ascending.
         """
         node = self._at[number]
-        if not len(node.actions):
+        if not node.actions:
             episodes = self._episodes.partial_plans.episodes
             offered = episodes.legal[number, : episodes.offered[number]]
-            node.actions = legal
-            node.bounds = episodes.action_bounds[number, np.searchsorted(offered, legal), 0].copy()
-            node.is_closed = np.zeros(len(legal), dtype=np.bool_)
-        is_open = ~node.is_closed & (node.bounds < self.best_s())
-        if not is_open.any():
+            node.actions = legal.tolist()
+            node.bounds = episodes.action_bounds[number, np.searchsorted(offered, legal), 0].tolist()
+            node.is_closed = [False] * len(node.actions)
+        best_s = self.best_s()
+        found = [
+            action
+            for action, bound, closed in zip(node.actions, node.bounds, node.is_closed, strict=True)
+            if not closed and bound < best_s
+        ]
+        if not found:
             self._close(node)
-            is_open = ~node.is_closed
-        return node.actions[is_open] if is_open.any() else legal
+            found = [action for action, closed in zip(node.actions, node.is_closed, strict=True) if not closed]
+        return np.array(found, dtype=np.int64) if found else legal
 
     def take(self, number: int, action: int) -> None:
         """Goes on behind one of the legal actions of an episode."""
         node = self._at[number]
-        behind = int(np.searchsorted(node.actions, action))
-        self._at[number] = node.children.setdefault(behind, _Node(node, behind))
+        behind = node.actions.index(action)
+        child = node.children.get(behind)
+        if child is None:
+            child = node.children[behind] = _Node(node, behind)
+        self._at[number] = child
 
     def finish(self, number: int) -> None:
         """Closes the complete and priced plan of an episode, which begins again."""
@@ -94,11 +106,12 @@ class SearchTree:
 
     def _close(self, node: _Node) -> None:
         """Closes the action that leads to a node, and the ones before it behind which no action is open any more."""
+        best_s = self.best_s()
         while node.parent is not None:
             parent = node.parent
             parent.is_closed[node.behind] = True
             parent.children.pop(node.behind, None)
-            if (~parent.is_closed & (parent.bounds < self.best_s())).any():
+            if parent.is_open(best_s):
                 return
             node = parent
         self.is_exhausted = True

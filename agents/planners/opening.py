@@ -32,7 +32,7 @@ from agents.sampling.expert import Grid
 from automap.arrays import Floats
 from automap.space.space import Ints, PlanSpace
 
-SECONDS, SHARE = 0.6, 0.25
+SECONDS, SHARE = 0.35, 0.25
 """Seconds that it takes at most, but for a solve that is under way, unless the budget is in evaluations alone; and its
 share of a budget at most."""
 FEWEST_SOLVES = 2
@@ -52,8 +52,8 @@ MESHES = 32
 """Number of meshes around whose best templates is looked, at most."""
 REFINED_LEAST, REFINED_LEAST_S = 500, 5.0
 """Budget that must be left for plans to be refined."""
-REFINED_SHARE = 0.6
-"""Share of what is left of the budget that refining takes at most (assumed)."""
+REFINED_SHARE, REFINED_SECONDS = 0.6, 0.6
+"""Share of what is left of the budget that refining takes at most, and seconds (assumed)."""
 REFINED_MESHES, REFINED_PLANS, POLISHED_PLANS = 8, 6, 3
 """Number of meshes that are looked at, of plans that are refined, and of those whose joint signatures are polished."""
 REFINED_NUMBERS = 6
@@ -119,7 +119,7 @@ def refine(search: SkeletonSearch, plans: Ints) -> Grid:
     incumbent.searcher = "elimination"
     with incumbent.share(
         evaluations=None if left is None else int(REFINED_SHARE * left),
-        seconds=None if left_s is None else min(SECONDS, REFINED_SHARE * left_s),
+        seconds=None if left_s is None else min(REFINED_SECONDS, REFINED_SHARE * left_s),
     ):
         search.begin_with(plans)
         for values in search.best_of_kinds()[:MESHES]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from agents.sampling.expert import Grid
-from automap.arrays import Floats, Ints
+from automap.arrays import Floats, Ints, numbered, row_digests
 from automap.space.space import PlanSpace, Values
 
 NEARLY_FITS = 0.5
@@ -51,10 +51,7 @@ def promises(space: PlanSpace, grid: Grid) -> Promise:
         grid: templates with their prices.
     """
     first = space.first
-    plain = grid.values.astype(np.int32)
-    plain[:, first.recompute : first.zero] = 0
-    numbers: dict[bytes, int] = {}
-    group = np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in plain], dtype=np.int64)
+    group, _ = numbered(row_digests(grid.values, without=slice(first.recompute, first.zero)))
     # Of each group the rows with the lightest and the heaviest level.
     order = np.lexsort((grid.values[:, first.recompute], group))
     starts = np.flatnonzero(np.r_[True, np.diff(group[order]) > 0])
@@ -73,14 +70,15 @@ def promising_meshes(space: PlanSpace, grid: Grid) -> Ints:
     found = promises(space, grid)
     over = np.maximum(found.overflow, 0.0)
     rank = np.lexsort((found.seconds * (1.0 + FITTING * over), over > NEARLY_FITS))
-    shapes = grid.values[:, : space.first.schedule]
-    by_promise = dict.fromkeys(map(tuple, shapes[found.light[rank]].tolist()))
+    shape, firsts = numbered(row_digests(grid.values[:, : space.first.schedule]))
+    by_promise = list(dict.fromkeys(shape[found.light[rank]].tolist()))
     seconds, overflow = grid.prices.T
     over, hopeless = np.maximum(overflow, 0.0), overflow > BEGINS
-    best: dict[tuple[int, ...], int] = {}
-    for row in np.lexsort((np.where(hopeless, overflow, seconds * (1.0 + FITTING * over)), hopeless)).tolist():
-        best.setdefault(tuple(shapes[row].tolist()), row)
-    rows: Ints = grid.values[[best[shape] for shape in by_promise]]
+    order = np.lexsort((np.where(hopeless, overflow, seconds * (1.0 + FITTING * over)), hopeless))
+    best = np.empty_like(firsts)
+    # The first row of each shape is written last.
+    best[shape[order[::-1]]] = order[::-1]
+    rows: Ints = grid.values[best[by_promise]]
     return rows
 
 
@@ -103,7 +101,7 @@ def like_the_best(space: PlanSpace, skeletons: Ints, best: Ints) -> Ints:
     for values in map(tuple, skeletons.tolist()):
         donor = donors.get(_split_axes(space, values))
         if donor is not None:
-            found.append(space.repair((*values[:first], *donor[first:])))
+            found.append(space.repair((*values[:first], *donor[first:]), first))
     plans: Ints = np.array(list(dict.fromkeys(found)), dtype=np.int64).reshape(-1, len(space.slots))
     seconds, overflow = space.price(plans).T
     over = np.maximum(overflow, 0.0)

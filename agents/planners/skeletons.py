@@ -386,12 +386,13 @@ class SkeletonSearch:
             picked = graph.picked(self.best[graph.skeleton][1]) if ranked else None
 
     def _repaired(self, plan: Sequence[int], values: Values) -> Values:
-        """The nearest legal plan to one whose signatures are those of the plan `values`."""
+        """The nearest legal plan to one whose signatures are those of the legal plan `values`."""
         first = self.space.first
-        if tuple(plan[: first.cut]) != values[: first.cut]:
-            return self.space.repair(plan)
+        kept = next((at for at, (one, other) in enumerate(zip(plan, values, strict=True)) if one != other), len(values))
+        if kept < first.cut:
+            return self.space.repair(plan, kept)
         # On the same mesh with the same samples the signatures stay legal, and most of the slots are signatures.
-        return (*self.space.repair(plan[: first.signature]), *plan[first.signature :])
+        return (*self.space.repair(plan[: first.signature], kept), *plan[first.signature :])
 
     def neighbours(self, values: Values, *, again: bool = False) -> Ints:
         """[n, slots] plans of other skeletons on the same mesh; signatures are kept as far as they are legal.

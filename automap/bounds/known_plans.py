@@ -9,7 +9,7 @@ from collections import Counter
 
 import numpy as np
 
-from automap.arrays import Floats, Ints
+from automap.arrays import Floats, Ints, numbered, row_digests
 from automap.bounds.corrections import Corrections
 from automap.bounds.kernels.completions import complete_many
 from automap.bounds.kernels.known_plans import KnownArrays, follow_known, mesh_hashes, worth_many
@@ -44,21 +44,28 @@ def priced_templates(space: PlanSpace) -> tuple[Ints, Floats]:
     return values, space.price(values)
 
 
-def _chosen(space: PlanSpace, values: Ints, worth: Floats) -> list[int]:
+def best_known(space: PlanSpace, values: Ints, prices: Floats, reference_s: float) -> Ints:
     """Numbers of the plans that are kept of many: distinct ones, the best of each mesh, and then the best of all.
 
     Args:
         space: space of the plans.
         values: [n, slots] plans.
-        worth: [n] their worth, see `worth_s`.
+        prices: [n, 2] their prices, see `PlanSpace.price`.
+        reference_s: step time of a good plan where none of these fits, in seconds.
     """
-    order = np.argsort(worth, kind="stable")
-    distinct = {values[number].tobytes(): number for number in order[::-1].tolist()}
-    if len(distinct) <= FIRST:
-        return sorted(distinct.values())
-    _, best = np.unique(values[order, : space.first.schedule], axis=0, return_index=True)
-    kept = dict.fromkeys([*order[best].tolist(), *reversed(distinct.values())])
-    return sorted(list(kept)[: max(FIRST, len(best))])
+    order = np.argsort(worth_s(prices, _reference_s(prices, reference_s)), kind="stable")
+    distinct = order[numbered(row_digests(values)[order])[1]]
+    if len(distinct) > FIRST:
+        best = distinct[numbered(row_digests(values[:, : space.first.schedule])[distinct])[1]]
+        distinct = np.array(list(dict.fromkeys([*best.tolist(), *distinct.tolist()])))[: max(FIRST, len(best))]
+    found: Ints = np.sort(distinct)
+    return found
+
+
+def _reference_s(prices: Floats, otherwise_s: float) -> float:
+    """Step time of the fastest plan that fits, in seconds; `otherwise_s` where none fits."""
+    fitting = prices[prices[:, 1] <= 0.0, 0]
+    return float(fitting.min()) if len(fitting) else otherwise_s
 
 
 class KnownPlans:
@@ -83,12 +90,9 @@ class KnownPlans:
             most: number of legal values that are offered at most.
             reference_s: step time of a good plan where none of these fits, in seconds.
         """
-        fitting = prices[prices[:, 1] <= 0.0, 0]
-        self.space, self.reference_s = space, float(fitting.min(initial=np.inf))
-        if not len(fitting):
-            self.reference_s = reference_s
+        self.space, self.reference_s = space, _reference_s(prices, reference_s)
         self.corrections = Corrections(space)
-        chosen = _chosen(space, values, worth_s(prices, self.reference_s))
+        chosen = best_known(space, values, prices, reference_s)
         self._distinct = {row.tobytes() for row in values[chosen]}
         self._first, room, slots = len(chosen), len(chosen) + ROOM, values.shape[1]
         self.arrays = KnownArrays(

@@ -7,6 +7,7 @@ capacity (overflow).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -56,13 +57,15 @@ class BoundTable:
         # Rows of the tables: the settings, then the least of all settings that stages of equal size may be in.
         sets: dict[tuple[int, ...], int] = {(setting,): setting for setting in range(len(settings))}
         self._rows = np.array([sets.setdefault(some, len(sets)) for some in even], dtype=np.int64)
-        found = UnitBounds(*(np.array([column[list(some)].min(axis=0) for some in sets]) for column in least))
+        flat, starts = np.concatenate([*map(list, sets)]), np.cumsum([0, *map(len, sets)])[:-1]
+        found = UnitBounds(*(np.minimum.reduceat(column[flat], starts, axis=0) for column in least))
         units = space.arrays.units
         self._again = self._before(np.maximum(0.0, found.again_s - found.work_s))
+        stands = {some: self._of_stages(some, settings, least) for some in {*even, *unlike} if some}
         self.shape_bounds = np.array(
             [
-                self._of_shape(shape, settings, least, some, others)
-                for shape, some, others in zip(space.shapes, even, unlike, strict=True)
+                self._of_shape(shape, [stands[some] for some in both if some])
+                for shape, *both in zip(space.shapes, even, unlike, strict=True)
             ]
         )
         rows = np.full((len(space.arrays.axes), len(space.meshes.micro_batches)), -1, dtype=np.int64)
@@ -80,7 +83,7 @@ class BoundTable:
             reserved_bytes=float(space.arrays.settings.reserved_bytes),
         )
 
-    @property
+    @functools.cached_property
     def _tied_elements(self) -> int:
         """Elements of parameters that several units use, once for each unit but the first."""
         tensors = self.space.problem.graph.tensors
@@ -186,30 +189,37 @@ class BoundTable:
         ]
         return (*even, *shared)
 
-    def _of_shape(
-        self, shape: Shape, settings: Ints, least: UnitBounds, even: Sequence[int], unlike: Sequence[int]
-    ) -> tuple[float, float]:
-        """Seconds and overflow that no plan of a shape goes below; see `_least`."""
+    def _of_stages(self, some: Sequence[int], settings: Ints, least: UnitBounds) -> tuple[float, float, float]:
+        """What all units take at least on stages in any of some settings; see `_least`.
+
+        Returns:
+            Seconds of a micro-batch on all devices together, seconds of it on its way through all units, and the share
+            of a device's memory that all units keep.
+        """
         space, arrays = self.space, self.space.arrays
         times = np.bincount(arrays.units, minlength=least.work_s.shape[1])
-        state = sum(space.problem.state_bytes)
-        found = []
-        for some in (even, unlike):
-            if not some:
-                continue
-            work_s, rows = least.work_s[list(some)], settings[list(some), 0]
-            devices = arrays.axes[rows].prod(axis=1)
-            # Devices are busy for as long as units take, on as many as a stage has.
-            busy = float((work_s * devices[:, None]).min(axis=0) @ times) / space.meshes.devices
-            through = float(work_s.min(axis=0) @ times)
-            count = shape.num_micro_batches
-            seconds = count * busy
-            if shape.virtual == 1 and not space.is_split:
+        work_s, rows = least.work_s[list(some)], settings[list(some), 0]
+        devices = arrays.axes[rows].prod(axis=1)
+        # Devices are busy for as long as units take, on as many as a stage has.
+        busy_s = float((work_s * devices[:, None]).min(axis=0) @ times) / space.meshes.devices
+        held = float(least.state_bytes[list(some)].min(axis=0) @ times)
+        held -= self._tied_elements * sum(space.problem.state_bytes)
+        return busy_s, float(work_s.min(axis=0) @ times), held / max(1.0, float(arrays.capacity[rows].max()))
+
+    def _of_shape(self, shape: Shape, stands: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+        """Seconds and overflow that no plan of a shape goes below.
+
+        Args:
+            shape: the shape.
+            stands: `_of_stages` of its stages of equal size, and of those of unlike size.
+        """
+        found, count = [], shape.num_micro_batches
+        for busy_s, through_s, held in stands:
+            seconds = count * busy_s
+            if shape.virtual == 1 and not self.space.is_split:
                 # The best spread of the work when rank r must wait for one pass through the ranks before it.
-                seconds = max(seconds, through / (1.0 - (1.0 - 1.0 / count) ** shape.pp))
-            held = float(least.state_bytes[list(some)].min(axis=0) @ times)
-            capacity = max(1.0, float(arrays.capacity[rows].max()))
-            found.append((seconds, (held - self._tied_elements * state) / shape.pp / capacity - 1.0))
+                seconds = max(seconds, through_s / (1.0 - (1.0 - 1.0 / count) ** shape.pp))
+            found.append((seconds, held / shape.pp - 1.0))
         return min(seconds for seconds, _ in found), min(overflow for _, overflow in found)
 
     def _of_nodes(self) -> Floats:

@@ -9,11 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from automap.arrays import Floats, Ints, Mask
 from automap.cost_graph.kernels.group_costs import AGAIN, BACK, THERE
-from automap.price.lowered_plan import RECOMPUTE_MODES
 
 
 class Payers(NamedTuple):
@@ -24,15 +21,31 @@ class Payers(NamedTuple):
     modes: Ints
     """[n] number of the recompute mode of each."""
 
-    def worth(self, weights: Floats) -> Floats:
-        """[modes, columns] worth of one unit of each cost in all rows of each recompute mode.
+
+class Worth:
+    """What one unit of each cost is worth to some payers, and exchanges that have been weighed by it.
+
+    Attributes:
+        of_modes: [modes, columns] worth in all rows of each recompute mode.
+    """
+
+    def __init__(self, of_modes: Floats) -> None:
+        self.of_modes = of_modes
+        self._there, self._back = of_modes[:, THERE].sum(axis=0), of_modes[:, BACK].sum(axis=0)
+        self._again = of_modes[:, AGAIN]
+        self._weighed: dict[tuple[object, ...], Floats] = {}
+
+    def weigh(self, exchange: Exchange, repeated: Mask) -> Floats:
+        """[ways, requests] costs of an exchange; readers of one tensor share them.
 
         Args:
-            weights: [rows, columns] the same in each row.
+            repeated: [modes] whether recomputation repeats the exchange.
         """
-        found = np.zeros((len(RECOMPUTE_MODES), weights.shape[1]))
-        np.add.at(found, self.modes, weights[self.rows])
-        return found
+        tables = (exchange.there, exchange.back, exchange.required, exchange.gradient)
+        key = (*map(id, tables), repeated.tobytes())
+        if key not in self._weighed:
+            self._weighed[key] = exchange.weighed(self._there + repeated @ self._again, self._back)
+        return self._weighed[key]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,10 +96,9 @@ class Conversion:
     """Whether the cost is never more than the true one: of a third reader of a tensor it is more where that requires
     again what the first one required."""
 
-    def weighed(self, worth: Floats) -> Floats:
-        """[ways, requests] costs of all that pay, given their `Payers.worth`."""
-        there = worth[:, THERE].sum(axis=0) + self.repeated @ worth[:, AGAIN]
-        return self.exchange.weighed(there, worth[:, BACK].sum(axis=0))
+    def weighed(self, worth: Worth) -> Floats:
+        """[ways, requests] costs of all that pay."""
+        return worth.weigh(self.exchange, self.repeated)
 
     def add(self, costs: Floats, picked: Sequence[int], mode: int, share: float = 1.0) -> None:
         """Adds a share of the costs of an assignment, [nodes], under a recompute mode to a unit's costs, [columns]."""
@@ -113,10 +125,10 @@ class Saved:
     columns: Ints
     """Columns of a unit cost in which the table's columns are."""
 
-    def weighed(self, worth: Floats) -> Floats:
-        """[classes, (classes)] costs of all that pay, given their `Payers.worth`."""
+    def weighed(self, worth: Worth) -> Floats:
+        """[classes, (classes)] costs of all that pay."""
         classes = self.table.shape[:-2]
-        found: Floats = self.table.reshape(*classes, -1) @ worth[:, self.columns].reshape(-1)
+        found: Floats = self.table.reshape(*classes, -1) @ worth.of_modes[:, self.columns].reshape(-1)
         return found
 
     def add(self, costs: Floats, picked: Sequence[int], mode: int) -> None:

@@ -23,11 +23,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from automap.arrays import Floats, Ints
-from automap.cost_graph.factors import Conversion, Factor, Payers
-from automap.cost_graph.group_costs import GroupCosts, joint_values
+from automap.cost_graph.factors import Conversion, Factor, Payers, Worth
+from automap.cost_graph.group_costs import GroupCosts, alone, joint_values
+from automap.cost_graph.routes import Routes
 from automap.cost_graph.unit_rows import UnitRows
 from automap.cost_graph.weighted_graph import GraphBuilder, WeightedGraph
 from automap.price.evaluator import blank
+from automap.price.kernels.stage_records import Stage
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan, UnitCall
 from automap.space.space import PlanSpace, Values
 
@@ -44,6 +46,7 @@ class CostGraphCache:
         self.space = space
         self.costs: dict[tuple[object, ...], GroupCosts] = {}
         self._legal: dict[tuple[bytes, bytes], tuple[Ints, ...]] = {}
+        self._routes: dict[tuple[bytes, ...], Routes] = {}
 
     def legal(self, skeleton: Values) -> tuple[Ints, ...]:
         """`joint_values` of a skeleton."""
@@ -52,6 +55,13 @@ class CostGraphCache:
         if key not in self._legal:
             self._legal[key] = joint_values(self.space, skeleton)
         return self._legal[key]
+
+    def routes(self, legal: tuple[Ints, ...], stage: Stage) -> Routes:
+        """The routes of tensors under these values on a stage."""
+        key = (*(values.tobytes() for values in legal), alone(stage).tobytes())
+        if key not in self._routes:
+            self._routes[key] = Routes(self.space, legal, alone(stage))
+        return self._routes[key]
 
 
 class CostGraph:
@@ -88,6 +98,10 @@ class CostGraph:
         self.payers: list[Payers] = []
         self._alike: list[int] = []
         self.factors = tuple(self._paid_factors())
+        # [payers, modes, rows] which rows pay, by the recompute mode in which they are.
+        self._pays = np.zeros((len(self.payers), len(RECOMPUTE_MODES), len(self._rows)))
+        for number, payers in enumerate(self.payers):
+            self._pays[number, payers.modes, payers.rows] = 1.0
 
     def _group_costs(self, lowered: LoweredPlan, cache: CostGraphCache) -> list[GroupCosts]:
         """[rows] group costs on the rank of each row; beyond `MOST_STAGES` unlike ranks, those of another rank."""
@@ -104,7 +118,9 @@ class CostGraph:
                 elif key not in cache.costs:
                     if len(cache.costs) >= MAX_CACHED:
                         cache.costs.pop(next(iter(cache.costs)))
-                    cache.costs[key] = GroupCosts(self.space, cache.legal(self.skeleton), lowered.stages[row.rank])
+                    legal, stage = cache.legal(self.skeleton), lowered.stages[row.rank]
+                    routes = cache.routes(legal, stage)
+                    cache.costs[key] = GroupCosts(self.space, legal, stage, routes=routes)
                 found.setdefault(key, cache.costs[key])
             of_rows.append(found[key])
         return of_rows
@@ -198,12 +214,13 @@ class CostGraph:
             weights: [rows, columns] worth of one unit of each cost, none negative.
         """
         nodes = [np.zeros(len(node.values)) for node in self.nodes]
-        worth = [payers.worth(weights) for payers in self.payers]
+        worth = [Worth(of_modes) for of_modes in np.tensordot(self._pays, weights, axes=1)]
         for number in self._alike:
-            first = int(self.payers[number].rows[0])
+            first, of_modes = int(self.payers[number].rows[0]), worth[number].of_modes
+            paid = np.flatnonzero(of_modes.any(axis=1)).tolist()
             for n in self._nodes_of(self._rows[first]):
-                for of_mode, costs in zip(worth[number], self._costs[first].nodes[n].costs, strict=True):
-                    nodes[n] += costs @ of_mode
+                for mode in paid:
+                    nodes[n] += self._costs[first].nodes[n].costs[mode] @ of_modes[mode]
         builder = GraphBuilder(nodes, self._costs[0].classes)
         for factor, number in self.factors:
             is_charged = isinstance(factor, Conversion) and factor.is_charged

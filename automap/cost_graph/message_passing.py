@@ -70,7 +70,7 @@ def candidates(
         if now == len(graph.nodes) or (now == left_before and not is_better):
             break
     left = [np.flatnonzero(some) for some in _by_node(arrays, arrays.is_left)]
-    if most is not None:
+    if most is not None and max(map(len, left)) > most:
         ranked = [np.argsort(of[keep], kind="stable") for of, keep in zip(_by_node(arrays, margins), left, strict=True)]
         left = [np.sort(keep[order[:most]]) for keep, order in zip(left, ranked, strict=True)]
     return left, tuple(best.tolist()), bound
@@ -134,8 +134,8 @@ def _by_node(graph: FactorGraph, values: npt.NDArray[Any]) -> list[npt.NDArray[A
 class Reduced:
     """A cost graph with the values of each node that may be in an optimum."""
 
-    scalars: Scalars
-    """The reduced graph."""
+    weighted: WeightedGraph
+    """The whole graph."""
     values: list[Ints]
     """For each node, the values that are left, as numbers in the whole graph."""
     best: tuple[int, ...]
@@ -143,26 +143,37 @@ class Reduced:
     is_exact: bool
     """Whether an optimum of the whole graph is certainly left."""
 
+    @property
+    def scalars(self) -> Scalars:
+        """The reduced graph."""
+        return self.weighted.scalars(self.values)
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether one value of each node is left."""
+        return all(len(keep) == 1 for keep in self.values)
+
     def picked(self, found: Sequence[int]) -> tuple[int, ...]:
         """The assignment of the whole graph that an assignment of the reduced graph stands for."""
         return tuple(int(keep[v]) for keep, v in zip(self.values, found, strict=True))
 
 
-def reduced(graph: CostGraph, weights: Floats, start: Sequence[int], *, known: float = np.inf) -> Reduced:
+def reduced(
+    graph: CostGraph, weights: Floats, start: Sequence[int], *, known: float = np.inf, most: int = MANY_VALUES
+) -> Reduced:
     """The cost graph at some weights, without values that no optimum takes.
 
     Args:
         weights: [rows, columns] worth of one unit of each cost, none negative; see `CostGraph.weighted`.
         start: an assignment.
         known: cost of an assignment, if it is known.
+        most: largest number of values of a node that are kept, those with the least bounds.
     """
     weighted = graph.weighted(weights)
-    left, best, _ = candidates(weighted, start, known, MANY_VALUES)
-    is_exact = max(map(len, left)) < MANY_VALUES
-    left = [np.union1d(keep, [v]) for keep, v in zip(left, best, strict=True)]
-    return Reduced(
-        scalars=weighted.scalars(left),
-        values=left,
-        best=tuple(int(np.searchsorted(keep, v)) for keep, v in zip(left, best, strict=True)),
-        is_exact=is_exact,
-    )
+    left, best, _ = candidates(weighted, start, known, most)
+    is_exact = max(map(len, left)) < most
+    at = [int(keep.searchsorted(v)) for keep, v in zip(left, best, strict=True)]
+    for n, (keep, place) in enumerate(zip(left, at, strict=True)):
+        if place == len(keep) or keep[place] != best[n]:
+            left[n] = np.insert(keep, place, best[n])
+    return Reduced(weighted=weighted, values=left, best=tuple(at), is_exact=is_exact)

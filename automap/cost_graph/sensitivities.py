@@ -100,30 +100,32 @@ def _share_with_hosts(units: UnitRows, costs: Floats, time: Floats) -> None:
         costs: [rows, columns] their costs.
         time: [rows, columns] sensitivities of the step time, changed.
     """
-    exposed = units.evaluator.exposed
-    rows = zip(units.rows, records_of(costs, UNIT_COST_DTYPE), records_of(time, UNIT_COST_DTYPE), strict=True)
-    for row, cost, worth in rows:
-        hardware = units.lowered.stages[row.rank].hardware
-        power = hardware.overlap_exponent
-        again = cost.recompute_comm_s @ exposed + cost.backward_comm_s @ exposed + cost.recompute_s
-        forward_s, backward_s = cost.forward_s + cost.forward_comm_s @ exposed, cost.backward_s + again
-        for wait, device_s, names in (
-            ("forward_host_s", forward_s, ("forward_s", "forward_comm_s")),
-            ("backward_host_s", backward_s, ("backward_s", "recompute_s", "backward_comm_s", "recompute_comm_s")),
-            ("input_host_s", cost.input_s + again, ("input_s",)),
-            ("weight_host_s", cost.weight_s, ("weight_s",)),
-        ):
-            both_s = device_s + cost[wait]
-            if both_s <= 0.0:
-                continue
-            share = (device_s / both_s) ** (power - 1.0)
-            hosts = max(0.0, 1.0 - (device_s / both_s) ** power) ** ((power - 1.0) / power)
-            host_worth = worth[names[0]] * hosts
-            for name in names:
-                worth[name] *= share
-            if wait == "forward_host_s":
-                worth.launched += host_worth * hardware.host_kernel_s
-                worth.forward_waits += host_worth * hardware.host_collective_s
-            elif wait == "backward_host_s":
-                worth.launched += host_worth * hardware.host_kernel_s * hardware.host_backward
-                worth.backward_waits += host_worth * hardware.host_collective_s
+    exposed, rows = units.evaluator.exposed, units.rows
+    cost, worth = records_of(costs, UNIT_COST_DTYPE), records_of(time, UNIT_COST_DTYPE)
+    hardware = [units.lowered.stages[row.rank].hardware for row in rows]
+    power, kernel_s, collective_s, backward = (
+        np.array([float(one[name]) for one in hardware])
+        for name in ("overlap_exponent", "host_kernel_s", "host_collective_s", "host_backward")
+    )
+    again = cost["recompute_comm_s"] @ exposed + cost["backward_comm_s"] @ exposed + cost["recompute_s"]
+    forward_s, backward_s = cost["forward_s"] + cost["forward_comm_s"] @ exposed, cost["backward_s"] + again
+    for wait, device_s, names in (
+        ("forward_host_s", forward_s, ("forward_s", "forward_comm_s")),
+        ("backward_host_s", backward_s, ("backward_s", "recompute_s", "backward_comm_s", "recompute_comm_s")),
+        ("input_host_s", cost["input_s"] + again, ("input_s",)),
+        ("weight_host_s", cost["weight_s"], ("weight_s",)),
+    ):
+        both_s = device_s + cost[wait]
+        takes = both_s > 0.0
+        of_device = np.where(takes, device_s / np.where(takes, both_s, 1.0), 1.0)
+        share = of_device ** (power - 1.0)
+        hosts = np.maximum(0.0, 1.0 - of_device**power) ** ((power - 1.0) / power)
+        host_worth = np.where(takes, worth[names[0]] * hosts, 0.0)
+        for name in names:
+            worth[name] *= share if worth[name].ndim == 1 else share[:, None]
+        if wait == "forward_host_s":
+            worth["launched"] += host_worth * kernel_s
+            worth["forward_waits"] += host_worth * collective_s
+        elif wait == "backward_host_s":
+            worth["launched"] += host_worth * kernel_s * backward
+            worth["backward_waits"] += host_worth * collective_s

@@ -15,7 +15,7 @@ from automap.price.evaluator import Evaluator
 from automap.price.kernels.array_types import Rows, numbers_of, records_of
 from automap.price.kernels.collectives import SUMMED
 from automap.price.kernels.cost_records import UNIT_COST_DTYPE
-from automap.price.lowered_plan import LoweredPlan, UnitCall
+from automap.price.lowered_plan import LoweredPlan
 from automap.price.outcome import Outcome
 from ir.factors import BROADCAST, PARTIAL
 
@@ -34,27 +34,33 @@ class UnitRows:
         self.evaluator, self.lowered = evaluator, lowered
         self.rows, self.parts = evaluator.distinct_units(lowered, open_signatures=True)
         self._ties = evaluator.tied.ties(lowered)
+        self._calls = evaluator.packed(self.rows)
+        # Rows of operators, one unit after the other; and the type before each unit, and whether it opens a chunk.
+        self._operators = np.concatenate([np.arange(row.segment.first, row.segment.last) for row in self.rows])
+        self._before = [(row.before, row.opens) for row in self.rows]
 
     def costs(self, chosen: Ints) -> Floats:
         """[rows, UNIT_COST_WIDTH] unit costs, the numbers of `UnitCostRow`."""
-        evaluator = self.evaluator
-        workspace = evaluator.new_workspace(len(self.lowered.axes))
-        costs = np.empty(len(self.rows), dtype=UNIT_COST_DTYPE)
-        for number, row in enumerate(self.rows):
-            segment = replace(row.segment, chosen=chosen[row.segment.first : row.segment.last])
-            stage = self.lowered.stages[row.rank]
-            costs[number] = evaluator.unit_cost(segment, self._incoming(row, chosen), stage, workspace)
+        lowered, incoming = self.lowered, {key: self._incoming(*key, chosen) for key in set(self._before)}
+        calls = self._calls._replace(
+            chosen=chosen[self._operators], incoming=np.array([incoming[key] for key in self._before])
+        )
+        costs = self.evaluator.costs_of(calls, lowered.layout.arrays, lowered.zero_axes, lowered.rank_samples)
         return numbers_of(costs)
 
-    def _incoming(self, row: UnitCall, chosen: Ints) -> Ints:
-        """[axes] placement of the tensor that crosses into a unit; a partial one is reduced before it is sent."""
-        evaluator = self.evaluator
-        if row.before < 0:
+    def _incoming(self, before: int, opens: bool, chosen: Ints) -> Ints:
+        """[axes] placement of the tensor that crosses into a unit; a partial one is reduced before it is sent.
+
+        Args:
+            before: type of the unit before it; -1: there is none.
+            opens: whether the unit is the first of a chunk.
+        """
+        if before < 0:
             return np.full(len(self.lowered.axes), BROADCAST, dtype=np.int64)
-        first, last = (int(x) for x in evaluator.tables.spans[row.before : row.before + 2])
-        maker = replace(row.segment, first=first, last=last, chosen=chosen[first:last])
-        placement = evaluator.crossing_placement(maker)
-        if row.opens:
+        first, last = (int(x) for x in self.evaluator.tables.spans[before : before + 2])
+        maker = replace(self.rows[0].segment, first=first, last=last, chosen=chosen[first:last])
+        placement = self.evaluator.crossing_placement(maker)
+        if opens:
             placement[placement == PARTIAL] = SUMMED
         return placement
 

@@ -156,6 +156,16 @@ def test_a_given_plan_is_a_start(gpt):
     assert result.plan.estimate.step_time_s <= start.estimate.step_time_s
 
 
+@pytest.mark.parametrize("searcher", ["expert", "random", "portfolio"])
+def test_templates_are_priced_once_where_nothing_fits(gpt, searcher, monkeypatch):
+    listed = []
+    monkeypatch.setattr("agents.incumbent.templates", lambda space: listed.append(space) or templates(space))
+    large = problem(gpt(layers=2, hidden=8192, heads=64, seq=2048), "2xP100", 2)
+    with pytest.raises(NothingFits):
+        search(large, Budget.parse(20), searcher=searcher)
+    assert len(listed) == 1
+
+
 @pytest.mark.parametrize("searcher", ["expert", "random"])
 def test_nothing_fits_says_by_how_much_and_what_helps(gpt, searcher):
     p = problem(gpt(layers=2, hidden=8192, heads=64, seq=2048, vocab=50000), "2xP100", 2)

@@ -66,7 +66,7 @@ SCRIPTS = {
     "problems": "vgg:",
     "prove_exports": "2 --targets deepspeed",
     "prove_plans": "2 --models vit",
-    "prove_pruning": "1 --models vgg19",
+    "prove_pruning": "1 --models vgg19_on_1x8xV100-16GB",
     "recipes": "--budget 20 --only BERT --targets megatron-core",
     "real_models": "--budget 16 --models gnmt-16 --clusters 8_V100 --profiles {profiles}",
     "runtime_overhead": "--rounds 1 --model {model}",
