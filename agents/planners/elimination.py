@@ -45,10 +45,7 @@ HELD_PASSES = 3
 PRICES = (0.01, 100.0)
 """Least and greatest price of a device's whole memory, in step times."""
 BISECTIONS = 4
-"""Number of bisections of that price, at most."""
-NEAR, FAR = 1.005, 1.2
-"""Bisections end where a plan that fits takes at most `NEAR` times as long as without a price on memory; they do not
-begin where the plan takes `FAR` times as long as the best one even without that price."""
+"""Number of bisections of that price."""
 FULLEST = 16.0
 """Exponent by which fuller ranks weigh more in the price of memory."""
 
@@ -173,10 +170,8 @@ def propose(point: Linearization) -> list[Candidate]:
 
     low, high = (share * found[0].seconds for share in PRICES)
     solve_at(high)
-    is_hopeless = found[-1].overflow > 0.0 or found[0].seconds > FAR * point.incumbent.best_s
-    for _ in range(0 if is_hopeless else BISECTIONS):
-        fastest_s = min(one.seconds for one in found if one.overflow <= 0.0)
-        if point.incumbent.finished or fastest_s <= NEAR * found[0].seconds:
+    for _ in range(BISECTIONS if found[-1].overflow <= 0.0 else 0):
+        if point.incumbent.finished:
             break
         middle = math.sqrt(low * high)
         solve_at(middle)
