@@ -32,12 +32,12 @@ from agents.sampling.expert import Grid
 from automap.arrays import Floats
 from automap.space.space import Ints, PlanSpace
 
-SECONDS, SHARE = 0.35, 0.25
+SECONDS, SHARE = 0.42, 0.25
 """Seconds that it takes at most, but for a solve that is under way, unless the budget is in evaluations alone; and its
 share of a budget at most."""
 FEWEST_SOLVES = 2
 """Number of solves that are granted to the smallest budget in evaluations."""
-LOOKED_AROUND = 0.35
+LOOKED_AROUND = 0.2
 """Share of this that the changes of templates take at most; elimination has the rest."""
 NEARLY_FITS = 0.2
 """Overflow up to which a plan may be made to fit, as share of a device's memory. On the problems of
