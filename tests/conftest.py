@@ -22,8 +22,8 @@ _LIGHT: dict[str, Graph] = {}
 
 LONG = (
     "test_scripts.py", "test_service.py", "test_contributing.py", "test_module_trainer.py", "test_openapi.py",
-    "test_stage_executor.py", "test_parameter_traffic_run.py", "test_dqn_learning.py", "test_mutated.py",
-    "test_demo.py", "test_launch_line.py", "test_job_trials.py", "test_measure_host.py", "test_transformers_models.py",
+    "test_stage_executor.py", "test_parameter_traffic_run.py", "test_dqn_learning.py", "test_mutated.py", "test_demo.py",
+    "test_launch_line.py", "test_job_trials.py", "test_measure_host.py", "test_transformers_models.py",
     "test_replica_averaging.py",
 )  # fmt: skip
 """Files of tests that take longest, the longest first."""
