@@ -20,21 +20,6 @@ LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 _LIGHT: dict[str, Graph] = {}
 
 
-LONG = (
-    "test_scripts.py", "test_service.py", "test_contributing.py", "test_module_trainer.py", "test_openapi.py",
-    "test_stage_executor.py", "test_parameter_traffic_run.py", "test_dqn_learning.py", "test_mutated.py", "test_demo.py",
-    "test_launch_line.py", "test_job_trials.py", "test_measure_host.py", "test_transformers_models.py",
-    "test_replica_averaging.py",
-)  # fmt: skip
-"""Files of tests that take longest, the longest first."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files go first: a process that began one last would run alone for up to a minute."""
-    place = {name: number for number, name in enumerate(LONG)}
-    items.sort(key=lambda item: place.get(item.path.name, len(LONG)))
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What this machine could not run is said at the end, where it is not overlooked."""
     found = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", [])]
