@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -29,8 +30,13 @@ ASKED = {"zoo": GPT, "cluster": "8xA100-80GB", "training": {"global_batch": 64}}
 
 
 def children() -> list[psutil.Process]:
-    found = psutil.Process().children()
-    return [child for child in found if "service.side_process" in child.cmdline()]
+    found = []
+    for child in psutil.Process().children():
+        # One that has just died has no command line any more.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "service.side_process" in child.cmdline():
+                found.append(child)
+    return found
 
 
 def test_degrees_are_priced_as_on_the_command_line(api: httpx.Client, capsys: pytest.CaptureFixture[str]) -> None:
