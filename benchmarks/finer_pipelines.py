@@ -137,7 +137,7 @@ def built(asked: tuple[str, str, int], profiles: Path | None, *, finer: bool) ->
     return Problem.build(graph, cluster, {"global_batch": batch}, {"fix": {"pp": cluster.num_devices}})
 
 
-def pair(asked: tuple[str, str, int], budget: Budget, seeds: range, choice: str, profiles: Path | None = None) -> None:
+def pair(asked: tuple[str, str, int], budget: Budget, seeds: range, choice: str, profiles: Path | None) -> None:
     """Runs the searches of one pair and prints its line."""
     model, cluster, batch = asked
     found = []
