@@ -13,7 +13,7 @@ Mask = npt.NDArray[np.bool_]
 def row_digests(rows: Ints, without: slice = slice(0)) -> Ints:
     """[n] digests of 64 bits of the rows of a table, [n, columns]; to sort whole rows takes ten times as long.
 
-    That any two unlike rows of a million have the same digest has a probability of about 1e-7: factors have 62 free bits.
+    That any two unlike rows of a million have the same digest has a probability of about 1e-7 (62 free bits).
 
     Args:
         without: columns that do not count.
