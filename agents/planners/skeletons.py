@@ -11,7 +11,7 @@ solved as well. Only exact prices decide. Nothing but the end of a budget in sec
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +19,12 @@ import numpy.typing as npt
 from agents.incumbent import Incumbent
 from agents.planners.chunk_moves import moved
 from agents.planners.linearization import Linearization, Propose, Worth, worth_of
+from agents.planners.neighbouring_skeletons import neighbouring_skeletons, repaired
 from agents.planners.pipeline_cuts import cut_anew
 from agents.planners.recompute_less import recompute_less
 from agents.sampling.expert import Grid
 from automap.cost_graph.graph import CostGraph, CostGraphCache
 from automap.cost_graph.sensitivities import sensitivities
-from automap.price.lowered_plan import RECOMPUTE_MODES
-from automap.space.batch_shares import NUM_WAYS
 from automap.space.space import Ints, Values
 
 Floats = npt.NDArray[np.float64]
@@ -42,14 +41,10 @@ WORTH_POLISHING = 1.05
 """A skeleton is polished if its best plan takes at most so many times the step time of the best plan of all."""
 LATER = 0.005
 """Share by which each turn of a mesh raises the rank of its other skeletons."""
-TRIED_CUTS = 4
-"""Number of ends of a chunk that are tried, those nearest to its share of the work first."""
 CLIMBS = 3
 """Number of times at most that changes which gain alone are made together, see `SkeletonSearch.look_around`."""
 KEPT = 64
 """Number of skeletons whose best plan is shown to other searchers, at most."""
-TRIED_ORDERS = 8
-"""Number of orders of the devices that are tried."""
 SAME = 0.001
 """Share by which two step times differ at least, or else the plans count as the same on two meshes (assumed)."""
 CUT_ANEW = 2
@@ -152,10 +147,16 @@ class SkeletonSearch:
                 return
             seen.add(picked)
 
-    def descend(self, values: Values) -> None:
-        """Solves the skeleton of a plan, then cuts the pipeline of what is found anew and recomputes no more than it
+    def descend(self, values: Values) -> Values:
+        """The best plan that a skeleton leads to.
+
+        Solves the skeleton of a plan, then cuts the pipeline of what is found anew and recomputes no more than it
         takes to fit, where it does not fit under all ZeRO stages; where that gains and is near the best plan so far, or
-        still does not fit, the same is done with the new skeleton."""
+        still does not fit, the same is done with the new skeleton.
+
+        Args:
+            values: a plan with the skeleton.
+        """
         first = self.space.first.signature
         for _ in range(DESCENTS):
             self.solve(values, rounds=1)
@@ -165,18 +166,20 @@ class SkeletonSearch:
             plans = dict.fromkeys(plan for cut in cuts for plan in (cut, *recompute_less(self.space, cut)))
             plans.pop(solved)
             found = self._price(np.array(list(plans), dtype=np.int64).reshape(len(plans), len(values)))
-            if self.finished or not found or min(found) >= worth:
-                return
-            best = min(found)
-            if not (best[0] or self._is_worth_polishing(best)):
-                return
+            best = min(found, default=worth)
+            if best >= worth:
+                return solved
             values = list(plans)[found.index(best)]
+            if self.finished or not (best[0] or self._is_worth_polishing(best)):
+                break
+        return values
 
     def _with_other_zero(self, values: Values) -> list[Values]:
         """A plan with each other stage of ZeRO that is legal."""
         at = self.space.first.zero
         others = (
-            self._repaired([*values[:at], zero, *values[at + 1 :]], values) for zero in range(self.space.zeros.shape[1])
+            repaired(self.space, [*values[:at], zero, *values[at + 1 :]], values)
+            for zero in range(self.space.zeros.shape[1])
         )
         return [plan for plan in dict.fromkeys(others) if plan != values]
 
@@ -250,7 +253,7 @@ class SkeletonSearch:
         """Prices a plan with each way to share out samples, where devices of a stage are unlike."""
         at = self.space.first.shares
         ways = range(self.space.slots[at].num_values) if len(set(self.space.problem.cluster.alike)) > 1 else ()
-        plans = dict.fromkeys(self._repaired([*values[:at], way, *values[at + 1 :]], values) for way in ways)
+        plans = dict.fromkeys(repaired(self.space, [*values[:at], way, *values[at + 1 :]], values) for way in ways)
         plans.pop(values, None)
         self._price(np.array(list(plans), dtype=np.int64).reshape(len(plans), len(values)))
 
@@ -344,7 +347,7 @@ class SkeletonSearch:
             together, steps = list(values), []
             for _, at, value in sorted((one, at, value) for at, (one, value) in gains.items()):
                 together[at] = value
-                steps.append(self._repaired(together, values))
+                steps.append(repaired(self.space, together, values))
             plans = np.array(steps[1:], dtype=np.int64)
             joint = self._price(plans)
             if not joint or min(joint) >= min(found):
@@ -385,15 +388,6 @@ class SkeletonSearch:
             self._price(graph.moved(picked, [ranked[:count] for count in range(2, len(ranked) + 1)]))
             picked = graph.picked(self.best[graph.skeleton][1]) if ranked else None
 
-    def _repaired(self, plan: Sequence[int], values: Values) -> Values:
-        """The nearest legal plan to one whose signatures are those of the legal plan `values`."""
-        first = self.space.first
-        kept = next((at for at, (one, other) in enumerate(zip(plan, values, strict=True)) if one != other), len(values))
-        if kept < first.cut:
-            return self.space.repair(plan, kept)
-        # On the same mesh with the same samples the signatures stay legal, and most of the slots are signatures.
-        return (*self.space.repair(plan[: first.signature], kept), *plan[first.signature :])
-
     def neighbours(self, values: Values, *, again: bool = False) -> Ints:
         """[n, slots] plans of other skeletons on the same mesh; signatures are kept as far as they are legal.
 
@@ -401,38 +395,12 @@ class SkeletonSearch:
             values: the plan.
             again: whether skeletons are tried again of which plans with other signatures are known.
         """
-        space, first = self.space, self.space.first.signature
-        shape = space.shape(values)
-        found: list[list[int]] = []
-        tried = {"cut": TRIED_CUTS, "zero": space.zeros.shape[1]}
-        tried["shares"] = NUM_WAYS
-        tried["order"] = min(TRIED_ORDERS, space.meshes.num_orders(shape.pp))
-        if shape.pp > 1 and shape.virtual == 1:
-            tried["schedule"] = len(space.schedules)
-        idle = {"cut": shape.num_chunks - 1}
-        for at, slot in enumerate(space.slots[:first]):
-            if slot.index < idle.get(slot.kind, 1):
-                others = range(min(slot.num_values, tried.get(slot.kind, 0)))
-                found += [[*values[:at], other, *values[at + 1 :]] for other in others if other != values[at]]
-        # More recomputation than is needed may pay with other signatures, which then fit.
-        ranks = range(space.first.recompute, space.first.recompute + shape.pp)
-        for mode in np.flatnonzero(space.modes).tolist():
-            level = space.levels.of_mode(RECOMPUTE_MODES[mode])
-            found.append([level if at in ranks else value for at, value in enumerate(values)])
-        for other in space.shapes:
-            if other != shape and (other.pp, other.tp, other.middle) == (shape.pp, shape.tp, shape.middle):
-                row = space.meshes.values(other)
-                plan = [*row, *values[len(row) :]]
-                if other.virtual != shape.virtual:
-                    plan[space.first.cut : space.first.recompute] = [0] * (space.first.recompute - space.first.cut)
-                if other.virtual > 1:
-                    plan[space.first.schedule] = 0
-                found.append(plan)
-        repaired = (self._repaired(plan, values) for plan in found)
-        plans = dict.fromkeys([*recompute_less(space, values), *cut_anew(space, values), *repaired])
+        first = self.space.first.signature
         known: Container[Values] = self._tried if again else self.best
         fresh = [
-            plan for plan in plans if plan[:first] != values[:first] and (plan if again else plan[:first]) not in known
+            plan
+            for plan in neighbouring_skeletons(self.space, values)
+            if plan[:first] != values[:first] and (plan if again else plan[:first]) not in known
         ]
         if again:
             self._tried.update(fresh)

@@ -1,0 +1,70 @@
+"""Neighbouring skeletons: plans on the same mesh whose decisions before the signatures differ a little."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from agents.planners.pipeline_cuts import cut_anew
+from agents.planners.recompute_less import recompute_less
+from automap.price.lowered_plan import RECOMPUTE_MODES
+from automap.space.batch_shares import NUM_WAYS
+from automap.space.space import PlanSpace, Values
+
+TRIED_CUTS = 4
+"""Number of ends of a chunk that are tried, those nearest to its share of the work first."""
+TRIED_ORDERS = 8
+"""Number of orders of the devices that are tried."""
+
+
+def repaired(space: PlanSpace, plan: Sequence[int], values: Values) -> Values:
+    """The nearest legal plan to one whose signatures are those of a legal plan.
+
+    Args:
+        space: space of both.
+        plan: [slots] a plan that need not be legal.
+        values: the legal plan.
+    """
+    first = space.first
+    kept = next((at for at, (one, other) in enumerate(zip(plan, values, strict=True)) if one != other), len(values))
+    if kept < first.cut:
+        return space.repair(plan, kept)
+    # On the same mesh with the same samples the signatures stay legal, and most of the slots are signatures.
+    return (*space.repair(plan[: first.signature], kept), *plan[first.signature :])
+
+
+def neighbouring_skeletons(space: PlanSpace, values: Values) -> list[Values]:
+    """Distinct legal plans on the mesh of a plan that differ in one decision before the signatures.
+
+    Cuts, ZeRO stage, batch shares, order of the devices and schedule take other values; all ranks recompute alike, or
+    just as much as memory takes; the pipeline is cut anew; micro-batches and virtual stages have other numbers.
+    Signatures are kept as far as they are legal.
+    """
+    first, shape = space.first.signature, space.shape(values)
+    found: list[list[int]] = []
+    tried = {"cut": TRIED_CUTS, "zero": space.zeros.shape[1], "shares": NUM_WAYS}
+    tried["order"] = min(TRIED_ORDERS, space.meshes.num_orders(shape.pp))
+    if shape.pp > 1 and shape.virtual == 1:
+        tried["schedule"] = len(space.schedules)
+    idle = {"cut": shape.num_chunks - 1}
+    for at, slot in enumerate(space.slots[:first]):
+        if slot.index < idle.get(slot.kind, 1):
+            others = range(min(slot.num_values, tried.get(slot.kind, 0)))
+            found += [[*values[:at], other, *values[at + 1 :]] for other in others if other != values[at]]
+    # More recomputation than is needed may pay with other signatures, which then fit.
+    ranks = range(space.first.recompute, space.first.recompute + shape.pp)
+    for mode in np.flatnonzero(space.modes).tolist():
+        level = space.levels.of_mode(RECOMPUTE_MODES[mode])
+        found.append([level if at in ranks else value for at, value in enumerate(values)])
+    for other in space.shapes:
+        if other != shape and (other.pp, other.tp, other.middle) == (shape.pp, shape.tp, shape.middle):
+            row = space.meshes.values(other)
+            plan = [*row, *values[len(row) :]]
+            if other.virtual != shape.virtual:
+                plan[space.first.cut : space.first.recompute] = [0] * (space.first.recompute - space.first.cut)
+            if other.virtual > 1:
+                plan[space.first.schedule] = 0
+            found.append(plan)
+    legal = (repaired(space, plan, values) for plan in found)
+    return list(dict.fromkeys([*recompute_less(space, values), *cut_anew(space, values), *legal]))
