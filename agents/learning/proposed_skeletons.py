@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import NamedTuple
 
 import numpy as np
 
 from agents.incumbent import Incumbent
 from agents.learning.network import ProposalNetwork
-from agents.learning.proposals import PROPOSALS, SIDE_BY_SIDE, propose
+from agents.learning.proposals import PROPOSALS, SIDE_BY_SIDE, Proposed, fitting, propose
 from agents.learning.search_tree import SearchTree
 from agents.planners.promising import TRANSFERRED, like_the_best, promising_meshes
 from agents.planners.skeletons import SkeletonSearch
@@ -44,6 +45,30 @@ PROPOSED = 0.15
 (assumed)."""
 
 
+class Beginnings(NamedTuple):
+    """Plans that are known before the network proposes anything, and skeletons that may be solved."""
+
+    known: Grid
+    """Plans with their prices: the best templates, and templates' skeletons with signatures of the best plans."""
+    promising: Ints
+    """[n, slots] a template of each promising mesh, the best first."""
+    alike: Ints
+    """[n, slots] skeletons of the first of these with the signatures of the best plans, most promising first."""
+
+
+def beginnings(search: SkeletonSearch, templates: Grid) -> Beginnings:
+    """What is known when the opening has ended.
+
+    Args:
+        search: the skeletons that it solved.
+        templates: the templates with their prices.
+    """
+    promising = promising_meshes(search.space, templates)
+    alike = like_the_best(search.space, promising[:TRANSFERRED], search.plans().values)
+    known = _best(search, templates).joined(Grid(alike, search.space.price(alike)))
+    return Beginnings(known, promising, alike)
+
+
 def propose_and_solve(search: SkeletonSearch, templates: Grid, network: ProposalNetwork, *, seed: int) -> list[Values]:
     """What a network proposes: skeletons, of which the best are solved, and then whole plans.
 
@@ -58,16 +83,28 @@ def propose_and_solve(search: SkeletonSearch, templates: Grid, network: Proposal
         The distinct plans that fit, of those that the network decided or looked at as a whole; the best last.
     """
     incumbent = search.incumbent
-    promising = promising_meshes(search.space, templates)
-    alike = like_the_best(search.space, promising[:TRANSFERRED], search.plans().values)
-    known = _best(search, templates).joined(Grid(alike, search.space.price(alike)))
+    known, promising, alike = beginnings(search, templates)
     with _share(incumbent, SKELETON_SECONDS):
         left_s = incumbent.left_s
         with incumbent.share(seconds=None if left_s is None else PROPOSED * left_s):
-            proposed = _proposed(search, known, network, seed, SKELETONS, search.space.first.signature)
+            proposed = propose_skeletons(incumbent, known.joined(search.plans()), network, seed)
         _solve(search, proposed, _plans(alike), _plans(promising))
     with _share(incumbent, PLAN_SECONDS):
-        return _proposed(search, known, network, seed, PROPOSALS)
+        slots = len(search.space.slots)
+        return fitting(_proposed(incumbent, known.joined(search.plans()), network, seed, PROPOSALS, slots))
+
+
+def propose_skeletons(incumbent: Incumbent, known: Grid, network: ProposalNetwork, seed: int) -> list[Values]:
+    """Distinct plans whose skeletons the network has decided, those first of which it expects most.
+
+    Args:
+        incumbent: takes the plans, credited to `dqn`.
+        known: plans that are known to the network, with their prices.
+        network: rates the decisions.
+        seed: seed of the noise on its ratings.
+    """
+    found = _proposed(incumbent, known, network, seed, SKELETONS, incumbent.space.first.signature)
+    return list(dict.fromkeys(one.values for one in sorted(found, key=lambda one: one.expected_s)))
 
 
 def _best(search: SkeletonSearch, templates: Grid) -> Grid:
@@ -84,11 +121,11 @@ def _share(incumbent: Incumbent, seconds: float) -> AbstractContextManager[None]
 
 
 def _solve(search: SkeletonSearch, proposed: Sequence[Values], *others: Sequence[Values]) -> None:
-    """Solves the skeletons of proposals, the best last, and of other plans, the best first, in turn, until the budget
-    ends. No skeleton is solved twice."""
+    """Solves the skeletons of proposals and of other plans, the best of each first, in turn, until the budget ends.
+    No skeleton is solved twice."""
     search.allow((1 + len(others)) * SOLVED)
     first, solved = search.space.first.signature, set[Values]()
-    plans = [iter(some) for some in (proposed[::-1], *others)]
+    plans = [iter(some) for some in (proposed, *others)]
     for _ in range(SOLVED):
         for number, some in enumerate(plans):
             if search.finished:
@@ -105,22 +142,16 @@ def _plans(rows: Ints) -> list[Values]:
 
 
 def _proposed(
-    search: SkeletonSearch, templates: Grid, network: ProposalNetwork, seed: int, most: int, decided: int | None = None
-) -> list[Values]:
-    """The distinct plans that fit, of `most` that the network decides up to a slot, `decided`; the best last.
-
-    The plans `templates` and the skeletons so far are known to it. None = it decides all slots.
-    """
-    incumbent = search.incumbent
+    incumbent: Incumbent, known: Grid, network: ProposalNetwork, seed: int, most: int, decided: int
+) -> list[Proposed]:
+    """What the network proposes, of `most` plans of which it decides the first `decided` slots."""
     if incumbent.finished:
         return []
     incumbent.searcher = "dqn"
-    known = templates.joined(search.plans())
-    episodes = Episodes(HybridDecisions(search.space), SIDE_BY_SIDE, incumbent.table, known=known)
-    if decided is not None:
-        for number in range(episodes.count):
-            episodes.confine(number, None, (0, decided))
-        episodes.begin(np.ones(episodes.count, dtype=np.bool_))
+    episodes = Episodes(HybridDecisions(incumbent.space), SIDE_BY_SIDE, incumbent.table, known=known)
+    for number in range(episodes.count):
+        episodes.confine(number, None, (0, decided))
+    episodes.begin(np.ones(episodes.count, dtype=np.bool_))
     tree = SearchTree(episodes, lambda: incumbent.best_s)
     found = propose(incumbent, episodes, tree, network, seed=seed, most=most)
     incumbent.look_aheads += int(episodes.known.arrays.priced[0])

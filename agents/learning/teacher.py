@@ -21,7 +21,7 @@ from agents.learning.labels import Label, drawn_version, is_better
 from agents.learning.network import ProposalNetwork
 from agents.learning.preparation import opened
 from agents.learning.problems import GeneratedProblem
-from agents.learning.proposals import PROPOSALS, SIDE_BY_SIDE, propose
+from agents.learning.proposals import PROPOSALS, SIDE_BY_SIDE, fitting, propose
 from agents.learning.search_tree import SearchTree
 from agents.sampling.expert import Grid, price_grid
 from agents.searcher import Budget, search
@@ -71,7 +71,7 @@ class Proposer:
             episodes.known.add(values, (seconds, overflow))
         tree = SearchTree(episodes, lambda: incumbent.best_s)
         found = propose(incumbent, episodes, tree, self.network, seed=seed, most=PROPOSALS)
-        return found[::-1][:SHOWN]
+        return fitting(found)[::-1][:SHOWN]
 
 
 def label(

@@ -27,7 +27,7 @@ from agents.learning.leads import Guide
 from agents.learning.network import ProposalNetwork
 from agents.learning.plan_vec_env import PlanVecEnv
 from agents.learning.preparation import opened
-from agents.learning.proposals import NETWORK, propose, readable
+from agents.learning.proposals import NETWORK, fitting, propose, readable
 from agents.learning.search_tree import SearchTree
 from agents.results.diverse_top_k import MOST
 from agents.sampling.expert import Grid
@@ -199,7 +199,7 @@ class _Trials:
         agent.plan_env.episodes[0] = episodes
         network = ProposalNetwork({name: value.numpy() for name, value in agent.q_net.state_dict().items()})
         seed = self._seed + len(self._tried)
-        found = propose(incumbent, episodes, tree, network, seed=seed, most=PROPOSED)
+        found = fitting(propose(incumbent, episodes, tree, network, seed=seed, most=PROPOSED))
         if not (incumbent.finished or tree.is_exhausted):
             # What has been seen so far was rewarded by prices that the last run has corrected.
             agent.replay_buffer.forget()
