@@ -109,6 +109,15 @@ class SteppedSpace(SpaceOutline):
         legal_on_axis(self.compiled, values, axis, self._draft, found)
         return found
 
+    def legal_on_ranks(self, values: Sequence[int]) -> Mask:
+        """[ranks, levels] levels of recomputation that are legal on each pipeline rank, alone; `values` are decided as
+        far as the cuts."""
+        from automap.space.kernels.stepper import legal_on_ranks
+
+        found = np.empty((self.shape(values).pp, self.arrays.legal_levels.shape[1]), dtype=np.bool_)
+        legal_on_ranks(self.compiled, np.array(values, dtype=np.int64), self._draft, found)
+        return found
+
     # -- stages and cuts ----------------------------------------------------------------------------------------
 
     def _laid_out(self, values: Sequence[int]) -> Layout:

@@ -224,3 +224,17 @@ def legal_on_axis(compiled, value, axis, draft, found):
             pick(space, group, a, value[slot + a], draft)
         found[group, num_values:] = False
         legal_signatures(compiled, group, axis, draft, found[group, :num_values])
+
+
+@kernel(void(COMPILED, int64[::1], DRAFT, boolean[:, ::1]))
+def legal_on_ranks(compiled, value, draft, found):
+    """Writes which levels of recomputation are legal on every pipeline rank, whatever the other ranks have.
+
+    Args:
+        value: [slots] values; those before the levels are decided.
+        draft: a draft, written.
+        found: [ranks, levels], written.
+    """
+    decide_stages(compiled.space, value, compiled.space.first.recompute, draft.layout)
+    for rank in range(found.shape[0]):
+        level_mask(compiled.space, draft.layout, rank, found[rank])
