@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from agents.learning.checkpoint import ABOUT, TENSORS
-from agents.learning.lessons import SOLVED
 from agents.learning.problems import VERSION
 from agents.learning.problems.clusters import LARGE, SMALL_PRIME
 from agents.learning.problems.models import OTHERS, TRANSFORMERS, UNSEEN_FAMILIES
 from agents.learning.problems.transformers import DEEP
+from agents.learning.proposals import PROPOSALS
 from automap.errors import ProblemError
 
 CARD = "README.md"
@@ -123,12 +123,12 @@ def _reached(curve: Sequence[Mapping[str, float]]) -> str:
         return "It was not examined: there were no labels of problems held out of the training."
     rows = ["| | mean | worst |", "|---|---|---|"]
     for exam, grade in (("first", curve[0]), ("last", curve[-1])):
-        for key, plans in (("first", "first skeleton"), ("best", f"best of {SOLVED} skeletons")):
+        for key, plans in (("first", "first plan"), ("best", f"best of {PROPOSALS} plans")):
             mean, worst = 100.0 * grade[f"{key}_mean"], 100.0 * grade[f"{key}_worst"]
             rows.append(f"| {plans}, {exam} exam | {mean:.1f} % | {worst:.1f} % |")
     return "\n".join(
         (
-            "How much slower the plans are that its skeletons lead to, than the best ones known, on held-out problems:",
+            "How much slower its plans are than the best ones that are known, on problems held out of the training:",
             "",
             *rows,
             "",

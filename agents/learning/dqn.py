@@ -299,8 +299,8 @@ class Watch(BaseCallback):
         for number in range(self._env.num_envs):
             self._guide(number)
 
-    def _on_end(self, number: int) -> float:
-        """Takes what an episode has found, before the next one begins in its place; adds nothing to its reward."""
+    def _on_end(self, number: int) -> None:
+        """Takes what an episode has found, before the next one begins in its place."""
         self._env.keep(number)
         ended, found = self._episodes.finished(number), self._episodes.best_completion(number)
         if not self.incumbent.finished:
@@ -315,7 +315,6 @@ class Watch(BaseCallback):
         if self._agent.tree is not None and not self._agent.guides[number].is_revision:
             self._agent.tree.finish(number)
         self._guide(number)
-        return 0.0
 
     def _guide(self, number: int) -> None:
         guide = self._agent.guides[number] = self.next_guide()

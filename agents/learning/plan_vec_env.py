@@ -22,7 +22,7 @@ class PlanVecEnv(VecEnv):
         episodes: the episodes of each problem. They may be replaced by as many of another problem where all of them
             have just begun.
         on_end: called with the number of an episode that has ended, before the next one begins in its place; `keep`
-            unless told otherwise. What it returns is added to the episode's last reward.
+            unless told otherwise.
     """
 
     def __init__(self, episodes: Sequence[Episodes]) -> None:
@@ -30,7 +30,7 @@ class PlanVecEnv(VecEnv):
         self.episodes = list(episodes)
         counts = [some.count for some in episodes]
         self.parts = [slice(last - count, last) for count, last in zip(counts, np.cumsum(counts).tolist(), strict=True)]
-        self.on_end: Callable[[int], float] = self.keep
+        self.on_end: Callable[[int], None] = self.keep
         self._actions = np.zeros(sum(counts), dtype=np.int64)
         super().__init__(sum(counts), observation_space(), spaces.Discrete(MAX_ACTIONS))
 
@@ -71,20 +71,19 @@ class PlanVecEnv(VecEnv):
                     row = part.start + e
                     infos[row]["finished"] = some.finished(e)
                     infos[row]["terminal_observation"] = {name: rows[row] for name, rows in last.items()}
-                    rewards[row] += self.on_end(row)
+                    self.on_end(row)
                 if ended.any():
                     some.begin(ended)
         return self.observe(), rewards, done, infos
 
-    def keep(self, number: int) -> float:
-        """Makes what an episode has found known to those that begin later, and adds nothing to its reward."""
+    def keep(self, number: int) -> None:
+        """Makes what an episode has found known to those that begin later."""
         some, at = self.place(number)
         ended = some.finished(at)
         some.known.add(ended.values, (ended.step_time_s, ended.overflow))
         found = some.best_completion(at)
         if found is not None:
             some.known.add(found[0], (found[1], 0.0))
-        return 0.0
 
     def close(self) -> None:
         """Nothing to close."""

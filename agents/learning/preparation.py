@@ -20,7 +20,6 @@ import numpy as np
 
 from agents.incumbent import Incumbent
 from agents.learning.problems import generate
-from agents.learning.proposed_skeletons import beginnings
 from agents.planners.opening import work_out
 from agents.sampling.expert import Grid, grid_of
 from agents.searcher import Budget
@@ -35,10 +34,9 @@ PATIENCE_S = 120.0
 
 
 def opened(space: PlanSpace) -> Grid:
-    """The plans that are known when episodes begin: the best templates, and what is worked out from them."""
+    """The plans that are known when episodes begin: templates, and what is worked out from them."""
     grid = grid_of(space)
-    search = work_out(Incumbent(space, Budget(), searcher="elimination"), grid)
-    return beginnings(search, grid).known.joined(search.plans())
+    return grid.joined(work_out(Incumbent(space, Budget(), searcher="elimination"), grid).plans())
 
 
 class Preparation:

@@ -1,17 +1,12 @@
 """Pretraining: one network learns to plan on many generated problems, shown to it one group after another.
 
-A few problems are learnt side by side. Each stays for some plans, then another problem takes its place. Most episodes
-decide a skeleton alone; elimination solves it, and the plan that it leads to is the reward (`solved_skeletons`). So the
-network learns what elimination cannot know: which skeletons are worth a solve. The others decide a whole plan.
-
-Some episodes are led to the best plan that is known, a teacher's (`agents.learning.teacher`) or one that was found in
-learning; what they find stays unknown to the others. The others are shown what that plan decides, as long as their
-decisions agree with it.
+A few problems are learnt side by side. Each stays for a few plans. Half of the episodes are led to the best plan that a
+teacher knows (`agents.learning.teacher`); what they find stays unknown to the others. The others are shown what the
+teacher would decide, as long as their shape is the teacher's. Then another problem takes its place.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -26,8 +21,7 @@ from agents.learning.hyperparameters import Hyperparameters
 from agents.learning.leads import Guide
 from agents.learning.lessons import Lesson
 from agents.learning.plan_vec_env import PlanVecEnv
-from agents.learning.proposals import LEAST_NOISE, MOST_NOISE
-from envs.decision import REWARD_SCALE, Episodes
+from envs.decision import Episodes
 from envs.hybrid import HybridDecisions
 
 PARAMETERS = Hyperparameters(
@@ -45,13 +39,11 @@ PARAMETERS = Hyperparameters(
 """Hyperparameters of the training; of these the network only keeps its sizes."""
 SIDE_BY_SIDE = 16
 """Number of problems that are learnt at a time."""
-PLANS = 32
-"""Number of plans for which a problem stays. What was seen of many problems teaches more than many plans of one, but
-building a problem takes as long as some dozen plans."""
-SKELETONS = 0.75
-"""Share of the episodes that decide a skeleton alone, which is then solved; the others decide a whole plan."""
-LED, EXPLORING = 0.3, 0.2
-"""Shares of the episodes that are led to the best known plan, and of those that take random decisions."""
+PLANS = 8
+"""Number of plans for which a problem stays. Building it takes longer than these plans, but what was seen of many
+problems teaches more than many plans of one."""
+LED, EXPLORING = 0.5, 0.25
+"""Shares of the episodes that are led to the teacher's plan, and of those that take random decisions."""
 EXPLORED = 2.0
 """Number of random decisions in these, in the mean."""
 SAVE_EVERY = 50
@@ -75,7 +67,6 @@ class _Course(BaseCallback):
         self.resumed_s, self._began = 0.0, time.monotonic()
         self._current: list[Lesson] = []
         self._left: list[int] = []
-        self._is_skeleton = [False] * (SIDE_BY_SIDE * parameters.num_envs)
         self._is_over = False
         self.visits = 0
 
@@ -95,19 +86,16 @@ class _Course(BaseCallback):
         return Episodes(HybridDecisions(lesson.space), self._parameters.num_envs, known=lesson.known)
 
     def _on_training_start(self) -> None:
-        self._agent.plan_env.on_end = self._end
-        for number in range(len(self._current)):
-            self._begin_all(number)
-        self._agent._last_obs = self._agent.plan_env.observe()
-
-    @property
-    def _agent(self) -> MaskedDQN:
-        assert isinstance(self.model, MaskedDQN)
-        return self.model
+        agent: Any = self.model
+        agent.plan_env.on_end = self._keep
+        for episode in range(agent.plan_env.num_envs):
+            self._begin(agent, episode, episode // self._parameters.num_envs, 60)
 
     def _on_rollout_start(self) -> None:
+        agent: Any = self.model
+        env: PlanVecEnv = agent.plan_env
         fraction = min(1.0, self.seconds / self._seconds)
-        for group in self._agent.policy.optimizer.param_groups:
+        for group in agent.policy.optimizer.param_groups:
             group["lr"] = self._parameters.learning_rate * (1.0 - (1.0 - RATE_AT_END) * fraction)
         is_new = False
         for number, left in enumerate(self._left):
@@ -118,67 +106,38 @@ class _Course(BaseCallback):
                 self._is_over = True
                 break
             self._current[number], self._left[number] = lesson, PLANS
-            self._agent.plan_env.episodes[number] = self._begun(lesson)
-            self._begin_all(number)
+            env.episodes[number] = self._begun(lesson)
+            part = env.parts[number]
+            agent.replay_buffer.forget_open(range(part.start, part.stop))
+            for episode in range(part.start, part.stop):
+                self._begin(agent, episode, number, 60)
             is_new = True
             self.visits += 1
             self._on_visit(self.visits, self.seconds)
         if is_new:
-            self._agent._last_obs = self._agent.plan_env.observe()
+            agent._last_obs = env.observe()
 
     def _on_step(self) -> bool:
+        agent: Any = self.model
+        for number, info in enumerate(self.locals["infos"]):
+            if "finished" in info:
+                lesson = number // self._parameters.num_envs
+                self._left[lesson] -= 1
+                self._begin(agent, number, lesson, info["finished"].num_decisions)
         return not self._is_over and self.seconds < self._seconds
 
-    def _begin_all(self, number: int) -> None:
-        """Begins the episodes of a problem."""
-        env = self._agent.plan_env
-        part, episodes = env.parts[number], env.episodes[number]
-        self._agent.replay_buffer.forget_open(range(part.start, part.stop))
-        for episode in range(part.start, part.stop):
-            self._guide(episode)
-        episodes.begin(np.ones(episodes.count, dtype=np.bool_))
+    def _keep(self, number: int) -> None:
+        """Keeps what an episode has found without being led."""
+        agent: Any = self.model
+        if agent.guides[number].lead is None:
+            agent.plan_env.keep(number)
 
-    def _end(self, episode: int) -> float:
-        """Takes what an episode has found, before the next one begins in its place.
-
-        Returns:
-            What is added to its reward: how much better than its own plan the one is that its skeleton leads to.
-        """
-        lesson, guide, env = self._lesson(episode), self._agent.guides[episode], self._agent.plan_env
-        self._left[episode // self._parameters.num_envs] -= 1
-        if guide.lead is None:
-            env.keep(episode)
-        more = 0.0
-        if self._is_skeleton[episode]:
-            episodes, at = env.place(episode)
-            ended = episodes.finished(at)
-            found = lesson.solve(ended.values)
-            more = REWARD_SCALE * math.log(ended.worth_s / found.worth_s(episodes.reference_s))
-            if guide.lead is None:
-                episodes.known.add(found.values, (found.step_time_s, found.overflow))
-        self._guide(episode)
-        return more
-
-    def _guide(self, episode: int) -> None:
-        """Decides what the next episode decides, how it is led, and how it explores."""
-        agent, lesson = self._agent, self._lesson(episode)
-        episodes, at = agent.plan_env.place(episode)
-        is_skeleton = self._is_skeleton[episode] = bool(agent.rng.random() < SKELETONS)
-        decided = lesson.space.first.signature if is_skeleton else len(lesson.space.slots)
-        episodes.confine(at, None, (0, decided))
-        taught = None if lesson.taught.values is None else np.array(lesson.taught.values, dtype=np.int64)
-        lead, random, noise = None, 0.0, 0.0
-        draw = agent.rng.random()
-        if draw < LED:
-            lead = taught
-        elif draw < LED + EXPLORING:
-            random = EXPLORED / decided
-        else:
-            noise = float(np.exp(agent.rng.uniform(*np.log((LEAST_NOISE, MOST_NOISE)))))
-        agent.guides[episode] = Guide(lead=lead, taught=taught, random=random, noise=noise)
-
-    def _lesson(self, episode: int) -> Lesson:
-        return self._current[episode // self._parameters.num_envs]
+    def _begin(self, agent: MaskedDQN, episode: int, lesson: int, num_decisions: int) -> None:
+        """Decides how an episode that begins is led, or explores."""
+        best, draw = self._current[lesson].best, agent.rng.random()
+        taught = None if best is None else np.array(best, dtype=np.int64)
+        explored = EXPLORED / max(1, num_decisions) if draw > 1.0 - EXPLORING else 0.0
+        agent.guides[episode] = Guide(lead=taught if draw < LED else None, taught=taught, random=explored)
 
 
 def train_agent(

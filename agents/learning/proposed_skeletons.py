@@ -22,7 +22,7 @@ from agents.incumbent import Incumbent
 from agents.learning.network import ProposalNetwork
 from agents.learning.proposals import PROPOSALS, SIDE_BY_SIDE, Proposals, Proposed, fitting, note_first
 from agents.learning.search_tree import SearchTree
-from agents.planners.promising import TRANSFERRED, like_the_best, promising_meshes
+from agents.planners.promising import like_the_best, promising_meshes
 from agents.planners.skeletons import SkeletonSearch
 from agents.sampling.expert import Grid
 from automap.arrays import Ints
@@ -64,7 +64,7 @@ def beginnings(search: SkeletonSearch, templates: Grid) -> Beginnings:
         templates: the templates with their prices.
     """
     promising = promising_meshes(search.space, templates)
-    alike = like_the_best(search.space, promising[:TRANSFERRED], search.plans().values)
+    alike = like_the_best(search.space, templates, search.plans(None).values)
     known = _best(search, templates).joined(Grid(alike, search.space.price(alike)))
     return Beginnings(known, promising, alike)
 

@@ -28,6 +28,10 @@ is recomputed (assumed)."""
 
 TRANSFERRED = 128
 """Number of promising templates whose skeletons are tried with the signatures of the best plans (assumed)."""
+DONORS = 4
+"""Number of plans whose signatures a skeleton takes, at most (assumed)."""
+VARIED = 32
+"""Number of plans that are tried with other recomputation and ZeRO stages (assumed)."""
 
 
 class Promise(NamedTuple):
@@ -82,30 +86,61 @@ def promising_meshes(space: PlanSpace, grid: Grid) -> Ints:
     return rows
 
 
-def like_the_best(space: PlanSpace, skeletons: Ints, best: Ints) -> Ints:
-    """[n, slots] plans of some skeletons with the signatures of good plans of other meshes, most promising first.
+def like_the_best(space: PlanSpace, grid: Grid, found: Ints) -> Ints:
+    """[n, slots] plans of promising skeletons with the signatures of good plans, most promising first.
 
     What suits a model on one mesh mostly suits it on another, and templates may have none of it. A skeleton takes the
-    signatures of the first good plan that splits work over the same axes of the mesh; where there is none, it is left
-    out. Plans that overflow memory by much come last.
+    signatures of each of the first `DONORS` good plans with distinct signatures that split work over the same axes of
+    the mesh. The most promising of these plans are also priced with the recomputation and the ZeRO stages of the
+    templates of their mesh. There is one plan for each mesh with a number of micro-batches and of virtual stages; those
+    that overflow memory by much come last.
 
     Args:
-        skeletons: [m, slots] plans whose skeletons are taken.
-        best: [k, slots] plans that planners have found, the best first.
+        space: the space.
+        grid: templates with their prices, of which the `TRANSFERRED` most promising meshes are taken.
+        found: [k, slots] plans that planners have found, the best first; the best of each mesh gives its skeleton too.
     """
+    first = space.first
+    own = found[numbered(row_digests(found[:, : first.schedule]))[1]]
+    rows = np.concatenate([promising_meshes(space, grid)[:TRANSFERRED], own])
+    plans = _most_promising(space, np.concatenate([own, _with_donors(space, rows, found)]))
+    return _most_promising(space, np.concatenate([plans, _varied(space, grid, plans[:VARIED])]))
+
+
+def _with_donors(space: PlanSpace, rows: Ints, found: Ints) -> Ints:
+    """[n, slots] the skeletons of some plans with the signatures of others, see `like_the_best`."""
     first = space.first.signature
-    donors: dict[tuple[bool, ...], Values] = {}
-    for values in map(tuple, best.tolist()):
-        donors.setdefault(_split_axes(space, values), values)
-    found = []
-    for values in map(tuple, skeletons.tolist()):
-        donor = donors.get(_split_axes(space, values))
-        if donor is not None:
-            found.append(space.repair((*values[:first], *donor[first:]), first))
-    plans: Ints = np.array(list(dict.fromkeys(found)), dtype=np.int64).reshape(-1, len(space.slots))
+    donors: dict[tuple[bool, ...], list[Values]] = {}
+    for values in map(tuple, found[numbered(row_digests(found[:, first:]))[1]].tolist()):
+        donors.setdefault(_split_axes(space, values), []).append(values[first:])
+    plans: dict[Values, None] = {}
+    for values in map(tuple, rows.tolist()):
+        for tail in donors.get(_split_axes(space, values), ())[:DONORS]:
+            plans[space.repair((*values[:first], *tail), first)] = None
+    return np.array(list(plans), dtype=np.int64).reshape(-1, len(space.slots))
+
+
+def _varied(space: PlanSpace, grid: Grid, plans: Ints) -> Ints:
+    """[n, slots] plans with what templates of the same mesh decide of recomputation, cuts and ZeRO."""
+    first = space.first
+    keys = row_digests(np.concatenate([plans[:, : first.cut], grid.values[:, : first.cut]]))
+    of_plans, of_grid = keys[: len(plans)], keys[len(plans) :]
+    found = [plans[:0]]
+    for plan, key in zip(plans, of_plans, strict=True):
+        others = grid.values[np.flatnonzero(of_grid == key)].copy()
+        others[:, first.signature :] = plan[first.signature :]
+        found.append(others)
+    return np.concatenate(found)
+
+
+def _most_promising(space: PlanSpace, plans: Ints) -> Ints:
+    """[n, slots] the most promising plan of each mesh with a number of micro-batches and of virtual stages, the most
+    promising first."""
     seconds, overflow = space.price(plans).T
     over = np.maximum(overflow, 0.0)
-    return plans[np.lexsort((seconds * (1.0 + FITTING * over), over > NEARLY_FITS))]
+    ranked = plans[np.lexsort((seconds * (1.0 + FITTING * over), over > NEARLY_FITS))]
+    best: Ints = ranked[numbered(row_digests(ranked[:, : space.first.schedule]))[1]]
+    return best
 
 
 def _split_axes(space: PlanSpace, values: Values) -> tuple[bool, ...]:

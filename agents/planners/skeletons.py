@@ -158,6 +158,7 @@ class SkeletonSearch:
             values: a plan with the skeleton.
         """
         first = self.space.first.signature
+        self._price(np.array([values], dtype=np.int64))
         for _ in range(DESCENTS):
             self.solve(values, rounds=1)
             worth, solved = self.best[values[:first]]
@@ -168,11 +169,21 @@ class SkeletonSearch:
             found = self._price(np.array(list(plans), dtype=np.int64).reshape(len(plans), len(values)))
             best = min(found, default=worth)
             if best >= worth:
-                return solved
+                return self._with_moved_units(solved)
             values = list(plans)[found.index(best)]
             if self.finished or not (best[0] or self._is_worth_polishing(best)):
                 break
-        return values
+        return self._with_moved_units(values)
+
+    def _with_moved_units(self, values: Values) -> Values:
+        """A plan; where it is the best of all, units move between its chunks, and the new skeleton is solved too."""
+        if self.finished or values != self.incumbent.best or self.space.shape(values).pp == 1:
+            return values
+        after = moved(self.space, values)
+        if after == values or not self._price(np.array([after], dtype=np.int64)):
+            return values
+        self.solve(after, rounds=1)
+        return self.best[after[: self.space.first.signature]][1]
 
     def _with_other_zero(self, values: Values) -> list[Values]:
         """A plan with each other stage of ZeRO that is legal."""

@@ -33,7 +33,7 @@ from agents.learning.proposals import NETWORK, readable
 from agents.learning.proposed_skeletons import propose_and_solve
 from agents.planners.divided_anew import divide_anew
 from agents.planners.opening import refine, work_out
-from agents.planners.promising import TRANSFERRED, like_the_best, promising_meshes
+from agents.planners.promising import like_the_best, promising_meshes
 from agents.planners.recompute_less import lightened_templates
 from agents.portfolio.members import Kind, Member, MemberTask, wait
 from agents.sampling.exhaustive import run_exhaustive
@@ -116,7 +116,7 @@ def search_portfolio(task: SearchTask) -> SearchResult:
     known = _known(incumbent, grid, proposed)
     # Planners solve a mesh at once, so that they can look at many.
     promising = promising_meshes(incumbent.space, grid)
-    alike = like_the_best(incumbent.space, promising[:TRANSFERRED], known)
+    alike = like_the_best(incumbent.space, grid, known)
     wide = np.concatenate([known[:SHOWN_PROPOSALS], alike, promising])
     try:
         if not proven and not incumbent.finished:

@@ -23,8 +23,12 @@ SECONDS = columns_of(UNIT_COST_DTYPE, "forward_s", "backward_s", "recompute_s", 
 BYTES = columns_of(UNIT_COST_DTYPE, "saved_bytes", "live_bytes", "workspace_bytes", "boundary_bytes")
 ELEMENTS = columns_of(UNIT_COST_DTYPE, "parameters", "zero_parameters")
 """Columns whose sensitivities are found by differences; the columns of each mesh axis are added to the elements."""
+(CROSSING,) = columns_of(UNIT_COST_DTYPE, "boundary_bytes")
 MEMORY = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes", "buffer_bytes")
 """Fields of `RankCostRow` that add up to the memory of a rank."""
+HALF = 0.5
+"""Share of what crosses between units by which it is made less. Sending hides behind computing up to a point, so that
+the step gains much from the first bytes that are saved and nothing from the others; most changes save half or more."""
 STEP = 1e-4
 """Size of a difference, as a share of the step time or of a device's memory."""
 SHARPNESS = 16.0
@@ -57,17 +61,19 @@ def sensitivities(units: UnitRows, chosen: Ints) -> Sensitivities:
     firsts = [columns_of(UNIT_COST_DTYPE, name)[:num_axes] for name in ("reduced", "gathered", "scattered")]
     reduced = [column for axis in zip(*firsts, strict=True) for column in axis]
     columns = np.array([*SECONDS, *BYTES, *ELEMENTS, *reduced], dtype=np.int64)
-    sizes = np.full(len(columns), STEP * room / 16.0)
+    sizes = np.full((len(columns), len(costs)), STEP * room / 16.0)
     sizes[: len(SECONDS)] = STEP * (step_s / lowered.num_micro_batches)
     sizes[len(SECONDS) : len(SECONDS) + len(BYTES)] = STEP * room
+    crossing = costs[:, CROSSING]
+    sizes[columns == CROSSING] = np.where(crossing > 0.0, -HALF * crossing, STEP * room)
     after = np.empty((len(columns), len(costs), pipeline.num_ranks), dtype=RANK_COST_DTYPE)
     workspace = new_step_workspace(pipeline.num_ranks, pipeline.num_chunks)
     rows, settings = records_of(costs, UNIT_COST_DTYPE), evaluator.settings(lowered.zero)
     step_changed(rows, columns, sizes, pipeline, lowered.layout.arrays, settings, workspace, after)
     time = np.zeros_like(costs)
     memory = np.zeros((pipeline.num_ranks, *costs.shape))
-    time[:, columns] = ((_smooth_s(after) - step_s) / sizes[:, None]).T
-    memory[:, :, columns] = ((_memory(after) - used) / sizes[:, None, None]).T
+    time[:, columns] = ((_smooth_s(after) - step_s) / sizes).T
+    memory[:, :, columns] = ((_memory(after) - used) / sizes[:, :, None]).T
     worth = records_of(time, UNIT_COST_DTYPE)
     worth["forward_comm_s"] = evaluator.exposed * worth["forward_s"][:, None]
     worth["backward_comm_s"] = evaluator.exposed * worth["recompute_s"][:, None]

@@ -25,7 +25,7 @@ def test_a_training_writes_its_network_and_card_and_goes_on(tmp_path, capsys):
             writer.write(template_label(seed))
     words = ["train-agent", str(tmp_path / "network"), "--labels", str(tmp_path / "labels"), "--seed", "3"]
     assert main([*words, "--duration", "3s"]) == 0
-    assert "the first skeleton leads to" in capsys.readouterr().err
+    assert "the first plan is" in capsys.readouterr().err
     folder = tmp_path / "network"
     read_network(folder)
     about = json.loads((folder / ABOUT).read_text())
@@ -34,7 +34,7 @@ def test_a_training_writes_its_network_and_card_and_goes_on(tmp_path, capsys):
     assert "3 labelled problems" in text
     assert f"train-agent {folder}" in text and "--duration 3s" in text and "--seed 3" in text
     last = about["curve"][-1]
-    assert f"| first skeleton, last exam | {100 * last['first_mean']:.1f} %" in text
+    assert f"| first plan, last exam | {100 * last['first_mean']:.1f} %" in text
     assert f"{last['problems']:,} visits" in text
     # The same again, for longer: it does not begin anew.
     before = json.loads((folder / "training" / ABOUT).read_text())

@@ -13,12 +13,11 @@ import pytest
 from agents import Budget, search
 from agents.incumbent import Incumbent
 from agents.learning.checkpoint import read_network
-from agents.learning.lessons import Lesson, Taught
+from agents.learning.lessons import Lesson
 from agents.learning.network import ProposalNetwork
 from agents.learning.pretraining import PARAMETERS, SIDE_BY_SIDE, train_agent
 from agents.learning.proposals import NETWORK, propose
 from agents.learning.search_tree import SearchTree
-from agents.learning.solved_skeletons import SolvedSkeletons
 from agents.sampling.expert import grid_of
 from automap.cluster import parse_cluster
 from automap.problem import Problem
@@ -59,12 +58,10 @@ def proposed(space, network, plans, *, known, seed=0):
 
 
 def learnt(space, best, folder, parameters):
-    """The network that has been taught one plan of one problem in a dozen visits."""
-    known = grid_of(space)
-    taught = Taught(best, float(space.price(np.array([best]))[0, 0]))
-    lesson = Lesson(seed=0, space=space, known=known, taught=taught, solved=SolvedSkeletons(space, known))
+    """The network that has been taught one plan of one problem in some dozens of visits."""
+    lesson = Lesson(seed=0, space=space, known=grid_of(space), best=best)
     arguments = {"seconds": 1e9, "seed": 0, "on_visit": lambda *_: None, "about": {}, "parameters": parameters}
-    agent = train_agent(folder, itertools.repeat(lesson, SIDE_BY_SIDE + 12), **arguments)
+    agent = train_agent(folder, itertools.repeat(lesson, SIDE_BY_SIDE + 48), **arguments)
     return ProposalNetwork({name: value.numpy() for name, value in agent.q_net.state_dict().items()})
 
 

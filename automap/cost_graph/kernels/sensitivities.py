@@ -13,16 +13,23 @@ from automap.price.kernels.step_records import PIPELINE, STAGE_ARRAYS, STEP_WORK
 
 @kernel(
     void(
-        UNIT_COST[::1], int64[::1], float64[::1], PIPELINE, STAGE_ARRAYS, SETTINGS, STEP_WORKSPACE, RANK_COST[:, :, ::1]
+        UNIT_COST[::1],
+        int64[::1],
+        float64[:, ::1],
+        PIPELINE,
+        STAGE_ARRAYS,
+        SETTINGS,
+        STEP_WORKSPACE,
+        RANK_COST[:, :, ::1],
     )
 )
 def step_changed(costs, columns, sizes, pipeline, stages, settings, workspace, out):
-    """Bounds the step with one number of one unit cost raised, for each column and each row.
+    """Bounds the step with one number of one unit cost changed, for each column and each row.
 
     Args:
         costs: [rows] unit costs, left as they were.
-        columns: [columns] numbers of a unit cost that are raised.
-        sizes: [columns] by how much.
+        columns: [columns] numbers of a unit cost that are changed.
+        sizes: [columns, rows] what is added to them.
         out: [columns, rows, ranks] written.
     """
     numbers = costs.view(np.float64)
@@ -31,6 +38,6 @@ def step_changed(costs, columns, sizes, pipeline, stages, settings, workspace, o
         for row in range(costs.shape[0]):
             at = row * width + columns[c]
             before = numbers[at]
-            numbers[at] = before + sizes[c]
+            numbers[at] = before + sizes[c, row]
             step(costs, pipeline, stages, settings, False, workspace, out[c, row])
             numbers[at] = before
