@@ -22,6 +22,7 @@ from agents.incumbent import Incumbent
 from agents.learning.network import ProposalNetwork
 from agents.learning.proposals import PROPOSALS, SIDE_BY_SIDE, Proposals, Proposed, fitting, note_first
 from agents.learning.search_tree import SearchTree
+from agents.planners.opening import REFINED_LEAST, REFINED_LEAST_S
 from agents.planners.promising import like_the_best, promising_meshes
 from agents.planners.skeletons import SkeletonSearch
 from agents.sampling.expert import Grid
@@ -43,6 +44,10 @@ the mean (`benchmarks/network_gap.py`)."""
 PROPOSED = 0.15
 """Share of the seconds of skeletons in which the network proposes them, at most; in the others they are solved
 (assumed)."""
+
+FURTHER, MOST_FURTHER = 0.1, 64
+"""Share of what is left of the budget in which further promising skeletons are solved behind these, and how many of
+each kind (assumed)."""
 
 
 class Beginnings(NamedTuple):
@@ -88,12 +93,12 @@ def propose_and_solve(search: SkeletonSearch, templates: Grid, network: Proposal
         if not incumbent.finished:
             skeletons = _proposals(incumbent, known.joined(search.plans()), network, seed, search.space.first.signature)
             skeletons.go_on(1)
-            solved = _solve_first(search, skeletons)
+            _solve_first(search, skeletons)
             left_s = incumbent.left_s
             with incumbent.share(seconds=None if left_s is None else PROPOSED * left_s):
                 skeletons.go_on(SKELETONS - 1)
             incumbent.look_aheads += skeletons.look_aheads
-            _solve(search, solved, _by_promise(skeletons), _plans(alike), _plans(promising))
+            _solve(search, SOLVED, _by_promise(skeletons), _plans(alike), _plans(promising))
     with _share(incumbent, PLAN_SECONDS):
         if incumbent.finished:
             return []
@@ -130,19 +135,39 @@ def _share(incumbent: Incumbent, seconds: float) -> AbstractContextManager[None]
     return incumbent.share(evaluations=None, seconds=seconds if left_s is None else min(seconds, SHARE * left_s))
 
 
-def _solve(search: SkeletonSearch, solved: set[Values], proposed: Sequence[Values], *others: Sequence[Values]) -> None:
-    """Solves the skeletons of proposals and of other plans, the best of each first, in turn, until the budget ends;
-    none of those that are `solved`, and none twice."""
-    search.allow((1 + len(others)) * SOLVED)
+def solve_further(search: SkeletonSearch, templates: Grid) -> None:
+    """Solves further promising skeletons, for a tenth of the budget: those with the signatures of the best plans so far
+    and those of templates, in turn. Nothing is done in budgets that are too small for plans to be refined.
+
+    Args:
+        search: the skeletons that were solved; its incumbent takes the plans, credited to `elimination`.
+        templates: the templates with their prices.
+    """
+    incumbent = search.incumbent
+    left, left_s = incumbent.left, incumbent.left_s
+    if (left is not None and left < REFINED_LEAST) or (left_s is not None and left_s < REFINED_LEAST_S):
+        return
+    with incumbent.share(
+        evaluations=None if left is None else int(FURTHER * left),
+        seconds=None if left_s is None else FURTHER * left_s,
+    ):
+        alike = like_the_best(search.space, templates, search.plans(None).values)
+        _solve(search, MOST_FURTHER, (), _plans(alike), _plans(promising_meshes(search.space, templates)))
+
+
+def _solve(search: SkeletonSearch, most: int, proposed: Sequence[Values], *others: Sequence[Values]) -> None:
+    """Solves the skeletons of proposals and of other plans, the best of each first, in turn, until the budget ends or
+    `most` of each are solved; none of those that were taken before, and none twice."""
+    search.allow((1 + len(others)) * most)
     first = search.space.first.signature
     plans = [iter(some) for some in (proposed, *others)]
-    for _ in range(SOLVED):
+    for _ in range(most):
         for number, some in enumerate(plans):
             if search.finished:
                 return
-            values = next((one for one in some if one[:first] not in solved), None)
+            values = next((one for one in some if one[:first] not in search.taken), None)
             if values is not None:
-                solved.add(values[:first])
+                search.taken.add(values[:first])
                 search.incumbent.searcher = "elimination" if number else "dqn"
                 search.descend(values)
 
@@ -167,18 +192,14 @@ def _by_promise(skeletons: Proposals) -> list[Values]:
     return list(dict.fromkeys(one.values for one in sorted(skeletons.found, key=lambda one: one.expected_s)))
 
 
-def _solve_first(search: SkeletonSearch, skeletons: Proposals) -> set[Values]:
-    """Solves the first skeleton, so that the others know what it leads to: the first plan of the network.
-
-    Returns:
-        The skeletons that are solved.
-    """
+def _solve_first(search: SkeletonSearch, skeletons: Proposals) -> None:
+    """Solves the first skeleton, so that the others know what it leads to: the first plan of the network."""
     if not skeletons.found or search.finished:
-        return set()
+        return
     search.allow(1)
     decided = skeletons.found[0].values
+    search.taken.add(decided[: search.space.first.signature])
     values = search.descend(decided)
     seconds, overflow = search.space.price(np.array([values]))[0].tolist()
     skeletons.episodes.known.add(values, (seconds, overflow))
     note_first(search.incumbent, [*skeletons.found, Proposed(values, seconds, overflow, seconds)])
-    return {decided[: search.space.first.signature]}

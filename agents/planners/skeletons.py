@@ -68,6 +68,7 @@ class SkeletonSearch:
     Attributes:
         best: worth and values of the best plan of each skeleton so far.
         done: skeletons that have been worked out.
+        taken: skeletons that were proposed or promising and have been solved.
     """
 
     def __init__(self, incumbent: Incumbent, propose: Propose, fewest_solves: int = FEWEST_SOLVES) -> None:
@@ -81,6 +82,7 @@ class SkeletonSearch:
         self.space, self.incumbent, self.propose = incumbent.space, incumbent, propose
         self.best: dict[Values, tuple[Worth, Values]] = {}
         self.done: set[Values] = set()
+        self.taken: set[Values] = set()
         self._refined: dict[Values, bool] = {}
         self._turns: Counter[Mesh] = Counter()
         self._meshes: dict[Values, Mesh] = {}

@@ -30,7 +30,7 @@ import numpy as np
 
 from agents.incumbent import Incumbent
 from agents.learning.proposals import NETWORK, readable
-from agents.learning.proposed_skeletons import propose_and_solve
+from agents.learning.proposed_skeletons import propose_and_solve, solve_further
 from agents.planners.divided_anew import divide_anew
 from agents.planners.opening import refine, work_out
 from agents.planners.promising import like_the_best, promising_meshes
@@ -108,6 +108,8 @@ def search_portfolio(task: SearchTask) -> SearchResult:
             incumbent.searcher = "dqn"
             if (network := readable(NETWORK)) is not None:
                 proposed = propose_and_solve(skeletons, grid, network, seed=task.seed)
+        if not incumbent.finished:
+            solve_further(skeletons, grid)
         grid = grid.joined(skeletons.plans())
         if not incumbent.finished:
             grid = grid.joined(refine(skeletons, _known(incumbent, grid, proposed)))
@@ -117,13 +119,20 @@ def search_portfolio(task: SearchTask) -> SearchResult:
     # Planners solve a mesh at once, so that they can look at many.
     promising = promising_meshes(incumbent.space, grid)
     alike = like_the_best(incumbent.space, grid, known)
-    wide = np.concatenate([known[:SHOWN_PROPOSALS], alike, promising])
+    wide = np.concatenate([known[:SHOWN_PROPOSALS], _in_turn(alike, promising)])
     try:
         if not proven and not incumbent.finished:
             _search(incumbent, crew, known, wide, task.seed)
     finally:
         crew.end()
     return incumbent.result(seed=task.seed, proven=proven)
+
+
+def _in_turn(one: Ints, other: Ints) -> Ints:
+    """[n, slots] the plans of two lists in turn, the first ones of each first."""
+    rank = np.concatenate([np.arange(len(one)), np.arange(len(other))])
+    merged: Ints = np.concatenate([one, other])[np.argsort(rank, kind="stable")]
+    return merged
 
 
 def _known(incumbent: Incumbent, grid: Grid, proposed: Sequence[Values]) -> Ints:
