@@ -22,8 +22,8 @@ from agents.learning.network import ProposalNetwork
 from agents.learning.pretraining import PARAMETERS, train_agent
 from agents.learning.problems import VERSION, outline
 
-EXAMINED = 16
-"""Number of held-out problems of an exam; it takes some seconds."""
+EXAMINED = 48
+"""Number of held-out problems of an exam; it takes some ten seconds."""
 DIGITS = 16
 """Number of digits of a digest that are kept."""
 EXAMS = 12

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from agents.incumbent import Incumbent
 from agents.learning.checkpoint import read_network
@@ -58,6 +59,13 @@ def fitting(found: Sequence[Proposed]) -> list[Values]:
     return sorted(seconds, key=lambda values: -seconds[values])
 
 
+def note_first(incumbent: Incumbent, found: Sequence[Proposed]) -> None:
+    """Notes the best of the plans that a network finds first, and when, where one of them fits."""
+    seconds = [one.step_time_s for one in found if one.overflow <= 0.0]
+    if incumbent.first_proposal is None and seconds:
+        incumbent.first_proposal = min(seconds), incumbent.seconds
+
+
 def readable(folder: Path) -> ProposalNetwork | None:
     """The network in a folder; None, after a warning that names the fault, where it cannot be read."""
     try:
@@ -70,54 +78,110 @@ def readable(folder: Path) -> ProposalNetwork | None:
 def propose(
     incumbent: Incumbent, episodes: Episodes, tree: SearchTree, network: ProposalNetwork, *, seed: int, most: int
 ) -> list[Proposed]:
-    """Proposes plans until there are enough or the incumbent's budget ends.
+    """Proposes plans until there are enough or the incumbent's budget ends, see `Proposals`.
 
     Args:
-        incumbent: takes every plan that is found.
-        episodes: episodes of the problem, at their beginning; they learn of the plans that are found.
-        tree: what of these episodes has been explored.
-        network: rates the decisions.
-        seed: seed of the noise.
+        incumbent, episodes, tree, network, seed: see `Proposals`.
         most: number of plans to propose.
 
     Returns:
-        The plans that were found, also those that fit and that the episodes have only looked at.
+        The plans that were found.
     """
-    space, rng, count = incumbent.space, np.random.default_rng(seed), 0
-    noise = np.array([*(MESH_NOISE if slot.kind in MESH_KINDS else 1.0 for slot in space.slots), 0.0])
-    scale = np.zeros(episodes.count)
-    # The first plan is the one that is rated best; the others begin when it is known.
-    goes_on = np.arange(episodes.count) == 0
-    found: list[Proposed] = []
-    priced: set[Values] = set()
-    while count < most and not (incumbent.finished or tree.is_exhausted):
-        observation = episodes.observe()
-        rated = network.rate(observation)
-        drawn = rng.gumbel(size=rated.shape)
-        spread = noise[episodes.partial_plans.episodes.position] * scale
-        bounds_s, actions = episodes.partial_plans.episodes.bound[:, 0].copy(), np.full(episodes.count, WAITING)
-        for number in np.flatnonzero(goes_on).tolist():
-            legal = tree.open_actions(number, np.flatnonzero(observation["action_mask"][number]))
+    proposals = Proposals(incumbent, episodes, tree, network, seed=seed)
+    note_first(incumbent, proposals.go_on(1))
+    proposals.go_on(most - 1)
+    return proposals.found
+
+
+class Proposals:
+    """Proposes plans; the first one alone, so that the others know what it has found.
+
+    Attributes:
+        episodes: episodes of the problem.
+        found: the plans so far, also those that fit and that the episodes have only looked at.
+    """
+
+    def __init__(
+        self, incumbent: Incumbent, episodes: Episodes, tree: SearchTree, network: ProposalNetwork, *, seed: int
+    ) -> None:
+        """Begins.
+
+        Args:
+            incumbent: takes every plan that is found.
+            episodes: episodes of the problem, at their beginning; they learn of the plans that are found.
+            tree: what of these episodes has been explored.
+            network: rates the decisions.
+            seed: seed of the noise.
+        """
+        self.episodes, self.found = episodes, list[Proposed]()
+        self._incumbent, self._tree, self._network = incumbent, tree, network
+        self._rng = np.random.default_rng(seed)
+        self._noise = np.array(
+            [*(MESH_NOISE if slot.kind in MESH_KINDS else 1.0 for slot in incumbent.space.slots), 0.0]
+        )
+        self._scale = np.zeros(episodes.count)
+        # The first plan is the one that is rated best; the others begin when it is known.
+        self._goes_on = np.arange(episodes.count) == 0
+        self._begins = np.zeros(episodes.count, dtype=np.bool_)
+        self._priced: set[Values] = set()
+
+    @property
+    def look_aheads(self) -> int:
+        """Number of completions that were priced."""
+        return int(self.episodes.known.arrays.priced[0])
+
+    def go_on(self, most: int) -> list[Proposed]:
+        """Proposes plans until there are enough or the incumbent's budget ends.
+
+        Args:
+            most: number of further plans to propose.
+
+        Returns:
+            What these have found.
+        """
+        count, before, incumbent = 0, len(self.found), self._incumbent
+        while count < most and not (incumbent.finished or self._tree.is_exhausted):
+            if self._begins.any():
+                self._begin()
+            done, expected_s = self._step()
+            for number in np.flatnonzero(done).tolist():
+                if count < most and not incumbent.finished:
+                    self.found += _take(incumbent, self.episodes, number, self._priced, float(expected_s[number]))
+                    count += 1
+                self._tree.finish(number)
+            self._begins = done if self._goes_on.all() or not done.any() else np.ones_like(done)
+        return self.found[before:]
+
+    def _begin(self) -> None:
+        """Begins the next plans where others have ended, each with a scale of noise of its own."""
+        begins, self._begins = self._begins, np.zeros_like(self._begins)
+        scales = self._rng.uniform(np.log(LEAST_NOISE), np.log(MOST_NOISE), int(begins.sum()))
+        self._scale[begins] = np.exp(scales)
+        self.episodes.begin(begins)
+        self._goes_on[:] = True
+
+    def _step(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
+        """Takes one decision of every plan.
+
+        Returns:
+            [episodes] whether each plan is complete, and [episodes] the step time expected behind each decision, in
+            seconds.
+        """
+        episodes = self.episodes
+        observation, partial = episodes.observe(), episodes.partial_plans.episodes
+        rated = self._network.rate(observation)
+        drawn = self._rng.gumbel(size=rated.shape)
+        spread = self._noise[partial.position] * self._scale
+        actions = np.full(episodes.count, WAITING)
+        expected_s = partial.bound[:, 0].copy()
+        for number in np.flatnonzero(self._goes_on).tolist():
+            legal = self._tree.open_actions(number, np.flatnonzero(observation["action_mask"][number]))
             worth = rated[number, legal] + spread[number] * drawn[number, legal]
             actions[number] = legal[worth.argmax()]
-            tree.take(number, int(actions[number]))
+            expected_s[number] *= math.exp(-rated[number, actions[number]] / REWARD_SCALE)
+            self._tree.take(number, int(actions[number]))
         _, done = episodes.step(actions)
-        for number in np.flatnonzero(done).tolist():
-            if count < most and not incumbent.finished:
-                expected_s = bounds_s[number] * math.exp(-rated[number, actions[number]] / REWARD_SCALE)
-                taken = _take(incumbent, episodes, number, priced, expected_s)
-                fits = [one.step_time_s for one in taken if one.overflow <= 0.0]
-                if incumbent.first_proposal is None and count == 0 and fits:
-                    incumbent.first_proposal = min(fits), incumbent.seconds
-                found += taken
-                count += 1
-            tree.finish(number)
-        if done.any():
-            begins = done if goes_on.all() else np.ones_like(done)
-            scale[begins] = np.exp(rng.uniform(np.log(LEAST_NOISE), np.log(MOST_NOISE), int(begins.sum())))
-            episodes.begin(begins)
-            goes_on[:] = True
-    return found
+        return done, expected_s
 
 
 def _take(

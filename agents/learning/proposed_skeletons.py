@@ -20,7 +20,7 @@ import numpy as np
 
 from agents.incumbent import Incumbent
 from agents.learning.network import ProposalNetwork
-from agents.learning.proposals import PROPOSALS, SIDE_BY_SIDE, Proposed, fitting, propose
+from agents.learning.proposals import PROPOSALS, SIDE_BY_SIDE, Proposals, Proposed, fitting, note_first
 from agents.learning.search_tree import SearchTree
 from agents.planners.promising import TRANSFERRED, like_the_best, promising_meshes
 from agents.planners.skeletons import SkeletonSearch
@@ -82,16 +82,25 @@ def propose_and_solve(search: SkeletonSearch, templates: Grid, network: Proposal
     Returns:
         The distinct plans that fit, of those that the network decided or looked at as a whole; the best last.
     """
-    incumbent = search.incumbent
+    incumbent, slots = search.incumbent, search.space.slots
     known, promising, alike = beginnings(search, templates)
     with _share(incumbent, SKELETON_SECONDS):
-        left_s = incumbent.left_s
-        with incumbent.share(seconds=None if left_s is None else PROPOSED * left_s):
-            proposed = propose_skeletons(incumbent, known.joined(search.plans()), network, seed)
-        _solve(search, proposed, _plans(alike), _plans(promising))
+        if not incumbent.finished:
+            skeletons = _proposals(incumbent, known.joined(search.plans()), network, seed, search.space.first.signature)
+            skeletons.go_on(1)
+            solved = _solve_first(search, skeletons)
+            left_s = incumbent.left_s
+            with incumbent.share(seconds=None if left_s is None else PROPOSED * left_s):
+                skeletons.go_on(SKELETONS - 1)
+            incumbent.look_aheads += skeletons.look_aheads
+            _solve(search, solved, _by_promise(skeletons), _plans(alike), _plans(promising))
     with _share(incumbent, PLAN_SECONDS):
-        slots = len(search.space.slots)
-        return fitting(_proposed(incumbent, known.joined(search.plans()), network, seed, PROPOSALS, slots))
+        if incumbent.finished:
+            return []
+        proposals = _proposals(incumbent, known.joined(search.plans()), network, seed, len(slots))
+        proposals.go_on(PROPOSALS)
+        incumbent.look_aheads += proposals.look_aheads
+        return fitting(proposals.found)
 
 
 def propose_skeletons(incumbent: Incumbent, known: Grid, network: ProposalNetwork, seed: int) -> list[Values]:
@@ -103,8 +112,9 @@ def propose_skeletons(incumbent: Incumbent, known: Grid, network: ProposalNetwor
         network: rates the decisions.
         seed: seed of the noise on its ratings.
     """
-    found = _proposed(incumbent, known, network, seed, SKELETONS, incumbent.space.first.signature)
-    return list(dict.fromkeys(one.values for one in sorted(found, key=lambda one: one.expected_s)))
+    skeletons = _proposals(incumbent, known, network, seed, incumbent.space.first.signature)
+    skeletons.go_on(SKELETONS)
+    return _by_promise(skeletons)
 
 
 def _best(search: SkeletonSearch, templates: Grid) -> Grid:
@@ -120,11 +130,11 @@ def _share(incumbent: Incumbent, seconds: float) -> AbstractContextManager[None]
     return incumbent.share(evaluations=None, seconds=seconds if left_s is None else min(seconds, SHARE * left_s))
 
 
-def _solve(search: SkeletonSearch, proposed: Sequence[Values], *others: Sequence[Values]) -> None:
-    """Solves the skeletons of proposals and of other plans, the best of each first, in turn, until the budget ends.
-    No skeleton is solved twice."""
+def _solve(search: SkeletonSearch, solved: set[Values], proposed: Sequence[Values], *others: Sequence[Values]) -> None:
+    """Solves the skeletons of proposals and of other plans, the best of each first, in turn, until the budget ends;
+    none of those that are `solved`, and none twice."""
     search.allow((1 + len(others)) * SOLVED)
-    first, solved = search.space.first.signature, set[Values]()
+    first = search.space.first.signature
     plans = [iter(some) for some in (proposed, *others)]
     for _ in range(SOLVED):
         for number, some in enumerate(plans):
@@ -141,18 +151,34 @@ def _plans(rows: Ints) -> list[Values]:
     return list(map(tuple, rows.tolist()))
 
 
-def _proposed(
-    incumbent: Incumbent, known: Grid, network: ProposalNetwork, seed: int, most: int, decided: int
-) -> list[Proposed]:
-    """What the network proposes, of `most` plans of which it decides the first `decided` slots."""
-    if incumbent.finished:
-        return []
+def _proposals(incumbent: Incumbent, known: Grid, network: ProposalNetwork, seed: int, decided: int) -> Proposals:
+    """Proposals of a network that decides the first `decided` slots."""
     incumbent.searcher = "dqn"
     episodes = Episodes(HybridDecisions(incumbent.space), SIDE_BY_SIDE, incumbent.table, known=known)
     for number in range(episodes.count):
         episodes.confine(number, None, (0, decided))
     episodes.begin(np.ones(episodes.count, dtype=np.bool_))
     tree = SearchTree(episodes, lambda: incumbent.best_s)
-    found = propose(incumbent, episodes, tree, network, seed=seed, most=most)
-    incumbent.look_aheads += int(episodes.known.arrays.priced[0])
-    return found
+    return Proposals(incumbent, episodes, tree, network, seed=seed)
+
+
+def _by_promise(skeletons: Proposals) -> list[Values]:
+    """The distinct plans, those first of which the network expects most."""
+    return list(dict.fromkeys(one.values for one in sorted(skeletons.found, key=lambda one: one.expected_s)))
+
+
+def _solve_first(search: SkeletonSearch, skeletons: Proposals) -> set[Values]:
+    """Solves the first skeleton, so that the others know what it leads to: the first plan of the network.
+
+    Returns:
+        The skeletons that are solved.
+    """
+    if not skeletons.found or search.finished:
+        return set()
+    search.allow(1)
+    decided = skeletons.found[0].values
+    values = search.descend(decided)
+    seconds, overflow = search.space.price(np.array([values]))[0].tolist()
+    skeletons.episodes.known.add(values, (seconds, overflow))
+    note_first(search.incumbent, [*skeletons.found, Proposed(values, seconds, overflow, seconds)])
+    return {decided[: search.space.first.signature]}

@@ -26,8 +26,8 @@ def recompute_less(space: PlanSpace, values: Values) -> list[Values]:
     There are none where no level for all ranks makes the plan fit. The signatures are kept.
     """
     begin, pp = space.first.recompute, space.shape(values).pp
-    legal = [np.flatnonzero(space.legal(values[: begin + rank])) for rank in range(pp)]
-    common = [level for level in legal[0].tolist() if all(level in mine for mine in legal)]
+    allowed = space.legal_on_ranks(values)
+    common = np.flatnonzero(allowed.all(axis=0)).tolist()
     uniform = _with_levels(space, values, [[level] * pp for level in common])
     fits = np.flatnonzero(_fits(space, uniform))
     if not len(fits):
@@ -36,7 +36,7 @@ def recompute_less(space: PlanSpace, values: Values) -> list[Values]:
     if pp == 1 or space.limits.one_mode or fits[0] == 0:
         return [tuple(base.tolist())]
     # Of each rank the lightest level that fits is `high`, and every lighter one than `low` does not.
-    lighter = [mine[mine <= base[begin]] for mine in legal]
+    lighter = [np.flatnonzero(mine[: base[begin] + 1]) for mine in allowed]
     low, high = np.zeros(pp, dtype=np.int64), np.array([len(mine) - 1 for mine in lighter])
     while (low < high).any():
         middle = (low + high) // 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -121,71 +121,16 @@ _RATES = ("bytes_per_s", "gather_bytes_per_s")
 """Fields of `LinkRow` of which the least is the worst; of all other fields the largest is."""
 
 
-def stage_layout(problem: Problem, devices: Sequence[int], mesh: Sequence[int]) -> StageLayout:
-    """The stage of a mesh over some devices, whose last axis runs over consecutive devices."""
-    cluster = problem.cluster
-    grid = np.array(devices).reshape(tuple(mesh))
-    links, share = np.empty(len(mesh), dtype=LINK_DTYPE), problem.trainer.gather_bandwidth_share
-    for axis in range(len(mesh)):
-        distinct = _unlike(cluster, np.moveaxis(grid, axis, -1).reshape(-1, mesh[axis]))
-        found = np.array([link_record(group_link(cluster, g), share) for g in distinct], dtype=LINK_DTYPE)
-        for name in LINK_DTYPE.names or ():
-            worst = np.min if name in _RATES else np.max
-            links[name][axis] = worst(found[name], axis=0)
-    hosts = dict.fromkeys(cluster.alike[cluster.places[np.asarray(devices)]].tolist())
-    kinds = _devices(cluster, hosts)
-    hardware = _hardware(problem, kinds)
-    fastest = max(_rate(problem, kind) for kind in cluster.devices.values())
-    return StageLayout(
-        devices=tuple(devices),
-        axes=np.array(mesh, dtype=np.float64),
-        links=links,
-        hardware=hardware,
-        capacity=problem.usable_bytes(kinds),
-        speed=len(devices) * (float(hardware.products.flops_per_s) / fastest),
-    )
-
-
-def _devices(cluster: Cluster, hosts: Iterable[int]) -> tuple[Device, ...]:
-    """The kinds of devices of hosts."""
-    return tuple({host.device: cluster.devices[host.device] for host in (cluster.hosts[h] for h in hosts)}.values())
-
-
-def _kinds(problem: Problem, stage: StageLayout) -> list[tuple[tuple[int, ...], StageLayout]]:
-    """For each kind of device, the slowest first: the ranks of the outer axis that have it, and the stage of it alone.
-
-    The list is empty where all ranks are alike.
-    """
-    cluster, outer = problem.cluster, int(stage.axes[0])
-    hosts = cluster.alike[cluster.places[np.array(stage.devices)]].reshape(outer, -1)
-    if outer == 1 or len({cluster.hosts[host].device for host in np.unique(hosts).tolist()}) == 1:
-        return []
-    found: dict[frozenset[str], list[int]] = {}
-    for rank, mine in enumerate(hosts.tolist()):
-        found.setdefault(frozenset(cluster.hosts[host].device for host in mine), []).append(rank)
-    if len(found) == 1:
-        return []
-    devices = {names: tuple(cluster.devices[name] for name in sorted(names)) for names in found}
-    rate = {names: min(_rate(problem, device) for device in some) for names, some in devices.items()}
-    fastest = max(_rate(problem, device) for device in cluster.devices.values())
-    inner = len(stage.devices) // outer
-    speed = sum(len(ranks) * inner * rate[names] for names, ranks in found.items()) / fastest
-    kinds = []
-    for names in sorted(found, key=lambda names: (rate[names], sorted(names))):
-        hardware, capacity = _hardware(problem, devices[names]), problem.usable_bytes(devices[names])
-        alike = replace(stage, hardware=hardware, capacity=capacity, speed=speed)
-        kinds.append((tuple(found[names]), alike))
-    return kinds
-
-
-def _unlike(cluster: Cluster, groups: Ints) -> list[list[int]]:
-    """One group of each set of groups, [groups, ranks], whose ranks have equal places on equal hosts."""
-    if cluster.bandwidth_GBps is None and len(groups) > 1:
-        hosts = np.sort(cluster.places[groups], axis=1)
-        # The kind of each rank's host, and whether it is another host than that of the rank before.
-        rows = np.concatenate([cluster.alike[hosts], np.diff(hosts, axis=1) > 0], axis=1)
-        groups = groups[list({row.tobytes(): number for number, row in enumerate(rows)}.values())]
-    return [group.tolist() for group in groups]
+def _unlike(cluster: Cluster, groups: Ints) -> dict[bytes, list[int]]:
+    """One group of each set of groups, [groups, ranks], whose ranks have equal places on equal hosts, by what they
+    have in common."""
+    if cluster.bandwidth_GBps is not None:
+        return {group.tobytes(): group.tolist() for group in groups}
+    hosts = np.sort(cluster.places[groups], axis=1)
+    # The kind of each rank's host, and whether it is another host than that of the rank before.
+    rows = np.concatenate([cluster.alike[hosts], np.diff(hosts, axis=1) > 0], axis=1)
+    found = {row.tobytes(): number for number, row in enumerate(rows)}
+    return {key: groups[number].tolist() for key, number in found.items()}
 
 
 def _rate(problem: Problem, kind: Device) -> float:
@@ -252,6 +197,8 @@ class PipelineLayouts:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.stages: list[StageLayout] = []
+        self._hardware: dict[tuple[str, ...], Record] = {}
+        self._links: dict[bytes, Record] = {}
         self._patterns: dict[tuple[bytes, bytes], int] = {}
         self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
         self._sends: dict[tuple[int, int, int], tuple[float, float]] = {}
@@ -271,9 +218,9 @@ class PipelineLayouts:
         key = (pattern, tuple(mesh))
         if key not in self._numbers:
             self._numbers[key] = len(self.stages)
-            stage = stage_layout(self.problem, devices.tolist(), mesh)
+            stage = self.stage_layout(devices.tolist(), mesh)
             self.stages.append(stage)
-            kinds = _kinds(self.problem, stage)
+            kinds = self._kinds(stage)
             numbers = range(len(self.stages), len(self.stages) + len(kinds))
             self.stages += [alike for _, alike in kinds]
             self.stages[self._numbers[key]] = replace(
@@ -284,6 +231,76 @@ class PipelineLayouts:
                 ),
             )
         return self._numbers[key]
+
+    def stage_layout(self, devices: Sequence[int], mesh: Sequence[int]) -> StageLayout:
+        """The stage of a mesh over some devices, whose last axis runs over consecutive devices."""
+        problem, cluster = self.problem, self.problem.cluster
+        grid = np.array(devices).reshape(tuple(mesh))
+        links = np.empty(len(mesh), dtype=LINK_DTYPE)
+        for axis in range(len(mesh)):
+            distinct = _unlike(cluster, np.moveaxis(grid, axis, -1).reshape(-1, mesh[axis]))
+            found = np.array([self._link(key, group) for key, group in distinct.items()], dtype=LINK_DTYPE)
+            for name in LINK_DTYPE.names or ():
+                worst = np.min if name in _RATES else np.max
+                links[name][axis] = worst(found[name], axis=0)
+        hosts = dict.fromkeys(cluster.alike[cluster.places[np.asarray(devices)]].tolist())
+        names = tuple(dict.fromkeys(cluster.hosts[host].device for host in hosts))
+        hardware = self._hardware_of(names)
+        return StageLayout(
+            devices=tuple(devices),
+            axes=np.array(mesh, dtype=np.float64),
+            links=links,
+            hardware=hardware,
+            capacity=problem.usable_bytes([cluster.devices[name] for name in names]),
+            speed=len(devices) * (float(hardware.products.flops_per_s) / self._fastest),
+        )
+
+    def _link(self, key: bytes, group: Sequence[int]) -> Record:
+        """The link of a group; groups of one key have equal links."""
+        if key not in self._links:
+            link = group_link(self.problem.cluster, group)
+            self._links[key] = link_record(link, self.problem.trainer.gather_bandwidth_share)
+        return self._links[key]
+
+    def _hardware_of(self, names: tuple[str, ...]) -> Record:
+        """See `_hardware`; kinds of devices with these names are looked at once."""
+        if names not in self._hardware:
+            self._hardware[names] = _hardware(self.problem, [self.problem.cluster.devices[name] for name in names])
+        return self._hardware[names]
+
+    @functools.cached_property
+    def _rates(self) -> dict[str, float]:
+        """FLOP/s that large matrix products reach on each kind of device, by name."""
+        return {name: _rate(self.problem, device) for name, device in self.problem.cluster.devices.items()}
+
+    @property
+    def _fastest(self) -> float:
+        return max(self._rates.values())
+
+    def _kinds(self, stage: StageLayout) -> list[tuple[tuple[int, ...], StageLayout]]:
+        """For each kind of device, the slowest first: the ranks of the outer axis that have it, and the stage of these.
+
+        The list is empty where all ranks are alike.
+        """
+        problem, cluster, outer = self.problem, self.problem.cluster, int(stage.axes[0])
+        hosts = cluster.alike[cluster.places[np.array(stage.devices)]].reshape(outer, -1)
+        if outer == 1 or len({cluster.hosts[host].device for host in np.unique(hosts).tolist()}) == 1:
+            return []
+        found: dict[frozenset[str], list[int]] = {}
+        for rank, mine in enumerate(hosts.tolist()):
+            found.setdefault(frozenset(cluster.hosts[host].device for host in mine), []).append(rank)
+        if len(found) == 1:
+            return []
+        devices = {names: tuple(cluster.devices[name] for name in sorted(names)) for names in found}
+        rate = {names: min(self._rates[name] for name in names) for names in found}
+        inner = len(stage.devices) // outer
+        speed = sum(len(ranks) * inner * rate[names] for names, ranks in found.items()) / self._fastest
+        kinds = []
+        for names in sorted(found, key=lambda names: (rate[names], sorted(names))):
+            hardware, capacity = self._hardware_of(tuple(sorted(names))), problem.usable_bytes(devices[names])
+            alike = replace(stage, hardware=hardware, capacity=capacity, speed=speed)
+            kinds.append((tuple(found[names]), alike))
+        return kinds
 
     def send(self, patterns: tuple[int, int], senders: Ints, receivers: Ints) -> tuple[float, float]:
         """Seconds of latency and bytes/s of each sender when all send at once, the i-th sender to the i-th receiver.

@@ -36,7 +36,7 @@ class PlanSpace(SteppedSpace):
 
     @functools.cached_property
     def chosen(self) -> dict[tuple[Any, ...], Any]:
-        """What `automap.space.templates` has chosen for linkage groups."""
+        """Signatures that `automap.space.templates` has chosen on an axis."""
         return {}
 
     def even_values(self, shape: Shape, *, recompute: str, zero: int, stages: Sequence[int] = ()) -> Values:

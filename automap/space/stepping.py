@@ -96,6 +96,28 @@ class SteppedSpace(SpaceOutline):
         found = np.empty((num_values**num_axes, num_axes), dtype=np.int64)
         return found[: list_signatures(self.compiled, row, group, self._draft, found)].copy()
 
+    def legal_on_axis(self, values: Ints, axis: int) -> Mask:
+        """[groups, values] legal signatures of every linkage group on an axis; false behind the values that it has.
+
+        Args:
+            values: [slots] int64, decided before the signatures, and on the axes before this one.
+            axis: number of the axis.
+        """
+        from automap.space.kernels.stepper import legal_on_axis
+
+        found = np.empty((len(self.arrays.groups), self.arrays.scalars.most_values), dtype=np.bool_)
+        legal_on_axis(self.compiled, values, axis, self._draft, found)
+        return found
+
+    def legal_on_ranks(self, values: Sequence[int]) -> Mask:
+        """[ranks, levels] levels of recomputation that are legal on each pipeline rank, alone; `values` are decided as
+        far as the cuts."""
+        from automap.space.kernels.stepper import legal_on_ranks
+
+        found = np.empty((self.shape(values).pp, self.arrays.legal_levels.shape[1]), dtype=np.bool_)
+        legal_on_ranks(self.compiled, np.array(values, dtype=np.int64), self._draft, found)
+        return found
+
     # -- stages and cuts ----------------------------------------------------------------------------------------
 
     def _laid_out(self, values: Sequence[int]) -> Layout:

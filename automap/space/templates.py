@@ -45,27 +45,48 @@ def megatron_signatures(
     """
     values = np.zeros(len(space.slots), dtype=np.int64)
     values[: len(prefix)] = prefix
-    slot = len(prefix)
     way = _Way(sequence_parallel, expert_axis, only_batch)
+    for number, axis in enumerate(space.axes):
+        legal = space.legal_on_axis(values, number)
+        # Meshes on which the same is legal have the same signatures.
+        key = (axis, way, legal.tobytes())
+        column = space.chosen.get(key)
+        if column is None:
+            column = space.chosen[key] = _column(space, axis, way, legal)
+        values[len(prefix) + number :: len(space.axes)] = column
+    return tuple(values.tolist())
+
+
+def _column(space: PlanSpace, axis: str, way: _Way, legal: Mask) -> list[int]:
+    """[groups] signatures of all linkage groups on an axis.
+
+    Args:
+        space: the space.
+        axis: name of the axis.
+        way: how the axes are used.
+        legal: [groups, values] what is allowed.
+    """
     tensors = space.problem.graph.tensors.items()
     # Data inputs are split along the sequence, their second dim, at no cost.
     along = {n: 1 for n, t in tensors if t.role == "input" and t.batch_dim == 0 and len(t.shape) > 1}
-    incoming: list[Placement] = [BROADCAST] * len(space.axes)
+    incoming: Placement = BROADCAST
+    column: list[int] = []
     for unit_type, unit in enumerate(space.linkage.types):
-        placed: list[dict[str, Placement]] = [dict(along) if axis == "cp" else {} for axis in space.axes]
+        placed: dict[str, Placement] = dict(along) if axis == "cp" else {}
         if unit.boundary_in is not None:
-            for where, placement in zip(placed, incoming, strict=True):
-                where[unit.boundary_in] = placement
-        for number in range(len(unit.groups)):
-            for axis, where in zip(space.axes, placed, strict=True):
-                value, made = _chosen(space, unit_type, number, axis, way, space.legal(values[:slot]), where)
-                values[slot] = value
-                slot += 1
-                where.update(made)
+            placed[unit.boundary_in] = incoming
+        for group in unit.groups:
+            op = space.operator(unit_type, group.leader)
+            table = unit.signatures[group.leader]
+            allowed = legal[len(column), : len(table)]
+            column.append(_value(AxisChoice(space=space, op=op, table=table, legal=allowed, placed=placed), axis, way))
+            for member, index in zip(group.members, group.assignment[column[-1]], strict=True):
+                outputs = space.operator(unit_type, member).outputs
+                placed |= zip(outputs, unit.signatures[member][index].outputs, strict=True)
         if unit.boundary_out is not None:
-            found = [where.get(unit.boundary_out, BROADCAST) for where in placed]
-            incoming = [BROADCAST if placement == PARTIAL else placement for placement in found]
-    return tuple(values.tolist())
+            found = placed.get(unit.boundary_out, BROADCAST)
+            incoming = BROADCAST if found == PARTIAL else found
+    return column
 
 
 class _Way(NamedTuple):
@@ -74,29 +95,6 @@ class _Way(NamedTuple):
     sequence_parallel: bool
     expert_axis: str
     only_batch: bool
-
-
-def _chosen(
-    space: PlanSpace, unit_type: int, number: int, axis: str, way: _Way, legal: Mask, placed: dict[str, Placement]
-) -> tuple[int, dict[str, Placement]]:
-    """The signature of a linkage group on an axis, and where it places what its members make.
-
-    Both depend on what is legal and on the placements of what the leader reads, so that meshes share them.
-    """
-    unit = space.linkage.types[unit_type]
-    group = unit.groups[number]
-    op = space.operator(unit_type, group.leader)
-    key = (unit_type, number, axis, way, legal.tobytes(), *map(placed.get, op.inputs))
-    known = space.chosen.get(key)
-    if known is None:
-        table = unit.signatures[group.leader]
-        value = _value(AxisChoice(space=space, op=op, table=table, legal=legal, placed=placed), axis, way)
-        made: dict[str, Placement] = {}
-        for member, index in zip(group.members, group.assignment[value], strict=True):
-            outputs = space.operator(unit_type, member).outputs
-            made |= zip(outputs, unit.signatures[member][index].outputs, strict=True)
-        known = space.chosen[key] = value, made
-    return known
 
 
 def _value(choice: AxisChoice, axis: str, way: _Way) -> int:
@@ -138,6 +136,7 @@ def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
     modes = [mode for mode, is_legal in zip(RECOMPUTE_MODES, space.modes, strict=True) if is_legal]
     has_experts = any(op.kind == DISPATCH for op in space.problem.graph)
     known: dict[tuple[object, ...], Values] = {}
+    at = space.first.zero
     for shape in space.shapes:
         if shape.virtual > 1 and fixed.virtual_stages is None:
             continue
@@ -158,8 +157,8 @@ def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
                 for stages, meshes in stood
                 if not (only_batch and stages[-1]) or _divide(space, shape, (*values, *stages))
             ]
-            for (stages, meshes), mode, zero in product(placed, modes, zeros):
-                prefix = space.even_values(shape, recompute=mode, zero=zero, stages=stages)
+            for (stages, meshes), mode in product(placed, modes):
+                prefix = space.even_values(shape, recompute=mode, zero=0, stages=stages)
                 key = (*meshes, sequence_parallel, only_batch, way)
                 if key not in known:
                     full = megatron_signatures(
@@ -171,7 +170,8 @@ def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
                         only_batch=only_batch,
                     )
                     known[key] = full[len(prefix) :]
-                yield shape, (*prefix, *known[key])
+                for zero in zeros:
+                    yield shape, (*prefix[:at], zero, *prefix[at + 1 :], *known[key])
 
 
 def _spans_hosts(space: PlanSpace, shape: Shape) -> bool:

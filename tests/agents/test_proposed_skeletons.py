@@ -7,7 +7,7 @@ from agents import Budget
 from agents.incumbent import Incumbent
 from agents.learning import proposed_skeletons
 from agents.learning.checkpoint import read_network
-from agents.learning.proposals import NETWORK
+from agents.learning.proposals import NETWORK, Proposals
 from agents.learning.proposed_skeletons import propose_and_solve
 from agents.planners.opening import work_out
 from agents.sampling.expert import price_grid
@@ -56,14 +56,41 @@ def test_it_repeats():
 def test_only_skeletons_are_decided_before_whole_plans(monkeypatch):
     decided = []
 
-    def noted(incumbent, episodes, *_, **__):
-        decided.append(np.flatnonzero(episodes.partial_plans.episodes.asked.any(axis=0)))
-        return []
+    class Noted(Proposals):
+        def __init__(self, incumbent, episodes, *others, **named):
+            decided.append(np.flatnonzero(episodes.partial_plans.episodes.asked.any(axis=0)))
+            super().__init__(incumbent, episodes, *others, **named)
 
-    monkeypatch.setattr(proposed_skeletons, "propose", noted)
+        def go_on(self, most):
+            return []
+
+    monkeypatch.setattr(proposed_skeletons, "Proposals", Noted)
     incumbent, _, plans, _ = proposed("gpt2", "2x4xA100", 64)
     first = incumbent.space.first.signature
     skeletons, whole = decided
     assert plans == []
     assert len(skeletons) and skeletons.max() < first <= whole.max()
     assert set(skeletons) == {slot for slot in whole if slot < first}
+    assert incumbent.first_proposal is None
+
+
+def test_the_first_skeleton_is_solved_before_others_are_decided(monkeypatch):
+    reached, known = [], []
+
+    class Noted(Proposals):
+        def go_on(self, most):
+            incumbent = self._incumbent
+            reached.append(incumbent.first_proposal)
+            arrays = self.episodes.known.arrays
+            known.append(arrays.values[: int(arrays.num_known[0])].copy())
+            return super().go_on(most)
+
+    monkeypatch.setattr(proposed_skeletons, "Proposals", Noted)
+    incumbent, _, _, _ = proposed("gpt2-xl", "64x8xH100-80GB", 128)
+    assert reached[0] is None and reached[1] == incumbent.first_proposal != None  # noqa: E711
+    # What the first skeleton leads to is known to the second call; it is no slower than the plan that was decided.
+    kept = set(map(tuple, known[0].tolist()))
+    new = [row for row in known[1].tolist() if tuple(row) not in kept]
+    assert new
+    prices = incumbent.space.price(np.array(new))
+    assert incumbent.first_proposal[0] <= prices[prices[:, 1] <= 0.0, 0].min()

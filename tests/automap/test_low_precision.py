@@ -15,7 +15,7 @@ from automap.price.kernels.attention import AttentionShape, attention_s
 from automap.price.kernels.gemm import gemm_s
 from automap.price.kernels.operators import product_s
 from automap.price.kernels.records import BATCHED_PRODUCT, PRODUCT, KernelRow
-from automap.price.stage_layout import stage_layout
+from automap.price.stage_layout import PipelineLayouts
 from automap.problem import Problem
 from tests.conftest import build_gpt
 
@@ -28,7 +28,7 @@ def problem(cluster: str = "8xH100", **training: Any) -> Problem:
 
 
 def hardware(precision: str, cluster: str = "1xH100", **training: Any) -> Any:
-    return stage_layout(problem(cluster, precision=precision, **training), (0,), (1, 1)).hardware
+    return PipelineLayouts(problem(cluster, precision=precision, **training)).stage_layout((0,), (1, 1)).hardware
 
 
 def product(kind: int, found: Any, dims: np.ndarray = DIMS) -> np.ndarray:

@@ -182,6 +182,31 @@ def test_repair_keeps_what_is_legal(gpt, space):
     assert s.repair(values) == values
 
 
+@pytest.mark.parametrize("fixed", [{}, {"cp": 2}, {"pp": 2}])
+def test_what_is_legal_on_an_axis_is_legal_slot_by_slot(gpt, space, fixed):
+    s = space(gpt(layers=4, heads=4), "2x6xA100", 12, **fixed)
+    rng, first, num_axes, unlike = np.random.default_rng(0), s.first.signature, len(s.axes), set()
+    for values in (s.random(rng) for _ in range(20)):
+        for axis in range(num_axes):
+            found = s.legal_on_axis(np.array(values), axis)
+            for group, row in enumerate(found):
+                legal = s.legal(values[: first + group * num_axes + axis])
+                assert row[: len(legal)].tolist() == legal.tolist() and not row[len(legal) :].any()
+            unlike.add(found.tobytes())
+    assert len(unlike) > num_axes
+
+
+@pytest.mark.parametrize("fixed", [{}, {"recompute": "full"}])
+def test_levels_that_are_legal_on_a_rank_are_legal_slot_by_slot(gpt, space, fixed):
+    s = space(gpt(layers=6), "4xA100", 8, pp=4, **fixed)
+    rng, first = np.random.default_rng(0), s.first.recompute
+    for values in (s.random(rng) for _ in range(20)):
+        found = s.legal_on_ranks(values)
+        assert found.any(axis=1).all()
+        for rank, row in enumerate(found):
+            assert row.tolist() == s.legal(values[: first + rank]).tolist()
+
+
 def test_a_prime_batch_is_spread_as_evenly_as_it_goes(mlp, space):
     assert {shape.dp for shape in space(mlp(), "4xA100", 7).shapes} == {1, 2, 4}
     assert {shape.dp for shape in space(mlp(), "4xA100", 3).shapes} == {1, 2}

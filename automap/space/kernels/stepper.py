@@ -204,3 +204,37 @@ def list_signatures(compiled, value, group, draft, found):
                 found[count] = value[begin : begin + num_axes]
                 count += 1
     return count
+
+
+@kernel(void(COMPILED, int64[::1], int64, DRAFT, boolean[:, ::1]))
+def legal_on_axis(compiled, value, axis, draft, found):
+    """Writes which signatures of every linkage group are legal on an axis, whatever the other groups have.
+
+    Args:
+        value: [slots] values; those before the signatures are decided, and those of signatures on the axes before.
+        axis: number of the axis.
+        draft: a draft, written.
+        found: [groups, values], written; false behind the values that a group has.
+    """
+    space, num_axes = compiled.space, draft.picked.shape[1]
+    decide_stages(space, value, space.first.signature, draft.layout)
+    for group in range(found.shape[0]):
+        slot, num_values = space.first.signature + group * num_axes, space.groups[group].num_values
+        for a in range(axis):
+            pick(space, group, a, value[slot + a], draft)
+        found[group, num_values:] = False
+        legal_signatures(compiled, group, axis, draft, found[group, :num_values])
+
+
+@kernel(void(COMPILED, int64[::1], DRAFT, boolean[:, ::1]))
+def legal_on_ranks(compiled, value, draft, found):
+    """Writes which levels of recomputation are legal on every pipeline rank, whatever the other ranks have.
+
+    Args:
+        value: [slots] values; those before the levels are decided.
+        draft: a draft, written.
+        found: [ranks, levels], written.
+    """
+    decide_stages(compiled.space, value, compiled.space.first.recompute, draft.layout)
+    for rank in range(found.shape[0]):
+        level_mask(compiled.space, draft.layout, rank, found[rank])
