@@ -9,6 +9,9 @@ WORKERS := -n 2 --dist loadfile
 
 export OMP_NUM_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Bytecode is kept, also where the environment says otherwise: tests start hundreds of processes, and each would compile
+# all that it imports.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test unit check fuzz prove prove-plans prove-pruning equality docs bench bench-search bench-runs bench-sync chaos soak clean

@@ -2,15 +2,13 @@
 
 import datetime
 import importlib.util
-import multiprocessing
 import os
-import sys
 import traceback
 from pathlib import Path
 
+import forked_ranks
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F  # noqa: N812
 from trainer_ranks import EXAMPLE
 
@@ -89,13 +87,5 @@ def _rank(rank, size, folder, cases):
 
 def run_ranks(size, folder, cases):
     """[rank][case] losses, or a traceback behind which nothing more was run."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    multiprocessing.set_forkserver_preload(["loader_ranks"])
-    try:
-        mp.start_processes(_rank, (size, Path(folder), cases), size, start_method="forkserver")
-    finally:
-        os.environ.pop("PYTHONPATH")
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
+    forked_ranks.start(_rank, size, Path(folder), cases)
     return [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(size)]

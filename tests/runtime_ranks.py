@@ -2,16 +2,13 @@
 
 import datetime
 import math
-import multiprocessing
-import os
-import sys
 import traceback
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import forked_ranks
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from automap.cluster import parse_cluster
 from automap.plan import Plan
@@ -292,15 +289,7 @@ def run_ranks(size, cases, folder, work=run_case, *, limit_s=60):
     Returns:
         [case][rank]
     """
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    multiprocessing.set_forkserver_preload(["runtime_preload"])
-    try:
-        mp.start_processes(_rank, (size, str(folder), cases, work, limit_s), size, start_method="forkserver")
-    finally:
-        os.environ.pop("PYTHONPATH")
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
+    forked_ranks.start(_rank, size, str(folder), cases, work, limit_s)
     ranks = [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(size)]
     return [[_outcome(found) for found in of_case] for of_case in zip(*ranks, strict=True)]
 

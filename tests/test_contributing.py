@@ -4,6 +4,7 @@ A recipe is a `###` heading with fenced blocks below it. The line above a block 
 `PATH`" writes it, "Edit `PATH`" applies it as a diff without line numbers, "Check" runs it on the copy.
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from automap import jit
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("ir", "automap", "envs", "agents", "service", "tests")
@@ -79,14 +82,31 @@ def apply(step: Step, house: Path) -> None:
         path.write_text(text)
 
 
-def check(step: Step, house: Path) -> None:
+@pytest.fixture(scope="module")
+def kernels() -> Path:
+    """A cache of kernels for the copy, with those that are compiled already.
+
+    Kernels that a recipe changes are compiled without optimisation, in a third of the time. They compute the same, as
+    no fast-math is allowed, but slowly: nobody else should find them.
+    """
+    common = jit._cache_folder().path
+    folder = common.parent / "recipes" / common.name
+    folder.mkdir(parents=True, exist_ok=True)
+    for kind in ("code", "link"):
+        for path in common.glob(f"*.{kind}"):
+            with contextlib.suppress(FileExistsError):
+                os.link(path, folder / path.name)
+    return folder.parent
+
+
+def check(step: Step, house: Path, kernels: Path) -> None:
     """Runs commands, or a script, on the copy."""
     programs = {"automap": [sys.executable, "-m", "service.command.main"], "python": [sys.executable]}
     commands = [[sys.executable, "-c", step.text]]
     if step.language == "sh":
         lines = [line.split() for line in step.text.replace("\\\n", " ").splitlines()]
         commands = [[*programs[program], *arguments] for program, *arguments in lines]
-    environment = {**os.environ, "PYTHONPATH": str(house)}
+    environment = {**os.environ, "PYTHONPATH": str(house), "NUMBA_CACHE_DIR": str(kernels), "NUMBA_OPT": "0"}
     for command in commands:
         ran = subprocess.run(
             command, cwd=house, env=environment, capture_output=True, text=True, timeout=900, check=False
@@ -105,12 +125,12 @@ def test_there_is_a_recipe_for_each_thing_that_newcomers_add() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("title", RECIPES)
-def test_a_recipe_does_what_it_says_and_passes_the_linter(title: str, house: Path) -> None:
+def test_a_recipe_does_what_it_says_and_passes_the_linter(title: str, house: Path, kernels: Path) -> None:
     steps = RECIPES[title]
     assert steps[-1].what == "Check"
     for step in steps:
         if step.what == "Check":
-            check(step, house)
+            check(step, house, kernels)
         else:
             apply(step, house)
     # What was followed passes the linter, `ruff format` included.

@@ -6,17 +6,15 @@ import datetime
 import functools
 import importlib.util
 import math
-import multiprocessing
 import os
-import sys
 import traceback
 import warnings
 from pathlib import Path
 from unittest import mock
 
+import forked_ranks
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
@@ -226,13 +224,5 @@ def _rank(rank, size, folder, cases):
 
 def run_ranks(size, cases, folder):
     """[rank][case] what `run` returns, or a traceback behind which nothing more was run."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    multiprocessing.set_forkserver_preload(["trainer_ranks"])
-    try:
-        mp.start_processes(_rank, (size, str(folder), cases), size, start_method="forkserver")
-    finally:
-        os.environ.pop("PYTHONPATH")
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
+    forked_ranks.start(_rank, size, str(folder), cases)
     return [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(size)]

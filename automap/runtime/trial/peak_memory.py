@@ -29,9 +29,18 @@ class PeakMemory(TorchDispatchMode):
         self._now = 0
         self._known: set[int] = set()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Torch would import its compiler to leave this mode out of it: a second of processor time in each rank. Nothing
+        # is compiled while the mode is open.
+        return False
+
     def __enter__(self) -> PeakMemory:
-        for found in gc.get_objects():
-            if issubclass(type(found), Tensor):
+        # A process with torch has half a million objects of some thousand types: types are looked at once.
+        objects = gc.get_objects()
+        kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, Tensor)}
+        for found in objects:
+            if type(found) in kinds:
                 self._add(found)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self

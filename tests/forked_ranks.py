@@ -1,0 +1,25 @@
+"""Ranks of a test: processes that are forked from one that has imported everything they use.
+
+That process is started once for a process of tests, whatever its files are, so all of them share the list of imports.
+"""
+
+import multiprocessing
+import os
+import sys
+
+import torch.multiprocessing as mp
+
+PRELOADED = ["runtime_preload", "trainer_ranks", "loader_ranks", "frozen_preload"]
+
+
+def start(function, size, *arguments):
+    """Calls `function(rank, size, *arguments)` in `size` processes and waits for their end; raises what they raise."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    try:
+        mp.start_processes(function, (size, *arguments), size, start_method="forkserver")
+    finally:
+        os.environ.pop("PYTHONPATH")
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
