@@ -8,8 +8,10 @@ from agents.incumbent import Incumbent
 from agents.learning import proposed_skeletons
 from agents.learning.checkpoint import read_network
 from agents.learning.proposals import NETWORK, Proposals
-from agents.learning.proposed_skeletons import propose_and_solve
-from agents.planners.opening import work_out
+from agents.learning.proposed_skeletons import propose_and_solve, solve_further
+from agents.planners.elimination import propose
+from agents.planners.opening import REFINED_LEAST, work_out
+from agents.planners.skeletons import SkeletonSearch
 from agents.sampling.expert import price_grid
 from automap.cluster import parse_cluster
 from automap.problem import Problem
@@ -94,3 +96,18 @@ def test_the_first_skeleton_is_solved_before_others_are_decided(monkeypatch):
     assert new
     prices = incumbent.space.price(np.array(new))
     assert incumbent.first_proposal[0] <= prices[prices[:, 1] <= 0.0, 0].min()
+
+
+def test_further_skeletons_are_new_ones_and_small_budgets_are_left_alone():
+    space = PlanSpace(Problem.build(zoo.build("gpt2-xl"), parse_cluster("2x8xV100-16GB@25Gbit"), {"global_batch": 128}))
+    for evaluations, goes_on in ((REFINED_LEAST - 1, False), (8_000, True)):
+        incumbent = Incumbent(space, Budget(evaluations=evaluations), searcher="expert")
+        grid = price_grid(incumbent, charged=False)
+        search = SkeletonSearch(incumbent, propose)
+        search.begin_with(grid.values[grid.prices[:, 0].argsort()[:4]])
+        taken = search.taken = {values[: space.first.signature] for values in search.best}
+        before, begun = set(taken), incumbent.charged
+        solve_further(search, grid)
+        assert (search.taken > before) is goes_on and before <= search.taken
+        # A solve that is under way is finished.
+        assert incumbent.charged - begun <= (0.2 * evaluations if goes_on else 0)
