@@ -38,7 +38,7 @@ SOLVED = 16
 """Number of these skeletons that are solved at most, the best first, and of promising meshes (assumed)."""
 SHARE = 0.125
 """Share of a budget that skeletons and whole plans have at most, each (assumed)."""
-SKELETON_SECONDS, PLAN_SECONDS = 0.32, 0.2
+SKELETON_SECONDS, PLAN_SECONDS = 0.45, 0.13
 """Seconds that skeletons and whole plans have at most, so that everything behind the templates ends within a second in
 the mean (`benchmarks/network_gap.py`)."""
 PROPOSED = 0.15

@@ -32,7 +32,7 @@ from agents.sampling.expert import Grid
 from automap.arrays import Floats
 from automap.space.space import Ints, PlanSpace
 
-SECONDS, SHARE = 0.42, 0.25
+SECONDS, SHARE = 0.36, 0.25
 """Seconds that it takes at most, but for a solve that is under way, unless the budget is in evaluations alone; and its
 share of a budget at most."""
 FEWEST_SOLVES = 2
