@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple
 
 import numpy as np
 
@@ -44,34 +43,9 @@ the mean (`benchmarks/network_gap.py`)."""
 PROPOSED = 0.15
 """Share of the seconds of skeletons in which the network proposes them, at most; in the others they are solved
 (assumed)."""
-
 FURTHER, MOST_FURTHER = 0.1, 64
 """Share of what is left of the budget in which further promising skeletons are solved behind these, and how many of
 each kind (assumed)."""
-
-
-class Beginnings(NamedTuple):
-    """Plans that are known before the network proposes anything, and skeletons that may be solved."""
-
-    known: Grid
-    """Plans with their prices: the best templates, and templates' skeletons with signatures of the best plans."""
-    promising: Ints
-    """[n, slots] a template of each promising mesh, the best first."""
-    alike: Ints
-    """[n, slots] skeletons of the first of these with the signatures of the best plans, most promising first."""
-
-
-def beginnings(search: SkeletonSearch, templates: Grid) -> Beginnings:
-    """What is known when the opening has ended.
-
-    Args:
-        search: the skeletons that it solved.
-        templates: the templates with their prices.
-    """
-    promising = promising_meshes(search.space, templates)
-    alike = like_the_best(search.space, templates, search.plans(None).values)
-    known = _best(search, templates).joined(Grid(alike, search.space.price(alike)))
-    return Beginnings(known, promising, alike)
 
 
 def propose_and_solve(search: SkeletonSearch, templates: Grid, network: ProposalNetwork, *, seed: int) -> list[Values]:
@@ -88,7 +62,9 @@ def propose_and_solve(search: SkeletonSearch, templates: Grid, network: Proposal
         The distinct plans that fit, of those that the network decided or looked at as a whole; the best last.
     """
     incumbent, slots = search.incumbent, search.space.slots
-    known, promising, alike = beginnings(search, templates)
+    promising = promising_meshes(search.space, templates)
+    alike = like_the_best(search.space, templates, search.plans(None).values)
+    known = _best(search, templates).joined(Grid(alike, search.space.price(alike)))
     with _share(incumbent, SKELETON_SECONDS):
         if not incumbent.finished:
             skeletons = _proposals(incumbent, known.joined(search.plans()), network, seed, search.space.first.signature)
@@ -106,20 +82,6 @@ def propose_and_solve(search: SkeletonSearch, templates: Grid, network: Proposal
         proposals.go_on(PROPOSALS)
         incumbent.look_aheads += proposals.look_aheads
         return fitting(proposals.found)
-
-
-def propose_skeletons(incumbent: Incumbent, known: Grid, network: ProposalNetwork, seed: int) -> list[Values]:
-    """Distinct plans whose skeletons the network has decided, those first of which it expects most.
-
-    Args:
-        incumbent: takes the plans, credited to `dqn`.
-        known: plans that are known to the network, with their prices.
-        network: rates the decisions.
-        seed: seed of the noise on its ratings.
-    """
-    skeletons = _proposals(incumbent, known, network, seed, incumbent.space.first.signature)
-    skeletons.go_on(SKELETONS)
-    return _by_promise(skeletons)
 
 
 def _best(search: SkeletonSearch, templates: Grid) -> Grid:
