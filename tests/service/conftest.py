@@ -196,13 +196,17 @@ def api(_shared_api: httpx.Client, client: redis.Redis) -> httpx.Client:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Chromium without a window."""
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Chromium without a window, whose configuration folder is a temporary one."""
     if CHROMIUM is None:
         pytest.skip("not run: pages and pictures in a browser (apt-get install chromium)")
     playwright = pytest.importorskip("playwright.sync_api", reason="not run: pages in a browser (playwright)")
     with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        started = driver.chromium.launch(
+            executable_path=CHROMIUM,
+            args=["--no-sandbox", "--disable-gpu"],
+            env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path_factory.mktemp("chromium"))},
+        )
         yield started
         started.close()
 
