@@ -22,7 +22,7 @@ from agents.learning.network import ProposalNetwork
 from agents.learning.proposals import PROPOSALS, SIDE_BY_SIDE, Proposals, Proposed, fitting, note_first
 from agents.learning.search_tree import SearchTree
 from agents.planners.opening import REFINED_LEAST, REFINED_LEAST_S
-from agents.planners.promising import like_the_best, promising_meshes
+from agents.planners.promising import FITTING, like_the_best, promising_meshes, split_axes
 from agents.planners.skeletons import SkeletonSearch
 from agents.sampling.expert import Grid
 from automap.arrays import Ints
@@ -43,6 +43,9 @@ the mean (`benchmarks/network_gap.py`)."""
 PROPOSED = 0.15
 """Share of the seconds of skeletons in which the network proposes them, at most; in the others they are solved
 (assumed)."""
+UNLIKE = 1.6
+"""Largest ratio of the step times of a template and of the best plan so far at which it is solved because it splits work
+over other axes than all that were solved (assumed)."""
 FURTHER, MOST_FURTHER = 0.1, 64
 """Share of what is left of the budget in which further promising skeletons are solved behind these, and how many of
 each kind (assumed)."""
@@ -63,6 +66,8 @@ def propose_and_solve(search: SkeletonSearch, templates: Grid, network: Proposal
     """
     incumbent, slots = search.incumbent, search.space.slots
     promising = promising_meshes(search.space, templates)
+    with _share(incumbent, SKELETON_SECONDS):
+        _solve_unlike(search, promising)
     alike = like_the_best(search.space, templates, search.plans(None).values)
     known = _best(search, templates).joined(Grid(alike, search.space.price(alike)))
     with _share(incumbent, SKELETON_SECONDS):
@@ -134,6 +139,29 @@ def _solve(search: SkeletonSearch, most: int, proposed: Sequence[Values], *other
                 search.descend(values)
 
 
+def _solve_unlike(search: SkeletonSearch, promising: Ints) -> None:
+    """Solves a skeleton that splits work over axes over which none was split that is solved, if it is promising.
+
+    Templates that split work over these axes may all be slow where signatures that no template has are fast. What is
+    found here is tried on all other meshes with these axes.
+
+    Args:
+        search: the skeletons that are solved.
+        promising: [n, slots] templates, most promising first.
+    """
+    incumbent = search.incumbent
+    incumbent.searcher = "elimination"
+    for values in _plans(promising):
+        if search.finished:
+            return
+        if split_axes(search.space, values) not in search.split:
+            seconds, overflow = search.space.price(np.array([values]))[0].tolist()
+            if seconds * (1.0 + FITTING * max(overflow, 0.0)) <= UNLIKE * incumbent.best_s:
+                search.allow(1)
+                search.descend(values)
+            return
+
+
 def _plans(rows: Ints) -> list[Values]:
     return list(map(tuple, rows.tolist()))
 
@@ -155,8 +183,12 @@ def _by_promise(skeletons: Proposals) -> list[Values]:
 
 
 def _solve_first(search: SkeletonSearch, skeletons: Proposals) -> None:
-    """Solves the first skeleton, so that the others know what it leads to: the first plan of the network."""
+    """Solves the first skeleton, so that the others know what it leads to: the first plan of the network.
+
+    Where no time is left for the solve, the best plan that deciding it has come across is the first plan.
+    """
     if not skeletons.found or search.finished:
+        note_first(search.incumbent, skeletons.found)
         return
     search.allow(1)
     decided = skeletons.found[0].values

@@ -112,10 +112,10 @@ def _with_donors(space: PlanSpace, rows: Ints, found: Ints) -> Ints:
     first = space.first.signature
     donors: dict[tuple[bool, ...], list[Values]] = {}
     for values in map(tuple, found[numbered(row_digests(found[:, first:]))[1]].tolist()):
-        donors.setdefault(_split_axes(space, values), []).append(values[first:])
+        donors.setdefault(split_axes(space, values), []).append(values[first:])
     plans: dict[Values, None] = {}
     for values in map(tuple, rows.tolist()):
-        for tail in donors.get(_split_axes(space, values), ())[:DONORS]:
+        for tail in donors.get(split_axes(space, values), ())[:DONORS]:
             plans[space.repair((*values[:first], *tail), first)] = None
     return np.array(list(plans), dtype=np.int64).reshape(-1, len(space.slots))
 
@@ -143,7 +143,7 @@ def _most_promising(space: PlanSpace, plans: Ints) -> Ints:
     return best
 
 
-def _split_axes(space: PlanSpace, values: Values) -> tuple[bool, ...]:
+def split_axes(space: PlanSpace, values: Values) -> tuple[bool, ...]:
     """Which axes of the mesh of a plan have more than one device."""
     shape = space.shape(values)
     return shape.dp > 1, shape.middle > 1, shape.tp > 1

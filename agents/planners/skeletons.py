@@ -21,6 +21,7 @@ from agents.planners.chunk_moves import moved
 from agents.planners.linearization import Linearization, Propose, Worth, worth_of
 from agents.planners.neighbouring_skeletons import neighbouring_skeletons, repaired
 from agents.planners.pipeline_cuts import cut_anew
+from agents.planners.promising import split_axes
 from agents.planners.recompute_less import recompute_less
 from agents.sampling.expert import Grid
 from automap.cost_graph.graph import CostGraph, CostGraphCache
@@ -69,6 +70,7 @@ class SkeletonSearch:
         best: worth and values of the best plan of each skeleton so far.
         done: skeletons that have been worked out.
         taken: skeletons that were proposed or promising and have been solved.
+        split: sets of axes over which solved skeletons split work, see `split_axes`.
     """
 
     def __init__(self, incumbent: Incumbent, propose: Propose, fewest_solves: int = FEWEST_SOLVES) -> None:
@@ -83,6 +85,7 @@ class SkeletonSearch:
         self.best: dict[Values, tuple[Worth, Values]] = {}
         self.done: set[Values] = set()
         self.taken: set[Values] = set()
+        self.split: set[tuple[bool, ...]] = set()
         self._refined: dict[Values, bool] = {}
         self._turns: Counter[Mesh] = Counter()
         self._meshes: dict[Values, Mesh] = {}
@@ -131,6 +134,7 @@ class SkeletonSearch:
             values: the plan.
             rounds: number of solves at most, each at the plan that the one before it has found.
         """
+        self.split.add(split_axes(self.space, values))
         graph = self._graph(values[: self.space.first.signature])
         picked = graph.picked(values)
         if picked is None:

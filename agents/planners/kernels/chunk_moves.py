@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 
 from numba import float64, int64, void
 
-from automap.jit import kernel
+from automap.jit import borrowing
 from automap.price.kernels.array_types import Ints2, Ints3, Rows, tuple_type
 from automap.price.kernels.cost_records import RANK_COST, SETTINGS, UNIT_COST
 from automap.price.kernels.step import rank_overflow, step
@@ -30,7 +30,7 @@ class UnitsOfRanks(NamedTuple):
     """Number of steps that are all units of a chunk."""
 
 
-@kernel(
+@borrowing(
     void(
         tuple_type(UnitsOfRanks),
         PIPELINE,

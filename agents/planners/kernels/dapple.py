@@ -150,23 +150,14 @@ def _fits(layers, plans, row, number):
     return True
 
 
-@kernel(void(LAYERS, PARTIALS, rows_type(WAY_DTYPE), float64[:, ::1], int64, STATES, FOUND))
-def extend(layers, plans, ways, send_s, first, states, found):
-    """Adds one stage to partial plans in every way; the best plans are kept, the last of those that are equally fast.
-
-    Args:
-        layers: the model.
-        plans: partial plans, all with the same devices free.
-        ways: stages that may follow.
-        send_s: [last stages, ways] seconds of a byte from the last stage of a plan to the stage that follows.
-        first: number of the first of the plans.
-        states: read and written.
-        found: read and written.
-    """
+@borrowing(
+    void(LAYERS, PARTIALS, rows_type(WAY_DTYPE), float64[:, ::1], int64, STATES, FOUND, float64[:, ::1]), inner=True
+)
+def _extend(layers, plans, ways, send_s, first, states, found, stages):
+    """`extend` with memory for the stages of one plan."""
     count, num_layers = layers.num_micro_batches, layers.crossing_bytes.shape[0] - 1
     before = plans.forward.shape[1]
     number = plans.state.shape[1] + 2
-    stages = np.zeros((5, before + 5))
     for w in range(ways.shape[0]):
         way = ways[w]
         forward, backward = layers.forward_s[way.devices], layers.backward_s[way.devices]
@@ -223,3 +214,20 @@ def extend(layers, plans, ways, send_s, first, states, found):
                     states.known[way.state, end] = seconds
                     states.parent[way.state, end], states.number[way.state, end] = first + row, way.number
                     states.sent[way.state, end] = sent
+
+
+@kernel(void(LAYERS, PARTIALS, rows_type(WAY_DTYPE), float64[:, ::1], int64, STATES, FOUND))
+def extend(layers, plans, ways, send_s, first, states, found):
+    """Adds one stage to partial plans in every way; the best plans are kept, the last of those that are equally fast.
+
+    Args:
+        layers: the model.
+        plans: partial plans, all with the same devices free.
+        ways: stages that may follow.
+        send_s: [last stages, ways] seconds of a byte from the last stage of a plan to the stage that follows.
+        first: number of the first of the plans.
+        states: read and written.
+        found: read and written.
+    """
+    stages = np.zeros((5, plans.forward.shape[1] + 5))
+    _extend(layers, plans, ways, send_s, first, states, found, stages)

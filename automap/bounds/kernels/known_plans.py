@@ -17,7 +17,7 @@ from automap.bounds.kernels.step_many import BEGIN, EPISODES, WAIT
 from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Floats, Floats2, Floats3, Ints, Ints2, Mask, Mask2, tuple_type
 from automap.space.group_flow import GroupFlow
-from automap.space.kernels.layout import decide_stages, hash_meshes, new_layout
+from automap.space.kernels.layout import LAYOUT, decide_stages, hash_meshes, new_layout
 from automap.space.kernels.records import SPACE
 
 MISFIT, PER_OVERFLOW, MOST_PER_OVERFLOW = 1.0, 2.0, 2.0
@@ -99,13 +99,17 @@ def worth_many(prices, reference_s, out):
         out[plan] = worth(prices[plan, 0], prices[plan, 1], reference_s)
 
 
-@kernel(void(SPACE, int64[:, ::1], int64[:, ::1]))
-def mesh_hashes(space, values, out):
-    """Writes `hash_meshes` of plans, [n, slots], into `out`, [n, 2]."""
-    layout = new_layout(space)
+@borrowing(void(SPACE, int64[:, ::1], int64[:, ::1], LAYOUT), inner=True)
+def _hash_all(space, values, out, layout):
     for plan in range(out.shape[0]):
         decide_stages(space, values[plan], space.first.cut, layout)
         out[plan, 0], out[plan, 1] = hash_meshes(layout)
+
+
+@kernel(void(SPACE, int64[:, ::1], int64[:, ::1]))
+def mesh_hashes(space, values, out):
+    """Writes `hash_meshes` of plans, [n, slots], into `out`, [n, 2]."""
+    _hash_all(space, values, out, new_layout(space))
 
 
 @borrowing(void(KNOWN, int64, int64, int64), inner=True)

@@ -10,7 +10,7 @@ from numba import float64, int64, void
 from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Floats2, tuple_type
 from automap.price.kernels.collectives import UNKNOWN
-from automap.price.kernels.cost_records import UNIT_COST_DTYPE
+from automap.price.kernels.cost_records import UNIT_COST, UNIT_COST_DTYPE
 from automap.price.kernels.memory import state_bytes
 from automap.price.kernels.records import NUM_COLLECTIVES
 from automap.price.kernels.shard_unit import shard_unit
@@ -18,7 +18,7 @@ from automap.price.kernels.stage_records import Stage, Unit
 from automap.price.kernels.unit import unit_cost
 from automap.space.kernels.draft import DRAFT, legal_signatures, new_draft, pick
 from automap.space.kernels.records import COMPILED
-from automap.space.kernels.workspace import new_workspace
+from automap.space.kernels.workspace import WORKSPACE, new_workspace
 
 
 @borrowing(void(COMPILED, DRAFT), inner=True)
@@ -40,6 +40,20 @@ def pick_forced(compiled, draft):
             axis += 1
 
 
+@borrowing(void(COMPILED, int64[:, ::1], int64[:, :, ::1], DRAFT), inner=True)
+def _force(compiled, settings, out, draft):
+    layout = draft.layout
+    layout.frame[0].num_meshes = 1
+    for number in range(settings.shape[0]):
+        for axis in range(out.shape[2]):
+            layout.sizes[0, axis] = compiled.space.axes[settings[number, 0], axis]
+        layout.divided[0] = settings[number, 1]
+        pick_forced(compiled, draft)
+        for group in range(out.shape[1]):
+            for axis in range(out.shape[2]):
+                out[number, group, axis] = draft.picked[group, axis]
+
+
 @kernel(void(COMPILED, int64[:, ::1], int64[:, :, ::1]))
 def forced_signatures(compiled, settings, out):
     """Signatures that the mesh of a stage leaves no choice of.
@@ -48,14 +62,7 @@ def forced_signatures(compiled, settings, out):
         settings: [settings, 2] row among the distinct stages, samples of a micro-batch.
         out: [settings, groups, axes] value of each, -1 where there is a choice; written.
     """
-    draft = new_draft(compiled)
-    layout = draft.layout
-    layout.frame[0].num_meshes = 1
-    for number in range(settings.shape[0]):
-        layout.sizes[0] = compiled.space.axes[settings[number, 0]]
-        layout.divided[0] = settings[number, 1]
-        pick_forced(compiled, draft)
-        out[number] = draft.picked
+    _force(compiled, settings, out, new_draft(compiled))
 
 
 class UnitBounds(NamedTuple):
@@ -77,24 +84,12 @@ UNIT_BOUNDS = tuple_type(UnitBounds)
 """Numba's type of `UnitBounds`."""
 
 
-@kernel(void(COMPILED, int64[:, ::1], int64[:, :, ::1], float64[::1], int64, UNIT_BOUNDS))
-def unit_lower_bounds(compiled, settings, picked, exposed, again, out):
-    """The least that units of each type cost on one rank, whatever their signatures.
-
-    Args:
-        settings: [settings, 2] row among the distinct stages, samples of a micro-batch.
-        picked: [settings, groups, axes] values of signatures that are known, -1 of others.
-        exposed: [NUM_COLLECTIVES] share of each kind of collective that nothing hides.
-        again: recompute mode that runs whole units again.
-    """
-    tables, space = compiled.tables, compiled.space
-    workspace = new_workspace(compiled)
-    zero_axes = workspace.draft.layout.zero_axes
-    workspace.incoming[:] = UNKNOWN
-    for zero in range(space.zeros.shape[1]):
-        if space.zeros[:, zero].any():
-            workspace.settings[0].zero_stage = zero
-    costs = np.empty(1, UNIT_COST_DTYPE)
+@borrowing(
+    void(COMPILED, int64[:, ::1], int64[:, :, ::1], float64[::1], int64, UNIT_BOUNDS, WORKSPACE, UNIT_COST[::1]),
+    inner=True,
+)
+def _least_of_units(compiled, settings, picked, exposed, again, out, workspace, costs):
+    tables, space, zero_axes = compiled.tables, compiled.space, workspace.draft.layout.zero_axes
     cost = costs[0]
     for number in range(settings.shape[0]):
         at, samples = settings[number, 0], float64(settings[number, 1])
@@ -128,3 +123,22 @@ def unit_lower_bounds(compiled, settings, picked, exposed, again, out):
             parameters, gradients, optimizer = state_bytes(cost.parameters, cost.zero_parameters, workspace.settings[0])
             out.state_bytes[number, kind] = parameters + gradients + optimizer
             out.sent_bytes[number, kind] = cost.boundary_bytes
+
+
+@kernel(void(COMPILED, int64[:, ::1], int64[:, :, ::1], float64[::1], int64, UNIT_BOUNDS))
+def unit_lower_bounds(compiled, settings, picked, exposed, again, out):
+    """The least that units of each type cost on one rank, whatever their signatures.
+
+    Args:
+        settings: [settings, 2] row among the distinct stages, samples of a micro-batch.
+        picked: [settings, groups, axes] values of signatures that are known, -1 of others.
+        exposed: [NUM_COLLECTIVES] share of each kind of collective that nothing hides.
+        again: recompute mode that runs whole units again.
+    """
+    space, workspace = compiled.space, new_workspace(compiled)
+    workspace.incoming[:] = UNKNOWN
+    for zero in range(space.zeros.shape[1]):
+        if space.zeros[:, zero].any():
+            workspace.settings[0].zero_stage = zero
+    costs = np.empty(1, UNIT_COST_DTYPE)
+    _least_of_units(compiled, settings, picked, exposed, again, out, workspace, costs)

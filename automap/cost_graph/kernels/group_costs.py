@@ -7,13 +7,13 @@ them together. Units: seconds, bytes, samples.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numba import boolean, float64, int64, void
 
-from automap.jit import kernel
-from automap.price.kernels.array_types import Ints, Ints2, columns_of, tuple_type
+from automap.jit import borrowing, kernel
+from automap.price.kernels.array_types import Floats, Ints, Ints2, Rows, columns_of, tuple_type
 from automap.price.kernels.collectives import UNKNOWN
 from automap.price.kernels.cost_records import UNIT_COST, UNIT_COST_DTYPE
 from automap.price.kernels.records import TABLES
@@ -21,7 +21,7 @@ from automap.price.kernels.resharding import convert_operand
 from automap.price.kernels.shard_unit import shard_unit
 from automap.price.kernels.stage_records import STAGE, UNIT
 from automap.price.kernels.unit import unit_cost
-from automap.price.kernels.unit_workspace import new_unit_workspace
+from automap.price.kernels.unit_workspace import UNIT_WORKSPACE, UnitWorkspace, new_unit_workspace
 from ir.factors import BROADCAST, PARTIAL
 
 THERE = np.array(columns_of(UNIT_COST_DTYPE, "forward_comm_s", "forward_waits", "forward_ring_s"))
@@ -43,6 +43,36 @@ class GroupValues(NamedTuple):
     """[joint values, axes] rows of `assignment`."""
 
 
+@borrowing(
+    void(
+        TABLES,
+        UNIT,
+        STAGE,
+        boolean[:, ::1],
+        tuple_type(GroupValues),
+        int64[:, ::1],
+        int64,
+        UNIT_COST[:, :, ::1],
+        UNIT_WORKSPACE,
+    ),
+    inner=True,
+)
+def _vary(tables, unit, stage, masks, group, incoming, crossing, out, workspace):
+    num_axes, chosen = stage.axes.shape[0], unit.chosen
+    for o in range(chosen.shape[0]):
+        for a in range(num_axes):
+            chosen[o, a] = -1
+    for v in range(group.values.shape[0]):
+        for m in range(group.members.shape[0]):
+            for a in range(num_axes):
+                chosen[group.members[m] - unit.first, a] = group.assignment[group.values[v, a], m]
+        shard_unit(tables, unit, stage, v > 0, workspace)
+        for mode in range(masks.shape[0]):
+            for way in range(incoming.shape[0]):
+                cost = out[mode, v, way : way + 1]
+                unit_cost(tables, unit, masks[mode], incoming[way], crossing, stage, workspace, cost)
+
+
 @kernel(void(TABLES, UNIT, STAGE, boolean[:, ::1], tuple_type(GroupValues), int64[:, ::1], int64, UNIT_COST[:, :, ::1]))
 def vary(tables, unit, stage, masks, group, incoming, crossing, out):
     """Costs of the operators of one unit under every joint value of one linkage group, all others undecided.
@@ -55,19 +85,46 @@ def vary(tables, unit, stage, masks, group, incoming, crossing, out):
         crossing: operand row whose tensor crosses out of the unit, or -1.
         out: [modes, joint values, ways] written.
     """
-    num_axes = stage.axes.shape[0]
-    workspace = new_unit_workspace(tables, num_axes, 0)
-    chosen = unit.chosen
-    chosen[:] = -1
-    for v in range(group.values.shape[0]):
-        for m in range(group.members.shape[0]):
-            for a in range(num_axes):
-                chosen[group.members[m] - unit.first, a] = group.assignment[group.values[v, a], m]
-        shard_unit(tables, unit, stage, v > 0, workspace)
-        for mode in range(masks.shape[0]):
-            for way in range(incoming.shape[0]):
-                cost = out[mode, v, way : way + 1]
-                unit_cost(tables, unit, masks[mode], incoming[way], crossing, stage, workspace, cost)
+    workspace = new_unit_workspace(tables, stage.axes.shape[0], 0)
+    _vary(tables, unit, stage, masks, group, incoming, crossing, out, workspace)
+
+
+class Conversion(NamedTuple):
+    """Memory in which one tensor is converted."""
+
+    workspace: UnitWorkspace
+    given: Ints
+    """[axes] placement in which the gradient is handed back."""
+    costs: Annotated[Rows, UNIT_COST[::1]]
+    """[1] what the conversion costs."""
+    numbers: Floats
+    """The same as numbers."""
+
+
+CONVERSION = tuple_type(Conversion)
+"""Numba's type of `Conversion`."""
+
+
+@kernel(CONVERSION(TABLES, int64), inner=True)
+def _new_conversion(tables, num_axes):
+    costs = np.empty(1, UNIT_COST_DTYPE)
+    given = np.full(num_axes, UNKNOWN, np.int64)
+    return Conversion(new_unit_workspace(tables, num_axes, 0), given, costs, costs.view(np.float64))
+
+
+@borrowing(void(TABLES, int64, int64[:, ::1], int64[:, ::1], STAGE, float64[:, :, ::1], CONVERSION), inner=True)
+def _bring_there(tables, row, sources, targets, stage, out, memory):
+    workspace, numbers = memory.workspace, memory.numbers
+    for t in range(targets.shape[0]):
+        for a in range(targets.shape[1]):
+            workspace.placement[row, a] = targets[t, a]
+        for s in range(sources.shape[0]):
+            for c in range(numbers.shape[0]):
+                numbers[c] = 0.0
+            sent = workspace.resharded[row]
+            convert_operand(tables, row, sources[s], memory.given, stage, workspace, sent, memory.costs[0])
+            for c in range(THERE.shape[0]):
+                out[s, t, c] = numbers[THERE[c]]
 
 
 @kernel(void(TABLES, int64, int64[:, ::1], int64[:, ::1], STAGE, float64[:, :, ::1]))
@@ -80,18 +137,27 @@ def bring_there(tables, row, sources, targets, stage, out):
         targets: [targets, axes] required placements.
         out: [ways, targets, columns] see `THERE`; written.
     """
-    num_axes = stage.axes.shape[0]
-    workspace = new_unit_workspace(tables, num_axes, 0)
-    nothing = np.full(num_axes, UNKNOWN, np.int64)
-    costs = np.empty(1, UNIT_COST_DTYPE)
-    numbers, sent = costs.view(np.float64), workspace.resharded[row]
-    for t in range(targets.shape[0]):
-        workspace.placement[row] = targets[t]
+    _bring_there(tables, row, sources, targets, stage, out, _new_conversion(tables, stage.axes.shape[0]))
+
+
+@borrowing(
+    void(TABLES, int64, int64[:, ::1], int64[:, ::1], boolean, STAGE, float64[:, :, ::1], CONVERSION), inner=True
+)
+def _bring_back(tables, row, sources, gradients, is_parametric, stage, out, memory):
+    workspace, given, numbers = memory.workspace, memory.given, memory.numbers
+    for a in range(given.shape[0]):
+        workspace.placement[row, a] = UNKNOWN
+    for g in range(gradients.shape[0]):
         for s in range(sources.shape[0]):
-            numbers[:] = 0.0
-            convert_operand(tables, row, sources[s], nothing, stage, workspace, sent, costs[0])
-            for c in range(THERE.shape[0]):
-                out[s, t, c] = numbers[THERE[c]]
+            for a in range(given.shape[0]):
+                summed = is_parametric and sources[s, a] == BROADCAST and gradients[g, a] == PARTIAL
+                given[a] = BROADCAST if summed else gradients[g, a]
+            for c in range(numbers.shape[0]):
+                numbers[c] = 0.0
+            sent = workspace.resharded[row]
+            convert_operand(tables, row, sources[s], given, stage, workspace, sent, memory.costs[0])
+            for c in range(BACK.shape[0]):
+                out[s, g, c] = numbers[BACK[c]]
 
 
 @kernel(void(TABLES, int64, int64[:, ::1], int64[:, ::1], boolean, STAGE, float64[:, :, ::1]))
@@ -105,18 +171,4 @@ def bring_back(tables, row, sources, gradients, is_parametric, stage, out):
         is_parametric: whether it depends on parameters alone, so that a partial gradient stays so.
         out: [ways, gradients, columns] see `BACK`; written.
     """
-    num_axes = stage.axes.shape[0]
-    workspace = new_unit_workspace(tables, num_axes, 0)
-    workspace.placement[row] = UNKNOWN
-    given = np.empty(num_axes, np.int64)
-    costs = np.empty(1, UNIT_COST_DTYPE)
-    numbers, sent = costs.view(np.float64), workspace.resharded[row]
-    for g in range(gradients.shape[0]):
-        for s in range(sources.shape[0]):
-            for a in range(num_axes):
-                summed = is_parametric and sources[s, a] == BROADCAST and gradients[g, a] == PARTIAL
-                given[a] = BROADCAST if summed else gradients[g, a]
-            numbers[:] = 0.0
-            convert_operand(tables, row, sources[s], given, stage, workspace, sent, costs[0])
-            for c in range(BACK.shape[0]):
-                out[s, g, c] = numbers[BACK[c]]
+    _bring_back(tables, row, sources, gradients, is_parametric, stage, out, _new_conversion(tables, stage.axes.shape[0]))

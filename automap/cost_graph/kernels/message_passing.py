@@ -241,23 +241,12 @@ def _scratch(graph):
     return Scratch(np.empty(most), np.empty(most), np.empty(most), np.empty(most), np.empty(most, np.int64))
 
 
-@kernel(float64(FACTOR_GRAPH, float64, int64, int64[::1], float64[::1], float64[::1]))
-def pass_messages(graph, known, sweeps, picked, margins, of_factor):
-    """Moves costs between nodes and factors and leaves out values that no optimum takes.
-
-    Args:
-        graph: changed.
-        known: cost of an assignment; values that cost more in every assignment are left out.
-        sweeps: number of times that the nodes are visited in ascending and then in descending order.
-        picked: [nodes], written: the value of each node that looks best.
-        margins: [values], written: a lower bound on the cost of all assignments with the value.
-        of_factor: [factors], written: the least that each factor adds to any assignment in the end.
-
-    Returns:
-        A lower bound on the cost of all assignments.
-    """
+@borrowing(
+    float64(FACTOR_GRAPH, float64, int64, int64[::1], float64[::1], float64[::1], SCRATCH, float64[::1]), inner=True
+)
+def _pass_messages(graph, known, sweeps, picked, margins, of_factor, scratch, of_node):
+    """`pass_messages` with memory for the least cost of each node."""
     num_factors, num_nodes = graph.nodes.shape[0], graph.sizes.shape[0]
-    scratch, of_node = _scratch(graph), np.empty(num_nodes)
     bound = 0.0
     for n in range(num_nodes):
         of_node[n] = _least_cost(graph, n)
@@ -306,6 +295,25 @@ def pass_messages(graph, known, sweeps, picked, margins, of_factor):
     return bound
 
 
+@kernel(float64(FACTOR_GRAPH, float64, int64, int64[::1], float64[::1], float64[::1]))
+def pass_messages(graph, known, sweeps, picked, margins, of_factor):
+    """Moves costs between nodes and factors and leaves out values that no optimum takes.
+
+    Args:
+        graph: changed.
+        known: cost of an assignment; values that cost more in every assignment are left out.
+        sweeps: number of times that the nodes are visited in ascending and then in descending order.
+        picked: [nodes], written: the value of each node that looks best.
+        margins: [values], written: a lower bound on the cost of all assignments with the value.
+        of_factor: [factors], written: the least that each factor adds to any assignment in the end.
+
+    Returns:
+        A lower bound on the cost of all assignments.
+    """
+    of_node = np.empty(graph.sizes.shape[0])
+    return _pass_messages(graph, known, sweeps, picked, margins, of_factor, _scratch(graph), of_node)
+
+
 @borrowing(void(FACTOR_GRAPH, int64, int64, int64[::1], float64[::1]), inner=True)
 def _add_around(graph, factor, place, picked, costs):
     """Adds what a factor costs for each value of one of its nodes, the other nodes at their values."""
@@ -328,20 +336,10 @@ def _add_around(graph, factor, place, picked, costs):
             costs[v] += graph.tables[begin + source * columns + last]
 
 
-@kernel(float64(FACTOR_GRAPH, float64, int64[::1]))
-def descend(graph, tolerance, picked):
-    """Changes an assignment until no change of a single node improves it, the first such node first.
-
-    Args:
-        graph: before any message was passed.
-        tolerance: share of a value's costs within which another one is no better.
-        picked: [nodes], changed.
-
-    Returns:
-        The cost of the assignment in the end.
-    """
+@borrowing(float64(FACTOR_GRAPH, float64, int64[::1], float64[::1], boolean[::1]), inner=True)
+def _descend(graph, tolerance, picked, costs, is_fresh):
+    """`descend` with memory for the costs of a node's values, and for which nodes are to be tried, at first all."""
     num_factors, num_nodes = graph.nodes.shape[0], graph.sizes.shape[0]
-    costs, is_fresh = np.empty(max(1, graph.sizes.max())), np.ones(num_nodes, np.bool_)
     node = 0
     while node < num_nodes:
         if not is_fresh[node]:
@@ -371,7 +369,24 @@ def descend(graph, tolerance, picked):
     for n in range(num_nodes):
         total += graph.costs[graph.first[n] + picked[n]]
     for f in range(num_factors):
-        costs[:] = 0.0
+        for v in range(costs.shape[0]):
+            costs[v] = 0.0
         _add_around(graph, f, FIRST, picked, costs)
         total += costs[picked[graph.nodes[f, FIRST]]]
     return total
+
+
+@kernel(float64(FACTOR_GRAPH, float64, int64[::1]))
+def descend(graph, tolerance, picked):
+    """Changes an assignment until no change of a single node improves it, the first such node first.
+
+    Args:
+        graph: before any message was passed.
+        tolerance: share of a value's costs within which another one is no better.
+        picked: [nodes], changed.
+
+    Returns:
+        The cost of the assignment in the end.
+    """
+    costs, is_fresh = np.empty(max(1, graph.sizes.max())), np.ones(graph.sizes.shape[0], np.bool_)
+    return _descend(graph, tolerance, picked, costs, is_fresh)

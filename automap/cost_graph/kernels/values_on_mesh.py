@@ -3,11 +3,37 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import float64, int64
+from numba import boolean, float64, int64
 
-from automap.jit import kernel
+from automap.jit import borrowing, kernel
 from automap.space.kernels.draft import DRAFT, legal_signatures, pick
 from automap.space.kernels.records import COMPILED
+
+
+@borrowing(int64(COMPILED, int64, DRAFT, boolean[:, ::1], int64[::1], int64[:, ::1]), inner=True)
+def _values_on_mesh(compiled, group, draft, masks, value, found):
+    """`values_on_mesh` with memory for the legal values of each axis, [axes, values], and for one value of each."""
+    num_axes, num_values = masks.shape
+    for axis in range(num_axes):
+        pick(compiled.space, group, axis, -1, draft)
+    legal_signatures(compiled, group, 0, draft, masks[0])
+    axis, count = 0, 0
+    while axis >= 0:
+        value[axis] += 1
+        if value[axis] == num_values:
+            value[axis] = -1
+            pick(compiled.space, group, axis, -1, draft)
+            axis -= 1
+        elif masks[axis, value[axis]]:
+            pick(compiled.space, group, axis, value[axis], draft)
+            if axis + 1 < num_axes:
+                axis += 1
+                legal_signatures(compiled, group, axis, draft, masks[axis])
+            else:
+                for a in range(num_axes):
+                    found[count, a] = value[a]
+                count += 1
+    return count
 
 
 @kernel(int64(COMPILED, float64[::1], int64, int64, DRAFT, int64[:, ::1]))
@@ -24,29 +50,9 @@ def values_on_mesh(compiled, sizes, samples, group, draft, found):
     Returns:
         Number of combinations.
     """
-    space, layout, num_axes = compiled.space, draft.layout, draft.picked.shape[1]
+    layout, num_axes = draft.layout, draft.picked.shape[1]
     layout.frame[0].num_meshes = 1
     layout.sizes[0] = sizes
     layout.divided[0] = samples
-    num_values = space.groups[group].num_values
-    masks = np.empty((num_axes, num_values), np.bool_)
-    value = np.full(num_axes, -1)
-    for axis in range(num_axes):
-        pick(space, group, axis, -1, draft)
-    legal_signatures(compiled, group, 0, draft, masks[0])
-    axis, count = 0, 0
-    while axis >= 0:
-        value[axis] += 1
-        if value[axis] == num_values:
-            value[axis] = -1
-            pick(space, group, axis, -1, draft)
-            axis -= 1
-        elif masks[axis, value[axis]]:
-            pick(space, group, axis, value[axis], draft)
-            if axis + 1 < num_axes:
-                axis += 1
-                legal_signatures(compiled, group, axis, draft, masks[axis])
-            else:
-                found[count] = value
-                count += 1
-    return count
+    masks = np.empty((num_axes, compiled.space.groups[group].num_values), np.bool_)
+    return _values_on_mesh(compiled, group, draft, masks, np.full(num_axes, -1), found)

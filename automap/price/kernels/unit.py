@@ -234,6 +234,21 @@ class Calls(NamedTuple):
     """[units, axes] placement of the tensor that crosses into each unit, or SUMMED."""
 
 
+@borrowing(
+    void(TABLES, tuple_type(Calls), STAGE_ARRAYS, boolean[::1], float64[::1], UNIT_COST[::1], UNIT_WORKSPACE),
+    inner=True,
+)
+def _unit_costs(tables, calls, stages, zero_axes, samples, out, workspace):
+    for i in range(calls.rows.shape[0]):
+        call = calls.rows[i]
+        stop, rank = call.begin + call.last - call.first, call.rank
+        unit = Unit(call.first, call.last, calls.chosen[call.begin : stop])
+        stage = Stage(stages.axes[rank], stages.links[rank], stages.hardware[rank], zero_axes, samples[rank])
+        shard_unit(tables, unit, stage, False, workspace)
+        recomputed = calls.recomputed[call.begin : stop]
+        unit_cost(tables, unit, recomputed, calls.incoming[i], call.crossing, stage, workspace, out[i : i + 1])
+
+
 @kernel(void(TABLES, tuple_type(Calls), STAGE_ARRAYS, boolean[::1], float64[::1], UNIT_COST[::1]))
 def unit_costs(tables, calls, stages, zero_axes, samples, out):
     """`unit_cost` of many units.
@@ -245,11 +260,4 @@ def unit_costs(tables, calls, stages, zero_axes, samples, out):
         out: [units] overwritten.
     """
     workspace = new_unit_workspace(tables, zero_axes.shape[0], 0)
-    for i in range(calls.rows.shape[0]):
-        call = calls.rows[i]
-        stop, rank = call.begin + call.last - call.first, call.rank
-        unit = Unit(call.first, call.last, calls.chosen[call.begin : stop])
-        stage = Stage(stages.axes[rank], stages.links[rank], stages.hardware[rank], zero_axes, samples[rank])
-        shard_unit(tables, unit, stage, False, workspace)
-        recomputed = calls.recomputed[call.begin : stop]
-        unit_cost(tables, unit, recomputed, calls.incoming[i], call.crossing, stage, workspace, out[i : i + 1])
+    _unit_costs(tables, calls, stages, zero_axes, samples, out, workspace)

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from numba import boolean, float64, int64, void
 
-from automap.jit import kernel
+from automap.jit import borrowing, kernel
 from automap.space.kernels.draft import pick_all
 from automap.space.kernels.layout import decide_stages
 from automap.space.kernels.price_one import price_one
 from automap.space.kernels.records import COMPILED
-from automap.space.kernels.workspace import new_workspace, set_rows
+from automap.space.kernels.workspace import WORKSPACE, new_workspace, set_rows
+
+
+@borrowing(void(COMPILED, int64[:, ::1], boolean, float64[:, ::1], WORKSPACE), inner=True)
+def _price_all(compiled, values, exact, out, workspace):
+    for plan in range(values.shape[0]):
+        value = values[plan]
+        decide_stages(compiled.space, value, values.shape[1], workspace.draft.layout)
+        set_rows(compiled.space, value, workspace)
+        pick_all(compiled.space, value, values.shape[1], workspace.draft)
+        price_one(compiled, value, workspace, exact, out[plan])
 
 
 @kernel(void(COMPILED, int64[:, ::1], boolean, float64[:, ::1]))
@@ -21,10 +31,4 @@ def price_many(compiled, values, exact, out):
         exact: simulate the schedule of complete plans; otherwise bound them, and all completions, from below.
         out: [n, 2] seconds of a step; largest share of its memory by which a device overflows. Written.
     """
-    workspace = new_workspace(compiled)
-    for plan in range(values.shape[0]):
-        value = values[plan]
-        decide_stages(compiled.space, value, values.shape[1], workspace.draft.layout)
-        set_rows(compiled.space, value, workspace)
-        pick_all(compiled.space, value, values.shape[1], workspace.draft)
-        price_one(compiled, value, workspace, exact, out[plan])
+    _price_all(compiled, values, exact, out, new_workspace(compiled))

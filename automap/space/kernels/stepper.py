@@ -154,7 +154,7 @@ def follow(compiled, value, count, draft):
     return legal_values(compiled, value, count, draft)
 
 
-@kernel(void(COMPILED, int64, int64[::1], DRAFT))
+@borrowing(void(COMPILED, int64, int64[::1], DRAFT))
 def repair(compiled, kept, value, draft):
     """Replaces each value that is not legal behind those before it, see `nearest_legal`.
 
@@ -169,24 +169,14 @@ def repair(compiled, kept, value, draft):
         decide(compiled.space, value, slot, draft)
 
 
-@kernel(int64(COMPILED, int64[::1], int64, DRAFT, int64[:, ::1]))
-def list_signatures(compiled, value, group, draft, found):
-    """Lists the legal values of a linkage group's slots on all axes, in rising order.
-
-    Args:
-        value: [slots], decided as far as the groups; the group's own slots are written.
-        group: number of the group.
-        found: [combinations, axes] written.
-
-    Returns:
-        Number of combinations.
-    """
-    space, num_axes = compiled.space, draft.picked.shape[1]
+@borrowing(int64(COMPILED, int64[::1], int64, DRAFT, boolean[:, ::1], int64[:, ::1]), inner=True)
+def _list_signatures(compiled, value, group, draft, masks, found):
+    """`list_signatures` with memory for the legal values of each axis, [axes, values]."""
+    space, num_axes, num_values = compiled.space, draft.picked.shape[1], masks.shape[1]
     begin = space.first.signature + group * num_axes
-    num_values = space.groups[group].num_values
-    masks = np.empty((num_axes, num_values), np.bool_)
     follow(compiled, value, begin, draft)
-    masks[0] = draft.mask[:num_values]
+    for number in range(num_values):
+        masks[0, number] = draft.mask[number]
     value[begin] = -1
     axis, count = 0, 0
     while axis >= 0:
@@ -201,12 +191,29 @@ def list_signatures(compiled, value, group, draft, found):
                 legal_signatures(compiled, group, axis, draft, masks[axis])
                 value[slot + 1] = -1
             else:
-                found[count] = value[begin : begin + num_axes]
+                for a in range(num_axes):
+                    found[count, a] = value[begin + a]
                 count += 1
     return count
 
 
-@kernel(void(COMPILED, int64[::1], int64, DRAFT, boolean[:, ::1]))
+@kernel(int64(COMPILED, int64[::1], int64, DRAFT, int64[:, ::1]))
+def list_signatures(compiled, value, group, draft, found):
+    """Lists the legal values of a linkage group's slots on all axes, in rising order.
+
+    Args:
+        value: [slots], decided as far as the groups; the group's own slots are written.
+        group: number of the group.
+        found: [combinations, axes] written.
+
+    Returns:
+        Number of combinations.
+    """
+    masks = np.empty((draft.picked.shape[1], compiled.space.groups[group].num_values), np.bool_)
+    return _list_signatures(compiled, value, group, draft, masks, found)
+
+
+@borrowing(void(COMPILED, int64[::1], int64, DRAFT, boolean[:, ::1]))
 def legal_on_axis(compiled, value, axis, draft, found):
     """Writes which signatures of every linkage group are legal on an axis, whatever the other groups have.
 
@@ -222,11 +229,12 @@ def legal_on_axis(compiled, value, axis, draft, found):
         slot, num_values = space.first.signature + group * num_axes, space.groups[group].num_values
         for a in range(axis):
             pick(space, group, a, value[slot + a], draft)
-        found[group, num_values:] = False
+        for number in range(num_values, found.shape[1]):
+            found[group, number] = False
         legal_signatures(compiled, group, axis, draft, found[group, :num_values])
 
 
-@kernel(void(COMPILED, int64[::1], DRAFT, boolean[:, ::1]))
+@borrowing(void(COMPILED, int64[::1], DRAFT, boolean[:, ::1]))
 def legal_on_ranks(compiled, value, draft, found):
     """Writes which levels of recomputation are legal on every pipeline rank, whatever the other ranks have.
 
