@@ -61,7 +61,8 @@ class BoundTable:
         found = UnitBounds(*(np.minimum.reduceat(column[flat], starts, axis=0) for column in least))
         units = space.arrays.units
         self._again = self._before(np.maximum(0.0, found.again_s - found.work_s))
-        stands = {some: self._of_stages(some, settings, least) for some in {*even, *unlike} if some}
+        some_sets = [some for some in dict.fromkeys([*even, *unlike]) if some]
+        stands = dict(zip(some_sets, self._of_stages(some_sets, settings, least).tolist(), strict=True))
         self.shape_bounds = np.array(
             [
                 self._of_shape(shape, [stands[some] for some in both if some])
@@ -148,7 +149,9 @@ class BoundTable:
         """
         arrays = self.space.arrays
         number = int(arrays.mixed[row])
-        ways = np.flatnonzero(arrays.share_ways[number, count]) if number >= 0 else ()
+        if number < 0:
+            return []
+        ways = np.flatnonzero(arrays.share_ways[number, count])
         if not len(ways):
             return []
         each = arrays.kind_ranks[number] * arrays.quanta[number]
@@ -189,24 +192,28 @@ class BoundTable:
         ]
         return (*even, *shared)
 
-    def _of_stages(self, some: Sequence[int], settings: Ints, least: UnitBounds) -> tuple[float, float, float]:
-        """What all units take at least on stages in any of some settings; see `_least`.
+    def _of_stages(self, sets: Sequence[Sequence[int]], settings: Ints, least: UnitBounds) -> Floats:
+        """What all units take at least on stages in any setting of each of some sets; see `_least`.
 
         Returns:
-            Seconds of a micro-batch on all devices together, seconds of it on its way through all units, and the share
-            of a device's memory that all units keep.
+            [sets, 3] seconds of a micro-batch on all devices together, seconds of it on its way through all units, and
+            the share of a device's memory that all units keep.
         """
         space, arrays = self.space, self.space.arrays
+        flat, starts = np.concatenate([*map(list, sets)]), np.cumsum([0, *map(len, sets)])[:-1]
         times = np.bincount(arrays.units, minlength=least.work_s.shape[1])
-        work_s, rows = least.work_s[list(some)], settings[list(some), 0]
+        work_s, rows = least.work_s[flat], settings[flat, 0]
         devices = arrays.axes[rows].prod(axis=1)
+        capacity = np.maximum.reduceat(arrays.capacity[rows], starts).astype(np.float64)
         # Devices are busy for as long as units take, on as many as a stage has.
-        busy_s = float((work_s * devices[:, None]).min(axis=0) @ times) / space.meshes.devices
-        held = float(least.state_bytes[list(some)].min(axis=0) @ times)
+        busy_s = np.minimum.reduceat(work_s * devices[:, None], starts) @ times / space.meshes.devices
+        held = np.minimum.reduceat(least.state_bytes[flat], starts) @ times
         held -= self._tied_elements * sum(space.problem.state_bytes)
-        return busy_s, float(work_s.min(axis=0) @ times), held / max(1.0, float(arrays.capacity[rows].max()))
+        return np.stack(
+            [busy_s, np.minimum.reduceat(work_s, starts) @ times, held / np.maximum(1.0, capacity)], axis=1
+        )
 
-    def _of_shape(self, shape: Shape, stands: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    def _of_shape(self, shape: Shape, stands: Sequence[Sequence[float]]) -> tuple[float, float]:
         """Seconds and overflow that no plan of a shape goes below.
 
         Args:

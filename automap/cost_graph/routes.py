@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from automap.arrays import Ints, Mask
-from automap.cost_graph.weighted_graph import JointClasses
+from automap.cost_graph.weighted_graph import JointClasses, classes_of
 from automap.price.kernels.array_types import Rows
 from automap.price.kernels.collectives import SUMMED, UNKNOWN
 from automap.price.kernels.records import BOUNDARY, CARRIED
@@ -326,5 +326,5 @@ def _classes(placements: Ints) -> Ways:
     """The distinct ones of some placements, [values, ...], and the way of each of them."""
     flat = placements.reshape(len(placements), -1) - UNKNOWN
     code = flat @ (LARGEST_PLACEMENT ** np.arange(flat.shape[1]))
-    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-    return Ways(np.ascontiguousarray(placements[first]), inverse.reshape(-1))
+    first, codes = classes_of(code)
+    return Ways(np.ascontiguousarray(placements[first]), codes)

@@ -13,8 +13,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from automap.arrays import Floats, Ints
+from automap.cost_graph.kernels.classes import number_classes
 
 Codes = tuple[Ints, ...]
+
+
+def classes_of(codes: Ints) -> tuple[Ints, Ints]:
+    """[classes] where each distinct one of some numbers, [n], occurs first, in ascending order; [n] class of each."""
+    known, first, classes = np.empty((3, len(codes)), dtype=np.int64)
+    count = number_classes(np.ascontiguousarray(codes, dtype=np.int64), known, first, classes)
+    return first[:count], classes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +104,7 @@ class JointClasses:
             for some in codes:
                 joint = joint * (int(some.max()) + 1) + some
                 # Numbered anew each time, so that products stay small.
-                _, first, joint = np.unique(joint, return_index=True, return_inverse=True)
+                first, joint = classes_of(joint)
             self._found[key] = codes, joint, tuple(some[first] for some in codes)
         _, joint, parts = self._found[key]
         return joint, parts
