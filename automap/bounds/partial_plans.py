@@ -209,9 +209,7 @@ class BoundTable:
         busy_s = np.minimum.reduceat(work_s * devices[:, None], starts) @ times / space.meshes.devices
         held = np.minimum.reduceat(least.state_bytes[flat], starts) @ times
         held -= self._tied_elements * sum(space.problem.state_bytes)
-        return np.stack(
-            [busy_s, np.minimum.reduceat(work_s, starts) @ times, held / np.maximum(1.0, capacity)], axis=1
-        )
+        return np.stack([busy_s, np.minimum.reduceat(work_s, starts) @ times, held / np.maximum(1.0, capacity)], axis=1)
 
     def _of_shape(self, shape: Shape, stands: Sequence[Sequence[float]]) -> tuple[float, float]:
         """Seconds and overflow that no plan of a shape goes below.

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from agents.planners.chunk_moves import SAFE, _Steps, moved, shifts, with_cuts
+from agents.planners.chunk_moves import SAFE, _run_counts, _Steps, moved, shifts, with_cuts
 from agents.planners.pipeline_cuts import cut_anew
 from agents.sampling.expert import grid_of
 from automap.cluster import parse_cluster
@@ -68,6 +68,24 @@ def test_steps_with_other_cuts_are_the_exact_price(gpt, cluster, fixed):
         cuts = rng.permutation(all_cuts(space, values))[:20]
         seconds, _ = _Steps(space, values).ranks(cuts)
         np.testing.assert_allclose(seconds.max(axis=1), exact(space, values, cuts)[:, 0], rtol=0.002)
+
+
+@pytest.mark.parametrize(
+    "fixed", [{"virtual_stages": 1, "schedule": "1f1b"}, {"virtual_stages": 2}, {"schedule": "gpipe"}]
+)
+def test_long_schedules_continue_as_a_straight_line(gpt, fixed):
+    """512 micro-batches are not run, and still the best cut is known, and the times of most are exact."""
+    space = make(gpt(layers=7), "4x1xV100@10Gbit", batch=1024, pp=4, num_micro_batches=512, **fixed)
+    values = tuple(grid_of(space)[0][0].tolist())
+    cuts = np.random.default_rng(0).permutation(all_cuts(space, values))[:20]
+    steps, exact_prices = _Steps(space, values), exact(space, values, cuts)
+    (_, _, pipeline) = steps._views[0]
+    counts, weights = _run_counts(pipeline)
+    assert max(counts) < 100 and np.isclose(np.dot(counts, weights), 512)
+    found = steps.ranks(cuts)[0].max(axis=1)
+    assert exact_prices[found.argmin(), 0] <= 1.001 * exact_prices[:, 0].min()
+    off = np.abs(found / exact_prices[:, 0] - 1.0)
+    assert np.median(off) < 1e-9 and off.max() < 0.02
 
 
 def test_memory_with_other_cuts_is_the_exact_one(gpt):

@@ -11,6 +11,7 @@ from agents.learning.proposals import NETWORK, Proposals
 from agents.learning.proposed_skeletons import propose_and_solve, solve_further
 from agents.planners.elimination import propose
 from agents.planners.opening import REFINED_LEAST, work_out
+from agents.planners.promising import promising_meshes, split_axes
 from agents.planners.skeletons import SkeletonSearch
 from agents.sampling.expert import price_grid
 from automap.cluster import parse_cluster
@@ -96,6 +97,33 @@ def test_the_first_skeleton_is_solved_before_others_are_decided(monkeypatch):
     assert new
     prices = incumbent.space.price(np.array(new))
     assert incumbent.first_proposal[0] <= prices[prices[:, 1] <= 0.0, 0].min()
+
+
+def test_axes_that_no_solved_skeleton_splits_are_tried_first():
+    space = PlanSpace(Problem.build(zoo.build("gpt2"), parse_cluster("2x4xA100"), {"global_batch": 64}))
+    incumbent = Incumbent(space, Budget(evaluations=4_000), searcher="expert")
+    grid = price_grid(incumbent, charged=False)
+    search = SkeletonSearch(incumbent, propose)
+    best = grid.values[grid.prices[:, 0].argsort()[0]]
+    search.descend(tuple(best.tolist()))
+    (solved,) = search.split
+    promising = promising_meshes(space, grid)
+    proposed_skeletons._solve_unlike(search, promising)
+    (new,) = search.split - {solved}
+    first = next(values for values in map(tuple, promising.tolist()) if split_axes(space, values) != solved)
+    assert new == split_axes(space, first)
+    # Templates that are slow anyway are left alone.
+    search.split, incumbent.best_s = {solved}, 1e-9
+    proposed_skeletons._solve_unlike(search, promising)
+    assert search.split == {solved}
+
+
+def test_a_first_plan_is_noted_where_no_time_is_left_to_solve_it(monkeypatch):
+    solved = []
+    monkeypatch.setattr(SkeletonSearch, "finished", property(lambda search: True))
+    monkeypatch.setattr(SkeletonSearch, "descend", lambda *given: solved.append(given))
+    incumbent, _, _, _ = proposed("gpt2", "2x4xA100", 64)
+    assert not solved and incumbent.first_proposal is not None
 
 
 def test_further_skeletons_are_new_ones_and_small_budgets_are_left_alone():

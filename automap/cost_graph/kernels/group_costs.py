@@ -171,4 +171,6 @@ def bring_back(tables, row, sources, gradients, is_parametric, stage, out):
         is_parametric: whether it depends on parameters alone, so that a partial gradient stays so.
         out: [ways, gradients, columns] see `BACK`; written.
     """
-    _bring_back(tables, row, sources, gradients, is_parametric, stage, out, _new_conversion(tables, stage.axes.shape[0]))
+    _bring_back(
+        tables, row, sources, gradients, is_parametric, stage, out, _new_conversion(tables, stage.axes.shape[0])
+    )
