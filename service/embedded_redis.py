@@ -138,7 +138,8 @@ class EmbeddedRedis:
                 try:
                     client.ping()
                     return
-                except (redis.ConnectionError, redis.exceptions.BusyLoadingError):
+                except (redis.ConnectionError, redis.TimeoutError, redis.exceptions.BusyLoadingError):
+                    # On a host that is very busy its first answer takes longer than a client waits.
                     if not self.is_alive() or time.monotonic() > deadline:
                         repair = f"See {self._folder / 'redis.log'}."
                         raise self._fault("the private redis-server did not start", repair) from None

@@ -44,8 +44,8 @@ PROPOSED = 0.15
 """Share of the seconds of skeletons in which the network proposes them, at most; in the others they are solved
 (assumed)."""
 UNLIKE = 1.6
-"""Largest ratio of the step times of a template and of the best plan so far at which it is solved because it splits work
-over other axes than all that were solved (assumed)."""
+"""Largest ratio of step times of a template and the best plan so far at which the template is solved because it splits
+work over other axes than all that were solved (assumed)."""
 FURTHER, MOST_FURTHER = 0.1, 64
 """Share of what is left of the budget in which further promising skeletons are solved behind these, and how many of
 each kind (assumed)."""

@@ -207,8 +207,8 @@ class BoundTable:
         capacity = np.maximum.reduceat(arrays.capacity[rows], starts).astype(np.float64)
         # Devices are busy for as long as units take, on as many as a stage has.
         busy_s = np.minimum.reduceat(work_s * devices[:, None], starts) @ times / space.meshes.devices
-        held = np.minimum.reduceat(least.state_bytes[flat], starts) @ times
-        held -= self._tied_elements * sum(space.problem.state_bytes)
+        tied_bytes = float(self._tied_elements * sum(space.problem.state_bytes))
+        held = np.minimum.reduceat(least.state_bytes[flat], starts) @ times - tied_bytes
         return np.stack([busy_s, np.minimum.reduceat(work_s, starts) @ times, held / np.maximum(1.0, capacity)], axis=1)
 
     def _of_shape(self, shape: Shape, stands: Sequence[Sequence[float]]) -> tuple[float, float]:

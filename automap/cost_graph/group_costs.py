@@ -13,7 +13,7 @@ import numpy as np
 
 from automap.arrays import Floats, Ints, Mask
 from automap.cost_graph.factors import Conversion, Exchange, Factor, Saved
-from automap.cost_graph.kernels.group_costs import BACK, THERE, GroupValues, bring_back, bring_there, vary
+from automap.cost_graph.kernels.group_costs import BACK, THERE, Around, GroupValues, bring_back, bring_there, vary
 from automap.cost_graph.routes import Copies, Route, Routes, Ways
 from automap.price.kernels.array_types import columns_of, numbers_of
 from automap.price.kernels.collectives import UNKNOWN
@@ -144,7 +144,7 @@ class GroupCosts:
         out = np.empty((len(masks), len(group.values), len(incoming)), dtype=UNIT_COST_DTYPE)
         crossing = int(self.space.evaluator.tables.boundary_out[unit_type])
         unit = Unit(first, last, np.empty((last - first, len(self.space.axes)), dtype=np.int64))
-        vary(self._tables, unit, self._stage, masks, group, incoming, crossing, out)
+        vary(self._tables, unit, self._stage, group, Around(masks, incoming, crossing), out)
         found: Floats = numbers_of(out)
         if len(distinct) == len(of_modes):
             return found

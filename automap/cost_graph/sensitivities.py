@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from automap.arrays import Floats, Ints
-from automap.cost_graph.kernels.sensitivities import step_changed
+from automap.cost_graph.kernels.sensitivities import Changes, step_changed
 from automap.cost_graph.unit_rows import UnitRows
 from automap.price.evaluator import pipeline_of
 from automap.price.kernels.array_types import Rows, columns_of, records_of
@@ -69,7 +69,7 @@ def sensitivities(units: UnitRows, chosen: Ints) -> Sensitivities:
     after = np.empty((len(columns), len(costs), pipeline.num_ranks), dtype=RANK_COST_DTYPE)
     workspace = new_step_workspace(pipeline.num_ranks, pipeline.num_chunks)
     rows, settings = records_of(costs, UNIT_COST_DTYPE), evaluator.settings(lowered.zero)
-    step_changed(rows, columns, sizes, pipeline, lowered.layout.arrays, settings, workspace, after)
+    step_changed(rows, Changes(columns, sizes), pipeline, lowered.layout.arrays, settings, workspace, after)
     time = np.zeros_like(costs)
     memory = np.zeros((pipeline.num_ranks, *costs.shape))
     time[:, columns] = ((_smooth_s(after) - step_s) / sizes).T

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from child_processes import called
 
 from agents import Budget, search
 from agents.incumbent import IllegalPlan, Incumbent
@@ -251,9 +252,7 @@ def test_the_nearest_plan_travels_with_the_error(gpt):
 
 
 def mine():
-    return [
-        child for child in psutil.Process().children(recursive=True) if "agents.portfolio.members" in child.cmdline()
-    ]
+    return called("agents.portfolio.members", psutil.Process().children(recursive=True))
 
 
 @pytest.mark.slow

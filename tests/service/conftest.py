@@ -21,6 +21,7 @@ import httpx
 import psutil
 import pytest
 import redis
+from child_processes import called
 from redis_servers import RedisServer
 
 from agents.searcher import Progress, SearchResult
@@ -241,8 +242,7 @@ class Service:
 
     def worker(self) -> psutil.Process:
         """The worker process."""
-        found = [p for p in psutil.Process(self.process.pid).children() if "worker" in p.cmdline()]
-        return found[0]
+        return called("worker", psutil.Process(self.process.pid).children())[0]
 
     def stop(self, sig: signal.Signals = signal.SIGTERM) -> None:
         """Ends it and checks that nothing of it is left."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 import time
@@ -16,6 +15,7 @@ import psutil
 import pytest
 import redis
 import service_work
+from child_processes import called
 
 from service import side_process
 from service.command.main import main
@@ -30,13 +30,7 @@ ASKED = {"zoo": GPT, "cluster": "8xA100-80GB", "training": {"global_batch": 64}}
 
 
 def children() -> list[psutil.Process]:
-    found = []
-    for child in psutil.Process().children():
-        # One that has just died has no command line any more.
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if "service.side_process" in child.cmdline():
-                found.append(child)
-    return found
+    return called("service.side_process", psutil.Process().children())
 
 
 def test_degrees_are_priced_as_on_the_command_line(api: httpx.Client, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from child_processes import called
 
 from automap.cluster import LOCAL, parse_cluster
 from automap.errors import NothingFits, UserError
@@ -122,13 +122,8 @@ def test_a_running_job_is_cancelled_at_once(running: Any, squeezenet: bytes, unt
 
 
 def ranks(service: Any) -> list[psutil.Process]:
-    """Processes of trials; others end while they are looked at."""
-    found = []
-    for child in service.children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if "automap.runtime.launch.rank" in child.cmdline():
-                found.append(child)
-    return found
+    """Processes of trials."""
+    return called("automap.runtime.launch.rank", service.children())
 
 
 def test_trials_in_processes_of_their_own(running: Any, until: Any) -> None:
@@ -214,7 +209,7 @@ def test_accepted_jobs_survive_a_restart(
 def test_a_killed_redis_is_started_again(start: Callable[..., Any], squeezenet: bytes, until: Any) -> None:
     service = start("--workers", "0")
     job_id = submit(service, squeezenet, "1s")
-    server = next(p for p in service.children() if "redis-server" in p.name())
+    server = called("redis-server", service.children())[0]
     server.kill()
 
     def state() -> Any:
@@ -234,8 +229,7 @@ def test_deaths_of_redis_are_no_deaths_of_the_job(start: Callable[..., Any], squ
     killed: set[int] = set()
 
     def another() -> Any:
-        found = (p for p in service.children() if "redis-server" in p.name() and p.pid not in killed)
-        return next(found, None)
+        return next((p for p in called("redis-server", service.children()) if p.pid not in killed), None)
 
     for _ in range(3):
         server = until(another)

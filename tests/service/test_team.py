@@ -10,6 +10,7 @@ import httpx
 import pytest
 import redis
 import service_work
+from child_processes import called
 from service_work import take, taken
 
 from agents.searcher import Budget, Progress, SearchResult
@@ -274,7 +275,7 @@ def test_two_real_workers_and_the_death_of_one_of_their_processes(
         return (service.client.job(job["id"])["progress"] or {}).get("members", {}).get("worker 2")
 
     until(shown)
-    next(child for p in service.children() if "worker" in p.cmdline() for child in p.children()).kill()
+    next(child for worker in called("worker", service.children()) for child in worker.children()).kill()
     found = service.client.wait(job["id"], timeout_s=90)
     assert found["state"] == "succeeded"
     plan = service.client.plan(job["id"])

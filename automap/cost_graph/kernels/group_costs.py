@@ -13,7 +13,7 @@ import numpy as np
 from numba import boolean, float64, int64, void
 
 from automap.jit import borrowing, kernel
-from automap.price.kernels.array_types import Floats, Ints, Ints2, Rows, columns_of, tuple_type
+from automap.price.kernels.array_types import Floats, Ints, Ints2, Mask2, Rows, columns_of, tuple_type
 from automap.price.kernels.collectives import UNKNOWN
 from automap.price.kernels.cost_records import UNIT_COST, UNIT_COST_DTYPE
 from automap.price.kernels.records import TABLES
@@ -43,21 +43,22 @@ class GroupValues(NamedTuple):
     """[joint values, axes] rows of `assignment`."""
 
 
+class Around(NamedTuple):
+    """What a unit is priced with beside its signatures."""
+
+    masks: Mask2
+    """[modes, operators] what is recomputed."""
+    incoming: Ints2
+    """[ways, axes] placements of the tensor that crosses into the unit."""
+    crossing: int
+    """Operand row whose tensor crosses out of the unit, or -1."""
+
+
 @borrowing(
-    void(
-        TABLES,
-        UNIT,
-        STAGE,
-        boolean[:, ::1],
-        tuple_type(GroupValues),
-        int64[:, ::1],
-        int64,
-        UNIT_COST[:, :, ::1],
-        UNIT_WORKSPACE,
-    ),
+    void(TABLES, UNIT, STAGE, tuple_type(GroupValues), tuple_type(Around), UNIT_COST[:, :, ::1], UNIT_WORKSPACE),
     inner=True,
 )
-def _vary(tables, unit, stage, masks, group, incoming, crossing, out, workspace):
+def _vary(tables, unit, stage, group, around, out, workspace):
     num_axes, chosen = stage.axes.shape[0], unit.chosen
     for o in range(chosen.shape[0]):
         for a in range(num_axes):
@@ -67,26 +68,23 @@ def _vary(tables, unit, stage, masks, group, incoming, crossing, out, workspace)
             for a in range(num_axes):
                 chosen[group.members[m] - unit.first, a] = group.assignment[group.values[v, a], m]
         shard_unit(tables, unit, stage, v > 0, workspace)
-        for mode in range(masks.shape[0]):
-            for way in range(incoming.shape[0]):
-                cost = out[mode, v, way : way + 1]
-                unit_cost(tables, unit, masks[mode], incoming[way], crossing, stage, workspace, cost)
+        for mode in range(around.masks.shape[0]):
+            for way in range(around.incoming.shape[0]):
+                recomputed, incoming, cost = around.masks[mode], around.incoming[way], out[mode, v, way : way + 1]
+                unit_cost(tables, unit, recomputed, incoming, around.crossing, stage, workspace, cost)
 
 
-@kernel(void(TABLES, UNIT, STAGE, boolean[:, ::1], tuple_type(GroupValues), int64[:, ::1], int64, UNIT_COST[:, :, ::1]))
-def vary(tables, unit, stage, masks, group, incoming, crossing, out):
+@kernel(void(TABLES, UNIT, STAGE, tuple_type(GroupValues), tuple_type(Around), UNIT_COST[:, :, ::1]))
+def vary(tables, unit, stage, group, around, out):
     """Costs of the operators of one unit under every joint value of one linkage group, all others undecided.
 
     Args:
         unit: operators; its signatures are overwritten.
-        masks: [modes, operators] what is recomputed.
         group: the group and its values.
-        incoming: [ways, axes] placements of the tensor that crosses into the unit.
-        crossing: operand row whose tensor crosses out of the unit, or -1.
+        around: recomputation, and what crosses into the unit and out of it.
         out: [modes, joint values, ways] written.
     """
-    workspace = new_unit_workspace(tables, stage.axes.shape[0], 0)
-    _vary(tables, unit, stage, masks, group, incoming, crossing, out, workspace)
+    _vary(tables, unit, stage, group, around, out, new_unit_workspace(tables, stage.axes.shape[0], 0))
 
 
 class Conversion(NamedTuple):

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
-from numba import float64, int64, void
+from numba import float64, void
 
 from automap.jit import borrowing, kernel
+from automap.price.kernels.array_types import Floats2, Ints, tuple_type
 from automap.price.kernels.cost_records import RANK_COST, SETTINGS, UNIT_COST
 from automap.price.kernels.step import step
 from automap.price.kernels.step_records import PIPELINE, STAGE_ARRAYS, STEP_WORKSPACE
+
+
+class Changes(NamedTuple):
+    """Numbers of unit costs that are changed, one at a time."""
+
+    columns: Ints
+    """[columns] numbers of a unit cost that are changed."""
+    sizes: Floats2
+    """[columns, rows] what is added to them."""
 
 
 @borrowing(
     void(
         UNIT_COST[::1],
         float64[::1],
-        int64[::1],
-        float64[:, ::1],
+        tuple_type(Changes),
         PIPELINE,
         STAGE_ARRAYS,
         SETTINGS,
@@ -25,13 +36,13 @@ from automap.price.kernels.step_records import PIPELINE, STAGE_ARRAYS, STEP_WORK
     ),
     inner=True,
 )
-def _step_changed(costs, numbers, columns, sizes, pipeline, stages, settings, workspace, out):
+def _step_changed(costs, numbers, changes, pipeline, stages, settings, workspace, out):
     width = numbers.shape[0] // costs.shape[0]
-    for c in range(columns.shape[0]):
+    for c in range(changes.columns.shape[0]):
         for row in range(costs.shape[0]):
-            at = row * width + columns[c]
+            at = row * width + changes.columns[c]
             before = numbers[at]
-            numbers[at] = before + sizes[c, row]
+            numbers[at] = before + changes.sizes[c, row]
             step(costs, pipeline, stages, settings, False, workspace, out[c, row])
             numbers[at] = before
 
@@ -39,8 +50,7 @@ def _step_changed(costs, numbers, columns, sizes, pipeline, stages, settings, wo
 @kernel(
     void(
         UNIT_COST[::1],
-        int64[::1],
-        float64[:, ::1],
+        tuple_type(Changes),
         PIPELINE,
         STAGE_ARRAYS,
         SETTINGS,
@@ -48,13 +58,12 @@ def _step_changed(costs, numbers, columns, sizes, pipeline, stages, settings, wo
         RANK_COST[:, :, ::1],
     )
 )
-def step_changed(costs, columns, sizes, pipeline, stages, settings, workspace, out):
+def step_changed(costs, changes, pipeline, stages, settings, workspace, out):
     """Bounds the step with one number of one unit cost changed, for each column and each row.
 
     Args:
         costs: [rows] unit costs, left as they were.
-        columns: [columns] numbers of a unit cost that are changed.
-        sizes: [columns, rows] what is added to them.
+        changes: the numbers that are changed.
         out: [columns, rows, ranks] written.
     """
-    _step_changed(costs, costs.view(np.float64), columns, sizes, pipeline, stages, settings, workspace, out)
+    _step_changed(costs, costs.view(np.float64), changes, pipeline, stages, settings, workspace, out)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import psutil
 import pytest
+from child_processes import called
 from small_graphs import build_mlp
 
 from automap.cluster import parse_cluster
@@ -78,7 +79,7 @@ class Killer:
     def __call__(self):
         """Whether the trial is to stop: never."""
         if not self.ranks:
-            found = [child for child in psutil.Process().children() if "automap.runtime.launch.rank" in child.cmdline()]
+            found = called("automap.runtime.launch.rank", psutil.Process().children())
             if len(found) == 2 and all(self._talks(rank) for rank in found):
                 self.ranks = found
                 found[1].kill()
