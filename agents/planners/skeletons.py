@@ -10,6 +10,7 @@ solved as well. Only exact prices decide. Nothing but the end of a budget in sec
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Container
 
@@ -53,6 +54,9 @@ CUT_ANEW = 2
 number of virtual stages one at most; near the best plan all are."""
 NEARLY_FITS = 0.2
 """Overflow up to which other cuts or another stage of ZeRO may make a plan fit, as share of a device's memory
+(assumed)."""
+PAIRED = 24
+"""Number of changes of one group's signatures, the best ones, of which two are made at once where none gains alone
 (assumed)."""
 REFINED = 4
 """Number of times at most that all kinds of changes are tried in turn, see `SkeletonSearch.refine`."""
@@ -390,20 +394,30 @@ class SkeletonSearch:
         return prices
 
     def _polish(self, values: Values) -> None:
-        """Tries every change of one group's joint signatures, then all changes that gain together, until none gains."""
+        """Tries every change of one group's joint signatures, then all changes that gain together, until none gains.
+
+        Where no change gains alone, two of the best ones are made at once: an embedding and the scores that share its
+        parameter gain only together.
+        """
         graph = self._graph(values[: self.space.first.signature])
         picked = graph.picked(values)
         while picked is not None and not self.incumbent.finished:
             worth, _ = self.best[graph.skeleton]
             moves = [(n, v) for n, node in enumerate(graph.nodes) for v in range(len(node.values)) if v != picked[n]]
             found = self._price(graph.moved(picked, [[move] for move in moves]))
-            gains: dict[int, tuple[Worth, tuple[int, int]]] = {}
-            for move, one in zip(moves, found, strict=False):
+            by_worth = sorted(zip(found, moves, strict=False))
+            gains: dict[int, tuple[int, int]] = {}
+            for one, move in by_worth:
                 if one < worth:
-                    gains[move[0]] = min(gains.get(move[0], (one, move)), (one, move))
-            ranked = [move for _, move in sorted(gains.values())]
-            self._price(graph.moved(picked, [ranked[:count] for count in range(2, len(ranked) + 1)]))
-            picked = graph.picked(self.best[graph.skeleton][1]) if ranked else None
+                    gains.setdefault(move[0], move)
+            ranked = list(gains.values())
+            together = [ranked[:count] for count in range(2, len(ranked) + 1)]
+            if not ranked:
+                best = [move for _, move in by_worth[:PAIRED]]
+                together = [list(pair) for pair in itertools.combinations(best, 2) if pair[0][0] != pair[1][0]]
+            self._price(graph.moved(picked, together))
+            after, plan = self.best[graph.skeleton]
+            picked = graph.picked(plan) if after < worth else None
 
     def neighbours(self, values: Values, *, again: bool = False) -> Ints:
         """[n, slots] plans of other skeletons on the same mesh; signatures are kept as far as they are legal.
