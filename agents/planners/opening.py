@@ -25,6 +25,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from agents.incumbent import Incumbent
+from agents.planners.chunk_moves import best_cuts
 from agents.planners.elimination import propose
 from agents.planners.skeleton_turns import run_skeletons
 from agents.planners.skeletons import SkeletonSearch
@@ -56,6 +57,8 @@ REFINED_SHARE, REFINED_SECONDS = 0.6, 0.6
 """Share of what is left of the budget that refining takes at most, and seconds (assumed)."""
 REFINED_MESHES, REFINED_PLANS, POLISHED_PLANS = 8, 6, 3
 """Number of meshes that are looked at, of plans that are refined, and of those whose joint signatures are polished."""
+OTHER_CUTS = 12
+"""Number of other cuts with which the best plan is solved (assumed)."""
 REFINED_NUMBERS = 6
 """Number of plans, each the best of its mesh with a number of virtual stages, that are refined where they are near the
 best plan (assumed)."""
@@ -137,7 +140,27 @@ def refine(search: SkeletonSearch, plans: Ints) -> Grid:
                     break
                 if not search.is_refined(values, polishes=polishes):
                     search.refine(values, polishes=polishes)
+            if polishes:
+                _solve_other_cuts(search)
     return search.plans()
+
+
+def _solve_other_cuts(search: SkeletonSearch) -> None:
+    """Solves the best plan of all with other cuts, those first that are the best with its signatures.
+
+    Cuts and signatures may gain only together: a rank with fewer units may share its tensors in another way.
+    """
+    best = search.incumbent.best
+    if best is None or search.space.shape(best).pp == 1:
+        return
+    search.allow(2 * OTHER_CUTS)
+    for values in best_cuts(search.space, best, OTHER_CUTS):
+        if search.finished:
+            return
+        # The second time at what suits the new cut: at first the plan is often a bad one.
+        search.solve(values, rounds=2)
+    if search.incumbent.best != best and not search.finished:
+        search.refine(search.incumbent.best, polishes=True)
 
 
 def _refine_numbers(search: SkeletonSearch) -> None:

@@ -414,7 +414,8 @@ class SkeletonSearch:
             together = [ranked[:count] for count in range(2, len(ranked) + 1)]
             if not ranked:
                 best = [move for _, move in by_worth[:PAIRED]]
-                together = [list(pair) for pair in itertools.combinations(best, 2) if pair[0][0] != pair[1][0]]
+                pairs = itertools.combinations(sorted(best), 2)
+                together = [[one, other] for one, other in pairs if (one[0], other[0]) in graph.linked]
             self._price(graph.moved(picked, together))
             after, plan = self.best[graph.skeleton]
             picked = graph.picked(plan) if after < worth else None

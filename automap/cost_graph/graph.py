@@ -18,6 +18,8 @@ are sums over the graph. The waits of the host, the step time and the memory of 
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -154,6 +156,22 @@ class CostGraph:
         modes = np.array([self._modes[row] for row in rows], dtype=np.int64)
         self.payers.append(Payers(np.array(rows, dtype=np.int64), modes))
         return len(self.payers) - 1
+
+    @functools.cached_property
+    def linked(self) -> frozenset[tuple[int, int]]:
+        """Pairs of nodes, ascending, that one factor joins or that read one tied parameter.
+
+        What changes of two other nodes gain together is about the sum of what each of them gains.
+        """
+        joined = [set(factor.nodes) for factor, _ in self.factors]
+        evaluator, readers = self.space.evaluator, dict[str, set[int]]()
+        groups = {int(row): n for n, key in enumerate(self.space.group_rows) for row in self.space.group_rows[key][0]}
+        for name, *units in evaluator.tied.parameters:
+            rows = (evaluator.tied.reader(name, unit) for unit in units)
+            operators = evaluator.tables.arrays.operands["operator"]
+            readers.setdefault(name, set()).update(groups[int(operators[row])] for row in rows)
+        pairs = (itertools.combinations(sorted(nodes), 2) for nodes in (*joined, *readers.values()))
+        return frozenset(itertools.chain.from_iterable(pairs))
 
     # -- assignments --------------------------------------------------------------------------------------------------
 
