@@ -159,8 +159,9 @@ def _solve_other_cuts(search: SkeletonSearch) -> None:
             return
         # The second time at what suits the new cut: at first the plan is often a bad one.
         search.solve(values, rounds=2)
-    if search.incumbent.best != best and not search.finished:
-        search.refine(search.incumbent.best, polishes=True)
+    found = search.incumbent.best
+    if found is not None and found != best and not search.finished:
+        search.refine(found, polishes=True)
 
 
 def _refine_numbers(search: SkeletonSearch) -> None:

@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from agents.planners.chunk_moves import SAFE, _run_counts, _Steps, moved, shifts, with_cuts
+from agents.planners import chunk_moves
+from agents.planners.chunk_moves import SAFE, _run_counts, _Steps, best_cuts, moved, shifts, with_cuts
 from agents.planners.pipeline_cuts import cut_anew
 from agents.sampling.expert import grid_of
 from automap.cluster import parse_cluster
@@ -130,6 +131,25 @@ def test_units_move_where_memory_is_short(gpt):
     (_, before), (after_s, after) = space.price(np.array([lopsided, found]))
     assert before > 0.0 >= after
     assert after_s <= 1.05 * fitting.min()
+
+
+def test_the_best_cuts_are_the_best_of_all(gpt, monkeypatch):
+    space = make(gpt(layers=7), "4x1xV100@10Gbit", pp=4, virtual_stages=1)
+    values = tuple(grid_of(space)[0][0].tolist())
+    cuts = all_cuts(space, values)
+    prices = exact(space, values, cuts)
+    found = best_cuts(space, values, 6)
+    assert len(set(found)) == 6 and values not in found
+    mine = space.price(np.array(found))
+    others = cuts.tolist().index(space.cuts(values, 3))
+    seconds = np.sort(np.delete(prices[:, 0], others))
+    np.testing.assert_allclose(mine[:, 0], seconds[:6], rtol=0.002)
+    # Of longer pipelines those in which two units move.
+    monkeypatch.setattr(chunk_moves, "ALL_CUTS", 0)
+    for near in best_cuts(space, values, 6):
+        ends, other = np.array(space.cuts(near, 3)), np.array(space.cuts(values, 3))
+        assert near != values and np.abs(ends - other).max() <= 2
+        assert space.repair(near) == near
 
 
 def test_only_cuts_change_and_stay_legal(gpt):

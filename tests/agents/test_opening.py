@@ -7,11 +7,22 @@ import pytest
 
 from agents import Budget, search
 from agents.incumbent import Incumbent
-from agents.planners.opening import REFINED_LEAST, REFINED_SHARE, SHARE, refine, work_out
+from agents.planners.chunk_moves import best_cuts
+from agents.planners.elimination import propose
+from agents.planners.opening import (
+    OTHER_CUTS,
+    REFINED_LEAST,
+    REFINED_SHARE,
+    SHARE,
+    _solve_other_cuts,
+    refine,
+    work_out,
+)
+from agents.planners.skeletons import SkeletonSearch
 from agents.sampling.expert import price_grid
 from agents.sampling.mcmc import best_of_meshes
 from automap.bounds import known_plans
-from automap.bounds.known_plans import KnownPlans
+from automap.bounds.known_plans import KnownPlans, priced_templates
 from automap.cluster import parse_cluster
 from automap.problem import Problem
 from automap.space.space import PlanSpace
@@ -85,6 +96,21 @@ def test_refining_finds_better_cuts_and_repeats():
         assert all(space.repair(row) == tuple(row) for row in refined.values.tolist())
         found.append(refined.values)
     np.testing.assert_array_equal(*found)
+
+
+def test_the_best_plan_is_solved_with_other_cuts():
+    """A cut is taken that is bad with the signatures at hand, and the best with its own."""
+    space = PlanSpace(Problem.build(zoo.build("vgg19"), parse_cluster("4x2xV100@10Gbit"), {"global_batch": 64}))
+    incumbent = Incumbent(space, Budget(), searcher="elimination")
+    values, prices = priced_templates(space)
+    straight = [row for row, plan in enumerate(values) if (s := space.shape(plan)).pp == 2 and s.tp == s.virtual == 1]
+    best = min(straight, key=lambda row: (prices[row, 1] > 0.0, prices[row, 0]))
+    search = SkeletonSearch(incumbent, propose)
+    search.descend(tuple(values[best].tolist()))
+    first, before, before_s = space.first.signature, incumbent.best, incumbent.best_s
+    _solve_other_cuts(search)
+    assert {plan[:first] for plan in best_cuts(space, before, OTHER_CUTS)} <= set(search.best)
+    assert incumbent.best_s < 0.9 * before_s
 
 
 def test_small_budgets_are_not_spent_on_refining():
