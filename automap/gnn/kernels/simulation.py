@@ -161,22 +161,8 @@ def _write_log(state, policy, until_s):
             _write_row(state, until_s, flow, state.flows[flow].rate)
 
 
-@kernel(int64(GNN, int64[::1], int64[::1], int64, float64[:, ::1], float64[::1]))
-def simulate(gnn, place, rank, policy, log, end_s):
-    """Simulates the iterations whose volumes are drawn.
-
-    Args:
-        gnn: the problem.
-        place: [tasks] machine of each task.
-        rank: [flows] place of each flow in the order `priority`, the most urgent 0.
-        policy: number of the order of service in `POLICIES`.
-        log: see `State.log`.
-        end_s: [iterations] written: when the last task ended each, the last of them is the makespan.
-
-    Returns:
-        The number of rows that were written to the log.
-    """
-    state = new_state(gnn, place, policy == SRPT, log)
+@borrowing(void(GNN, int64[::1], int64[::1], int64, float64[:, ::1], STATE), inner=True)
+def _simulate(gnn, place, rank, policy, log, state):
     moment, tasks = state.moment[0], len(gnn.order)
     for task in gnn.order:
         if not gnn.is_store[task]:
@@ -205,8 +191,27 @@ def simulate(gnn, place, rank, policy, log, end_s):
             end_service(state, flow)
         _arrive(gnn, state, flow)
         _begin_transfers(gnn, place, rank, policy, state, flow)
+
+
+@kernel(int64(GNN, int64[::1], int64[::1], int64, float64[:, ::1], float64[::1]))
+def simulate(gnn, place, rank, policy, log, end_s):
+    """Simulates the iterations whose volumes are drawn.
+
+    Args:
+        gnn: the problem.
+        place: [tasks] machine of each task.
+        rank: [flows] place of each flow in the order `priority`, the most urgent 0.
+        policy: number of the order of service in `POLICIES`.
+        log: see `State.log`.
+        end_s: [iterations] written: when the last task ended each, the last of them is the makespan.
+
+    Returns:
+        The number of rows that were written to the log.
+    """
+    state = new_state(gnn, place, policy == SRPT, log)
+    _simulate(gnn, place, rank, policy, log, state)
     end_s[:] = state.end_s
-    return moment.logged
+    return state.moment[0].logged
 
 
 @kernel(void(GNN, int64[:, ::1], int64, float64[::1]))

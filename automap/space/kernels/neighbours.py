@@ -13,7 +13,7 @@ import numpy.typing as npt
 from numba import boolean, float64, int64, uint64, void
 
 from automap.jit import borrowing, kernel
-from automap.price.kernels.array_types import Ints, Mask, tuple_type
+from automap.price.kernels.array_types import Floats, Ints, Ints2, Mask, tuple_type
 from automap.space.kernels.cuts import cut_number, nth_cut
 from automap.space.kernels.draft import DRAFT, new_draft
 from automap.space.kernels.layout import LAYOUT, Layout, cut_window, decide_stages, new_layout
@@ -366,18 +366,40 @@ def _settle_plan(compiled, value, move, draft, result):
     return changed
 
 
-@borrowing(void(COMPILED, int64[:, ::1], float64[::1], int64[:, ::1], int64[::1], MOVE, DRAFT, int64[::1]), inner=True)
-def _move(compiled, shapes, chances, donors, value, move, draft, result):
-    """Writes one neighbour of the plan `value` to `result`; the other arguments are those of `move_many`."""
+class Requests(NamedTuple):
+    """What neighbours are asked for, see `move_many`."""
+
+    shapes: Ints2
+    """[shapes, slots of a shape] values of all shapes."""
+    chances: Floats
+    """[M_COUNT] cumulated probabilities of the kinds of moves."""
+    donors: Ints2
+    """[m, slots] plans whose shapes and signatures may be borrowed."""
+
+
+REQUESTS = tuple_type(Requests)
+"""Numba's type of `Requests`."""
+
+
+@borrowing(void(COMPILED, REQUESTS, int64[::1], MOVE, DRAFT, int64[::1]), inner=True)
+def _move(compiled, requests, value, move, draft, result):
+    """Writes one neighbour of the plan `value` to `result`."""
     decide_stages(compiled.space, value, value.shape[0], move.layout)
     for _ in range(TRIES):
         number = _number(move.state)
         kind = 0
-        while kind < M_COUNT - 1 and number >= chances[kind]:
+        while kind < M_COUNT - 1 and number >= requests.chances[kind]:
             kind += 1
-        _require(compiled.space, shapes, kind, value, donors, move)
+        _require(compiled.space, requests.shapes, kind, value, requests.donors, move)
         if _settle_plan(compiled, value, move, draft, result):
             return
+
+
+@borrowing(void(COMPILED, REQUESTS, uint64[::1], int64[:, ::1], MOVE, DRAFT, int64[:, ::1]), inner=True)
+def _move_all(compiled, requests, seeds, values, move, draft, out):
+    for plan in range(values.shape[0]):
+        move.state[0] = seeds[plan]
+        _move(compiled, requests, values[plan], move, draft, out[plan])
 
 
 @kernel(void(COMPILED, int64[:, ::1], float64[::1], uint64[::1], int64[:, ::1], int64[:, ::1], int64[:, ::1]))
@@ -402,6 +424,4 @@ def move_many(compiled, shapes, chances, seeds, donors, values, out):
         ends=np.empty(space.windows.shape[1], np.int64),
         is_even=np.zeros(1, np.bool_),
     )
-    for plan in range(values.shape[0]):
-        move.state[0] = seeds[plan]
-        _move(compiled, shapes, chances, donors, values[plan], move, draft, out[plan])
+    _move_all(compiled, Requests(shapes, chances, donors), seeds, values, move, draft, out)
