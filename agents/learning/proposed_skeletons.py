@@ -84,7 +84,9 @@ def propose_and_solve(search: SkeletonSearch, templates: Grid, network: Proposal
         if incumbent.finished:
             return []
         proposals = _proposals(incumbent, known.joined(search.plans()), network, seed, len(slots))
-        proposals.go_on(PROPOSALS)
+        # The first plan, where no skeleton has led to one that fits.
+        note_first(incumbent, proposals.go_on(1))
+        proposals.go_on(PROPOSALS - 1)
         incumbent.look_aheads += proposals.look_aheads
         return fitting(proposals.found)
 
