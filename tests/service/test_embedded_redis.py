@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+import redis
 
 from automap.errors import UserError
 from service import embedded_redis, temporary
@@ -32,6 +33,21 @@ def test_what_was_written_survives_kill_9(tmp_path: Path) -> None:
             assert client.get("kept") == b"yes"
     with EmbeddedRedis(tmp_path) as server, connect(server.url) as client:
         assert client.get("kept") == b"yes"
+
+
+def test_a_first_answer_that_is_late_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy host: clients give up on the first answers."""
+    asked, ping = [], redis.Redis.ping
+
+    def late(client: redis.Redis) -> Any:
+        asked.append(client)
+        if len(asked) < 3:
+            raise redis.TimeoutError("Timeout reading from socket")
+        return ping(client)
+
+    monkeypatch.setattr(redis.Redis, "ping", late)
+    with EmbeddedRedis(tmp_path) as server:
+        assert server.is_alive() and len(asked) == 3
 
 
 def test_it_leaves_nothing_behind(tmp_path: Path) -> None:
