@@ -169,7 +169,9 @@ class CostGraph:
         for name, *units in evaluator.tied.parameters:
             rows = (evaluator.tied.reader(name, unit) for unit in units)
             operators = evaluator.tables.arrays.operands["operator"]
-            readers.setdefault(name, set()).update(groups[int(operators[row])] for row in rows)
+            # An operator that only views parameters may belong to no group.
+            found = (groups.get(int(operators[row])) for row in rows)
+            readers.setdefault(name, set()).update(node for node in found if node is not None)
         pairs = (itertools.combinations(sorted(nodes), 2) for nodes in (*joined, *readers.values()))
         return frozenset(itertools.chain.from_iterable(pairs))
 
