@@ -12,7 +12,7 @@ with the signatures of the best plans so far.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -124,7 +124,7 @@ def solve_further(search: SkeletonSearch, templates: Grid) -> None:
         _solve(search, MOST_FURTHER, (), _plans(alike), _plans(promising_meshes(search.space, templates)))
 
 
-def _solve(search: SkeletonSearch, most: int, proposed: Sequence[Values], *others: Sequence[Values]) -> None:
+def _solve(search: SkeletonSearch, most: int, proposed: Iterable[Values], *others: Iterable[Values]) -> None:
     """Solves the skeletons of proposals and of other plans, the best of each first, in turn, until the budget ends or
     `most` of each are solved; none of those that were taken before, and none twice."""
     search.allow((1 + len(others)) * most)
@@ -164,8 +164,9 @@ def _solve_unlike(search: SkeletonSearch, promising: Ints) -> None:
             return
 
 
-def _plans(rows: Ints) -> list[Values]:
-    return list(map(tuple, rows.tolist()))
+def _plans(rows: Ints) -> Iterator[Values]:
+    """The plans of [n, slots] rows; there may be ten thousands, of which the first ones are asked for."""
+    return (tuple(row.tolist()) for row in rows)
 
 
 def _proposals(incumbent: Incumbent, known: Grid, network: ProposalNetwork, seed: int, decided: int) -> Proposals:

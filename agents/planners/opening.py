@@ -88,14 +88,16 @@ def work_out(incumbent: Incumbent, grid: Grid) -> SkeletonSearch:
 
     search = SkeletonSearch(incumbent, propose, FEWEST_SOLVES)
     with share(LOOKED_AROUND):
-        for row in _best_of_meshes(incumbent.space, grid)[:MESHES].tolist():
+        meshes = _best_of_meshes(incumbent.space, grid)[:MESHES]
+        for row in meshes.tolist():
             if incumbent.finished:
                 break
             values, (seconds, overflow) = grid.values[row], grid.prices[row].tolist()
             search.look_around(tuple(values.tolist()), seconds, overflow)
     # Elimination has a share of its own, however long the last look around took.
     with share(1.0 - LOOKED_AROUND):
-        around = search.plans(None)
+        # Also meshes for which no time was left have a turn.
+        around = search.plans(None).joined(Grid(grid.values[meshes], grid.prices[meshes]))
         ranked = ranked_in_turn(around.prices)
         run_skeletons(search, list(map(tuple, around.values[ranked].tolist())), FIRST_MESHES)
     return search

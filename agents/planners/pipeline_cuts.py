@@ -56,6 +56,9 @@ def cut_anew(space: PlanSpace, values: Values) -> list[Values]:
     Where no cut fits into memory there is one plan, whose fullest rank is as empty as possible: with other signatures
     it may fit. With virtual stages, the cuts are those of `moved`, and the levels stay. There are none for plans of one
     stage. The exact price says whether the plans are better.
+
+    With no more micro-batches than ranks the step is not that of the slowest rank but the way of few micro-batches
+    through all of them, and what gradients add at its end: there is also the plan whose units have `moved`.
     """
     shape = space.shape(values)
     if shape.pp == 1:
@@ -72,6 +75,8 @@ def cut_anew(space: PlanSpace, values: Values) -> list[Values]:
         ends = partition(costs, slack)
         if ends is not None:
             found.append(with_cuts(space, values, ends, levels))
+    if shape.num_micro_batches <= shape.pp:
+        found.append(moved(space, values))
     return list(dict.fromkeys(found))
 
 

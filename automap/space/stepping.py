@@ -85,6 +85,14 @@ class SteppedSpace(SpaceOutline):
         repair(self.compiled, kept, row, self._draft)
         return tuple(row.tolist())
 
+    def repair_many(self, plans: Ints, kept: int = 0) -> Ints:
+        """[n, slots] `repair` of each of [n, slots] plans."""
+        from automap.space.kernels.stepper import repair_many
+
+        rows = np.array(plans, dtype=np.int64, order="C")
+        repair_many(self.compiled, kept, rows, self._draft)
+        return rows
+
     def legal_signatures(self, skeleton: Sequence[int], group: int) -> Ints:
         """[combinations, axes] legal values of a linkage group's slots behind the values before all signatures."""
         from automap.space.kernels.stepper import list_signatures

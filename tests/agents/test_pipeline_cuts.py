@@ -46,8 +46,8 @@ def test_partition_is_brute_force(slack):
     assert solved > 20
 
 
-def make(graph, cluster, reserve=0):
-    fix = {"pp": 2, "tp": 1, "num_micro_batches": 8, "virtual_stages": 1, "zero": 0}
+def make(graph, cluster, reserve=0, micro_batches=8):
+    fix = {"pp": 2, "tp": 1, "num_micro_batches": micro_batches, "virtual_stages": 1, "zero": 0}
     hints = {"fix": fix, "memory_reserve_bytes": reserve}
     return PlanSpace(
         Problem.build(graph, parse_cluster(cluster), {"global_batch": 64, "memory_confidence": 0.5}, hints)
@@ -80,6 +80,20 @@ def test_cuts_are_near_the_best_of_all(mlp, cluster):
         prices = every_cut(space, values)
         found = space.price(np.array(cut_anew(space, values)))
         assert found[found[:, 1] <= 0, 0].min() <= 1.01 * prices[prices[:, 1] <= 0, 0].min()
+
+
+def test_one_micro_batch_is_cut_by_its_whole_step(mlp):
+    """One micro-batch takes equally long through most cuts, but the gradients of the first rank are reduced last.
+
+    With the cuts of `partition` alone, whose slowest rank is as fast as possible, two of these steps are 3 and 5 %
+    longer.
+    """
+    space = make(mlp((4096,) * 9), "2x2xV100-16GB@25Gbit", micro_batches=1)
+    for row in space.random_batch(np.random.default_rng(1), 3).tolist():
+        values = plain(space, row)
+        prices = every_cut(space, values)
+        found = space.price(np.array(cut_anew(space, values)))
+        assert found[found[:, 1] <= 0, 0].min() <= 1.001 * prices[prices[:, 1] <= 0, 0].min()
 
 
 def test_cuts_and_modes_fit_where_memory_is_short(gpt):

@@ -182,6 +182,15 @@ def test_repair_keeps_what_is_legal(gpt, space):
     assert s.repair(values) == values
 
 
+def test_many_plans_are_repaired_as_each_alone(gpt, space):
+    s = space(gpt(layers=2), "4xA100", 8)
+    plans = s.random_batch(np.random.default_rng(0), 20)
+    plans[:, s.first.signature :] = plans[::-1, s.first.signature :]
+    repaired = s.repair_many(plans, s.first.signature)
+    assert (repaired != plans).any()
+    assert repaired.tolist() == [list(s.repair(row)) for row in plans.tolist()]
+
+
 @pytest.mark.parametrize("fixed", [{}, {"cp": 2}, {"pp": 2}])
 def test_what_is_legal_on_an_axis_is_legal_slot_by_slot(gpt, space, fixed):
     s = space(gpt(layers=4, heads=4), "2x6xA100", 12, **fixed)

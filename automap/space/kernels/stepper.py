@@ -169,6 +169,13 @@ def repair(compiled, kept, value, draft):
         decide(compiled.space, value, slot, draft)
 
 
+@borrowing(void(COMPILED, int64, int64[:, ::1], DRAFT))
+def repair_many(compiled, kept, values, draft):
+    """`repair` of each row of `values`, [plans, slots]."""
+    for row in range(values.shape[0]):
+        repair(compiled, kept, values[row], draft)
+
+
 @borrowing(int64(COMPILED, int64[::1], int64, DRAFT, boolean[:, ::1], int64[:, ::1]), inner=True)
 def _list_signatures(compiled, value, group, draft, masks, found):
     """`list_signatures` with memory for the legal values of each axis, [axes, values]."""
