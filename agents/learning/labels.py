@@ -46,7 +46,7 @@ class Label:
     lower_bound_s: float | None = None
     """Step time that no plan of the problem goes below."""
     found_by: str | None = None
-    """Searcher that found the plan."""
+    """Searcher that found the plan; None where a planner has found a faster one outside the space."""
     proven: bool = False
     """Whether no plan of the space is faster by more than the plan was simplified, see `teacher.simplify`."""
     seconds: float

@@ -115,14 +115,20 @@ def label(
 
 
 def _searched(space: PlanSpace, empty: Label, budget: Budget, seed: int, start: Sequence[Values]) -> Label:
-    """The label of what the portfolio finds from the plans `start`.
+    """The label of what the portfolio finds in the space, from the plans `start`; `empty` where that is nothing.
 
     Raises:
         NothingFits: it finds nothing that fits.
     """
     found = search(space.problem, budget, seed=seed, start=[space.decode(values) for values in start])
-    values = space.encode(found.plan)
-    assert values is not None, "generated problems allow synchronous plans only"
+    plans = found.unlike(2)
+    values = space.encode(plans[0])
+    is_outside = values is None
+    if is_outside and len(plans) > 1:
+        # A planner's plan may lie outside the space. The next one is of the space.
+        values = space.encode(plans[1])
+    if values is None:
+        return empty
     values = simplify(space, values, price_grid(Incumbent(space, Budget(), searcher="expert")))
     by = found.record.found_by
     return replace(
@@ -133,8 +139,8 @@ def _searched(space: PlanSpace, empty: Label, budget: Budget, seed: int, start: 
         expert_s=found.record.baselines["expert"],
         lower_bound_s=found.record.lower_bound_s,
         # The plan of a label begins the list, and is no better than itself.
-        found_by="dqn" if by == "start" else by,
-        proven=found.proven,
+        found_by=None if is_outside else "dqn" if by == "start" else by,
+        proven=found.proven and not is_outside,
     )
 
 

@@ -15,16 +15,20 @@ from safetensors.numpy import load_file, save_file
 from template_labels import template_label
 
 from agents.incumbent import Incumbent
+from agents.learning import teacher
 from agents.learning.checkpoint import network_digest
 from agents.learning.labelling import chosen_seeds
 from agents.learning.labels import Label, LabelWriter, drawn_version, read_labels
 from agents.learning.problems import generate, outline
 from agents.learning.proposals import NETWORK
 from agents.learning.teacher import MAX_SLOWER, Proposer, label, simplify
+from agents.planners.staged_plan import StageChoice, StagedPlan, search_staged
 from agents.sampling.expert import price_grid
-from agents.searcher import Budget
+from agents.searcher import Budget, SearchTask
+from automap.cluster import parse_cluster
 from automap.errors import ProblemError
 from automap.problem import Problem
+from automap.schedule import write_order
 from automap.space.space import PlanSpace
 from service.command.main import main
 
@@ -150,6 +154,31 @@ def test_a_label_holds_a_plan_of_its_problem():
     assert not found.is_of(generate(2))
     again = label(generated, Budget(evaluations=20), 1, before=found)
     assert replace(again, seconds=0.0) == replace(found, seconds=0.0), "no better one is found so soon"
+
+
+@pytest.mark.parametrize("known_inside", [True, False])
+def test_a_plan_outside_the_space_is_no_label(mlp, monkeypatch, known_inside):
+    """Planners of the literature propose such plans. The best one inside is the label where there is one."""
+    problem = Problem.build(mlp((512, 2048, 256, 2048, 512)), parse_cluster("4xV100"), {"global_batch": 64})
+    units = PlanSpace(problem).num_units
+
+    def staged(*sizes, **schedule):
+        choices = [(1, tuple(range(sizes[0]))), (units, tuple(range(sizes[0], sum(sizes))))]
+        stages = tuple(StageChoice(end=end, devices=devices) for end, devices in choices)
+        return StagedPlan(stages=stages, num_micro_batches=8, **schedule)
+
+    outside = staged(1, 3, schedule="explicit", order=write_order("1f1b", 2, 2, 8))
+    plans = [outside, *([staged(3, 1)] if known_inside else [])]
+    task = SearchTask(problem=problem, budget=Budget(evaluations=10))
+    found = search_staged(task, "spp", lambda incumbent: plans)
+    assert PlanSpace(problem).encode(found.plan) is None
+    # The portfolio prices templates too.
+    found = replace(found, plan=replace(found.plan, search=replace(found.record, baselines={"expert": 1.0})))
+    monkeypatch.setattr(teacher, "search", lambda *given, **named: found)
+    made = label(replace(generate(1), problem=problem), Budget(evaluations=10), 0)
+    assert (made.fits, made.found_by, made.proven) == (known_inside, None, False)
+    if known_inside:
+        assert made.step_time_s == PlanSpace(problem).price(np.array([made.values]))[0, 0]
 
 
 @pytest.mark.slow
