@@ -107,3 +107,25 @@ def test_zero_shards_once_what_lies_whole_because_readers_differ(gpt, space):
         assert ranks[0]["optimizer_bytes"] == pytest.approx(
             s.problem.graph.num_parameters / 4 * s.problem.state_bytes[2]
         )
+
+
+def test_two_ranks_exchange_over_the_links_between_them(space):
+    """Where one device is a stage and no axis has several ranks, nothing else is exchanged behind the passes."""
+    rng = np.random.default_rng(5)
+    graph = zoo.build("t5:layers=4,hidden=64,heads=4,seq_len=32,vocab_size=4096")
+    s = space(graph, "2x4xA100@10Gbit", 16, pp=8, tp=1, zero=0)
+    pairs = set()
+    for _ in range(40):
+        lowered = s.lowered(s.random(rng))
+        wanted = np.zeros(8)
+        for tie in s.evaluator.tied.rows(lowered):
+            one, other = int(tie.rank), int(tie.other_rank)
+            if one != other:
+                pairs.add((one, other))
+                ends = [np.array([int(lowered.layout.stages[rank].devices[0])]) for rank in (one, other)]
+                wait, rate = s.evaluator.stands.send(tuple(map(s.evaluator.stands.pattern, ends)), *ends)
+                wanted[[one, other]] += wait + tie.exchanged * s.evaluator.settings(0)["sent_gradient_bytes"] / rate
+        assert s.evaluator.evaluate(lowered).ranks["sync_s"] == pytest.approx(wanted)
+    # Inside a host, between hosts, and between hosts where neither rank sends to the other host.
+    assert {(one < 4, other < 4) for one, other in pairs} >= {(True, True), (True, False)}
+    assert any(one < 3 and 4 <= other < 7 for one, other in pairs)

@@ -12,7 +12,7 @@ from numba import boolean, float64, int64, void
 
 from automap.jit import borrowing
 from automap.price.kernels.collectives import collective_s
-from automap.price.kernels.cost_records import RANK_COST, SETTINGS, UNIT_COST
+from automap.price.kernels.cost_records import RANK_COST, SETTINGS, TIE, UNIT_COST
 from automap.price.kernels.memory import buffer_bytes, in_flight, state_bytes
 from automap.price.kernels.passes import gather_s, passes
 from automap.price.kernels.pipeline import run_schedule
@@ -73,6 +73,27 @@ def _untie(pipeline, workspace):
                 total.scattered[a] = max(0.0, total.scattered[a] - excess.scattered[a])
 
 
+@borrowing(float64(TIE, PIPELINE, STAGE_ARRAYS, SETTINGS), inner=True)
+def _exchange_s(tie, pipeline, stages, settings):
+    """Seconds in which two ranks add up the gradients of a parameter that both have.
+
+    Only links between consecutive ranks are known, those from the last rank to the first one among them. The two ranks
+    exchange at the rate of the slowest link between them, on the better way around. Where consecutive ranks fill hosts
+    one after another, that is the link between their hosts.
+    """
+    low, high = min(tie.rank, tie.other_rank), max(tie.rank, tie.other_rank)
+    best = math.inf
+    for inside in (True, False):
+        slow, wait = math.inf, 0.0
+        for rank in range(pipeline.num_ranks):
+            if (low <= rank < high) == inside:
+                at = pipeline.boundaries[rank]
+                slow, wait = min(slow, stages.send_bytes_per_s[at]), max(wait, stages.send_latency_s[at])
+        # An all-reduce of two: each sends all that it has.
+        best = min(best, wait + tie.exchanged * settings.sent_gradient_bytes / slow)
+    return best
+
+
 @borrowing(float64(int64, PIPELINE, STAGE_ARRAYS, SETTINGS, STEP_WORKSPACE), inner=True)
 def _sync_s(rank, pipeline, stages, settings, workspace):
     """Seconds of the reduction of a rank's gradients, and of the gathers behind its optimizer, that nothing hides."""
@@ -97,11 +118,7 @@ def _sync_s(rank, pipeline, stages, settings, workspace):
     for t in range(pipeline.tied.shape[0]):
         tie = pipeline.tied[t]
         if tie.rank != tie.other_rank and rank in (tie.rank, tie.other_rank):
-            here, there = pipeline.boundaries[tie.rank], pipeline.boundaries[tie.other_rank]
-            slow = min(stages.send_bytes_per_s[here], stages.send_bytes_per_s[there])
-            wait = max(stages.send_latency_s[here], stages.send_latency_s[there])
-            # An all-reduce of two: each sends all that it has.
-            sync += wait + tie.exchanged * settings.sent_gradient_bytes / slow
+            sync += _exchange_s(tie, pipeline, stages, settings)
     return sync
 
 
