@@ -32,6 +32,9 @@ DONORS = 4
 """Number of plans whose signatures a skeleton takes at most, of those that split work over the same axes (assumed). Of
 those that split it over other axes it takes the best one of each set of axes: without, a mixture of experts on 64
 devices whose best plan is on a mesh of which templates are slow ended 1.2 times slower."""
+RESHAPED, SHAPES = 4, 128
+"""Number of pairs of inner axes whose best plan is tried on other shapes, and how many of these, the nearest by the
+logarithms of their sizes (assumed)."""
 VARIED = 32
 """Number of plans that are tried with other recomputation and ZeRO stages (assumed)."""
 
@@ -94,9 +97,9 @@ def like_the_best(space: PlanSpace, grid: Grid, found: Ints) -> Ints:
     What suits a model on one mesh mostly suits it on another, and templates may have none of it. A skeleton takes the
     signatures of each of the first `DONORS` good plans with distinct signatures that split work over the same axes of
     the mesh, and those of the best plan of each other set of axes, as far as they are legal. The most promising of
-    these plans are also priced with the recomputation and the ZeRO stages of the templates of their mesh. There is one
-    plan for each mesh with a number of micro-batches and of virtual stages; those that overflow memory by much come
-    last.
+    these plans are also priced with the recomputation and the ZeRO stages of the templates of their mesh. Good plans
+    and those that `with_other_shapes` makes of them may have skeletons that no template has. There is one plan for
+    each mesh with a number of micro-batches and of virtual stages; those that overflow memory by much come last.
 
     Args:
         space: the space.
@@ -106,8 +109,51 @@ def like_the_best(space: PlanSpace, grid: Grid, found: Ints) -> Ints:
     first = space.first
     own = found[numbered(row_digests(found[:, : first.schedule]))[1]]
     rows = np.concatenate([promising_meshes(space, grid)[:TRANSFERRED], own])
-    plans = _most_promising(space, np.concatenate([own, _with_donors(space, rows, found)]))
+    others = [own, with_other_shapes(space, found), _with_donors(space, rows, found)]
+    plans = _most_promising(space, np.concatenate(others))
     return _most_promising(space, np.concatenate([plans, _varied(space, grid, plans[:VARIED])]))
+
+
+def with_other_shapes(space: PlanSpace, found: Ints) -> Ints:
+    """[n, slots] good plans with other numbers of stages, replicas, micro-batches and virtual stages.
+
+    Signatures mean the same on all shapes whose inner axes are alike, also on those of which there are no templates, or
+    only ones that overflow memory by much. Pipelines are cut evenly; ranks recompute what those of the plan do at the
+    same place, or everything.
+
+    Args:
+        space: the space.
+        found: [k, slots] plans, the best first, of which the best ones of `RESHAPED` inner axes are taken.
+    """
+    first, plans = space.first, []
+    for values in _of_unlike_axes(space, found):
+        shape = space.shape(values)
+        alike = [other for other in space.shapes if (other.tp, other.middle) == (shape.tp, shape.middle)]
+        sizes = np.log(np.array([(other.pp, other.num_micro_batches, other.virtual) for other in alike]))
+        own = np.log(np.array([shape.pp, shape.num_micro_batches, shape.virtual]))
+        for at in np.argsort(np.abs(sizes - own).sum(axis=1), kind="stable")[:SHAPES].tolist():
+            plan = np.array(values)
+            plan[: first.schedule] = space.meshes.values(alike[at])
+            if alike[at].pp != shape.pp or alike[at].virtual != shape.virtual:
+                plan[first.cut : first.recompute] = 0
+            ranks = np.arange(alike[at].pp)
+            plan[first.recompute + ranks] = plan[first.recompute + ranks * shape.pp // len(ranks)]
+            heavy = plan.copy()
+            heavy[first.recompute : first.zero] = len(space.levels) - 1
+            plans += [plan, heavy]
+    rows = np.array(plans, dtype=np.int64).reshape(len(plans), len(space.slots))
+    return space.repair_many(rows, first.schedule)
+
+
+def _of_unlike_axes(space: PlanSpace, found: Ints) -> list[Values]:
+    """The best plans of `RESHAPED` pairs of inner axes, of plans, the best first."""
+    best: dict[tuple[int, int], Values] = {}
+    for values in map(tuple, found.tolist()):
+        shape = space.shape(values)
+        best.setdefault((shape.tp, shape.middle), values)
+        if len(best) == RESHAPED:
+            break
+    return list(best.values())
 
 
 def _with_donors(space: PlanSpace, rows: Ints, found: Ints) -> Ints:

@@ -6,7 +6,15 @@ import pytest
 from agents import Budget
 from agents.incumbent import Incumbent
 from agents.planners.elimination import propose
-from agents.planners.promising import NEARLY_FITS, TRANSFERRED, like_the_best, promises, promising_meshes, split_axes
+from agents.planners.promising import (
+    NEARLY_FITS,
+    TRANSFERRED,
+    like_the_best,
+    promises,
+    promising_meshes,
+    split_axes,
+    with_other_shapes,
+)
 from agents.planners.recompute_less import recompute_less
 from agents.planners.skeletons import SkeletonSearch
 from agents.sampling.expert import grid_of
@@ -72,11 +80,27 @@ def test_other_meshes_take_the_signatures_of_good_plans(scarce):
     found = like_the_best(space, grid, donors)
     assert all(space.repair(row) == tuple(row) for row in found.tolist())
     first = space.first
-    meshes = [*rows[:TRANSFERRED, : first.schedule].tolist(), *donors[:, : first.schedule].tolist()]
+    some = [rows[:TRANSFERRED], donors, with_other_shapes(space, donors)]
+    meshes = np.concatenate(some)[:, : first.schedule].tolist()
     assert set(map(tuple, found[:, : first.schedule].tolist())) == set(map(tuple, meshes))
     # On a mesh with other axes than those of a giver some of its signatures may not be legal.
     taken = (found[:, None, first.signature :] == donors[None, :, first.signature :]).mean(axis=2).max(axis=1)
     assert taken.min() > 0.5 and taken.mean() > 0.9
+
+
+def test_good_plans_are_tried_on_other_shapes_with_the_same_inner_axes(scarce):
+    space, grid = scarce
+    first, good = space.first, grid.values[np.where(grid.prices[:, 1] <= 0.0, grid.prices[:, 0], np.inf).argmin()]
+    found = with_other_shapes(space, good[None])
+    assert all(space.repair(row) == tuple(row) for row in found.tolist())
+    own, shapes = space.shape(tuple(good)), [space.shape(tuple(row)) for row in found.tolist()]
+    assert {(shape.tp, shape.middle) for shape in shapes} == {(own.tp, own.middle)}
+    assert len({shape.pp for shape in shapes}) > 1 and len({shape.num_micro_batches for shape in shapes}) > 3
+    # With fewer samples on a rank some signatures are not legal.
+    assert (found[:, first.signature :] == good[first.signature :]).mean() > 0.9
+    # Where no template has a number of virtual stages, plans have it all the same.
+    templates = {tuple(row) for row in grid.values[:, : first.schedule].tolist()}
+    assert {tuple(row) for row in found[:, : first.schedule].tolist()} - templates
 
 
 def test_recomputation_and_zero_are_those_that_suit_the_signatures(scarce):
@@ -109,7 +133,7 @@ def test_of_them_the_most_promising_come_first(scarce):
     faster = [
         s < before[tuple(row[:shape])]
         for row, s in zip(found.tolist(), seconds, strict=True)
-        if split_axes(space, tuple(row)) == axes
+        if split_axes(space, tuple(row)) == axes and tuple(row[:shape]) in before
     ]
     assert len(faster) > 5 and np.mean(faster) > 0.6
 
