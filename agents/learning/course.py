@@ -23,10 +23,10 @@ from agents.learning.pretraining import PARAMETERS, train_agent
 from agents.learning.problems import VERSION, outline
 
 EXAMINED = 16
-"""Number of held-out problems of an exam; it takes some seconds."""
+"""Number of held-out problems of an exam; it takes half a minute."""
 DIGITS = 16
 """Number of digits of a digest that are kept."""
-EXAMS = 12
+EXAMS = 3
 """Number of exams in a training."""
 
 
@@ -67,7 +67,7 @@ def train(
     seed, problems = curriculum.seed, curriculum.problems
     known = read_labels(curriculum.labels) if curriculum.labels is not None else {}
     held_out = [label for number, label in sorted(known.items()) if label.fits and outline(number).split != "train"]
-    exam = Exam(held_out[:EXAMINED])
+    exam = Exam(held_out, EXAMINED)
     training = folder / "training"
     curve: list[dict[str, float]] = []
     if (training / ABOUT).exists():
@@ -87,20 +87,20 @@ def train(
         curve.append({"seconds": at_s, "problems": count, **grade})
         on_exam(
             f"after {at_s / 60:.0f} minutes and {count} problems: the first plan is "
-            f"{100 * grade['first_mean']:.1f} % above the best known one in the mean, the best proposal "
+            f"{100 * grade['first_mean']:.1f} % above the best known one in the mean, the best one "
             f"{100 * grade['best_mean']:.1f} % ({100 * grade['best_worst']:.1f} % at worst)"
         )
 
     def visited(count: int, at_s: float, agent: MaskedDQN) -> None:
         on_progress(f"{count} problems", at_s / seconds)
-        if held_out and at_s >= len(curve) * seconds / EXAMS:
+        if exam.count and at_s >= len(curve) * seconds / EXAMS:
             examine(count, at_s, agent)
 
     numbers = known if known else range(problems)
     seeds = [number for number in numbers if outline(number).split == "train"]
     given = lessons(seeds, known, seed, curriculum.processes)
     agent = train_agent(training, given, seconds=seconds, seed=seed, on_visit=visited, about=about)
-    if held_out:
+    if exam.count:
         # What is written is what was examined last.
         done = json.loads((training / ABOUT).read_text())
         examine(done["problems"], done["seconds"], agent)
@@ -138,7 +138,7 @@ def draw_curve(curve: Sequence[dict[str, float]], path: Path) -> None:
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     minutes = [point["seconds"] / 60.0 for point in curve]
-    for key, label in (("first_mean", "first plan"), ("best_mean", "best of all proposals")):
+    for key, label in (("first_mean", "first plan"), ("best_mean", "best plan")):
         axes.plot(minutes, [100.0 * point[key] for point in curve], marker="o", label=label)
     axes.set(xlabel="minutes of training", ylabel="% above the best known plan, mean", ylim=(0, None))
     axes.set_title("Problems that were held out")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 import math
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -13,16 +13,26 @@ import numpy as np
 from agents.incumbent import Incumbent
 from agents.learning.labels import Label
 from agents.learning.network import ProposalNetwork
-from agents.learning.preparation import Preparation, opened
+from agents.learning.preparation import Preparation, known_at_first
 from agents.learning.problems import generate
-from agents.learning.proposals import PROPOSALS, SIDE_BY_SIDE, propose
-from agents.learning.search_tree import SearchTree
+from agents.learning.proposed_skeletons import SKELETONS, by_promise, proposals, solve_first
+from agents.planners.elimination import propose
+from agents.planners.skeletons import SkeletonSearch
 from agents.sampling.expert import Grid
 from agents.searcher import Budget
 from automap.errors import UserError
 from automap.space.space import PlanSpace, Values
-from envs.decision import Episodes
-from envs.hybrid import HybridDecisions
+
+TAUGHT = 0.002
+"""Share of the step time by which a teacher's plan is faster than what is known before at least, where there is
+something to learn. On two of three generated problems it is not (assumed)."""
+
+EASY = 0.15
+"""Share of the problems with nothing to learn that come again in a round (assumed)."""
+EXAMINED_SKELETONS = 8
+"""Number of skeletons that are solved for each problem of an exam (assumed)."""
+LOOKED_AT = 4
+"""Number of labels, for each problem of an exam, that are looked at for problems with something to learn (assumed)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,9 +50,10 @@ class Lesson:
 
 
 def lessons(seeds: Sequence[int], labels: Mapping[int, Label], seed: int, processes: int = 0) -> Iterator[Lesson]:
-    """Problems without end, in random order, again and again; those of which nothing fits are left out.
+    """Problems without end, in random order, again and again.
 
-    Where the plans of the opening are faster than the label, the best of these is what is taught.
+    Those of which nothing fits are left out. Those whose label is no faster than what is known before come again less
+    often (`EASY`): completions lead there without a network.
 
     Args:
         seeds: seeds of the problems.
@@ -51,8 +62,9 @@ def lessons(seeds: Sequence[int], labels: Mapping[int, Label], seed: int, proces
         processes: number of processes that prepare problems ahead of time.
     """
     useless = {number for number, label in labels.items() if not label.fits}
+    easy: set[int] = set()
     with Preparation(processes) as preparation:
-        for number in preparation.in_order(_order(seeds, useless, seed)):
+        for number in preparation.in_order(_order(seeds, useless, easy, seed)):
             try:
                 generated = generate(number)
                 space = PlanSpace(generated.problem)
@@ -63,17 +75,28 @@ def lessons(seeds: Sequence[int], labels: Mapping[int, Label], seed: int, proces
             best = label.values if label is not None and label.is_of(generated) else None
             if best is not None and len(best) != len(space.slots):
                 best = None
-            known = preparation.opened(number, space)
+            known = preparation.known(number, space)
             if label is not None and label.step_time_s is not None:
+                if number not in easy and fastest_s(known) <= (1.0 + TAUGHT) * label.step_time_s:
+                    easy.add(number)
                 best = _faster(known, label.step_time_s) or best
             yield Lesson(seed=number, space=space, known=known, best=best)
 
 
-def _order(seeds: Sequence[int], useless: Collection[int], seed: int) -> Iterator[int]:
-    """The seeds of problems in random order, again and again, without those that have become useless."""
+def _order(seeds: Sequence[int], useless: Collection[int], easy: Collection[int], seed: int) -> Iterator[int]:
+    """The seeds of problems in random order, again and again, without those that have become useless, and with a part
+    of those that have become easy."""
     rng = np.random.default_rng(seed)
     while True:
-        yield from rng.permutation(np.array([one for one in seeds if one not in useless], dtype=np.int64)).tolist()
+        left = [one for one in seeds if one not in useless]
+        hard = [one for one in left if one not in easy]
+        some = [one for one in left if one in easy and (not hard or rng.random() < EASY)]
+        yield from rng.permutation(np.array(hard + some, dtype=np.int64)).tolist()
+
+
+def fastest_s(grid: Grid) -> float:
+    """Step time of the fastest plan that fits; infinite where none does."""
+    return float(np.where(grid.prices[:, 1] <= 0.0, grid.prices[:, 0], np.inf).min(initial=np.inf))
 
 
 def _faster(grid: Grid, than_s: float) -> Values | None:
@@ -85,27 +108,46 @@ def _faster(grid: Grid, than_s: float) -> Values | None:
 
 
 class Exam:
-    """Problems on which a network is examined: how far its plans are from the best ones that are known."""
+    """Problems on which a network is examined: how far from the best plans that are known its skeletons lead.
 
-    def __init__(self, labels: Iterable[Label]) -> None:
-        """Builds the problems of labels with a plan."""
-        self._problems: list[tuple[PlanSpace, Grid, float]] = []
-        for label in labels:
-            if label.step_time_s is not None:
-                space = PlanSpace(generate(label.seed).problem)
-                self._problems.append((space, opened(space), label.step_time_s))
+    Attributes:
+        count: number of the problems.
+    """
 
-    def grade(self, network: ProposalNetwork, most: int = PROPOSALS, seed: int = 0) -> Grade:
-        """Lets a network propose `most` plans for every problem."""
+    def __init__(self, labels: Iterable[Label], most: int) -> None:
+        """Builds the problems of labels with a plan.
+
+        Args:
+            labels: the labels; those are taken first whose plans are faster than what is known without a network.
+            most: number of problems; of so many times `LOOKED_AT` labels at most the plans known before are found.
+        """
+        some = itertools.islice((label for label in labels if label.step_time_s is not None), LOOKED_AT * most)
+        hard: list[tuple[PlanSpace, Grid, float]] = []
+        easy: list[tuple[PlanSpace, Grid, float]] = []
+        for label in some:
+            space, best_s = PlanSpace(generate(label.seed).problem), label.step_time_s or math.inf
+            known = known_at_first(space)
+            is_easy = fastest_s(known) <= (1.0 + TAUGHT) * best_s
+            (easy if is_easy else hard).append((space, known, best_s))
+            if len(hard) == most:
+                break
+        self._problems = [*hard, *easy][:most]
+        self.count = len(self._problems)
+
+    def grade(self, network: ProposalNetwork, seed: int = 0) -> Grade:
+        """Lets a network propose skeletons for every problem and solves the first one, and then the best ones."""
         first: list[float] = []
         best: list[float] = []
-        for space, grid, known_s in self._problems:
+        for space, known, known_s in self._problems:
             incumbent = Incumbent(space, Budget(), searcher="dqn")
-            episodes = Episodes(HybridDecisions(space), SIDE_BY_SIDE, incumbent.table, known=grid)
-            tree = SearchTree(episodes, functools.partial(getattr, incumbent, "best_s"))
-            propose(incumbent, episodes, tree, network, seed=seed, most=most)
-            reached = [seconds for count, _, seconds in incumbent.improvements if count == 1]
-            first.append(min(reached, default=math.inf) / known_s - 1.0)
+            search = SkeletonSearch(incumbent, propose)
+            skeletons = proposals(incumbent, known, network, seed, space.first.signature)
+            skeletons.go_on(1)
+            solve_first(search, skeletons)
+            first.append(incumbent.best_s / known_s - 1.0)
+            skeletons.go_on(SKELETONS - 1)
+            for values in by_promise(skeletons)[:EXAMINED_SKELETONS]:
+                search.descend(values)
             best.append(incumbent.best_s / known_s - 1.0)
         return Grade(first=first, best=best)
 
@@ -117,7 +159,7 @@ class Grade:
     first: Sequence[float]
     """Gap of the first plan for each problem."""
     best: Sequence[float]
-    """Gap of the best of all proposals."""
+    """Gap of the best plan."""
 
     def summary(self) -> dict[str, float]:
         """Means, with at most 1 for each problem, and the worst."""

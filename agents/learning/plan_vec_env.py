@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
-from envs.decision import MAX_ACTIONS, Episodes, Observation, observation_space
+from envs.decision import MAX_ACTIONS, REWARD_SCALE, Episodes, Finished, Observation, observation_space
 
 Actions = npt.NDArray[np.int64]
 
@@ -21,6 +22,8 @@ class PlanVecEnv(VecEnv):
     Attributes:
         episodes: the episodes of each problem. They may be replaced by as many of another problem where all of them
             have just begun.
+        worth_s: called with the number of an episode that has ended and its outcome; returns the step time in
+            seconds as which it is rewarded, that of its plan unless told otherwise.
         on_end: called with the number of an episode that has ended, before the next one begins in its place; `keep`
             unless told otherwise.
     """
@@ -30,6 +33,7 @@ class PlanVecEnv(VecEnv):
         self.episodes = list(episodes)
         counts = [some.count for some in episodes]
         self.parts = [slice(last - count, last) for count, last in zip(counts, np.cumsum(counts).tolist(), strict=True)]
+        self.worth_s: Callable[[int, Finished], float] = lambda number, finished: finished.worth_s
         self.on_end: Callable[[int], None] = self.keep
         self._actions = np.zeros(sum(counts), dtype=np.int64)
         super().__init__(sum(counts), observation_space(), spaces.Discrete(MAX_ACTIONS))
@@ -68,8 +72,9 @@ class PlanVecEnv(VecEnv):
             last = self.observe()
             for some, part, (_, ended) in zip(self.episodes, self.parts, taken, strict=True):
                 for e in np.flatnonzero(ended).tolist():
-                    row = part.start + e
-                    infos[row]["finished"] = some.finished(e)
+                    row, finished = part.start + e, some.finished(e)
+                    rewards[row] += REWARD_SCALE * math.log(finished.worth_s / self.worth_s(row, finished))
+                    infos[row]["finished"] = finished
                     infos[row]["terminal_observation"] = {name: rows[row] for name, rows in last.items()}
                     self.on_end(row)
                 if ended.any():

@@ -20,7 +20,9 @@ import numpy as np
 
 from agents.incumbent import Incumbent
 from agents.learning.problems import generate
+from agents.learning.proposed_skeletons import known_before
 from agents.planners.opening import work_out
+from agents.planners.promising import like_the_best
 from agents.sampling.expert import Grid, grid_of
 from agents.searcher import Budget
 from automap.errors import UserError
@@ -34,9 +36,16 @@ PATIENCE_S = 120.0
 
 
 def opened(space: PlanSpace) -> Grid:
-    """The plans that are known when episodes begin: templates, and what is worked out from them."""
-    grid = grid_of(space)
-    return grid.joined(work_out(Incumbent(space, Budget(), searcher="elimination"), grid).plans())
+    """The templates, and what a search works out from them before a network proposes anything."""
+    templates = grid_of(space)
+    return templates.joined(work_out(Incumbent(space, Budget(), searcher="elimination"), templates).plans())
+
+
+def known_at_first(space: PlanSpace) -> Grid:
+    """The plans that a network knows when it proposes skeletons, see `agents.learning.proposed_skeletons`."""
+    templates = grid_of(space)
+    search = work_out(Incumbent(space, Budget(), searcher="elimination"), templates)
+    return known_before(search, templates, like_the_best(space, templates, search.plans(None).values))
 
 
 class Preparation:
@@ -85,10 +94,10 @@ class Preparation:
                         self._keep(seed, found)
             yield seed
 
-    def opened(self, seed: int, space: PlanSpace) -> Grid:
-        """What is known of the problem of a seed, see `opened`."""
+    def known(self, seed: int, space: PlanSpace) -> Grid:
+        """What is known of the problem of a seed, see `known_at_first`."""
         if seed not in self._kept:
-            self._keep(seed, opened(space))
+            self._keep(seed, known_at_first(space))
         values, prices = self._kept[seed]
         return Grid(values.astype(np.int64), prices)
 
@@ -105,6 +114,6 @@ def _begin(parent: int) -> None:
 
 def _prepare(seed: int) -> Grid | None:
     try:
-        return opened(PlanSpace(generate(seed).problem))
+        return known_at_first(PlanSpace(generate(seed).problem))
     except UserError:
         return None

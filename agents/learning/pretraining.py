@@ -3,10 +3,15 @@
 A few problems are learnt side by side. Each stays for a few plans. Half of the episodes are led to the best plan that a
 teacher knows (`agents.learning.teacher`); what they find stays unknown to the others. The others are shown what the
 teacher would decide, as long as their shape is the teacher's. Then another problem takes its place.
+
+On most problems only skeletons are decided, the decisions before the first signature, as the network does in a search
+(`agents.learning.proposed_skeletons`). Elimination solves the signatures of each, and the episode is rewarded with what
+that leads to; the best of it becomes the teacher's plan where it is faster.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,13 +20,19 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
+from agents.incumbent import Incumbent
 from agents.learning.checkpoint import read_checkpoint, write_checkpoint
 from agents.learning.dqn import MaskedDQN, new_agent
 from agents.learning.hyperparameters import Hyperparameters
 from agents.learning.leads import Guide
 from agents.learning.lessons import Lesson
 from agents.learning.plan_vec_env import PlanVecEnv
-from envs.decision import Episodes
+from agents.planners.elimination import propose
+from agents.planners.skeletons import SkeletonSearch
+from agents.searcher import Budget
+from automap.bounds.known_plans import worth_s
+from automap.space.space import Values
+from envs.decision import Episodes, Finished
 from envs.hybrid import HybridDecisions
 
 PARAMETERS = Hyperparameters(
@@ -39,6 +50,8 @@ PARAMETERS = Hyperparameters(
 """Hyperparameters of the training; of these the network only keeps its sizes."""
 SIDE_BY_SIDE = 16
 """Number of problems that are learnt at a time."""
+WHOLE = 0.125
+"""Share of the visits in which whole plans are decided: they take ten times as many decisions (assumed)."""
 PLANS = 8
 """Number of plans for which a problem stays. Building it takes longer than these plans, but what was seen of many
 problems teaches more than many plans of one."""
@@ -52,6 +65,57 @@ RATE_AT_END = 0.1
 """Learning rate at the end over that at the beginning; it falls linearly."""
 
 
+class _Visit:
+    """A problem while it is learnt on.
+
+    Attributes:
+        episodes: its episodes.
+        left: number of plans for which it stays.
+        best: the best plan that is known to the teacher, or None.
+    """
+
+    def __init__(self, lesson: Lesson, count: int, *, whole: bool) -> None:
+        """Begins `count` episodes, which decide whole plans or skeletons alone."""
+        space = lesson.space
+        incumbent = Incumbent(space, Budget(), searcher="elimination")
+        self.episodes = Episodes(HybridDecisions(space), count, incumbent.table, known=lesson.known)
+        self.left = PLANS
+        incumbent.price(lesson.known.values)
+        best_s = math.inf if lesson.best is None else float(space.price(np.array([lesson.best]))[0, 0])
+        self.best = lesson.best if best_s <= incumbent.best_s else incumbent.best
+        self._search = SkeletonSearch(incumbent, propose)
+        self._solves, self._led_to = not whole, dict[Values, Values]()
+        if not whole:
+            for episode in range(count):
+                self.episodes.confine(episode, None, (0, space.first.signature))
+            self.episodes.begin(np.ones(count, dtype=np.bool_))
+
+    def worth_s(self, finished: Finished) -> float:
+        """Step time as which an episode is rewarded: where it decided a skeleton, what solving this leads to."""
+        if not self._solves:
+            return finished.worth_s
+        values, first = finished.values, self._search.space.first.signature
+        skeleton = values[:first]
+        if skeleton not in self._led_to:
+            self._led_to[skeleton] = self._search.descend(values)
+        plans = [values, self._led_to[skeleton]]
+        if self.best is not None and self.best[:first] == skeleton:
+            plans.append(self.best)
+        worth = worth_s(self._search.space.price(np.array(plans)), self.episodes.reference_s)
+        return float(worth.min())
+
+    def keep(self, finished: Finished) -> None:
+        """Makes what the skeleton of an episode has led to known to the others, and to the teacher if it is faster."""
+        space = self._search.space
+        solved = self._led_to.get(finished.values[: space.first.signature])
+        if solved is None:
+            return
+        seconds, overflow = space.price(np.array([solved]))[0].tolist()
+        self.episodes.known.add(solved, (seconds, overflow))
+        if overflow <= 0.0 and (self.best is None or seconds < space.price(np.array([self.best]))[0, 0]):
+            self.best = solved
+
+
 class _Course(BaseCallback):
     """Leads the episodes, replaces problems, and ends the training when its time or the problems are over."""
 
@@ -61,12 +125,13 @@ class _Course(BaseCallback):
         parameters: Hyperparameters,
         seconds: float,
         on_visit: Callable[[int, float], None],
+        whole: float,
     ) -> None:
         super().__init__()
         self._lessons, self._parameters, self._seconds, self._on_visit = lessons, parameters, seconds, on_visit
+        self._whole, self._rng = whole, np.random.default_rng(0)
         self.resumed_s, self._began = 0.0, time.monotonic()
-        self._current: list[Lesson] = []
-        self._left: list[int] = []
+        self.problems = [self._begun(next(lessons)) for _ in range(SIDE_BY_SIDE)]
         self._is_over = False
         self.visits = 0
 
@@ -75,21 +140,19 @@ class _Course(BaseCallback):
         """Seconds of training so far, those before an interruption included."""
         return self.resumed_s + time.monotonic() - self._began
 
-    def episodes(self) -> Episodes:
-        """The episodes of the next problem."""
-        lesson = next(self._lessons)
-        self._current.append(lesson)
-        self._left.append(PLANS)
-        return self._begun(lesson)
+    def _begun(self, lesson: Lesson) -> _Visit:
+        return _Visit(lesson, self._parameters.num_envs, whole=bool(self._rng.random() < self._whole))
 
-    def _begun(self, lesson: Lesson) -> Episodes:
-        return Episodes(HybridDecisions(lesson.space), self._parameters.num_envs, known=lesson.known)
+    def _problem(self, episode: int) -> _Visit:
+        """The problem to which an episode belongs."""
+        return self.problems[episode // self._parameters.num_envs]
 
     def _on_training_start(self) -> None:
         agent: Any = self.model
         agent.plan_env.on_end = self._keep
+        agent.plan_env.worth_s = lambda episode, finished: self._problem(episode).worth_s(finished)
         for episode in range(agent.plan_env.num_envs):
-            self._begin(agent, episode, episode // self._parameters.num_envs, 60)
+            self._begin(agent, episode, 60)
 
     def _on_rollout_start(self) -> None:
         agent: Any = self.model
@@ -98,19 +161,19 @@ class _Course(BaseCallback):
         for group in agent.policy.optimizer.param_groups:
             group["lr"] = self._parameters.learning_rate * (1.0 - (1.0 - RATE_AT_END) * fraction)
         is_new = False
-        for number, left in enumerate(self._left):
-            if left > 0:
+        for number, problem in enumerate(self.problems):
+            if problem.left > 0:
                 continue
             lesson = next(self._lessons, None)
             if lesson is None:
                 self._is_over = True
                 break
-            self._current[number], self._left[number] = lesson, PLANS
-            env.episodes[number] = self._begun(lesson)
+            self.problems[number] = self._begun(lesson)
+            env.episodes[number] = self.problems[number].episodes
             part = env.parts[number]
             agent.replay_buffer.forget_open(range(part.start, part.stop))
             for episode in range(part.start, part.stop):
-                self._begin(agent, episode, number, 60)
+                self._begin(agent, episode, 60)
             is_new = True
             self.visits += 1
             self._on_visit(self.visits, self.seconds)
@@ -121,9 +184,8 @@ class _Course(BaseCallback):
         agent: Any = self.model
         for number, info in enumerate(self.locals["infos"]):
             if "finished" in info:
-                lesson = number // self._parameters.num_envs
-                self._left[lesson] -= 1
-                self._begin(agent, number, lesson, info["finished"].num_decisions)
+                self._problem(number).left -= 1
+                self._begin(agent, number, info["finished"].num_decisions)
         return not self._is_over and self.seconds < self._seconds
 
     def _keep(self, number: int) -> None:
@@ -131,10 +193,12 @@ class _Course(BaseCallback):
         agent: Any = self.model
         if agent.guides[number].lead is None:
             agent.plan_env.keep(number)
+            some, at = agent.plan_env.place(number)
+            self._problem(number).keep(some.finished(at))
 
-    def _begin(self, agent: MaskedDQN, episode: int, lesson: int, num_decisions: int) -> None:
+    def _begin(self, agent: MaskedDQN, episode: int, num_decisions: int) -> None:
         """Decides how an episode that begins is led, or explores."""
-        best, draw = self._current[lesson].best, agent.rng.random()
+        best, draw = self._problem(episode).best, agent.rng.random()
         taught = None if best is None else np.array(best, dtype=np.int64)
         explored = EXPLORED / max(1, num_decisions) if draw > 1.0 - EXPLORING else 0.0
         agent.guides[episode] = Guide(lead=taught if draw < LED else None, taught=taught, random=explored)
@@ -149,6 +213,7 @@ def train_agent(
     on_visit: Callable[[int, float, MaskedDQN], None],
     about: Mapping[str, Any],
     parameters: Hyperparameters = PARAMETERS,
+    whole: float = WHOLE,
 ) -> MaskedDQN:
     """Trains a network, writes its checkpoint and returns the agent.
 
@@ -161,6 +226,7 @@ def train_agent(
             agent.
         about: entries of the checkpoint's JSON document, read whenever it is written.
         parameters: hyperparameters.
+        whole: share of the visits in which whole plans are decided, not skeletons alone.
     """
     visits = 0
     learnt: list[MaskedDQN] = []
@@ -170,8 +236,8 @@ def train_agent(
         if count % SAVE_EVERY == 0:
             write_checkpoint(learnt[0], parameters, folder, {**about, "seconds": at_s, "problems": visits + count})
 
-    course = _Course(lessons, parameters, seconds, visited)
-    env = PlanVecEnv([course.episodes() for _ in range(SIDE_BY_SIDE)])
+    course = _Course(lessons, parameters, seconds, visited, whole)
+    env = PlanVecEnv([problem.episodes for problem in course.problems])
     agent = new_agent(env, parameters, seed)
     learnt.append(agent)
     if (folder / "agent.json").exists():

@@ -69,32 +69,43 @@ def propose_and_solve(search: SkeletonSearch, templates: Grid, network: Proposal
     with _share(incumbent, SKELETON_SECONDS):
         _solve_unlike(search, promising)
     alike = like_the_best(search.space, templates, search.plans(None).values)
-    known = _best(search, templates).joined(Grid(alike, search.space.price(alike)))
+    known = known_before(search, templates, alike)
     with _share(incumbent, SKELETON_SECONDS):
         if not incumbent.finished:
-            skeletons = _proposals(incumbent, known.joined(search.plans()), network, seed, search.space.first.signature)
+            skeletons = proposals(incumbent, known, network, seed, search.space.first.signature)
             skeletons.go_on(1)
-            _solve_first(search, skeletons)
+            solve_first(search, skeletons)
             left_s = incumbent.left_s
             with incumbent.share(seconds=None if left_s is None else PROPOSED * left_s):
                 skeletons.go_on(SKELETONS - 1)
             incumbent.look_aheads += skeletons.look_aheads
-            _solve(search, SOLVED, _by_promise(skeletons), _plans(alike), _plans(promising))
+            _solve(search, SOLVED, by_promise(skeletons), _plans(alike), _plans(promising))
     with _share(incumbent, PLAN_SECONDS):
         if incumbent.finished:
             return []
-        proposals = _proposals(incumbent, known.joined(search.plans()), network, seed, len(slots))
+        whole = proposals(incumbent, known.joined(search.plans()), network, seed, len(slots))
         # The first plan, where no skeleton has led to one that fits.
-        note_first(incumbent, proposals.go_on(1))
-        proposals.go_on(PROPOSALS - 1)
-        incumbent.look_aheads += proposals.look_aheads
-        return fitting(proposals.found)
+        note_first(incumbent, whole.go_on(1))
+        whole.go_on(PROPOSALS - 1)
+        incumbent.look_aheads += whole.look_aheads
+        return fitting(whole.found)
 
 
-def _best(search: SkeletonSearch, templates: Grid) -> Grid:
-    """The templates of which episodes know, see `best_known`."""
-    chosen = best_known(search.space, *templates, search.incumbent.table.first.time_s * REFERENCE)
-    return Grid(templates.values[chosen], templates.prices[chosen])
+def known_before(search: SkeletonSearch, templates: Grid, alike: Ints) -> Grid:
+    """The plans that are known when a network proposes skeletons.
+
+    Args:
+        search: skeletons that have been solved.
+        templates: the templates with their prices.
+        alike: [n, slots] what `like_the_best` makes of both.
+
+    Returns:
+        The best templates that episodes complete plans with (`best_known`), `alike`, and the best solved plans.
+    """
+    space = search.space
+    chosen = best_known(space, *templates, search.incumbent.table.first.time_s * REFERENCE)
+    best = Grid(templates.values[chosen], templates.prices[chosen])
+    return best.joined(Grid(alike, space.price(alike))).joined(search.plans())
 
 
 def _share(incumbent: Incumbent, seconds: float) -> AbstractContextManager[None]:
@@ -169,8 +180,16 @@ def _plans(rows: Ints) -> Iterator[Values]:
     return (tuple(row.tolist()) for row in rows)
 
 
-def _proposals(incumbent: Incumbent, known: Grid, network: ProposalNetwork, seed: int, decided: int) -> Proposals:
-    """Proposals of a network that decides the first `decided` slots."""
+def proposals(incumbent: Incumbent, known: Grid, network: ProposalNetwork, seed: int, decided: int) -> Proposals:
+    """Proposals of a network that decides the first `decided` slots.
+
+    Args:
+        incumbent: takes every plan that is found, credited to `dqn`.
+        known: plans that are known at first, with their prices.
+        network: rates the decisions.
+        seed: seed of the noise on its ratings.
+        decided: number of slots that the network decides; the others follow the best known plan.
+    """
     incumbent.searcher = "dqn"
     episodes = Episodes(HybridDecisions(incumbent.space), SIDE_BY_SIDE, incumbent.table, known=known)
     for number in range(episodes.count):
@@ -180,12 +199,12 @@ def _proposals(incumbent: Incumbent, known: Grid, network: ProposalNetwork, seed
     return Proposals(incumbent, episodes, tree, network, seed=seed)
 
 
-def _by_promise(skeletons: Proposals) -> list[Values]:
+def by_promise(skeletons: Proposals) -> list[Values]:
     """The distinct plans, those first of which the network expects most."""
     return list(dict.fromkeys(one.values for one in sorted(skeletons.found, key=lambda one: one.expected_s)))
 
 
-def _solve_first(search: SkeletonSearch, skeletons: Proposals) -> None:
+def solve_first(search: SkeletonSearch, skeletons: Proposals) -> None:
     """Solves the first skeleton, so that the others know what it leads to: the first plan of the network.
 
     Where no time is left for the solve, the best plan that deciding it has come across is the first plan.

@@ -69,6 +69,24 @@ def test_an_untrained_network_follows_the_best_completion(s):
     )
 
 
+def test_an_episode_is_rewarded_as_what_is_said_of_its_end(s):
+    """By the difference of logarithms."""
+
+    def episode(share):
+        env = PlanVecEnv([Episodes(HybridDecisions(s), 1)])
+        env.reset()
+        env.worth_s, total, done = lambda number, finished: share * finished.worth_s, 0.0, [False]
+        while not done[0]:
+            env.step_async(env.episodes[0].partial_plans.episodes.legal[:, 0])
+            _, rewards, done, infos = env.step_wait()
+            total += rewards[0]
+        return total, infos[0]["finished"]
+
+    plain, ended = episode(1.0)
+    assert plain == pytest.approx(-REWARD_SCALE * ended.log_gap, rel=1e-5)
+    assert episode(0.5)[0] - plain == pytest.approx(REWARD_SCALE * np.log(2.0), rel=1e-5)
+
+
 def test_an_untrained_network_ends_no_worse_than_the_best_template(s):
     agent, env = agent_of(s)
     best = grid_of(s).prices

@@ -17,7 +17,10 @@ from agents.learning.lessons import Lesson
 from agents.learning.network import ProposalNetwork
 from agents.learning.pretraining import PARAMETERS, SIDE_BY_SIDE, train_agent
 from agents.learning.proposals import NETWORK, propose
+from agents.learning.proposed_skeletons import proposals, solve_first
 from agents.learning.search_tree import SearchTree
+from agents.planners import elimination
+from agents.planners.skeletons import SkeletonSearch
 from agents.sampling.expert import grid_of
 from automap.cluster import parse_cluster
 from automap.problem import Problem
@@ -57,25 +60,42 @@ def proposed(space, network, plans, *, known, seed=0):
     return incumbent.best_s
 
 
-def learnt(space, best, folder, parameters):
+def first_solved(space, network, *, known):
+    """Step time of what the first proposed skeleton leads to when elimination solves it, in seconds."""
+    search = SkeletonSearch(Incumbent(space, Budget(), searcher="dqn"), elimination.propose)
+    skeletons = proposals(search.incumbent, known, network, 0, space.first.signature)
+    skeletons.go_on(1)
+    solve_first(search, skeletons)
+    return search.incumbent.best_s
+
+
+def learnt(space, best, folder, parameters, whole):
     """The network that has been taught one plan of one problem in some dozens of visits."""
     lesson = Lesson(seed=0, space=space, known=grid_of(space), best=best)
-    arguments = {"seconds": 1e9, "seed": 0, "on_visit": lambda *_: None, "about": {}, "parameters": parameters}
+    arguments = {"seconds": 1e9, "seed": 0, "on_visit": lambda *_: None, "about": {}}
+    arguments |= {"parameters": parameters, "whole": whole}
     agent = train_agent(folder, itertools.repeat(lesson, SIDE_BY_SIDE + 48), **arguments)
     return ProposalNetwork({name: value.numpy() for name, value in agent.q_net.state_dict().items()})
 
 
 @pytest.mark.slow
-def test_a_network_learns_what_a_teacher_shows(tmp_path):
+@pytest.mark.parametrize("whole", [1.0, 0.0])
+def test_a_network_learns_what_a_teacher_shows(whole, tmp_path):
     """On VGG-19 over a slow network several fully connected layers must change together."""
     space = space_of("vgg19", "16x1xV100-16GB@10Gbit", 1024)
     best = space.encode(search(space.problem, Budget.parse(20_000), searcher="mcmc", seed=0).plan)
     known = grid_of(space)
-    before = proposed(space, untrained(), 1, known=known)
+
+    def reached(network):
+        return proposed(space, network, 1, known=known) if whole else first_solved(space, network, known=known)
+
+    before = reached(untrained())
     assert before > 1.1 * space.price(np.array([best]))[0, 0]
-    assert before > 1.05 * proposed(space, learnt(space, best, tmp_path / "learnt", PARAMETERS), 1, known=known)
-    still = replace(PARAMETERS, learning_rate=0.0)
-    assert before == proposed(space, learnt(space, best, tmp_path / "still", still), 1, known=known)
+    # Skeletons have few decisions.
+    parameters = PARAMETERS if whole else replace(PARAMETERS, learning_starts=500)
+    assert before > 1.05 * reached(learnt(space, best, tmp_path / "learnt", parameters, whole))
+    still = replace(parameters, learning_rate=0.0)
+    assert before == reached(learnt(space, best, tmp_path / "still", still, whole))
 
 
 @pytest.mark.slow
