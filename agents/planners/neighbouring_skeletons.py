@@ -68,3 +68,10 @@ def neighbouring_skeletons(space: PlanSpace, values: Values) -> list[Values]:
             found.append(plan)
     legal = (repaired(space, plan, values) for plan in found)
     return list(dict.fromkeys([*recompute_less(space, values), *cut_anew(space, values), *legal]))
+
+
+def with_other_zero(space: PlanSpace, values: Values) -> list[Values]:
+    """A plan with each other stage of ZeRO that is legal."""
+    at = space.first.zero
+    others = (repaired(space, [*values[:at], zero, *values[at + 1 :]], values) for zero in range(space.zeros.shape[1]))
+    return [plan for plan in dict.fromkeys(others) if plan != values]

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from agents.incumbent import Incumbent
 from agents.planners.chunk_moves import moved
-from agents.planners.linearization import Linearization, Propose, Worth, worth_of
-from agents.planners.neighbouring_skeletons import neighbouring_skeletons, repaired
+from agents.planners.linearization import Linearization, Propose, Worth, leads_on, worth_of
+from agents.planners.neighbouring_skeletons import neighbouring_skeletons, repaired, with_other_zero
 from agents.planners.pipeline_cuts import cut_anew
 from agents.planners.promising import split_axes
 from agents.planners.recompute_less import recompute_less
@@ -160,19 +160,22 @@ class SkeletonSearch:
     def descend(self, values: Values) -> Values:
         """The best plan that a skeleton leads to.
 
-        Solves the skeleton of a plan, then cuts the pipeline of what is found anew and recomputes no more than it
-        takes to fit, where it does not fit under all ZeRO stages; where that gains and is near the best plan so far, or
-        still does not fit, the same is done with the new skeleton.
+        Solves the skeleton of a plan, and again at what is found where that `leads_on`. Then cuts the pipeline of what
+        is found anew and recomputes no more than it takes to fit, where it does not fit under all ZeRO stages; where
+        that gains and is near the best plan so far, or still does not fit, the same is done with the new skeleton.
 
         Args:
             values: a plan with the skeleton.
         """
         first = self.space.first.signature
-        self._price(np.array([values], dtype=np.int64))
+        before = min(self._price(np.array([values], dtype=np.int64)), default=(True, np.inf))
         for _ in range(DESCENTS):
             self.solve(values, rounds=1)
             worth, solved = self.best[values[:first]]
-            begins = [solved, *(self._with_other_zero(solved) if worth[0] else ())]
+            if not self.finished and leads_on(worth, before, self.incumbent.best_s):
+                self.solve(solved, rounds=1)
+                worth, solved = self.best[values[:first]]
+            begins = [solved, *(with_other_zero(self.space, solved) if worth[0] else ())]
             cuts = [plan for begin in begins for plan in (begin, *cut_anew(self.space, begin))]
             plans = dict.fromkeys(plan for cut in cuts for plan in (cut, *recompute_less(self.space, cut)))
             plans.pop(solved)
@@ -180,7 +183,7 @@ class SkeletonSearch:
             best = min(found, default=worth)
             if best >= worth:
                 return self._with_moved_units(solved)
-            values = list(plans)[found.index(best)]
+            values, before = list(plans)[found.index(best)], best
             if self.finished or not (best[0] or self._is_worth_polishing(best)):
                 break
         return self._with_moved_units(values)
@@ -194,15 +197,6 @@ class SkeletonSearch:
             return values
         self.solve(after, rounds=1)
         return self.best[after[: self.space.first.signature]][1]
-
-    def _with_other_zero(self, values: Values) -> list[Values]:
-        """A plan with each other stage of ZeRO that is legal."""
-        at = self.space.first.zero
-        others = (
-            repaired(self.space, [*values[:at], zero, *values[at + 1 :]], values)
-            for zero in range(self.space.zeros.shape[1])
-        )
-        return [plan for plan in dict.fromkeys(others) if plan != values]
 
     def _is_worth_polishing(self, worth: Worth) -> bool:
         is_over, seconds = worth
@@ -301,7 +295,7 @@ class SkeletonSearch:
 
     def _cut_neighbour(self, values: Values, overflow: float) -> None:
         """Cuts a plan with this overflow anew, also under the stage of ZeRO with which it is the fastest that fits."""
-        zeros = [values, *(self._with_other_zero(values) if overflow > 0.0 else ())]
+        zeros = [values, *(with_other_zero(self.space, values) if overflow > 0.0 else ())]
         prices = self._prices(np.array(zeros, dtype=np.int64))
         if self.finished or not len(prices):
             return

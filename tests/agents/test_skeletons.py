@@ -10,6 +10,8 @@ from agents.incumbent import Incumbent
 from agents.learning.problems import generate
 from agents.planners import skeletons
 from agents.planners.elimination import propose
+from agents.planners.linearization import leads_on
+from agents.planners.promising import promising_meshes
 from agents.planners.skeletons import SkeletonSearch
 from agents.sampling.expert import grid_of
 from automap.cluster import parse_cluster
@@ -82,3 +84,29 @@ def test_no_two_changes_of_signatures_improve_a_polished_plan(monkeypatch):
     pairs = [pair for pair in itertools.combinations(moves, 2) if pair[0][0] != pair[1][0]]
     seconds, overflow = space.price(graph.moved(picked, [*([move] for move in moves), *pairs])).T
     assert (seconds[overflow <= 0.0] >= reached[10_000]).all()
+
+
+def test_a_skeleton_is_solved_again_at_a_plan_that_is_much_better(monkeypatch):
+    """Templates of a small BERT over a slow network say little of where the best signatures of their meshes wait."""
+    graph = zoo.build("bert:layers=4,hidden=1024,heads=16,ffn=4096,seq_len=128,vocab_size=32000")
+    space = PlanSpace(Problem.build(graph, parse_cluster("2x4xV100-16GB@25Gbit"), {"global_batch": 64}))
+    rows = promising_meshes(space, grid_of(space))[:12].tolist()
+
+    def reached():
+        """Step times that skeletons of promising templates lead to, each in a search of its own."""
+        searches = [SkeletonSearch(Incumbent(space, Budget(), searcher="elimination"), propose) for _ in rows]
+        plans = [search.descend(tuple(row)) for search, row in zip(searches, rows, strict=True)]
+        return space.price(np.array(plans))[:, 0]
+
+    again = reached()
+    monkeypatch.setattr(skeletons, "leads_on", lambda found, given, best_s: False)
+    once = reached()
+    assert (again <= once).all() and (again < 0.8 * once).any()
+
+
+def test_another_solve_may_gain_more_where_the_given_plan_was_bad():
+    assert leads_on((False, 1.0), (False, 1.2), best_s=1.0) and leads_on((False, 1.0), (True, 0.1), best_s=1.0)
+    # What does not fit, gained little, or is far from the best plan is left.
+    assert not leads_on((True, 0.1), (True, 0.5), best_s=1.0)
+    assert not leads_on((False, 1.0), (False, 1.01), best_s=1.0)
+    assert not leads_on((False, 2.0), (False, 3.0), best_s=1.0)
