@@ -173,6 +173,7 @@ class SkeletonSearch:
             self.solve(values, rounds=1)
             worth, solved = self.best[values[:first]]
             if not self.finished and leads_on(worth, before, self.incumbent.best_s):
+                self._most_solves += 1
                 self.solve(solved, rounds=1)
                 worth, solved = self.best[values[:first]]
             begins = [solved, *(with_other_zero(self.space, solved) if worth[0] else ())]
