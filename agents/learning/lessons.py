@@ -76,10 +76,9 @@ def lessons(seeds: Sequence[int], labels: Mapping[int, Label], seed: int, proces
             if best is not None and len(best) != len(space.slots):
                 best = None
             known = preparation.known(number, space)
-            if label is not None and label.step_time_s is not None:
-                if number not in easy and fastest_s(known) <= (1.0 + TAUGHT) * label.step_time_s:
-                    easy.add(number)
-                best = _faster(known, label.step_time_s) or best
+            label_s = label.step_time_s if label is not None else None
+            if label_s is not None and fastest_s(known) <= (1.0 + TAUGHT) * label_s:
+                easy.add(number)
             yield Lesson(seed=number, space=space, known=known, best=best)
 
 
@@ -97,14 +96,6 @@ def _order(seeds: Sequence[int], useless: Collection[int], easy: Collection[int]
 def fastest_s(grid: Grid) -> float:
     """Step time of the fastest plan that fits; infinite where none does."""
     return float(np.where(grid.prices[:, 1] <= 0.0, grid.prices[:, 0], np.inf).min(initial=np.inf))
-
-
-def _faster(grid: Grid, than_s: float) -> Values | None:
-    """The fastest plan that fits, if it is faster than a step time in seconds."""
-    seconds = np.where(grid.prices[:, 1] <= 0.0, grid.prices[:, 0], np.inf)
-    if not len(seconds) or seconds.min() >= than_s:
-        return None
-    return tuple(grid.values[seconds.argmin()].tolist())
 
 
 class Exam:
