@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from automap.arrays import Floats, Ints, Mask
 from automap.cost_graph.kernels.group_costs import AGAIN, BACK, THERE
 
@@ -29,11 +31,23 @@ class Worth:
         of_modes: [modes, columns] worth in all rows of each recompute mode.
     """
 
-    def __init__(self, of_modes: Floats) -> None:
+    def __init__(self, of_modes: Floats, before: Worth | None = None) -> None:
+        """Begins to weigh.
+
+        Args:
+            of_modes: [modes, columns] worth in all rows of each recompute mode.
+            before: an earlier worth to the same payers. What it has weighed is taken over where only other columns than
+                those of exchanges are worth something else, as memory is from one price of it to the next.
+        """
         self.of_modes = of_modes
         self._there, self._back = of_modes[:, THERE].sum(axis=0), of_modes[:, BACK].sum(axis=0)
         self._again = of_modes[:, AGAIN]
         self._weighed: dict[tuple[object, ...], Floats] = {}
+        if before is not None and all(
+            np.array_equal(mine, other)
+            for mine, other in ((self._there, before._there), (self._back, before._back), (self._again, before._again))
+        ):
+            self._weighed = before._weighed
 
     def weigh(self, exchange: Exchange, repeated: Mask) -> Floats:
         """[ways, requests] costs of an exchange; readers of one tensor share them.

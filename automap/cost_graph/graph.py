@@ -48,6 +48,7 @@ class CostGraphCache:
         self.space = space
         self.costs: dict[tuple[object, ...], GroupCosts] = {}
         self._legal: dict[tuple[bytes, bytes], tuple[Ints, ...]] = {}
+        self._worth: tuple[CostGraph | None, list[Worth]] = (None, [])
         self._routes: dict[tuple[bytes, ...], Routes] = {}
 
     def legal(self, skeleton: Values) -> tuple[Ints, ...]:
@@ -57,6 +58,17 @@ class CostGraphCache:
         if key not in self._legal:
             self._legal[key] = joint_values(self.space, skeleton)
         return self._legal[key]
+
+    def worth(self, graph: CostGraph, of_payers: Floats) -> list[Worth]:
+        """What one unit of each cost is worth to the payers of a graph, [payers, modes, columns].
+
+        What the worth before has weighed is kept if it was of the same graph.
+        """
+        of_graph, before = self._worth
+        earlier = before if of_graph is graph else [None] * len(of_payers)
+        worth = [Worth(of_modes, one) for of_modes, one in zip(of_payers, earlier, strict=True)]
+        self._worth = graph, worth
+        return worth
 
     def routes(self, legal: tuple[Ints, ...], stage: Stage) -> Routes:
         """The routes of tensors under these values on a stage."""
@@ -91,7 +103,8 @@ class CostGraph:
         self.units = UnitRows(space.evaluator, lowered)
         self._rows = self.units.rows
         self._modes = [self._mode(row) for row in self._rows]
-        self._costs = self._group_costs(lowered, cache or CostGraphCache(space))
+        self._cache = cache or CostGraphCache(space)
+        self._costs = self._group_costs(lowered)
         of_first = self._costs[0]
         self._first_node = of_first.first_node
         self.nodes = of_first.nodes
@@ -105,8 +118,9 @@ class CostGraph:
         for number, payers in enumerate(self.payers):
             self._pays[number, payers.modes, payers.rows] = 1.0
 
-    def _group_costs(self, lowered: LoweredPlan, cache: CostGraphCache) -> list[GroupCosts]:
+    def _group_costs(self, lowered: LoweredPlan) -> list[GroupCosts]:
         """[rows] group costs on the rank of each row; beyond `MOST_STAGES` unlike ranks, those of another rank."""
+        cache = self._cache
         numbers = lowered.layout.numbers
         meshes = frozenset(zip(numbers, lowered.rank_samples.tolist(), strict=True))
         found: dict[tuple[object, ...], GroupCosts] = {}
@@ -234,7 +248,7 @@ class CostGraph:
             weights: [rows, columns] worth of one unit of each cost, none negative.
         """
         nodes = [np.zeros(len(node.values)) for node in self.nodes]
-        worth = [Worth(of_modes) for of_modes in np.tensordot(self._pays, weights, axes=1)]
+        worth = self._cache.worth(self, np.tensordot(self._pays, weights, axes=1))
         for number in self._alike:
             first, of_modes = int(self.payers[number].rows[0]), worth[number].of_modes
             paid = np.flatnonzero(of_modes.any(axis=1)).tolist()

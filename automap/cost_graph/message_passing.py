@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from automap.arrays import Floats, Ints
 from automap.cost_graph.graph import CostGraph
-from automap.cost_graph.kernels.message_passing import FIRST, LAST, MIDDLE, WIDEST, FactorGraph, descend, pass_messages
+from automap.cost_graph.kernels import message_passing as kernels
+from automap.cost_graph.kernels.message_passing import FIRST, LAST, MIDDLE, WIDEST, FactorGraph, Least
 from automap.cost_graph.weighted_graph import Scalars, WeightedGraph
 
 SWEEPS, PASSES = 1, 20
@@ -50,22 +51,23 @@ def candidates(
     arrays = _factor_graph(graph)
     untouched = arrays._replace(costs=arrays.costs.copy())
     best = np.array(start, dtype=np.int64)
-    least = descend(untouched, TOLERANCE, best) + graph.constant
+    cost_of_best = kernels.descend(untouched, TOLERANCE, best) + graph.constant
     is_given, bound, now = np.isfinite(known), -np.inf, -1
     margins, picked = np.zeros(len(arrays.costs)), best.copy()
-    of_factor = np.zeros(len(arrays.nodes))
+    least = _least(arrays)
     for _ in range(PASSES):
-        limit = known if is_given else least
+        limit = known if is_given else cost_of_best
         slack = limit - graph.constant + TOLERANCE * abs(limit)
-        bound = max(bound, float(pass_messages(arrays, slack, SWEEPS, picked, margins, of_factor)) + graph.constant)
+        found = float(kernels.pass_messages(arrays, slack, SWEEPS, picked, margins, least))
+        bound = max(bound, found + graph.constant)
         if not np.add.reduceat(arrays.is_left, arrays.first).all():
             # Every assignment costs more than what is known.
             return [np.zeros(0, dtype=np.int64) for _ in graph.nodes], tuple(best.tolist()), limit
         other = picked.copy()
-        cost = descend(untouched, TOLERANCE, other) + graph.constant
-        is_better = cost < least
+        cost = kernels.descend(untouched, TOLERANCE, other) + graph.constant
+        is_better = cost < cost_of_best
         if is_better:
-            best, least = other, cost
+            best, cost_of_best = other, cost
         left_before, now = now, int(arrays.is_left.sum())
         if now == len(graph.nodes) or (now == left_before and not is_better):
             break
@@ -85,11 +87,11 @@ def bounds_of_parts(graph: WeightedGraph, parts: Sequence[int]) -> tuple[Floats,
     """
     arrays = _factor_graph(graph)
     picked, margins = np.zeros(len(parts), dtype=np.int64), np.zeros(len(arrays.costs))
-    of_factor = np.zeros(len(arrays.nodes))
-    pass_messages(arrays, np.inf, PASSES_OF_PARTS, picked, margins, of_factor)
+    least = _least(arrays)
+    kernels.pass_messages(arrays, np.inf, PASSES_OF_PARTS, picked, margins, least)
     found = np.zeros(max(parts, default=-1) + 1)
     np.add.at(found, list(parts), np.minimum.reduceat(arrays.costs, arrays.first))
-    np.add.at(found, [parts[term.nodes[0]] for term in graph.terms], of_factor)
+    np.add.at(found, [parts[term.nodes[0]] for term in graph.terms], least.of_factor)
     return found, tuple(picked.tolist())
 
 
@@ -121,6 +123,13 @@ def _factor_graph(graph: WeightedGraph) -> FactorGraph:
         costs=np.concatenate(graph.nodes),
         is_left=np.ones(sizes.sum(), dtype=np.bool_),
     )
+
+
+def _least(graph: FactorGraph) -> Least:
+    """The least that each node and each factor adds, before any message was passed."""
+    least = Least(of_node=np.empty(len(graph.sizes)), of_factor=np.empty(len(graph.nodes)))
+    kernels.bound(graph, least)
+    return least
 
 
 def _by_node(graph: FactorGraph, values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:

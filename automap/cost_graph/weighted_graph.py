@@ -181,10 +181,12 @@ class GraphBuilder:
         """
         terms = []
         for nodes, entries in self._pairs.items():
-            rows, row_parts = self._classes.of(tuple(row for row, _, _ in entries))
-            columns, column_parts = self._classes.of(tuple(column for _, column, _ in entries))
-            table = np.zeros((len(row_parts[0]), len(column_parts[0])))
-            for (_, _, part), row, column in zip(entries, row_parts, column_parts, strict=True):
-                table += part[row][:, column]
+            rows, columns, table = entries[0]
+            if len(entries) > 1:
+                rows, row_parts = self._classes.of(tuple(row for row, _, _ in entries))
+                columns, column_parts = self._classes.of(tuple(column for _, column, _ in entries))
+                table = np.zeros((len(row_parts[0]), len(column_parts[0])))
+                for (_, _, part), row, column in zip(entries, row_parts, column_parts, strict=True):
+                    table += part[row][:, column]
             terms.append(Term(nodes=nodes, codes=(rows, columns), table=table))
         return WeightedGraph(constant=constant, nodes=tuple(self.nodes), terms=(*terms, *self._three))

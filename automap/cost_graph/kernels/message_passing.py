@@ -74,6 +74,18 @@ class Scratch(NamedTuple):
 SCRATCH = tuple_type(Scratch)
 
 
+class Least(NamedTuple):
+    """The least that each node and each factor adds to any assignment. The sum of all is a lower bound."""
+
+    of_node: Floats
+    """[nodes]"""
+    of_factor: Floats
+    """[factors]"""
+
+
+LEAST = tuple_type(Least)
+
+
 @borrowing(int64(FACTOR_GRAPH, int64, int64), inner=True)
 def _place(graph, factor, node):
     """Which of a factor's nodes a node is, or -1."""
@@ -122,6 +134,23 @@ def _least_of_others(amounts, count, found):
         found[c] = second if c == best else least
 
 
+@borrowing(float64(float64[::1], float64[::1]), inner=True)
+def _least_sum(left, right):
+    """The least sum of two entries at the same place."""
+    a, b, c, d = NEVER, NEVER, NEVER, NEVER
+    count = len(left)
+    # Four minima side by side: one alone would wait for itself at every entry.
+    whole = count - count % 4
+    for i in range(0, whole, 4):
+        a = min(a, left[i] + right[i])
+        b = min(b, left[i + 1] + right[i + 1])
+        c = min(c, left[i + 2] + right[i + 2])
+        d = min(d, left[i + 3] + right[i + 3])
+    for i in range(whole, count):
+        a = min(a, left[i] + right[i])
+    return min(a, b, c, d)
+
+
 @borrowing(void(FACTOR_GRAPH, int64, SCRATCH), inner=True)
 def _find_first(graph, factor, scratch):
     """Writes what a factor adds at least to each class of its first node."""
@@ -134,17 +163,13 @@ def _find_first(graph, factor, scratch):
         for c in range(columns):
             same = min(same, scratch.of_place[c] + scratch.of_middle[c])
             scratch.of_place[c] += scratch.others[c]
-    count = 0
-    for c in range(columns):
-        if scratch.of_place[c] < NEVER:
-            scratch.live[count] = c
-            count += 1
+    of_place = scratch.of_place[:columns]
+    _least_of_classes(graph, factor, FIRST, rows, scratch.least)
     for row in range(rows):
-        found, at = same, begin + row * columns
-        for number in range(count):
-            c = scratch.live[number]
-            found = min(found, graph.tables[at + c] + scratch.of_place[c])
-        scratch.least[row] = found
+        # No value that is left is in a class of which nothing has been taken.
+        if scratch.least[row] < NEVER:
+            at = begin + row * columns
+            scratch.least[row] = min(same, _least_sum(graph.tables[at : at + columns], of_place))
 
 
 @borrowing(float64(FACTOR_GRAPH, int64, SCRATCH), inner=True)
@@ -161,8 +186,9 @@ def _find_columns(graph, factor, scratch):
     for row in range(rows):
         taken, at = scratch.of_place[row], begin + row * columns
         if taken < NEVER:
+            costs = graph.tables[at : at + columns]
             for c in range(columns):
-                scratch.least[c] = min(scratch.least[c], graph.tables[at + c] + taken)
+                scratch.least[c] = min(scratch.least[c], costs[c] + taken)
     return best
 
 
@@ -241,19 +267,27 @@ def _scratch(graph):
     return Scratch(np.empty(most), np.empty(most), np.empty(most), np.empty(most), np.empty(most, np.int64))
 
 
-@borrowing(
-    float64(FACTOR_GRAPH, float64, int64, int64[::1], float64[::1], float64[::1], SCRATCH, float64[::1]), inner=True
-)
-def _pass_messages(graph, known, sweeps, picked, margins, of_factor, scratch, of_node):
-    """`pass_messages` with memory for the least cost of each node."""
+@borrowing(void(FACTOR_GRAPH, SCRATCH, LEAST), inner=True)
+def _bound(graph, scratch, least):
+    """`bound` with scratch memory."""
+    for n in range(graph.sizes.shape[0]):
+        least.of_node[n] = _least_cost(graph, n)
+    for f in range(graph.nodes.shape[0]):
+        least.of_factor[f] = _least_entry(graph, f, scratch)
+
+
+@kernel(void(FACTOR_GRAPH, LEAST))
+def bound(graph, least):
+    """Writes the least that each node and each factor of a graph adds to any assignment."""
+    _bound(graph, _scratch(graph), least)
+
+
+@borrowing(float64(FACTOR_GRAPH, float64, int64, int64[::1], float64[::1], LEAST, SCRATCH), inner=True)
+def _pass_messages(graph, known, sweeps, picked, margins, least, scratch):
+    """`pass_messages` with scratch memory."""
     num_factors, num_nodes = graph.nodes.shape[0], graph.sizes.shape[0]
-    bound = 0.0
-    for n in range(num_nodes):
-        of_node[n] = _least_cost(graph, n)
-        bound += of_node[n]
-    for f in range(num_factors):
-        of_factor[f] = _least_entry(graph, f, scratch)
-        bound += of_factor[f]
+    of_node, of_factor = least.of_node, least.of_factor
+    bound = of_node.sum() + of_factor.sum()
     for sweep in range(2 * sweeps):
         upward = sweep % 2 == 0
         for step in range(num_nodes):
@@ -295,8 +329,8 @@ def _pass_messages(graph, known, sweeps, picked, margins, of_factor, scratch, of
     return bound
 
 
-@kernel(float64(FACTOR_GRAPH, float64, int64, int64[::1], float64[::1], float64[::1]))
-def pass_messages(graph, known, sweeps, picked, margins, of_factor):
+@kernel(float64(FACTOR_GRAPH, float64, int64, int64[::1], float64[::1], LEAST))
+def pass_messages(graph, known, sweeps, picked, margins, least):
     """Moves costs between nodes and factors and leaves out values that no optimum takes.
 
     Args:
@@ -305,13 +339,12 @@ def pass_messages(graph, known, sweeps, picked, margins, of_factor):
         sweeps: number of times that the nodes are visited in ascending and then in descending order.
         picked: [nodes], written: the value of each node that looks best.
         margins: [values], written: a lower bound on the cost of all assignments with the value.
-        of_factor: [factors], written: the least that each factor adds to any assignment in the end.
+        least: changed: what each node and each factor adds at least, as `bound` or the messages before have left it.
 
     Returns:
         A lower bound on the cost of all assignments.
     """
-    of_node = np.empty(graph.sizes.shape[0])
-    return _pass_messages(graph, known, sweeps, picked, margins, of_factor, _scratch(graph), of_node)
+    return _pass_messages(graph, known, sweeps, picked, margins, least, _scratch(graph))
 
 
 @borrowing(void(FACTOR_GRAPH, int64, int64, int64[::1], float64[::1]), inner=True)
