@@ -149,7 +149,8 @@ class SkeletonSearch:
             at = sensitivities(graph.units, graph.chosen(picked))
             time = at.time if time is None else 0.5 * (time + at.time)
             self._solves += 1
-            found = self.propose(Linearization(graph=graph, picked=picked, at=at, time=time, incumbent=self.incumbent))
+            near = graph.around(picked)
+            found = self.propose(Linearization(graph=near, picked=picked, at=at, time=time, incumbent=self.incumbent))
             for one in found:
                 self._keep(graph.values(one.picked), one.worth)
             picked = min(found, key=lambda one: one.worth).picked

@@ -18,6 +18,7 @@ are sums over the graph. The waits of the host, the step time and the memory of 
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
@@ -28,9 +29,11 @@ from automap.arrays import Floats, Ints
 from automap.cost_graph.factors import Conversion, Factor, Payers, Worth
 from automap.cost_graph.group_costs import GroupCosts, alone, joint_values
 from automap.cost_graph.routes import Routes
-from automap.cost_graph.unit_rows import UnitRows
+from automap.cost_graph.tied_costs import TiedCosts
+from automap.cost_graph.unit_rows import WIDTH, UnitRows
 from automap.cost_graph.weighted_graph import GraphBuilder, WeightedGraph
 from automap.price.evaluator import blank
+from automap.price.kernels.cost_records import UNIT_COST_WIDTH
 from automap.price.kernels.stage_records import Stage
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan, UnitCall
 from automap.space.space import PlanSpace, Values
@@ -87,7 +90,8 @@ class CostGraph:
         factors: the factors, each with the number of those that pay it among `payers`.
         payers: some unit rows that pay the same factors.
         units: the unit rows, which are priced under any signatures; rows of costs and weights are theirs.
-        base: [rows, columns] unit costs with every signature undecided.
+        base: [rows, columns] unit costs with every signature undecided. Here and below there are `WIDTH` columns, those
+            of a unit cost and `EXCHANGED`.
     """
 
     def __init__(self, space: PlanSpace, skeleton: Values, cache: CostGraphCache | None = None) -> None:
@@ -109,10 +113,13 @@ class CostGraph:
         self._first_node = of_first.first_node
         self.nodes = of_first.nodes
         paid = zip(self._costs, self._rows, self._modes, strict=True)
-        self.base = np.array([costs.bases[row.unit_type][mode] for costs, row, mode in paid])
+        self.base = np.zeros((len(self._rows), WIDTH))
+        self.base[:, :UNIT_COST_WIDTH] = [costs.bases[row.unit_type][mode] for costs, row, mode in paid]
         self.payers: list[Payers] = []
         self._alike: list[int] = []
         self.factors = tuple(self._paid_factors())
+        self._tied = TiedCosts(space, self.units, of_first.routes)
+        self._pays_tie = {tie: self._pay([self.units.payer(tie)]) for tie in self.units.large_ties}
         # [payers, modes, rows] which rows pay, by the recompute mode in which they are.
         self._pays = np.zeros((len(self.payers), len(RECOMPUTE_MODES), len(self._rows)))
         for number, payers in enumerate(self.payers):
@@ -226,12 +233,20 @@ class CostGraph:
             chosen[members] = assignment[node.values[p]].T
         return chosen
 
+    def around(self, picked: Sequence[int]) -> CostGraph:
+        """The same graph with what tied parameters cost around an assignment, see `TiedCosts`."""
+        if not self.units.large_ties:
+            return self
+        found, factors = copy.copy(self), self._tied.around(picked, self.values(picked))
+        found.factors = (*self.factors, *((factor, self._pays_tie[tie]) for factor, tie in factors))
+        return found
+
     def unit_costs(self, picked: Sequence[int]) -> Floats:
         """[rows, columns] unit costs under an assignment, by the graph."""
         costs = self.base.copy()
         for number, row in enumerate(self._rows):
             for n in self._nodes_of(row):
-                costs[number] += self._costs[number].nodes[n].costs[self._modes[number], picked[n]]
+                costs[number, :UNIT_COST_WIDTH] += self._costs[number].nodes[n].costs[self._modes[number], picked[n]]
         for factor, number in self.factors:
             for i, mode in zip(*self.payers[number], strict=True):
                 factor.add(costs[i], picked, mode)
@@ -254,7 +269,7 @@ class CostGraph:
             paid = np.flatnonzero(of_modes.any(axis=1)).tolist()
             for n in self._nodes_of(self._rows[first]):
                 for mode in paid:
-                    nodes[n] += self._costs[first].nodes[n].costs[mode] @ of_modes[mode]
+                    nodes[n] += self._costs[first].nodes[n].costs[mode] @ of_modes[mode, :UNIT_COST_WIDTH]
         builder = GraphBuilder(nodes, self._costs[0].classes)
         for factor, number in self.factors:
             is_charged = isinstance(factor, Conversion) and factor.is_charged

@@ -57,6 +57,7 @@ class GroupCosts:
         first_node: [types + 1] number of the first node of each unit type.
         bases: for each unit type, [modes, columns] cost of a unit with every signature undecided.
         classes: joint classes of the values of the nodes.
+        routes: the routes of tensors.
     """
 
     def __init__(
@@ -78,8 +79,8 @@ class GroupCosts:
         """
         self.space, self._modes = space, tuple(modes)
         self._tables, self._stage = space.evaluator.tables.arrays, stage
-        self._routes = routes or Routes(space, legal, alone(stage))
-        self.first_node, self.classes = self._routes.first_node, self._routes.joint
+        self.routes = routes or Routes(space, legal, alone(stage))
+        self.first_node, self.classes = self.routes.first_node, self.routes.joint
         self.bases = self.undecided(self._modes) if legal else np.zeros((0, len(self._modes), UNIT_COST_WIDTH))
         self.nodes = tuple(self._build_nodes(legal)) if legal else ()
         self._factors: dict[tuple[int, int, bool], tuple[Factor, ...]] = {}
@@ -89,9 +90,9 @@ class GroupCosts:
         """Factors between groups of one unit."""
         key = (unit_type, -1, False)
         if key not in self._factors:
-            copies = self._routes.copies(unit_type) if len(self._modes) == len(RECOMPUTE_MODES) else ()
+            copies = self.routes.copies(unit_type) if len(self._modes) == len(RECOMPUTE_MODES) else ()
             self._factors[key] = (
-                *map(self._conversion, self._routes.inside(unit_type)),
+                *map(self._conversion, self.routes.inside(unit_type)),
                 *map(self._saved_copies, copies),
             )
         return self._factors[key]
@@ -115,7 +116,7 @@ class GroupCosts:
         Args:
             before: type of the unit before it; the values are those of the node there that makes the tensor.
         """
-        crossed = self._routes.crossed(before, opens=True)
+        crossed = self.routes.crossed(before, opens=True)
         found: Floats = self._of_ways(unit_type, crossed, self._modes[:1])[0][crossed.codes]
         return found
 
@@ -162,12 +163,12 @@ class GroupCosts:
 
     def _crossing(self, unit_type: int, before: int, opens: bool) -> Iterator[Factor]:
         """Conversions of the tensors that cross into a unit, and the cost of saving them as they come."""
-        yield from map(self._conversion, self._routes.crossing(unit_type, before, opens))
+        yield from map(self._conversion, self.routes.crossing(unit_type, before, opens))
         if len(self._modes) < len(RECOMPUTE_MODES):
             return
-        crossed = self._routes.crossed(before, opens=opens)
+        crossed = self.routes.crossed(before, opens=opens)
         yield Saved(
-            nodes=(self._routes.maker(before),),
+            nodes=(self.routes.maker(before),),
             codes=(crossed.codes,),
             table=np.ascontiguousarray(self._of_ways(unit_type, crossed, self._modes).transpose(1, 0, 2)),
             columns=ALL_COLUMNS,

@@ -158,7 +158,7 @@ class Routes:
             opens: whether it is sent to another chunk: where it is a sum, it is reduced before.
         """
         if (before, opens) not in self._crossed:
-            placements = self._placements(int(self.space.evaluator.tables.boundary_out[before]))[:, 0]
+            placements = self.placements(int(self.space.evaluator.tables.boundary_out[before]))[:, 0]
             if opens:
                 placements = np.where(placements == PARTIAL, SUMMED, placements)
             self._crossed[before, opens] = _classes(placements)
@@ -166,10 +166,18 @@ class Routes:
 
     # -- placements ---------------------------------------------------------------------------------------------------
 
-    def _placements(self, row: int) -> Ints:
-        """[values, 2, axes] placements of an operand and of its gradient under each value of its operator's node."""
-        if row in self._placed:
-            return self._placed[row]
+    def placements(self, row: int) -> Ints:
+        """[values, 2, axes] placements of an operand and of its gradient under each value of its operator's node.
+
+        They are UNKNOWN on axes that have one device alone.
+        """
+        if row not in self._placed:
+            self._placed[row] = self.decided(row)
+            self._placed[row][:, :, self._alone] = UNKNOWN
+        return self._placed[row]
+
+    def decided(self, row: int) -> Ints:
+        """[values, 2, axes] the same on all axes."""
         owner = int(self._operands["operator"][row])
         node = int(self.group_of[owner])
         members, assignment = self._groups[node]
@@ -179,14 +187,12 @@ class Routes:
         found: Ints = places[self.values[node]].transpose(0, 2, 1).copy()
         if row >= self._operators["first_output"][owner]:
             found[:, 1] = np.where(found[:, 0] == PARTIAL, BROADCAST, found[:, 0])
-        found[:, :, self._alone] = UNKNOWN
-        self._placed[row] = found
         return found
 
     def _ways_of(self, row: int) -> Ways:
         """Distinct placements of an operand."""
         if row not in self._ways:
-            self._ways[row] = _classes(self._placements(row)[:, 0])
+            self._ways[row] = _classes(self.placements(row)[:, 0])
         return self._ways[row]
 
     def _shared(self, placements: Ints) -> Ints:
@@ -221,7 +227,7 @@ class Routes:
 
     def _find_crossing(self, unit_type: int, before: int, opens: bool) -> Iterator[Route]:
         made = int(self.space.evaluator.tables.boundary_out[before])
-        placements = self._placements(made)[:, 0]
+        placements = self.placements(made)[:, 0]
         if opens:
             placements = np.where(placements == PARTIAL, BROADCAST, placements)
         for tensor, reading in self._readers(unit_type, enters=True).items():
@@ -244,7 +250,7 @@ class Routes:
         """
         maker = int(self._operands["operator"][made])
         source, sources = int(self.group_of[maker]), self._shared(ways.placements)
-        by_row = [self._placements(row) for row in reading]
+        by_row = [self.placements(row) for row in reading]
         requests, codes = _classes(np.concatenate(by_row))
         required, of_required = _classes(np.ascontiguousarray(requests[:, 0]))
         gradients, of_gradient = _classes(np.ascontiguousarray(requests[:, 1]))

@@ -13,10 +13,10 @@ import numpy as np
 
 from automap.arrays import Floats, Ints
 from automap.cost_graph.kernels.sensitivities import Changes, step_changed
-from automap.cost_graph.unit_rows import UnitRows
+from automap.cost_graph.unit_rows import EXCHANGED, WIDTH, UnitRows
 from automap.price.evaluator import pipeline_of
 from automap.price.kernels.array_types import Rows, columns_of, records_of
-from automap.price.kernels.cost_records import RANK_COST_DTYPE, UNIT_COST_DTYPE
+from automap.price.kernels.cost_records import RANK_COST_DTYPE, UNIT_COST_DTYPE, UNIT_COST_WIDTH
 from automap.price.kernels.step_records import new_step_workspace
 
 SECONDS = columns_of(UNIT_COST_DTYPE, "forward_s", "backward_s", "recompute_s", "input_s", "weight_s")
@@ -37,7 +37,7 @@ SHARPNESS = 16.0
 
 @dataclass(frozen=True, kw_only=True)
 class Sensitivities:
-    """Sensitivities at one plan; rows and columns are those of its unit costs."""
+    """Sensitivities at one plan; the rows are those of its unit costs, the `WIDTH` columns those of its cost graph."""
 
     time: Floats
     """[rows, columns] seconds of the step for one more of each column."""
@@ -70,15 +70,23 @@ def sensitivities(units: UnitRows, chosen: Ints) -> Sensitivities:
     workspace = new_step_workspace(pipeline.num_ranks, pipeline.num_chunks)
     rows, settings = records_of(costs, UNIT_COST_DTYPE), evaluator.settings(lowered.zero)
     step_changed(rows, Changes(columns, sizes), pipeline, lowered.layout.arrays, settings, workspace, after)
-    time = np.zeros_like(costs)
-    memory = np.zeros((pipeline.num_ranks, *costs.shape))
+    time = np.zeros((len(costs), WIDTH))
+    memory = np.zeros((pipeline.num_ranks, *time.shape))
     time[:, columns] = ((_smooth_s(after) - step_s) / sizes).T
     memory[:, :, columns] = ((_memory(after) - used) / sizes[:, :, None]).T
-    worth = records_of(time, UNIT_COST_DTYPE)
+    for tie in units.large_ties:
+        less, exchanged = tied.copy(), float(tied[tie].exchanged)
+        if exchanged > 0.0:
+            less[tie].exchanged -= HALF * exchanged
+            ranks = units.outcome(costs, less, exact=False).ranks
+            time[units.payer(tie), EXCHANGED] = (step_s - float(_smooth_s(ranks))) / (HALF * exchanged)
+    of_units = np.ascontiguousarray(time[:, :UNIT_COST_WIDTH])
+    worth = records_of(of_units, UNIT_COST_DTYPE)
     worth["forward_comm_s"] = evaluator.exposed * worth["forward_s"][:, None]
     worth["backward_comm_s"] = evaluator.exposed * worth["recompute_s"][:, None]
     worth["recompute_comm_s"] = worth["backward_comm_s"]
-    _share_with_hosts(units, costs, time)
+    _share_with_hosts(units, costs, of_units)
+    time[:, :UNIT_COST_WIDTH] = of_units
     return Sensitivities(time=time, memory=memory, used=used, capacity=capacity)
 
 

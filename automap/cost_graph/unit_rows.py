@@ -14,10 +14,17 @@ from automap.arrays import Floats, Ints
 from automap.price.evaluator import Evaluator
 from automap.price.kernels.array_types import Rows, numbers_of, records_of
 from automap.price.kernels.collectives import SUMMED
-from automap.price.kernels.cost_records import UNIT_COST_DTYPE
+from automap.price.kernels.cost_records import UNIT_COST_DTYPE, UNIT_COST_WIDTH
 from automap.price.lowered_plan import LoweredPlan
 from automap.price.outcome import Outcome
 from ir.factors import BROADCAST, PARTIAL
+
+EXCHANGED, WIDTH = UNIT_COST_WIDTH, UNIT_COST_WIDTH + 1
+"""A column behind those of a unit cost, and the number of all columns: elements of a tied parameter's gradient that the
+unit's rank exchanges with another one once a step."""
+LEAST_SHARE = 1e-3
+"""Share of a model's parameters from which a tied one counts in a cost graph (assumed): in T5, the embedding and not
+what all layers add to their scores."""
 
 
 class UnitRows:
@@ -28,12 +35,17 @@ class UnitRows:
     Attributes:
         rows: the units; the signatures of their segments, and the placements that cross into them, are not read.
         parts: rows of `PartRow`, which say where each unit occurs.
+        ties: parameters that two units read.
+        large_ties: numbers of those that are worth more than `LEAST_SHARE`.
     """
 
     def __init__(self, evaluator: Evaluator, lowered: LoweredPlan) -> None:
         self.evaluator, self.lowered = evaluator, lowered
         self.rows, self.parts = evaluator.distinct_units(lowered, open_signatures=True)
-        self._ties = evaluator.tied.ties(lowered)
+        self.ties = evaluator.tied.ties(lowered)
+        graph = evaluator.problem.graph
+        elements = [graph.tensors[tie.name].num_elements for tie in self.ties]
+        self.large_ties = [t for t, some in enumerate(elements) if some > LEAST_SHARE * graph.num_parameters]
         self._calls = evaluator.packed(self.rows)
         # Rows of operators, one unit after the other; and the type before each unit, and whether it opens a chunk.
         self._operators = np.concatenate([np.arange(row.segment.first, row.segment.last) for row in self.rows])
@@ -66,7 +78,14 @@ class UnitRows:
 
     def tied(self, chosen: Ints) -> Rows:
         """What `step` must know of parameters that two units read, rows of `TieRow`."""
-        return self.evaluator.tied.rows(self.lowered, chosen, self._ties)
+        return self.evaluator.tied.rows(self.lowered, chosen, self.ties)
+
+    def payer(self, tie: int) -> int:
+        """A row that occurs once where the other unit of a tie is."""
+        last = self.ties[tie].others[-1]
+        rank = 0 if self.lowered.is_uniform else self.ties[tie].ranks[1]
+        kind = int(self.evaluator.tables.type_of[last.first])
+        return next(i for i, row in enumerate(self.rows) if row.rank == rank and row.unit_type == kind)
 
     def outcome(self, costs: Floats, tied: Rows, *, exact: bool) -> Outcome:
         """Time and memory of a step with these unit costs, [rows, UNIT_COST_WIDTH]."""

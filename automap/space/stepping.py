@@ -14,6 +14,8 @@ import numpy as np
 
 from automap.arrays import Floats, Ints, Mask
 from automap.price.evaluator import blank
+from automap.price.kernels.array_types import Rows
+from automap.price.kernels.cost_records import TIE_DTYPE
 from automap.price.stage_layout import PipelineLayout
 from automap.space.batch_shares import dealt
 from automap.space.compile import compile_space
@@ -226,6 +228,17 @@ class SteppedSpace(SpaceOutline):
 
         out = np.empty((len(values), 2))
         price_many(self.compiled, np.ascontiguousarray(values, dtype=np.int64), exact, out)
+        return out
+
+    def ties(self, values: Ints) -> Rows:
+        """[n, ties] what the tied parameters of complete plans, [n, slots], cost beside their readers (`TieRow`).
+
+        Of `excess` and `exchanged` only one holds: the first where both ranks are the same.
+        """
+        from automap.space.kernels.price_many import tie_many
+
+        out = np.zeros((len(values), len(self.evaluator.tied.parameters)), dtype=TIE_DTYPE)
+        tie_many(self.compiled, np.ascontiguousarray(values, dtype=np.int64), out)
         return out
 
     def random(self, rng: np.random.Generator) -> Values:

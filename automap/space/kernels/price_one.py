@@ -146,7 +146,7 @@ def _cost_row(compiled, number, workspace):
 
 @borrowing(boolean(COMPILED, WORKSPACE), inner=True)
 def _is_tied(compiled, workspace):
-    """Whether `Workspace.tied` holds what `_tie` would write; takes note that it soon does."""
+    """Whether `Workspace.tied` holds what `tie` would write; takes note that it soon does."""
     space, layout, known = compiled.space, workspace.draft.layout, workspace.tied_key
     hashes, home = workspace.draft.hashes, workspace.home
     one, two = SEEDS
@@ -166,7 +166,7 @@ def _is_tied(compiled, workspace):
 
 
 @borrowing(void(COMPILED, WORKSPACE), inner=True)
-def _tie(compiled, workspace):
+def tie(compiled, workspace):
     """Writes what parameters that two units read cost beside them, see `step`."""
     tables, space, layout = compiled.tables, compiled.space, workspace.draft.layout
     alone, together, shares, chosen = workspace.alone, workspace.together, workspace.tied_shares, workspace.draft.chosen
@@ -186,15 +186,15 @@ def _tie(compiled, workspace):
                 read_too(tables, space.tied[earlier].other_reader, 0, chosen, together)
         begin(alone)
         read_too(tables, about.other_reader, 0, chosen, alone)
-        tie, at = workspace.tied[t], layout.stages[other]
+        row, at = workspace.tied[t], layout.stages[other]
         there = Stage(space.axes[at], space.links[at], space.hardware[at], layout.zero_axes, 1.0)
-        tie.rank, tie.other_rank, tie.exchanged = one, other, 0.0
+        row.rank, row.other_rank, row.exchanged = one, other, 0.0
         if one == other:
             write_share(alone, elements, there, shares[1])
             write_share(together, elements, there, shares[0])
             read_too(tables, about.other_reader, 0, chosen, together)
             write_share(together, elements, there, shares[2])
-            write_tie(uses, shares, tie)
+            write_tie(uses, shares, row)
             continue
         # Each of the two ranks holds it as all its units require it.
         read_too(tables, about.one_reader, 0, chosen, together)
@@ -210,7 +210,7 @@ def _tie(compiled, workspace):
         here = Stage(space.axes[at], space.links[at], space.hardware[at], layout.zero_axes, 1.0)
         write_share(alone, elements, there, shares[1])
         write_share(together, elements, here, shares[0])
-        tie.exchanged = max(shares[0].parameters, shares[1].parameters)
+        row.exchanged = max(shares[0].parameters, shares[1].parameters)
 
 
 @borrowing(void(COMPILED, WORKSPACE, boolean, float64[::1]), inner=True)
@@ -224,7 +224,7 @@ def finish(compiled, workspace, exact, out):
     space, layout, counts = compiled.space, workspace.draft.layout, workspace.counts[0]
     frame = layout.frame[0]
     if not _is_tied(compiled, workspace):
-        _tie(compiled, workspace)
+        tie(compiled, workspace)
     parts = workspace.parts[: counts.num_parts]
     for i in range(parts.shape[0]):
         parts[i].is_recomputed = int64(workspace.covered[parts[i].row])

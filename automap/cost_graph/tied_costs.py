@@ -1,0 +1,185 @@
+"""Tied parameters in a cost graph: what all readers of one parameter cost together.
+
+A unit is priced as if it had its parameters for itself. Where several units of a rank read the same parameter, the rank
+holds it once; where units of two ranks do, these add up its gradient (`automap.price.tied_parameters`). How much that
+is depends on the signatures of all its readers: if one of them requires a part and another one the whole, it lies
+whole. So it is no sum over pairs of nodes, and is counted around one plan: what each value of one reader changes, what
+two readers change together, and, of three or more, what is left where all require the same placement, in equal parts
+for each pair. Changes of one reader, and of two that are the only ones, are exact then. Units: elements.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from automap.arrays import Floats, Ints
+from automap.cost_graph.factors import Saved
+from automap.cost_graph.routes import Routes
+from automap.cost_graph.unit_rows import EXCHANGED, UnitRows
+from automap.price.kernels.array_types import columns_of
+from automap.price.kernels.cost_records import UNIT_COST_DTYPE
+from automap.price.lowered_plan import RECOMPUTE_MODES
+from automap.space.space import PlanSpace, Values
+
+SHARED = ("parameters", "zero_parameters", "reduced", "gathered", "scattered")
+"""Fields of `ShareRow`, of the same names in a unit cost."""
+COLUMNS = np.array([*columns_of(UNIT_COST_DTYPE, *SHARED), EXCHANGED], dtype=np.int64)
+"""Columns in which tied parameters cost something."""
+
+MOST_PAIRS = 64
+"""Largest number of pairs of classes of two readers that are all counted (assumed)."""
+
+Change = tuple[tuple[int, int], ...]
+"""Readers of a parameter, ascending, and for each a class of its values, unlike what they have in a plan."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reader:
+    """A node of the cost graph that reads a tied parameter."""
+
+    node: int
+    codes: Ints
+    """[values] class of each value: how the parameter is read and its gradient handed back."""
+    values: Ints
+    """[classes, axes] signatures of a value of each class."""
+    placements: tuple[bytes, ...]
+    """[classes] the placement that is required of the parameter."""
+
+
+class TiedCosts:
+    """What the large tied parameters of a skeleton cost."""
+
+    def __init__(self, space: PlanSpace, units: UnitRows, routes: Routes) -> None:
+        self.space = space
+        ties: dict[str, list[int]] = {}
+        for number in units.large_ties:
+            ties.setdefault(units.ties[number].name, []).append(number)
+        self._ties = list(ties.values())
+        self._readers = [tuple(self._readers_of(name, units, routes)) for name in ties]
+
+    def _readers_of(self, name: str, units: UnitRows, routes: Routes) -> Iterator[Reader]:
+        """The distinct nodes that read a parameter."""
+        evaluator, arrays = self.space.evaluator, self.space.evaluator.tables.arrays
+        owners, next_readers = arrays.operands["operator"], arrays.operands["next_reader"]
+        segments = (s for tie in units.ties if tie.name == name for s in (*tie.before, *tie.others))
+        chains: dict[int, list[int]] = {}
+        for unit in dict.fromkeys(segment.unit for segment in segments):
+            chain = [evaluator.tied.reader(name, unit)]
+            # Views of the parameter hand its gradient on from their reader.
+            while arrays.operators["is_free"][owners[chain[-1]]] and next_readers[chain[-1]] >= 0:
+                chain.append(int(next_readers[chain[-1]]))
+            nodes = [int(routes.group_of[owners[row]]) for row in chain]
+            if nodes[0] >= 0:
+                chains.setdefault(nodes[0], [row for row, node in zip(chain, nodes, strict=True) if node == nodes[0]])
+        for node, chain in chains.items():
+            # An axis that one rank has alone another one may share.
+            placed = [routes.decided(row) for row in chain]
+            _, first, codes = np.unique(
+                np.concatenate([some.reshape(len(some), -1) for some in placed], axis=1),
+                axis=0,
+                return_index=True,
+                return_inverse=True,
+            )
+            required = tuple(one.tobytes() for one in placed[0][first, 0])
+            yield Reader(node=node, codes=codes, values=routes.values[node][first], placements=required)
+
+    def around(self, picked: Sequence[int], plan: Values) -> Iterator[tuple[Saved, int]]:
+        """The factors around a plan, each with the number of its tie.
+
+        Args:
+            picked: [nodes] number of the value of each node in the plan.
+            plan: the plan.
+        """
+        for ties, readers in zip(self._ties, self._readers, strict=True):
+            if len(readers) < 2:
+                continue
+            alone, pairs = self._tables(ties, readers, plan)
+            for place, tie in enumerate(ties):
+                for reader, table in zip(readers, alone, strict=True):
+                    yield _factor((reader,), table[:, place]), tie
+                for (one, other), table in pairs.items():
+                    if table[:, :, place].any():
+                        yield _factor((readers[one], readers[other]), table[:, :, place]), tie
+
+    def _tables(
+        self, ties: Sequence[int], readers: Sequence[Reader], plan: Values
+    ) -> tuple[list[Floats], dict[tuple[int, int], Floats]]:
+        """What readers of one parameter change around a plan.
+
+        Returns:
+            For each reader, [classes, ties, `COLUMNS`] what its classes change alone; for each pair of readers,
+            [classes, classes, ties, `COLUMNS`] what theirs change together beyond that.
+        """
+        numbers = range(len(readers))
+        single: list[Change] = [((n, c),) for n in numbers for c in range(len(readers[n].values))]
+        double = [
+            ((one, c), (other, d))
+            for one, other in itertools.combinations(numbers, 2)
+            for c, d in _paired(readers[one], readers[other])
+        ]
+        every: list[Change] = []
+        if len(readers) > 2:
+            every = [tuple(enumerate(classes)) for classes in _alike(readers)]
+        changes: list[Change] = [(), *single, *double, *every]
+        cost = dict(zip(changes, self._costs(ties, readers, plan, changes), strict=True))
+        base = cost[()]
+        alone = [np.array([cost[(n, c),] for c in range(len(readers[n].values))]) - base for n in numbers]
+        pairs = {
+            (one, other): np.zeros((len(alone[one]), len(alone[other]), *base.shape))
+            for one, other in itertools.combinations(numbers, 2)
+        }
+        for (one, c), (other, d) in double:
+            pairs[one, other][c, d] = cost[(one, c), (other, d)] - base - alone[one][c] - alone[other][d]
+        rests: dict[tuple[int, int, int, int], list[Floats]] = {}
+        for change in every:
+            places = [(one, other, c, d) for (one, c), (other, d) in itertools.combinations(change, 2)]
+            told = base + sum(alone[n][c] for n, c in change) + sum(pairs[i, j][c, d] for i, j, c, d in places)
+            for key in places:
+                rests.setdefault(key, []).append((cost[change] - told) / len(places))
+        for (one, other, c, d), shares in rests.items():
+            # Several classes of the other readers may require the same placement.
+            pairs[one, other][c, d] += np.mean(shares, axis=0)
+        return alone, pairs
+
+    def _costs(self, ties: Sequence[int], readers: Sequence[Reader], plan: Values, changes: Sequence[Change]) -> Floats:
+        """[changes, ties, `COLUMNS`] what ties cost in a plan with some changes.
+
+        Where both units are on one rank, they cost less than two parameters, and else an exchange.
+        """
+        plans, width = np.tile(np.array(plan, dtype=np.int64), (len(changes), 1)), len(self.space.axes)
+        for row, change in zip(plans, changes, strict=True):
+            for number, of_class in change:
+                at = self.space.first.signature + readers[number].node * width
+                row[at : at + width] = readers[number].values[of_class]
+        rows = self.space.ties(plans)[:, ties]
+        is_one_rank = (rows["rank"] == rows["other_rank"])[:, :, None]
+        excess = np.concatenate([rows["excess"][name].reshape(*rows.shape, -1) for name in SHARED], axis=2)
+        exchanged = rows["exchanged"][:, :, None]
+        return np.concatenate([np.where(is_one_rank, -excess, 0.0), np.where(is_one_rank, 0.0, exchanged)], axis=2)
+
+
+def _paired(one: Reader, other: Reader) -> Iterator[tuple[int, int]]:
+    """Pairs of classes that are counted together: all, or of too many those that require the same placement."""
+    takes_all = len(one.values) * len(other.values) <= MOST_PAIRS
+    for c, d in itertools.product(range(len(one.values)), range(len(other.values))):
+        if takes_all or one.placements[c] == other.placements[d]:
+            yield c, d
+
+
+def _alike(readers: Sequence[Reader]) -> Iterator[tuple[int, ...]]:
+    """Classes under which all readers require the same placement."""
+    for required in dict.fromkeys(readers[0].placements):
+        yield from itertools.product(
+            *([c for c, one in enumerate(reader.placements) if one == required] for reader in readers)
+        )
+
+
+def _factor(readers: Sequence[Reader], table: Floats) -> Saved:
+    """The factor of some readers with these costs, [classes, (classes,) `COLUMNS`]."""
+    repeated = np.repeat(np.expand_dims(table, -2), len(RECOMPUTE_MODES), axis=-2)
+    nodes, codes = tuple(reader.node for reader in readers), tuple(reader.codes for reader in readers)
+    return Saved(nodes=nodes, codes=codes, table=repeated, columns=COLUMNS)
