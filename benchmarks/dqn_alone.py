@@ -109,8 +109,8 @@ def main() -> None:
         if name not in NAMES or given.only not in name:
             continue
         problem = build()
-        _, _, template_s = priced(problem)
-        best_s = known.best_s(name, problem, template_s)
+        space, _, template_s = priced(problem)
+        best_s = known.best_s(name, space, template_s)
         line = []
         if "alone" in parts or "transfer" in parts:
             runs = [searched(problem, given.seconds, seed, pretrained=True) for seed in seeds]

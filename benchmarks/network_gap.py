@@ -8,9 +8,9 @@ For each it prints the gap to the best plan known of the best template, of the b
 (`agents/planners/opening.py`), of the network's first plan (no sampling) and of the best of so many proposals, in the
 mean over seeds, and the seconds that opening and proposals took behind the templates. Seconds are processor time, also
 those that end the opening, so that other work on the host changes little.
-The best plan known is the fastest that the portfolio found with the budget of `--search`, here or earlier (they are
-kept in a file together with the price of the best template, and searched again where that has changed), or that the
-network found.
+The best plan known is the fastest that the portfolio found with the budget of `--search`, here or earlier, or that the
+network found. They are kept in a file and priced anew. Of some only the price is known: these are searched again where
+the best template has another price than it had then.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,7 +37,7 @@ from agents.sampling.expert import Grid, price_grid
 from automap.cluster import parse_cluster
 from automap.errors import NothingFits
 from automap.problem import Problem
-from automap.space.space import PlanSpace
+from automap.space.space import PlanSpace, Values
 from envs.kernels import ACTION_FEATURES, STATE_FEATURES
 from ir import zoo
 
@@ -103,30 +104,40 @@ class Known:
         self.path, self.budget = path, budget
         self.found = json.loads(path.read_text()) if path.exists() else {}
 
-    def best_s(self, name: str, problem: Problem, template_s: float | None) -> float | None:
-        """Step time of the best plan known; None where nothing fits.
-
-        It is searched where none is known yet, or only one of a price under which the best template took another time.
-        """
-        if name not in self.found or not self._is_of_this_price(name, template_s):
+    def best_s(self, name: str, space: PlanSpace, template_s: float | None) -> float | None:
+        """Step time of the best plan known, which is searched where none is; None where nothing fits."""
+        if not self._is_of_this_price(name, space, template_s):
             try:
-                plan = search(problem, self.budget, seed=0).plan
+                plan = search(space.problem, self.budget, seed=0).plan
             except NothingFits:
                 self.found[name] = None
             else:
-                self.found[name] = {"best_s": plan.estimate.step_time_s, "template_s": plan.search.baselines["expert"]}
+                self._keep(name, plan.estimate.step_time_s, space.encode(plan), plan.search.baselines["expert"])
             self._write()
         entry = self.found[name]
         return None if entry is None else entry["best_s"]
 
-    def improve(self, name: str, best_s: float) -> None:
+    def improve(self, name: str, best_s: float, values: Values | None) -> None:
         """Takes a faster plan."""
-        if best_s < self.found[name]["best_s"]:
-            self.found[name]["best_s"] = best_s
+        if best_s < self.found[name]["best_s"] and values is not None:
+            self._keep(name, best_s, values, self.found[name]["template_s"])
             self._write()
 
-    def _is_of_this_price(self, name: str, template_s: float | None) -> bool:
+    def _keep(self, name: str, best_s: float, values: Values | None, template_s: float) -> None:
+        self.found[name] = {"best_s": best_s, "template_s": template_s}
+        if values is not None:
+            self.found[name]["plan"] = " ".join(map(str, values))
+
+    def _is_of_this_price(self, name: str, space: PlanSpace, template_s: float | None) -> bool:
+        if name not in self.found:
+            return False
         entry = self.found[name]
+        if entry is not None and "plan" in entry:
+            values = tuple(map(int, entry["plan"].split()))
+            if len(values) != len(space.slots) or space.repair(values) != values:
+                return False
+            ((seconds, overflow),) = space.price(np.array([values])).tolist()
+            return overflow <= 0.0 and math.isclose(seconds, entry["best_s"], rel_tol=1e-9)
         before = None if entry is None else entry["template_s"]
         if before is None or template_s is None:
             return before is template_s
@@ -143,8 +154,23 @@ def priced(problem: Problem) -> tuple[PlanSpace, Grid, float | None]:
     return incumbent.space, grid, incumbent.baselines["expert"]
 
 
-def proposed(space: PlanSpace, grid: Grid, network: ProposalNetwork, seed: int) -> tuple[float, float, float, float]:
-    """Step times after the opening, of the network's first plan and of its best one, and the seconds that they took.
+class Run(NamedTuple):
+    """What was found within the first second."""
+
+    opening_s: float
+    """Step time after the opening."""
+    first_s: float
+    """Of the network's first plan."""
+    best_s: float
+    """Of the best plan of all."""
+    took_s: float
+    """Seconds of processor time."""
+    best: Values | None
+    """The best plan."""
+
+
+def proposed(space: PlanSpace, grid: Grid, network: ProposalNetwork, seed: int) -> Run:
+    """What opening and network find.
 
     Where the plan of the opening is as fast as the bound on all plans, nothing is proposed: it is the first plan too.
     """
@@ -155,7 +181,7 @@ def proposed(space: PlanSpace, grid: Grid, network: ProposalNetwork, seed: int) 
     propose_and_solve(opened, grid, network, seed=seed)
     is_proven = opening_s <= incumbent.table.first.time_s
     first_s, _ = incumbent.first_proposal or (opening_s if is_proven else math.inf, 0.0)
-    return opening_s, first_s, incumbent.best_s, time.process_time() - began
+    return Run(opening_s, first_s, incumbent.best_s, time.process_time() - began, incumbent.best)
 
 
 def main() -> None:
@@ -173,12 +199,12 @@ def main() -> None:
     for name, build in problems():
         if given.only not in name:
             continue
-        problem = build()
-        space, grid, template_s = priced(problem)
-        if known.best_s(name, problem, template_s) is None:
+        space, grid, template_s = priced(build())
+        if known.best_s(name, space, template_s) is None:
             continue
         runs = [proposed(space, grid, network, seed) for seed in range(given.seeds)]
-        known.improve(name, min(best for _, _, best, _ in runs))
+        fastest = min(runs, key=lambda run: run.best_s)
+        known.improve(name, fastest.best_s, fastest.best)
         lines.append((name, template_s, runs))
     gaps: dict[str, list[float]] = {"template": [], "opening": [], "first": [], "best": []}
     late, lost, missed = [], 0, 0
@@ -186,7 +212,7 @@ def main() -> None:
         best_s = known.found[name]["best_s"]
         template = (template_s or math.inf) / best_s - 1.0
         opening, first, best = (statistics.fmean(run[i] for run in runs) / best_s - 1.0 for i in range(3))
-        seconds = statistics.fmean(run[3] for run in runs)
+        seconds = statistics.fmean(run.took_s for run in runs)
         late.append(seconds)
         lost += best > template + 1e-9
         missed += math.isfinite(template) and not math.isfinite(first)

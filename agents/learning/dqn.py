@@ -36,6 +36,7 @@ from agents.learning.leads import Guide, Meshes
 from agents.learning.network import FORBIDDEN, Floats32
 from agents.learning.plan_vec_env import PlanVecEnv
 from agents.learning.proposals import NETWORK, PROPOSALS, propose, readable
+from agents.learning.proposed_skeletons import solve_proposed
 from agents.learning.replay import Batch, PlanReplay
 from agents.learning.search_tree import SearchTree
 from agents.sampling.expert import Grid, price_grid
@@ -357,7 +358,8 @@ def run_dqn(
         decisions: which slots the agent decides.
         network: folder of the network that the search begins with, which proposes the first plans; None = an untrained
             one, with which the search also goes on, after a warning, where the folder cannot be read.
-        proposals: number of plans that are proposed before learning begins.
+        proposals: number of plans that are proposed before learning begins, behind skeletons that elimination solves
+            (`solve_proposed`) where all slots are decided; 0 = neither is done.
     """
     parameters, space = parameters or Hyperparameters(), incumbent.space
     episodes = Episodes(decisions(space), parameters.num_envs, incumbent.table, known=templates)
@@ -366,6 +368,10 @@ def run_dqn(
     tree = SearchTree(episodes, lambda: incumbent.best_s)
     rates = None if network is None else readable(network)
     if rates is not None and proposals:
+        if decisions is HybridDecisions:
+            solved = solve_proposed(incumbent, templates, rates, seed=seed)
+            for row, price in zip(solved.values.tolist(), solved.prices.tolist(), strict=True):
+                episodes.known.add(tuple(row), tuple(price))
         propose(incumbent, episodes, tree, rates, seed=seed, most=proposals)
     if not (incumbent.finished or tree.is_exhausted):
         _learn(incumbent, episodes, tree, seed, parameters, network if rates is not None else None)

@@ -12,6 +12,7 @@ with the signatures of the best plans so far.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 
@@ -21,6 +22,7 @@ from agents.incumbent import Incumbent
 from agents.learning.network import ProposalNetwork
 from agents.learning.proposals import PROPOSALS, SIDE_BY_SIDE, Proposals, Proposed, fitting, note_first
 from agents.learning.search_tree import SearchTree
+from agents.planners import elimination
 from agents.planners.opening import REFINED_LEAST, REFINED_LEAST_S
 from agents.planners.promising import FITTING, like_the_best, promising_meshes, split_axes
 from agents.planners.skeletons import SkeletonSearch
@@ -72,14 +74,8 @@ def propose_and_solve(search: SkeletonSearch, templates: Grid, network: Proposal
     known = known_before(search, templates, alike)
     with _share(incumbent, SKELETON_SECONDS):
         if not incumbent.finished:
-            skeletons = proposals(incumbent, known, network, seed, search.space.first.signature)
-            skeletons.go_on(1)
-            solve_first(search, skeletons)
-            left_s = incumbent.left_s
-            with incumbent.share(seconds=None if left_s is None else PROPOSED * left_s):
-                skeletons.go_on(SKELETONS - 1)
-            incumbent.look_aheads += skeletons.look_aheads
-            _solve(search, SOLVED, by_promise(skeletons), _plans(alike), _plans(promising))
+            skeletons = _proposed(search, known, network, seed)
+            _solve(search, SOLVED, skeletons, _plans(alike), _plans(promising))
     with _share(incumbent, PLAN_SECONDS):
         if incumbent.finished:
             return []
@@ -89,6 +85,37 @@ def propose_and_solve(search: SkeletonSearch, templates: Grid, network: Proposal
         whole.go_on(PROPOSALS - 1)
         incumbent.look_aheads += whole.look_aheads
         return fitting(whole.found)
+
+
+def solve_proposed(incumbent: Incumbent, templates: Grid, network: ProposalNetwork, *, seed: int) -> Grid:
+    """What a network alone proposes: skeletons, of which elimination solves the best, as the network was trained.
+
+    Args:
+        incumbent: takes every plan, credited to `dqn`. They have an eighth of its budget.
+        templates: the templates with their prices.
+        network: rates the decisions.
+        seed: seed of the noise on its ratings.
+
+    Returns:
+        The best plans of the solved skeletons.
+    """
+    search = SkeletonSearch(incumbent, elimination.propose)
+    with _share(incumbent, math.inf):
+        _solve(search, SOLVED, _proposed(search, known_before(search, templates, templates.values[:0]), network, seed))
+    return search.plans(SOLVED)
+
+
+def _proposed(search: SkeletonSearch, known: Grid, network: ProposalNetwork, seed: int) -> list[Values]:
+    """Skeletons that a network proposes, the most promising first; the first one that it decides has been solved."""
+    incumbent = search.incumbent
+    skeletons = proposals(incumbent, known, network, seed, search.space.first.signature)
+    skeletons.go_on(1)
+    solve_first(search, skeletons)
+    left_s = incumbent.left_s
+    with incumbent.share(seconds=None if left_s is None else PROPOSED * left_s):
+        skeletons.go_on(SKELETONS - 1)
+    incumbent.look_aheads += skeletons.look_aheads
+    return by_promise(skeletons)
 
 
 def known_before(search: SkeletonSearch, templates: Grid, alike: Ints) -> Grid:

@@ -8,7 +8,7 @@ from agents.incumbent import Incumbent
 from agents.learning import proposed_skeletons
 from agents.learning.checkpoint import read_network
 from agents.learning.proposals import NETWORK, Proposals
-from agents.learning.proposed_skeletons import propose_and_solve, solve_further
+from agents.learning.proposed_skeletons import propose_and_solve, solve_further, solve_proposed
 from agents.planners.elimination import propose
 from agents.planners.opening import REFINED_LEAST, work_out
 from agents.planners.promising import promising_meshes, split_axes
@@ -49,6 +49,19 @@ def test_solving_what_is_proposed_pays():
     """Where the opening looks at few meshes the network's are solved, for a plan that it had not reached."""
     incumbent, before_s, _, _ = proposed("bert-large", "16x1xV100-16GB@10Gbit", 256)
     assert incumbent.best_s < 0.97 * before_s
+
+
+def test_a_network_alone_solves_what_it_proposes():
+    """No opening and no promising templates beside it: all is the network's, within an eighth of the budget."""
+    space = PlanSpace(Problem.build(zoo.build("gpt2-xl"), parse_cluster("2x8xV100-16GB@25Gbit"), {"global_batch": 128}))
+    incumbent = Incumbent(space, Budget(evaluations=8_000), searcher="dqn")
+    grid = price_grid(incumbent, charged=False)
+    before_s, evaluations = incumbent.best_s, incumbent.evaluations
+    solved = solve_proposed(incumbent, grid, read_network(NETWORK), seed=0)
+    assert incumbent.best_s < 0.95 * before_s
+    assert incumbent.best_s == incumbent.reached["dqn"] == solved.prices[0, 0]
+    assert incumbent.evaluations - evaluations <= 1_000
+    assert not incumbent.reached.get("elimination")
 
 
 def test_it_repeats():

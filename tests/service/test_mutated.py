@@ -17,7 +17,7 @@ from service.command.main import main
 from service.jobs.store import Store
 from service.problems import MEDIA_TYPE
 
-COUNT, RUN = 1500, 24
+COUNT, RUN = 800, 24
 HEADERS = {"content-type": "application/json"}
 
 
