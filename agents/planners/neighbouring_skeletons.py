@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -75,3 +76,22 @@ def with_other_zero(space: PlanSpace, values: Values) -> list[Values]:
     at = space.first.zero
     others = (repaired(space, [*values[:at], zero, *values[at + 1 :]], values) for zero in range(space.zeros.shape[1]))
     return [plan for plan in dict.fromkeys(others) if plan != values]
+
+
+def with_other_shares(space: PlanSpace, values: Values) -> list[Values]:
+    """A plan with each other way to share out samples, where devices of a stage are unlike.
+
+    Samples that one way cannot share out over all axes of a mesh may be shared out with the next smaller or larger
+    number of micro-batches.
+    """
+    first = space.first
+    ways = range(space.slots[first.shares].num_values) if len(set(space.problem.cluster.alike)) > 1 else ()
+    found: dict[Values, None] = {}
+    for step, way in itertools.product((0, -1, 1), ways):
+        plan = list(values)
+        plan[first.micro_batches] += step
+        plan[first.shares] = way
+        if 0 <= plan[first.micro_batches] < space.slots[first.micro_batches].num_values:
+            found[repaired(space, plan, values)] = None
+    found.pop(values, None)
+    return list(found)

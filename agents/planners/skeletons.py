@@ -20,7 +20,7 @@ import numpy.typing as npt
 from agents.incumbent import Incumbent
 from agents.planners.chunk_moves import moved
 from agents.planners.linearization import Linearization, Propose, Worth, leads_on, worth_of
-from agents.planners.neighbouring_skeletons import neighbouring_skeletons, repaired, with_other_zero
+from agents.planners.neighbouring_skeletons import neighbouring_skeletons, repaired, with_other_shares, with_other_zero
 from agents.planners.pipeline_cuts import cut_anew
 from agents.planners.promising import split_axes
 from agents.planners.recompute_less import recompute_less
@@ -268,11 +268,8 @@ class SkeletonSearch:
 
     def share_out(self, values: Values) -> None:
         """Prices a plan with each way to share out samples, where devices of a stage are unlike."""
-        at = self.space.first.shares
-        ways = range(self.space.slots[at].num_values) if len(set(self.space.problem.cluster.alike)) > 1 else ()
-        plans = dict.fromkeys(repaired(self.space, [*values[:at], way, *values[at + 1 :]], values) for way in ways)
-        plans.pop(values, None)
-        self._price(np.array(list(plans), dtype=np.int64).reshape(len(plans), len(values)))
+        plans = with_other_shares(self.space, values)
+        self._price(np.array(plans, dtype=np.int64).reshape(len(plans), len(values)))
 
     def try_around(self, values: Values) -> None:
         """Solves the skeleton of a plan, then prices the neighbours of what is found, and cuts some of them anew.

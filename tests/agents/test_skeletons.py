@@ -11,6 +11,7 @@ from agents.learning.problems import generate
 from agents.planners import skeletons
 from agents.planners.elimination import propose
 from agents.planners.linearization import leads_on
+from agents.planners.neighbouring_skeletons import with_other_shares
 from agents.planners.promising import promising_meshes
 from agents.planners.skeletons import SkeletonSearch
 from agents.sampling.expert import grid_of
@@ -40,6 +41,23 @@ def test_neighbours_are_plans_of_the_space(gpt, cluster, hints):
             assert plan[: space.first.signature] != tuple(row[: space.first.signature])
             count += 1
     assert count > 50
+
+
+def test_shares_are_tried_with_the_numbers_of_micro_batches_that_they_divide():
+    """On 8 V100 and 8 P100 the best shares on two axes that both split the batch need half as many micro-batches."""
+    cluster = parse_cluster("8xV100-32GB+8xP100@50Gbit")
+    space = PlanSpace(
+        Problem.build(zoo.build("resnet50"), cluster, {"global_batch": 1024}, {"fix": {"pp": 1, "tp": 8}})
+    )
+    values, prices = grid_of(space)
+    best = tuple(values[prices[:, 0].argmin()].tolist())
+    others = with_other_shares(space, best)
+    assert len(set(others)) == len(others) and best not in others
+    assert all(space.repair(plan) == plan for plan in others)
+    fastest = min(others, key=lambda plan: space.price(np.array([plan]))[0, 0])
+    at, shares = space.first.micro_batches, space.first.shares
+    assert space.price(np.array([fastest]))[0, 0] < 0.97 * prices[:, 0].min()
+    assert fastest[at] == best[at] - 1 and fastest[shares] != best[shares]
 
 
 def test_what_does_not_fit_is_cut_anew():
