@@ -275,15 +275,15 @@ class SkeletonSearch:
         """Solves the skeleton of a plan, then prices the neighbours of what is found, and cuts some of them anew.
 
         Those with other numbers of micro-batches or of virtual stages are cut anew which promise most, and so is one
-        with another order of the devices where these are unlike: the cuts at hand do not suit it.
+        with another order of the devices: the cuts at hand do not suit it.
         """
         first = self.space.first
         self.solve(values, rounds=1)
         plans = self.neighbours(self.best[values[: first.signature]][1], again=True)
         prices = self._prices(plans)
-        plans, is_mixed = plans[: len(prices)], len(set(self.space.problem.cluster.alike)) > 1
+        plans = plans[: len(prices)]
         shapes = (plans[:, first.micro_batches : first.schedule] != values[first.micro_batches : first.schedule]).any(1)
-        orders = (plans[:, first.order] != values[first.order]) & is_mixed
+        orders = plans[:, first.order] != values[first.order]
         for some, most in ((shapes, CUT_ANEW), (orders, 1)):
             rows, of_virtual = np.flatnonzero(some), dict[int, int]()
             for row in rows[_by_promise(prices[rows])].tolist():
