@@ -4,8 +4,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.complete
 TORCH := torch==2.13.0
-# Two processes, a file of tests at a time: what a file has set up is set up once.
-WORKERS := -n 2 --dist loadfile
+# Three processes on two cores, since tests of the service mostly wait; a file of tests at a time: what a file has set
+# up is set up once.
+WORKERS := -n 3 --dist loadfile
 
 export OMP_NUM_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

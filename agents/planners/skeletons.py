@@ -274,8 +274,8 @@ class SkeletonSearch:
     def try_around(self, values: Values) -> None:
         """Solves the skeleton of a plan, then prices the neighbours of what is found, and cuts some of them anew.
 
-        Those with other numbers of micro-batches or of virtual stages are cut anew which promise most, and so is one
-        with another order of the devices: the cuts at hand do not suit it.
+        Those with other numbers of micro-batches or of virtual stages are cut anew which promise most, and so are those
+        with another order of the devices: the cuts at hand do not suit them. Near the best plan none is left out.
         """
         first = self.space.first
         self.solve(values, rounds=1)
@@ -284,16 +284,19 @@ class SkeletonSearch:
         plans = plans[: len(prices)]
         shapes = (plans[:, first.micro_batches : first.schedule] != values[first.micro_batches : first.schedule]).any(1)
         orders = plans[:, first.order] != values[first.order]
-        for some, most in ((shapes, CUT_ANEW), (orders, 1)):
-            rows, of_virtual = np.flatnonzero(some), dict[int, int]()
+        for some, kind, most in ((shapes, first.virtual, CUT_ANEW), (orders, first.order, 1)):
+            rows, of_kind = np.flatnonzero(some), dict[int, int]()
             for row in rows[_by_promise(prices[rows])].tolist():
-                of_virtual.setdefault(int(plans[row, first.virtual]), row)
-            for row in list(of_virtual.values())[: None if self.is_near(values) else most]:
+                of_kind.setdefault(int(plans[row, kind]), row)
+            for row in list(of_kind.values())[: None if self.is_near(values) else most]:
                 if not self.finished:
-                    self._cut_neighbour(tuple(plans[row].tolist()), float(prices[row, 1]))
+                    self._cut_neighbour(tuple(plans[row].tolist()), float(prices[row, 1]), moves=kind == first.order)
 
-    def _cut_neighbour(self, values: Values, overflow: float) -> None:
-        """Cuts a plan with this overflow anew, also under the stage of ZeRO with which it is the fastest that fits."""
+    def _cut_neighbour(self, values: Values, overflow: float, *, moves: bool) -> None:
+        """Cuts a plan with this overflow anew, also under the stage of ZeRO with which it is the fastest that fits.
+
+        Where it `moves`, units also move between its chunks: new cuts do not see how far apart links are.
+        """
         zeros = [values, *(with_other_zero(self.space, values) if overflow > 0.0 else ())]
         prices = self._prices(np.array(zeros, dtype=np.int64))
         if self.finished or not len(prices):
@@ -302,6 +305,7 @@ class SkeletonSearch:
         begins = dict.fromkeys([int(_by_promise(prices)[0]), *fitting[prices[fitting, 0].argsort()][:1].tolist()])
         cuts = [cut for number in begins for cut in cut_anew(self.space, zeros[number])]
         anew = dict.fromkeys(plan for cut in cuts for plan in (cut, *recompute_less(self.space, cut)))
+        anew |= dict.fromkeys(moved(self.space, zeros[number], anew=True) for number in begins if moves)
         self._price(np.array(list(anew), dtype=np.int64).reshape(len(anew), len(values)))
 
     def refine(self, values: Values, *, polishes: bool, each_number: bool = False) -> None:
