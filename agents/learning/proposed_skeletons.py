@@ -234,10 +234,16 @@ def by_promise(skeletons: Proposals) -> list[Values]:
 def solve_first(search: SkeletonSearch, skeletons: Proposals) -> None:
     """Solves the first skeleton, so that the others know what it leads to: the first plan of the network.
 
-    Where no time is left for the solve, the best plan that deciding it has come across is the first plan.
+    Where no time is left for the solve, or for all of its decisions, the best plan that deciding it has come across is
+    the first plan.
     """
     if not skeletons.found or search.finished:
-        note_first(search.incumbent, skeletons.found)
+        found, is_begun = list(skeletons.found), bool(skeletons.episodes.num_decisions[0])
+        if not found and is_begun and (seen := skeletons.episodes.best_completion(0)) is not None:
+            values, seconds = seen
+            search.incumbent.add_from("dqn", values, seconds, 0.0)
+            found.append(Proposed(values, seconds, 0.0, seconds))
+        note_first(search.incumbent, found)
         return
     search.allow(1)
     decided = skeletons.found[0].values

@@ -112,6 +112,21 @@ def test_the_first_skeleton_is_solved_before_others_are_decided(monkeypatch):
     assert incumbent.first_proposal[0] <= prices[prices[:, 1] <= 0.0, 0].min()
 
 
+def test_there_is_a_first_plan_where_time_ends_before_all_is_decided(monkeypatch):
+    """A plan that was decided in part has looked at whole ones on its way."""
+
+    class Short(Proposals):
+        def go_on(self, most):
+            if not self.episodes.num_decisions[0]:
+                self._step()
+            return []
+
+    monkeypatch.setattr(proposed_skeletons, "Proposals", Short)
+    incumbent, _, _, _ = proposed("gpt2", "2x4xA100", 64)
+    assert incumbent.first_proposal is not None
+    assert incumbent.first_proposal[0] >= incumbent.best_s
+
+
 def test_axes_that_no_solved_skeleton_splits_are_tried_first():
     space = PlanSpace(Problem.build(zoo.build("gpt2"), parse_cluster("2x4xA100"), {"global_batch": 64}))
     incumbent = Incumbent(space, Budget(evaluations=4_000), searcher="expert")
