@@ -34,7 +34,7 @@ MOST_PAIRS = 64
 """Largest number of pairs of classes of two readers that are all counted (assumed)."""
 
 Change = tuple[tuple[int, int], ...]
-"""Readers of a parameter, ascending, and for each a class of its values, unlike what they have in a plan."""
+"""Numbers of some readers of a parameter, ascending, each with a class of its values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
