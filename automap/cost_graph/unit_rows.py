@@ -81,7 +81,7 @@ class UnitRows:
         return self.evaluator.tied.rows(self.lowered, chosen, self.ties)
 
     def payer(self, tie: int) -> int:
-        """A row on the rank of the other unit of a tie, of a type that reads the parameter; it is taken to occur once."""
+        """A row of a reader on the rank of the other unit of a tie; it is taken to occur once."""
         last = self.ties[tie].others[-1]
         rank = 0 if self.lowered.is_uniform else self.ties[tie].ranks[1]
         kind = int(self.evaluator.tables.type_of[last.first])
