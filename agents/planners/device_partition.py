@@ -15,6 +15,7 @@ fit. The best partition is found for every number of stages. Units: seconds, lay
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -61,13 +62,15 @@ def partitions(
         most: largest number of stages.
     """
     sizes = sorted(sizes)
+    if not sizes:
+        return
     # (place, devices of the first stage) -> [layers + 1] W, of the number of stages before.
     worth: dict[tuple[int, int], Floats] = {}
     ways: list[dict[tuple[int, int], tuple[Ints, Ints]]] = []
     for count in range(1, min(most, layers, devices) + 1):
         found: dict[tuple[int, int], Floats] = {}
         way: dict[tuple[int, int], tuple[Ints, Ints]] = {}
-        for place in range(devices):
+        for place in range(0, devices, math.gcd(*sizes)):
             for size in sizes:
                 rest = place + size
                 if count == 1:

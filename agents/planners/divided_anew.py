@@ -25,12 +25,13 @@ from typing import NamedTuple
 import numpy as np
 
 from agents.incumbent import Incumbent
+from agents.planners.alpa import inter_operator
 from agents.planners.chunk_moves import moves_of, rises
 from agents.planners.galvatron import layered
-from agents.planners.piper import of_setting
+from agents.planners.piper import OFFERED, ORDERS, piper_partitions
 from agents.planners.spp import listed
-from agents.planners.stage_table import megatron_strategies
-from agents.planners.staged_plan import StagedPlan, fastest_staged, price_staged
+from agents.planners.stage_table import StageTable, Strategy, megatron_strategies
+from agents.planners.staged_plan import StagedPlan, fastest_staged, lower_staged, price_staged
 from agents.sampling.expert import Grid
 from automap.schedule import SPLIT_KINDS
 from automap.space.shape import Shape
@@ -38,24 +39,31 @@ from automap.space.space import PlanSpace
 
 NEAR = 1.1
 """A pipeline is divided anew if it takes at most so many times the step time of the best plan (assumed)."""
-MOST_DEVICES, MOST_UNITS = 64, 128
-"""Largest cluster and model: the time of the program grows with the square of both."""
+MOST_UNITS = 128
+"""Largest model: the time of the programs grows with its square."""
 SETTINGS = 3
 """Number of pairs of micro-batches and ZeRO stage with which units and devices are divided anew."""
+PRICED = 12
+"""Number of partitions of each setting that are priced, those of least latency."""
 LAYERED = 8
 """Number of pipelines whose layers choose their recomputation anew."""
 LISTED = 3
 """Number of partitions whose micro-batches are listed."""
-MOVED, MOST_MOVES = 3, 6
-"""Number of plans, the fastest ones, of which units and devices are moved, and how often at most."""
+MOVED, MOST_MOVES, SLOWEST = 3, 12, 2
+"""Number of plans, the fastest ones, of which units and devices are moved, how often at most, and of which so many
+stages are relieved."""
 FARTHEST = 8
 """Stages from one that gets a unit or a device to the one that gives it, at most (assumed)."""
 MOST_PASSES = 2_000
 """Largest number of forward passes that are listed: it takes a tenth of a second."""
-LEAST_EVALUATIONS, LEAST_S = 500, 5.0
+LEAST_EVALUATIONS, LEAST_S = 100, 3.0
 """Budget that must be left: it takes a few tenths of a second."""
-SHARE, SHARE_S = 0.4, 0.1
+SHARE, SHARE_S = 0.4, 0.2
 """Shares of what is left of a budget in evaluations, and of one in seconds, at most."""
+
+
+Priced = list[tuple[float, StagedPlan]]
+"""Plans with their step times; infinity where one does not fit."""
 
 
 def divide_anew(incumbent: Incumbent, grid: Grid) -> None:
@@ -67,9 +75,8 @@ def divide_anew(incumbent: Incumbent, grid: Grid) -> None:
     """
     space, left, left_s = incumbent.space, incumbent.left, incumbent.left_s
     is_short = (left is not None and left < LEAST_EVALUATIONS) or (left_s is not None and left_s < LEAST_S)
-    is_large = space.meshes.devices > MOST_DEVICES or space.num_units > MOST_UNITS
     # Outside the space a plan stands for synchronous training only.
-    if is_short or is_large or space.problem.training.sync_modes != ("synchronous",):
+    if is_short or space.num_units > MOST_UNITS or space.problem.training.sync_modes != ("synchronous",):
         return
     near = _near(incumbent, grid)
     if not near:
@@ -77,19 +84,14 @@ def divide_anew(incumbent: Incumbent, grid: Grid) -> None:
     with incumbent.share(
         evaluations=None if left is None else int(SHARE * left), seconds=None if left_s is None else SHARE_S * left_s
     ):
-        tried = _layered(incumbent, near)
         divided = _divided(incumbent, near)
-        tried += divided
+        tried = divided + _layered(incumbent, near)
         if space.problem.any_order and not incumbent.finished:
             tried += _listed(incumbent, divided)
         incumbent.searcher = "piper"
         for plan in _unlike(tried)[:MOVED]:
             if not incumbent.finished:
                 price_staged(incumbent, [moved(incumbent, plan)])
-
-
-Priced = list[tuple[float, StagedPlan]]
-"""Plans with their step times; infinity where one does not fit."""
 
 
 def _priced(incumbent: Incumbent, plans: Iterable[StagedPlan]) -> Priced:
@@ -112,13 +114,34 @@ def _layered(incumbent: Incumbent, near: Sequence[_Near]) -> Priced:
 
 def _divided(incumbent: Incumbent, near: Sequence[_Near]) -> Priced:
     """Piper's plans with the settings of pipelines, under each schedule."""
-    incumbent.searcher, found = "piper", list[StagedPlan]()
+    incumbent.searcher, found = "piper", Priced()
     space = incumbent.space
-    ways = [way for way in megatron_strategies(space) if way.tp in (1, near[0].shape.tp)]
-    for count, zero in list(dict.fromkeys((shape.num_micro_batches, zero) for shape, zero in near))[:SETTINGS]:
+    ways = megatron_strategies(space)
+    for count, zero in _settings(space, near):
         if not incumbent.finished:
-            found += of_setting(incumbent, count, zero, ways)
-    return _priced(incumbent, (replace(plan, schedule=kind) for plan in found for kind in _kinds(space)))
+            plans = _of_setting(incumbent, count, zero, ways)
+            found += _priced(incumbent, (replace(plan, schedule=kind) for plan in plans for kind in _kinds(space)))
+    return found
+
+
+def _of_setting(incumbent: Incumbent, count: int, zero: int, ways: Sequence[Strategy]) -> list[StagedPlan]:
+    """The fastest partitions with one number of micro-batches and one ZeRO stage, by Piper's and by Alpa's program."""
+    found, table, space = [], None, incumbent.space
+    for order in space.meshes.orders[:ORDERS]:
+        table = StageTable(space, order, count, ways, zero=zero, partly=True, known=table)
+        both = itertools.chain(piper_partitions(table), inter_operator(table))
+        distinct = {partition.stages: partition for partition in both}
+        promising = sorted(distinct.values(), key=table.latency_s)[:PRICED]
+        found += fastest_staged(incumbent, map(table.staged, promising), OFFERED)
+    return found
+
+
+def _settings(space: PlanSpace, near: Sequence[_Near]) -> list[tuple[int, int]]:
+    """Micro-batches and ZeRO stages of pipelines near the best one, and with a half and a quarter of the micro-batches:
+    unlike stages may be fewer."""
+    own = list(dict.fromkeys((shape.num_micro_batches, zero) for shape, zero in near))[:SETTINGS]
+    some = [(count // part, zero) for part in (1, 2, 4) for count, zero in own]
+    return [one for one in dict.fromkeys(some) if one[0] in space.meshes.micro_batches]
 
 
 def _listed(incumbent: Incumbent, divided: Priced) -> Priced:
@@ -139,18 +162,28 @@ def _unlike(plans: Priced) -> list[StagedPlan]:
 
 
 def moved(incumbent: Incumbent, plan: StagedPlan) -> StagedPlan:
-    """A plan of which a unit, a device, or both have moved from one stage to another, as long as that gains."""
+    """A plan of which a unit, a device, or both have moved from one stage to another, as long as that gains.
+
+    Only moves are tried that leave one of the slowest stages fewer units or more devices.
+    """
     space = incumbent.space
     samples = space.problem.training.global_batch // plan.num_micro_batches
     for _ in range(MOST_MOVES):
+        ranks = space.evaluator.evaluate(lower_staged(space, plan)).ranks
+        slowest = np.argsort(ranks["bubble_s"] - ranks["end_s"], kind="stable")[:SLOWEST]
         moves = moves_of(len(plan.stages) - 1, FARTHEST)
+        # By how much stages get longer, [n, stages].
+        longer = np.diff(np.pad(moves, ((0, 0), (1, 1))), axis=1)[:, slowest]
+        moves = moves[(longer != 0).any(axis=1)]
+        longer = longer[(longer != 0).any(axis=1)]
         ends = np.array([stage.end for stage in plan.stages[:-1]]) + moves
         counts = np.cumsum([len(stage.devices) for stage in plan.stages])
         places = counts[:-1] + moves
-        has_units, has_devices = rises(ends, space.num_units), rises(places, int(counts[-1]))
+        has_units = rises(ends, space.num_units) & (longer < 0).any(axis=1)
+        has_devices = rises(places, int(counts[-1])) & (longer > 0).any(axis=1)
         others = [_with_ends(plan, to) for to in ends[has_units].tolist()]
         others += [_with_counts(plan, to) for to in places[has_devices].tolist()]
-        both = has_units & has_devices
+        both = rises(ends, space.num_units) & rises(places, int(counts[-1]))
         steps = zip(ends[both].tolist(), places[both].tolist(), strict=True)
         others += [_with_counts(_with_ends(plan, to), at) for to, at in steps]
         others = [other for other in others if _is_possible(other, samples)]

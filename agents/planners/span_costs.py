@@ -7,6 +7,7 @@ hosts and overlap do to them is left to the exact price. Units: seconds, bytes.
 from __future__ import annotations
 
 import functools
+import itertools
 
 import numpy as np
 
@@ -62,7 +63,7 @@ class SpanCosts:
         self._saved = spans(self.saved_bytes)
         live = np.where(np.array(RECOMPUTE_MODES) == "full", costs["live_bytes"].max(axis=1), 0.0)
         self.fixed_bytes: Floats = settings.reserved_bytes + 2.0 * costs["workspace_bytes"].max(axis=1) + live
-        self._costs, self._fastest = costs[0], dict[int, tuple[Floats, Ints]]()
+        self._costs, self._fastest = costs[0], dict[tuple[int, bool], tuple[Floats, Ints]]()
         elements = costs["scattered" if zero else "reduced"][0]
         self.reduce_s: Floats = np.zeros_like(self._saved[0])
         self.unit_reduce_s: Floats = np.zeros(space.num_units)
@@ -100,18 +101,74 @@ class SpanCosts:
         found: Floats = self.state_bytes + alive * self._saved + self.fixed_bytes[:, None, None]
         return found
 
-    def fastest(self, alive: int) -> tuple[Floats, Ints]:
-        """Of each span the seconds of both passes in the fastest recompute mode that fits, and that mode."""
-        if alive not in self._fastest:
+    def fastest(self, alive: int, *, partly: bool = False) -> tuple[Floats, Ints]:
+        """Of each span the seconds of both passes with the fastest recomputation that fits, and its number.
+
+        Args:
+            alive: micro-batches between their passes.
+            partly: whether the first units of a span may have a heavier recompute mode than the others, those that keep
+                less then, so that no more recomputes than it takes to fit; otherwise all have the same mode.
+        """
+        if (alive, partly) not in self._fastest:
             fits = (self.used_bytes(alive) <= self.capacity) & self.space.modes[:, None, None]
             times = np.where(fits, self.pass_s, np.inf)
-            self._fastest[alive] = times.min(axis=0), times.argmin(axis=0)
-        return self._fastest[alive]
+            best, mode = times.min(axis=0), times.argmin(axis=0)
+            numbers = self._number(mode, mode, np.zeros_like(mode))
+            modes = np.flatnonzero(self.space.modes).tolist()
+            for light, heavy in itertools.combinations(modes if partly else (), 2):
+                mixed, count = self._mixed(light, heavy, alive)
+                is_faster = mixed < best
+                best = np.where(is_faster, mixed, best)
+                numbers = np.where(is_faster, self._number(light, heavy, count), numbers)
+            self._fastest[alive, partly] = best, numbers
+        return self._fastest[alive, partly]
+
+    def _mixed(self, light: int, heavy: int, alive: int) -> tuple[Floats, Ints]:
+        """Of each span the seconds with as few units of the heavier of two recompute modes as fit, and their number."""
+        ends = np.arange(self.space.num_units + 1)
+        fixed = max(self.fixed_bytes[light], self.fixed_bytes[heavy])
+        missing = self.state_bytes + alive * self._saved[light] + fixed - self.capacity
+        frees = self._frees(light, heavy)
+        freed = _before(np.where(frees, alive * (self.saved_bytes[light] - self.saved_bytes[heavy]), 0.0))
+        passes = self.forward_s + self.backward_s
+        more = _before(np.where(frees, passes[heavy] - passes[light], 0.0))
+        # The first unit that need not be heavier, for each span.
+        until = np.searchsorted(freed, (freed[:, None] + missing).ravel()).reshape(missing.shape)
+        until = np.clip(until, ends[:, None], len(ends))
+        is_possible = np.isfinite(missing) & (until <= ends[None, :])
+        until = np.minimum(until, ends[-1])
+        seconds = np.where(is_possible, self.pass_s[light] + more[until] - more[:, None], np.inf)
+        return seconds, until - ends[:, None]
+
+    def _number(self, light: int | Ints, heavy: int | Ints, count: Ints) -> Ints:
+        found: Ints = (light * len(RECOMPUTE_MODES) + heavy) * (self.space.num_units + 1) + count
+        return found
+
+    def _frees(self, light: int, heavy: int) -> Mask:
+        """[units] whether a unit keeps less under the heavier of two recompute modes."""
+        found: Mask = self.saved_bytes[heavy] < self.saved_bytes[light]
+        return found
+
+    def recomputed(self, number: int, first: int, last: int) -> str | tuple[str, ...]:
+        """The recompute mode of all units of a span, or of each of them, by the number that `fastest` gives."""
+        modes, count = divmod(number, self.space.num_units + 1)
+        light, heavy = divmod(modes, len(RECOMPUTE_MODES))
+        frees = self._frees(light, heavy)[first:last] & (np.arange(last - first) < count)
+        return (
+            tuple(RECOMPUTE_MODES[heavy if is_heavy else light] for is_heavy in frees)
+            if count
+            else RECOMPUTE_MODES[light]
+        )
+
+
+def _before(of_units: Floats) -> Floats:
+    """[..., units + 1] sums over the units before each."""
+    return np.concatenate([np.zeros((*of_units.shape[:-1], 1)), np.cumsum(of_units, axis=-1)], axis=-1)
 
 
 def spans(of_units: Floats) -> Floats:
     """Sums over the units from one to before another, […, units + 1, units + 1]; infinite where there is none."""
-    sums = np.concatenate([np.zeros((*of_units.shape[:-1], 1)), np.cumsum(of_units, axis=-1)], axis=-1)
+    sums = _before(of_units)
     found: Floats = sums[..., None, :] - sums[..., :, None]
     empty: Mask = np.tril(np.ones(found.shape[-2:], dtype=np.bool_))
     return np.where(empty, np.inf, found)

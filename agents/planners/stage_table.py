@@ -20,7 +20,7 @@ from agents.planners.unit_profile import UnitsInOrder
 from automap.arrays import Floats, Ints
 from automap.bounds.known_plans import priced_templates
 from automap.group_links import group_link
-from automap.price.lowered_plan import RECOMPUTE_MODES, spread
+from automap.price.lowered_plan import spread
 from automap.space.device_order import Order
 from automap.space.space import PlanSpace, Values
 from automap.space.templates import megatron_signatures
@@ -57,6 +57,7 @@ class StageTable:
         *,
         zero: int = 0,
         holds: bool = True,
+        partly: bool = False,
         known: StageTable | None = None,
     ) -> None:
         """Begins a table; what it knows it computes when it is asked.
@@ -65,17 +66,19 @@ class StageTable:
             order: numbers of the devices.
             strategies: those that a stage may have; where several take equally long, the first.
             holds: whether a stage is held by its transfers, as in our price; otherwise the channel has them alone.
+            partly: whether the first units of a stage may recompute more than the others, see `SpanCosts.fastest`.
             known: a table whose costs are not computed again; it may differ in the order of the devices and in `holds`.
         """
         self.space, self.order, self.strategies, self.zero = space, order, strategies, zero
-        self.num_micro_batches, self.holds = num_micro_batches, holds
+        self.num_micro_batches, self.holds, self.partly = num_micro_batches, holds, partly
         self.samples = space.problem.training.global_batch // num_micro_batches
-        self.matrix = links_matrix(space)
+        self.matrix: Floats = links_matrix(space) if known is None else known.matrix
         self._spans: dict[object, SpanCosts] = {} if known is None else known._spans
         self._units: dict[Strategy, UnitsInOrder] = {} if known is None else known._units
         self._at: dict[tuple[int, int, Strategy], SpanCosts] = {}
         self._fastest: dict[object, tuple[Floats, Ints, Ints]] = {}
         self._channels: dict[tuple[float, int, int], Floats] = {}
+        self._possible: dict[int, list[int]] = {}
         self._rates: dict[tuple[int, int, int], float] = {}
 
     @property
@@ -130,8 +133,11 @@ class StageTable:
         return self._best(behind, place, size)[0]
 
     def _best(self, behind: int, place: int, size: int) -> tuple[Floats, Ints, Ints]:
-        """Of each span the seconds, the number of the fastest strategy, and its recompute mode."""
-        possible = [number for number, strategy in enumerate(self.strategies) if self._fits(size, strategy)]
+        """Of each span the seconds, the number of the fastest strategy, and that of its recomputation."""
+        if size not in self._possible:
+            fit = [number for number, strategy in enumerate(self.strategies) if self._fits(size, strategy)]
+            self._possible[size] = fit
+        possible = self._possible[size]
         found = [self.spans(place, size, self.strategies[number]) for number in possible]
         alive = min(behind, self.num_micro_batches)
         sends = self._sends(place, size) if self.holds else (0.0, 0.0)
@@ -145,8 +151,9 @@ class StageTable:
         return self._fastest[key]
 
     def _one(self, costs: SpanCosts, alive: int, sends: tuple[float, float]) -> tuple[Floats, Ints]:
-        """Seconds of all spans in one strategy, and their recompute modes; `sends`: seconds a byte to either side."""
-        times, modes = costs.fastest(alive)
+        """Seconds of all spans in one strategy, and the number of the recomputation of each; `sends`: seconds a byte to
+        either side."""
+        times, modes = costs.fastest(alive, partly=self.partly)
         crossing = costs.crossing_bytes
         outward = np.concatenate([crossing[:-1], [0.0]])
         held = 2.0 * (crossing[:, None] * sends[0] + outward[None, :] * sends[1])
@@ -180,18 +187,29 @@ class StageTable:
         """A channel that takes no time: stages are held by their transfers."""
         return np.zeros(self.space.num_units + 1)
 
+    def latency_s(self, partition: Partition) -> float:
+        """Seconds of a step of a partition: one micro-batch through all stages, and all others at the pace of the
+        slowest one (Alpa's equation 2)."""
+        count = len(partition.stages)
+        each = [
+            float(self.seconds(count - number, stage.place, stage.devices)[stage.first, stage.last])
+            for number, stage in enumerate(partition.stages)
+        ]
+        return sum(each) + (self.num_micro_batches - 1) * max(each)
+
     def staged(self, partition: Partition) -> StagedPlan:
         """The plan of a partition, in 1F1B order."""
         count, found = len(partition.stages), []
         for number, stage in enumerate(partition.stages):
             _, which, modes = self._best(count - number, stage.place, stage.devices)
             strategy = self.strategies[int(which[stage.first, stage.last])]
+            costs = self.spans(stage.place, stage.devices, strategy)
             found.append(
                 StageChoice(
                     end=stage.last,
                     devices=self.devices(stage.place, stage.devices),
                     tp=strategy.tp,
-                    recompute=RECOMPUTE_MODES[int(modes[stage.first, stage.last])],
+                    recompute=costs.recomputed(int(modes[stage.first, stage.last]), stage.first, stage.last),
                     signatures=strategy.signatures,
                 )
             )
@@ -203,17 +221,15 @@ def links_matrix(space: PlanSpace) -> Floats:
     cluster = space.problem.cluster
     if cluster.bandwidth_GBps is not None:
         return np.array(cluster.bandwidth_GBps) * 1e9 * (1.0 - np.eye(cluster.num_devices))
-    count = cluster.num_devices
-    found = np.zeros((count, count))
-    known: dict[tuple[int, int, bool], float] = {}
-    for one in range(count):
-        for other in range(count):
-            hosts = cluster.node_of[one], cluster.node_of[other]
-            key = (int(cluster.alike[hosts[0]]), int(cluster.alike[hosts[1]]), hosts[0] == hosts[1])
-            if one != other:
-                if key not in known:
-                    known[key] = group_link(cluster, (one, other)).bytes_per_s
-                found[one, other] = known[key]
+    hosts = np.array(cluster.node_of)
+    kinds = np.array(cluster.alike)[hosts]
+    # Pairs of devices whose hosts are of the same kinds, and which are on one host or not, have the same link.
+    pairs = (kinds[:, None] * (kinds.max() + 1) + kinds) * 2 + (hosts[:, None] == hosts)
+    np.fill_diagonal(pairs, -1)
+    found = np.zeros(pairs.shape)
+    for pair in np.unique(pairs[pairs >= 0]).tolist():
+        one, other = np.argwhere(pairs == pair)[0].tolist()
+        found[pairs == pair] = group_link(cluster, (one, other)).bytes_per_s
     return found
 
 

@@ -89,10 +89,12 @@ def lower_staged(space: PlanSpace, plan: StagedPlan) -> LoweredPlan:
     distinct = list(dict.fromkeys(stage.devices for stage in plan.stages))
     ranks = plan.stages[: len(distinct)]
     sizes = [(len(stage.devices) // stage.tp, *[1] * (len(axes) - 2), stage.tp) for stage in ranks]
-    default = by_type(evaluator, data_parallel(evaluator, len(axes)))
-    chunks, begin = [], 0
+    chunks, begin, known = [], 0, dict[int, Sequence[Ints]]()
     for stage in plan.stages:
-        chosen = default if stage.signatures is None else by_type(evaluator, stage.signatures)
+        if id(stage.signatures) not in known:
+            own = data_parallel(evaluator, len(axes)) if stage.signatures is None else stage.signatures
+            known[id(stage.signatures)] = by_type(evaluator, own)
+        chosen = known[id(stage.signatures)]
         count = stage.end - begin
         modes = (stage.recompute,) * count if isinstance(stage.recompute, str) else stage.recompute
         masks = [evaluator.masks(unit.type)[mode] for unit, mode in zip(units[begin : stage.end], modes, strict=True)]

@@ -1,0 +1,99 @@
+"""Pipelines where memory is scarce: unlike stages on many devices, which recompute no more than it takes to fit."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from agents import Budget, search
+from agents.planners.span_costs import SpanCosts
+from agents.planners.stage_table import links_matrix
+from agents.planners.staged_plan import data_parallel
+from agents.planners.unit_profile import UnitsInOrder
+from automap.cluster import parse_cluster
+from automap.group_links import group_link
+from automap.price.lowered_plan import RECOMPUTE_MODES
+from automap.problem import Problem
+from automap.space.space import PlanSpace
+from automap.verify import Verifier
+from ir import zoo
+from ir.profile_import import load_profile
+
+LAYERS = 12
+MODEL = "bert:layers=4,hidden=256,heads=4,seq_len=128,vocab_size=512"
+
+
+def pyramid():
+    """A chain whose first layers take longest and whose last ones have most parameters."""
+    nodes = [
+        f"node{number} -- layer -- forward_compute_time={2 * part}, backward_compute_time={4 * part}, "
+        f"activation_size={activation}, parameter_size={20_000_000 * number}"
+        for number in range(1, LAYERS + 1)
+        for part, activation in [(3.0 / (1 + (number - 1) // 3), 4_000_000 >> (number - 1) // 4)]
+    ]
+    edges = [f"\tnode{number} -- node{number + 1}" for number in range(1, LAYERS)]
+    return load_profile("\n".join([*nodes, *edges]) + "\n", name="pyramid", batch=1)
+
+
+def with_memory(cluster, gib):
+    found = parse_cluster(cluster)
+    return replace(found, devices={name: replace(device, memory_GiB=gib) for name, device in found.devices.items()})
+
+
+@pytest.mark.parametrize("cluster", ["4x8xV100-16GB@100Gbit", "16x8xV100-16GB@100Gbit"])
+def test_the_portfolio_divides_large_clusters_as_well_as_planners_do(cluster):
+    fix = {"schedule": "1f1b", "virtual_stages": 1, "zero": 0}
+    problem = Problem.build(pyramid(), with_memory(cluster, 2.5), {"global_batch": 512}, {"fix": fix})
+    step_s = {
+        name: search(problem, Budget(evaluations=1_000), searcher=name).plan.estimate.step_time_s
+        for name in ("elimination", "alpa", "piper")
+    }
+    found = search(problem, Budget(evaluations=1_000))
+    assert not Verifier(problem).violations(found.plan)
+    assert found.plan.estimate.step_time_s <= 1.001 * min(step_s.values())
+    # Stages of equal size, which the space has, are far behind.
+    assert found.plan.estimate.step_time_s < 0.8 * step_s["elimination"]
+    assert len({len(stage.devices) for stage in found.plan.stages}) > 2
+
+
+def test_spans_recompute_as_few_units_as_fit():
+    """Seconds and numbers of units are those of trying all numbers under all pairs of modes."""
+    space = PlanSpace(Problem.build(zoo.build(MODEL), with_memory("4xA100", 2.0), {"global_batch": 4096}))
+    units = UnitsInOrder.of(space.evaluator, data_parallel(space.evaluator, 2))
+    (layout,) = space.evaluator.layout_of([((0,), (1, 1))]).stages
+    costs = SpanCosts(space, units, layout, 1024.0, 0)
+    costs.capacity = float(costs.used_bytes(2)[0, 0, -1])
+    modes = np.flatnonzero(space.modes).tolist()
+    passes, mixed = costs.forward_s + costs.backward_s, 0
+    assert len(modes) > 1
+    for alive in (1, 2, 3, 5):
+        seconds, numbers = costs.fastest(alive, partly=True)
+        for first, last in itertools.combinations(range(space.num_units + 1), 2):
+            some = slice(first, last)
+            tried = []
+            for light, heavy in itertools.product(modes, modes):
+                for count in range(last - first + 1):
+                    kept = costs.saved_bytes[[light, heavy], first : first + count]
+                    of_units = np.where(kept[1] < kept[0], heavy, light).tolist() + [light] * (last - first - count)
+                    saved = sum(costs.saved_bytes[m, u] for m, u in zip(of_units, range(first, last), strict=True))
+                    fixed = max(costs.fixed_bytes[m] for m in of_units)
+                    if light <= heavy and costs.unit_state_bytes[some].sum() + alive * saved + fixed <= costs.capacity:
+                        tried.append(sum(passes[m, u] for m, u in zip(of_units, range(first, last), strict=True)))
+            assert seconds[first, last] == pytest.approx(min(tried, default=np.inf))
+            recomputed = costs.recomputed(int(numbers[first, last]), first, last)
+            if not isinstance(recomputed, str):
+                mixed += 1
+                of_units = [RECOMPUTE_MODES.index(mode) for mode in recomputed]
+                own = sum(passes[m, u] for m, u in zip(of_units, range(first, last), strict=True))
+                assert own == pytest.approx(seconds[first, last]) and len(set(of_units)) == 2
+    assert mixed > 10
+
+
+def test_links_are_those_of_each_pair():
+    cluster = parse_cluster("2x2xV100-16GB+1x3xA100@25Gbit")
+    matrix = links_matrix(PlanSpace(Problem.build(zoo.build(MODEL), cluster, {"global_batch": 64})))
+    assert not np.diag(matrix).any()
+    for one, other in itertools.permutations(range(cluster.num_devices), 2):
+        assert matrix[one, other] == group_link(cluster, (one, other)).bytes_per_s
+    assert len(np.unique(matrix)) > 3
