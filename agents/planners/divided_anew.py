@@ -58,7 +58,7 @@ MOST_PASSES = 2_000
 """Largest number of forward passes that are listed: it takes a tenth of a second."""
 LEAST_EVALUATIONS, LEAST_S = 100, 3.0
 """Budget that must be left: it takes a few tenths of a second."""
-SHARE, SHARE_S = 0.4, 0.2
+SHARE, SHARE_S = 0.4, 0.3
 """Shares of what is left of a budget in evaluations, and of one in seconds, at most."""
 
 
@@ -95,12 +95,12 @@ def divide_anew(incumbent: Incumbent, grid: Grid) -> None:
 
 
 def _priced(incumbent: Incumbent, plans: Iterable[StagedPlan]) -> Priced:
-    """Plans with their step times, until the budget ends."""
+    """Plans with their step times, until the budget ends; at least the first one."""
     found: Priced = []
     for plan in plans:
+        found.append((price_staged(incumbent, [plan]), plan))
         if incumbent.finished:
             break
-        found.append((price_staged(incumbent, [plan]), plan))
     return found
 
 
@@ -113,14 +113,27 @@ def _layered(incumbent: Incumbent, near: Sequence[_Near]) -> Priced:
 
 
 def _divided(incumbent: Incumbent, near: Sequence[_Near]) -> Priced:
-    """Piper's plans with the settings of pipelines, under each schedule."""
+    """Partitions with the micro-batches and ZeRO stages of pipelines near the best one, under each schedule.
+
+    Unlike stages may be fewer than equal ones, and then have fewer micro-batches: halves are tried as long as that
+    gains.
+    """
     incumbent.searcher, found = "piper", Priced()
-    space = incumbent.space
+    space, tried = incumbent.space, set[tuple[int, int]]()
     ways = megatron_strategies(space)
-    for count, zero in _settings(space, near):
-        if not incumbent.finished:
+    for most, zero in list(dict.fromkeys((shape.num_micro_batches, zero) for shape, zero in near))[:SETTINGS]:
+        best_s = math.inf
+        for count in (most // part for part in (1, 2, 4, 8) if most % part == 0):
+            if incumbent.finished or (count, zero) in tried or count not in space.meshes.micro_batches:
+                break
+            tried.add((count, zero))
             plans = _of_setting(incumbent, count, zero, ways)
-            found += _priced(incumbent, (replace(plan, schedule=kind) for plan in plans for kind in _kinds(space)))
+            priced = _priced(incumbent, (replace(plan, schedule=kind) for plan in plans for kind in _kinds(space)))
+            found += priced
+            own_s = min((seconds for seconds, _ in priced), default=math.inf)
+            if own_s >= best_s:
+                break
+            best_s = own_s
     return found
 
 
@@ -134,14 +147,6 @@ def _of_setting(incumbent: Incumbent, count: int, zero: int, ways: Sequence[Stra
         promising = sorted(distinct.values(), key=table.latency_s)[:PRICED]
         found += fastest_staged(incumbent, map(table.staged, promising), OFFERED)
     return found
-
-
-def _settings(space: PlanSpace, near: Sequence[_Near]) -> list[tuple[int, int]]:
-    """Micro-batches and ZeRO stages of pipelines near the best one, and with a half and a quarter of the micro-batches:
-    unlike stages may be fewer."""
-    own = list(dict.fromkeys((shape.num_micro_batches, zero) for shape, zero in near))[:SETTINGS]
-    some = [(count // part, zero) for part in (1, 2, 4) for count, zero in own]
-    return [one for one in dict.fromkeys(some) if one[0] in space.meshes.micro_batches]
 
 
 def _listed(incumbent: Incumbent, divided: Priced) -> Priced:

@@ -22,6 +22,9 @@ from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.price.stage_layout import StageLayout
 from automap.space.space import PlanSpace
 
+AT_ONCE = 8
+"""Numbers of micro-batches between their passes that are looked at together."""
+
 
 class SpanCosts:
     """Costs of all spans of units on one stage.
@@ -109,33 +112,37 @@ class SpanCosts:
             partly: whether the first units of a span may have a heavier recompute mode than the others, those that keep
                 less then, so that no more recomputes than it takes to fit; otherwise all have the same mode.
         """
-        if (alive, partly) not in self._fastest:
-            fits = (self.used_bytes(alive) <= self.capacity) & self.space.modes[:, None, None]
-            times = np.where(fits, self.pass_s, np.inf)
-            best, mode = times.min(axis=0), times.argmin(axis=0)
+        block, at = divmod(alive - 1, AT_ONCE)
+        if (block, partly) not in self._fastest:
+            counts = AT_ONCE * block + np.arange(1, AT_ONCE + 1)
+            used = np.stack([self.used_bytes(count) for count in counts.tolist()])
+            times = np.where((used <= self.capacity) & self.space.modes[:, None, None], self.pass_s, np.inf)
+            best, mode = times.min(axis=1), times.argmin(axis=1)
             numbers = self._number(mode, mode, np.zeros_like(mode))
             modes = np.flatnonzero(self.space.modes).tolist()
             for light, heavy in itertools.combinations(modes if partly else (), 2):
-                mixed, count = self._mixed(light, heavy, alive)
+                mixed, count = self._mixed(light, heavy, counts)
                 is_faster = mixed < best
                 best = np.where(is_faster, mixed, best)
                 numbers = np.where(is_faster, self._number(light, heavy, count), numbers)
-            self._fastest[alive, partly] = best, numbers
-        return self._fastest[alive, partly]
+            self._fastest[block, partly] = best, numbers
+        best, numbers = self._fastest[block, partly]
+        return best[at], numbers[at]
 
-    def _mixed(self, light: int, heavy: int, alive: int) -> tuple[Floats, Ints]:
-        """Of each span the seconds with as few units of the heavier of two recompute modes as fit, and their number."""
+    def _mixed(self, light: int, heavy: int, alive: Ints) -> tuple[Floats, Ints]:
+        """Of each number of micro-batches and each span the seconds with as few units of the heavier of two recompute
+        modes as fit, and their number."""
         ends = np.arange(self.space.num_units + 1)
         fixed = max(self.fixed_bytes[light], self.fixed_bytes[heavy])
-        missing = self.state_bytes + alive * self._saved[light] + fixed - self.capacity
-        frees = self._frees(light, heavy)
-        freed = _before(np.where(frees, alive * (self.saved_bytes[light] - self.saved_bytes[heavy]), 0.0))
-        passes = self.forward_s + self.backward_s
+        frees, passes = self._frees(light, heavy), self.forward_s + self.backward_s
+        freed = _before(np.where(frees, self.saved_bytes[light] - self.saved_bytes[heavy], 0.0))
         more = _before(np.where(frees, passes[heavy] - passes[light], 0.0))
-        # The first unit that need not be heavier, for each span.
+        # For each micro-batch.
+        missing = self._saved[light] + (self.state_bytes + fixed - self.capacity) / alive[:, None, None]
+        # The first unit that need not be heavier.
         until = np.searchsorted(freed, (freed[:, None] + missing).ravel()).reshape(missing.shape)
         until = np.clip(until, ends[:, None], len(ends))
-        is_possible = np.isfinite(missing) & (until <= ends[None, :])
+        is_possible = np.isfinite(missing) & (until <= ends)
         until = np.minimum(until, ends[-1])
         seconds = np.where(is_possible, self.pass_s[light] + more[until] - more[:, None], np.inf)
         return seconds, until - ends[:, None]

@@ -78,6 +78,7 @@ class StageTable:
         self._at: dict[tuple[int, int, Strategy], SpanCosts] = {}
         self._fastest: dict[object, tuple[Floats, Ints, Ints]] = {}
         self._channels: dict[tuple[float, int, int], Floats] = {}
+        self._asked: dict[tuple[int, int, int], tuple[Floats, Ints, Ints]] = {}
         self._possible: dict[int, list[int]] = {}
         self._rates: dict[tuple[int, int, int], float] = {}
 
@@ -134,12 +135,18 @@ class StageTable:
 
     def _best(self, behind: int, place: int, size: int) -> tuple[Floats, Ints, Ints]:
         """Of each span the seconds, the number of the fastest strategy, and that of its recomputation."""
+        asked = min(behind, self.num_micro_batches), place, size
+        if asked not in self._asked:
+            self._asked[asked] = self._find_best(*asked)
+        return self._asked[asked]
+
+    def _find_best(self, alive: int, place: int, size: int) -> tuple[Floats, Ints, Ints]:
+        """`_best` with so many micro-batches between their passes."""
         if size not in self._possible:
             fit = [number for number, strategy in enumerate(self.strategies) if self._fits(size, strategy)]
             self._possible[size] = fit
         possible = self._possible[size]
         found = [self.spans(place, size, self.strategies[number]) for number in possible]
-        alive = min(behind, self.num_micro_batches)
         sends = self._sends(place, size) if self.holds else (0.0, 0.0)
         key = (alive, *sends, *map(id, found))
         if key not in self._fastest:
@@ -221,15 +228,23 @@ def links_matrix(space: PlanSpace) -> Floats:
     cluster = space.problem.cluster
     if cluster.bandwidth_GBps is not None:
         return np.array(cluster.bandwidth_GBps) * 1e9 * (1.0 - np.eye(cluster.num_devices))
-    hosts = np.array(cluster.node_of)
-    kinds = np.array(cluster.alike)[hosts]
-    # Pairs of devices whose hosts are of the same kinds, and which are on one host or not, have the same link.
-    pairs = (kinds[:, None] * (kinds.max() + 1) + kinds) * 2 + (hosts[:, None] == hosts)
-    np.fill_diagonal(pairs, -1)
-    found = np.zeros(pairs.shape)
-    for pair in np.unique(pairs[pairs >= 0]).tolist():
-        one, other = np.argwhere(pairs == pair)[0].tolist()
-        found[pairs == pair] = group_link(cluster, (one, other)).bytes_per_s
+    # Devices whose hosts are of the same kinds, on one host or on two, have the same link.
+    kinds, of_hosts = np.unique(cluster.alike, return_inverse=True)
+    firsts = np.searchsorted(cluster.places, np.arange(len(cluster.hosts)))
+    within, between = np.zeros(len(kinds)), np.zeros((len(kinds), len(kinds)))
+    for kind in range(len(kinds)):
+        hosts = np.flatnonzero(of_hosts == kind)
+        first = int(firsts[hosts[0]])
+        if cluster.hosts[hosts[0]].num_devices > 1:
+            within[kind] = group_link(cluster, (first, first + 1)).bytes_per_s
+        for other in range(len(kinds)):
+            others = np.flatnonzero((of_hosts == other) & (np.arange(len(of_hosts)) != hosts[0]))
+            if len(others):
+                between[kind, other] = group_link(cluster, (first, int(firsts[others[0]]))).bytes_per_s
+    of_devices = of_hosts[cluster.places]
+    is_near = cluster.places[:, None] == cluster.places
+    found: Floats = np.where(is_near, within[of_devices, None], between[of_devices[:, None], of_devices])
+    np.fill_diagonal(found, 0.0)
     return found
 
 
