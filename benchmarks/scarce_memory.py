@@ -52,6 +52,9 @@ def main() -> None:
     parser.add_argument("--planners", default="alpa,piper,galvatron")
     given = parser.parse_args()
     budget, planners = Budget.parse(given.budget), list(filter(None, given.planners.split(",")))
+    for file in (given.profiles / MODELS[name] for name in given.models.split(",")):
+        if not file.is_file():
+            parser.error(f"profiles: {file} is no file: name the folder of DAPPLE's profiles")
     pairs = slower = spread = 0
     for name in given.models.split(","):
         graph = graph_of(MODELS[name], given.profiles)

@@ -1,12 +1,14 @@
-"""Pipelines divided anew: what the best pipelines so far gain outside the plan space, after Galvatron, Piper and SPP.
+"""Pipelines divided anew: what the best pipelines so far gain outside the plan space, after Piper, Alpa, Galvatron and
+SPP.
 
-In the space only short pipelines have unlike stages, and a rank recomputes its first units. Where pipelines are about
-as fast as the best plan:
+In the space only short pipelines have unlike stages. Where pipelines are about as fast as the best plan:
 
-1. Galvatron's dynamic program lets each layer of their stages choose by itself whether it recomputes
+1. The dynamic programs of Piper (`agents.planners.piper`) and Alpa (`agents.planners.alpa`) divide units and devices
+   among stages again, with the ZeRO stage of such a pipeline and its micro-batches, or a half or less of them. Each
+   stage chooses its inner axis, and recomputes in no more units than it takes to fit. The partitions are priced under
+   each schedule of the space.
+2. Galvatron's lets each layer of the stages of a pipeline choose by itself whether it recomputes
    (`agents.planners.galvatron`).
-2. Piper's divides units and devices among stages again, with their micro-batches and ZeRO stages, with their inner axis
-   or without one (`agents.planners.piper`). The partitions are priced under each schedule of the space.
 3. Where any order of the passes may be run, the fastest of these are priced with DAPPLE's early warm-up and in the
    orders of SPP's list scheduling (`agents.planners.spp`).
 4. Of the fastest of all, single units and devices move from one stage to another as long as that gains.
@@ -27,6 +29,7 @@ import numpy as np
 from agents.incumbent import Incumbent
 from agents.planners.alpa import inter_operator
 from agents.planners.chunk_moves import moves_of, rises
+from agents.planners.device_partition import Partition, StageOf
 from agents.planners.galvatron import layered
 from agents.planners.piper import OFFERED, ORDERS, piper_partitions
 from agents.planners.spp import listed
@@ -43,21 +46,22 @@ MOST_UNITS = 128
 """Largest model: the time of the programs grows with its square."""
 SETTINGS = 3
 """Number of pairs of micro-batches and ZeRO stage with which units and devices are divided anew."""
-PRICED = 12
-"""Number of partitions of each setting that are priced, those of least latency."""
+PRICED, UNLIKELY = 4, 1.3
+"""Number of partitions of each setting and set of strategies that are priced, those of least latency, and up to so many
+times this latency also the best one of each number of stages (assumed)."""
 LAYERED = 8
 """Number of pipelines whose layers choose their recomputation anew."""
 LISTED = 3
 """Number of partitions whose micro-batches are listed."""
 MOVED, MOST_MOVES, SLOWEST = 3, 12, 2
 """Number of plans, the fastest ones, of which units and devices are moved, how often at most, and of which so many
-stages are relieved."""
+stages are relieved (assumed)."""
 FARTHEST = 8
 """Stages from one that gets a unit or a device to the one that gives it, at most (assumed)."""
 MOST_PASSES = 2_000
 """Largest number of forward passes that are listed: it takes a tenth of a second."""
 LEAST_EVALUATIONS, LEAST_S = 100, 3.0
-"""Budget that must be left: it takes a few tenths of a second."""
+"""Budget that must be left: it takes some tenths of a second, on 1,024 devices 2 seconds."""
 SHARE, SHARE_S = 0.4, 0.3
 """Shares of what is left of a budget in evaluations, and of one in seconds, at most."""
 
@@ -138,15 +142,33 @@ def _divided(incumbent: Incumbent, near: Sequence[_Near]) -> Priced:
 
 
 def _of_setting(incumbent: Incumbent, count: int, zero: int, ways: Sequence[Strategy]) -> list[StagedPlan]:
-    """The fastest partitions with one number of micro-batches and one ZeRO stage, by Piper's and by Alpa's program."""
+    """The fastest partitions with one number of micro-batches and one ZeRO stage, by Piper's and by Alpa's program.
+
+    Stages have any strategy, or no inner axis: the programs do not know what the schedule hides of gradients.
+    """
     found, table, space = [], None, incumbent.space
+    plain = [way for way in ways if way.tp == 1]
     for order in space.meshes.orders[:ORDERS]:
-        table = StageTable(space, order, count, ways, zero=zero, partly=True, known=table)
-        both = itertools.chain(piper_partitions(table), inter_operator(table))
-        distinct = {partition.stages: partition for partition in both}
-        promising = sorted(distinct.values(), key=table.latency_s)[:PRICED]
-        found += fastest_staged(incumbent, map(table.staged, promising), OFFERED)
+        promising: dict[tuple[StageOf, ...], StagedPlan] = {}
+        for some in (ways, plain) if len(plain) < len(ways) else (ways,):
+            table = StageTable(space, order, count, some, zero=zero, partly=True, known=table)
+            for partition in _promising(table):
+                promising.setdefault(partition.stages, table.staged(partition))
+        found += fastest_staged(incumbent, promising.values(), OFFERED)
     return found
+
+
+def _promising(table: StageTable) -> list[Partition]:
+    """Partitions by both programs: those of least latency, and the best one of each number of stages that is not much
+    slower. What a schedule hides, and what it waits for, latencies do not tell."""
+    both = itertools.chain(piper_partitions(table), inter_operator(table))
+    distinct = {partition.stages: partition for partition in both}
+    ranked = sorted(distinct.values(), key=table.latency_s)
+    of_numbers: dict[int, Partition] = {}
+    for partition in ranked:
+        of_numbers.setdefault(len(partition.stages), partition)
+    others = [one for one in of_numbers.values() if table.latency_s(one) <= UNLIKELY * table.latency_s(ranked[0])]
+    return [*ranked[:PRICED], *others]
 
 
 def _listed(incumbent: Incumbent, divided: Priced) -> Priced:

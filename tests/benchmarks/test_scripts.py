@@ -70,6 +70,7 @@ SCRIPTS = {
     "recipes": "--budget 20 --only BERT --targets megatron-core",
     "real_models": "--budget 16 --models gnmt-16 --clusters 8_V100 --profiles {profiles}",
     "runtime_overhead": "--rounds 1 --model {model}",
+    "scarce_memory": "{profiles}/dapple --budget 16 --devices 8 --memory 16 --models gnmt-16 --seeds 1 --planners spp",
     "search_scale": "--budget 16 --blocks 12 --devices 8",
     "searchers": "--searchers random --problems 12 --seeds 1 --evaluations 8",
     "service_chaos": "--jobs 2 --minutes 0.01 --every 0.4 --recoveries 0 --stale 0 --teams 0 --away 0 --workers 1",
@@ -101,6 +102,7 @@ MISSING = {
     "pipedream_speedups": "missing",
     "planners": "--models gnmt-16 --profiles missing",
     "real_models": "--models gnmt-16 --profiles missing",
+    "scarce_memory": "missing --models gnmt-16",
 }
 """Scripts that read files -> arguments that name none."""
 MODEL = "gpt:layers=2,hidden=32,heads=2,seq_len=16,vocab_size=32"
