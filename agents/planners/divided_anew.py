@@ -4,7 +4,7 @@ SPP.
 In the space only short pipelines have unlike stages. Where pipelines are about as fast as the best plan:
 
 1. The dynamic programs of Piper (`agents.planners.piper`) and Alpa (`agents.planners.alpa`) divide units and devices
-   among stages again, with the ZeRO stage of such a pipeline and its micro-batches, or a half or less of them. Each
+   among stages again, with the ZeRO stage of such a pipeline and its micro-batches, or halves or doubles of them. Each
    stage chooses its inner axis, and recomputes in no more units than it takes to fit. The partitions are priced under
    each schedule of the space.
 2. Galvatron's lets each layer of the stages of a pipeline choose by itself whether it recomputes
@@ -22,6 +22,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -46,9 +47,9 @@ MOST_UNITS = 128
 """Largest model: the time of the programs grows with its square."""
 SETTINGS = 3
 """Number of pairs of micro-batches and ZeRO stage with which units and devices are divided anew."""
-PRICED, UNLIKELY = 4, 1.3
+PRICED, UNLIKELY = 4, 1.5
 """Number of partitions of each setting and set of strategies that are priced, those of least latency, and up to so many
-times this latency also the best one of each number of stages (assumed)."""
+times this latency also two of each number of stages (assumed)."""
 LAYERED = 8
 """Number of pipelines whose layers choose their recomputation anew."""
 LISTED = 3
@@ -89,7 +90,9 @@ def divide_anew(incumbent: Incumbent, grid: Grid) -> None:
         evaluations=None if left is None else int(SHARE * left), seconds=None if left_s is None else SHARE_S * left_s
     ):
         divided = _divided(incumbent, near)
-        tried = divided + _layered(incumbent, near)
+        tried = list(divided)
+        if not incumbent.finished:
+            tried += _layered(incumbent, near)
         if space.problem.any_order and not incumbent.finished:
             tried += _listed(incumbent, divided)
         incumbent.searcher = "piper"
@@ -119,25 +122,30 @@ def _layered(incumbent: Incumbent, near: Sequence[_Near]) -> Priced:
 def _divided(incumbent: Incumbent, near: Sequence[_Near]) -> Priced:
     """Partitions with the micro-batches and ZeRO stages of pipelines near the best one, under each schedule.
 
-    Unlike stages may be fewer than equal ones, and then have fewer micro-batches: halves are tried as long as that
-    gains.
+    Unlike stages may be fewer or more than equal ones, and then have other numbers of micro-batches: halves and doubles
+    are tried as long as that gains.
     """
     incumbent.searcher, found = "piper", Priced()
-    space, tried = incumbent.space, set[tuple[int, int]]()
+    space, tried = incumbent.space, dict[tuple[int, int], float]()
     ways = megatron_strategies(space)
-    for most, zero in list(dict.fromkeys((shape.num_micro_batches, zero) for shape, zero in near))[:SETTINGS]:
-        best_s = math.inf
-        for count in (most // part for part in (1, 2, 4, 8) if most % part == 0):
-            if incumbent.finished or (count, zero) in tried or count not in space.meshes.micro_batches:
-                break
-            tried.add((count, zero))
+
+    def best_s(count: int, zero: int) -> float:
+        """Step time of the best partition with so many micro-batches."""
+        if (count, zero) not in tried:
             plans = _of_setting(incumbent, count, zero, ways)
             priced = _priced(incumbent, (replace(plan, schedule=kind) for plan in plans for kind in _kinds(space)))
-            found += priced
-            own_s = min((seconds for seconds, _ in priced), default=math.inf)
-            if own_s >= best_s:
-                break
-            best_s = own_s
+            found.extend(priced)
+            tried[count, zero] = min((seconds for seconds, _ in priced), default=math.inf)
+        return tried[count, zero]
+
+    for first, zero in list(dict.fromkeys((shape.num_micro_batches, zero) for shape, zero in near))[:SETTINGS]:
+        for factor in (Fraction(1, 2), Fraction(2)):
+            count, last_s = Fraction(first), math.inf
+            while not incumbent.finished and count in space.meshes.micro_batches:
+                own_s = best_s(int(count), zero)
+                if own_s >= last_s:
+                    break
+                count, last_s = count * factor, own_s
     return found
 
 
@@ -159,16 +167,17 @@ def _of_setting(incumbent: Incumbent, count: int, zero: int, ways: Sequence[Stra
 
 
 def _promising(table: StageTable) -> list[Partition]:
-    """Partitions by both programs: those of least latency, and the best one of each number of stages that is not much
-    slower. What a schedule hides, and what it waits for, latencies do not tell."""
-    both = itertools.chain(piper_partitions(table), inter_operator(table))
-    distinct = {partition.stages: partition for partition in both}
+    """Partitions by both programs: those of least latency, and of each number of stages that one and Piper's where they
+    are not much slower. What a schedule hides, and what it waits for, latencies do not tell.
+    """
+    balanced = list(piper_partitions(table))
+    distinct = {partition.stages: partition for partition in itertools.chain(balanced, inter_operator(table))}
     ranked = sorted(distinct.values(), key=table.latency_s)
     of_numbers: dict[int, Partition] = {}
     for partition in ranked:
         of_numbers.setdefault(len(partition.stages), partition)
-    others = [one for one in of_numbers.values() if table.latency_s(one) <= UNLIKELY * table.latency_s(ranked[0])]
-    return [*ranked[:PRICED], *others]
+    others = [*of_numbers.values(), *balanced]
+    return [*ranked[:PRICED], *(one for one in others if table.latency_s(one) <= UNLIKELY * table.latency_s(ranked[0]))]
 
 
 def _listed(incumbent: Incumbent, divided: Priced) -> Priced:

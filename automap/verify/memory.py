@@ -8,6 +8,7 @@ Parameters, gradients, optimizer state and buffers must be equal to those of the
 two counts, which differ only in what the price simplifies:
 - it counts each unit by itself, so that a piece which two units need (a ReLU's result at a cut) counts twice;
 - it takes a carried tensor that enters a unit as split where the tensor beside it is split, else as whole.
+Buffers of what crosses between stages are counted with the second of these too.
 """
 
 from __future__ import annotations
@@ -259,15 +260,20 @@ class Recount:
     def _sent(self, chunk: Chunk) -> float:
         """Bytes of a micro-batch that leave a stage: what its last unit makes, and carried tensors that this reads."""
         last = self._units(chunk)[-1]
-        boundary = self.model.linkage.types[self._unit(last[0]).type].boundary_out
-        made = {
-            name
-            for index in last
-            for name, like in zip(self.graph.operators[index].outputs, self._like(index).outputs, strict=True)
-            if like == boundary
-        }
+        linked = self.model.linkage.types[self._unit(last[0]).type]
+        made, beside = set[str](), set[str]()
+        for index in last:
+            op, like = self.graph.operators[index], self._like(index)
+            made |= {name for name, other in zip(op.outputs, like.outputs, strict=True) if other == linked.boundary_out}
+            beside |= {name for name, other in zip(op.inputs, like.inputs, strict=True) if other == linked.boundary_in}
         read = {name for index in last for name in self.graph.operators[index].inputs} & self.model.carried
-        return sum(self._bytes(chunk, name, self._made(chunk, name)) for name in made | read)
+        places = {name: self._made(chunk, name) for name in made}
+        for name in read - made:
+            # It goes on split by samples where the tensor beside it, that enters the unit, is, and whole otherwise.
+            batch = f"S({self.graph.tensors[name].batch_dim})"
+            of_beside = [self._made(chunk, other) for other in beside]
+            places[name] = {axis: batch if p == batch else "B" for place in of_beside for axis, p in place.items()}
+        return sum(self._bytes(chunk, name, place) for name, place in places.items())
 
     def _unit(self, index: int) -> Unit:
         """The unit of an operator."""

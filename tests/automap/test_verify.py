@@ -100,6 +100,12 @@ def test_data_added_to_a_sum_is_no_bias():
     assert not wrong_plans(problem, 200, num_templates=5)
 
 
+def test_carried_tensors_are_in_the_buffers_of_what_crosses():
+    """However the stage splits them that makes them; OneFlow keeps a buffer for each micro-batch that crosses."""
+    model = "t5:layers=4,hidden=64,heads=4,seq_len=32,vocab_size=128"
+    assert not wrong_plans(build(model, "1x4xA100", trainer="oneflow", fix={"pp": 2, "tp": 2}), 100)
+
+
 def test_plans_in_low_precision_pass():
     training = {"global_batch": 8, "precision": "fp8", "trainer": "megatron-core"}
     assert not wrong_plans(Problem.build(zoo.build(GPT), parse_cluster("4xH100"), training), 25)
