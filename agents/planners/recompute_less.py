@@ -13,11 +13,13 @@ import numpy as np
 from agents.incumbent import Incumbent
 from agents.planners.promising import promises
 from agents.sampling.expert import Grid
-from automap.arrays import Ints, Mask
+from automap.arrays import Floats, Ints, Mask
 from automap.space.space import PlanSpace, Values
 
 MOST_TEMPLATES = 48
 """Number of templates that are made to fit, those first that promise most."""
+MADE_TO_FIT = 16
+"""Number of other plans that are made to fit, the fastest ones (assumed)."""
 
 
 def recompute_less(space: PlanSpace, values: Values) -> list[Values]:
@@ -48,6 +50,19 @@ def recompute_less(space: PlanSpace, values: Values) -> list[Values]:
         low = np.where(fit, low, np.minimum(middle + 1, high))
     best = _with_levels(space, values, [[int(mine[at]) for mine, at in zip(lighter, high.tolist(), strict=True)]])
     return [tuple(best[0].tolist()), tuple(base.tolist())]
+
+
+def made_to_fit(space: PlanSpace, plans: Ints, steps_s: Floats) -> Ints:
+    """[m, slots] the fastest of plans that do not fit, with as little recomputation as it takes.
+
+    Args:
+        space: the plan space.
+        plans: [n, slots] the plans.
+        steps_s: [n] their step times in seconds.
+    """
+    fastest = plans[steps_s.argsort(kind="stable")[:MADE_TO_FIT]].tolist()
+    found = [plan for values in fastest for plan in recompute_less(space, tuple(values))]
+    return np.array(found, dtype=np.int64).reshape(len(found), plans.shape[1])
 
 
 def _with_levels(space: PlanSpace, values: Values, levels: Sequence[Sequence[int]]) -> Ints:

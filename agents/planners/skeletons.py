@@ -23,7 +23,7 @@ from agents.planners.linearization import Linearization, Propose, Worth, leads_o
 from agents.planners.neighbouring_skeletons import neighbouring_skeletons, repaired, with_other_shares, with_other_zero
 from agents.planners.pipeline_cuts import cut_anew
 from agents.planners.promising import split_axes
-from agents.planners.recompute_less import recompute_less
+from agents.planners.recompute_less import made_to_fit, recompute_less
 from agents.sampling.expert import Grid
 from automap.cost_graph.graph import CostGraph, CostGraphCache
 from automap.cost_graph.sensitivities import sensitivities
@@ -393,16 +393,17 @@ class SkeletonSearch:
     def _polish(self, values: Values) -> None:
         """Tries every change of one group's joint signatures, then all changes that gain together, until none gains.
 
-        Where no change gains alone, two of the best ones are made at once: an embedding and the scores that share its
-        parameter gain only together.
+        Where none gains alone, two of the best ones are made at once (an embedding and the scores that share its
+        parameter gain only together), and those that nearly fit are made to fit.
         """
         graph = self._graph(values[: self.space.first.signature])
         picked = graph.picked(values)
         while picked is not None and not self.incumbent.finished:
             worth, _ = self.best[graph.skeleton]
             moves = [(n, v) for n, node in enumerate(graph.nodes) for v in range(len(node.values)) if v != picked[n]]
-            found = self._price(graph.moved(picked, [[move] for move in moves]))
-            by_worth = sorted(zip(found, moves, strict=False))
+            plans = graph.moved(picked, [[move] for move in moves])[: self.incumbent.left]
+            prices = self._prices(plans)
+            by_worth = sorted(zip((worth_of(*price) for price in prices.tolist()), moves, strict=False))
             gains: dict[int, tuple[int, int]] = {}
             for one, move in by_worth:
                 if one < worth:
@@ -410,12 +411,14 @@ class SkeletonSearch:
             ranked = list(gains.values())
             together = [ranked[:count] for count in range(2, len(ranked) + 1)]
             if not ranked:
-                best = [move for _, move in by_worth[:PAIRED]]
-                pairs = itertools.combinations(sorted(best), 2)
+                pairs = itertools.combinations(sorted(move for _, move in by_worth[:PAIRED]), 2)
                 together = [[one, other] for one, other in pairs if (one[0], other[0]) in graph.linked]
             self._price(graph.moved(picked, together))
             after, plan = self.best[graph.skeleton]
             picked = graph.picked(plan) if after < worth else None
+            if picked is None and not worth[0]:
+                over = (prices[:, 1] > 0.0) & (prices[:, 1] <= NEARLY_FITS) & (prices[:, 0] < worth[1])
+                self._price(made_to_fit(self.space, plans[over], prices[over, 0]))
 
     def neighbours(self, values: Values, *, again: bool = False) -> Ints:
         """[n, slots] plans of other skeletons on the same mesh; signatures are kept as far as they are legal.

@@ -1,6 +1,7 @@
 """Skeletons: the neighbours of a plan that are tried are legal, and polished plans are the best of their kind."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from agents import Budget
 from agents.incumbent import Incumbent
 from agents.learning.problems import generate
-from agents.planners import skeletons
+from agents.planners import recompute_less, skeletons
 from agents.planners.elimination import propose
 from agents.planners.linearization import leads_on
 from agents.planners.neighbouring_skeletons import with_other_shares
@@ -102,6 +103,27 @@ def test_no_two_changes_of_signatures_improve_a_polished_plan(monkeypatch):
     pairs = [pair for pair in itertools.combinations(moves, 2) if pair[0][0] != pair[1][0]]
     seconds, overflow = space.price(graph.moved(picked, [*([move] for move in moves), *pairs])).T
     assert (seconds[overflow <= 0.0] >= reached[10_000]).all()
+
+
+def test_changes_that_nearly_fit_are_made_to_fit(monkeypatch):
+    """One rank of this pipeline must recompute more where a group's tensors are whole, which is faster all the same."""
+    model = zoo.build("llama:layers=8,hidden=512,heads=8,ffn=1408,seq_len=512,vocab_size=32000")
+    cluster = parse_cluster("2x4xV100-16GB@25Gbit")
+    cluster = replace(cluster, devices={name: replace(one, memory_GiB=1.79) for name, one in cluster.devices.items()})
+    space = PlanSpace(Problem.build(model, cluster, {"global_batch": 64}, {"fix": {"pp": 2, "tp": 2}}))
+    grid = grid_of(space)
+    fitting = np.flatnonzero(grid.prices[:, 1] <= 0.0)
+    rows = fitting[grid.prices[fitting, 0].argsort()]
+    reached = {}
+    for made_to_fit in (0, 16):
+        monkeypatch.setattr(recompute_less, "MADE_TO_FIT", made_to_fit)
+        for row in rows.tolist():
+            search = SkeletonSearch(Incumbent(space, Budget(), searcher="elimination"), propose)
+            search.begin_with(grid.values[[row]])
+            search._polish(tuple(grid.values[row].tolist()))
+            reached[row, made_to_fit] = search.incumbent.best_s
+    gains = [reached[row, 0] / reached[row, 16] for row in rows.tolist()]
+    assert min(gains) >= 1.0 and max(gains) > 1.1
 
 
 def test_a_skeleton_is_solved_again_at_a_plan_that_is_much_better(monkeypatch):
