@@ -52,7 +52,14 @@ ChannelSeconds = Callable[[int, int, int], Floats]
 
 
 def partitions(
-    layers: int, devices: int, sizes: Sequence[int], seconds: StageSeconds, channel: ChannelSeconds, most: int
+    layers: int,
+    devices: int,
+    sizes: Sequence[int],
+    seconds: StageSeconds,
+    channel: ChannelSeconds,
+    most: int,
+    *,
+    step: int | None = None,
 ) -> Iterator[Partition]:
     """The best partition for each number of stages, from 1, that has one.
 
@@ -60,17 +67,19 @@ def partitions(
         layers, devices: how many there are; every device is used.
         sizes: numbers of devices that a stage may have.
         most: largest number of stages.
+        step: the places at which stages begin are multiples of it; None = of all that divides the sizes.
     """
     sizes = sorted(sizes)
     if not sizes:
         return
+    step = step or math.gcd(*sizes)
     # (place, devices of the first stage) -> [layers + 1] W, of the number of stages before.
     worth: dict[tuple[int, int], Floats] = {}
     ways: list[dict[tuple[int, int], tuple[Ints, Ints]]] = []
     for count in range(1, min(most, layers, devices) + 1):
         found: dict[tuple[int, int], Floats] = {}
         way: dict[tuple[int, int], tuple[Ints, Ints]] = {}
-        for place in range(0, devices, math.gcd(*sizes)):
+        for place in range(0, devices, step):
             for size in sizes:
                 rest = place + size
                 if count == 1:

@@ -1,7 +1,8 @@
 """Pipelines divided anew: what the best pipelines so far gain outside the plan space, after Piper, Alpa, Galvatron and
 SPP.
 
-In the space only short pipelines have unlike stages. Where pipelines are about as fast as the best plan:
+In the space only short pipelines have unlike stages. Where pipelines are about as fast as the best plan, or none but
+slow ones are in the space, as on a prime number of devices:
 
 1. The dynamic programs of Piper (`agents.planners.piper`) and Alpa (`agents.planners.alpa`) divide units and devices
    among stages again, with the ZeRO stage of such a pipeline and its micro-batches, or halves or doubles of them. Each
@@ -28,12 +29,12 @@ from typing import NamedTuple
 import numpy as np
 
 from agents.incumbent import Incumbent
+from agents.planners import spp
 from agents.planners.alpa import inter_operator
 from agents.planners.chunk_moves import moves_of, rises
 from agents.planners.device_partition import Partition, StageOf
 from agents.planners.galvatron import layered
 from agents.planners.piper import OFFERED, ORDERS, piper_partitions
-from agents.planners.spp import listed
 from agents.planners.stage_table import StageTable, Strategy, megatron_strategies
 from agents.planners.staged_plan import StagedPlan, fastest_staged, lower_staged, price_staged
 from agents.sampling.expert import Grid
@@ -41,8 +42,9 @@ from automap.schedule import SPLIT_KINDS
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace
 
-NEAR = 1.1
-"""A pipeline is divided anew if it takes at most so many times the step time of the best plan (assumed)."""
+NEAR, FAR = 1.1, 4.0
+"""A pipeline is divided anew if it takes at most so many times the step time of the best plan, and the fastest one also
+where it takes up to so many times as long (assumed)."""
 MOST_UNITS = 128
 """Largest model: the time of the programs grows with its square."""
 SETTINGS = 3
@@ -83,13 +85,14 @@ def divide_anew(incumbent: Incumbent, grid: Grid) -> None:
     # Outside the space a plan stands for synchronous training only.
     if is_short or space.num_units > MOST_UNITS or space.problem.training.sync_modes != ("synchronous",):
         return
-    near = _near(incumbent, grid)
-    if not near:
+    near = _near(incumbent, grid, NEAR)
+    settings = _settings(incumbent, near or _near(incumbent, grid, FAR)[:1])
+    if not settings:
         return
     with incumbent.share(
         evaluations=None if left is None else int(SHARE * left), seconds=None if left_s is None else SHARE_S * left_s
     ):
-        divided = _divided(incumbent, near)
+        divided = _divided(incumbent, settings)
         tried = list(divided)
         if not incumbent.finished:
             tried += _layered(incumbent, near)
@@ -119,8 +122,19 @@ def _layered(incumbent: Incumbent, near: Sequence[_Near]) -> Priced:
     return _priced(incumbent, filter(None, plans))
 
 
-def _divided(incumbent: Incumbent, near: Sequence[_Near]) -> Priced:
-    """Partitions with the micro-batches and ZeRO stages of pipelines near the best one, under each schedule.
+def _settings(incumbent: Incumbent, pipelines: Sequence[_Near]) -> list[_Setting]:
+    """The settings of pipelines, or one with as many micro-batches as devices at most where the space has none."""
+    found = [_Setting(shape.num_micro_batches, zero) for shape, zero in pipelines]
+    space = incumbent.space
+    has_none = all(shape.pp == 1 for shape in space.shapes) and space.problem.target is None
+    if not found and has_none and incumbent.best is not None:
+        counts = [count for count in space.meshes.micro_batches if count <= space.meshes.devices]
+        found = [_Setting(count, incumbent.best[space.first.zero]) for count in counts[-1:]]
+    return list(dict.fromkeys(found))[:SETTINGS]
+
+
+def _divided(incumbent: Incumbent, settings: Sequence[_Setting]) -> Priced:
+    """Partitions with these micro-batches and ZeRO stages, under each schedule.
 
     Unlike stages may be fewer or more than equal ones, and then have other numbers of micro-batches: halves and doubles
     are tried as long as that gains.
@@ -138,12 +152,12 @@ def _divided(incumbent: Incumbent, near: Sequence[_Near]) -> Priced:
             tried[count, zero] = min((seconds for seconds, _ in priced), default=math.inf)
         return tried[count, zero]
 
-    for first, zero in list(dict.fromkeys((shape.num_micro_batches, zero) for shape, zero in near))[:SETTINGS]:
+    for first, zero in settings:
         for factor in (Fraction(1, 2), Fraction(2)):
             count, last_s = Fraction(first), math.inf
             while not incumbent.finished and count in space.meshes.micro_batches:
                 own_s = best_s(int(count), zero)
-                if own_s >= last_s:
+                if own_s >= last_s < math.inf:
                     break
                 count, last_s = count * factor, own_s
     return found
@@ -181,12 +195,15 @@ def _promising(table: StageTable) -> list[Partition]:
 
 
 def _listed(incumbent: Incumbent, divided: Priced) -> Priced:
-    """The fastest plans with DAPPLE's early warm-up, and with listed orders."""
-    incumbent.searcher, unlike = "dapple", _unlike(divided)
+    """The fastest plans with DAPPLE's early warm-up, and with listed orders; also SPP's own partitions."""
+    incumbent.searcher, unlike, space = "dapple", _unlike(divided), incumbent.space
     early = _priced(incumbent, (replace(plan, schedule="eager-1f1b") for plan in unlike[:LISTED]))
     incumbent.searcher = "spp"
     few = [plan for plan in unlike if len(plan.stages) <= MOST_PASSES // plan.num_micro_batches]
-    return early + _priced(incumbent, (order for plan in few[:LISTED] for order in listed(incumbent.space, plan)))
+    lists = [spp.listed(space, plan) for plan in few[:LISTED]]
+    counts = dict.fromkeys(plan.num_micro_batches for plan in few[:LISTED])
+    lists += [spp.plans(incumbent, spp.recursive_order(space), count) for count in counts]
+    return early + _priced(incumbent, itertools.chain(*lists))
 
 
 def _unlike(plans: Priced) -> list[StagedPlan]:
@@ -270,10 +287,19 @@ class _Near(NamedTuple):
     """ZeRO stage."""
 
 
-def _near(incumbent: Incumbent, grid: Grid) -> list[_Near]:
-    """The distinct shapes and ZeRO stages of pipelines near the best plan, the fastest first."""
+class _Setting(NamedTuple):
+    """What is given when units and devices are divided among stages."""
+
+    num_micro_batches: int
+    zero: int
+    """ZeRO stage."""
+
+
+def _near(incumbent: Incumbent, grid: Grid, most: float) -> list[_Near]:
+    """The distinct shapes and ZeRO stages of pipelines that take at most so many times the step time of the best plan,
+    the fastest first."""
     space = incumbent.space
-    near = np.flatnonzero((grid.prices[:, 1] <= 0.0) & (grid.prices[:, 0] <= NEAR * incumbent.least_s))
+    near = np.flatnonzero((grid.prices[:, 1] <= 0.0) & (grid.prices[:, 0] <= most * incumbent.least_s))
     found = []
     for row in near[np.argsort(grid.prices[near, 0], kind="stable")].tolist():
         plan = grid.values[row].tolist()

@@ -25,6 +25,7 @@ from agents.planners.stage_table import (
     aligned_sizes,
     megatron_strategies,
     settings_by_templates,
+    stepped_sizes,
 )
 from agents.planners.staged_plan import StagedPlan, fastest_staged, price_staged
 from agents.searcher import SearchResult, SearchTask
@@ -33,19 +34,21 @@ PATIENCE = 4
 """Pairs of micro-batches and ZeRO stage without a better plan after which the search ends (assumed)."""
 OFFERED = 2
 """Partitions of each pair that are verified: of all numbers of stages the fastest at the exact price."""
+FEWEST_TILES = 5
+"""Sizes of submeshes of which there are enough: of prime numbers of devices there are none to choose from (assumed)."""
 ORDERS = 2
 """Orders of the devices that are tried (assumed)."""
 
 
 def piper_partitions(table: StageTable) -> Iterator[Partition]:
-    """For every number of stages the partition with the fastest slowest stage. Stages have any number of devices, on
-    more than `FEW_DEVICES` those of submeshes that tile the cluster."""
-    devices = len(table.order)
-    is_small = devices <= FEW_DEVICES
-    sizes = table.sizes if is_small else aligned_sizes(table)
-    seconds = table.seconds if is_small else table.aligned_seconds
-    most = devices // min(sizes) if sizes else 0
-    return partitions(table.space.num_units, devices, sizes, seconds, table.nothing, most)
+    """For every number of stages the partition with the fastest slowest stage. Stages have any number of devices; on
+    more than `FEW_DEVICES` those of submeshes that tile the cluster, or where these are few, multiples of a step."""
+    layers, devices = table.space.num_units, len(table.order)
+    sizes = aligned_sizes(table)
+    if devices > FEW_DEVICES and len(sizes) >= FEWEST_TILES:
+        return partitions(layers, devices, sizes, table.aligned_seconds, table.nothing, devices // min(sizes))
+    step, sizes = stepped_sizes(table)
+    return partitions(layers, devices, sizes, table.seconds, table.nothing, devices // step, step=step)
 
 
 def of_setting(

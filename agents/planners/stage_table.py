@@ -7,6 +7,7 @@ that fit, and what crosses between two stages. `agents.planners.device_partition
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,19 +16,20 @@ import numpy as np
 
 from agents.planners.device_partition import Partition
 from agents.planners.span_costs import SpanCosts
-from agents.planners.staged_plan import StageChoice, StagedPlan
+from agents.planners.staged_plan import StageChoice, StagedPlan, data_parallel
 from agents.planners.unit_profile import UnitsInOrder
 from automap.arrays import Floats, Ints
 from automap.bounds.known_plans import priced_templates
 from automap.group_links import group_link
 from automap.price.lowered_plan import spread
 from automap.space.device_order import Order
+from automap.space.shape import divisors
 from automap.space.space import PlanSpace, Values
 from automap.space.templates import megatron_signatures
 
 FEW_DEVICES = 16
-"""Devices up to which stages of all sizes are tried (assumed: on more they gain little, and the time grows with the
-square of their number)."""
+"""Devices up to which stages of all sizes are tried, on more of all multiples of a step (assumed: the time grows with
+the third power of their number)."""
 MOST_SUBMESHES = 32
 """Largest number of stages on submeshes (assumed): the time of planners grows with its square."""
 
@@ -271,6 +273,9 @@ def megatron_strategies(space: PlanSpace) -> list[Strategy]:
                 )
                 signatures = space.signatures(values)
                 found[key] = Strategy(tp=shape.tp, signatures=signatures, splits_batch=only_batch)
+    if all(tp > 1 for tp, *_ in found) and space.problem.hints.fix.tp is None and space.problem.target is None:
+        # A batch smaller than the number of devices: the space's plans have all devices in each stage.
+        return [Strategy(tp=1, signatures=data_parallel(space.evaluator, len(space.axes))), *found.values()]
     return list(found.values())
 
 
@@ -296,6 +301,18 @@ def settings_by_templates(space: PlanSpace) -> Iterator[Setting]:
             found.setdefault((shape.num_micro_batches, plan[space.first.zero]), {}).setdefault(shape.tp, plan)
     for (num_micro_batches, zero), of_each_tp in found.items():
         yield Setting(num_micro_batches, zero, of_each_tp)
+
+
+def stepped_sizes(table: StageTable) -> tuple[int, list[int]]:
+    """A step and the numbers of devices of stages that begin at multiples of it, at most `FEW_DEVICES` of them: whole
+    hosts, or equal parts of one. What remains of the devices behind the last multiple belongs to the last stage."""
+    devices, cluster = len(table.order), table.space.problem.cluster
+    host = math.gcd(*(host.num_devices for host in cluster.hosts))
+    least = -(-devices // FEW_DEVICES)
+    step = next((part for part in divisors(host) if part >= least), -(-least // host) * host)
+    rest = devices % step
+    sizes = set(range(step, devices + 1, step)) | set(range(step + rest, devices + 1, step))
+    return step, sorted(sizes.intersection(table.sizes))
 
 
 def aligned_sizes(table: StageTable) -> list[int]:

@@ -6,7 +6,7 @@ import pytest
 
 from agents import Budget
 from agents.incumbent import Incumbent
-from agents.planners.divided_anew import LEAST_EVALUATIONS, SHARE, divide_anew, moved
+from agents.planners.divided_anew import LEAST_EVALUATIONS, NEAR, SHARE, divide_anew, moved
 from agents.planners.opening import work_out
 from agents.planners.staged_plan import StageChoice, StagedPlan, lower_staged
 from agents.sampling.expert import price_grid
@@ -106,3 +106,29 @@ def test_units_and_devices_move_as_long_as_that_gains():
     ends = [stage.end for stage in found.stages]
     assert ends == sorted(set(ends)) and ends[-1] == incumbent.space.num_units
     assert [device for stage in found.stages for device in stage.devices] == list(range(11))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "batch", "has_none"), [("11x1xV100@10Gbit", 32, False), ("31x1xV100@10Gbit", 64, True)]
+)
+def test_pipelines_are_found_where_the_space_has_only_slow_ones(cluster, batch, has_none):
+    """31 has no divisor but itself, and the model has fewer units; 11 stages are much slower than replicas."""
+    space = PlanSpace(Problem.build(zoo.build(MODEL), parse_cluster(cluster), {"global_batch": batch}))
+    assert all(shape.pp == 1 for shape in space.shapes) == has_none
+    incumbent = Incumbent(space, Budget(evaluations=4_000), searcher="expert")
+    grid = price_grid(incumbent)
+    long = [space.shape(row).pp > 1 for row in grid.values.tolist()]
+    assert min(grid.prices[long, 0], default=float("inf")) > NEAR * grid.prices[:, 0].min()
+    divide_anew(incumbent, grid)
+    plan = incumbent.result(seed=0).plan
+    assert plan.estimate.step_time_s < 0.95 * incumbent.best_s and len(plan.stages) > 1
+    assert not Verifier(space.problem).violations(plan)
+
+
+def test_pipelines_stay_away_where_the_user_wants_none():
+    problem = Problem.build(
+        zoo.build(MODEL), parse_cluster("11x1xV100@10Gbit"), {"global_batch": 8}, {"fix": {"pp": 1}}
+    )
+    incumbent = Incumbent(PlanSpace(problem), Budget(evaluations=4_000), searcher="expert")
+    divide_anew(incumbent, price_grid(incumbent))
+    assert len(incumbent.result(seed=0).plan.stages) == 1
