@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple
@@ -40,7 +40,7 @@ from agents.planners.staged_plan import StagedPlan, fastest_staged, lower_staged
 from agents.sampling.expert import Grid
 from automap.schedule import SPLIT_KINDS
 from automap.space.shape import Shape
-from automap.space.space import PlanSpace
+from automap.space.space import PlanSpace, Values
 
 NEAR, FAR = 1.1, 4.0
 """A pipeline is divided anew if it takes at most so many times the step time of the best plan, and the fastest one also
@@ -92,7 +92,7 @@ def divide_anew(incumbent: Incumbent, grid: Grid) -> None:
     with incumbent.share(
         evaluations=None if left is None else int(SHARE * left), seconds=None if left_s is None else SHARE_S * left_s
     ):
-        divided = _divided(incumbent, settings)
+        divided = _divided(incumbent, settings, solved_strategies(space, grid))
         tried = list(divided)
         if not incumbent.finished:
             tried += _layered(incumbent, near)
@@ -133,7 +133,26 @@ def _settings(incumbent: Incumbent, pipelines: Sequence[_Near]) -> list[_Setting
     return list(dict.fromkeys(found))[:SETTINGS]
 
 
-def _divided(incumbent: Incumbent, settings: Sequence[_Setting]) -> Priced:
+def solved_strategies(space: PlanSpace, grid: Grid) -> dict[int, list[Strategy]]:
+    """Number of micro-batches -> the signatures of the best plan with each inner axis, which planners have solved.
+
+    Args:
+        space: the plan space.
+        grid: plans with their prices.
+    """
+    best: dict[tuple[int, int], Values] = {}
+    for row in np.lexsort((grid.prices[:, 0], grid.prices[:, 1] > 0.0)).tolist():
+        plan = grid.values[row].tolist()
+        shape = space.shape(plan)
+        if shape.tp > 1 and shape.middle == shape.virtual == 1:
+            best.setdefault((shape.num_micro_batches, shape.tp), plan)
+    found: dict[int, list[Strategy]] = {}
+    for (count, tp), plan in best.items():
+        found.setdefault(count, []).append(Strategy(tp=tp, signatures=space.signatures(plan)))
+    return found
+
+
+def _divided(incumbent: Incumbent, settings: Sequence[_Setting], solved: Mapping[int, Sequence[Strategy]]) -> Priced:
     """Partitions with these micro-batches and ZeRO stages, under each schedule.
 
     Unlike stages may be fewer or more than equal ones, and then have other numbers of micro-batches: halves and doubles
@@ -146,7 +165,8 @@ def _divided(incumbent: Incumbent, settings: Sequence[_Setting]) -> Priced:
     def best_s(count: int, zero: int) -> float:
         """Step time of the best partition with so many micro-batches."""
         if (count, zero) not in tried:
-            plans = _of_setting(incumbent, count, zero, ways)
+            own = [one for one in solved.get(count, ()) if not any(map(one.is_like, ways))]
+            plans = _of_setting(incumbent, count, zero, [*ways, *own])
             priced = _priced(incumbent, (replace(plan, schedule=kind) for plan in plans for kind in _kinds(space)))
             found.extend(priced)
             tried[count, zero] = min((seconds for seconds, _ in priced), default=math.inf)

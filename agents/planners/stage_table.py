@@ -46,6 +46,10 @@ class Strategy:
     """Whether the inner axis splits the batch too, so that gradients are reduced in two levels; then the samples of a
     micro-batch divide over all devices."""
 
+    def is_like(self, other: Strategy) -> bool:
+        """Whether another strategy does the same."""
+        return self.tp == other.tp and np.array_equal(self.signatures, other.signatures)
+
 
 class StageTable:
     """The stages of plans with one number of micro-batches, one ZeRO stage and some strategies."""
