@@ -20,6 +20,7 @@ from agents.incumbent import Incumbent
 from agents.planners.device_partition import Partition, partitions
 from agents.planners.stage_table import (
     FEW_DEVICES,
+    FEWEST_TILES,
     StageTable,
     Strategy,
     aligned_sizes,
@@ -34,8 +35,6 @@ PATIENCE = 4
 """Pairs of micro-batches and ZeRO stage without a better plan after which the search ends (assumed)."""
 OFFERED = 2
 """Partitions of each pair that are verified: of all numbers of stages the fastest at the exact price."""
-FEWEST_TILES = 5
-"""Sizes of submeshes of which there are enough: of prime numbers of devices there are none to choose from (assumed)."""
 ORDERS = 2
 """Orders of the devices that are tried (assumed)."""
 

@@ -27,7 +27,7 @@ import numpy as np
 from agents.incumbent import Incumbent
 from agents.planners.device_partition import partitions
 from agents.planners.list_schedule import Stages, list_schedule
-from agents.planners.stage_table import FEW_DEVICES, StageTable, Strategy, links_matrix
+from agents.planners.stage_table import FEW_DEVICES, FEWEST_TILES, StageTable, Strategy, links_matrix, stepped_sizes
 from agents.planners.staged_plan import StagedPlan, data_parallel, fastest_staged, lower_staged, price_staged
 from agents.searcher import SearchResult, SearchTask
 from automap.arrays import Floats
@@ -50,11 +50,6 @@ def recursive_order(space: PlanSpace) -> Order:
     return min_cut_order(matrix) if len(matrix) <= MAX_CUT else tuple(range(len(matrix)))
 
 
-def sizes_of(devices: int) -> list[int]:
-    """Numbers of devices that a stage may have: any on few devices, else divisors of all."""
-    return list(range(1, devices + 1)) if devices <= FEW_DEVICES else divisors(devices)
-
-
 def plans(incumbent: Incumbent, order: Order, num_micro_batches: int) -> Iterator[StagedPlan]:
     """SPP's plans for a number of micro-batches: of the best partitions, in the order of list scheduling."""
     space = incumbent.space
@@ -66,9 +61,12 @@ def plans(incumbent: Incumbent, order: Order, num_micro_batches: int) -> Iterato
         table = None
         for holds in (False, True):
             table = StageTable(space, order, num_micro_batches, [plain], holds=holds, known=table)
-            sizes = [size for size in sizes_of(devices) if size in table.sizes]
+            step, sizes = stepped_sizes(table)
+            if devices > FEW_DEVICES and len(divisors(devices)) >= FEWEST_TILES:
+                step, sizes = 1, sorted(set(divisors(devices)).intersection(table.sizes))
             channel = table.nothing if holds else table.channel
-            yield from map(table.staged, partitions(space.num_units, devices, sizes, table.seconds, channel, devices))
+            found = partitions(space.num_units, devices, sizes, table.seconds, channel, devices, step=step)
+            yield from map(table.staged, found)
 
     for plan in fastest_staged(incumbent, divided(), LISTED):
         yield plan

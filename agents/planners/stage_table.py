@@ -27,9 +27,11 @@ from automap.space.shape import divisors
 from automap.space.space import PlanSpace, Values
 from automap.space.templates import megatron_signatures
 
-FEW_DEVICES = 16
-"""Devices up to which stages of all sizes are tried, on more of all multiples of a step (assumed: the time grows with
-the third power of their number)."""
+FEW_DEVICES, MOST_STEPS = 16, 24
+"""Devices up to which stages of all sizes are tried, and sizes of stages on more whose submeshes are few (assumed: the
+time grows with the third power of their number)."""
+FEWEST_TILES = 5
+"""Sizes of submeshes of which there are enough: of prime numbers of devices there are none to choose from (assumed)."""
 MOST_SUBMESHES = 32
 """Largest number of stages on submeshes (assumed): the time of planners grows with its square."""
 
@@ -308,11 +310,11 @@ def settings_by_templates(space: PlanSpace) -> Iterator[Setting]:
 
 
 def stepped_sizes(table: StageTable) -> tuple[int, list[int]]:
-    """A step and the numbers of devices of stages that begin at multiples of it, at most `FEW_DEVICES` of them: whole
+    """A step and the numbers of devices of stages that begin at multiples of it, at most `MOST_STEPS` of them: whole
     hosts, or equal parts of one. What remains of the devices behind the last multiple belongs to the last stage."""
     devices, cluster = len(table.order), table.space.problem.cluster
     host = math.gcd(*(host.num_devices for host in cluster.hosts))
-    least = -(-devices // FEW_DEVICES)
+    least = -(-devices // MOST_STEPS)
     step = next((part for part in divisors(host) if part >= least), -(-least // host) * host)
     rest = devices % step
     sizes = set(range(step, devices + 1, step)) | set(range(step + rest, devices + 1, step))
