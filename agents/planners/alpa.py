@@ -47,7 +47,7 @@ def intra_operator(search: SkeletonSearch, setting: Setting) -> list[Strategy]:
             break
         search.solve(values, rounds=1)
         _, best = search.best[values[: space.first.signature]]
-        found.append(Strategy(tp=tp, signatures=space.signatures(best)))
+        found.append(Strategy.of(space, tp, space.signatures(best)))
     return found
 
 

@@ -5,7 +5,7 @@ In the space only short pipelines have unlike stages. Where pipelines are about 
 slow ones are in the space, as on a prime number of devices:
 
 1. The dynamic programs of Piper (`agents.planners.piper`) and Alpa (`agents.planners.alpa`) divide units and devices
-   among stages again, with the ZeRO stage of such a pipeline and its micro-batches, or halves or doubles of them. Each
+   among stages again, with the ZeRO stage of such a pipeline and its micro-batches, or fewer or more of them. Each
    stage chooses its inner axis, and recomputes in no more units than it takes to fit. The partitions are priced under
    each schedule of the space.
 2. Galvatron's lets each layer of the stages of a pipeline choose by itself whether it recomputes
@@ -23,7 +23,6 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +31,7 @@ from agents.incumbent import Incumbent
 from agents.planners import spp
 from agents.planners.alpa import inter_operator
 from agents.planners.chunk_moves import moves_of, rises
-from agents.planners.device_partition import Partition, StageOf
+from agents.planners.device_partition import Partition
 from agents.planners.galvatron import layered
 from agents.planners.piper import OFFERED, ORDERS, piper_partitions
 from agents.planners.stage_table import StageTable, Strategy, megatron_strategies
@@ -49,6 +48,8 @@ MOST_UNITS = 128
 """Largest model: the time of the programs grows with its square."""
 SETTINGS = 3
 """Number of pairs of micro-batches and ZeRO stage with which units and devices are divided anew."""
+ZEROS = (0, 1)
+"""Stages of ZeRO that are tried with the best number of micro-batches."""
 PRICED, UNLIKELY = 4, 1.5
 """Number of partitions of each setting and set of strategies that are priced, those of least latency, and up to so many
 times this latency also two of each number of stages (assumed)."""
@@ -61,6 +62,8 @@ MOVED, MOST_MOVES, SLOWEST = 3, 12, 2
 stages are relieved (assumed)."""
 FARTHEST = 8
 """Stages from one that gets a unit or a device to the one that gives it, at most (assumed)."""
+MOST_DEVICES = 64
+"""Largest cluster for which SPP divides units and devices itself (assumed: the time grows with the square)."""
 MOST_PASSES = 2_000
 """Largest number of forward passes that are listed: it takes a tenth of a second."""
 LEAST_EVALUATIONS, LEAST_S = 100, 3.0
@@ -148,55 +151,68 @@ def solved_strategies(space: PlanSpace, grid: Grid) -> dict[int, list[Strategy]]
             best.setdefault((shape.num_micro_batches, shape.tp), plan)
     found: dict[int, list[Strategy]] = {}
     for (count, tp), plan in best.items():
-        found.setdefault(count, []).append(Strategy(tp=tp, signatures=space.signatures(plan)))
+        found.setdefault(count, []).append(Strategy.of(space, tp, space.signatures(plan)))
     return found
 
 
 def _divided(incumbent: Incumbent, settings: Sequence[_Setting], solved: Mapping[int, Sequence[Strategy]]) -> Priced:
     """Partitions with these micro-batches and ZeRO stages, under each schedule.
 
-    Unlike stages may be fewer or more than equal ones, and then have other numbers of micro-batches: halves and doubles
+    First stages have no inner axis, which takes little time: the programs do not know what a schedule hides of
+    gradients either, so that other strategies may look faster than they are. Then stages have any strategy. Unlike
+    stages may be fewer or more than equal ones, and then have other numbers of micro-batches: smaller and larger ones
     are tried as long as that gains.
     """
     incumbent.searcher, found = "piper", Priced()
-    space, tried = incumbent.space, dict[tuple[int, int], float]()
+    space, best = incumbent.space, dict[_Setting, float]()
     ways = megatron_strategies(space)
+    plain = [way for way in ways if way.tp == 1]
 
-    def best_s(count: int, zero: int) -> float:
-        """Step time of the best partition with so many micro-batches."""
-        if (count, zero) not in tried:
-            own = [one for one in solved.get(count, ()) if not any(map(one.is_like, ways))]
-            plans = _of_setting(incumbent, count, zero, [*ways, *own])
+    def best_s(setting: _Setting, some: Sequence[Strategy]) -> float:
+        """Step time of the best partition of a setting."""
+        if setting not in best:
+            own = [one for one in solved.get(setting.num_micro_batches, ()) if not any(map(one.is_like, ways))]
+            plans = _of_setting(incumbent, setting, [*some, *own] if some is ways else some)
             priced = _priced(incumbent, (replace(plan, schedule=kind) for plan in plans for kind in _kinds(space)))
             found.extend(priced)
-            tried[count, zero] = min((seconds for seconds, _ in priced), default=math.inf)
-        return tried[count, zero]
+            best[setting] = min((seconds for seconds, _ in priced), default=math.inf)
+        return best[setting]
 
-    for first, zero in settings:
-        for factor in (Fraction(1, 2), Fraction(2)):
-            count, last_s = Fraction(first), math.inf
-            while not incumbent.finished and count in space.meshes.micro_batches:
-                own_s = best_s(int(count), zero)
+    phases = [plain, ways] if 0 < len(plain) < len(ways) else [ways]
+    for some in phases:
+        if best and min(best.values()) <= NEAR * incumbent.least_s:
+            settings = list(dict.fromkeys([min(best, key=best.__getitem__), *settings]))[: len(settings)]
+        best.clear()
+        for first, larger in itertools.product(settings, (False, True)):
+            count, last_s = first.num_micro_batches, math.inf
+            while not incumbent.finished and count:
+                own_s = best_s(_Setting(count, first.zero), some)
                 if own_s >= last_s < math.inf:
                     break
-                count, last_s = count * factor, own_s
+                count, last_s = _next_count(space, count, larger=larger), own_s
+    count = min(best, key=best.__getitem__, default=settings[0]).num_micro_batches
+    for zero in ZEROS:
+        if space.zeros[:, zero].any() and not incumbent.finished:
+            best_s(_Setting(count, zero), ways)
     return found
 
 
-def _of_setting(incumbent: Incumbent, count: int, zero: int, ways: Sequence[Strategy]) -> list[StagedPlan]:
-    """The fastest partitions with one number of micro-batches and one ZeRO stage, by Piper's and by Alpa's program.
+def _next_count(space: PlanSpace, count: int, *, larger: bool) -> int:
+    """The next number of micro-batches, larger or smaller by half at least; 0 where there is none."""
+    counts = space.meshes.micro_batches
+    if larger:
+        return min((other for other in counts if 2 * other >= 3 * count), default=0)
+    return max((other for other in counts if 3 * other <= 2 * count), default=0)
 
-    Stages have any strategy, or no inner axis: the programs do not know what the schedule hides of gradients.
-    """
+
+def _of_setting(incumbent: Incumbent, setting: _Setting, ways: Sequence[Strategy]) -> list[StagedPlan]:
+    """The fastest partitions of a setting whose stages have some of these strategies, by Piper's and by Alpa's
+    program."""
     found, table, space = [], None, incumbent.space
-    plain = [way for way in ways if way.tp == 1]
     for order in space.meshes.orders[:ORDERS]:
-        promising: dict[tuple[StageOf, ...], StagedPlan] = {}
-        for some in (ways, plain) if len(plain) < len(ways) else (ways,):
-            table = StageTable(space, order, count, some, zero=zero, partly=True, known=table)
-            for partition in _promising(table):
-                promising.setdefault(partition.stages, table.staged(partition))
-        found += fastest_staged(incumbent, promising.values(), OFFERED)
+        table = StageTable(space, order, setting.num_micro_batches, ways, zero=setting.zero, partly=True, known=table)
+        plans = {partition.stages: table.staged(partition) for partition in _promising(table)}
+        found += fastest_staged(incumbent, plans.values(), OFFERED)
     return found
 
 
@@ -222,7 +238,8 @@ def _listed(incumbent: Incumbent, divided: Priced) -> Priced:
     few = [plan for plan in unlike if len(plan.stages) <= MOST_PASSES // plan.num_micro_batches]
     lists = [spp.listed(space, plan) for plan in few[:LISTED]]
     counts = dict.fromkeys(plan.num_micro_batches for plan in few[:LISTED])
-    lists += [spp.plans(incumbent, spp.recursive_order(space), count) for count in counts]
+    if space.meshes.devices <= MOST_DEVICES:
+        lists += [spp.plans(incumbent, spp.recursive_order(space), count) for count in counts]
     return early + _priced(incumbent, itertools.chain(*lists))
 
 

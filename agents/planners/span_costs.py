@@ -66,6 +66,7 @@ class SpanCosts:
         self._saved = spans(self.saved_bytes)
         live = np.where(np.array(RECOMPUTE_MODES) == "full", costs["live_bytes"].max(axis=1), 0.0)
         self.fixed_bytes: Floats = settings.reserved_bytes + 2.0 * costs["workspace_bytes"].max(axis=1) + live
+        assert RECOMPUTE_MODES[0] == "none"
         self._costs, self._fastest = costs[0], dict[tuple[int, bool], tuple[Floats, Ints]]()
         elements = costs["scattered" if zero else "reduced"][0]
         self.reduce_s: Floats = np.zeros_like(self._saved[0])
@@ -112,6 +113,8 @@ class SpanCosts:
             partly: whether the first units of a span may have a heavier recompute mode than the others, those that keep
                 less then, so that no more recomputes than it takes to fit; otherwise all have the same mode.
         """
+        if self._has_room(alive):
+            return self.pass_s[0], np.zeros_like(self.pass_s[0], dtype=np.int64)
         block, at = divmod(alive - 1, AT_ONCE)
         if (block, partly) not in self._fastest:
             counts = AT_ONCE * block + np.arange(1, AT_ONCE + 1)
@@ -128,6 +131,11 @@ class SpanCosts:
             self._fastest[block, partly] = best, numbers
         best, numbers = self._fastest[block, partly]
         return best[at], numbers[at]
+
+    def _has_room(self, alive: int) -> bool:
+        """Whether the whole model fits without recomputation, which then is the fastest for all spans."""
+        state, kept = float(self.unit_state_bytes.sum()), float(self.saved_bytes[0].sum())
+        return bool(self.space.modes[0]) and state + alive * kept + self.fixed_bytes[0] <= self.capacity
 
     def _mixed(self, light: int, heavy: int, alive: Ints) -> tuple[Floats, Ints]:
         """Of each number of micro-batches and each span the seconds with as few units of the heavier of two recompute

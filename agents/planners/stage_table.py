@@ -45,8 +45,15 @@ class Strategy:
     signatures: Ints
     """[operator rows, axes] signatures."""
     splits_batch: bool = False
-    """Whether the inner axis splits the batch too, so that gradients are reduced in two levels; then the samples of a
-    micro-batch divide over all devices."""
+    """Whether the inner axis splits the batch too, so that gradients are reduced in two levels; then the samples of the
+    fullest replica divide over it."""
+
+    @staticmethod
+    def of(space: PlanSpace, tp: int, signatures: Ints) -> Strategy:
+        """The strategy with these signatures."""
+        arrays = space.evaluator.tables.arrays
+        inner = arrays.signatures[arrays.operators["first_signature"] + signatures[:, -1]]
+        return Strategy(tp=tp, signatures=signatures, splits_batch=bool((inner["splits_batch"] == 1).any()))
 
     def is_like(self, other: Strategy) -> bool:
         """Whether another strategy does the same."""
@@ -97,9 +104,10 @@ class StageTable:
         return [size for size in found if any(self._fits(size, strategy) for strategy in self.strategies)]
 
     def _fits(self, size: int, strategy: Strategy) -> bool:
-        if strategy.splits_batch and self.samples % size:
+        replicas = size // strategy.tp
+        if size % strategy.tp or replicas > self.samples:
             return False
-        return size % strategy.tp == 0 and size // strategy.tp <= self.samples
+        return not strategy.splits_batch or spread(self.samples, replicas) % size == 0
 
     def devices(self, place: int, size: int) -> tuple[int, ...]:
         """The devices of a stage."""
