@@ -34,7 +34,7 @@ from agents.planners.chunk_moves import moves_of, rises
 from agents.planners.device_partition import Partition
 from agents.planners.galvatron import layered
 from agents.planners.piper import OFFERED, ORDERS, piper_partitions
-from agents.planners.stage_table import StageTable, Strategy, megatron_strategies
+from agents.planners.stage_table import FEW_DEVICES, StageTable, Strategy, megatron_strategies
 from agents.planners.staged_plan import StagedPlan, fastest_staged, lower_staged, price_staged
 from agents.sampling.expert import Grid
 from automap.schedule import SPLIT_KINDS
@@ -60,6 +60,8 @@ LISTED = 3
 MOVED, MOST_MOVES, SLOWEST = 3, 12, 2
 """Number of plans, the fastest ones, of which units and devices are moved, how often at most, and of which so many
 stages are relieved (assumed)."""
+PARTS = 16
+"""Parts of a large cluster, of which one moves from stage to stage."""
 FARTHEST = 8
 """Stages from one that gets a unit or a device to the one that gives it, at most (assumed)."""
 MOST_DEVICES = 64
@@ -252,12 +254,20 @@ def _unlike(plans: Priced) -> list[StagedPlan]:
 
 
 def moved(incumbent: Incumbent, plan: StagedPlan) -> StagedPlan:
-    """A plan of which a unit, a device, or both have moved from one stage to another, as long as that gains.
+    """A plan of which a unit, some devices, or both have moved from one stage to another, as long as that gains.
 
-    Only moves are tried that leave one of the slowest stages fewer units or more devices.
+    Devices move one by one, on more than `FEW_DEVICES` by the host or in sixteenths of the cluster. Only moves are tried
+    that leave one of the slowest stages fewer units or more devices.
     """
     space = incumbent.space
     samples = space.problem.training.global_batch // plan.num_micro_batches
+    host = math.gcd(*(one.num_devices for one in space.problem.cluster.hosts))
+    # On large clusters parts of hosts are no step.
+    steps = (
+        [1]
+        if space.meshes.devices <= FEW_DEVICES
+        else sorted({host, max(space.meshes.devices // PARTS // host * host, host)})
+    )
     for _ in range(MOST_MOVES):
         ranks = space.evaluator.evaluate(lower_staged(space, plan)).ranks
         slowest = np.argsort(ranks["bubble_s"] - ranks["end_s"], kind="stable")[:SLOWEST]
@@ -268,14 +278,15 @@ def moved(incumbent: Incumbent, plan: StagedPlan) -> StagedPlan:
         longer = longer[(longer != 0).any(axis=1)]
         ends = np.array([stage.end for stage in plan.stages[:-1]]) + moves
         counts = np.cumsum([len(stage.devices) for stage in plan.stages])
-        places = counts[:-1] + moves
         has_units = rises(ends, space.num_units) & (longer < 0).any(axis=1)
-        has_devices = rises(places, int(counts[-1])) & (longer > 0).any(axis=1)
         others = [_with_ends(plan, to) for to in ends[has_units].tolist()]
-        others += [_with_counts(plan, to) for to in places[has_devices].tolist()]
-        both = rises(ends, space.num_units) & rises(places, int(counts[-1]))
-        steps = zip(ends[both].tolist(), places[both].tolist(), strict=True)
-        others += [_with_counts(_with_ends(plan, to), at) for to, at in steps]
+        for step in steps:
+            places = counts[:-1] + step * moves
+            has_devices = rises(places, int(counts[-1])) & (longer > 0).any(axis=1)
+            others += [_with_counts(plan, to) for to in places[has_devices].tolist()]
+            both = rises(ends, space.num_units) & rises(places, int(counts[-1]))
+            pairs = zip(ends[both].tolist(), places[both].tolist(), strict=True)
+            others += [_with_counts(_with_ends(plan, to), at) for to, at in pairs]
         others = [other for other in others if _is_possible(other, samples)]
         best, *_ = [*fastest_staged(incumbent, [plan, *others], 1), plan]
         if best is plan or incumbent.finished:
