@@ -256,7 +256,7 @@ def _unlike(plans: Priced) -> list[StagedPlan]:
 def moved(incumbent: Incumbent, plan: StagedPlan) -> StagedPlan:
     """A plan of which a unit, some devices, or both have moved from one stage to another, as long as that gains.
 
-    Devices move one by one, on more than `FEW_DEVICES` by the host or in sixteenths of the cluster. Only moves are tried
+    Devices move one by one, on more than `FEW_DEVICES` by the host or in sixteenths of the cluster. Moves are tried
     that leave one of the slowest stages fewer units or more devices.
     """
     space = incumbent.space

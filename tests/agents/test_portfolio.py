@@ -338,7 +338,8 @@ def test_cores_change_nothing_but_the_time(gpt, monkeypatch):
     for count in (1, 8):
         monkeypatch.setattr(portfolio, "cores", lambda count=count: count)
         result = search(p, Budget.parse(800), seed=3)
-        assert result.plan.search.searchers.keys() == {"expert", "dqn", "mcmc", "elimination"}
+        # Planners of unlike stages may have plans too.
+        assert result.plan.search.searchers.keys() >= {"expert", "dqn", "mcmc", "elimination"}
         assert result.plan.search.searchers["dqn"] is not None
         # A member that has explored all that may be faster ends before its share is used.
         assert result.evaluations <= 800 + num_templates - min(num_templates, 200)
