@@ -49,7 +49,7 @@ MOST_UNITS = 128
 SETTINGS = 3
 """Number of pairs of micro-batches and ZeRO stage with which units and devices are divided anew."""
 ZEROS = (0, 1)
-"""Stages of ZeRO that are tried with the best number of micro-batches."""
+"""Stages of ZeRO that are tried with the best number of micro-batches (assumed: others seldom gain)."""
 PRICED, UNLIKELY = 4, 1.5
 """Number of partitions of each setting and set of strategies that are priced, those of least latency, and up to so many
 times this latency also two of each number of stages (assumed)."""
@@ -61,7 +61,7 @@ MOVED, MOST_MOVES, SLOWEST = 3, 12, 2
 """Number of plans, the fastest ones, of which units and devices are moved, how often at most, and of which so many
 stages are relieved (assumed)."""
 PARTS = 16
-"""Parts of a large cluster, of which one moves from stage to stage."""
+"""Parts of a large cluster, of which one moves from stage to stage (assumed)."""
 FARTHEST = 8
 """Stages from one that gets a unit or a device to the one that gives it, at most (assumed)."""
 MOST_DEVICES = 64
@@ -131,8 +131,8 @@ def _settings(incumbent: Incumbent, pipelines: Sequence[_Near]) -> list[_Setting
     """The settings of pipelines, or one with as many micro-batches as devices at most where the space has none."""
     found = [_Setting(shape.num_micro_batches, zero) for shape, zero in pipelines]
     space = incumbent.space
-    has_none = all(shape.pp == 1 for shape in space.shapes) and space.problem.target is None
-    if not found and has_none and incumbent.best is not None:
+    is_free = space.problem.target is None and space.problem.hints.fix.pp is None
+    if not found and is_free and all(shape.pp == 1 for shape in space.shapes) and incumbent.best is not None:
         counts = [count for count in space.meshes.micro_batches if count <= space.meshes.devices]
         found = [_Setting(count, incumbent.best[space.first.zero]) for count in counts[-1:]]
     return list(dict.fromkeys(found))[:SETTINGS]

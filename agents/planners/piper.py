@@ -19,14 +19,13 @@ from collections.abc import Iterator, Sequence
 from agents.incumbent import Incumbent
 from agents.planners.device_partition import Partition, partitions
 from agents.planners.stage_table import (
-    FEW_DEVICES,
-    FEWEST_TILES,
     StageTable,
     Strategy,
     aligned_sizes,
     megatron_strategies,
     settings_by_templates,
     stepped_sizes,
+    tiles_suffice,
 )
 from agents.planners.staged_plan import StagedPlan, fastest_staged, price_staged
 from agents.searcher import SearchResult, SearchTask
@@ -44,7 +43,7 @@ def piper_partitions(table: StageTable) -> Iterator[Partition]:
     more than `FEW_DEVICES` those of submeshes that tile the cluster, or where these are few, multiples of a step."""
     layers, devices = table.space.num_units, len(table.order)
     sizes = aligned_sizes(table)
-    if devices > FEW_DEVICES and len(sizes) >= FEWEST_TILES:
+    if tiles_suffice(devices, sizes):
         return partitions(layers, devices, sizes, table.aligned_seconds, table.nothing, devices // min(sizes))
     step, sizes = stepped_sizes(table)
     return partitions(layers, devices, sizes, table.seconds, table.nothing, devices // step, step=step)

@@ -66,7 +66,6 @@ class SpanCosts:
         self._saved = spans(self.saved_bytes)
         live = np.where(np.array(RECOMPUTE_MODES) == "full", costs["live_bytes"].max(axis=1), 0.0)
         self.fixed_bytes: Floats = settings.reserved_bytes + 2.0 * costs["workspace_bytes"].max(axis=1) + live
-        assert RECOMPUTE_MODES[0] == "none"
         self._costs, self._fastest = costs[0], dict[tuple[int, bool], tuple[Floats, Ints]]()
         elements = costs["scattered" if zero else "reduced"][0]
         self.reduce_s: Floats = np.zeros_like(self._saved[0])

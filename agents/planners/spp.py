@@ -27,7 +27,7 @@ import numpy as np
 from agents.incumbent import Incumbent
 from agents.planners.device_partition import partitions
 from agents.planners.list_schedule import Stages, list_schedule
-from agents.planners.stage_table import FEW_DEVICES, FEWEST_TILES, StageTable, Strategy, links_matrix, stepped_sizes
+from agents.planners.stage_table import StageTable, Strategy, links_matrix, stepped_sizes, tiles_suffice
 from agents.planners.staged_plan import StagedPlan, data_parallel, fastest_staged, lower_staged, price_staged
 from agents.searcher import SearchResult, SearchTask
 from automap.arrays import Floats
@@ -62,7 +62,7 @@ def plans(incumbent: Incumbent, order: Order, num_micro_batches: int) -> Iterato
         for holds in (False, True):
             table = StageTable(space, order, num_micro_batches, [plain], holds=holds, known=table)
             step, sizes = stepped_sizes(table)
-            if devices > FEW_DEVICES and len(divisors(devices)) >= FEWEST_TILES:
+            if tiles_suffice(devices, divisors(devices)):
                 step, sizes = 1, sorted(set(divisors(devices)).intersection(table.sizes))
             channel = table.nothing if holds else table.channel
             found = partitions(space.num_units, devices, sizes, table.seconds, channel, devices, step=step)

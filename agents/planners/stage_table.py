@@ -285,8 +285,7 @@ def megatron_strategies(space: PlanSpace) -> list[Strategy]:
                 values = megatron_signatures(
                     space, shape, prefix, sequence_parallel=sequence_parallel, only_batch=only_batch
                 )
-                signatures = space.signatures(values)
-                found[key] = Strategy(tp=shape.tp, signatures=signatures, splits_batch=only_batch)
+                found[key] = Strategy.of(space, shape.tp, space.signatures(values))
     if all(tp > 1 for tp, *_ in found) and space.problem.hints.fix.tp is None and space.problem.target is None:
         # A batch smaller than the number of devices: the space's plans have all devices in each stage.
         return [Strategy(tp=1, signatures=data_parallel(space.evaluator, len(space.axes))), *found.values()]
@@ -315,6 +314,11 @@ def settings_by_templates(space: PlanSpace) -> Iterator[Setting]:
             found.setdefault((shape.num_micro_batches, plan[space.first.zero]), {}).setdefault(shape.tp, plan)
     for (num_micro_batches, zero), of_each_tp in found.items():
         yield Setting(num_micro_batches, zero, of_each_tp)
+
+
+def tiles_suffice(devices: int, tiles: Sequence[int]) -> bool:
+    """Whether stages have sizes enough among those of submeshes that tile the cluster."""
+    return devices > FEW_DEVICES and len(tiles) >= FEWEST_TILES
 
 
 def stepped_sizes(table: StageTable) -> tuple[int, list[int]]:

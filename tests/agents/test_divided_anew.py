@@ -130,5 +130,7 @@ def test_pipelines_stay_away_where_the_user_wants_none():
         zoo.build(MODEL), parse_cluster("11x1xV100@10Gbit"), {"global_batch": 8}, {"fix": {"pp": 1}}
     )
     incumbent = Incumbent(PlanSpace(problem), Budget(evaluations=4_000), searcher="expert")
-    divide_anew(incumbent, price_grid(incumbent))
-    assert len(incumbent.result(seed=0).plan.stages) == 1
+    grid = price_grid(incumbent)
+    before = incumbent.evaluations
+    divide_anew(incumbent, grid)
+    assert incumbent.evaluations == before and len(incumbent.result(seed=0).plan.stages) == 1
