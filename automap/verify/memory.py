@@ -7,7 +7,9 @@ it.
 Parameters, gradients, optimizer state and buffers must be equal to those of the estimate. Activations must be between
 two counts, which differ only in what the price simplifies:
 - it counts each unit by itself, so that a piece which two units need (a ReLU's result at a cut) counts twice;
-- it takes a carried tensor that enters a unit as split where the tensor beside it is split, else as whole.
+- it takes a carried tensor that enters a unit as split where the tensor beside it is split, else as whole;
+- it takes two views of one tensor for the same memory where they are equally large, although one of them may be a copy
+  in another placement (`automap.price.kernels.saved_activations`).
 Buffers of what crosses between stages are counted with the second of these too.
 """
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -78,6 +81,7 @@ class Recount:
     def __init__(self, plan: Plan, chunks: Sequence[Chunk], model: Model) -> None:
         self.plan, self.chunks, self.model = plan, chunks, model
         self.problem, self.graph = model.problem, model.graph
+        self._viewed = frozenset(self._root(op.inputs[0]) for op in self.graph.operators if op.is_alias)
         self.home = {i: chunk for chunk in chunks for i in chunk.operators}
 
     def devices(self) -> tuple[tuple[DeviceMemory, Activations], ...]:
@@ -154,7 +158,7 @@ class Recount:
 
     def _kept(self, chunk: Chunk) -> Activations:
         """The bytes that one micro-batch saves in a stage."""
-        return _sum([self._unit_keeps(chunk, unit) for unit in self._units(chunk)], self.model.carried)
+        return _sum([self._unit_keeps(chunk, unit) for unit in self._units(chunk)], self.model.carried, self._viewed)
 
     def _unit_keeps(self, chunk: Chunk, unit: Sequence[int]) -> set[Piece]:
         """The pieces that one micro-batch saves in a unit from its forward to its backward pass."""
@@ -195,7 +199,7 @@ class Recount:
         if not chunk.again.issuperset(unit):
             return Activations(low=0.0, counted=0.0, high=0.0)
         pieces = {self._piece(chunk, i, slot, name, own=False) for i in unit for slot, name in self._saved(i)}
-        return _sum([pieces], self.model.carried)
+        return _sum([pieces], self.model.carried, self._viewed)
 
     def _saved(self, index: int) -> Iterator[tuple[int, str]]:
         """(slot, tensor) of the activations and data that the backward pass of an operator needs; inputs come first."""
@@ -332,11 +336,18 @@ class Recount:
         return max(written, of_loss)
 
 
-def _sum(units: Sequence[set[Piece]], carried: frozenset[str]) -> Activations:
-    """The bytes of the pieces that the units of a stage need."""
+def _sum(units: Sequence[set[Piece]], carried: frozenset[str], viewed: frozenset[str]) -> Activations:
+    """The bytes of the pieces that the units of a stage need.
+
+    Args:
+        units: the pieces of each unit.
+        carried: tensors that are sent from stage to stage.
+        viewed: tensors that have views.
+    """
     every = set().union(*units)
+    copies = Counter((piece.root, piece.size) for piece in every if piece.root not in carried)
     return Activations(
-        low=sum(piece.size for piece in every if piece.root not in carried),
+        low=sum(size * (1 if root in viewed else count) for (root, size), count in copies.items()),
         counted=sum(piece.size for piece in every),
         high=sum(piece.whole if piece.root in carried else piece.size for unit in units for piece in unit),
     )

@@ -20,8 +20,10 @@ from automap.space.templates import megatron_signatures, templates
 from automap.verify import Verifier, verify
 from automap.verify.schedule import rank_orders
 from ir import zoo
+from ir.build import GraphBuilder
 from ir.factors import PARTIAL
 from ir.linkage import operator_signatures
+from ir.loss import with_loss
 from ir.zoo.net import Net
 
 GPT = "gpt:layers=4,hidden=64,heads=4,seq_len=32,vocab_size=128"
@@ -97,6 +99,21 @@ def test_data_added_to_a_sum_is_no_bias():
     problem = Problem.build(graph, parse_cluster("2x2xV100"), {"global_batch": 8})
     add = next(op for op in problem.graph if op.kind == "Add" and "x" in op.inputs)
     assert {s.inputs for s in operator_signatures(problem.graph, add) if PARTIAL in s.outputs} == {(PARTIAL, PARTIAL)}
+    assert not wrong_plans(problem, 200, num_templates=5)
+
+
+def test_views_of_one_tensor_that_are_as_large_may_count_once():
+    """A product saves a tensor that is split by samples, another one a view of it that is split by heads."""
+    b = GraphBuilder()
+    x = b.input("x", (1, 4, 16, 8))
+    (heads,) = b.add("MatMul", [x, b.parameter("w", (8, 8))], ["heads"])
+    (one,) = b.add("MatMul", [heads, b.parameter("content", (8, 8))], ["one"])
+    (view,) = b.add("Unsqueeze", [heads, b.constant("axes", np.array([3]))], ["view"], opset=20)
+    (position,) = b.add("MatMul", [view, b.parameter("positions", (16, 8, 8))], ["position"])
+    (other,) = b.add("Squeeze", [position, "axes"], ["other"], opset=20)
+    (added,) = b.add("Add", [one, other], ["added"])
+    graph = with_loss(b.finish([added], name="lambda layer"))
+    problem = Problem.build(graph, parse_cluster("4xA100"), {"global_batch": 8})
     assert not wrong_plans(problem, 200, num_templates=5)
 
 
