@@ -17,8 +17,10 @@ Sensitivities, solution, exact price, new sensitivities: see `agents.planners.sk
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,11 +34,14 @@ from automap.cost_graph.sensitivities import Sensitivities
 from automap.cost_graph.weighted_graph import Scalars
 
 Floats = npt.NDArray[np.float64]
-Factors = list[tuple[tuple[int, ...], Floats]]
 Picked = tuple[int, ...]
 
 LARGEST_TABLE = 1 << 21
 """Largest number of entries of a table from which a node is eliminated."""
+MOST_ENTRIES, MOST_ENTRIES_IN_ALL = 1 << 24, 1 << 26
+"""Largest number of entries of all tables of one elimination, for which tables become smaller by a factor of `SMALLER`
+at a time, and of all eliminations of one solve; 2^24 take some tenths of a second."""
+SMALLER = 4
 MOST_VALUES = 24
 """Largest number of values of a node that elimination is given, those with the least bounds: of 105 solves of seven
 models none ended at more than with 80, in a third of the time where experts are mixed."""
@@ -50,67 +55,105 @@ FULLEST = 16.0
 """Exponent by which fuller ranks weigh more in the price of memory."""
 
 
-def eliminate(scalars: Scalars, held: dict[int, int]) -> tuple[Picked | None, int]:
+class Order(NamedTuple):
+    """An order in which nodes are eliminated."""
+
+    steps: list[tuple[int, tuple[int, ...]]]
+    """Nodes in their order, each with its neighbours at that time, ascending."""
+    stuck: list[int]
+    """Nodes that have to be held, since tables would be too large otherwise."""
+    entries: int
+    """Number of entries of all tables."""
+
+
+def order_of(scalars: Scalars, held: Mapping[int, int], largest: int) -> Order:
+    """The order in which nodes are eliminated: the one with the smallest table first.
+
+    Args:
+        scalars: the cost graph.
+        held: node -> its value.
+        largest: largest number of entries of a table. Where every table would be larger, the node with most neighbours
+            has to be held.
+    """
+    sizes = [len(costs) for costs in scalars.nodes]
+    neighbours: dict[int, set[int]] = {n: {n} for n in range(len(sizes)) if n not in held}
+    for around, _ in scalars.factors:
+        free = [n for n in around if n not in held]
+        for n in free:
+            neighbours[n].update(free)
+
+    weight = {n: math.prod(sizes[m] for m in around) for n, around in neighbours.items()}
+    queue = [(entries, n) for n, entries in weight.items()]
+    heapq.heapify(queue)
+
+    def remove(node: int) -> None:
+        """Takes a node out, whose neighbours have got their other neighbours."""
+        del weight[node]
+        for n in neighbours.pop(node) - {node}:
+            neighbours[n].discard(node)
+            weight[n] = math.prod(sizes[m] for m in neighbours[n])
+            heapq.heappush(queue, (weight[n], n))
+
+    found = Order([], [], 0)
+    while weight:
+        entries, node = queue[0]
+        if weight.get(node) != entries:
+            heapq.heappop(queue)
+        elif entries > largest:
+            widest = max(weight, key=lambda n: (len(neighbours[n]), sizes[n], -n))
+            found.stuck.append(widest)
+            remove(widest)
+        else:
+            found.steps.append((node, tuple(sorted(neighbours[node] - {node}))))
+            found = found._replace(entries=found.entries + entries)
+            for n in neighbours[node]:
+                neighbours[n].update(neighbours[node])
+            remove(node)
+    return found
+
+
+def eliminate(scalars: Scalars, held: Mapping[int, int], order: Order) -> Picked:
     """The least assignment that keeps the held nodes at their values.
 
     Args:
         scalars: the cost graph.
         held: node -> its value.
-
-    Returns:
-        The assignment and -1; or None, where a table would be too large, and the node with most neighbours then.
+        order: order of all other nodes.
     """
     sizes = [len(costs) for costs in scalars.nodes]
-    factors: Factors = []
-    for around, table in scalars.factors:
-        at = tuple(held.get(n, slice(None)) for n in around)
-        factors.append((tuple(n for n in around if n not in held), table[at]))
-    factors = [(nodes, table) for nodes, table in factors if nodes]
-    neighbours: dict[int, set[int]] = {n: set() for n in range(len(sizes)) if n not in held}
-    for nodes, _ in factors:
+    tables: dict[tuple[int, ...], Floats] = {}
+    # The tables over each node, as keys in their order.
+    over: dict[int, dict[tuple[int, ...], None]] = {node: {} for node, _ in order.steps}
+
+    def add(nodes: tuple[int, ...], table: Floats) -> None:
+        """Adds a table, to the table over the same nodes if there is one."""
+        tables[nodes] = tables[nodes] + table if nodes in tables else table
         for n in nodes:
-            neighbours[n].update(nodes)
+            over[n][nodes] = None
 
-    def weigh(n: int) -> float:
-        """Number of entries of the table from which a node is eliminated."""
-        return math.prod(sizes[m] for m in neighbours[n] | {n})
-
-    weight = {n: weigh(n) for n in neighbours}
-    steps: list[tuple[int, tuple[int, ...], Floats]] = []
-    while weight:
-        node = min(weight, key=lambda n: (weight[n], n))
-        if weight[node] > LARGEST_TABLE:
-            return None, max(weight, key=lambda n: (len(neighbours[n] - {n}), sizes[n], -n))
-        around = tuple(sorted(neighbours[node] - {node}))
+    for around, table in scalars.factors:
+        if free := tuple(n for n in around if n not in held):
+            add(free, table[tuple(held.get(n, slice(None)) for n in around)])
+    totals: list[Floats] = []
+    for node, around in order.steps:
         # The node's values are the first axis: along it the least sums of all others are taken side by side.
-        order = (node, *around)
+        axes = (node, *around)
         total = scalars.nodes[node].reshape((-1,) + (1,) * len(around))
-        for nodes, table in factors:
-            if node in nodes:
-                ranked = sorted(range(len(nodes)), key=lambda i: order.index(nodes[i]))
-                total = total + table.transpose(ranked).reshape([sizes[m] if m in nodes else 1 for m in order])
-        factors = [f for f in factors if node not in f[0]]
-        steps.append((node, around, total))
+        for nodes in over.pop(node):
+            table = tables.pop(nodes)
+            ranked = sorted(range(len(nodes)), key=lambda i: axes.index(nodes[i]))
+            total = total + table.transpose(ranked).reshape([sizes[m] if m in nodes else 1 for m in axes])
+            for n in nodes:
+                if n != node:
+                    del over[n][nodes]
+        totals.append(total)
         if around:
-            factors = _add(factors, around, total.min(axis=0))
-        del weight[node]
-        for n in around:
-            neighbours[n].update(around)
-            neighbours[n].discard(node)
-            weight[n] = weigh(n)
+            add(around, total.min(axis=0))
     picked = dict(held)
-    for node, around, total in reversed(steps):
+    for (node, around), total in zip(reversed(order.steps), reversed(totals), strict=True):
         entries: tuple[slice | int, ...] = (slice(None), *(picked[m] for m in around))
         picked[node] = int(total[entries].argmin())
-    return tuple(picked[n] for n in range(len(sizes))), -1
-
-
-def _add(factors: Factors, around: tuple[int, ...], table: Floats) -> Factors:
-    """The factors with one more table, which is added to the table over the same nodes if there is one."""
-    for i, (nodes, other) in enumerate(factors):
-        if nodes == around:
-            return [*factors[:i], (around, other + table), *factors[i + 1 :]]
-    return [*factors, (around, table)]
+    return tuple(picked[n] for n in range(len(sizes)))
 
 
 def least(scalars: Scalars, start: Sequence[int]) -> tuple[Picked, bool]:
@@ -121,22 +164,33 @@ def least(scalars: Scalars, start: Sequence[int]) -> tuple[Picked, bool]:
         start: an assignment that gives the values of nodes which have to be held.
     """
     fixed = {n: 0 for n, costs in enumerate(scalars.nodes) if len(costs) == 1}
-    held: list[int] = []
-    while True:
-        # No node that has a choice is held until the tables require it.
-        found, widest = eliminate(scalars, {**fixed, **{n: start[n] for n in held}})
-        if found is not None:
-            break
-        held.append(widest)
+    largest = LARGEST_TABLE
+    # No node that has a choice is held until the tables require it.
+    order, held = order_of(scalars, fixed, largest), list[int]()
+    while order.stuck or order.entries > MOST_ENTRIES:
+        if order.entries > MOST_ENTRIES and largest > 1:
+            largest //= SMALLER
+            order, held = order_of(scalars, fixed, largest), []
+        else:
+            held += order.stuck
+            order = order_of(scalars, {**fixed, **{n: start[n] for n in held}}, largest)
+    found = eliminate(scalars, {**fixed, **{n: start[n] for n in held}}, order)
+    entries = order.entries
     for _ in range(HELD_PASSES if held else 0):
         before = scalars.value(found)
         for n in (*held, -1):
             # All held nodes but one keep their values; in the end all of them.
-            again, _ = eliminate(scalars, {**fixed, **{m: found[m] for m in held if m != n}})
-            if again is None:
+            kept = {**fixed, **{m: found[m] for m in held if m != n}}
+            order = order_of(scalars, kept, largest)
+            if order.stuck:
                 # That makes a table too large: all nodes but this one keep their values.
-                again, _ = eliminate(scalars, {m: v for m, v in enumerate(found) if m != n})
-            if again is not None and scalars.value(again) < scalars.value(found):
+                kept = {m: v for m, v in enumerate(found) if m != n}
+                order = order_of(scalars, kept, largest)
+            entries += order.entries
+            if entries > MOST_ENTRIES_IN_ALL:
+                return found, False
+            again = eliminate(scalars, kept, order)
+            if scalars.value(again) < scalars.value(found):
                 found = again
         if scalars.value(found) >= before:
             break

@@ -11,6 +11,7 @@ for each pair. Changes of one reader, and of two that are the only ones, are exa
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -32,6 +33,8 @@ COLUMNS = np.array([*columns_of(UNIT_COST_DTYPE, *SHARED), EXCHANGED], dtype=np.
 
 MOST_PAIRS = 64
 """Largest number of pairs of classes of two readers that are all counted (assumed)."""
+MOST_TOGETHER = 1_024
+"""Largest number of classes of all readers together that require one placement and are all counted (assumed)."""
 
 Change = tuple[tuple[int, int], ...]
 """Numbers of some readers of a parameter, ascending, each with a class of its values."""
@@ -171,11 +174,12 @@ def _paired(one: Reader, other: Reader) -> Iterator[tuple[int, int]]:
 
 
 def _alike(readers: Sequence[Reader]) -> Iterator[tuple[int, ...]]:
-    """Classes under which all readers require the same placement."""
+    """Classes under which all readers require the same placement; of too many the first ones of each reader."""
     for required in dict.fromkeys(readers[0].placements):
-        yield from itertools.product(
-            *([c for c, one in enumerate(reader.placements) if one == required] for reader in readers)
-        )
+        classes = [[c for c, one in enumerate(reader.placements) if one == required] for reader in readers]
+        if math.prod(map(len, classes)) > MOST_TOGETHER:
+            classes = [some[:1] for some in classes]
+        yield from itertools.product(*classes)
 
 
 def _factor(readers: Sequence[Reader], table: Floats) -> Saved:
