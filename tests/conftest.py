@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import onnx
 import pytest
 from small_graphs import build_gpt, build_mlp
@@ -19,6 +20,11 @@ from ir.onnx.load import load_model
 os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parent / "no-configuration")
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 _LIGHT: dict[str, Graph] = {}
+# How long an example takes says how busy the host is.
+hypothesis.settings.register_profile(
+    "busy host", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("busy host")
 # What is imported while tests are collected stays: to look through it for garbage takes 4 of 16 s.
 gc.disable()
 

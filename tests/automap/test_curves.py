@@ -35,7 +35,7 @@ def _never_falls(price: Callable[..., float], sizes: list[float]) -> None:
             assert price(*more) >= before * (1 - 1e-12)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(name=st.sampled_from(sorted(DEVICES)), m=SIZE, n=SIZE, k=SIZE, batch=st.integers(1, 300))
 def test_larger_products_take_no_less_time(name: str, m: int, n: int, k: int, batch: int) -> None:
     device = DEVICES[name]
@@ -43,7 +43,7 @@ def test_larger_products_take_no_less_time(name: str, m: int, n: int, k: int, ba
     _never_falls(lambda *s: gemm_s(*s, 2.0, 2.0, curve), [float(v) for v in (m, n, k, batch)])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     name=st.sampled_from(sorted(DEVICES)),
     batch=st.integers(1, 64),
@@ -64,7 +64,7 @@ def test_larger_attention_takes_no_less_time(
     _never_falls(price, [float(v) for v in (batch, heads, length, head)])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(kind=st.sampled_from(range(len(COLLECTIVES))), ranks=st.integers(2, 4096), data=st.integers(1, 2**34))
 def test_more_bytes_take_no_less_time(kind: int, ranks: int, data: int) -> None:
     link = host(ranks)

@@ -92,7 +92,7 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", BETTER)
-@settings(derandomize=True, deadline=None, max_examples=25)
+@settings(derandomize=True, max_examples=25)
 @given(
     **CASES,
     factor=st.sampled_from([1.01, 1.3, 2.0, 10.0]),
@@ -117,7 +117,7 @@ def test_better_parts_never_slow_a_plan(
             assert after.overflow < before.overflow
 
 
-@settings(derandomize=True, deadline=None, max_examples=30)
+@settings(derandomize=True, max_examples=30)
 @given(model=CASES["model"], trainer=CASES["trainer"], seed=CASES["seed"])
 def test_one_device_is_the_sum_of_its_operators(model: str, trainer: str, seed: int) -> None:
     """Each operator priced alone; then what the host adds to each unit, a micro-batch and a step, and the optimizer."""

@@ -62,7 +62,7 @@ def by_states(glob: str, name: str) -> bool:
     return len(tokens) in places
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(
     glob=st.lists(st.sampled_from(["a", "b", ".", "/", "*", "**", "?"]), min_size=1, max_size=8).map("".join),
     name=st.text("ab./", max_size=9),

@@ -52,7 +52,7 @@ def uniform(chunks, forward, backward_input, weight):
 PART = st.floats(0.125, 4.0)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     kind=st.sampled_from(["gpipe", "1f1b", "eager-1f1b"]), pp=st.integers(1, 9), m=st.integers(1, 40), f=PART, b=PART
 )
@@ -63,7 +63,7 @@ def test_uniform_stages_meet_the_closed_form(kind, pp, m, f, b):
     assert peak.tolist() == [min(m, most) for most in kept[kind]]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(pp=st.integers(1, 8), v=st.integers(1, 5), rounds=st.integers(2, 5), f=PART, b=PART)
 def test_interleaving_divides_the_bubble_by_the_virtual_stages(pp, v, rounds, f, b):
     """Narayanan et al., 2021: (pp - 1) (F + B) / v, where F and B are those of a whole rank."""
@@ -75,7 +75,7 @@ def test_interleaving_divides_the_bubble_by_the_virtual_stages(pp, v, rounds, f,
 
 
 @pytest.mark.parametrize(("kind", "factor"), [("zb1p", 1), ("zb2p", 2)])
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(pp=st.integers(1, 9), more=st.integers(0, 20), f=PART, i=PART, w=PART)
 def test_zero_bubble_meets_the_closed_forms(kind, factor, pp, more, f, i, w):
     """Qi et al., 2024, table 2: bubbles of (pp - 1) (F + I - W) and (pp - 1) (F + I - 2 W)."""
@@ -93,7 +93,7 @@ def test_zero_bubble_at_equal_parts_needs_what_its_authors_say():
     assert bubbles == [21.0, 7.0, 0.0]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     pp=st.integers(1, 8),
     m=st.integers(1, 30),
@@ -176,7 +176,7 @@ def pipelines(draw, kinds=WRITTEN_KINDS):
     return kind, pp, v, m, seconds, draw(sixteenths), kept
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(pipelines())
 def test_any_stages_meet_the_simulation_by_events(pipeline):
     kind, pp, v, m, seconds, send, kept = pipeline
@@ -185,7 +185,7 @@ def test_any_stages_meet_the_simulation_by_events(pipeline):
     assert (ends.tolist(), peak.tolist()) == by_events(lists, pp, m, seconds, send, kept)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(pipelines(), st.integers(0, 2**32 - 1))
 def test_a_written_order_costs_the_same_floats_as_its_kind(pipeline, seed):
     kind, pp, v, m, _, _, kept = pipeline
@@ -197,7 +197,7 @@ def test_a_written_order_costs_the_same_floats_as_its_kind(pipeline, seed):
     assert [x.tolist() for x in one] == [x.tolist() for x in other]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(pipelines(), st.integers(0, 3), st.integers(0, 10**6), st.booleans(), st.booleans())
 def test_a_faster_part_never_slows_the_whole(pipeline, word, place, is_send, explicit):
     kind, pp, v, m, seconds, send, kept = pipeline
@@ -210,7 +210,7 @@ def test_a_faster_part_never_slows_the_whole(pipeline, word, place, is_send, exp
     assert (after <= before).all()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(pipelines())
 def test_actions_begin_when_their_rank_and_their_inputs_are_ready(pipeline):
     kind, pp, v, m, seconds, send, kept = pipeline

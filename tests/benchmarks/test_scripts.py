@@ -223,8 +223,9 @@ def test_it_runs(script, files, monkeypatch, tmp_path, capsys):
     arguments = [word.replace("_", " ") for word in SCRIPTS[script].split()]
     status = run(script, [word.format(**files) for word in arguments], monkeypatch, tmp_path)
     said = capsys.readouterr().out
-    # Two steps of training tell nothing of noise, and one of a time nothing of its growth.
-    assert status == 0 or (script == "sync_training" and "loss within noise: " in said)
+    # Two steps of training tell nothing of noise, and one start on a busy host nothing of a limit.
+    inconclusive = {"sync_training": "loss within noise: ", "start_up": "A limit is exceeded."}
+    assert status == 0 or (script in inconclusive and inconclusive[script] in said)
     assert re.search(r"\d", said)
     if script.startswith("fit_"):
         # The measurements follow the form that is fitted.

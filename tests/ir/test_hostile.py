@@ -149,14 +149,14 @@ def seeds(light):
     return [build().SerializeToString() for build in hostile.BASES.values()] + [light("squeezenet")]
 
 
-@settings(derandomize=True, max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 3), st.integers(0, 2**32))
 def test_fuzzed_bytes(seeds, which, seed):
     for changed in hostile.mutated(seeds[which], 2, seed):
         outcome(f"seed {which} {seed}", changed)
 
 
-@settings(derandomize=True, max_examples=120, deadline=None)
+@settings(derandomize=True, max_examples=120)
 @given(st.integers(0, 2**32))
 def test_fuzzed_graphs(seed):
     outcome(f"graph {seed}", hostile.random_model(seed))
