@@ -88,17 +88,17 @@ class Model:
         if index not in self._legal:
             op = self.graph.operators[index]
             found = dict(_allowed(op.rule))
-            carries = [name not in self.parametric for name in op.inputs]
-            if op.kind == "Add" and len(op.inputs) == 2 and self._is_bias(op):
+            carries = [self._is_data(name) for name in op.inputs]
+            if op.kind == "Add" and len(op.inputs) == 2 and sum(carries) == 1:
                 # A bias is added on the first rank only: the sum remains partial, and the bias never is.
                 found.pop(Placed(inputs=("P", "P"), outputs=("P",)), None)
                 found[Placed(inputs=tuple("P" if c else "B" for c in carries), outputs=("P",))] = None
             self._legal[index] = found
         return self._legal[index]
 
-    def _is_bias(self, op: Operator) -> bool:
-        tensors = self.graph.tensors
-        return sum(tensors[n].role == "activation" and n not in self.parametric for n in op.inputs) == 1
+    def _is_data(self, name: str) -> bool:
+        """Whether a tensor is an input of the model or computed from one."""
+        return self.graph.tensors[name].role in ("activation", "input") and name not in self.parametric
 
     def ways(self, unit_type: int, group: Group) -> Iterator[list[Placed]]:
         """The placements of all members of a linkage group on one axis, for each placement of its leader."""

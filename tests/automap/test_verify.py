@@ -102,6 +102,19 @@ def test_data_added_to_a_sum_is_no_bias():
     assert not wrong_plans(problem, 200, num_templates=5)
 
 
+def test_a_constant_added_to_a_sum_is_a_bias():
+    """A partial sum stays partial, and the constant is added once."""
+    net = Net()
+    x = net.builder.input("x", (1, 8, 16))
+    down = net.linear(net.linear(x, "up", 64, bias=False), "down", 16, bias=False)
+    constant = net.builder.constant("queries", np.ones((1, 8, 16), dtype=np.float32))
+    graph = net.finish(net.linear(net.add(constant, down, "residual"), "head", 32))
+    problem = Problem.build(graph, parse_cluster("2x2xV100"), {"global_batch": 8})
+    add = next(op for op in problem.graph if op.kind == "Add" and "queries" in op.inputs)
+    assert [s.inputs[1] for s in operator_signatures(problem.graph, add) if PARTIAL in s.outputs] == [PARTIAL]
+    assert not wrong_plans(problem, 200, num_templates=5)
+
+
 def test_views_of_one_tensor_that_are_as_large_may_count_once():
     """A product saves a tensor that is split by samples, another one a view of it that is split by heads."""
     b = GraphBuilder()
