@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from automap.problem import Problem
 from ir.blocks import Blocks, carried_tensors, find_units
 from ir.factors import FactorRule, placement_text
-from ir.graph import Graph, Operator
+from ir.graph import Graph
 from ir.groups import FusedGroup, fused_groups
 from ir.linkage import Group, Linkage, link
 

@@ -22,6 +22,7 @@ from automap.verify.schedule import rank_orders
 from ir import zoo
 from ir.build import GraphBuilder
 from ir.factors import PARTIAL
+from ir.graph import Tensor
 from ir.linkage import operator_signatures
 from ir.loss import with_loss
 from ir.zoo.net import Net
@@ -107,7 +108,7 @@ def test_a_constant_added_to_a_sum_is_a_bias():
     net = Net()
     x = net.builder.input("x", (1, 8, 16))
     down = net.linear(net.linear(x, "up", 64, bias=False), "down", 16, bias=False)
-    constant = net.builder.constant("queries", np.ones((1, 8, 16), dtype=np.float32))
+    constant = net.builder.add_tensor(Tensor(name="queries", shape=(1, 8, 16), dtype="float32", role="constant"))
     graph = net.finish(net.linear(net.add(constant, down, "residual"), "head", 32))
     problem = Problem.build(graph, parse_cluster("2x2xV100"), {"global_batch": 8})
     add = next(op for op in problem.graph if op.kind == "Add" and "queries" in op.inputs)
