@@ -13,6 +13,7 @@ from automap.export.rounding import rounded
 from automap.plan import Plan
 from automap.problem import Problem
 from automap.records import to_json
+from automap.space.target_limits import check_model
 from automap.targets import find_target
 
 WRITERS: Mapping[str, Callable[[Run], Export]] = {
@@ -37,13 +38,14 @@ def export(plan: Plan, problem: Problem, name: str) -> Export:
         name: a key of `WRITERS`.
 
     Raises:
-        ProblemError: there is no such target.
+        ProblemError: there is no such target, or it trains other models.
         PlanError: the target has no files, or cannot express the plan.
     """
     target = find_target(name, field="target")
     if target is None or name not in WRITERS:
         repair = f"Use one of {', '.join(WRITERS)}."
         raise PlanError("nothing is written for this target", field="target", value=name, repair=repair)
+    check_model(problem.graph, target, field="target")
     if problem.precision not in target.precisions:
         raise PlanError(
             f"{name} has no such precision",

@@ -50,14 +50,7 @@ def plan_space(problem: Problem, evaluator: Evaluator | None = None) -> PlanSpac
     target = problem.target
     if target is None:
         return PlanSpace(problem, evaluator)
-    if target.transformers and not has_attention(problem.graph):
-        repair = f"Use one of {', '.join(t.name for t in targets().values() if not t.transformers)}."
-        raise ProblemError(
-            f"{target.name} trains transformers, and the model has no attention",
-            field="training.target",
-            value=target.name,
-            repair=repair,
-        )
+    check_model(problem.graph, target, field="training.target")
     evaluator = evaluator or Evaluator(problem)
     whole = PlanSpace(problem, evaluator)
     found = [_limits(whole, target, along) for along in target.sequence_parallel]
@@ -92,6 +85,24 @@ def _promise(space: PlanSpace) -> tuple[int, bool, float]:
     fits = priced[:, 1] <= 0.0
     seconds = priced[fits, 0] if fits.any() else priced[:, 0]
     return len({(shape.tp, shape.middle) for shape in shapes}), bool(fits.any()), -float(seconds.min())
+
+
+def check_model(graph: Graph, target: Target, *, field: str) -> None:
+    """Checks that a target trains models of this kind.
+
+    Args:
+        field: where the target is named.
+
+    Raises:
+        ProblemError: the target trains transformers, and the model is none.
+    """
+    if target.transformers and not has_attention(graph):
+        raise ProblemError(
+            f"{target.name} trains transformers, and the model has no attention",
+            field=field,
+            value=target.name,
+            repair=f"Use one of {', '.join(t.name for t in targets().values() if not t.transformers)}.",
+        )
 
 
 def has_attention(graph: Graph) -> bool:

@@ -537,6 +537,16 @@ def test_what_a_target_cannot_express_is_refused_by_name(tmp_path: Path) -> None
         export(plan, narrow, "torchtitan")
 
 
+@pytest.mark.parametrize("target", ["megatron-core", "torchtitan"])
+def test_trainers_of_transformers_get_no_other_model(target: str) -> None:
+    problem = Problem.build(zoo.build("resnet18"), parse_cluster("4xA100"), {"global_batch": BATCH})
+    space = PlanSpace(problem)
+    plan = space.decode(next(values for _, values in templates(space)))
+    with pytest.raises(ProblemError, match="trains transformers, and the model has no attention") as fault:
+        export(plan, problem, target)
+    assert fault.value.field == "target"
+
+
 def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
     space = space_of("gpt", "deepspeed")
     plan, files = exported(space, space.random(np.random.default_rng(0)), "deepspeed")
