@@ -14,10 +14,18 @@ FUNCTIONS.update(
         "Transpose": lambda use: use.x.permute(use.ints("perm")),
         "Split": lambda use: torch.split(use.x, list(use.ints("split")), use.integer("axis")),
         "Concat": lambda use: torch.cat(use.given(), use.integer("axis")),
-        "Expand": lambda use: use.x.expand(use.shapes[0]),
         "Tile": lambda use: use.x.repeat(use.ints("repeats")),
     }
 )
+
+
+@function("Expand")
+def expand(use: Use) -> Tensor:
+    """Repeats dims of one; and the rows of one sample, where a batch has them for each of its samples."""
+    x, shape = use.x, use.shapes[0]
+    sizes = (1,) * (len(shape) - x.dim()) + tuple(x.shape)
+    times = [wanted // size if size > 1 else 1 for size, wanted in zip(sizes, shape, strict=True)]
+    return x.repeat(times).expand(shape) if max(times, default=1) > 1 else x.expand(shape)
 
 
 @function("Slice")
