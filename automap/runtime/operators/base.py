@@ -156,6 +156,18 @@ class Use:
         return tuple(float(v) for v in value) if isinstance(value, (tuple, list)) else (float(value),)
 
 
+def repeated_rows(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """A tensor that broadcasts to a shape.
+
+    A dim of a batch may hold the rows of all samples, one sample behind the other. An operand whose rows are the same
+    for all samples has them once, and they are repeated.
+    """
+    wanted = shape[len(shape) - x.dim() :]
+    if all(size in (1, whole) for size, whole in zip(x.shape, wanted, strict=True)):
+        return x
+    return x.repeat([1 if size in (0, 1) else whole // size for size, whole in zip(x.shape, wanted, strict=True)])
+
+
 def function(*kinds: str) -> Callable[[Function], Function]:
     """Registers a function for `kinds`."""
 

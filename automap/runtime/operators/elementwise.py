@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import reduce
 from math import inf
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from automap.runtime.operators.base import FUNCTIONS, Use, function, refuse, torch_dtype
+from automap.runtime.operators.base import FUNCTIONS, Use, function, refuse, repeated_rows, torch_dtype
 
 UNARY: Mapping[str, Callable[[Tensor], Tensor]] = {
     "Relu": torch.relu, "Sigmoid": torch.sigmoid, "Tanh": torch.tanh, "Exp": torch.exp, "Sqrt": torch.sqrt,
@@ -70,6 +71,21 @@ for _kind, _folded in FOLDED.items():
     FUNCTIONS[_kind] = lambda use, made=_folded: reduce(made, use.given())  # type: ignore[misc]
 
 
+def _over_batch(made: Callable[[Use], Tensor]) -> Callable[[Use], Tensor]:
+    """The function of a kind, whose operands are repeated where each sample has the same rows and the rows of all
+    samples are one dim."""
+
+    def run(use: Use) -> Tensor:
+        operands = [None if x is None else repeated_rows(x, use.shapes[0]) for x in use.operands]
+        return made(replace(use, operands=operands))
+
+    return run
+
+
+for _kind in (*BINARY, *FOLDED, "Mean", "PRelu", "Mod", "Pow", "Where"):
+    FUNCTIONS[_kind] = _over_batch(FUNCTIONS[_kind])  # type: ignore[arg-type]
+
+
 @function("Shrink")
 def shrink(use: Use) -> Tensor:
     """The operand moved towards zero by `bias`, and zero within `lambd` of zero."""
@@ -91,8 +107,8 @@ def is_inf(use: Use) -> Tensor:
 @function("Div")
 def div(use: Use) -> Tensor:
     """The quotient; that of integers is rounded towards zero."""
-    floats = use.x.is_floating_point()
-    return torch.div(use.x, use.operand(1)) if floats else torch.div(use.x, use.operand(1), rounding_mode="trunc")
+    x, by = (repeated_rows(operand, use.shapes[0]) for operand in (use.x, use.operand(1)))
+    return torch.div(x, by) if x.is_floating_point() else torch.div(x, by, rounding_mode="trunc")
 
 
 @function("BitShift")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from automap.runtime.operators.base import FUNCTIONS, Use, function
+from automap.runtime.operators.base import FUNCTIONS, Use, function, repeated_rows
 from automap.runtime.operators.pooling import select_range
 
 FUNCTIONS.update(
@@ -22,10 +22,7 @@ FUNCTIONS.update(
 @function("Expand")
 def expand(use: Use) -> Tensor:
     """Repeats dims of one; and the rows of one sample, where a batch has them for each of its samples."""
-    x, shape = use.x, use.shapes[0]
-    sizes = (1,) * (len(shape) - x.dim()) + tuple(x.shape)
-    times = [wanted // size if size > 1 else 1 for size, wanted in zip(sizes, shape, strict=True)]
-    return x.repeat(times).expand(shape) if max(times, default=1) > 1 else x.expand(shape)
+    return repeated_rows(use.x, use.shapes[0]).expand(use.shapes[0])
 
 
 @function("Slice")

@@ -155,6 +155,25 @@ def test_a_graph_runs_at_any_number_of_samples_and_is_differentiable():
         assert (gradient == samples).all()
 
 
+@pytest.mark.parametrize("kind", ["Mul", "Add", "Div"])
+def test_rows_that_all_samples_have_are_repeated_for_each(kind):
+    """The rows of all samples are one dim, as behind an EmbeddingBag or in front of experts."""
+    builder = GraphBuilder()
+    builder.input("x", (1, 4, 8))
+    builder.parameter("w", (4, 1))
+    builder.add("Reshape", ["x"], ["rows"], attributes={"shape": (4, 8)})
+    builder.add(kind, ["rows", "w"], ["y"])
+    builder.add("Reshape", ["y"], ["z"], attributes={"shape": (1, 4, 8)})
+    graph = builder.finish(["z"])
+    generator = torch.Generator().manual_seed(0)
+    w = torch.rand(4, 1, generator=generator).add(1.0).requires_grad_()
+    one = [torch.rand(1, 4, 8, generator=generator) for _ in range(3)]
+    parts = torch.cat([run(graph, {"x": x, "w": w}, 1)["z"] for x in one])
+    whole = run(graph, {"x": torch.cat(one), "w": w}, 3)["z"]
+    assert torch.equal(whole, parts)
+    torch.testing.assert_close(torch.autograd.grad(whole.sum(), w), torch.autograd.grad(parts.sum(), w))
+
+
 def test_missing_and_misshapen_tensors_are_named():
     builder = GraphBuilder()
     builder.input("x", (1, 4))
