@@ -56,10 +56,13 @@ def load_function(source: str) -> Callable[[], Any]:
         raise ModelError("not a Python file", field="source", value=source, repair="Write FILE.py:FUNCTION.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
+    # The file may import what lies beside it, now or when the function runs, as it may where Python runs it.
+    if (folder := str(path.parent.resolve())) not in sys.path:
+        sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)
     except Exception as fault:
-        repair = "Correct the file: python -c 'import runpy; runpy.run_path(\"FILE.py\")' shows where it fails."
+        repair = f"Correct the file: `python {file}` shows where it fails."
         text = f"the file fails: {type(fault).__name__}: {fault}"
         raise ModelError(text, field="source", value=source, repair=repair) from None
     found = getattr(module, function, None)

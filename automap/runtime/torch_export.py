@@ -89,6 +89,7 @@ def export_onnx(build: Build, path: Path | None = None, *, opset: int = 20, name
 
 def _built(build: Build) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     """The module, its positional and its keyword inputs."""
+    import torch
     from torch import Tensor, nn
     from torch.utils._pytree import tree_map_only
 
@@ -109,9 +110,17 @@ def _built(build: Build) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     if is_transformers(module):
         as_trained(module)
         inputs = example_inputs(module) if inputs is None else inputs
-    # A module or inputs that were made before the function was called are not on the meta device.
-    device = next((p.device for p in module.parameters()), None)
-    inputs = tree_map_only(Tensor, lambda x: x.to(device or x.device), inputs)
+    # A module or inputs that were made before the function was called are not on the meta device, nor is what
+    # `torch.Tensor(…)` makes.
+    parameters = list(module.parameters())
+    if any(p.is_meta for p in parameters):
+        _move_to_meta(module)
+        inputs = tree_map_only(Tensor, lambda x: x.to("meta"), inputs)
+    elif parameters:
+        device = parameters[0].device
+        inputs = tree_map_only(
+            Tensor, lambda x: torch.zeros_like(x, device=device) if x.is_meta else x.to(device), inputs
+        )
     if isinstance(inputs, Tensor):
         return module, (inputs,), {}
     if isinstance(inputs, Mapping):
@@ -124,6 +133,18 @@ def _built(build: Build) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
         value=type(inputs).__name__,
         repair="Return them beside the module: a tensor, a tuple of tensors, or a dictionary of keyword arguments.",
     )
+
+
+def _move_to_meta(module: nn.Module) -> None:
+    """Gives up the values of all parameters; those that several modules share stay one."""
+    from torch import nn
+
+    moved: dict[nn.Parameter, nn.Parameter] = {}
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None and not parameter.is_meta:
+                fresh = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+                part._parameters[name] = moved.setdefault(parameter, fresh)
 
 
 def _to_onnx(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], opset: int) -> Any:

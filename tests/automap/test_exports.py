@@ -539,7 +539,9 @@ def test_what_a_target_cannot_express_is_refused_by_name(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("target", ["megatron-core", "torchtitan"])
 def test_trainers_of_transformers_get_no_other_model(target: str) -> None:
-    problem = Problem.build(zoo.build("resnet:blocks=1-1-1-1,image_size=64"), parse_cluster("4xA100"), {"global_batch": BATCH})
+    problem = Problem.build(
+        zoo.build("resnet:blocks=1-1-1-1,image_size=64"), parse_cluster("4xA100"), {"global_batch": BATCH}
+    )
     space = PlanSpace(problem)
     plan = space.decode(next(values for _, values in templates(space)))
     with pytest.raises(ProblemError, match="trains transformers, and the model has no attention") as fault:

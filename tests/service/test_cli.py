@@ -375,6 +375,22 @@ def test_export_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["export-onnx", "nowhere.py:net", "-o", str(tmp_path / "x")]) == 2
 
 
+def test_a_file_with_a_function_imports_what_lies_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "sizes_beside.py").write_text("WIDTH = 24\n")
+    source = tmp_path / "net.py"
+    source.write_text(
+        "import torch\nfrom sizes_beside import WIDTH\n"
+        "def net():\n    return torch.nn.Linear(WIDTH, 2), torch.zeros(1, WIDTH)\n"
+    )
+    assert main(["export-onnx", f"{source}:net", "-o", str(tmp_path / "net.onnx")]) == 0
+    source.write_text("import sizes_elsewhere\n")
+    assert main(["export-onnx", f"{source}:net", "-o", str(tmp_path / "net.onnx")]) == 2
+    assert f"`python {source}` shows where it fails" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("layout", ["beside", "inside"])
 def test_a_model_with_its_weights_is_read_without_them(
     layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

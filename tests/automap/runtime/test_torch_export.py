@@ -201,6 +201,30 @@ def test_inputs_in_every_form(inputs: Tensor | tuple[Tensor, ...] | dict[str, Te
     assert [t.name for t in graph.tensors.values() if t.role == "input"] == list(names)
 
 
+class Scaled(nn.Module):
+    """`torch.Tensor(…)` makes a tensor on the CPU, whatever the default device is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.Tensor(4).uniform_())
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.scale * x)
+
+
+def test_parameters_and_inputs_on_the_cpu_and_on_the_meta_device() -> None:
+    made_before = Scaled()
+    values = made_before.scale.detach().clone()
+    for build in (
+        lambda: (Scaled(), torch.zeros(1, 4)),
+        lambda: (Scaled(), torch.zeros(1, 4, device="cpu")),
+        lambda: (made_before, torch.zeros(1, 4)),
+    ):
+        assert import_model(export_onnx(build)).num_parameters == 4 + 16 + 4
+    assert torch.equal(made_before.scale, values)
+
+
 @pytest.mark.parametrize(
     ("inner", "where", "why"),
     [
