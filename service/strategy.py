@@ -15,9 +15,8 @@ USES = {
     "tensor": "tensor parallel {}",
     "context": "context parallel {}",
     "other": "operators over {}",
-    "repeated": "all work repeated by {}",
 }
-"""Uses of axes, but for data parallelism, in words."""
+"""Uses of axes in words, but for those that split the batch or nothing."""
 
 DATA_PARALLEL = {0: "DDP", 1: "DDP with ZeRO 1", 2: "FSDP that shards gradients (SHARD_GRAD_OP)", 3: "FSDP"}
 """Stage of ZeRO -> what of PyTorch runs pure data parallelism with it."""
@@ -106,7 +105,21 @@ def _axes(stage: Stage, degrees: Degrees | None) -> list[str]:
         size = getattr(degrees, use)
         if size > 1:
             words.append(text.format(size))
-    return words
+    return [*words, _repeated(stage, degrees)] if degrees.repeated > 1 else words
+
+
+def _repeated(stage: Stage, degrees: Degrees) -> str:
+    """Axes on which most of the arithmetic is not split, and what is split there."""
+    every = [axis for axis, use in degrees.axes.items() if use == "repeated"]
+    axes = [axis for axis in every if axis not in degrees.expert_axes]
+    split = [n for n, entry in stage.shardings.items() if any(a in entry and not _is_whole(entry[a]) for a in axes)]
+    if split:
+        names = split[0] if len(split) == 1 else f"{split[0]} and {len(split) - 1} more"
+        return f"most work repeated by {degrees.repeated}, all but {names}"
+    # On an axis that splits the batch, operators do so that the plan does not mention.
+    is_mixed = any(axis in stage.batch_axes for axis in axes)
+    share = "most" if is_mixed else "all" if axes == every else "all other"
+    return f"{share} work repeated by {degrees.repeated}"
 
 
 def _shares(plan: Plan) -> list[str]:

@@ -82,11 +82,18 @@ def test_an_axis_is_named_by_what_it_does(plan: Plan) -> None:
     assert of(("dp", 2), ("cp", 4), batch_axes=("dp", "cp")) == "8 replicas in 2 groups of 4 · 1 micro-batch of 64"
     lost = of(("dp", 2), ("tp", 4), batch_axes=("tp",), uses={"dp": "repeated"})
     assert lost == "4 replicas × all work repeated by 2 · 1 micro-batch of 64"
+    some = {"head": {"dp": COLUMNS["fc*"]["tp"]}}
+    lost = of(("dp", 2), ("tp", 4), batch_axes=("tp",), uses={"dp": "repeated"}, shardings=some)
+    assert lost == "4 replicas × most work repeated by 2, all but head · 1 micro-batch of 64"
+    lost = of(("dp", 2), ("tp", 4), batch_axes=("dp", "tp"), uses={"dp": "repeated"})
+    assert lost == "4 replicas × most work repeated by 2 · 1 micro-batch of 64"
     # An axis that splits weights is tensor parallelism, whatever it is called, and its operators are no exceptions.
     columns = {"fc*": {"dp": COLUMNS["fc*"]["tp"]}}
     tensor = of(("dp", 4), ("tp", 2), shardings=columns, batch_axes=("dp", "tp"), uses={"dp": "tensor"})
     assert tensor == "2 replicas × tensor parallel 4 · 1 micro-batch of 64"
     assert of(("dp", 8), samples=60) == "8 replicas · 1 micro-batch of 60 · 7 to 8 samples a rank"
+    lost = of(("ep", 8), batch_axes=(), uses={"ep": "repeated"}, spread="ep")
+    assert lost.startswith("experts over 8 × all other work repeated by 8")
     split = {"h.*.experts": {"ep": AxisSharding(inputs=("S(0)",), outputs=("S(0)",))}}
     experts = of(("dp", 2), ("ep", 4), batch_axes=("dp", "ep"), shardings=split, spread="ep")
     assert experts == "8 replicas in 2 groups of 4 × experts over 4 · 1 micro-batch of 64"
