@@ -350,8 +350,9 @@ class Problem:
             for name, (what, value) in product(found, [pair for pair in pairs if pair[1] is not None]):
                 other, first = wanted.setdefault((name, what), (index, bool(value)))
                 if first != value:
+                    both = f"wants {name} both divided and whole"
                     raise ProblemError(
-                        f"wants the opposite of hints.constraints[{other}] for {name}",
+                        both if other == index else f"wants the opposite of hints.constraints[{other}] for {name}",
                         field=f"hints.constraints[{index}]",
                         value=constraint.scope,
                         repair="Leave one of them out, or narrow its scope.",

@@ -175,7 +175,7 @@ class _Reader:
         if kind is int and isinstance(value, float) and value.is_integer():
             return int(value)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise self.fail(path, value, _NAMES[kind])
+            raise self.fail(path, value, _NAMES[kind] + (", not a string" if isinstance(value, str) else ""))
         return value
 
     def read_limited(self, args: tuple[Any, ...], value: Any, path: str) -> Any:

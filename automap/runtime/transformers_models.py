@@ -111,7 +111,8 @@ def _tokens(module: nn.Module, seq_len: int | None) -> int:
     model: Any = module
     config = model.config
     names = ("max_target_positions", "max_position_embeddings")
-    most = next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
+    # XLNet says -1: any number.
+    most = next((n for name in names if isinstance(n := getattr(config, name, None), int) and n > 0), None)
     # RoBERTa and its kin count positions from behind the padding token's number.
     if most is not None and any(hasattr(part, "create_position_ids_from_input_ids") for part in module.modules()):
         most -= config.pad_token_id + 1

@@ -29,7 +29,7 @@ def problem(graph, constraints, cluster="8xA100", batch=16, trainer="generic", *
     [
         ({"replicate": True}, {"split": True}, r"constraints\[1\]: wants the opposite of hints.constraints\[0\]"),
         ({"recompute": True}, {"recompute": False}, r"constraints\[1\]: wants the opposite"),
-        ({"replicate": True, "split": True}, {}, r"constraints\[0\]: wants the opposite"),
+        ({"replicate": True, "split": True}, {}, r"constraints\[0\]: wants .* both divided and whole"),
     ],
 )
 def test_opposite_constraints_are_refused(gpt, first, second, field):

@@ -176,6 +176,13 @@ def test_symbolic_batch_of_the_exporter(build):
     assert find_units(graph).num_blocks == 2
 
 
+def test_a_size_of_a_dim_that_the_file_does_not_have_is_refused():
+    for batch, repair in ((4, "Leave it out"), ("n", "Its symbolic dims are n")):
+        with pytest.raises(ModelError) as caught:
+            load_model(toy(batch, -1), dims={"sequence": 6})
+        assert caught.value.field == "dims.sequence" and caught.value.repair.startswith(repair)
+
+
 def test_unbound_dim_says_how_to_bind_it():
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "w"], ["y"])],

@@ -205,7 +205,7 @@ def test_a_plan_is_exported(api: httpx.Client, model_id: str, search: Any, clien
     assert found.status_code == 200, found.text
     assert json.loads(found.json()["files"]["deepspeed.json"])["train_batch_size"] == JOB["training"]["global_batch"]
     check_problem(api.get(f"{here}/fairscale"), 422, "target")
-    check_problem(api.get(f"{here}/torchtitan"), 422, "plan.training.precision")
+    check_problem(api.get(f"{here}/torchtitan"), 422, "target")
     check_problem(api.get("/v1/jobs/x/exports/deepspeed"), 404)
 
 

@@ -22,6 +22,7 @@ def add_inputs(builder: GraphBuilder, source: Source, options: ReadOptions) -> N
         ModelError: an input has no size or shape, or what `options` say about it is wrong.
     """
     dims, parameters = options.get("dims") or {}, options.get("parameters") or ()
+    _check_names(source, dims)
     marked = {"PARAMETER": "parameter", "USER_INPUT": "input", "": "input"}
     roles = {}
     for name, declared in source.inputs.items():
@@ -47,6 +48,20 @@ def add_inputs(builder: GraphBuilder, source: Source, options: ReadOptions) -> N
         builder.add_tensor(
             Tensor(name=name, shape=tuple(shape), dtype=declared.dtype, role=roles[name], batch_dim=place)  # type: ignore[arg-type]
         )
+
+
+def _check_names(source: Source, dims: Mapping[str, int]) -> None:
+    """Refuses sizes of dims that the file does not have."""
+    shapes = [d.shape or () for d in (*source.inputs.values(), *source.outputs.values(), *source.declared.values())]
+    names = dict.fromkeys(size for shape in shapes for size in shape if isinstance(size, str)) if dims else {}
+    for name in dims:
+        if name not in names:
+            repair = "Leave it out: all sizes stand in the file."
+            if names:
+                repair = f"Its symbolic dims are {', '.join(list(names)[:8])}."
+            raise ModelError(
+                "no symbolic dim of the model has this name", field=f"dims.{name}", value=name, repair=repair
+            )
 
 
 def _check_bound(
