@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from agents import Budget, search
+from agents.planners import elimination
 from agents.planners.elimination import least, solve
 from automap.cluster import parse_cluster
 from automap.cost_graph.graph import CostGraph
@@ -154,6 +155,26 @@ def test_what_is_too_large_is_held_and_freed_in_turn(monkeypatch):
         for n, v in itertools.product(range(5), range(4)):
             assert graph.value(picked) <= graph.value([*picked[:n], v, *picked[n + 1 :]]) + 1e-9
     assert not all(proven)
+
+
+def test_all_tables_of_a_solve_are_bounded(monkeypatch):
+    """A lattice that would need large tables is solved with small ones, and near its best."""
+    rng, side = np.random.default_rng(3), 5
+    near = [(n, n + 1) for n in range(side * side) if (n + 1) % side]
+    near += [(n, n + side) for n in range(side * (side - 1))]
+    graph = random_graph(rng, (3,) * side * side, near)
+    start = [0] * side * side
+    best, is_proven = least(graph, start)
+    assert is_proven
+    made = []
+    solve_in_order = elimination.eliminate
+    monkeypatch.setattr(elimination, "eliminate", lambda *args: made.append(args[2]) or solve_in_order(*args))
+    monkeypatch.setattr(elimination, "MOST_ENTRIES", 2_000)
+    monkeypatch.setattr(elimination, "MOST_ENTRIES_IN_ALL", 20_000)
+    picked, is_proven = least(graph, start)
+    assert not is_proven and len(made) > 2
+    assert all(order.entries <= 2_000 for order in made[:1]) and sum(order.entries for order in made) <= 20_000
+    assert graph.value(picked) < 0.5 * graph.value(start) + 0.5 * graph.value(best)
 
 
 def make(graph, cluster, batch, fix=None, **more):

@@ -7,8 +7,10 @@ import pytest
 
 from automap.cost_graph.graph import CostGraph
 from automap.cost_graph.sensitivities import sensitivities
-from automap.cost_graph.tied_costs import COLUMNS, SHARED
+from automap.cost_graph.tied_costs import COLUMNS, SHARED, TiedCosts
 from ir import zoo
+from ir.build import GraphBuilder
+from ir.loss import with_loss
 
 GPT = "gpt:layers=4,hidden=64,heads=4,seq_len=16,vocab_size=8192"
 T5 = "t5:layers=2,hidden=64,heads=4,ffn=128,seq_len=16,vocab_size=8192"
@@ -73,3 +75,27 @@ def test_the_readers_of_a_tied_embedding_are_chosen_together(spec, pp, space):
             found.append(exact[int(np.argmin(told))] / exact.min() - 1.0)
     assert np.mean(with_ties) < 0.02
     assert np.mean(with_ties) < 0.6 * np.mean(without)
+
+
+def test_many_readers_of_one_parameter_are_not_combined_in_every_way(space, monkeypatch):
+    """Sixteen unlike layers share a product; of each way to require it, readers have several classes."""
+    priced, costs = [], TiedCosts._costs
+
+    def counting(self, ties, readers, plan, changes):
+        priced.append(len(changes))
+        return costs(self, ties, readers, plan, changes)
+
+    monkeypatch.setattr(TiedCosts, "_costs", counting)
+    builder = GraphBuilder()
+    x = builder.input("x", (1, 16, 64))
+    shared = builder.parameter("shared", (64, 64))
+    kinds = ("Relu", "Tanh", "Sigmoid", "Exp", "Gelu", "Elu", "Softplus", "Erf", "Softsign", "Abs", "Neg", "Sin", "Cos")
+    for number, kind in enumerate((*kinds, "HardSwish", "Mish", "Selu")):
+        (x,) = builder.add("MatMul", [x, shared], [f"product{number}"], scope=f"layer{number}", opset=22)
+        (x,) = builder.add(kind, [x], [f"result{number}"], scope=f"layer{number}", opset=22)
+    s = space(with_loss(builder.finish([x], name="shared")), "2x4xV100@10Gbit", 32, pp=1, tp=2)
+    (values,) = s.random_batch(np.random.default_rng(0), 1).tolist()
+    graph = CostGraph(s, tuple(values[: s.first.signature]))
+    picked = graph.picked(tuple(values))
+    assert np.isfinite(counted(graph.around(picked), picked)).all()
+    assert 16 < max(priced) < 50_000
