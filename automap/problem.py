@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from importlib import resources
 from itertools import product
+from math import prod
 from typing import Annotated, Any, Literal
 
 from automap.annotations import annotated
@@ -325,6 +326,15 @@ class Problem:
                     repair=f"Use one of {', '.join(str(n) for n in range(1, whole + 1) if whole % n == 0)}.",
                 )
 
+        given = {name: value for name, value in (degrees | {"cp": fix.cp, "ep": fix.ep}).items() if value}
+        if len(given) > 1 and devices % prod(given.values()):
+            stated = " x ".join(f"{name} {value}" for name, value in given.items())
+            raise ProblemError(
+                f"do not divide the number of devices, {devices}, together",
+                field="hints.fix",
+                value=stated,
+                repair="Fix fewer degrees, or smaller ones.",
+            )
         reserve = self.hints.memory_reserve_bytes
         most = max(self.cluster.devices[node.device].memory_bytes for node in self.cluster.nodes)
         if reserve >= most:

@@ -192,6 +192,10 @@ def build_problem(graph: Graph, request: JobRequest) -> Problem:
     from automap.problem import Problem
 
     problem = Problem.build(graph, parse_cluster(request.cluster), request.training, request.hints)
+    if problem.target is not None:
+        from automap.space.target_limits import check_model
+
+        check_model(problem.graph, problem.target, field="training.target")
     if problem.hints.baseline is not None:
         from automap.export.baseline import read_baseline
         from automap.price.evaluator import Evaluator
