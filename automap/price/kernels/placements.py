@@ -108,6 +108,9 @@ def divides(tables, op, chosen, axes, samples):
                     signature = tables.signatures[operator.first_signature + chosen[a]]
                     at = signature.first_placement + row - operator.first_operand
                     if tables.placements[at].placement == dim:
+                        if tensor.batch_dim == dim and signature.splits_batch == 0:
+                            # Samples of a batch that was lost on the way (see "its batch cannot be traced").
+                            return False
                         ranks *= int64(axes[a])
                         is_uneven = is_uneven and signature.is_uneven == 1
             if ranks > 1:
