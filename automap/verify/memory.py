@@ -7,7 +7,8 @@ it.
 Parameters, gradients, optimizer state and buffers must be equal to those of the estimate. Activations must be between
 two counts, which differ only in what the price simplifies:
 - it counts each unit by itself, so that a piece which two units need (a ReLU's result at a cut) counts twice;
-- it takes a carried tensor that enters a unit as split where the tensor beside it is split, else as whole;
+- it takes a carried tensor that enters a unit as split where the tensor beside it is split, else as whole; also one
+  that comes from a unit which only hands it on, beside a branch that leads nowhere;
 - it takes two views of one tensor for the same memory where they are equally large, although one of them may be a copy
   in another placement (`automap.price.kernels.saved_activations`).
 Buffers of what crosses between stages are counted with the second of these too.
@@ -81,6 +82,10 @@ class Recount:
     def __init__(self, plan: Plan, chunks: Sequence[Chunk], model: Model) -> None:
         self.plan, self.chunks, self.model = plan, chunks, model
         self.problem, self.graph = model.problem, model.graph
+        units, producer = model.blocks.units, self.graph.producer
+        passing = (u.boundary for u in units if u.boundary is not None and producer[u.boundary] < u.start)
+        # A stage may send a view of what it made.
+        self._carried = frozenset(map(self._root, (*model.carried, *passing)))
         self._viewed = frozenset(self._root(op.inputs[0]) for op in self.graph.operators if op.is_alias)
         self.home = {i: chunk for chunk in chunks for i in chunk.operators}
 
@@ -158,7 +163,7 @@ class Recount:
 
     def _kept(self, chunk: Chunk) -> Activations:
         """The bytes that one micro-batch saves in a stage."""
-        return _sum([self._unit_keeps(chunk, unit) for unit in self._units(chunk)], self.model.carried, self._viewed)
+        return _sum([self._unit_keeps(chunk, unit) for unit in self._units(chunk)], self._carried, self._viewed)
 
     def _unit_keeps(self, chunk: Chunk, unit: Sequence[int]) -> set[Piece]:
         """The pieces that one micro-batch saves in a unit from its forward to its backward pass."""
@@ -199,7 +204,7 @@ class Recount:
         if not chunk.again.issuperset(unit):
             return Activations(low=0.0, counted=0.0, high=0.0)
         pieces = {self._piece(chunk, i, slot, name, own=False) for i in unit for slot, name in self._saved(i)}
-        return _sum([pieces], self.model.carried, self._viewed)
+        return _sum([pieces], self._carried, self._viewed)
 
     def _saved(self, index: int) -> Iterator[tuple[int, str]]:
         """(slot, tensor) of the activations and data that the backward pass of an operator needs; inputs come first."""
@@ -341,7 +346,7 @@ def _sum(units: Sequence[set[Piece]], carried: frozenset[str], viewed: frozenset
 
     Args:
         units: the pieces of each unit.
-        carried: tensors that are sent from stage to stage.
+        carried: tensors that stages hand on, or what they are views of.
         viewed: tensors that have views.
     """
     every = set().union(*units)

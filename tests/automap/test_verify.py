@@ -116,6 +116,18 @@ def test_a_constant_added_to_a_sum_is_a_bias():
     assert not wrong_plans(problem, 200, num_templates=5)
 
 
+def test_a_tensor_that_passes_over_a_branch_which_leads_nowhere_arrives_whole():
+    b = GraphBuilder()
+    x = b.input("x", (1, 16))
+    (product,) = b.add("MatMul", [x, b.parameter("w", (16, 32))], ["product"], scope="head")
+    (scores,) = b.add("Reshape", [product], ["scores"], scope="head", attributes={"shape": (1, 32)})
+    (side,) = b.add("MatMul", [x, b.parameter("beside", (16, 32))], ["side"], scope="branch")
+    (end,) = b.add("Relu", [side], ["end"], scope="branch")
+    problem = Problem.build(with_loss(b.finish([scores, end])), parse_cluster("2x2xA100"), {"global_batch": 8})
+    assert len(Verifier(problem)._model.blocks.units) == 3
+    assert not wrong_plans(problem, 200, num_templates=5)
+
+
 def test_views_of_one_tensor_that_are_as_large_may_count_once():
     """A product saves a tensor that is split by samples, another one a view of it that is split by heads."""
     b = GraphBuilder()
