@@ -66,6 +66,7 @@ class RedisServer:
         lines = [f"{name.replace('_', '-')} {value}" for name, value in given.items()]
         self._file = folder / f"redis-{self.port}.conf"
         self._file.write_text("\n".join([*lines, sentinel]) + "\n")
+        self._log = folder / f"redis-{self.port}.log"
         self._words = [BINARY, str(self._file), *(["--sentinel"] if sentinel else [])]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -78,19 +79,20 @@ class RedisServer:
 
     def start(self) -> None:
         """Starts it and waits until it takes connections."""
-        self._process = subprocess.Popen(
-            self._words,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            preexec_fn=processes.dying_with_parent(signal.SIGKILL),  # noqa: PLW1509
-        )
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._words,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=processes.dying_with_parent(signal.SIGKILL),  # noqa: PLW1509
+            )
         ends = time.monotonic() + START_S
         while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1) as one:
                 one.sendall(b"PING\r\n")
                 if not one.recv(64).startswith(b"-LOADING"):
                     return
-            assert self._process.poll() is None and time.monotonic() < ends, "the redis-server did not start"
+            assert self._process.poll() is None and time.monotonic() < ends, self._log.read_text()
             time.sleep(0.01)
 
     def kill(self) -> None:

@@ -135,7 +135,7 @@ def test_a_weight_behind_a_function_of_one_operand():
 )  # fmt: skip
 def test_a_dim_called_batch_is_the_batch(dims, place):
     nodes = [node("Gather", ["e", "x"], ["y"])]
-    sizes = {"batch_of_words": 3} if "batch_of_words" in dims else {"seq": 5}
+    sizes = {name: size for name, size in (("batch_of_words", 3), ("seq", 5)) if name in dims}
     graph = load_model(model(nodes, [weight("e", 20, 6)], (("x", *dims),)), dims=sizes)
     assert graph.tensors["x"].batch_dim == place
 

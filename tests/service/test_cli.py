@@ -330,7 +330,7 @@ def test_a_device_of_ones_own_is_listed_and_priced_and_a_broken_one_named(
     words = ["estimate", "zoo:gpt2:layers=2", "--cluster", "2xmine", "--global-batch", "8"]
     assert main(words) == 2
     error = capsys.readouterr().err
-    assert f"{own_folder('devices') / 'mine.json'}.memory_GiB" in error and "Give a number." in error
+    assert f"{own_folder('devices') / 'mine.json'}.memory_GiB" in error and "Give a number, not a string." in error
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "good"))
     assert main(words) == 0
     assert main(["clusters"]) == 0
