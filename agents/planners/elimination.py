@@ -40,8 +40,9 @@ LARGEST_TABLE = 1 << 21
 """Largest number of entries of a table from which a node is eliminated."""
 MOST_ENTRIES, MOST_ENTRIES_IN_ALL = 1 << 24, 1 << 26
 """Largest number of entries of all tables of one elimination, for which tables become smaller by a factor of `SMALLER`
-at a time, and of all eliminations of one solve; 2^24 take some tenths of a second."""
+at a time, and of all eliminations of one solve (assumed: 2^24 take some tenths of a second)."""
 SMALLER = 4
+"""Factor by which the largest table becomes smaller where all tables together are too many (assumed)."""
 MOST_VALUES = 24
 """Largest number of values of a node that elimination is given, those with the least bounds: of 105 solves of seven
 models none ended at more than with 80, in a third of the time where experts are mixed."""
