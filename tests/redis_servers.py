@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ import redis
 
 from service import processes
 
-# Not the one in the environment's own folder, which the embedded Redis brings along and which knows no TLS.
-_FOLDERS = [folder for folder in os.get_exec_path() if Path(folder) != Path(sys.prefix, "bin")]
+# Not the one in a virtual environment, this or another, which the embedded Redis brings along and which knows no TLS.
+_FOLDERS = [folder for folder in os.get_exec_path() if not Path(folder, os.pardir, "pyvenv.cfg").exists()]
 BINARY = shutil.which("redis-server", path=os.pathsep.join(_FOLDERS))
 NOT_RUN = "not run: the service on a real redis-server (apt-get install redis-server)"
 START_S = 20.0
