@@ -64,10 +64,13 @@ class Linkage:
 def operator_signatures(graph: Graph, op: Operator) -> tuple[Signature, ...]:
     """Signatures of `op` on one mesh axis.
 
-    Beside those of its factor rule, a bias (an Add of one activation and one parameter) has one that passes a partial
-    activation on: the parameter is then added on the first rank only.
+    Of those of its factor rule, all that keep samples whole or split them by the batch: a dim that holds samples may
+    have another factor where the batch was lost on the way (see "its batch cannot be traced"). A bias (an Add of one
+    activation and one parameter) also has one that passes a partial activation on: the parameter is then added on the
+    first rank only.
     """
-    found = signatures(op.rule)
+    samples = [graph.tensors[name].batch_dim for name in (*op.inputs, *op.outputs)]
+    found = tuple(s for s in signatures(op.rule) if _keeps_samples(op, s, samples))
     if op.kind != "Add" or len(op.inputs) != 2:
         return found
     # Views and constants depend on parameters or constants only.
@@ -80,6 +83,14 @@ def operator_signatures(graph: Graph, op: Operator) -> tuple[Signature, ...]:
         *(s for s in found if s.inputs != (PARTIAL, PARTIAL)),
         Signature(factor=None, inputs=inputs, outputs=(PARTIAL,), input_gradients=(BROADCAST, BROADCAST)),
     )
+
+
+def _keeps_samples(op: Operator, signature: Signature, samples: Sequence[int | None]) -> bool:
+    """Whether no factor but the batch splits the dim of an operand that holds the samples."""
+    if signature.factor is None or op.rule.factors[signature.factor].is_batch:
+        return True
+    placements = (*signature.inputs, *signature.outputs)
+    return all(dim is None or placement != dim for placement, dim in zip(placements, samples, strict=True))
 
 
 def link(graph: Graph, blocks: Blocks | None = None) -> Linkage:

@@ -319,6 +319,8 @@ class _Builder:
                 SignatureRow(
                     first_placement=len(self.placements),
                     divides_work=int(signature.divides_work),
+                    factor=-1 if signature.factor is None else signature.factor,
+                    extent=1 if factor is None else factor.size,
                     collective=-1 if exchange is None else COLLECTIVES.index(exchange.kind),
                     splits_batch=int(factor is not None and factor.is_batch),
                     is_uneven=int(

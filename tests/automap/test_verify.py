@@ -143,6 +143,22 @@ def test_views_of_one_tensor_that_are_as_large_may_count_once():
     assert not wrong_plans(problem, 200, num_templates=5)
 
 
+def test_groups_of_a_convolution_are_not_cut():
+    """Two groups of 32 channels are 64 channels, which four ranks could share, but not by groups."""
+    b = GraphBuilder()
+    x = b.input("x", (1, 64, 8, 8))
+    (wide,) = b.add(
+        "Conv", [x, b.parameter("w", (64, 32, 3, 3))], ["wide"], attributes={"group": 2, "pads": (1, 1, 1, 1)}
+    )
+    (added,) = b.add("Relu", [wide], ["added"])
+    (narrow,) = b.add("Conv", [added, b.parameter("v", (6, 64, 3, 3))], ["narrow"], attributes={"pads": (1, 1, 1, 1)})
+    (flat,) = b.add("Flatten", [narrow], ["flat"])
+    problem = Problem.build(with_loss(b.finish([flat])), parse_cluster("2x2xV100"), {"global_batch": 8})
+    convolution = problem.graph.operators[0]
+    assert [f.size for f in convolution.rule.factors if f.name == "g"] == [2]
+    assert not wrong_plans(problem, 200, num_templates=20)
+
+
 def test_carried_tensors_are_in_the_buffers_of_what_crosses():
     """However the stage splits them that makes them; OneFlow keeps a buffer for each micro-batch that crosses."""
     model = "t5:layers=4,hidden=64,heads=4,seq_len=32,vocab_size=128"

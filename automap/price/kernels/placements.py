@@ -88,34 +88,26 @@ def write_crossing(tables, crossing, first, chosen, placement):
 
 @borrowing(boolean(TABLES, int64, int64[::1], float64[::1], int64))
 def divides(tables, op, chosen, axes, samples):
-    """Whether the ranks can share every split dim of an operator, on all axes that are decided, see `shares_out`.
+    """Whether the ranks can share every split factor of an operator, on all axes that are decided, see `shares_out`.
 
-    A dim that may be shared unevenly is priced as if it were shared evenly.
+    A factor that may be shared unevenly is priced as if it were shared evenly.
 
     Args:
         chosen: [axes] signature of the operator on each axis; -1 where it is undecided.
         axes: [axes] ranks of each mesh axis.
         samples: samples of the micro-batch.
     """
-    operator = tables.operators[op]
-    for row in range(operator.first_operand, operator.end):
-        tensor = tables.tensors[tables.operands[row].tensor]
-        for dim in range(tensor.num_dims):
-            ranks = 1
-            is_uneven = tensor.batch_dim != dim
-            for a in range(axes.shape[0]):
-                if chosen[a] >= 0:
-                    signature = tables.signatures[operator.first_signature + chosen[a]]
-                    at = signature.first_placement + row - operator.first_operand
-                    if tables.placements[at].placement == dim:
-                        if tensor.batch_dim == dim and signature.splits_batch == 0:
-                            # Samples of a batch that was lost on the way (see "its batch cannot be traced").
-                            return False
-                        ranks *= int64(axes[a])
-                        is_uneven = is_uneven and signature.is_uneven == 1
-            if ranks > 1:
-                # The batch is the major factor of its dim: whole samples go to each rank.
-                extent = samples if tensor.batch_dim == dim else tensor.dims[dim]
-                if extent % ranks != 0 and not (is_uneven and extent >= ranks * max(LEAST_PART, ranks)):
-                    return False
+    first = tables.operators[op].first_signature
+    for a in range(axes.shape[0]):
+        if chosen[a] < 0 or tables.signatures[first + chosen[a]].divides_work == 0:
+            continue
+        split = tables.signatures[first + chosen[a]]
+        ranks = 1
+        for b in range(axes.shape[0]):
+            if chosen[b] >= 0 and tables.signatures[first + chosen[b]].factor == split.factor:
+                ranks *= int64(axes[b])
+        if ranks > 1:
+            extent = samples if split.splits_batch == 1 else split.extent
+            if extent % ranks != 0 and not (split.is_uneven == 1 and extent >= ranks * max(LEAST_PART, ranks)):
+                return False
     return True

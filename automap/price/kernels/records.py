@@ -176,6 +176,10 @@ class SignatureRow:
     """Row of `placements` with that of the operator's first operand."""
     divides_work: int
     """Whether the ranks of the axis divide the work."""
+    factor: int
+    """Number of the factor that it splits among those of the operator's rule, or -1."""
+    extent: int
+    """Size of the factor that it splits, at one sample; 1 where it splits none."""
     collective: int
     """Kind of the collective inside the operator, or -1."""
     splits_batch: int
