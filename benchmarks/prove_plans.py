@@ -3,10 +3,11 @@
 What parameters and gradients send in a step is counted from the definitions of ZeRO and held against the list of what
 is priced.
 
-    python benchmarks/prove_plans.py [PLANS]
+    python benchmarks/prove_plans.py [PLANS] [--models WORD | --generated FIRST-LAST | --onnx FILE ...]
 
 Random plans are drawn evenly over the cases, ten thousand together unless told otherwise; of small models every
-template is checked as well. Fails with the first violations if there are any; a plan that does not fit is sound if its
+template is checked as well. Instead of the known models, the cases can be problems of the generator
+(`agents.learning.problems`) by their seeds, or ONNX files, each on two clusters. Fails with the first violations if there are any; a plan that does not fit is sound if its
 estimate says so. Beside each case stands what the estimate says of activations over what the verifier counts: the
 least, the median and the largest of all pipeline ranks.
 """
@@ -17,7 +18,8 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -28,17 +30,27 @@ import numpy as np
 from collective_list import list_parameter_collectives
 from parameter_traffic import ParameterTraffic
 
+from agents.learning.problems import outline
 from automap.cluster import parse_cluster
+from automap.errors import ProblemError
 from automap.price.estimate import estimate_lowered
 from automap.problem import Problem
-from automap.space.space import PlanSpace
+from automap.space.target_limits import plan_space
 from automap.space.templates import templates
 from automap.verify import Verifier, Violation
 from ir import zoo
+from ir.errors import ModelError
+from ir.loss import with_loss
+from ir.onnx.load import load_model
+from ir.onnx.strip import strip_file
 
 PLANS = 10_000
 MAX_OPERATORS = 300
 """Largest number of operators of a model whose templates are all checked."""
+CLUSTERS = (("2x2xV100-16GB@25Gbit", "generic"), ("6xA100-80GB", "megatron-core"))
+"""Clusters and trainers of an ONNX file."""
+MOST_TEMPLATES = 10
+"""Templates of larger models, taken from the whole grid."""
 SMALL = "layers=4,hidden=64,heads=4,seq_len=32,vocab_size=128"
 CASES = (
     (f"gpt:{SMALL}", "2x4xA100", 16, "generic", {}),
@@ -87,15 +99,53 @@ def unpaid(plan, lowered, space, traffic):
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Plans of one problem."""
+
+    name: str
+    build: Callable[[], Problem]
+
+
+def known(spec, cluster, batch, trainer, fix):
+    """The case of a known model."""
+    return Case(
+        f"{spec} on {cluster}, {trainer}, {fix or 'all plans'}",
+        lambda: Problem.build(
+            zoo.build(spec), parse_cluster(cluster), {"global_batch": batch, "trainer": trainer}, {"fix": fix}
+        ),
+    )
+
+
+def generated(seed):
+    """The case of a generated problem."""
+    drawn = outline(seed)
+    return Case(f"{seed}: {drawn.model.text} on {drawn.cluster.text}", lambda: drawn.build().problem)
+
+
+def imported(path, cluster, trainer):
+    """The case of an ONNX file."""
+    training = {"global_batch": 12, "trainer": trainer}
+    return Case(
+        f"{path.name} on {cluster}, {trainer}",
+        lambda: Problem.build(with_loss(load_model(strip_file(path).data)), parse_cluster(cluster), training),
+    )
+
+
 def prove(case, count, rng):
     """Prints one line about `count` random plans of a case, and returns their violations."""
-    spec, cluster, batch, trainer, fix = case
-    training = {"global_batch": batch, "trainer": trainer}
-    problem = Problem.build(zoo.build(spec), parse_cluster(cluster), training, {"fix": fix})
-    space, check, traffic = PlanSpace(problem), Verifier(problem), ParameterTraffic(problem)
+    try:
+        problem = case.build()
+        space = plan_space(problem)
+    except (ModelError, ProblemError) as error:
+        print(f"{case.name}: left out: {error}", flush=True)
+        return []
+    check, traffic = Verifier(problem), ParameterTraffic(problem)
     rows = [tuple(row.tolist()) for row in space.random_batch(rng, count)]
-    if ":" in spec and len(problem.graph.operators) < MAX_OPERATORS:
-        rows += [values for _, values in templates(space)]
+    found = [values for _, values in templates(space)]
+    if len(problem.graph.operators) >= MAX_OPERATORS:
+        found = found[:: -(-len(found) // MOST_TEMPLATES)] if found else []
+    rows += found
     faults, ratios, too_large, seconds = [], [], 0, 0.0
     for row in rows:
         lowered = space.lowered(row)
@@ -111,7 +161,7 @@ def prove(case, count, rng):
             for said, (mine, _) in zip(plan.estimate.memory_bytes, check.memory(plan), strict=True)
         ]
     print(
-        f"{spec} on {cluster}, {trainer}, {fix or 'all plans'}: {count} random plans, {len(rows) - count} templates; "
+        f"{case.name}: {count} random plans, {len(rows) - count} templates; "
         f"{too_large} do not fit, {len(faults)} violations; activations said / counted {min(ratios):.3f} "
         f"{statistics.median(ratios):.3f} {max(ratios):.3f}; {1e3 * seconds / len(rows):.0f} ms a plan",
         flush=True,
@@ -124,15 +174,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("plans", nargs="?", type=int, default=PLANS, help="random ones, in all")
     parser.add_argument("--models", default="", help="a word in the names of those that are looked at")
+    parser.add_argument("--generated", metavar="FIRST-LAST", default="", help="seeds of generated problems")
+    parser.add_argument("--onnx", metavar="FILE", type=Path, nargs="+", default=[])
     asked = parser.parse_args()
-    total, chosen = asked.plans, [case for case in CASES if asked.models in case[0]]
+    if asked.generated:
+        first, last = map(int, asked.generated.split("-"))
+        cases = [generated(seed) for seed in range(first, last + 1)]
+    elif asked.onnx:
+        cases = [imported(path, *where) for path in asked.onnx for where in CLUSTERS]
+    else:
+        cases = [known(*case) for case in CASES if asked.models in case[0]]
     began, rng = time.monotonic(), np.random.default_rng(0)
-    counts = [total // len(chosen) + (i < total % len(chosen)) for i in range(len(chosen))]
+    counts = [asked.plans // len(cases) + (i < asked.plans % len(cases)) for i in range(len(cases))]
     faults = [
-        (case[0], *fault) for case, count in zip(chosen, counts, strict=True) for fault in prove(case, count, rng)
+        (case.name, *fault) for case, count in zip(cases, counts, strict=True) for fault in prove(case, count, rng)
     ]
-    for spec, row, violation in faults[:10]:
-        print(f"{spec} {row}: {violation.where}: {violation.what}")
+    for name, row, violation in faults[:10]:
+        print(f"{name} {row}: {violation.where}: {violation.what}")
     print(f"{sum(counts)} random plans, {len(faults)} violations, {time.monotonic() - began:.0f} s")
     return int(bool(faults))
 

@@ -58,11 +58,45 @@ def reshape_target(
     Returns:
         the target; None where the sizes fit neither `export_batch` samples nor one.
     """
+    repeated = None
+    if tensor.batch_dim is None and export_batch > 1:
+        repeated = _of_one_sample(tensor, target, export_batch, allow_zero=allow_zero)
     for batch in dict.fromkeys((export_batch, 1)):
         shape = resolve(tensor.shape_at(batch), target, allow_zero=allow_zero)
         if shape is not None:
-            return _place(tensor, shape, batch)
-    return None
+            is_better = (
+                repeated is not None and export_batch in target and _kept(tensor, repeated.shape) > _kept(tensor, shape)
+            )
+            return repeated if is_better else _place(tensor, shape, batch)
+    return repeated
+
+
+def _kept(tensor: Tensor, shape: Sequence[int]) -> int:
+    """How many dims of a tensor a view leaves as they are; -1 where the two have no common factors."""
+    groups = align(tensor.shape, shape)
+    if not all(sizes for *_, sizes in groups):
+        return -1
+    return sum(len(left) == len(right) == 1 for left, right, _ in groups)
+
+
+def _of_one_sample(tensor: Tensor, target: Sequence[int], batch: int, *, allow_zero: bool) -> Target | None:
+    """What a Reshape makes of a tensor that the exporter had repeated for each sample, and that is kept once.
+
+    The samples are taken from the dim of the target that leaves most of the tensor's dims as they are.
+    """
+    at_one = [i for i, size in enumerate(tensor.shape) if size == 1]
+    repeated = [tuple(batch if d == i else size for d, size in enumerate(tensor.shape)) for i in at_one]
+    resolved = (resolve(shape, target, allow_zero=allow_zero) for shape in (*repeated, (batch, *tensor.shape)))
+    found = next((shape for shape in resolved if shape is not None), None)
+    if found is None:
+        return None
+    shapes = [
+        tuple(s // batch if d == dim else s for d, s in enumerate(found))
+        for dim, size in enumerate(found)
+        if size % batch == 0
+    ]
+    best = max(shapes, key=lambda shape: _kept(tensor, shape), default=None)
+    return None if best is None or _kept(tensor, best) < 0 else Target(best, None)
 
 
 def _place(tensor: Tensor, shape: tuple[int, ...], batch: int) -> Target:
@@ -70,17 +104,18 @@ def _place(tensor: Tensor, shape: tuple[int, ...], batch: int) -> Target:
     if tensor.batch_dim is None:
         return Target(shape, None)
     before = prod(tensor.shape[: tensor.batch_dim])
-    found: list[tuple[bool, int]] = []
+    found: list[tuple[bool, int, int]] = []
     reached = 1
     for dim, size in enumerate(shape):
         if reached == before and size % batch == 0:
-            same = size == tensor.shape[tensor.batch_dim] * batch
-            found.append((not same and before > 1, dim))
+            same = size == (tensor.shape[tensor.batch_dim] * batch if before > 1 else batch)
+            found.append((not same, abs(dim - tensor.batch_dim), dim))
         reached *= size
         if reached > before and not found:
             break
     if found:
-        dim = min(found)[1]
+        # Of several dims of 1 in front, the one that holds it already.
+        *_, dim = min(found)
         return Target(tuple(s // batch if i == dim else s for i, s in enumerate(shape)), dim)
     guess = next((i for i, s in enumerate(shape) if s % batch == 0), None)
     if guess is None:

@@ -333,8 +333,10 @@ class _Importer:
         offset = len(shape) - len(sizes)
         for i, target_size in enumerate(sizes):
             size = shape[offset + i]
-            # Of `[s, b, h]`, what all samples share is a constant of three dims.
-            leads = offset + i == 0 or (offset + i == 1 and len(shape) == 3 and tensor.role == "constant")
+            # Of `[s, b, h]`, what all samples share is a constant or a parameter of three dims.
+            leads = offset + i == 0 or (
+                offset + i == 1 and len(shape) == 3 and tensor.role in ("constant", "parameter")
+            )
             repeats = leads and tensor.batch_dim is None and size == 1 and target_size == builder.export_batch
             if target_size not in (1, size) and not repeats:
                 return False

@@ -212,6 +212,40 @@ class Contrastive(nn.Module):
         return functional.cross_entropy(scores, own) + functional.cross_entropy(scores.t(), own)
 
 
+class Latents(nn.Module):
+    """Learned queries that all samples share, which read the data first or each other first."""
+
+    def __init__(self, *, batch_first: bool) -> None:
+        super().__init__()
+        self.latents, self.queries = nn.Parameter(torch.randn(5, WIDTH)), nn.Parameter(torch.randn(3, WIDTH))
+        self.read = nn.MultiheadAttention(WIDTH, HEADS, batch_first=batch_first)
+        self.decoder = nn.TransformerDecoderLayer(WIDTH, HEADS, 32, batch_first=batch_first)
+        self.batch = 0 if batch_first else 1
+        self.head = nn.Linear(WIDTH, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = x.shape[self.batch]
+        latents, queries = (
+            p[None].expand(n, -1, -1) if self.batch == 0 else p[:, None].expand(-1, n, -1)
+            for p in (self.latents, self.queries)
+        )
+        x = self.read(latents, x, x, need_weights=False)[0] + latents
+        return self.head(self.decoder(queries, x))
+
+
+class Probe(nn.Module):
+    """One learned query that pools the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.probe, self.read = nn.Parameter(torch.randn(1, 1, WIDTH)), nn.MultiheadAttention(WIDTH, HEADS)
+        self.embed, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x.transpose(0, 1))
+        return self.head(self.read(self.probe.expand(-1, x.shape[1], -1), x, x, need_weights=False)[0][0])
+
+
 def ids(n: int) -> Tensor:
     return torch.zeros(n, LENGTH, dtype=torch.long)
 
@@ -239,6 +273,9 @@ WITH_CONSTANTS = {
     "relative_places": (RelativePlaces, ids, 0),
     "prepared": (Prepared, ids, 0),
     "contrastive": (Contrastive, sequence, 0),
+    "latents": (lambda: Latents(batch_first=True), sequence, 0),
+    "latents_sequence_first": (lambda: Latents(batch_first=False), lambda n: torch.zeros(LENGTH, n, WIDTH), 1),
+    "probe": (Probe, sequence, 0),
 }
 MODULES = BUILDERS | WITH_CONSTANTS
 NOT_COMPARED = {"bags_sum", "bags_mean", "normalised"}
@@ -274,6 +311,7 @@ def load(name: str, batch: int, **options: object):
 def flops(name: str) -> float:
     """Counted by PyTorch on kernels that it takes apart (no fused attention, no fused recurrent layer)."""
     module, data, _ = build(name, 1)
+    module.requires_grad_(False)
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -336,6 +374,25 @@ def test_constants_made_for_each_exported_sample(name):
     one = load(name, 1)
     assert structure(load(name, 4)) == structure(one)
     assert one.forward_flops == pytest.approx(flops(name), rel=0.01)
+
+
+@pytest.mark.parametrize(("batch", "symbolic"), [(1, False), (4, False), (2, True)])
+@pytest.mark.parametrize(
+    ("name", "shared"),
+    [
+        # Products of five latents; products of three queries, and their scores and sums over each other.
+        ("latents_sequence_first", 2 * 5 * WIDTH**2 + 5 * 2 * 3 * WIDTH**2 + 2 * 2 * 3 * 3 * WIDTH),
+        ("probe", 2 * WIDTH**2),
+    ],
+)
+def test_queries_that_all_samples_share(name, shared, batch, symbolic):
+    """Only what queries do before they meet the data depends on no sample."""
+    graph = load(name, batch, symbolic=symbolic)
+    of_samples = sum(op.forward_flops.per_sample for op in graph)
+    assert of_samples == pytest.approx(flops(name) - shared, rel=0.01)
+    assert graph.tensors[graph.outputs[0]].batch_dim == MODULES[name][2]
+    module, _, _ = build(name, 1)
+    assert graph.num_parameters == sum(p.numel() for p in module.parameters())
 
 
 @pytest.mark.parametrize("name", ["residual", "normalised", "speech"])

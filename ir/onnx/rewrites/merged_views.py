@@ -170,6 +170,9 @@ class MergedViews:
     def _product(self, node: Node, inputs: Sequence[str], attributes: Mapping[str, Any]) -> bool:
         builder = self.builder
         a, b = self.views.get(inputs[0]), self.views.get(inputs[1])
+        alone = b if a is None else a if b is None else None
+        if alone is not None and node.kind == "MatMul" and self._with_samples(node, inputs, alone):
+            return True
         if a is None or attributes.get("transA") or {"alpha", "beta"} & set(attributes):
             return False
         rank = len(a.shape)
@@ -199,6 +202,26 @@ class MergedViews:
             product = f"{name}#apart"
         self.views[name] = Merged(product, a.place, side, shape)
         return True
+
+    def _with_samples(self, node: Node, inputs: Sequence[str], view: Merged) -> bool:
+        """Takes a product of a view `(b h) s d` and a tensor `h s d` of all samples, such as learned queries."""
+        builder, rank = self.builder, len(view.shape)
+        i = int(inputs[0] in self.views)
+        tensor = builder.tensors.get(inputs[i])
+        if tensor is None or tensor.batch_dim is not None or view.side == "left" or view.place >= rank - 2:
+            return False
+        whole = builder.tensors[view.whole].shape
+        lead = (*whole[: view.place], *whole[view.place + 1 : -2])
+        if tensor.shape[:-2] not in (lead, view.shape[:-2]):
+            return False
+        # The exporter may have repeated it for each sample: the product takes one of these.
+        times = 1 if tensor.shape[:-2] == lead else builder.export_batch
+        name = node.outputs[0]
+        shape = (*whole[: view.place], times, *whole[view.place + 1 : -2], *tensor.shape[-2:])
+        self._add(node, "Reshape", [inputs[i]], [f"{name}#shared"], {"shape": shape}, "#shared")
+        operands = [f"{name}#shared", view.whole] if i == 0 else [view.whole, f"{name}#shared"]
+        rows, columns = (tensor.shape[-2], view.shape[-1]) if i == 0 else (view.shape[-2], tensor.shape[-1])
+        return self._emit(node, operands, {}, view, (*view.shape[:-2], rows, columns))
 
     def _elementwise(self, node: Node, inputs: Sequence[str], attributes: Mapping[str, Any], view: Merged) -> bool:
         rank = len(view.shape)
@@ -253,8 +276,14 @@ def _merges(
         one sample; None where the batch leads, keeps a dim of its own, or is not between two dims of the target.
     """
     before = prod(shape[:batch_dim])
-    if shape[batch_dim] != 1 or before == 1:
+    if shape[batch_dim] != 1:
         return None
+    if before == 1:
+        # Behind one position: in a dim `(s b)` with it or in front of it, which is all the same.
+        ones = batch_dim - 1
+        if ones < 0 or target[: ones + 1] != (*[1] * ones, batch) or target[ones + 1 : ones + 2] in ((), (1,)):
+            return None
+        return batch_dim, "left", (*target[:ones], 1, 1, *target[ones + 1 :])
     reached = 1
     found: tuple[int, Side, tuple[int, ...]] | None = None
     for d, size in enumerate(target):
