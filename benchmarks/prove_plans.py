@@ -6,10 +6,10 @@ is priced.
     python benchmarks/prove_plans.py [PLANS] [--models WORD | --generated FIRST-LAST | --onnx FILE ...]
 
 Random plans are drawn evenly over the cases, ten thousand together unless told otherwise; of small models every
-template is checked as well. Instead of the known models, the cases can be problems of the generator
-(`agents.learning.problems`) by their seeds, or ONNX files, each on two clusters. Fails with the first violations if there are any; a plan that does not fit is sound if its
-estimate says so. Beside each case stands what the estimate says of activations over what the verifier counts: the
-least, the median and the largest of all pipeline ranks.
+template is checked as well, of larger ones some. Instead of the known models, the cases can be problems of the
+generator (`agents.learning.problems`) by their seeds, or ONNX files, each on two clusters. Fails with the first
+violations if there are any; a plan that does not fit is sound if its estimate says so. Beside each case stands what the
+estimate says of activations over what the verifier counts: the least, the median and the largest of all pipeline ranks.
 """
 
 import argparse
@@ -159,7 +159,9 @@ def prove(case, count, rng):
         ratios += [
             said.activations / mine.activations
             for said, (mine, _) in zip(plan.estimate.memory_bytes, check.memory(plan), strict=True)
+            if mine.activations
         ]
+    ratios = ratios or [math.nan]
     print(
         f"{case.name}: {count} random plans, {len(rows) - count} templates; "
         f"{too_large} do not fit, {len(faults)} violations; activations said / counted {min(ratios):.3f} "

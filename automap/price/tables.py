@@ -157,15 +157,20 @@ class _Builder:
         """Fills what operand rows say of others, for the unit type whose operators begin at row `first`."""
         same: dict[int, int] = {}
         readers: dict[int, int] = {}
+        on_parameters: dict[int, bool] = {}
         begin = self.operators[first].first_operand
         for row in range(len(self.operands) - 1, begin - 1, -1):
             operand = self.operands[row]
             owner = self.operators[operand.operator]
             if row >= owner.first_output:
                 continue
-            if owner.is_free or owner.is_parametric:
+            is_on_parameters = bool(owner.is_free or owner.is_parametric)
+            if is_on_parameters:
                 operand.next_reader = readers.get(self.operands[owner.first_output].tensor, -1)
-            readers[operand.tensor] = row
+            # Of several readers, the first that meets data: it is sure to leave the gradient partial, or whole.
+            if operand.tensor not in readers or not is_on_parameters or on_parameters[readers[operand.tensor]]:
+                readers[operand.tensor] = row
+            on_parameters[row] = is_on_parameters
         for row in range(begin, len(self.operands)):
             operand = self.operands[row]
             tensor = self.tensors[operand.tensor]

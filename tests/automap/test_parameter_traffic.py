@@ -10,6 +10,8 @@ from parameter_traffic import ParameterTraffic
 
 from automap.space.templates import templates
 from ir import zoo
+from ir.build import GraphBuilder
+from ir.loss import with_loss
 
 SIZES = "layers=2,hidden=64,heads=4,seq_len=32,vocab_size=128"
 CASES = {
@@ -56,6 +58,31 @@ def test_the_list_is_what_the_definitions_say(name, space):
             assert priced == pytest.approx(wanted)
         stages[lowered.zero] += 1
     assert min(stages[zero] for zero in range(4)) > 3
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_what_parameters_make_is_summed_where_it_meets_data(norm_first, space):
+    """Learned queries go on to an attention, before which they are repeated for all samples, and over a residual."""
+    b = GraphBuilder()
+    x = b.input("x", (1, 16, 64))
+    (queries,) = b.add("MatMul", [b.parameter("queries", (16, 64)), b.parameter("before", (64, 64))], ["q"])
+    (keys,) = b.add("Transpose", [x], ["keys"], attributes={"perm": (0, 2, 1)})
+    if norm_first:
+        (normed,) = b.add("Relu", [queries], ["normed"])
+        (repeated,) = b.add("Expand", [normed], ["repeated"], attributes={"shape": (1, 16, 64), "batch_dim": 0})
+        (scores,) = b.add("MatMul", [repeated, keys], ["scores"])
+        (met,) = b.add("MatMul", [scores, x], ["met"])
+        (out,) = b.add("Add", [queries, met], ["out"])
+    else:
+        (scores,) = b.add("MatMul", [queries, keys], ["scores"])
+        (met,) = b.add("MatMul", [scores, x], ["met"])
+        (repeated,) = b.add("Expand", [queries], ["repeated"], attributes={"shape": (1, 16, 64), "batch_dim": 0})
+        (out,) = b.add("Add", [repeated, met], ["out"])
+    s = space(with_loss(b.finish([out])), "4xA100", 16, pp=1)
+    check = ParameterTraffic(s.problem)
+    for _, values in templates(s):
+        lowered = s.lowered(values)
+        assert listed(lowered, s.evaluator)[0] == pytest.approx(counted(check, s.decode(values))[0])
 
 
 RATE = 1e9
