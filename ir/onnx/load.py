@@ -33,6 +33,7 @@ from ir.onnx.rewrites.merged_views import MergedViews
 from ir.onnx.rewrites.repeated_rows import add_rows
 from ir.onnx.rewrites.sample_lookups import SampleLookups
 from ir.onnx.rewrites.sequences import Sequences
+from ir.onnx.rewrites.slice_writes import write_slice
 from ir.operators import KINDS, Value
 from ir.parameters import split_fused
 
@@ -206,7 +207,9 @@ class _Importer:
         builder, scope, opset = self.builder, node.scope, node.opset
         if node.kind == "Expand" and len(inputs) > 1 and self._elide_expand(node, inputs):
             return
-        if add_rows(builder, node, inputs, attributes) or self.samples.add(node, inputs):
+        if add_rows(builder, node, inputs, attributes) or write_slice(builder, node, inputs):
+            return
+        if self.samples.add(node, inputs):
             return
         outputs = [n if n and (i == 0 or n in uses or node.kind == "Split") else "" for i, n in enumerate(node.outputs)]
         while len(outputs) > 1 and not outputs[-1]:

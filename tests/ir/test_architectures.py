@@ -233,6 +233,21 @@ class Latents(nn.Module):
         return self.head(self.decoder(queries, x))
 
 
+class Written(nn.Module):
+    """Writes to slices: of one dim, of two dims, and of none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, z = self.one(x), self.two(x)
+        y[:, 1:] += z[:, 1:]
+        y[:, 2:-1, : WIDTH // 2] = z[:, 1:-2, : WIDTH // 2]
+        y[:, :, :] *= self.three(x)
+        return torch.softmax(y, -1)
+
+
 class Probe(nn.Module):
     """One learned query that pools the data."""
 
@@ -266,6 +281,7 @@ BUILDERS = {
     "ellipsis": (Einsum, sequence, 0),
     "normalised": (Normalised, lambda n: torch.zeros(n, 3, 8, 8), 0),
     "repeated": (Repeated, sequence, 0),
+    "written": (Written, sequence, 0),
     "residual": (Residual, lambda n: torch.zeros(n, 4, 6, 6), 0),
 }
 WITH_CONSTANTS = {
@@ -393,6 +409,16 @@ def test_queries_that_all_samples_share(name, shared, batch, symbolic):
     assert graph.tensors[graph.outputs[0]].batch_dim == MODULES[name][2]
     module, _, _ = build(name, 1)
     assert graph.num_parameters == sum(p.numel() for p in module.parameters())
+
+
+def test_slices_are_known_without_their_indices(monkeypatch):
+    """The indices of a large slice are not computed: one tuple for each element."""
+    computed = load("written", 4, symbolic=True)
+    monkeypatch.setattr("ir.onnx.load.MAX_FOLDED", LENGTH * WIDTH)
+    monkeypatch.setattr("ir.onnx.load.SMALL_VALUE", 2 * LENGTH)
+    graph = load("written", 4, symbolic=True)
+    assert {op.kind for op in graph if "Scatter" in op.kind} == set()
+    assert structure(graph) == structure(computed)
 
 
 @pytest.mark.parametrize("name", ["residual", "normalised", "speech"])
