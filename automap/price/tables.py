@@ -143,6 +143,7 @@ class _Builder:
                         maker=-1,
                         same_memory=-1,
                         next_reader=-1,
+                        sibling=-1,
                         is_scores=int(name in self.scores),
                         is_kept=0,
                     )
@@ -157,20 +158,16 @@ class _Builder:
         """Fills what operand rows say of others, for the unit type whose operators begin at row `first`."""
         same: dict[int, int] = {}
         readers: dict[int, int] = {}
-        on_parameters: dict[int, bool] = {}
         begin = self.operators[first].first_operand
         for row in range(len(self.operands) - 1, begin - 1, -1):
             operand = self.operands[row]
             owner = self.operators[operand.operator]
             if row >= owner.first_output:
                 continue
-            is_on_parameters = bool(owner.is_free or owner.is_parametric)
-            if is_on_parameters:
+            if owner.is_free or owner.is_parametric:
                 operand.next_reader = readers.get(self.operands[owner.first_output].tensor, -1)
-            # Of several readers, the first that meets data: it is sure to leave the gradient partial, or whole.
-            if operand.tensor not in readers or not is_on_parameters or on_parameters[readers[operand.tensor]]:
-                readers[operand.tensor] = row
-            on_parameters[row] = is_on_parameters
+            operand.sibling = readers.get(operand.tensor, -1)
+            readers[operand.tensor] = row
         for row in range(begin, len(self.operands)):
             operand = self.operands[row]
             tensor = self.tensors[operand.tensor]
@@ -189,13 +186,23 @@ class _Builder:
         for owner in self.operators[first:]:
             owner.joins = owner.touches
             for operand in self.operands[owner.first_operand : owner.end]:
-                reader = operand.next_reader
-                while reader >= 0:
+                for reader in self._behind(operand):
                     owner.joins |= 1 << self.operands[reader].tensor % NUM_BITS
-                    reader = self.operands[reader].next_reader
         kept = {self.tensors[o.tensor].root for o in self.operands[begin:] if o.is_saved}
         for operand in self.operands[begin:]:
             operand.is_kept = int(self.tensors[operand.tensor].root in kept)
+
+    def _behind(self, operand: OperandRow) -> set[int]:
+        """The rows that read what is made of an operand by views and of parameters alone."""
+        found: set[int] = set()
+        left = [operand.next_reader]
+        while left:
+            row = left.pop()
+            while row >= 0 and row not in found:
+                found.add(row)
+                left.append(self.operands[row].next_reader)
+                row = self.operands[row].sibling
+        return found
 
     def _fused(self, unit: Unit, offset: int) -> FusedGroup | None:
         """The group of an operator; one that reaches over the unit's end is run operator by operator."""

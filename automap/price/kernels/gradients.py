@@ -47,26 +47,40 @@ def add_elements(elements, placement, stage, total):
 def _summed(tables, row, start, stop, axis, workspace):
     """Whether the gradient of the parameter that a row reads is partial on an axis: WHOLE, SUMMED or OPEN.
 
-    A view, or an operator on parameters alone, hands a partial gradient on from its consumer: it is added up over the
-    micro-batches and reduced once.
+    A view, or an operator on parameters alone, hands a partial gradient on from its consumers: it is added up over the
+    micro-batches and reduced once. Where one of several consumers gives a partial gradient, their sum is partial.
 
     Args:
         row: operand that reads the parameter.
         start: first operand row of the unit.
         stop: one past its last operand row.
+        workspace: `reached` is used.
     """
-    reader = row
-    while start <= reader < stop:
-        operand = tables.operands[reader]
-        if tables.operators[operand.operator].is_free == 0:
-            if workspace.placement[reader, axis] == UNKNOWN:
-                return OPEN
-            if workspace.placement[reader, axis] != BROADCAST:
-                return WHOLE
-            if workspace.gradient[reader, axis] == PARTIAL:
-                return SUMMED
-        reader = operand.next_reader
-    return WHOLE
+    reached = workspace.reached
+    result, reader, last = WHOLE, row, row
+    reached[row] = True
+    while reader <= last and result != SUMMED:
+        if reached[reader]:
+            reached[reader] = False
+            placement = workspace.placement[reader, axis]
+            is_free = tables.operators[tables.operands[reader].operator].is_free
+            # A view of a split parameter has a split gradient, whatever else reads the view.
+            hands_on = placement in (BROADCAST, UNKNOWN)
+            if is_free == 0 and placement == UNKNOWN:
+                result = OPEN
+                hands_on = False
+            elif is_free == 0 and placement == BROADCAST and workspace.gradient[reader, axis] == PARTIAL:
+                result = SUMMED
+                hands_on = False
+            behind = tables.operands[reader].next_reader
+            while hands_on and start <= behind < stop:
+                reached[behind] = True
+                last = max(last, behind)
+                behind = tables.operands[behind].sibling
+        reader += 1
+    for left in range(reader, last + 1):
+        reached[left] = False
+    return result
 
 
 @borrowing(void(TABLES, int64, int64, int64, STAGE, UNIT_WORKSPACE, UNIT_COST), inner=True)

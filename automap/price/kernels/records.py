@@ -131,8 +131,9 @@ class OperandRow:
     same_memory: int
     """Row before it that may keep the same memory for the backward pass, or -1."""
     next_reader: int
-    """Row that reads what its operator makes, where this is a view or computed from parameters alone; else -1. Of
-    several, the first whose operator meets data, or the first."""
+    """First row that reads what its operator makes, where this is a view or computed from parameters alone; else -1."""
+    sibling: int
+    """Next row of the unit that reads the same tensor, or -1."""
     is_scores: int
     """Whether it holds the scores of a loss, see `ir.loss.scores_of_losses`."""
     is_kept: int

@@ -102,6 +102,8 @@ class UnitWorkspace(NamedTuple):
     """[tensors] bytes of the decided copies of a root; zero between calls."""
     loose: Floats
     """[tensors] most bytes of an undecided copy of a root; zero between calls."""
+    reached: Mask
+    """[operands] scratch for the operands that a gradient comes from; false between calls."""
     scratch: Ints2
     """[3, axes] scratch for placements."""
     extents: Floats
@@ -184,6 +186,7 @@ def remembering_workspace(tables, num_axes, capacity, memory):
         np.empty(operands),
         np.zeros(tensors),
         np.zeros(tensors),
+        np.zeros(operands, np.bool_),
         np.empty((3, num_axes), np.int64),
         np.empty(4),
         np.empty(3),
