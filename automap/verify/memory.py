@@ -8,7 +8,8 @@ Parameters, gradients, optimizer state and buffers must be equal to those of the
 two counts, which differ only in what the price simplifies:
 - it counts each unit by itself, so that a piece which two units need (a ReLU's result at a cut) counts twice;
 - it takes a carried tensor that enters a unit as split where the tensor beside it is split, else as whole; also one
-  that comes from a unit which only hands it on, beside a branch that leads nowhere;
+  that comes from a unit which only hands it on, beside a branch that leads nowhere; where a trainer keeps this rank's
+  part of what it gathers, it then takes the whole for kept;
 - it takes two views of one tensor for the same memory where they are equally large, although one of them may be a copy
   in another placement (`automap.price.kernels.saved_activations`).
 Buffers of what crosses between stages are counted with the second of these too.
@@ -163,10 +164,20 @@ class Recount:
 
     def _kept(self, chunk: Chunk) -> Activations:
         """The bytes that one micro-batch saves in a stage."""
-        return _sum([self._unit_keeps(chunk, unit) for unit in self._units(chunk)], self._carried, self._viewed)
+        kept, most = [], []
+        for unit in self._units(chunk):
+            kept.append(self._unit_keeps(chunk, unit, own=True))
+            # Of a carried tensor the price knows no part of this rank's own that a gathered copy could be kept as.
+            read = {piece for piece in self._unit_keeps(chunk, unit, own=False) if piece.root in self._carried}
+            most.append(kept[-1] | read)
+        bounds = _sum(most, self._carried, self._viewed)
+        return replace(_sum(kept, self._carried, self._viewed), high=bounds.high)
 
-    def _unit_keeps(self, chunk: Chunk, unit: Sequence[int]) -> set[Piece]:
-        """The pieces that one micro-batch saves in a unit from its forward to its backward pass."""
+    def _unit_keeps(self, chunk: Chunk, unit: Sequence[int], *, own: bool) -> set[Piece]:
+        """The pieces that one micro-batch saves in a unit from its forward to its backward pass.
+
+        `own`: see `_piece`.
+        """
         whole = chunk.again.issuperset(unit)
         keeps_results = self.problem.trainer.keeps_results and not chunk.again.isdisjoint(unit)
         pieces = self._unneeded_results(chunk, unit) if keeps_results else set()
@@ -175,7 +186,7 @@ class Recount:
                 root, maker = self.model.live_maker(self._root(name)), self.model.live_maker(name)
                 runs_again = (keeps_results or index in chunk.again) and root in chunk.again and root in unit
                 if not runs_again and not (whole and maker is not None and maker not in unit):
-                    pieces.add(self._piece(chunk, index, slot, name, own=True))
+                    pieces.add(self._piece(chunk, index, slot, name, own=own))
             for name in self.graph.operators[index].inputs if whole else ():
                 maker = self.model.live_maker(name)
                 if maker is not None and maker not in unit:

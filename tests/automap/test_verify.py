@@ -165,6 +165,12 @@ def test_carried_tensors_are_in_the_buffers_of_what_crosses():
     assert not wrong_plans(build(model, "1x4xA100", trainer="oneflow", fix={"pp": 2, "tp": 2}), 100)
 
 
+def test_a_carried_tensor_is_read_whole_and_in_parts():
+    """By keys and values of one block, for a trainer that keeps its own part of what it gathers."""
+    model = "t5:layers=4,hidden=64,heads=4,seq_len=32,vocab_size=128"
+    assert not wrong_plans(build(model, "1x4xA100", trainer="megatron-core"), 200)
+
+
 def test_plans_in_low_precision_pass():
     training = {"global_batch": 8, "precision": "fp8", "trainer": "megatron-core"}
     assert not wrong_plans(Problem.build(zoo.build(GPT), parse_cluster("4xH100"), training), 25)
