@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import multiprocessing
 import os
 import signal
@@ -192,8 +193,10 @@ def steps_of(graph: Graph, global_batch: int, tokens: float) -> float:
     """Number of steps in which a model has seen so many tokens.
 
     Raises:
-        ProblemError: its samples have no tokens.
+        ProblemError: its samples have no tokens, or no positive number of tokens is given.
     """
+    if not 0 < tokens < math.inf:
+        raise ProblemError("not a number of tokens", field="tokens", value=tokens, repair="Give them as in 1e12.")
     length = sequence_length(graph)
     if length is None:
         repair = "Leave --tokens and --target-days out, and state the longest step by --target-step."

@@ -404,6 +404,9 @@ def parse_devices(text: str) -> tuple[int, ...]:
         ends = (first, last if dash else first)
         if not all(end.isdecimal() and len(end) <= len(str(MAX_DEVICES)) for end in ends):
             raise PlanError("not a list of devices", field="devices", value=text, repair="Write it as in 0-7 or 0,2,4.")
+        if int(ends[0]) > int(ends[1]):
+            repair = f"Write it as {ends[1]}-{ends[0]}, or list the devices in their order: 3,2,1,0."
+            raise PlanError("a range of devices ends before it begins", field="devices", value=text, repair=repair)
         numbers += range(int(ends[0]), int(ends[1]) + 1)
     return tuple(numbers)
 

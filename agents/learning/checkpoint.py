@@ -111,10 +111,25 @@ def read_checkpoint(agent: DQN, parameters: Hyperparameters, folder: Path) -> di
     return about
 
 
+def read_about(folder: Path) -> dict[str, Any]:
+    """The JSON document of a checkpoint.
+
+    Raises:
+        ProblemError: it cannot be read, or is no description of a network.
+    """
+    try:
+        about = json.loads((folder / ABOUT).read_text())
+    except (OSError, ValueError) as fault:
+        raise _refused(folder, f"cannot be read: {fault}") from None
+    if not isinstance(about, dict):
+        raise _refused(folder, "describes no network")
+    return about
+
+
 def _read(parameters: Hyperparameters, folder: Path) -> tuple[dict[str, Any], Tensors]:
     """The JSON document and the tensors of a checkpoint."""
+    about = read_about(folder)
     try:
-        about: dict[str, Any] = json.loads((folder / ABOUT).read_text())
         tensors = load_file(folder / TENSORS)
     except (OSError, ValueError, SafetensorError) as fault:
         raise _refused(folder, f"cannot be read: {fault}") from None

@@ -7,20 +7,20 @@ with all that a training needs to go on, and `learning-curve.svg`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agents.learning.card import write_card
-from agents.learning.checkpoint import ABOUT, write_checkpoint
+from agents.learning.checkpoint import ABOUT, read_about, write_checkpoint
 from agents.learning.dqn import MaskedDQN
 from agents.learning.labels import Label, read_labels
 from agents.learning.lessons import Exam, lessons
 from agents.learning.network import ProposalNetwork
 from agents.learning.pretraining import PARAMETERS, train_agent
 from agents.learning.problems import VERSION, outline
+from automap.errors import ProblemError
 
 EXAMINED = 16
 """Number of held-out problems of an exam; it takes half a minute."""
@@ -63,15 +63,21 @@ def train(
         command: command line of the training, noted in the network's description.
         on_progress: called with a text and the share of the training that is done.
         on_exam: called with the grades of each exam.
+
+    Raises:
+        ProblemError: the folder of labels has none, or the training that goes on is damaged.
     """
     seed, problems = curriculum.seed, curriculum.problems
     known = read_labels(curriculum.labels) if curriculum.labels is not None else {}
+    if curriculum.labels is not None and not known:
+        repair = "Name a folder of `automap label-problems`, or leave it out."
+        raise ProblemError("no labels are there", field="labels", value=str(curriculum.labels), repair=repair)
     held_out = [label for number, label in sorted(known.items()) if label.fits and outline(number).split != "train"]
     exam = Exam(held_out, EXAMINED)
     training = folder / "training"
     curve: list[dict[str, float]] = []
     if (training / ABOUT).exists():
-        curve = json.loads((training / ABOUT).read_text())["curve"]
+        curve = read_about(training).get("curve", [])
     about: dict[str, Any] = {
         "command": list(command),
         "seed": seed,
@@ -102,7 +108,7 @@ def train(
     agent = train_agent(training, given, seconds=seconds, seed=seed, on_visit=visited, about=about)
     if exam.count:
         # What is written is what was examined last.
-        done = json.loads((training / ABOUT).read_text())
+        done = read_about(training)
         examine(done["problems"], done["seconds"], agent)
     write_checkpoint(agent, PARAMETERS, folder, about, only_network=True)
     write_card(folder)

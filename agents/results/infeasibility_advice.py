@@ -158,7 +158,10 @@ def fastest_template_s(problem: Problem) -> float | None:
     if state > sum(problem.cluster.device(d).memory_bytes for d in range(problem.cluster.num_devices)):
         return None  # parameters, gradients and optimizer state alone are too large
     space = plan_space(problem)
-    prices = space.price(np.array([values for _, values in templates(space)]))
+    rows = [values for _, values in templates(space)]
+    if not rows:
+        return None
+    prices = space.price(np.array(rows))
     fits = prices[:, 1] <= 0.0
     return float(prices[fits, 0].min()) if fits.any() else None
 

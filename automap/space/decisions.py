@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ from automap.space.limits import WHOLE, Limits
 from automap.space.mesh_shapes import Meshes
 from automap.space.recomputation import Levels
 from automap.space.shape import Shape
+from automap.targets import Target
 from ir.graph import Operator
 
 Values = tuple[int, ...]
@@ -127,9 +128,7 @@ class SpaceOutline:
         self.constrained.check_axes(self.axes)
         fix = problem.hints.fix
         self.schedules = _schedules(problem)
-        target = problem.target
-        kept = RECOMPUTE_MODES if target is None else target.recompute
-        self.modes = np.array([fix.recompute in (None, mode) and mode in kept for mode in RECOMPUTE_MODES])
+        self.modes = _modes(problem)
         if fix.recompute is None:
             self.modes[RECOMPUTE_MODES.index("selective")] &= self.evaluator.has_core and limits.cores
         self.levels = Levels(self.modes, self.num_units, mixes=limits.mixes and not limits.one_mode)
@@ -212,11 +211,37 @@ class SpaceOutline:
 
 
 def _schedules(problem: Problem) -> tuple[str, ...]:
-    """Schedules without virtual stages that the user wants or, else, the trainer and the target can run."""
+    """Schedules without virtual stages that the user wants or, else, the trainer and the target can run.
+
+    Raises:
+        ProblemError: the target has not the one that is fixed.
+    """
     fixed, target = problem.hints.fix.schedule, problem.target
     if fixed is None:
         return problem.trainer.schedules if target is None else target.schedules
+    if target is not None and fixed != "interleaved" and fixed not in target.schedules:
+        raise _unknown_to(target, "schedule", fixed, target.schedules)
     return ("1f1b",) if fixed == "interleaved" else (fixed,)
+
+
+def _modes(problem: Problem) -> Mask:
+    """[modes] recompute modes that the target and `hints.fix` leave.
+
+    Raises:
+        ProblemError: the target has not the one that is fixed.
+    """
+    fixed, target = problem.hints.fix.recompute, problem.target
+    kept = RECOMPUTE_MODES if target is None else target.recompute
+    if target is not None and fixed is not None and fixed not in kept:
+        raise _unknown_to(target, "recompute", fixed, kept)
+    return np.array([fixed in (None, mode) and mode in kept for mode in RECOMPUTE_MODES])
+
+
+def _unknown_to(target: Target, name: str, value: object, known: Iterable[object]) -> ProblemError:
+    """The refusal of a fixed decision that a target has not."""
+    repair = f"Use one of {', '.join(map(str, known))}, or another target."
+    what = {"schedule": "schedule", "recompute": "recomputation", "zero": "ZeRO stage"}[name]
+    return ProblemError(f"{target.name} has no such {what}", field=f"hints.fix.{name}", value=value, repair=repair)
 
 
 def _zero_stages(problem: Problem) -> Mask:
@@ -230,8 +255,7 @@ def _zero_stages(problem: Problem) -> Mask:
     rows = [every] * 3 if target is None else [target.zero, target.zero_with_others, target.zero_in_pipelines]
     known = sorted({stage for row in rows for stage in row})
     if target is not None and fixed is not None and fixed not in known:
-        repair = f"Use one of {', '.join(map(str, known))}, or another target."
-        raise ProblemError(f"{target.name} has no such ZeRO stage", field="hints.fix.zero", value=fixed, repair=repair)
+        raise _unknown_to(target, "zero", fixed, known)
     return np.array([[fixed in (None, stage) and stage in row for stage in every] for row in rows])
 
 

@@ -159,6 +159,9 @@ def _schedule(strategy: Strategy) -> str:
     kind = strategy.schedule or ("interleaved" if strategy.virtual > 1 else "1f1b")
     if kind not in SCHEDULES:
         raise _refuse("schedule", kind, "no such schedule", one_of(SCHEDULES, kind))
+    if strategy.virtual > 1 and strategy.pp == 1:
+        what = "one pipeline rank has no virtual stages"
+        raise _refuse("virtual", strategy.virtual, what, "Leave it out, or give a pp of 2 or more.")
     if (kind == "interleaved") != (strategy.virtual > 1):
         repair = "Give --virtual 2 or more." if kind == "interleaved" else "Use interleaved, or leave one of them out."
         raise _refuse("schedule", kind, f"does not go with {strategy.virtual} stages a rank", repair)

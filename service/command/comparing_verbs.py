@@ -186,7 +186,12 @@ def recommend(
     if (clusters is None) == (devices is None):
         repair = "Give --clusters or --devices."
         raise ProblemError("one of the two is needed", field="clusters", value=str(clusters), repair=repair)
-    chosen = _names(clusters) if devices is None else sizes(_names(devices), max_devices)
+    named = _names(clusters if devices is None else devices)
+    if not named:
+        field = "clusters" if devices is None else "devices"
+        repair = "Name at least one, such as 8xA100." if devices is None else "Name at least one kind, such as H100."
+        raise ProblemError("names none", field=field, value=clusters if devices is None else devices, repair=repair)
+    chosen = named if devices is None else sizes(named, max_devices)
     prices = read_prices(price or [])
     graph = import_graph(job.data, job.request)
     training = {"global_batch": global_batch, "precision": precision, "optimizer": optimizer, "loss": loss}

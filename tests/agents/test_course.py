@@ -62,3 +62,14 @@ def test_a_card_of_another_generator_is_refused(tmp_path):
     with pytest.raises(ProblemError, match="version 0 of the generator"):
         write_card(tmp_path)
     assert not (tmp_path / "README.md").exists()
+
+
+def test_what_a_training_cannot_go_on_from_is_refused(tmp_path, capsys):
+    words = ["train-agent", str(tmp_path), "--duration", "1s", "--problems", "32", "--processes", "0"]
+    assert main([*words, "--labels", str(tmp_path / "nowhere")]) == 2
+    assert "labels: no labels are there" in capsys.readouterr().err
+    (tmp_path / "training").mkdir()
+    for damaged in ('{"curve": [', "[]"):
+        (tmp_path / "training" / ABOUT).write_text(damaged)
+        assert main(words) == 2
+        assert "Name another folder" in capsys.readouterr().err

@@ -140,3 +140,5 @@ def test_bad_input(graph, arguments, error, field):
         recommend(graph, ["1x8xA100"], TRAINING, Goals(prices={"H100": 1.0}))
     with pytest.raises(ProblemError, match="no sequence"):
         steps_of(zoo.build("vgg19"), 64, 1e9)
+    with pytest.raises(ProblemError, match="1e12"):
+        steps_of(graph, 64, 0.0)

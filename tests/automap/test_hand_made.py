@@ -166,6 +166,7 @@ def test_arithmetic_that_tp_leaves_whole_is_named(evaluator_of: Any) -> None:
         ({"micro_batch": 0}, "micro_batch", "1 or more"),
         ({"pp": 8, "virtual": 2}, "virtual", "fewer"),
         ({"pp": 2, "virtual": 2, "micro_batch": 16}, "virtual", "micro-batch"),
+        ({"virtual": 2}, "virtual", "pp of 2"),
         ({"pp": 2, "schedule": "interleaved"}, "schedule", "virtual"),
         ({"pp": 2, "schedule": "round"}, "schedule", "gpipe"),
         ({"zero": 4}, "zero", "0 to 3"),

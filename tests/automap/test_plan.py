@@ -30,6 +30,8 @@ def test_devices_text():
     assert devices_in_words("0-1,3,5,7,9,11,13,15,17") == "devices 0-1,3,5, … (10 in all)"
     with pytest.raises(PlanError):
         parse_devices("a-b")
+    with pytest.raises(PlanError, match="0-3"):
+        parse_devices("3-0")
 
 
 def test_random_plans_survive_json_and_satisfy_the_schema(gpt, space):

@@ -176,6 +176,8 @@ def test_what_is_finer_than_modules_is_found_by_the_verifier() -> None:
         ({"target": "torchtitan", "precision": "fp16"}, {}, ("training.precision", "bf16")),
         ({"target": "deepspeed", "sync_modes": ["synchronous", "local_sgd"]}, {}, ("training.sync_modes", "any")),
         ({"target": "megatron-core"}, {"fix": {"zero": 3}}, ("hints.fix.zero", "0, 1")),
+        ({"target": "megatron-core"}, {"fix": {"schedule": "gpipe"}}, ("hints.fix.schedule", "1f1b")),
+        ({"target": "pytorch"}, {"fix": {"recompute": "selective"}}, ("hints.fix.recompute", "none, full")),
         ({"target": "accelerate"}, {"fix": {"pp": 2}}, ("training.target", "accelerate splits data, tensor")),
         (
             {"target": "torchtitan"},

@@ -37,7 +37,7 @@ from automap.globs import matches
 from automap.plan import Schedule, Sync, Zero, parse_devices
 from automap.problem import Problem
 from automap.runtime.trainer import GraphTrainer, parallelize
-from automap.runtime.trainer.graph_trainer import Whole
+from automap.runtime.trainer.graph_trainer import Whole, computes_alike
 from automap.runtime.trainer.module_tree import LOSS
 from automap.runtime.trainer.role_reader import read_roles
 from automap.runtime.trainer.supported_plans import FinerThanModules
@@ -449,3 +449,15 @@ def test_constants_without_a_value_are_refused():
             module, plan_of(2), holed, Whole.of(module, graph), FinerThanModules("", field="", value=0, repair="")
         )
     assert fault.value.field == "model.h.0.attn.lifted"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_training_and_evaluation_may_differ_by_rounding(dtype):
+    """torch evaluates encoder layers by a kernel of its own; a dropout is more than that."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 8, 16, dtype=dtype)
+    for p, are_equal in ((0.0, True), (0.001, False)):
+        layer = torch.nn.TransformerEncoderLayer(16, 2, 256, p, batch_first=True, dtype=dtype)
+        with torch.no_grad():
+            trained, scores = layer.train()(x), layer.eval()(x)
+        assert computes_alike(trained, scores) == are_equal
