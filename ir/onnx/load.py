@@ -186,7 +186,7 @@ class _Importer:
             return True
         # Constants of floats are repeated for each sample like tensors; those of integers may be indices or sizes.
         known = self.builder.values.get(inputs[0]) if node.kind == "Expand" and len(inputs) > 1 else None
-        return known is not None and known.dtype.kind == "f" and self._elide_expand(node, inputs)
+        return known is not None and known.dtype.kind == "f" and self._elide_repeats(node, inputs)
 
     def _is_filled(self, node: Node, inputs: Sequence[str]) -> bool:
         """Whether a node stands for a stored parameter whose weights were stripped; then that is declared."""
@@ -205,7 +205,7 @@ class _Importer:
     def _operator(self, node: Node, inputs: list[str], attributes: Mapping[str, Any], uses: set[str]) -> None:
         """Adds the operators of a node whose operands the builder has."""
         builder, scope, opset = self.builder, node.scope, node.opset
-        if node.kind == "Expand" and len(inputs) > 1 and self._elide_expand(node, inputs):
+        if node.kind in ("Expand", "Tile") and len(inputs) > 1 and self._elide_repeats(node, inputs):
             return
         if add_rows(builder, node, inputs, attributes) or write_slice(builder, node, inputs):
             return
@@ -315,8 +315,8 @@ class _Importer:
             return builder.tensors[name].shape_at(builder.export_batch)
         return builder.values[name].shape if name in builder.values else None
 
-    def _elide_expand(self, node: Node, inputs: Sequence[str]) -> bool:
-        """Drops an Expand that only repeats something for each sample: consumers broadcast it anyway.
+    def _elide_repeats(self, node: Node, inputs: Sequence[str]) -> bool:
+        """Drops an Expand or a Tile that only repeats something for each sample: consumers broadcast it anyway.
 
         It is the same graph then whether the file was exported at one sample, at many or with a symbolic batch.
         """
@@ -327,6 +327,10 @@ class _Importer:
         tensor = builder.operand(inputs[0])
         sizes = [int(v) for v in target.reshape(-1)]
         shape = tensor.shape_at(builder.export_batch)
+        if node.kind == "Tile":
+            if len(sizes) != len(shape):
+                return False
+            sizes = [size * times for size, times in zip(shape, sizes, strict=True)]
         if len(sizes) > len(shape):
             if tensor.batch_dim is not None or sizes[0] != builder.export_batch or sizes[0] == 1:
                 return False

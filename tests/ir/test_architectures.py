@@ -225,10 +225,9 @@ class Latents(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         n = x.shape[self.batch]
-        latents, queries = (
-            p[None].expand(n, -1, -1) if self.batch == 0 else p[:, None].expand(-1, n, -1)
-            for p in (self.latents, self.queries)
-        )
+        latents = self.latents[None].expand(n, -1, -1) if self.batch == 0 else self.latents[:, None].expand(-1, n, -1)
+        # As DETR writes it.
+        queries = self.queries.unsqueeze(self.batch).repeat(*(n if d == self.batch else 1 for d in range(3)))
         x = self.read(latents, x, x, need_weights=False)[0] + latents
         return self.head(self.decoder(queries, x))
 
