@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from automap.runtime.trainer.roles import Roles
 from automap.runtime.trainer.split_check import computes
-from automap.runtime.trainer.stage_modules import handed_on, refuse_cut, span_of
+from automap.runtime.trainer.stage_modules import handed_on, refuse_cut, sent_on, span_of
 from automap.runtime.trainer.supported_plans import FinerThanModules
 from automap.runtime.trainer.training_graph import scores_of
 
@@ -92,7 +92,7 @@ class SkippingStage(nn.Module):
         try:
             return scores_of(whole, list(inputs.values()), tuple(inputs))
         except _Ended as end:
-            return end.crossing.contiguous()
+            return sent_on(end.crossing)
         finally:
             run.stage = -1
             if hook is not None:

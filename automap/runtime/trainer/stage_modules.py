@@ -39,6 +39,15 @@ def handed_on(x: Tensor) -> Tensor:
     return found
 
 
+def sent_on(x: Tensor) -> Tensor:
+    """A tensor that goes to the next stage: contiguous, as messages must be, and no view.
+
+    A backward pass that is taken apart (zero-bubble schedules) detaches it in place, which torch refuses for views.
+    """
+    whole = x.contiguous()
+    return whole.clone() if whole._is_view() else whole
+
+
 class _Tracer(torch.fx.Tracer):
     def __init__(self, roles: Roles) -> None:
         super().__init__()
@@ -156,7 +165,7 @@ def _stage(
         # Every stage takes all inputs of the model, used or not.
         if node is not begin and (node in needed or node.op == "placeholder"):
             made[node] = graph.node_copy(node, made.__getitem__)
-    graph.output(graph.call_method("contiguous", (made[end],)))
+    graph.output(graph.call_function(sent_on, (made[end],)))
     return torch.fx.GraphModule(module, graph)
 
 

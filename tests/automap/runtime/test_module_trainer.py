@@ -40,6 +40,7 @@ from automap.runtime.trainer import GraphTrainer, parallelize
 from automap.runtime.trainer.graph_trainer import Whole, computes_alike
 from automap.runtime.trainer.module_tree import LOSS
 from automap.runtime.trainer.role_reader import read_roles
+from automap.runtime.trainer.stage_modules import sent_on
 from automap.runtime.trainer.supported_plans import FinerThanModules
 from automap.schedule import write_order
 from automap.space.target_limits import plan_space
@@ -461,3 +462,16 @@ def test_training_and_evaluation_may_differ_by_rounding(dtype):
         with torch.no_grad():
             trained, scores = layer.train()(x), layer.eval()(x)
         assert computes_alike(trained, scores) == are_equal
+
+
+def test_no_view_is_sent_to_the_next_stage():
+    """Split backward passes detach what a stage sends in place, which torch refuses for views."""
+    x = torch.randn(2, 3, 4, requires_grad=True)
+    doubled = 2 * x
+    for made in (doubled, doubled.flatten(1), doubled.transpose(1, 2)):
+        sent = sent_on(made)
+        assert torch.equal(sent, made) and sent.is_contiguous()
+        (gradient,) = torch.autograd.grad(sent.sum(), x, retain_graph=True)
+        assert torch.equal(gradient, torch.full_like(x, 2.0))
+        sent.detach_()
+    assert sent_on(doubled).data_ptr() == doubled.data_ptr()
