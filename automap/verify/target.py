@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from automap.plan import Plan, parse_devices
@@ -10,6 +11,7 @@ from automap.targets import Target
 from automap.verify.model import Model, Placed
 from automap.verify.modules import check_modules
 from automap.verify.reading import Chunk, Violation, layer_operators, num_ranks
+from ir.groups import fused_groups
 
 SIDES = {"batch": "data", "weights": "tensor", "positions": "context", "experts": "expert"}
 """What operators split on an axis -> the kind of parallelism."""
@@ -35,6 +37,8 @@ def check_target(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[
         yield Violation("num_micro_batches", what)
     if ranks > 1 and "pipeline" not in target.parallel:
         yield Violation("stages", f"{target.name} has no pipelines")
+    if len(chunks) > 1 and _has_several_kinds(model, target):
+        yield Violation("stages", f"{target.name} has no pipelines of layers of several kinds")
     if target.alike:
         yield from _unlike(plan, chunks, target, ranks)
     if not target.recompute_levels:
@@ -49,6 +53,16 @@ def check_target(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[
         # Without replicas there is nothing to shard.
         if chunk.stage.zero.stage not in stages and _replicas(chunk) > 1:
             yield Violation(f"{chunk.where}.zero.stage", f"{target.name} has no ZeRO {chunk.stage.zero.stage} there")
+
+
+def _has_several_kinds(model: Model, target: Target) -> bool:
+    """Whether a configuration that counts the layers of stages would count those of an encoder and of a decoder."""
+    units = model.blocks.units
+    times = Counter(unit.type for unit in units)
+    repeated = {kind for kind, count in times.items() if count > 1}
+    inside = {i for group in fused_groups(model.graph) if group.kind == "attention" for i in group.members}
+    attending = {units[model.unit_of[i]].type for i in inside if i in model.unit_of}
+    return (target.transformers and len(repeated) > 1) or (target.stages_of_modules and len(attending) > 1)
 
 
 def _modes(chunks: Sequence[Chunk], model: Model, target: Target) -> Iterator[Violation]:

@@ -167,6 +167,9 @@ def test_what_is_finer_than_modules_is_found_by_the_verifier() -> None:
     plan = decoded(space, next(values for _, values in templates(space)))
     beyond = Verifier(space.problem).beyond(plan, "automap")
     assert any("share one tensor and no layer" in violation.what for violation in beyond)
+    for target in ("megatron-core", "torchtitan", "deepspeed"):
+        beyond = Verifier(space.problem).beyond(plan, target)
+        assert any("layers of several kinds" in violation.what for violation in beyond), target
 
 
 @pytest.mark.parametrize(
