@@ -272,6 +272,7 @@ BUILDERS = {
     "megatron": (Megatron, ids, 0),
     "encoder": (lambda: Encoder(batch_first=True), sequence, 0),
     "encoder_sequence_first": (lambda: Encoder(batch_first=False), lambda n: torch.zeros(LENGTH, n, WIDTH), 1),
+    "one_token": (lambda: Encoder(batch_first=True), lambda n: torch.zeros(n, 1, WIDTH), 0),
     "speech": (Speech, lambda n: torch.zeros(n, 1, 8, 12), 0),
     "pooled": (Pooled, ids, 0),
     "shifted": (Shifted, ids, 0),

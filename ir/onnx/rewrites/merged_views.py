@@ -279,11 +279,14 @@ def _merges(
     if shape[batch_dim] != 1:
         return None
     if before == 1:
-        # Behind one position: in a dim `(s b)` with it or in front of it, which is all the same.
+        # Behind one position: in a dim `(s b)` with it or in front of it, which is all the same, or in `(b h)`.
         ones = batch_dim - 1
+        size = target[batch_dim] if 0 < batch_dim < len(target) else batch
+        if batch > 1 and size % batch == 0 and size != batch and target[:batch_dim] == (1,) * batch_dim:
+            return batch_dim, "right", (*target[:batch_dim], 1, size // batch, *target[batch_dim + 1 :])
         if ones < 0 or target[: ones + 1] != (*[1] * ones, batch) or target[ones + 1 : ones + 2] in ((), (1,)):
             return None
-        return batch_dim, "left", (*target[:ones], 1, 1, *target[ones + 1 :])
+        return batch_dim, "any" if batch == 1 else "left", (*target[:ones], 1, 1, *target[ones + 1 :])
     reached = 1
     found: tuple[int, Side, tuple[int, ...]] | None = None
     for d, size in enumerate(target):
