@@ -49,7 +49,7 @@ LOSS_KIND = "SoftmaxCrossEntropyLoss"
 PROBED = 2
 ROUNDING = 1000.0
 """Units in the last place by which scores may differ in training and evaluation (assumed): the fast path of torch's
-encoder layers differs by some tens of them, a dropout of one element in a thousand by millions."""
+encoder layers differs by some tens of them in float64, a dropout by far more."""
 """The samples on which graph and network are compared: two, so that one can leak into the other."""
 SCALE = "loss scale"
 

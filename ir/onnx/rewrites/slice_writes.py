@@ -46,13 +46,15 @@ def write_slice(builder: GraphBuilder, node: Node, inputs: Sequence[str]) -> boo
         start = int(place[0]) if place.size else 0
         if not place.size or start < 0 or not np.array_equal(place, np.arange(start, start + place.size)):
             return False
+        if start + place.size > size:
+            return False
         if place.size == size:
             continue
-        if dim == data.batch_dim or start + place.size > size:
+        if dim == data.batch_dim:
             return False
         spans.append(_Span(dim, start, start + place.size, size))
         written[dim] = place.size
-    if updates.shape != tuple(written):
+    if updates.shape != tuple(written) or updates.batch_dim not in (None, data.batch_dim):
         return False
     _write(builder, node, inputs[0], inputs[2], spans, node.outputs[0])
     return True
