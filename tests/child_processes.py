@@ -14,3 +14,13 @@ def called(word: str, processes: Iterable[psutil.Process]) -> list[psutil.Proces
             if word in process.name() or word in process.cmdline():
                 found.append(process)
     return found
+
+
+def living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those processes that have not ended. An orphan that whoever inherits it has yet to look at has ended."""
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from child_processes import living
 
 from ir.onnx.fork_server import ForkServer
 
@@ -88,7 +89,7 @@ def test_whoever_asks_for_too_much_time_is_ended(server: ForkServer) -> None:
         server.ask(b"os.close(0); os.close(1); signal.pause()\n", 0.2)
     left = psutil.Process(process.pid).children(recursive=True)
     psutil.wait_procs(left, timeout=30)
-    assert not [child for child in left if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    assert not living(left)
     assert server.ask(SIMPLE, 60)[1] == 0
 
 

@@ -21,7 +21,7 @@ import httpx
 import psutil
 import pytest
 import redis
-from child_processes import called
+from child_processes import called, living
 from redis_servers import RedisServer
 
 from agents.searcher import Progress, SearchResult
@@ -252,10 +252,10 @@ class Service:
             self.process.send_signal(sig)
         try:
             self.process.wait(30)
-            until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family), deadline_s=10)
+            until(lambda: not living(family), deadline_s=10)
         finally:
-            for left in family:
-                if left.is_running():
+            for left in living(family):
+                with contextlib.suppress(psutil.NoSuchProcess):
                     left.kill()
             self.process.kill()
             self.process.wait()

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from child_processes import called
+from child_processes import called, living
 
 from automap.cluster import LOCAL, parse_cluster
 from automap.errors import NothingFits, UserError
@@ -136,10 +136,7 @@ def test_trials_in_processes_of_their_own(running: Any, until: Any) -> None:
     processes = until(lambda: found if len(found := ranks(running)) == 2 else None)
     folder = Path(next(word for word in processes[0].cmdline() if "automap-ranks-" in word))
     client.cancel(job["id"])
-    until(
-        lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes),
-        deadline_s=1,
-    )
+    until(lambda: not living(processes), deadline_s=1)
     until(lambda: not folder.parent.exists(), deadline_s=5)
 
     job = client.submit(model, here, training, **asked, trials={"top_k": 1, "steps": 2})
@@ -185,7 +182,7 @@ def test_a_killed_worker_is_replaced_and_its_job_runs_again(running: Any, squeez
     is_running(running, job_id, until)
     child, worker = horse(running, until), running.worker()
     worker.kill()
-    until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, deadline_s=5)
+    until(lambda: not living([child]), deadline_s=5)
     job = running.client.wait(job_id, timeout_s=90)
     assert (job["state"], job["attempt"]) == ("succeeded", 2)
     assert running.worker().pid != worker.pid

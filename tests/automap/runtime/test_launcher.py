@@ -1,5 +1,6 @@
 """Launches that go wrong: a typed outcome in time, and no process left."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ from dataclasses import replace
 
 import psutil
 import pytest
+from child_processes import living
 
 from automap.runtime.launch.launcher import Limits, launch
 
@@ -25,9 +27,12 @@ def tried(folder, limits=LIMITS, should_stop=lambda: False, **what):
 
 def gone(pids):
     """That processes have ended: orphans, once whoever inherits them has looked."""
-    found = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-    _, alive = psutil.wait_procs([p for p in found if p.status() != psutil.STATUS_ZOMBIE], timeout=10)
-    assert not [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    found = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(pid))
+    _, alive = psutil.wait_procs(living(found), timeout=10)
+    assert not living(alive)
 
 
 def test_results_come_back_in_the_order_of_ranks(tmp_path):

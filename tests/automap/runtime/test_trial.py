@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import psutil
 import pytest
-from child_processes import called
+from child_processes import called, living
 from small_graphs import build_mlp
 
 from automap.cluster import parse_cluster
@@ -97,7 +97,7 @@ def test_a_rank_that_is_killed_ends_the_trial():
     assert (trial.outcome, trial.measured) == ("crashed", None)
     assert "rank 1: ended by SIGKILL" in trial.message
     assert killer.ranks
-    assert not any(rank.is_running() for rank in killer.ranks)
+    assert not living(killer.ranks)
     assert trial.time_s < LIMITS.time_s
 
 
