@@ -77,10 +77,14 @@ class Fix:
     """Decisions that the user has made; None leaves the decision to the search."""
 
     dp: Count | None = None
+    """Number of replicas in each stage, without those of an ep axis."""
     tp: Count | None = None
+    """Number of ranks that work on the same samples and split products with weights by the weights or not at all
+    (tensor parallelism); 1 for none."""
     pp: Count | None = None
     cp: Count | None = None
-    """Size of the axis between dp and tp that splits sequences (context parallelism); 1 for none."""
+    """Size of the axis between dp and tp that splits sequences and no weights of products (context parallelism); 1 for
+    none."""
     ep: Count | None = None
     """Size of the axis between dp and tp that splits the experts of a layer, and the batch of all other operators
     (expert parallelism); 1 for none."""
@@ -92,6 +96,14 @@ class Fix:
     zero: Annotated[int, Range(0, 3)] | None = None
     recompute: Literal["none", "selective", "full"] | None = None
     schedule: Literal["gpipe", "1f1b", "eager-1f1b", "interleaved", "zb1p", "zb2p"] | None = None
+
+    def may_split_batch(self, axis: str) -> bool:
+        """Whether operators may split their batch over a mesh axis of this name.
+
+        An axis may be used for anything while no degree is fixed. A fixed degree of tp or cp is one of ranks that work
+        on the same samples, and with a fixed dp there are no other replicas than those of dp and ep.
+        """
+        return axis in ("dp", "ep") or (self.dp is None and getattr(self, axis) is None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,5 @@
-"""Constrained: the user's constraints (`hints.constraints`), compiled once for the masks of a PlanSpace.
+"""Constrained: the user's constraints (`hints.constraints`, and what `hints.fix` says of axes), compiled once for the
+masks of a PlanSpace.
 
 Knows nothing of decisions or their order. The operators of a unit cannot be cut apart, and equal units have equal
 signatures: a constraint on one of them holds for all.
@@ -199,9 +200,10 @@ class Constrained:
     # -- signatures ----------------------------------------------------------------------------------------------
 
     def signatures(self, unit_type: int, group: Group, axis: str) -> Mask:
-        """[signatures of the group's leader] whether each obeys the constraints on a mesh axis.
+        """[signatures of the group's leader] whether each obeys the constraints and fixed degrees on a mesh axis.
 
-        A constraint that names the leader is checked on the leader, any other on those members that it names.
+        A constraint that names the leader is checked on the leader, any other on those members that it names. Where
+        constraints leave only signatures that a fixed degree does not, they count.
         """
         allowed = np.ones(len(group.assignment), dtype=np.bool_)
         about_leader = self._signatures.get((unit_type, group.leader), [])
@@ -212,7 +214,26 @@ class Constrained:
                 for value in np.flatnonzero(allowed):
                     if not self._obeys(constraint, unit_type, member, group.assignment[value][position], axis):
                         allowed[value] = False
-        return allowed
+        if self.problem.hints.fix.may_split_batch(axis):
+            return allowed
+        named = np.zeros(len(group.assignment), dtype=np.bool_)
+        for number, lowered in enumerate(group.assignment):
+            pairs = zip(group.members, lowered, strict=True)
+            named[number] = all(self._is_as_named(unit_type, member, row, axis) for member, row in pairs)
+        return allowed & named if (allowed & named).any() else allowed
+
+    def _is_as_named(self, unit_type: int, offset: int, lowered: int, axis: str) -> bool:
+        """Whether a signature splits what the name of its axis says, where degrees are fixed (`Fix`)."""
+        signature, fix = self.linkage.types[unit_type].signatures[offset][lowered], self.problem.hints.fix
+        op, graph = self._operator(unit_type, offset), self.problem.graph
+        if signature.factor is None:
+            return True
+        if op.rule.factors[signature.factor].is_batch:
+            return False
+        weights = [p for n, p in zip(op.inputs, signature.inputs, strict=True) if graph.is_weight(n)]
+        if not weights or op.forward_flops.at(1) == 0 or getattr(fix, axis) is None:
+            return True
+        return any(p >= 0 for p in weights) == (axis == "tp")
 
     def _obeys(self, constraint: Constraint, unit_type: int, offset: int, lowered: int, axis: str) -> bool:
         signature = self.linkage.types[unit_type].signatures[offset][lowered]

@@ -175,13 +175,14 @@ def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
 
 
 def _spans_hosts(space: PlanSpace, shape: Shape) -> bool:
-    """Whether stages have an inner axis, an outer axis over several hosts, and samples to split over both."""
+    """Whether stages have an inner axis that may split the batch, an outer axis over several hosts, and samples to split
+    over both."""
     share = spread(shape.samples, shape.dp) // shape.dp // (shape.middle if space.meshes.splits_batch else 1)
     cluster = space.problem.cluster
     largest = max(host.num_devices for host in cluster.hosts)
     # Where bandwidths are measured, some devices of a host may be nearer than others.
     has_levels = cluster.bandwidth_GBps is not None or space.meshes.devices // shape.pp > largest
-    spans = min(shape.tp, shape.dp) > 1 and has_levels
+    spans = min(shape.tp, shape.dp) > 1 and has_levels and space.problem.hints.fix.may_split_batch("tp")
     return spans and share % shape.tp == 0
 
 

@@ -2,11 +2,15 @@
 
 A constraint binds the leaders of linkage groups that it names, and in other groups the members that it names. Where no
 placement that divides evenly obeys the constraint, any placement that divides evenly is right.
+
+Where a degree is fixed, the names of axes bind (`Fix`): ranks of tp and cp work on the same samples, and a product with
+a weight is split over tp with its weight and over cp without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from automap.globs import select
 from automap.hints import Constraint
@@ -14,6 +18,7 @@ from automap.plan import Plan
 from automap.verify.model import Model, Placed
 from automap.verify.reading import Chunk, Violation, layer_operators, num_ranks, remainders
 from ir.graph import Graph
+from ir.linkage import Group
 
 
 def check_hints(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[Violation]:
@@ -111,7 +116,13 @@ def _recomputed(chunks: Sequence[Chunk], model: Model, named: Sequence[set[int]]
 def _sharded(chunk: Chunk, chunks: Sequence[Chunk], model: Model, named: Sequence[set[int]]) -> Iterator[Violation]:
     constraints = model.problem.hints.constraints
     about = [(n, c) for n, c in enumerate(constraints) if c.replicate or c.split or c.sharding]
-    for number in dict.fromkeys(model.unit_of[i] for i in chunk.operators) if about else ():
+    fix = model.problem.hints.fix
+    others = [
+        axis
+        for axis in chunk.sizes
+        if axis not in ("dp", "ep") and (fix.dp is not None or getattr(fix, axis) is not None)
+    ]
+    for number in dict.fromkeys(model.unit_of[i] for i in chunk.operators) if about or others else ():
         unit = model.blocks.units[number]
         for group in model.linkage.types[unit.type].groups:
             leader, members = unit.start + group.leader, [unit.start + m for m in group.members]
@@ -121,9 +132,11 @@ def _sharded(chunk: Chunk, chunks: Sequence[Chunk], model: Model, named: Sequenc
                 for m in ([leader] if leader in named[n] else members)
                 if m in named[n] and model.graph.operators[m].is_live
             ]
-            if not bound or not all(m in chunk.placed for m in members):
+            if not all(m in chunk.placed for m in members):
                 continue
-            for axis in chunk.sizes:
+            for axis in others:
+                yield from _named_splits(chunk, chunks, model, _Bound(unit.type, group, members, bound), axis)
+            for axis in chunk.sizes if bound else ():
                 wrong = [(n, m) for n, c, m in bound if not _obeys(c, model, m, chunk.placed[m][axis], axis)]
                 ways = [dict(zip(members, way, strict=True)) for way in model.ways(unit.type, group)] if wrong else []
                 if any(
@@ -136,6 +149,51 @@ def _sharded(chunk: Chunk, chunks: Sequence[Chunk], model: Model, named: Sequenc
                         f"{chunk.where}.shardings, hints.constraints[{n}]",
                         f"{model.graph.operators[m].name} has another placement on {axis}",
                     )
+
+
+class _Bound(NamedTuple):
+    """A linkage group in one of its units, and the constraints on it."""
+
+    unit_type: int
+    group: Group
+    members: Sequence[int]
+    constraints: Sequence[tuple[int, Constraint, int]]
+    """(number of the constraint, the constraint, member that it binds)"""
+
+
+def _named_splits(chunk: Chunk, chunks: Sequence[Chunk], model: Model, bound: _Bound, axis: str) -> Iterator[Violation]:
+    """An operator of a group that splits over an axis what the fixed degrees do not leave.
+
+    Where no placement that divides evenly and obeys the constraints is left, any is right.
+    """
+    wrong = [m for m in bound.members if not _is_as_named(model, m, chunk.placed[m][axis], axis)]
+    if not wrong:
+        return
+    for row in model.ways(bound.unit_type, bound.group):
+        way = dict(zip(bound.members, row, strict=True))
+        if (
+            all(_is_as_named(model, m, placed, axis) for m, placed in way.items())
+            and all(_obeys(c, model, m, way[m], axis) for _, c, m in bound.constraints)
+            and all(_divides(chunk, other, model, way, axis) for other in chunks)
+        ):
+            name = axis if getattr(model.problem.hints.fix, axis) is not None else "dp"
+            where = f"{chunk.where}.shardings, hints.fix.{name}"
+            yield Violation(where, f"{model.graph.operators[wrong[0]].name} splits something else over {axis}")
+            return
+
+
+def _is_as_named(model: Model, index: int, placed: Placed, axis: str) -> bool:
+    """Whether an operator splits over an axis what the axis is called after: tp weights, cp sequences."""
+    number, op = model.legal(index)[placed], model.graph.operators[index]
+    if number is None:
+        return True
+    if op.rule.factors[number].is_batch:
+        return False
+    parts = [text for name, text in zip(op.inputs, placed.inputs, strict=True) if model.graph.is_weight(name)]
+    if not parts or not op.forward_flops.at(1) or getattr(model.problem.hints.fix, axis) is None:
+        return True
+    splits_weight = any(text.startswith("S") for text in parts)
+    return splits_weight if axis == "tp" else not splits_weight
 
 
 def _divides(chunk: Chunk, other: Chunk, model: Model, way: Mapping[int, Placed], axis: str) -> bool:

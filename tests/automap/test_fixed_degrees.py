@@ -1,0 +1,110 @@
+"""A degree that is fixed binds its axis to its name: tp is no second data parallelism."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from agents import Budget, search
+from automap.cluster import parse_cluster
+from automap.problem import Problem
+from automap.space.space import PlanSpace
+from automap.space.templates import templates
+from automap.verify import verify
+from ir import zoo
+from service.strategy import strategy
+
+GPT = "gpt:layers=3,hidden=64,heads=4,seq_len=32,vocab_size=128"
+MOE = "moe:layers=2,hidden=64,heads=4,kv_heads=4,ffn=128,seq_len=32,vocab_size=128,experts=4,top_k=2"
+RESNET = "resnet:blocks=1-1,width=32,image_size=32,num_classes=16"
+
+
+def problem(model: str, constraints=(), cluster="8xA100", **fix) -> Problem:
+    hints = {"fix": fix, "constraints": list(constraints)}
+    return Problem.build(zoo.build(model), parse_cluster(cluster), {"global_batch": 16}, hints)
+
+
+def splits(space: PlanSpace, values, axis: str):
+    """(operator, its factor, whether a weight is split) of all operators that are split over an axis of some ranks."""
+    shape, number = space.shape(values), space.axes.index(axis)
+    if space.meshes.mesh(shape)[number] == 1:
+        return
+    dense, graph = space.signatures(values), space.problem.graph
+    for kind, unit in enumerate(space.linkage.types):
+        for offset, table in enumerate(unit.signatures):
+            op = space.operator(kind, offset)
+            signature = table[dense[int(space.evaluator.tables.spans[kind]) + offset, number]]
+            if signature.factor is not None:
+                weights = [n for n in op.inputs if graph.is_weight(n)]
+                split = any(signature.inputs[op.inputs.index(n)] >= 0 for n in weights)
+                yield op, op.rule.factors[signature.factor], split if weights and op.forward_flops.at(1) else None
+
+
+def some(space: PlanSpace):
+    """Plans of all kinds: random ones, and every so many templates."""
+    rng = np.random.default_rng(0)
+    yield from (space.random(rng) for _ in range(60))
+    yield from itertools.islice((values for _, values in templates(space)), 0, None, 29)
+
+
+WAYS = (
+    ({"tp": 2}, "tp", True),
+    ({"dp": 2}, "tp", None),
+    ({"cp": 2}, "cp", False),
+    ({"dp": 1, "cp": 2}, "tp", None),
+)
+"""What is fixed, an axis, and whether products with weights that are split over it split the weights."""
+
+
+@pytest.mark.parametrize(
+    ("model", "fix", "axis", "splits_weights"),
+    [(model, *way) for model in (GPT, MOE, RESNET) for way in WAYS if model != RESNET or "cp" not in way[0]],
+)
+def test_ranks_of_an_axis_that_is_bound_work_on_the_same_samples(model, fix, axis, splits_weights):
+    wanted = problem(model, **fix)
+    space = PlanSpace(wanted)
+    count = 0
+    for values in some(space):
+        for op, factor, split in splits(space, values, axis):
+            count += 1
+            assert not factor.is_batch, op.name
+            if split is not None and splits_weights is not None:
+                assert split is splits_weights, op.name
+        assert verify(wanted, space.decode(values)) == ()
+    assert count > 100
+
+
+def test_experts_and_replicas_split_the_batch():
+    space = PlanSpace(problem(MOE, dp=2, ep=2, pp=1))
+    found = {axis: {f.is_batch for v in some(space) for _, f, _ in splits(space, v, axis)} for axis in space.axes}
+    assert found == {"dp": {False, True}, "ep": {False, True}, "tp": {False}}
+
+
+def test_the_verifier_finds_what_is_used_for_something_else():
+    free, wanted = PlanSpace(problem(GPT, pp=1)), problem(GPT, pp=1, tp=2)
+    told = set()
+    for values in some(free):
+        if free.shape(values).tp == 2:
+            told |= {
+                (one.where.rpartition(", ")[2], "over tp" in one.what) for one in verify(wanted, free.decode(values))
+            }
+    assert told == {("hints.fix.tp", True)}
+
+
+def test_a_constraint_comes_first():
+    """Who wants a batch split over tp, and says so of an operator, has it."""
+    wanted = problem(
+        GPT, [{"scope": "h.*.mlp.c_fc/MatMul", "sharding": {"tp": "S(0)"}}], pp=1, tp=2, dp=4, num_micro_batches=1
+    )
+    space = PlanSpace(wanted)
+    for values in some(space):
+        batched = {op.name for op, factor, _ in splits(space, values, "tp") if factor.is_batch}
+        assert any("mlp.c_fc/MatMul" in name for name in batched)
+        assert not any("attn" in name for name in batched)
+        assert verify(wanted, space.decode(values)) == ()
+
+
+@pytest.mark.slow
+def test_a_search_with_tensor_parallelism_fixed_ends_with_it():
+    plan = search(problem("gpt2", cluster="1x8xA100-80GB", tp=4), Budget.parse("60"), seed=0).plan
+    assert "tensor parallel 4" in strategy(plan)
