@@ -142,6 +142,8 @@ def _model(run: Run) -> Iterator[Flag]:
     multiple = run.problem.vocabulary_multiple
     yield "--make-vocab-size-divisible-by", str(multiple // math.gcd(multiple, run.degrees.tensor))
     yield "--optimizer", "adam" if run.problem.training.optimizer == "adam" else "sgd"
+    if run.problem.training.optimizer == "sgd":
+        yield "--sgd-momentum", "0.0"  # 0.9 by default (megatron/training/arguments.py, _add_regularization_args)
 
 
 def _notes(run: Run) -> Iterator[Note]:

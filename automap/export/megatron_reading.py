@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from automap.export.stated import Stated, check_choice, check_names, refuse, whole
+from automap.export.stated import Stated, check_choice, check_names, refuse, sgd_kind, whole
 
 _DEGREES = {
     "tensor-model-parallel-size": "tp",
@@ -145,14 +145,17 @@ def read_flags(flags: Mapping[str, str | None], started: tuple[str, str | None, 
     if len(narrow) == 2:
         raise refuse("--fp16", "set", "contradicts --bf16", "Give one of them.")
     found.training["precision"] = "fp8" if flags.get("fp8-format") else narrow[0] if narrow else "fp32"
-    if flags.get("optimizer") in ("adam", "sgd"):
-        found.training["optimizer"] = flags["optimizer"]
+    if "optimizer" in flags:
+        check_choice("--optimizer", flags["optimizer"], ("adam", "sgd"))
+        found.training["optimizer"] = (
+            "adam" if flags["optimizer"] == "adam" else sgd_kind("--sgd-momentum", flags.get("sgd-momentum", "0.9"))
+        )
     if "tp-comm-overlap" in flags:
         found.training["async_tensor_parallel"] = True
     read |= {
         "pipeline-model-parallel-layout", "sequence-parallel", "use-distributed-optimizer", "recompute-activations",
         "recompute-granularity", "recompute-method", "recompute-num-layers", "recompute-modules", "bf16", "fp16",
-        "fp8-format", "fp8-recipe", "optimizer", "tp-comm-overlap",
+        "fp8-format", "fp8-recipe", "optimizer", "sgd-momentum", "tp-comm-overlap",
     }  # fmt: skip
     check_names(flags, read | _LAUNCHER, "--")
     found.ignored = tuple(f"--{name}" for name in flags if name not in read | _LAUNCHER)

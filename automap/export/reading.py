@@ -19,7 +19,17 @@ from automap.export import training_arguments
 from automap.export.megatron_reading import read_map, read_script
 from automap.export.onnx_devices import SCHEMA as ONNX_SCHEMA
 from automap.export.pytorch import SCHEMA as PYTORCH_SCHEMA
-from automap.export.stated import Stated, check_choice, check_names, check_shards, ranks_of, refuse, section, whole
+from automap.export.stated import (
+    Stated,
+    check_choice,
+    check_names,
+    check_shards,
+    ranks_of,
+    refuse,
+    section,
+    sgd_kind,
+    whole,
+)
 from automap.price.degrees import sequence_length
 from automap.price.evaluator import Evaluator
 from automap.targets import targets
@@ -256,8 +266,15 @@ def _deepspeed(document: Mapping[str, Any]) -> Stated:
         raise refuse("fp16.enabled", True, "contradicts bf16.enabled", "Enable one of them.")
     if kinds or "auto" not in enabled.values():
         found.training["precision"] = kinds[0] if kinds else "fp32"
+    optimizer = section(given, "optimizer")
+    kind = str(optimizer.get("type", "")).lower()
+    if kind in ("adam", "adamw"):
+        found.training["optimizer"] = "adam"
+    elif kind == "sgd":
+        momentum = section(optimizer, "params").get("momentum", 0)
+        found.training["optimizer"] = sgd_kind("optimizer.params.momentum", momentum)
     found.degrees |= _deepspeed_stages(section(given, "pipeline"))
-    known = (*names, "zero_optimization", "tensor_parallel", "bf16", "fp16", "pipeline")
+    known = (*names, "optimizer", "zero_optimization", "tensor_parallel", "bf16", "fp16", "pipeline")
     check_names(document, known)
     check_names(zero, ("stage", "offload_optimizer", "offload_param"), "zero_optimization.")
     if not document.keys() & {*known}:

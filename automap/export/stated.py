@@ -72,6 +72,14 @@ def whole(name: str, value: object) -> int:
         ) from None
 
 
+def sgd_kind(name: str, momentum: object) -> str:
+    """Which optimizer SGD is: `sgd` without momentum, which keeps no state, or `momentum`."""
+    try:
+        return "momentum" if float(str(momentum)) > 0.0 else "sgd"
+    except ValueError:
+        raise refuse(name, momentum, "is no number", "Write a factor such as 0.9, or 0.") from None
+
+
 def section(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """A part of a document that has keys; empty where there is none."""
     found = document.get(name)

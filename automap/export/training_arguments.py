@@ -14,9 +14,11 @@ from typing import Any
 from automap.documents import read_document
 from automap.errors import PlanError
 from automap.export.configuration import Run
-from automap.export.stated import Stated, refuse, whole
+from automap.export.stated import Stated, refuse, sgd_kind, whole
 
 FILE = "training_arguments.json"
+MOMENTUM = 0.9
+"""Factor that is written for SGD with momentum, which transformers calls without any (Megatron-LM's default)."""
 
 
 def write(run: Run, *, again: bool, more: dict[str, Any]) -> str:
@@ -33,6 +35,7 @@ def write(run: Run, *, again: bool, more: dict[str, Any]) -> str:
         "bf16": run.problem.precision == "bf16",
         "fp16": run.problem.precision == "fp16",
         "optim": "adamw_torch" if run.problem.training.optimizer == "adam" else "sgd",
+        **({"optim_args": f"momentum={MOMENTUM}"} if run.problem.training.optimizer == "momentum" else {}),
         "gradient_checkpointing": again,
         # Every step has the global batch of the plan.
         "dataloader_drop_last": True,
@@ -45,8 +48,9 @@ def write(run: Run, *, again: bool, more: dict[str, Any]) -> str:
 def complete(found: Stated, name: str, text: str) -> None:
     """Adds what DeepSpeed's JSON and accelerate's YAML leave to the `TrainingArguments` beside them.
 
-    That is the batch of a rank, the accumulation, and whether layers are computed again. Arguments that name another
-    file of DeepSpeed are not of this configuration, and are not read; nor are those beside a pipeline of DeepSpeed.
+    That is the batch of a rank, the accumulation, the kind of optimizer, and whether layers are computed again.
+    Arguments that name another file of DeepSpeed are not of this configuration, and are not read; nor are those beside
+    a pipeline of DeepSpeed.
 
     Args:
         found: the configuration.
@@ -71,7 +75,19 @@ def complete(found: Stated, name: str, text: str) -> None:
         )
     if document.get("gradient_checkpointing") is True:
         found.degrees["recompute"] = "full"
+    kind = _optimizer(document)
+    if kind is not None:
+        found.training.setdefault("optimizer", kind)
     found.beside = FILE
+
+
+def _optimizer(document: Mapping[str, Any]) -> str | None:
+    """The kind of optimizer; None where another one than Adam and SGD is named, or none."""
+    name = str(document.get("optim", ""))
+    if name == "sgd":
+        words = dict(word.strip().partition("=")[::2] for word in str(document.get("optim_args") or "").split(","))
+        return sgd_kind(f"{FILE}.optim_args", words.get("momentum", 0))
+    return "adam" if name.startswith("adamw") else None
 
 
 def _number(document: Mapping[str, Any], key: str) -> int | None:

@@ -175,8 +175,7 @@ def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
 
 
 def _spans_hosts(space: PlanSpace, shape: Shape) -> bool:
-    """Whether stages have an inner axis that may split the batch, an outer axis over several hosts, and samples to split
-    over both."""
+    """Whether stages have an inner axis that may split the batch, one over several hosts, and samples for both."""
     share = spread(shape.samples, shape.dp) // shape.dp // (shape.middle if space.meshes.splits_batch else 1)
     cluster = space.problem.cluster
     largest = max(host.num_devices for host in cluster.hosts)

@@ -70,6 +70,36 @@ def test_an_export_read_back_has_the_same_price(model: str, target: str, tmp_pat
             assert evaluator.evaluate(lowered).step_time_s == pytest.approx(plan.estimate.step_time_s, rel=1e-9)
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "momentum", "sgd"])
+@pytest.mark.parametrize("target", ["megatron-core", "accelerate", "deepspeed"])
+def test_the_optimizer_is_read_back(target: str, optimizer: str, tmp_path: Path) -> None:
+    training = {"global_batch": 24, "target": target, "optimizer": optimizer}
+    problem = Problem.build(zoo.build(GPT), parse_cluster("8xA100"), training, {"fix": {"pp": 1}})
+    space = plan_space(problem)
+    plan = annotate(
+        space.decode(values := space.random(np.random.default_rng(0))), space.lowered(values), space.evaluator
+    )
+    save(export(plan, problem, target), tmp_path)
+    for name in FILES[target]:
+        assert read_configuration(tmp_path / name).training["optimizer"] == optimizer
+
+
+def test_optimizers_that_others_write(tmp_path: Path) -> None:
+    for text, kind in (
+        ('{"type": "AdamW"}', "adam"),
+        ('{"type": "SGD", "params": {"momentum": 0.9}}', "momentum"),
+        ('{"type": "SGD", "params": {"lr": 0.1}}', "sgd"),
+    ):
+        path = written(tmp_path / "deepspeed.json", '{"train_batch_size": 8, "optimizer": ' + text + "}")
+        assert read_configuration(path).training["optimizer"] == kind
+    flags = "torchrun --nproc-per-node 8 pretrain_gpt.py --optimizer sgd"
+    assert read_configuration(written(tmp_path / "a.sh", flags)).training["optimizer"] == "momentum"
+    with pytest.raises(PlanError, match=r"--optimizer: is no choice there .*foo.* Use adam, sgd"):
+        read_configuration(written(tmp_path / "b.sh", flags.replace("sgd", "foo")))
+    with pytest.raises(PlanError, match=r"--sgd-momentum: is no number"):
+        read_configuration(written(tmp_path / "c.sh", flags + " --sgd-momentum much"))
+
+
 def test_arguments_say_how_many_processes_they_are_for(tmp_path: Path) -> None:
     # Of 8 devices, the plan has 2.
     problem = Problem.build(zoo.build(GPT), parse_cluster("2x4xA100"), {"global_batch": 24, "target": "megatron-core"})
@@ -182,9 +212,9 @@ def test_what_people_write(tmp_path: Path) -> None:
     assert found.degrees == {"tp": 1, "cp": 1, "zero": 2, "recompute": "full", "dp": 8}
     assert found.training["precision"] == "bf16"
     document = {"train_batch_size": 24, "train_micro_batch_size_per_gpu": "auto", "fp16": {"enabled": True}}
-    found = read_configuration(written(tmp_path / "ds.json", json.dumps(document | {"optimizer": {}})))
+    found = read_configuration(written(tmp_path / "ds.json", json.dumps(document | {"optimizer": {}, "scheduler": {}})))
     assert found.degrees == {"zero": 0}
-    assert found.ignored == ("optimizer",)
+    assert found.ignored == ("scheduler",)
     # transformers decides.
     found = read_configuration(written(tmp_path / "ds.json", json.dumps({"bf16": {"enabled": "auto"}})))
     assert "precision" not in found.training
