@@ -10,7 +10,6 @@ from small_graphs import build_gpt
 from agents import Budget
 from agents.incumbent import Incumbent
 from agents.planners import elimination, ilp
-from agents.planners.skeleton_turns import run_skeletons
 from agents.planners.skeletons import SkeletonSearch
 from automap.cluster import parse_cluster
 from automap.globs import matches
@@ -40,10 +39,10 @@ OF_ONE_AXIS = {
 
 
 def begin(cluster, batch, tp, sizes):
-    """The space of one mesh, and its plan in which every device computes everything."""
-    fix = {"pp": 1, "tp": tp, "num_micro_batches": 1, "zero": 0, "recompute": "none"}
+    """A space of plans of one stage, and the plan on one of its meshes in which every device computes everything."""
+    fix = {"pp": 1, "num_micro_batches": 1, "zero": 0, "recompute": "none"}
     space = PlanSpace(Problem.build(build_gpt(**sizes), parse_cluster(cluster), {"global_batch": batch}, {"fix": fix}))
-    (shape,) = [shape for shape in space.shapes if shape.middle == 1]
+    (shape,) = [shape for shape in space.shapes if (shape.middle, shape.tp) == (1, tp)]
     values = list(space.even_values(shape, recompute="none", zero=0))
     for slot in space.slots[space.first.signature :]:
         unit = space.linkage.types[slot.unit_type]
@@ -53,10 +52,10 @@ def begin(cluster, batch, tp, sizes):
 
 
 def found_from(space, start, planner=elimination):
-    """The best plan that skeletons lead to from a plan alone."""
+    """The best plan that the skeleton of a plan leads to from it alone."""
     search = SkeletonSearch(Incumbent(space, Budget(evaluations=10_000), searcher="elimination"), planner.propose)
-    run_skeletons(search, [start])
-    return search.incumbent.best
+    search.solve(start, rounds=10)
+    return search.best[start[: space.first.signature]][1]
 
 
 def layout(space, values, axis):
@@ -87,7 +86,8 @@ def assert_optimal(space, values, start):
         for other in np.flatnonzero(space.legal(values[:at])).tolist():
             changed = (*values[:at], other, *values[at + 1 :])
             plans += [changed] if space.repair(changed) == changed else []
-    plans += space.random_batch(rng, 500).tolist()
+    plans += [(*start[:first], *plan[first:]) for plan in space.random_batch(rng, 500).tolist()]
+    plans = [space.repair(plan) for plan in plans]
     (mine, _), *others = space.price(np.array([values, *plans])).tolist()
     assert len(plans) > 550
     assert mine <= min(seconds for seconds, overflow in others if overflow <= 0.0) * (1.0 + 1e-12)

@@ -121,7 +121,7 @@ def test_less_attention_to_hide_a_ring_under_is_no_gain():
 
 def test_what_is_built_into_the_space_is_counted_off(mlp, space):
     """On one axis of two ranks and with even sizes every signature divides."""
-    s = space(mlp((64, 64, 64, 64)), "2xA100", 4, pp=1, tp=2, num_micro_batches=1, zero=0, recompute="none")
+    s = space(mlp((64, 64, 64, 64)), "2xA100", 4, pp=1, dp=2, num_micro_batches=1, zero=0, recompute="none")
     legal = [
         len(s.linkage.types[unit.type].signatures[offset])
         for unit in s.linkage.blocks.units
