@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -107,11 +108,29 @@ def _read_side(text: str) -> Side:
         raise ProblemError("nothing to sweep over", field="over", value=name, repair=one_of(QUANTITIES, name))
     words = [word.strip() for word in rest.split(",")]
     if name not in NUMBERS:
+        choices = _choices(name)
+        for word in words:
+            if choices and word not in choices:
+                raise ProblemError("no choice there", field=f"over.{name}", value=word, repair=one_of(choices, word))
         return Side(name, tuple(dict.fromkeys(words)))
     for word in words:
         if not word.isdigit() or len(word) > 18:
             raise ProblemError("not a number", field=f"over.{name}", value=word, repair="Write it as in tp=1,2,4.")
     return Side(name, tuple(dict.fromkeys(map(int, words))))
+
+
+def _choices(name: str) -> tuple[str, ...]:
+    """The words that a quantity may be; none for clusters, which are read later."""
+    from automap.problem import Training, trainers
+    from automap.space.stated_strategy import RECOMPUTE_MODES, SCHEDULES
+    from automap.targets import ANY, targets
+
+    if name in ("precision", "optimizer"):
+        kinds = typing.get_args(typing.get_type_hints(Training)[name])
+        # Of a type that may be None, the choices stand in its first part.
+        return tuple(kind for kind in kinds if isinstance(kind, str)) or typing.get_args(kinds[0])
+    known = {"recompute": RECOMPUTE_MODES, "schedule": SCHEDULES, "trainer": trainers(), "target": (ANY, *targets())}
+    return tuple(known.get(name, ()))
 
 
 def sweep(

@@ -116,3 +116,24 @@ def test_bad_input(words: list[str], field: str, part: str, capsys: pytest.Captu
 def test_a_cluster_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", GPT, "--over", "tp=1", "--global-batch", "64"]) == 2
     assert "Give --cluster." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("side", "wrong", "right"),
+    [
+        ("optimizer=adam,adamm", "adamm", "adam"),
+        ("precision=bf16,bf61", "bf61", "bf16"),
+        ("recompute=none,ful", "ful", "full"),
+        ("schedule=1f1b,1fb1", "1fb1", "1f1b"),
+        ("trainer=megatron", "megatron", "megatron-core"),
+        ("target=any,torchtitn", "torchtitn", "torchtitan"),
+    ],
+)
+def test_words_that_nothing_is_called_are_refused(
+    side: str, wrong: str, right: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep", *WORDS, "--over", side]) == 2
+    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert f"over.{side.partition('=')[0]}" in told
+    assert f"got {wrong}" in told
+    assert right in told.partition(f"got {wrong}")[2]
