@@ -74,7 +74,7 @@ class Device:
     kernels: Kernels | None = None
     """Measured kernel curves of this device, as shares of its peak rates; None = the curves of `curves_of`."""
     aliases: tuple[str, ...] = ()
-    schema: str = "automap.device/1"
+    schema: Literal["automap.device/1"] = "automap.device/1"
     source: Mapping[str, str] | None = None
     """Origin of each number: datasheet, fitted or assumed."""
 
@@ -136,7 +136,7 @@ class Link:
     """Kind of collective -> measured curve inside a host, as shares of the bandwidth. Collectives without a curve run
     at `efficiency` with the constants that all links share."""
     aliases: tuple[str, ...] = ()
-    schema: str = "automap.link/1"
+    schema: Literal["automap.link/1"] = "automap.link/1"
     source: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
@@ -144,6 +144,10 @@ class Link:
             if kind not in COLLECTIVES:
                 repair = "Use " + ", ".join(COLLECTIVES) + "."
                 raise ClusterError("no kind of collective", field="collectives", value=kind, repair=repair)
+        for size in self.share_by_ranks:
+            if not size.isdecimal() or int(size) < 2:
+                repair = 'Write a number of ranks of 2 or more, as in {"2": 0.5}.'
+                raise ClusterError("no number of ranks", field="share_by_ranks", value=size, repair=repair)
 
     @property
     def bytes_per_s(self) -> float:
@@ -182,7 +186,7 @@ class Cluster:
     diagonal, which is not read."""
     constants: Constants | None = None
     """Constants measured on these hosts, which replace the general ones and those of the trainer."""
-    schema: str = "automap.cluster/1"
+    schema: Literal["automap.cluster/1"] = "automap.cluster/1"
 
     def __post_init__(self) -> None:
         if not 0 < self.num_devices <= MAX_DEVICES:

@@ -146,7 +146,7 @@ class Trainer:
     """Half-width of the band around an estimate, as a share of it."""
     memory_spread: float
     """Standard deviation of the logarithm of measured over predicted peak memory, see `automap.memory_band`."""
-    schema: str = "automap.trainer/1"
+    schema: Literal["automap.trainer/1"] = "automap.trainer/1"
     source: Mapping[str, str] | None = None
 
 

@@ -86,7 +86,7 @@ class Target:
     """Pairs of kinds of parallelism that no plan has together."""
     vocabulary_multiple: Annotated[int, Range(1, 1 << 20)]
     """The trainer pads the vocabulary to a multiple of this (`automap.problem.Training.vocabulary_multiple`)."""
-    schema: str = "automap.target/1"
+    schema: Literal["automap.target/1"] = "automap.target/1"
     source: Mapping[str, str] | None = None
 
 

@@ -121,8 +121,9 @@ def _read_side(text: str) -> Side:
 
 def _choices(name: str) -> tuple[str, ...]:
     """The words that a quantity may be; none for clusters, which are read later."""
+    from automap.price.lowered_plan import RECOMPUTE_MODES
     from automap.problem import Training, trainers
-    from automap.space.stated_strategy import RECOMPUTE_MODES, SCHEDULES
+    from automap.space.stated_strategy import SCHEDULES
     from automap.targets import ANY, targets
 
     if name in ("precision", "optimizer"):

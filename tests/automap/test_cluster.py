@@ -116,6 +116,9 @@ def test_a_bandwidth_matrix_has_no_holes(value, word):
         (("devices", "A100-80GB", "memory_GiB"), float("nan"), "cluster.devices.A100-80GB.memory_GiB"),
         (("links", "nvlink3", "efficiency"), 0.0, "cluster.links.nvlink3.efficiency"),
         (("links", "nvlink3", "scope"), "between", "cluster.links.nvlink3.scope"),
+        (("links", "nvlink3", "share_by_ranks"), {"many": 0.5}, "cluster.links.nvlink3.share_by_ranks"),
+        (("links", "nvlink3", "schema"), "automap.link/2", "cluster.links.nvlink3.schema"),
+        (("schema",), "automap.plan/1", "cluster.schema"),
     ],
 )
 def test_the_field_that_is_wrong_is_named(path, value, field):
