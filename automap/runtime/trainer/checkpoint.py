@@ -13,11 +13,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
+from automap.errors import UserError
 from automap.runtime.mesh_groups import Axis
 from automap.runtime.trainer.gradients import local_of
 from automap.runtime.trainer.roles import Roles
@@ -47,10 +49,14 @@ class Checkpoint:
         write(folder, {**self._file_tensors(optimizer), "more": more}, self._device)
 
     def load(self, folder: Path, optimizer: torch.optim.Optimizer, more: Mapping[str, Any]) -> dict[str, Any]:
-        """Reads what `save` wrote; returns `more` as it was saved."""
+        """Reads what `save` wrote; returns `more` as it was saved.
+
+        Raises:
+            UserError: see `read`.
+        """
         allocate_state(optimizer)
         state = {**self._file_tensors(optimizer), "more": dict(more)}
-        load(state, checkpoint_id=folder)
+        read(folder, state)
         with torch.no_grad():
             for key, value in self._tensors(optimizer).items():
                 fused = self._fused_order(key)
@@ -111,6 +117,25 @@ def write(folder: Path, state: Mapping[str, Any], device: torch.device) -> None:
     _on_first_process(lambda: shutil.rmtree(fresh, ignore_errors=True), device)
     save(dict(state), checkpoint_id=fresh)
     _on_first_process(lambda: _replace(folder, fresh), device)
+
+
+def read(folder: Path, state: dict[str, Any]) -> None:
+    """Reads what `write` wrote, in place of the values of `state`.
+
+    Raises:
+        UserError: the folder is missing or damaged, or its checkpoint is one of another network or optimizer.
+    """
+    try:
+        load(state, checkpoint_id=folder)
+    except CheckpointException as fault:
+        rank, (failure, _) = min(fault.failures.items(), key=lambda one: one[0])
+        why = f"{type(failure).__name__}, {' '.join(str(failure).split()) or 'a file ends too early'}"
+        raise UserError(
+            f"no checkpoint that this network and optimizer can read: process {rank} says {why}",
+            field="folder",
+            value=str(folder),
+            repair="Give the folder of a complete checkpoint of the same network and kind of optimizer.",
+        ) from None
 
 
 def _on_first_process(work: Callable[[], None], device: torch.device) -> None:

@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict_loader import load
 
 from automap.runtime.executor.optimizer import Masters
 from automap.runtime.executor.stage_executor import StageExecutor
 from automap.runtime.operators.apply import value_of
-from automap.runtime.trainer.checkpoint import allocate_state, write
+from automap.runtime.trainer.checkpoint import allocate_state, read, write
 from ir.graph import Graph
 
 
@@ -46,10 +45,14 @@ class GraphCheckpoint:
 
     @torch.no_grad()
     def load(self, folder: Path, optimizer: torch.optim.Optimizer, more: Mapping[str, Any]) -> dict[str, Any]:
-        """Reads what `save` wrote, or `checkpoint.Checkpoint.save`; returns `more` as it was saved."""
+        """Reads what `save` wrote, or `checkpoint.Checkpoint.save`; returns `more` as it was saved.
+
+        Raises:
+            UserError: see `checkpoint.read`.
+        """
         allocate_state(optimizer)
         state = {**self._tensors(optimizer), "more": dict(more)}
-        load(state, checkpoint_id=folder)
+        read(folder, state)
         for executor, held in self._held():
             self._take(executor, held, state, "model.", "")
             for key, moments in self._states(optimizer, held).items():

@@ -368,6 +368,9 @@ class ModuleTrainer:
 
         Returns:
             `more` as it was saved.
+
+        Raises:
+            UserError: the folder holds no checkpoint of this network and kind of optimizer, or a damaged one.
         """
         self._take_up()
         found = self._checkpoint.load(Path(folder), optimizer, {**more, SCALE: self.scaling.state()})

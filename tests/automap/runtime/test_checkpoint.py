@@ -1,0 +1,63 @@
+"""Folders that hold no checkpoint, or not the one of this network, are refused by name."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from automap.errors import UserError
+from automap.runtime.trainer.checkpoint import read, write
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def state(**more):
+    return {"model.weight": torch.zeros(4), "more": {"step": 0}, **more}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write(
+        tmp_path / "checkpoint", state() | {"model.weight": torch.arange(4.0), "more": {"step": 3}}, torch.device("cpu")
+    )
+    return tmp_path / "checkpoint"
+
+
+def test_what_was_written_is_read(folder):
+    found = state()
+    read(folder, found)
+    assert found["model.weight"].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert found["more"] == {"step": 3}
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:50])
+
+
+@pytest.mark.parametrize(
+    ("damage", "wanted", "word"),
+    [
+        (lambda folder: folder.rename(folder.with_name("elsewhere")), state, "No such file"),
+        (lambda folder: (folder / ".metadata").unlink(), state, "No such file"),
+        (lambda folder: cut(folder / ".metadata"), state, "metadata read failed"),
+        (lambda folder: cut(folder / "__0_0.distcp"), state, "EOFError, a file ends too early"),
+        (lambda folder: (folder / "__0_0.distcp").unlink(), state, "No such file"),
+        (
+            lambda folder: None,
+            lambda: state(**{"optimizer.weight.exp_avg": torch.zeros(4)}),
+            "optimizer.weight.exp_avg",
+        ),
+        (lambda folder: None, lambda: state() | {"model.weight": torch.zeros(5)}, "Size mismatch"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_read_is_an_error_with_a_repair(folder, damage, wanted, word):
+    damage(folder)
+    with pytest.raises(UserError, match="no checkpoint that this network and optimizer can read") as fault:
+        read(folder, wanted())
+    assert word in str(fault.value)
+    assert (fault.value.field, fault.value.value) == ("folder", str(folder))
+    assert fault.value.repair
