@@ -43,6 +43,8 @@ def test_a_page_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "clusters"),
         (["--clusters", "1x8xA100", "--devices", "A100"], "clusters"),
+        (["--clusters", " , "], "clusters"),
+        (["--devices", ","], "devices"),
         (["--devices", "A100", "--max-devices", "0"], "max_devices"),
         (["--devices", "Z9000"], "cluster"),
         (["--clusters", "1x8xA100", "--target-step", "soon"], "target_step"),
