@@ -27,6 +27,7 @@ from ir.onnx.readers.nodes import BAGS, Node, Source, Stored, dtype_name, small_
 from ir.onnx.readers.roles import roles_without_metadata, stored_role
 from ir.onnx.readers.schemas import check_num_operands, infer
 from ir.onnx.rewrites.constant_folding import fold
+from ir.onnx.rewrites.dispatch_masks import DispatchMasks
 from ir.onnx.rewrites.embedding_bags import add_bags
 from ir.onnx.rewrites.loops import Loops
 from ir.onnx.rewrites.merged_views import MergedViews
@@ -103,6 +104,7 @@ class _Importer:
 
     def __post_init__(self) -> None:
         self.merged = MergedViews(self.builder)
+        self.masks = DispatchMasks(self.builder, self.merged)
         self.sequences = Sequences(self.builder, self.merged, self.alias, self._node)
         self.loops = Loops(self.builder, self.merged, self.alias, self._node, self._declare, self._resolve)
         self.samples = SampleLookups(self.builder, self.source.nodes, self._resolve, self._node)
@@ -172,7 +174,7 @@ class _Importer:
             self.sequences.add(node, inputs, uses)
         elif not (self._is_elided(node, inputs, uses) or self._is_filled(node, inputs) or self._fold(node, inputs)):
             attributes = self._attributes(node)
-            if not self.merged.put_off(node, inputs, attributes):
+            if not (self.masks.add(node, inputs, attributes) or self.merged.put_off(node, inputs, attributes)):
                 for name in inputs:
                     self.merged.make(name)
                 self._operator(node, inputs, attributes, uses)
