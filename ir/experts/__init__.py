@@ -1,6 +1,6 @@
 """Mixtures of experts as exporters write them become dispatch, grouped products and combine.
 
-Two forms are known (the operators they become are in `ir.operators.experts`):
+Three forms are known (the operators they become are in `ir.operators.experts`):
 
 1. *Looked-up weights* (transformers' `batched_mm`): for each routed token the weights of its expert are looked up
    (`[tokens * k, f, h]`, 30 GB for 1,024 tokens of Mixtral) and multiplied in a batched product.
@@ -8,6 +8,9 @@ Two forms are known (the operators they become are in `ir.operators.experts`):
    them run in one batched product. Trainers run the routed tokens only, and so they are priced: FLOPs are those of `k`
    experts a token, not of all. Separate parameters of the experts become one that stacks them; `Graph.pieces` then
    says which slice of it each parameter of the file is.
+
+3. *Masks* that dispatch tokens to slots: the products with them are rewritten where the file is read
+   (`ir.onnx.rewrites.dispatch_masks`); experts behind them that are modules of their own become one here.
 
 A layer that is not understood up to the sum over a token's experts is left as it is. New operators keep the scopes of
 those they replace.
@@ -18,6 +21,7 @@ from __future__ import annotations
 from ir.experts.dense import Dense
 from ir.experts.emit import Layer, finished
 from ir.experts.looked_up import LookedUp
+from ir.experts.parted import Parted, joins
 from ir.graph import Graph, Operator
 from ir.operators import BakedBatch, MissingBatch, Unsupported
 from ir.rewrite import Rewrite
@@ -31,6 +35,8 @@ def recognise_experts(graph: Graph) -> Graph:
     for index, op in enumerate(graph.operators):
         if _is_router(graph, op) and not _follow(LookedUp(Layer(rewrite, index))):
             _follow(Dense(Layer(rewrite, index)))
+    for index in joins(graph):
+        _follow(Parted(rewrite, index))
     return finished(rewrite)
 
 

@@ -275,10 +275,10 @@ class Dense:
     def _stacked_parameter(self, names: tuple[str, ...]) -> str:
         first = self.graph.tensors[names[0]]
         parts = [n.split(".") for n in names]
-        if len({len(p) for p in parts}) == 1:
-            fresh = ".".join(c[0] if len(set(c)) == 1 else "*" for c in zip(*parts, strict=True))
-        else:
-            fresh = f"{names[0]}#stack"
+        columns = list(zip(*parts, strict=False)) if len({len(p) for p in parts}) == 1 else []
+        shared = [c[0] if len(set(c)) == 1 else "*" for c in columns]
+        # Names that have nothing in common, such as those of an exporter's own, say too little of a layer.
+        fresh = ".".join(shared) if set(shared) - {"*"} else f"{names[0]}#stack"
         shape = (self.experts, *first.shape)
         self.layer.tensors[fresh] = Tensor(name=fresh, shape=shape, dtype=first.dtype, role="parameter")
         for number, name in enumerate(names):

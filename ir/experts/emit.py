@@ -25,7 +25,9 @@ def finished(rewrite: Rewrite) -> Graph:
     if not rewrite.made:
         return rewrite.graph
     graph = rewrite.finish()
-    return replace(graph, operators=_distinct(graph.operators), warnings=(*graph.warnings, BALANCED_LOAD))
+    return replace(
+        graph, operators=_distinct(graph.operators), warnings=tuple(dict.fromkeys((*graph.warnings, BALANCED_LOAD)))
+    )
 
 
 def _distinct(operators: Sequence[Operator]) -> tuple[Operator, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections import Counter
+from collections.abc import Mapping
 from io import BytesIO
 
 import onnx
@@ -60,7 +61,7 @@ class Layer(nn.Module):
         self.form, self.factor = form, factor
         self.router = nn.Linear(WIDTH, EXPERTS, bias=False)
         self.choices = 2 if "two" in form else 1
-        if "list" in form:
+        if "list" in form or "picked" in form:
             self.experts = nn.ModuleList(
                 nn.Sequential(nn.Linear(WIDTH, FFN), nn.ReLU(), nn.Linear(FFN, WIDTH)) for _ in range(EXPERTS)
             )
@@ -81,6 +82,8 @@ class Layer(nn.Module):
         if "list" in self.form:
             parts = zip(self.experts, slots.chunk(EXPERTS, 0), strict=True)
             results = torch.cat([expert(part) for expert, part in parts], 0)
+        elif "picked" in self.form:
+            results = torch.stack([expert(slots[number]) for number, expert in enumerate(self.experts)])
         elif "einsum" in self.form:
             hidden = torch.einsum("ecm,emf->ecf", slots, self.up).relu()
             results = torch.einsum("ecf,efm->ecm", hidden, self.down)
@@ -110,7 +113,15 @@ class Mixture(nn.Module):
         return self.head(x)
 
 
-FORMS = ("one, einsum", "two, einsum", "one, matrices", "two, matrices", "two, list", "one, matrices, list")
+FORMS = (
+    "one, einsum",
+    "two, einsum",
+    "one, matrices",
+    "two, matrices",
+    "two, list",
+    "one, matrices, list",
+    "one, picked",
+)
 ALL = [pytest.param(form, marks=() if form == FORMS[1] else pytest.mark.slow) for form in FORMS]
 
 
@@ -146,7 +157,7 @@ def test_masks_become_dispatch_and_combine(form: str) -> None:
     graph = imported(form)
     kinds = Counter(op.kind for op in graph)
     assert kinds[DISPATCH] == kinds[COMBINE] == kinds["TopK"] == 2
-    assert kinds[PRODUCT] == (0 if "list" in form else 4)
+    assert kinds[PRODUCT] == 4
     assert not {"Einsum", "CumSum", "OneHot", "ArgMax"} & set(kinds), "nothing is left of the masks"
     assert graph.warnings == (BALANCED_LOAD,)
     assert graph.num_parameters == sum(p.numel() for p in built(form).parameters())
@@ -179,11 +190,17 @@ def test_the_graph_computes_what_the_module_does(form: str) -> None:
     # The exporter stores turned weights under names of its own, and equal ones once.
     stored = {name: value.detach() for name, value in module.named_parameters()}
     stored |= {t.name: torch.tensor(numpy_helper.to_array(t)) for t in onnx.load_from_string(file).graph.initializer}
-    values = {t.name: stored[t.name] for t in graph.tensors.values() if t.role == "parameter"}
+    values = {t.name: parameter(graph, stored, t.name) for t in graph.tensors.values() if t.role == "parameter"}
     values |= {t.name: ids for t in graph.tensors.values() if t.role == "input"}
     with torch.no_grad():
         found = run(with_room(graph), values, len(ids))[graph.outputs[0]]
         torch.testing.assert_close(found, module(ids), rtol=1e-4, atol=1e-4)
+
+
+def parameter(graph: Graph, stored: Mapping[str, Tensor], name: str) -> Tensor:
+    """A parameter of the graph: one of the file, or a stack of several."""
+    pieces = sorted((start, piece) for piece, (whole, _, start, _) in graph.pieces.items() if whole == name)
+    return torch.stack([stored[piece] for _, piece in pieces]) if pieces else stored[name]
 
 
 def test_experts_are_spread() -> None:
