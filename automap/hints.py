@@ -94,6 +94,8 @@ class Fix:
     """How the samples of a micro-batch are divided over devices of different kinds in a stage: as evenly as possible,
     or in proportion to their speed."""
     zero: Annotated[int, Range(0, 3)] | None = None
+    """ZeRO stage of plans whose stages have replicas; with a stage of 1 or more only these are allowed, where there are
+    any."""
     recompute: Literal["none", "selective", "full"] | None = None
     schedule: Literal["gpipe", "1f1b", "eager-1f1b", "interleaved", "zb1p", "zb2p"] | None = None
 
@@ -101,9 +103,10 @@ class Fix:
         """Whether operators may split their batch over a mesh axis of this name.
 
         An axis may be used for anything while no degree is fixed. A fixed degree of tp or cp is one of ranks that work
-        on the same samples, and with a fixed dp there are no other replicas than those of dp and ep.
+        on the same samples. With a fixed dp there are no other replicas than those of dp and ep, nor with a ZeRO stage,
+        which shards over no other.
         """
-        return axis in ("dp", "ep") or (self.dp is None and getattr(self, axis) is None)
+        return axis in ("dp", "ep") or (self.dp is None and not self.zero and getattr(self, axis) is None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

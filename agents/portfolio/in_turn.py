@@ -137,7 +137,7 @@ class _Turns:
     def share(self, budget: Budget, number: int) -> Budget:
         """The budget of turn `number`, which begins now."""
         self._number, self._turn_began_s = number, self._seconds
-        self._members, self._latest = _joined(self._members, self._latest), {}
+        self._members, self._latest = joined(self._members, self._latest), {}
         if budget.evaluations is not None:
             share, more = divmod(budget.evaluations, self._count)
             return Budget(evaluations=share + (number < more))
@@ -155,7 +155,7 @@ class _Turns:
                 seconds=self._seconds,
                 best_step_time_s=None if best_s == float("inf") else best_s,
                 fraction=(self._number + progress.fraction) / self._count,
-                members=_joined(self._members, progress.members),
+                members=joined(self._members, progress.members),
             )
         )
 
@@ -242,7 +242,7 @@ class _Turns:
         )
 
 
-def _joined(before: Mapping[str, Reached], now: Mapping[str, Reached]) -> dict[str, Reached]:
+def joined(before: Mapping[str, Reached], now: Mapping[str, Reached]) -> dict[str, Reached]:
     """What each searcher has reached in earlier turns and in this one: annealing may be a member of several."""
     found = dict(before)
     for name, reached in now.items():

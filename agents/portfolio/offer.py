@@ -10,17 +10,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agents.portfolio.any_trainer import WORTH_TELLING, AnyTrainer, search_any, set_aside
-from agents.portfolio.in_turn import search_in_turn, with_record
+from agents.portfolio.in_turn import joined, search_in_turn, with_record
 from agents.results.diverse_top_k import candidate, unlike_plans
 from agents.results.fewer_devices import Part, on_all, part_to_search, promising
 from agents.results.history import history
 from agents.results.plainest import TIE, Offer, plainness, tidy
 from agents.results.side_by_side import fastest_of_each, key_of
-from agents.searcher import Budget, OnProgress, Progress, SearchResult, ShouldStop, check_tie
+from agents.searcher import Budget, OnProgress, Progress, Reached, SearchResult, ShouldStop, check_tie
 from automap.comparisons import TargetCost, Yours
 from automap.errors import UserError
 from automap.export.baseline import Baseline, read_baseline
@@ -81,12 +81,19 @@ def search_offer(
     evaluator = functools.cache(lambda: Evaluator(problem))
     yours = None if problem.hints.baseline is None else read_baseline(evaluator())
     begin = [*start, *([yours.plan] if yours is not None else [])]
-    main = run(problem, mine, start=begin, on_progress=lambda p: on_progress(_scaled(p, 0.0, share, None)))
+    reached: dict[str, Reached] = {}
+
+    def report(progress: Progress) -> None:
+        reached.update(progress.members)
+        on_progress(_scaled(progress, 0.0, share, None))
+
+    main = run(problem, mine, start=begin, on_progress=report)
     on_part: SearchResult | None = None
     if part is not None and rest is not None and not should_stop():
         # It may be that no plan of the part fits, or that no searcher accepts it.
         with contextlib.suppress(UserError):
-            on_part = run(part.problem, rest, on_progress=lambda p: on_progress(_scaled(p, share, PART_SHARE, main)))
+            found = functools.partial(_scaled, done=share, share=PART_SHARE, before=(main, reached))
+            on_part = run(part.problem, rest, on_progress=lambda p: on_progress(found(p)))
     others = None
     if aside is not None and not should_stop():
         best_s = min(found.step_time_s for found in (main, on_part) if found is not None)
@@ -105,25 +112,29 @@ def _divided(budget: Budget, spent_s: float, *, has_part: bool) -> tuple[Budget,
     return Budget(seconds=left - rest_s), Budget(seconds=rest_s) if rest_s else None
 
 
-def _scaled(progress: Progress, done: float, share: float, before: SearchResult | None) -> Progress:
+def _scaled(
+    progress: Progress, done: float, share: float, before: tuple[SearchResult, Mapping[str, Reached]] | None
+) -> Progress:
     """Progress of one of two searches as the progress of both together.
 
     Args:
         progress: progress of the search at work.
         done: share of the whole budget that is spent before it begins.
         share: its share of the whole budget.
-        before: result of the search before it, if there was one.
+        before: result of the search before it, if there was one, and what each searcher reached in it.
     """
     found = replace(progress, fraction=done + share * progress.fraction)
     if before is None:
         return found
-    assert before.plan.estimate is not None
+    first, reached = before
+    assert first.plan.estimate is not None
     return replace(
         found,
-        evaluations=before.evaluations + progress.evaluations,
-        seconds=before.seconds + progress.seconds,
-        best_step_time_s=min(before.step_time_s, progress.best_step_time_s or before.step_time_s),
-        lower_bound_s=before.plan.estimate.lower_bound_s,
+        evaluations=first.evaluations + progress.evaluations,
+        seconds=first.seconds + progress.seconds,
+        best_step_time_s=min(first.step_time_s, progress.best_step_time_s or first.step_time_s),
+        lower_bound_s=first.plan.estimate.lower_bound_s,
+        members=joined(reached, progress.members),
     )
 
 

@@ -1,7 +1,8 @@
 """What the next best choices cost: each degree of a plan changed by itself, and priced exactly.
 
-The plan is read as a stated strategy (`automap.space.stated_strategy`); all that no degree says, such as the sharding
-of single operators, is as in the strategy, before and after a change alike. Units: seconds.
+The plan is read as a stated strategy (`automap.space.stated_strategy`). A choice is that strategy with another degree:
+all that no degree says, such as the sharding of single operators, is as in the strategy. What the strategy itself costs
+is therefore told first where it is not what the plan costs. Units: seconds.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from automap.space.stated_strategy import SCHEDULES, Strategy, hand_made
 
 MOST_VIRTUAL = 8
 """Largest number of chunks of a pipeline rank that is tried (assumed: more have hardly any bubble left)."""
+ALONE = "these degrees alone, without the rest of the plan"
+TOLD = 1e-3
+"""Share of a step by which the degrees alone must be slower or faster to be told."""
 TRIED = 3
 """Number of values to either side of a degree that are tried until one of them is a plan."""
 
@@ -32,23 +36,27 @@ class Alternative:
     """The decision before and after, as in `tensor parallel 8 → 4`."""
     step_time_s: float
     more_s: float
-    """Seconds that a step takes more than with the strategy of the plan; negative where it takes less."""
+    """Seconds that a step takes more than with the plan; negative where it takes less."""
     shortage: str | None
     """Where and by how much it does not fit into memory; None if it fits."""
 
 
 def alternatives(lowered: LoweredPlan, evaluator: Evaluator) -> tuple[Alternative, ...]:
-    """The nearest choices to either side of each degree of a plan, the fastest first and those that do not fit last.
+    """The degrees of a plan alone, where they are not the plan, and then the nearest choices to either side of each
+    degree: the fastest first, and those that do not fit last.
 
     Args:
         lowered: a plan of the evaluator's problem; none come back where no strategy is like it.
     """
     strategy = nearest(lowered, evaluator)
     try:
-        now = estimate_lowered(hand_made(evaluator, strategy), evaluator)
+        alone = estimate_lowered(hand_made(evaluator, strategy), evaluator)
     except UserError:
         return ()
+    now_s = estimate_lowered(lowered, evaluator).step_time_s
     found = {}
+    if abs(alone.step_time_s - now_s) > TOLD * now_s:
+        found[ALONE] = Alternative(ALONE, alone.step_time_s, alone.step_time_s - now_s, shortage(alone))
     for run in _runs(strategy, evaluator):
         for other in run:
             if other == strategy:
@@ -60,10 +68,12 @@ def alternatives(lowered: LoweredPlan, evaluator: Evaluator) -> tuple[Alternativ
             about = in_words(strategy, other, evaluator.problem.cluster.num_devices)
             if not about:
                 break
-            more_s = estimate.step_time_s - now.step_time_s
+            more_s = estimate.step_time_s - now_s
             found[about] = Alternative(about, estimate.step_time_s, more_s, shortage(estimate))
             break
-    return tuple(sorted(found.values(), key=lambda one: (one.shortage is not None, one.step_time_s)))
+    return tuple(
+        sorted(found.values(), key=lambda one: (one.about != ALONE, one.shortage is not None, one.step_time_s))
+    )
 
 
 def _runs(strategy: Strategy, evaluator: Evaluator) -> Iterator[list[Strategy]]:

@@ -116,7 +116,7 @@ class Meshes:
         self.micro_batches = divisors(problem.training.global_batch)
         self.middles = list(self.middle.degrees) if self.middle else [1]
         self.devices = problem.cluster.num_devices
-        self.shapes = tuple(shape for shape in self._find() if limits.shapes(shape))
+        self.shapes = self._as_fixed([shape for shape in self._find() if limits.shapes(shape)])
         if not self.shapes:
             self._refuse()
         self.virtuals = sorted({shape.virtual for shape in self.shapes})
@@ -200,6 +200,11 @@ class Meshes:
                         ]
         return tuple(found)
 
+    def _as_fixed(self, shapes: Sequence[Shape]) -> tuple[Shape, ...]:
+        """The shapes whose replicas a fixed ZeRO stage can shard over, where there are any; else all."""
+        sharded = [shape for shape in shapes if shape.replicas > 1] if self.problem.hints.fix.zero else []
+        return tuple(sharded or shapes)
+
     def _counts(self, dp: int, inner: int) -> list[int]:
         """Numbers of micro-batches whose samples divide over dp and then over `inner`; where there are none, those
         that give each rank of dp at least one sample, as evenly as they go."""
@@ -258,9 +263,26 @@ class Meshes:
                 value=pp,
                 repair=f"Use at most {self.num_units} stages, which `automap inspect` counts as units.",
             )
-        names = ("dp", "cp", "ep", "tp", "pp", "num_micro_batches")
+        names = ("dp", "cp", "ep", "tp", "pp", "num_micro_batches", "virtual_stages", "schedule")
         fixed = {name: getattr(self.problem.hints.fix, name) for name in names}
         named = {k: v for k, v in fixed.items() if v is not None}
+        if named.get("virtual_stages", 1) > 1:
+            raise ProblemError(
+                "no plan has so many virtual stages",
+                field="hints.fix.virtual_stages",
+                value=named["virtual_stages"],
+                repair="Virtual stages need a pp of 2 or more, micro-batches that are a multiple of pp, a unit "
+                "for each of them, the schedule interleaved, and no constraint on stages: leave out one of "
+                + ", ".join(f"{name} {value}" for name, value in named.items())
+                + (" or the constraints." if self.constrained.stages else "."),
+            )
+        if self.constrained.stages:
+            raise ProblemError(
+                "constraints on stages and these decisions together leave no plan",
+                field="hints.fix",
+                value=named,
+                repair="Give as many pipeline stages (pp) as the constraints name, or leave one of them out.",
+            )
         if named:
             raise ProblemError(
                 f"no plan on {devices} devices with a global batch of {batch} obeys these together",

@@ -120,7 +120,7 @@ def _sharded(chunk: Chunk, chunks: Sequence[Chunk], model: Model, named: Sequenc
     others = [
         axis
         for axis in chunk.sizes
-        if axis not in ("dp", "ep") and (fix.dp is not None or getattr(fix, axis) is not None)
+        if axis not in ("dp", "ep") and (fix.dp is not None or fix.zero or getattr(fix, axis) is not None)
     ]
     for number in dict.fromkeys(model.unit_of[i] for i in chunk.operators) if about or others else ():
         unit = model.blocks.units[number]
@@ -176,7 +176,8 @@ def _named_splits(chunk: Chunk, chunks: Sequence[Chunk], model: Model, bound: _B
             and all(_obeys(c, model, m, way[m], axis) for _, c, m in bound.constraints)
             and all(_divides(chunk, other, model, way, axis) for other in chunks)
         ):
-            name = axis if getattr(model.problem.hints.fix, axis) is not None else "dp"
+            fix = model.problem.hints.fix
+            name = axis if getattr(fix, axis) is not None else "zero" if fix.dp is None else "dp"
             where = f"{chunk.where}.shardings, hints.fix.{name}"
             yield Violation(where, f"{model.graph.operators[wrong[0]].name} splits something else over {axis}")
             return
