@@ -211,6 +211,14 @@ class Cluster:
                 if key not in table:
                     repair = f"Describe {key!r} in the file, or use one of {', '.join(table) or 'none yet'}."
                     raise ClusterError("not described", field=f"nodes[{index}].{name}", value=key, repair=repair)
+            for name, scope in (("intra_node_link", "intra"), ("inter_node_link", "inter")):
+                key = getattr(node, name)
+                if self.links[key].scope != scope:
+                    where = "inside a node" if scope == "intra" else "between nodes"
+                    repair = f"Name a link whose scope is {scope}."
+                    raise ClusterError(
+                        f"this link is none {where}", field=f"nodes[{index}].{name}", value=key, repair=repair
+                    )
 
     def __repr__(self) -> str:
         return f"Cluster({self.name!r}: {self.num_devices} devices)"
@@ -396,7 +404,10 @@ def parse_cluster(spec: str | Mapping[str, Any]) -> Cluster:
         return _read_local()
     if spec.endswith(".json"):
         return parse_cluster(_read_file(spec))
-    text, _, link_name = spec.strip().partition("@")
+    text, at, link_name = spec.strip().partition("@")
+    if at and (not link_name or "+" in link_name):
+        repair = "Write @LINK once, behind all devices, as in 4xV100+4xP100@25Gbit."
+        raise ClusterError("no link between nodes", field="cluster", value=spec, repair=repair)
     nodes: list[Node] = []
     devices: dict[str, Device] = {}
     links: dict[str, Link] = {}

@@ -21,7 +21,7 @@ class Change:
     """Seconds that a step takes less with this change behind those before it; negative where it takes longer. The sum
     over all changes is the whole difference."""
     parts_s: Mapping[str, float]
-    """What these seconds consist of: compute, communication, bubble, optimizer and overhead of the slowest rank."""
+    """What these seconds consist of: compute, communication, bubble, optimizer and overhead of the busiest rank."""
     fits: bool
     """Whether the plan with the changes so far fits into memory."""
     alone_s: float | None

@@ -1,4 +1,4 @@
-"""The slowest pipeline rank of a plan: its units, what it sends, and what a change of the plan would gain.
+"""The busiest pipeline rank of a plan: its units, what it sends, and what a change of the plan would gain.
 
 `automap.price.explain` puts what is found here into sentences. Units: seconds, bytes.
 """
@@ -25,7 +25,7 @@ WORTH = 0.005
 
 @dataclass(frozen=True, kw_only=True)
 class BottleneckUnit:
-    """Equal units in equal surroundings on the slowest rank."""
+    """Equal units in equal surroundings on the busiest rank."""
 
     segment: Segment
     """Operators of one of them."""
@@ -40,13 +40,13 @@ class BottleneckUnit:
 
 
 class Bottleneck:
-    """A plan as seen from its slowest rank.
+    """A plan as seen from its busiest rank.
 
     Attributes:
         lowered: the plan.
         evaluator: evaluator of its problem.
         outcome: what the evaluator made of the plan.
-        rank: the slowest pipeline rank.
+        rank: the busiest pipeline rank.
         result: its row of `RankCostRow`.
         stage: its devices.
         samples: samples of a micro-batch that it is priced with.
@@ -57,7 +57,7 @@ class Bottleneck:
 
     def __init__(self, lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> None:
         self.lowered, self.evaluator, self.outcome = lowered, evaluator, outcome
-        self.rank = outcome.slowest
+        self.rank = outcome.busiest
         self.result = outcome.ranks[self.rank]
         self.stage = lowered.layout.stages[self.rank]
         self.samples = float(lowered.rank_samples[self.rank])

@@ -76,15 +76,15 @@ def _estimate(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> E
     problem = evaluator.problem
     step = outcome.step_time_s
     ranks = outcome.ranks
-    slowest = outcome.slowest
-    row = ranks[slowest]
+    busiest = outcome.busiest
+    row = ranks[busiest]
     exposed = {name: seconds for name, seconds in zip(COLLECTIVES, row.comm_s.tolist(), strict=True) if seconds > 0.0}
     if float(row.exchange_s) > 0.0:
         exposed["pipeline"] = float(row.exchange_s)
     if float(row.sync_s) > 0.0:
         exposed["gradient_sync"] = float(row.sync_s)
     if outcome.averaging is not None:
-        exposed["averaging"] = outcome.averaging.shown_s[slowest]
+        exposed["averaging"] = outcome.averaging.shown_s[busiest]
     batch = problem.training.global_batch
     used = {device for stage in lowered.layout.stages for device in stage.devices}
     flops = sum(op.forward_flops.at(1) + op.backward_flops.at(1) for op in problem.graph.operators) * batch
@@ -104,7 +104,7 @@ def _estimate(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> E
         breakdown_s={
             "compute": float(row.compute_s),
             "exposed_communication": exposed,
-            "bubble": float(row.bubble_s),
+            "bubble": outcome.idle_s(busiest),
             "optimizer": float(row.optimizer_s),
             "overhead": float(row.overhead_s),
         },
@@ -151,7 +151,9 @@ def error_band(problem: Problem) -> float:
     error of networks made of them, times their share of the arithmetic.
     """
     convolved = shared("convolution_band") * _convolved(problem.graph)
-    return math.hypot(problem.trainer.error_band, convolved, transfer_error(problem.cluster.devices.values()))
+    cluster = problem.cluster
+    used = [cluster.devices[name] for name in dict.fromkeys(node.device for node in cluster.nodes)]
+    return math.hypot(problem.trainer.error_band, convolved, transfer_error(used))
 
 
 def _convolved(graph: Graph) -> float:

@@ -1,6 +1,6 @@
 """Why a plan costs what it costs: its largest parts in sentences with their numbers, and what would help.
 
-This module looks at the slowest pipeline rank, whose parts add up to the step. What would help is not guessed: the
+This module looks at the busiest pipeline rank, whose parts add up to the step. What would help is not guessed: the
 change is priced, and named where it fits and is faster. Units: seconds, bytes.
 """
 
@@ -51,7 +51,7 @@ def reasons(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> tup
     result = case.result
     parts: list[tuple[float, Callable[[Bottleneck, float], str]]] = [
         (float(result.compute_s), _compute),
-        (float(result.bubble_s), _bubble),
+        (outcome.idle_s(case.rank), _bubble),
         (float(result.optimizer_s), _optimizer),
         (float(result.overhead_s), _overhead),
         (float(result.exchange_s), _exchange),

@@ -41,9 +41,14 @@ class Outcome:
     """How replicas are averaged in place of their gradients, or None."""
 
     @property
-    def slowest(self) -> int:
-        """The pipeline rank that is done last; of equals the first."""
-        return int(self.ranks["end_s"].argmax())
+    def busiest(self) -> int:
+        """The pipeline rank that works longest, and so waits least; of equals the first."""
+        return int((self.ranks["end_s"] - self.ranks["bubble_s"]).argmax())
+
+    def idle_s(self, rank: int) -> float:
+        """Seconds of a step in which a pipeline rank waits, also behind its own end: what its work leaves of a step."""
+        row = self.ranks[rank]
+        return max(0.0, self.step_time_s - float(row.end_s) + float(row.bubble_s))
 
     @property
     def fits(self) -> bool:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _MOST = 240
 """Characters of a foreign message that are kept (assumed); those of torch run over pages."""
 _TARGET = re.compile(r"target=(?:torch\.ops\.)?([\w.]+)")
+_COMPLEX = re.compile(r"complex(-valued|32|64|128)")
 _NO_FUNCTION = re.compile(r"No ONNX function found for <OpOverload\(op='([^']+)'")
 
 
@@ -62,6 +63,10 @@ def while_exporting(module: nn.Module, exported: Any, fault: Exception) -> Model
 
 def _untranslated(module: nn.Module, exported: Any, text: str, fault: Exception) -> ModelError:
     """The error of an operator that torch's exporter cannot write as ONNX."""
+    if _COMPLEX.search(text):
+        what = "computes with complex numbers (view_as_complex, polar, fft), which ONNX has not"
+        repair = "Write it with real numbers, such as a rotary embedding with cosines and sines."
+        return ModelError(what, field="module", value=type(module).__name__, repair=repair)
     found = _NO_FUNCTION.search(text) or _TARGET.search(text)
     if found is None:
         value, repair = type(module).__name__, "Send the message to the developers of torch.onnx."

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 from automap.errors import ModelError, UserError
 from automap.phases import phase
 from automap.runtime import export_faults
+from automap.runtime.read_parameters import keep_outputs_with_parameters, unread
 from automap.runtime.transformers_models import as_trained, example_inputs, is_transformers
+from ir.onnx.readers.nodes import UNREAD_KEY
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -57,8 +59,9 @@ def export_onnx(build: Build, path: Path | None = None, *, opset: int = 20, name
 
     Returns:
         The bytes of the file. Dropout is off and batch normalisation is one operator, as in evaluation mode: what
-        training adds follows from the plan, not from the file. Of a model of transformers, the scores (or the loss, if
-        labels are among the inputs) are the only output, and caches are off.
+        training adds follows from the plan, not from the file. Of a model of transformers, the outputs are the scores
+        (or the loss, if labels are among the inputs) and what further heads return; caches are off. The file says
+        which parameters no output reads.
 
     Raises:
         ModelError: the module cannot be built or exported; names the module at fault.
@@ -72,7 +75,7 @@ def export_onnx(build: Build, path: Path | None = None, *, opset: int = 20, name
         module.eval()
         model = _to_onnx(module, args, kwargs, opset)
         if is_transformers(module):
-            del model.graph.outputs[1:]
+            keep_outputs_with_parameters(model, module)
         for key, value in list(model.graph.initializers.items()):
             if _without_values(value.const_value):
                 del model.graph.initializers[key]
@@ -81,6 +84,8 @@ def export_onnx(build: Build, path: Path | None = None, *, opset: int = 20, name
         _simplify(model)
         model.graph.name = name or type(module).__name__
         _strip(model)
+        if missing := unread(model, module):
+            model.metadata_props[UNREAD_KEY] = missing
         data: bytes = onnx_ir.to_proto(model).SerializeToString(deterministic=True)
     if path is not None:
         path.write_bytes(data)
@@ -158,9 +163,17 @@ def _to_onnx(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], o
     from automap.runtime.constant_values import ConstantValues
 
     exported = None
+    # A forward that makes tensors without saying where makes them on the CPU; the others wait on the meta device.
+    on_meta = all(parameter.is_meta for parameter in module.parameters())
     try:
         with ConstantValues():
-            exported = torch.export.export(module, args, kwargs)
+            try:
+                exported = torch.export.export(module, args, kwargs)
+            except Exception as fault:
+                if not (on_meta and "FakeTensorDeviceMismatchError" in f"{type(fault).__name__}{fault}"):
+                    raise
+                with torch.device("meta"):
+                    exported = torch.export.export(module, args, kwargs)
         program: Any = torch.onnx.export(
             exported,
             dynamo=True,

@@ -7,6 +7,7 @@ import onnx
 from ir.onnx.readers.nodes import (
     KIND_KEY,
     PYTORCH,
+    UNREAD_KEY,
     Declared,
     Reader,
     Source,
@@ -81,5 +82,5 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         declared=inner,
         has_metadata=marked,
         names_state=model.producer_name == PYTORCH and not marked,
-        warnings=warnings,
+        warnings=(*warnings, *(prop.value for prop in model.metadata_props if prop.key == UNREAD_KEY)),
     )

@@ -218,7 +218,7 @@ def _folded(reason: str) -> str:
 
 def _times(estimate: Estimate) -> list[str]:
     parts = time_parts(estimate)
-    lines = [f"{'time of the slowest rank':28}{'seconds':>10}{'share':>8}"]
+    lines = [f"{'time of the busiest rank':28}{'seconds':>10}{'share':>8}"]
     lines += [f"{name:28}{value:10.4f}{value / estimate.step_time_s:8.1%}" for name, value in parts.items()]
     return lines
 

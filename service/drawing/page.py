@@ -32,7 +32,7 @@ ABOUT = {
     "timeline": "What each pipeline rank does in a step, and when.",
     "memory-over-time": "Memory of a device of each pipeline rank in the course of a step.",
     "memory": "What fills the memory of each group of devices at its peak.",
-    "breakdown": "Where the time of the slowest rank goes.",
+    "breakdown": "Where the time of the busiest rank goes.",
     "placement": "Which part of the model is on which devices.",
     "search": "The best plan of each searcher in the course of the search, against the bound.",
 }

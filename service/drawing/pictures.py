@@ -137,10 +137,10 @@ def memory(plan: Plan) -> Figure:
 
 
 def breakdown(plan: Plan) -> Figure:
-    """Where the time of the slowest rank goes."""
+    """Where the time of the busiest rank goes."""
     estimate = _estimate(plan)
     parts = {name: value for name, value in time_parts(estimate).items() if value > 0.0}
-    figure, axes = figure_of(len(parts), "Where the time of the slowest rank goes")
+    figure, axes = figure_of(len(parts), "Where the time of the busiest rank goes")
     bars = axes.barh(range(len(parts)), list(parts.values()), color=PARTS[0])
     share = [f"{seconds(value)}, {value / estimate.step_time_s:.1%}" for value in parts.values()]
     axes.bar_label(bars, share, padding=3, fontsize=8)

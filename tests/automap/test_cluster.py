@@ -36,6 +36,8 @@ def test_mixed_cluster_numbers_devices_host_by_host():
         ("8", "not understood"),
         ("-1xA100", "not understood"),
         ("8xV100@nvlink2", "does not connect"),
+        ("8xH100@", "no link between nodes"),
+        ("4xV100@25Gbit+4xP100@25Gbit", "no link between nodes"),
         ("999999x8xA100", "too many"),
         ("/nowhere/cluster.json", "cannot be read"),
     ],
@@ -119,6 +121,8 @@ def test_a_bandwidth_matrix_has_no_holes(value, word):
         (("links", "nvlink3", "share_by_ranks"), {"many": 0.5}, "cluster.links.nvlink3.share_by_ranks"),
         (("links", "nvlink3", "schema"), "automap.link/2", "cluster.links.nvlink3.schema"),
         (("schema",), "automap.plan/1", "cluster.schema"),
+        (("links", "nvlink3", "efficiency"), 92.0, "cluster.links.nvlink3.efficiency"),
+        (("nodes", 0, "inter_node_link"), "nvlink3", "cluster.nodes[0].inter_node_link"),
     ],
 )
 def test_the_field_that_is_wrong_is_named(path, value, field):

@@ -52,6 +52,8 @@ def is_common_buffer(name: str) -> bool:
 FILLED_KEY, CONTENT_KEY, TURNED_KEY = "automap.filled", "automap.content", "automap.turned"
 """Metadata keys of a stripped weight: "1" if all its elements were equal; a number that equal weights share; the number
 of the weight that equals its transpose."""
+UNREAD_KEY = "automap.unread_parameters"
+"""Metadata of a file: a sentence about parameters of the network that its graph does not read, told as a warning."""
 FOLDED_KEY = "pkg.onnxscript.optimizer.folded_from"
 """Metadata key of a value that the exporter's optimiser computed: the names of the tensors it was computed from."""
 

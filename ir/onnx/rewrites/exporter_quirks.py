@@ -42,6 +42,8 @@ def folded_parameters(values: Iterable[Any], stored: dict[str, Stored]) -> list[
         given = stored.get(value.name)
         names = text_list(metadata(value).get(FOLDED_KEY, "")) if given is not None else []
         sources = _folded_sources(names)
+        if given is not None and not given.shape and not any("." in name for name in names):
+            continue  # a literal of a function that torch writes by other operators, such as `min_val` of a ReLU6
         if given is None or given.kind or not sources or not given.dtype.startswith(("float", "bfloat")):
             continue
         source = stored.get(sources[0])

@@ -48,7 +48,7 @@ async function draw(words, pictures, shown, here, signal) {
 function times({ breakdown_s: all, step_time_s: step }) {
   const parts = Object.entries({ ...all, exposed_communication: null, ...Object.fromEntries(
     Object.entries(all.exposed_communication ?? {}).map(([name, s]) => [`exposed ${name.replaceAll("_", "-")}`, s])) });
-  return table("Time of the slowest rank", [["part"], ["time", true], ["share", true]],
+  return table("Time of the busiest rank", [["part"], ["time", true], ["share", true]],
     parts.filter(([, s]) => typeof s === "number").map(([name, s]) => [name, seconds(s), share(s / step)]));
 }
 

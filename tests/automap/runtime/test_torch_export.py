@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,34 @@ class Branching(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * 2 if bool((x.sum() > 0).item()) else x
+
+
+class Turned(nn.Module):
+    """Turns pairs of numbers as complex ones."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+        angles = torch.arange(float(pairs.shape[-1]))
+        turned = pairs * torch.polar(torch.ones_like(angles), angles).unsqueeze(0)
+        return torch.view_as_real(turned).flatten(-2)
+
+
+class Nowhere(nn.Module):
+    """Makes tensors without saying on which device, and has a part that nothing reads and a tied head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.places = nn.Embedding(32, 8), nn.Embedding(6, 8)
+        self.tower = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8))
+        self.head = nn.Linear(8, 32, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        length = ids.shape[1]
+        x = self.table(ids) + self.places(torch.arange(length))
+        mixed = torch.softmax(x @ x.transpose(1, 2) + torch.full((length, length), -1e9).triu(1), -1) @ x
+        result: Tensor = self.head(mixed)
+        return result
 
 
 class Constants(nn.Module):
@@ -231,8 +260,9 @@ def test_parameters_and_inputs_on_the_cpu_and_on_the_meta_device() -> None:
         (Branching, "inner (Branching, test_torch_export.py line", "values of a tensor"),
         (Foreign, "inner uses aten.", "torch.onnx cannot write"),
         (Wrong, "inner", "cannot be exported"),
+        (Turned, "got Within", "complex numbers"),
     ],
-    ids=["branch", "operator", "shapes"],
+    ids=["branch", "operator", "shapes", "complex"],
 )
 def test_a_failure_is_one_sentence_that_names_the_module(
     inner: type[nn.Module], where: str, why: str, capfd: pytest.CaptureFixture[str]
@@ -246,6 +276,26 @@ def test_a_failure_is_one_sentence_that_names_the_module(
     assert len(said) < 600
     shown = capfd.readouterr()
     assert (shown.out, shown.err) == ("", "")  # torch itself writes pages
+
+
+def test_tensors_made_without_a_device_and_parameters_that_nothing_reads() -> None:
+    graph = import_model(export_onnx(lambda: (Nowhere(), torch.zeros(1, 6, dtype=torch.int64))))
+    assert graph.num_parameters == 32 * 8 + 6 * 8
+    (warning,) = graph.warnings
+    assert warning.startswith("280 of 584 parameters are not in the graph")
+    assert "tower (280)" in warning and "head" not in warning
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU6(), nn.Hardtanh(-1.0, 2.0), nn.Softplus(2.0)])
+def test_literals_of_functions_are_no_parameters(activation: nn.Module, tmp_path: Path) -> None:
+    """As torch's own exporter writes a file with weights: it computes casts of the literals ahead."""
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), activation, nn.Flatten(), nn.Linear(4 * 36, 2)).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        image = torch.randn(2, 3, 8, 8)
+        torch.onnx.export(network, (image,), tmp_path / "a.onnx", dynamo=True, verbose=False, external_data=False)
+    graph = load_model((tmp_path / "a.onnx").read_bytes())
+    assert graph.num_parameters == sum(p.numel() for p in network.parameters())
 
 
 def failing() -> tuple[nn.Module, Tensor]:

@@ -153,6 +153,17 @@ def test_a_class_is_exported_as_it_is() -> None:
     assert any("expert" in text for text in graph.warnings)
 
 
+def test_further_heads_stay() -> None:
+    """Of all that a model of transformers returns, what has parameters of its own; the rest is left out."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    config = transformers.BertConfig(**sizes, vocab_size=96, max_position_embeddings=16)
+    graph = load_model(export_onnx(lambda: transformers.BertForPreTraining(config)))
+    assert [graph.tensors[name].shape for name in graph.outputs] == [(1, 16, 96), (1, 2)]
+    with torch.device("meta"):
+        assert graph.num_parameters == transformers.BertForPreTraining(config).num_parameters()
+    assert not graph.warnings
+
+
 def test_labels_among_the_inputs_make_the_loss_the_output() -> None:
     def build() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
         ids = torch.zeros(1, 16, dtype=torch.int64)
