@@ -87,7 +87,7 @@ class Fix:
     none."""
     ep: Count | None = None
     """Size of the axis between dp and tp that splits the experts of a layer, and the batch of all other operators
-    (expert parallelism); 1 for none."""
+    (expert parallelism); 1 for none, and then no other axis splits experts."""
     num_micro_batches: Samples | None = None
     virtual_stages: Annotated[int, Range(1, 65536)] | None = None
     batch_shares: Literal["even", "proportional"] | None = None

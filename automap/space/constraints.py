@@ -22,6 +22,7 @@ from automap.space.limits import Limits
 from ir.factors import BROADCAST, parse_placement, placement_text
 from ir.graph import Operator
 from ir.linkage import Group
+from ir.operators.experts import COMBINE, DISPATCH, PRODUCT
 
 
 class Constrained:
@@ -214,7 +215,8 @@ class Constrained:
                 for value in np.flatnonzero(allowed):
                     if not self._obeys(constraint, unit_type, member, group.assignment[value][position], axis):
                         allowed[value] = False
-        if self.problem.hints.fix.may_split_batch(axis):
+        fix = self.problem.hints.fix
+        if fix.may_split_batch(axis) and fix.ep != 1:
             return allowed
         named = np.zeros(len(group.assignment), dtype=np.bool_)
         for number, lowered in enumerate(group.assignment):
@@ -228,7 +230,12 @@ class Constrained:
         op, graph = self._operator(unit_type, offset), self.problem.graph
         if signature.factor is None:
             return True
-        if op.rule.factors[signature.factor].is_batch:
+        factor = op.rule.factors[signature.factor]
+        if fix.ep == 1 and op.kind in (DISPATCH, PRODUCT, COMBINE) and factor.name == "e":
+            return False
+        if fix.may_split_batch(axis):
+            return True
+        if factor.is_batch:
             return False
         weights = [p for n, p in zip(op.inputs, signature.inputs, strict=True) if graph.is_weight(n)]
         if not weights or op.forward_flops.at(1) == 0 or getattr(fix, axis) is None:

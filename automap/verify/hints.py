@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from automap.globs import select
-from automap.hints import Constraint
+from automap.hints import Constraint, Fix
 from automap.plan import Plan
 from automap.verify.model import Model, Placed
 from automap.verify.reading import Chunk, Violation, layer_operators, num_ranks, remainders
@@ -117,11 +117,7 @@ def _sharded(chunk: Chunk, chunks: Sequence[Chunk], model: Model, named: Sequenc
     constraints = model.problem.hints.constraints
     about = [(n, c) for n, c in enumerate(constraints) if c.replicate or c.split or c.sharding]
     fix = model.problem.hints.fix
-    others = [
-        axis
-        for axis in chunk.sizes
-        if axis not in ("dp", "ep") and (fix.dp is not None or fix.zero or getattr(fix, axis) is not None)
-    ]
+    others = [axis for axis in chunk.sizes if fix.ep == 1 or _is_bound(fix, axis)]
     for number in dict.fromkeys(model.unit_of[i] for i in chunk.operators) if about or others else ():
         unit = model.blocks.units[number]
         for group in model.linkage.types[unit.type].groups:
@@ -177,10 +173,20 @@ def _named_splits(chunk: Chunk, chunks: Sequence[Chunk], model: Model, bound: _B
             and all(_divides(chunk, other, model, way, axis) for other in chunks)
         ):
             fix = model.problem.hints.fix
-            name = axis if getattr(fix, axis) is not None else "zero" if fix.dp is None else "dp"
+            name = axis if getattr(fix, axis) is not None else _reason(fix)
             where = f"{chunk.where}.shardings, hints.fix.{name}"
             yield Violation(where, f"{model.graph.operators[wrong[0]].name} splits something else over {axis}")
             return
+
+
+def _is_bound(fix: Fix, axis: str) -> bool:
+    """Whether operators may not split their batch over an axis."""
+    return axis not in ("dp", "ep") and (fix.dp is not None or bool(fix.zero) or getattr(fix, axis) is not None)
+
+
+def _reason(fix: Fix) -> str:
+    """The hint that binds an axis of a free degree."""
+    return "dp" if fix.dp is not None else "zero" if fix.zero else "ep"
 
 
 def _is_as_named(model: Model, index: int, placed: Placed, axis: str) -> bool:
@@ -188,10 +194,15 @@ def _is_as_named(model: Model, index: int, placed: Placed, axis: str) -> bool:
     number, op = model.legal(index)[placed], model.graph.operators[index]
     if number is None:
         return True
+    fix = model.problem.hints.fix
+    if fix.ep == 1 and op.rule.factors[number].name == "e" and op.kind.startswith("automap."):
+        return False
+    if not _is_bound(fix, axis):
+        return True
     if op.rule.factors[number].is_batch:
         return False
     parts = [text for name, text in zip(op.inputs, placed.inputs, strict=True) if model.graph.is_weight(name)]
-    if not parts or not op.forward_flops.at(1) or getattr(model.problem.hints.fix, axis) is None:
+    if not parts or not op.forward_flops.at(1) or getattr(fix, axis) is None:
         return True
     splits_weight = any(text.startswith("S") for text in parts)
     return splits_weight if axis == "tp" else not splits_weight

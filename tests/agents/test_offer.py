@@ -146,6 +146,24 @@ def test_a_slow_network_leaves_hosts_idle():
     assert all(not verify(problem, replace(p, search=None)) for p in others)
 
 
+@pytest.mark.slow
+def test_what_searchers_have_reached_never_gets_worse():
+    """Also where a part of the cluster is searched after the whole, whose plans are slower."""
+    seen = []
+    problem = build(GPT, "2xV100-16GB+2xP100-16GB", 8)
+    found = search_offer(problem, Budget(evaluations=60), on_progress=lambda progress: seen.append(progress.members))
+    reached = {}
+    for members in seen:
+        for name, one in members.items():
+            before = reached.get(name)
+            if before is not None:
+                assert one.evaluations >= before.evaluations
+                assert (one.best_step_time_s or np.inf) <= (before.best_step_time_s or np.inf)
+            reached[name] = one
+        assert reached.keys() == members.keys()
+    assert min(one.best_step_time_s or np.inf for one in reached.values()) <= found.step_time_s * (1 + 1e-9)
+
+
 def test_parts_that_cannot_be_as_fast_are_left_alone():
     assert not promising(build("gpt2", "1x4xA100-80GB", 256))
     assert not promising(build(GPT, "1x1xA100-80GB", 4))

@@ -74,10 +74,42 @@ def test_ranks_of_an_axis_that_is_bound_work_on_the_same_samples(model, fix, axi
     assert count > 100
 
 
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_fixed_zero_stage_has_replicas_to_shard_over(stage):
+    wanted = problem(GPT, zero=stage)
+    space = PlanSpace(wanted)
+    assert all(shape.replicas > 1 for shape in space.shapes)
+    for values in some(space):
+        assert all(not factor.is_batch for _, factor, _ in splits(space, values, "tp"))
+        plan = space.decode(values)
+        assert {one.zero.stage for one in plan.stages} == {stage}
+        assert verify(wanted, plan) == ()
+    # Where no plan has replicas, the rest is as it was.
+    assert PlanSpace(problem(GPT, cluster="1xA100", zero=stage)).shapes
+
+
 def test_experts_and_replicas_split_the_batch():
     space = PlanSpace(problem(MOE, dp=2, ep=2, pp=1))
     found = {axis: {f.is_batch for v in some(space) for _, f, _ in splits(space, v, axis)} for axis in space.axes}
     assert found == {"dp": {False, True}, "ep": {False, True}, "tp": {False}}
+
+
+def test_without_expert_parallelism_no_axis_spreads_experts():
+    wanted = problem(MOE, ep=1)
+    space, free = PlanSpace(wanted), PlanSpace(problem(MOE, ep=1, pp=1))
+    spread = {
+        factor.name
+        for values in some(space)
+        for axis in space.axes
+        for op, factor, _ in splits(space, values, axis)
+        if op.kind.startswith("automap.")
+    }
+    assert spread and "e" not in spread
+    assert all(verify(wanted, free.decode(values)) == () for values in some(free))
+    over_tp = PlanSpace(problem(MOE, pp=1))
+    plans = [values for values in some(over_tp) if any(f.name == "e" for _, f, _ in splits(over_tp, values, "tp"))]
+    assert plans
+    assert all(verify(wanted, over_tp.decode(values)) for values in plans)
 
 
 def test_the_verifier_finds_what_is_used_for_something_else():
