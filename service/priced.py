@@ -6,9 +6,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from automap.errors import PlanError
+
 if TYPE_CHECKING:
+    from automap.hints import Fix
     from automap.plan import Plan
     from automap.price.evaluator import Evaluator
+
+
+FIXED = {name: name for name in ("dp", "tp", "pp", "cp", "ep", "zero", "recompute", "schedule")} | {
+    "virtual_stages": "virtual"
+}
+"""Decision in `hints.fix` -> the degree of a strategy that states it."""
 
 
 def hand_made_plan(evaluator: Evaluator, stated: Mapping[str, Any]) -> Plan:
@@ -19,17 +28,36 @@ def hand_made_plan(evaluator: Evaluator, stated: Mapping[str, Any]) -> Plan:
         stated: fields of `automap.space.stated_strategy.Strategy`.
 
     Raises:
-        PlanError: a degree that does not fit.
+        PlanError: a degree that does not fit, or that the hints fix to something else.
     """
     from automap.price.estimate import annotate
     from automap.price.plan_writer import to_plan
     from automap.space.stated_strategy import Strategy, hand_made, recomputes_nothing, undivided
 
-    degrees = Strategy(**stated)
+    degrees = Strategy(**_with_fixed(evaluator.problem.hints.fix, stated))
     lowered = hand_made(evaluator, degrees)
     plan = annotate(to_plan(lowered, evaluator), lowered, evaluator)
     notes = (*undivided(evaluator, lowered), *recomputes_nothing(degrees, lowered, plan.training.trainer))
     return replace(plan, warnings=(*plan.warnings, *notes))
+
+
+def _with_fixed(fix: Fix, stated: Mapping[str, Any]) -> dict[str, Any]:
+    """The stated degrees and those that the hints fix.
+
+    Raises:
+        PlanError: one of them is stated and fixed to something else.
+    """
+    found = dict(stated)
+    for name, degree in FIXED.items():
+        value = getattr(fix, name)
+        if value is None:
+            continue
+        if found.get(degree, value) != value:
+            repair = f"Make it {value}, or leave hints.fix.{name} out."
+            what = f"contradicts hints.fix.{name}, which is {value}"
+            raise PlanError(what, field=degree, value=found[degree], repair=repair)
+        found[degree] = value
+    return found
 
 
 def priced_anew(plan: Plan, evaluator: Evaluator, *, with_timeline: bool = False) -> Plan:

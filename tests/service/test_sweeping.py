@@ -137,3 +137,15 @@ def test_words_that_nothing_is_called_are_refused(
     assert f"over.{side.partition('=')[0]}" in told
     assert f"got {wrong}" in told
     assert right in told.partition(f"got {wrong}")[2]
+
+
+def test_degrees_that_the_hints_fix_hold_for_estimates_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hints = tmp_path / "hints.json"
+    hints.write_text('{"fix": {"tp": 2, "zero": 1}}')
+    given = ["--hints", str(hints)]
+    wanted = shown(capsys, "estimate", *WORDS, "--tp", "2", "--zero", "1")
+    assert shown(capsys, "estimate", *WORDS, *given)["estimate"] == wanted["estimate"]
+    assert shown(capsys, "estimate", *WORDS, "--tp", "4", *given, code=2)["field"] == "tp"
+    found = shown(capsys, "sweep", *WORDS, "--over", "tp=2,4", *given)
+    assert [cell.get("step_time_s") for cell in found["cells"]] == [wanted["estimate"]["step_time_s"], None]
+    assert "contradicts hints.fix.tp" in found["cells"][1]["fault"]
