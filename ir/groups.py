@@ -31,11 +31,12 @@ PRODUCTS = {"MatMul", "Einsum", "Gemm"}
 """Kinds that multiply two matrices."""
 SCORES = {
     "Add", "Sub", "Mul", "Div", "Where", "Cast", "Tanh", "Clip", "Max", "Min", "Identity", "Reshape", "Unsqueeze",
-    "Squeeze", "Dropout", "Neg",
+    "Squeeze", "Dropout", "Neg", "Concat", "ReduceMax",
 }  # fmt: skip
-"""Kinds that may be between the scores and their softmax: scale, mask, bias, soft cap, windows."""
-WEIGHTS = {"IsNaN", "Where", "Cast", "Dropout", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Mul", "Expand"}
-"""Kinds that may be between the softmax and the product with the values; `IsNaN`, `Where` guard rows without keys."""
+"""Kinds that may be between the scores and their softmax: scale, mask, bias, soft cap, windows, sinks beside keys."""
+WEIGHTS = {"IsNaN", "Where", "Cast", "Dropout", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Mul", "Expand", "Slice"}
+"""Kinds that may be between the softmax and the product with the values; `IsNaN`, `Where` guard rows without keys, a
+`Slice` leaves out what sinks took."""
 LAYOUT = {"Transpose", "Expand", "Reshape", "Unsqueeze", "Squeeze", "Identity", "Cast", "Mul", "Div"}
 """Kinds that may be before an operand of attention: a fused kernel reads strided heads and repeats kv heads itself."""
 POINTWISE = {"Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Reciprocal", "Cast", "Identity", "Neg", "Exp", "Log", "Abs"}
