@@ -87,14 +87,16 @@ def example_inputs(module: nn.Module, seq_len: int | None = None) -> dict[str, T
         found[main] = torch.zeros(1, _tokens(module, seq_len), dtype=torch.int64)
     elif main == "pixel_values" and hasattr(config, "num_channels"):
         height, width = _pair(getattr(config, "image_size", IMAGE_SIZE))
-        found[main] = torch.zeros(1, config.num_channels, height, width)
+        # Models of videos take frames before channels.
+        frames = [config.num_frames] if isinstance(getattr(config, "num_frames", None), int) else []
+        found[main] = torch.zeros(1, *frames, config.num_channels, height, width)
     elif main == "input_features" and hasattr(config, "max_source_positions"):
         # Whisper's first convolutions halve the frames.
         found[main] = torch.zeros(1, config.num_mel_bins, 2 * config.max_source_positions)
     else:
         repair = "Write a function that returns the model and its inputs, for `automap export-onnx FILE.py:FUNCTION`."
         raise ModelError("its inputs are not known", field="model", value=type(module).__name__, repair=repair)
-    if config.is_encoder_decoder:
+    if config.is_encoder_decoder and "decoder_input_ids" in inspect.signature(model.forward).parameters:
         found["decoder_input_ids"] = torch.zeros(1, _tokens(module, seq_len), dtype=torch.int64)
     elif seq_len is not None and main != "input_ids":
         repair = "Leave it out; image_size says how large images are."
@@ -110,9 +112,12 @@ def _pair(size: Any) -> tuple[int, int]:
 def _tokens(module: nn.Module, seq_len: int | None) -> int:
     model: Any = module
     config = model.config
-    names = ("max_target_positions", "max_position_embeddings")
-    # XLNet says -1: any number.
-    most = next((n for name in names if isinstance(n := getattr(config, name, None), int) and n > 0), None)
+    names = (
+        "max_target_positions", "max_position_embeddings", "max_decoder_position_embeddings", "max_seq_len",
+    )  # fmt: skip
+    # A multimodal model keeps those of its texts in a configuration of their own. XLNet says -1: any number.
+    said = [getattr(part, name, None) for name in names for part in (config, getattr(config, "text_config", None))]
+    most = next((n for n in said if isinstance(n, int) and n > 0), None)
     # RoBERTa and its kin count positions from behind the padding token's number.
     if most is not None and any(hasattr(part, "create_position_ids_from_input_ids") for part in module.modules()):
         most -= config.pad_token_id + 1

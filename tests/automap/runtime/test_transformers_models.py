@@ -153,6 +153,28 @@ def test_a_class_is_exported_as_it_is() -> None:
     assert any("expert" in text for text in graph.warnings)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "sizes", "shapes"),
+    [
+        ("Mpt", "ForCausalLM", {"max_seq_len": 48, "d_model": 32, "n_heads": 2, "n_layers": 1}, {"input_ids": (1, 48)}),
+        (
+            "VideoMAE",
+            "ForVideoClassification",
+            {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "num_frames": 4},
+            {"pixel_values": (1, 4, 3, 32, 32)},
+        ),
+        ("Bart", "ForConditionalGeneration", {"d_model": 32, "max_position_embeddings": 24, "encoder_layers": 1,
+         "decoder_layers": 1}, {"input_ids": (1, 24), "decoder_input_ids": (1, 24)}),
+    ],
+)  # fmt: skip
+def test_inputs_follow_the_configuration(
+    name: str, kind: str, sizes: dict[str, int], shapes: dict[str, tuple[int, ...]]
+) -> None:
+    with torch.device("meta"):
+        module = getattr(transformers, name + kind)(getattr(transformers, f"{name}Config")(**sizes))
+        assert {name: tuple(value.shape) for name, value in example_inputs(module).items()} == shapes
+
+
 def test_further_heads_stay() -> None:
     """Of all that a model of transformers returns, what has parameters of its own; the rest is left out."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
