@@ -28,7 +28,9 @@ class RemoteError(Exception):
     """The service could not do what was asked, and the request is not at fault (or it is not known to be)."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
-        super().__init__(f"{document.get('title', 'error')}: {document.get('detail', '')}".strip(": "))
+        title, detail = str(document.get("title", "error")), str(document.get("detail", ""))
+        # A detail may say no more than the title.
+        super().__init__((title if detail.rstrip(".") == title else f"{title}: {detail}").strip(": "))
         self.document = document
         self.status = int(document.get("status", 0))
 

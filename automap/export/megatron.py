@@ -148,5 +148,8 @@ def _model(run: Run) -> Iterator[Flag]:
 
 def _notes(run: Run) -> Iterator[Note]:
     yield Note(about="degrees, stages, batch, ZeRO, recomputation, precision", kept="exact", text="as the plan says")
-    what = "the rest of the model's shape (kind of norm, gate, groups of queries, vocabulary) and the data"
+    what = (
+        "the script that trains it (PRETRAIN; without it pretrain_gpt.py, which trains decoders), the rest of its "
+        "shape (kind of norm, gate, groups of queries, vocabulary) and the data"
+    )
     yield Note(about="model", kept="left to you", text=what)

@@ -24,3 +24,8 @@ def test_other_problems_are_not_the_users() -> None:
     assert isinstance(back, RemoteError)
     assert back.status == 503
     assert "Try again" in str(back)
+
+
+def test_what_the_title_says_is_said_once() -> None:
+    assert str(error_of({"title": "No such job", "status": 404, "detail": "No such job."})) == "No such job"
+    assert str(error_of({"title": "Busy", "status": 503, "detail": "Come back."})) == "Busy: Come back."
