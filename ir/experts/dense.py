@@ -218,6 +218,9 @@ class Dense:
         if all(self.graph.is_weight(n) for n in names) and (len(names) == 1 or len(set(names)) > 1):
             stack = self._stack(names)
             return None if stack is None else self.layer.bias(op, stack, features)
+        fills = {self.routing.fill(n) if t.num_elements == 1 else None for n, t in zip(names, tensors, strict=True)}
+        if len(fills) == 1 and None not in fills:
+            names = names[:1] * len(names)  # a number that every expert has a constant of its own for
         if len(set(names)) == 1 and tensors[0].batch_dim is None and tensors[0].num_elements in (1, features):
             return names[0] if tensors[0].shape[-1:] in ((), (1,), (features,)) else None
         return self._lift(names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from automap.runtime.operators.apply import run
@@ -135,6 +136,45 @@ def test_a_fused_parameter_of_gates_and_ups_becomes_two() -> None:
     fused = imported("looked_up_bias")
     assert fused.pieces["layers.0.gate_up#1"] == ("layers.0.gate_up", 1, 48, 96)
     assert {"layers.0.gate_up#0", "layers.0.gate_up#1", "layers.0.down", "layers.0.bias"} <= set(fused.tensors)
+
+
+class Weighted(nn.Module):
+    """All experts run on every token; those that were not chosen weigh nothing. GELU holds constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(8, 32), nn.Linear(32, 3)
+        self.router = nn.Linear(32, 4, bias=False)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        weights, chosen = self.router(x).softmax(-1).topk(2, -1)
+        total = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            total = total + expert(x) * (weights * (chosen == number)).sum(-1, keepdim=True)
+        result: Tensor = self.leave(x + total)
+        return result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamo", [False, True])
+def test_files_with_weights_whose_names_say_nothing(dynamo: bool, tmp_path: Path) -> None:
+    """Both of torch's exporters turn weights ahead and give them numbers for names."""
+    from ir.onnx.load import load_model
+
+    model = Weighted().eval()
+    path = tmp_path / "model.onnx"
+    more = {"external_data": False, "verbose": False} if dynamo else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(model, (torch.randn(2, 12, 8),), path, dynamo=dynamo, **more)
+    graph = load_model(path.read_bytes())
+    kinds = Counter(op.kind for op in graph)
+    assert (kinds[DISPATCH], kinds[PRODUCT], kinds[COMBINE]) == (1, 2, 1)
+    assert graph.num_parameters == sum(p.numel() for p in model.parameters())
+    rows = 8 * 32 + 32 * 4 + 2 * (32 * 64 + 64 * 32) + 32 * 3
+    assert graph.forward_flops == 2 * 12 * rows
 
 
 # The graph with torch
