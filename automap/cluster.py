@@ -207,18 +207,14 @@ class Cluster:
         described = {"device": self.devices, "intra_node_link": self.links, "inter_node_link": self.links}
         for index, node in enumerate(self.nodes):
             for name, table in described.items():
-                key = getattr(node, name)
+                key, field = getattr(node, name), f"nodes[{index}].{name}"
                 if key not in table:
                     repair = f"Describe {key!r} in the file, or use one of {', '.join(table) or 'none yet'}."
-                    raise ClusterError("not described", field=f"nodes[{index}].{name}", value=key, repair=repair)
-            for name, scope in (("intra_node_link", "intra"), ("inter_node_link", "inter")):
-                key = getattr(node, name)
-                if self.links[key].scope != scope:
-                    where = "inside a node" if scope == "intra" else "between nodes"
+                    raise ClusterError("not described", field=field, value=key, repair=repair)
+                scope = name.partition("_")[0]
+                if name != "device" and self.links[key].scope != scope:
                     repair = f"Name a link whose scope is {scope}."
-                    raise ClusterError(
-                        f"this link is none {where}", field=f"nodes[{index}].{name}", value=key, repair=repair
-                    )
+                    raise ClusterError(f"no link of the scope {scope}", field=field, value=key, repair=repair)
 
     def __repr__(self) -> str:
         return f"Cluster({self.name!r}: {self.num_devices} devices)"
@@ -277,12 +273,8 @@ class Cluster:
     def warnings(self) -> tuple[str, ...]:
         """Warnings for users of prices on this cluster."""
         seen = self.constants.conditions.seen() if self.constants is not None and self.constants.conditions else ()
-        if not seen:
-            return ()
-        repair = "measure it again with `automap profile` when it has nothing else to do"
-        return (
-            f"{self.name} was not quiet while it was measured, so its times are too long: {', '.join(seen)}; {repair}",
-        )
+        busy = f"{self.name} was not quiet while it was measured, so its times are too long: {', '.join(seen)}"
+        return (f"{busy}; measure it again with `automap profile` when it has nothing else to do",) if seen else ()
 
     def to_json(self) -> dict[str, Any]:
         """The document that `parse_cluster` reads back."""

@@ -21,9 +21,9 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send
 QUIET = {"others": 0.05, "stolen": 0.01, "waiting": 0.05, "spread": 0.25}
 """Largest values of `Conditions` on a quiet host. Chosen: with a tenth of two cores in use by others, profiles report
 0.09, 0, 0.05 and 0.12; with ten busy processes beside them 0.72, 0, 0.72 and 0.16 (2026-11-22)."""
-Efficiency = Annotated[float, Range(1e-6, 5)]
+Efficiency = Annotated[float, Range(1e-6, 100)]
 """Share of a stated rate. It may exceed 1 if the stated rate is too low, such as a memory bandwidth that was measured
-without caches; the profiler fits 5 at most."""
+without caches."""
 Share = Annotated[float, Range(0, 1)]
 Microseconds = Annotated[float, Range(0, 1e9)]
 Milliseconds = Annotated[float, Range(0, 1e6)]

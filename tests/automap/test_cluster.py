@@ -121,7 +121,6 @@ def test_a_bandwidth_matrix_has_no_holes(value, word):
         (("links", "nvlink3", "share_by_ranks"), {"many": 0.5}, "cluster.links.nvlink3.share_by_ranks"),
         (("links", "nvlink3", "schema"), "automap.link/2", "cluster.links.nvlink3.schema"),
         (("schema",), "automap.plan/1", "cluster.schema"),
-        (("links", "nvlink3", "efficiency"), 92.0, "cluster.links.nvlink3.efficiency"),
         (("nodes", 0, "inter_node_link"), "nvlink3", "cluster.nodes[0].inter_node_link"),
     ],
 )
