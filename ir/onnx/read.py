@@ -6,6 +6,7 @@ import onnx
 
 from ir.onnx.readers.nodes import (
     KIND_KEY,
+    MOST_SAID,
     PYTORCH,
     UNREAD_KEY,
     Declared,
@@ -82,5 +83,5 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         declared=inner,
         has_metadata=marked,
         names_state=model.producer_name == PYTORCH and not marked,
-        warnings=(*warnings, *(prop.value for prop in model.metadata_props if prop.key == UNREAD_KEY)),
+        warnings=(*warnings, *(prop.value[:MOST_SAID] for prop in model.metadata_props if prop.key == UNREAD_KEY)),
     )

@@ -345,3 +345,18 @@ def test_the_reason_for_samples_that_stay_together_is_a_warning():
     loaded = load_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]).SerializeToString())
     assert len(loaded.warnings) == 1
     assert "MatMul is replicated: it compares the samples of a batch with each other" in loaded.warnings[0]
+
+
+def test_what_an_export_says_of_unread_parameters_is_a_warning_of_bounded_length():
+    file = helper.make_model(
+        helper.make_graph(
+            [helper.make_node("MatMul", ["x", "w"], ["y"])],
+            "g",
+            [helper.make_tensor_value_info("x", 1, ["batch", 4])],
+            [helper.make_tensor_value_info("y", 1, ["batch", 2])],
+            [helper.make_tensor("w", 1, (4, 2), [0.5] * 8)],
+        )
+    )
+    helper.set_model_props(file, {"automap.unread_parameters": "7 parameters " + "and more " * 1000})
+    (warning,) = load_model(file.SerializeToString()).warnings
+    assert warning.startswith("7 parameters and more") and len(warning) == 1000

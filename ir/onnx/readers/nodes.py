@@ -54,6 +54,8 @@ FILLED_KEY, CONTENT_KEY, TURNED_KEY = "automap.filled", "automap.content", "auto
 of the weight that equals its transpose."""
 UNREAD_KEY = "automap.unread_parameters"
 """Metadata of a file: a sentence about parameters of the network that its graph does not read, told as a warning."""
+MOST_SAID = 1000
+"""Characters of such a sentence that are told; ours have some 300."""
 FOLDED_KEY = "pkg.onnxscript.optimizer.folded_from"
 """Metadata key of a value that the exporter's optimiser computed: the names of the tensors it was computed from."""
 
