@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from automap.price.evaluator import Evaluator
 
 
-FIXED = {name: name for name in ("dp", "tp", "pp", "cp", "ep", "zero", "recompute", "schedule")} | {
-    "virtual_stages": "virtual"
+FIXED = {degree: degree for degree in ("dp", "tp", "pp", "cp", "ep", "zero", "recompute", "schedule")} | {
+    "virtual": "virtual_stages"
 }
-"""Decision in `hints.fix` -> the degree of a strategy that states it."""
+"""Degree of a strategy -> its name in `hints.fix`."""
 
 
 def hand_made_plan(evaluator: Evaluator, stated: Mapping[str, Any]) -> Plan:
@@ -48,7 +48,7 @@ def _with_fixed(fix: Fix, stated: Mapping[str, Any]) -> dict[str, Any]:
         PlanError: one of them is stated and fixed to something else.
     """
     found = dict(stated)
-    for name, degree in FIXED.items():
+    for degree, name in FIXED.items():
         value = getattr(fix, name)
         if value is None:
             continue

@@ -276,7 +276,7 @@ class Meshes:
                 + ", ".join(f"{name} {value}" for name, value in named.items())
                 + (" or the constraints." if self.constrained.stages else "."),
             )
-        if self.constrained.stages:
+        if named and self.constrained.stages:
             raise ProblemError(
                 "constraints on stages and these decisions together leave no plan",
                 field="hints.fix",

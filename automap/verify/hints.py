@@ -173,15 +173,15 @@ def _named_splits(chunk: Chunk, chunks: Sequence[Chunk], model: Model, bound: _B
             and all(_divides(chunk, other, model, way, axis) for other in chunks)
         ):
             fix = model.problem.hints.fix
-            name = axis if getattr(fix, axis) is not None else _reason(fix)
+            name = axis if getattr(fix, axis, None) is not None else _reason(fix)
             where = f"{chunk.where}.shardings, hints.fix.{name}"
             yield Violation(where, f"{model.graph.operators[wrong[0]].name} splits something else over {axis}")
             return
 
 
 def _is_bound(fix: Fix, axis: str) -> bool:
-    """Whether operators may not split their batch over an axis."""
-    return axis not in ("dp", "ep") and (fix.dp is not None or bool(fix.zero) or getattr(fix, axis) is not None)
+    """Whether operators may not split their batch over an axis; plans of others may have axes of any name."""
+    return axis in ("cp", "tp") and (fix.dp is not None or bool(fix.zero) or getattr(fix, axis) is not None)
 
 
 def _reason(fix: Fix) -> str:

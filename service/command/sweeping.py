@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from automap.errors import NothingFits, ProblemError, UserError, one_of
 from service.command.estimation import with_sequence
 from service.jobs.run_job import JobRequest, build_problem, import_graph, run_job
-from service.priced import hand_made_plan
+from service.priced import FIXED, hand_made_plan
 from service.report import fullest, seconds
 from service.strategy import strategy
 
@@ -33,8 +33,6 @@ TRAINING = ("global_batch", "precision", "optimizer", "trainer", "target")
 QUANTITIES = (*DEGREES, *MODES, *TRAINING, "cluster", "seq_len")
 """Everything that can be swept over."""
 NUMBERS = frozenset((*DEGREES, "global_batch", "seq_len"))
-FIXED = {"virtual": "virtual_stages"}
-"""Degree of the command line -> its name in `hints.fix`, where the two differ."""
 MAX_CELLS = 10_000
 """Largest table: a price takes some milliseconds, so this is a minute."""
 

@@ -1,12 +1,15 @@
 """A degree that is fixed binds its axis to its name: tp is no second data parallelism."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
 
 from agents import Budget, search
 from automap.cluster import parse_cluster
+from automap.errors import ProblemError
+from automap.plan import Plan
 from automap.problem import Problem
 from automap.space.space import PlanSpace
 from automap.space.templates import templates
@@ -121,6 +124,34 @@ def test_the_verifier_finds_what_is_used_for_something_else():
                 (one.where.rpartition(", ")[2], "over tp" in one.what) for one in verify(wanted, free.decode(values))
             }
     assert told == {("hints.fix.tp", True)}
+
+
+def test_plans_of_others_may_call_their_axes_as_they_like():
+    free = PlanSpace(problem(GPT, pp=1, num_micro_batches=1))
+    shape = next(shape for shape in free.shapes if (shape.dp, shape.tp) == (4, 2))
+    values = free.repair(
+        (*free.even_values(shape, recompute="none", zero=0), *[0] * len(free.slots))[: len(free.slots)]
+    )
+    text = json.dumps(free.decode(values).to_json()).replace('"dp"', '"outer"').replace('"tp"', '"inner"')
+    plan = Plan.from_json(json.loads(text))
+    assert verify(free.problem, plan) == ()
+    assert "hints.fix.dp is 4" in verify(problem(GPT, pp=1, dp=4, ep=1), plan)[0].what
+
+
+@pytest.mark.parametrize(
+    ("constraints", "fix", "field", "repair"),
+    [
+        ((), {"pp": 1, "virtual_stages": 2}, "hints.fix.virtual_stages", "leave out one of pp 1, virtual_stages 2."),
+        ((), {"pp": 2, "virtual_stages": 2, "schedule": "1f1b"}, "hints.fix.virtual_stages", "schedule 1f1b"),
+        (({"scope": "h.1", "stage": 1},), {"pp": 2, "virtual_stages": 2}, "hints.fix.virtual_stages", "or the constraints."),
+        (({"scope": "h.1", "stage": 1},), {"pp": 1}, "hints.fix", "as many pipeline stages (pp) as the constraints name"),
+    ],
+)  # fmt: skip
+def test_what_clashes_is_named(constraints, fix, field, repair):
+    with pytest.raises(ProblemError) as fault:
+        PlanSpace(problem(GPT, constraints, **fix))
+    assert fault.value.field == field
+    assert repair in fault.value.repair
 
 
 def test_a_constraint_comes_first():
