@@ -126,6 +126,9 @@ def test_the_verifier_finds_what_is_used_for_something_else():
     assert told == {("hints.fix.tp", True)}
 
 
+STAGE = ({"scope": "h.1", "stage": 1},)
+
+
 def test_plans_of_others_may_call_their_axes_as_they_like():
     free = PlanSpace(problem(GPT, pp=1, num_micro_batches=1))
     shape = next(shape for shape in free.shapes if (shape.dp, shape.tp) == (4, 2))
@@ -143,8 +146,8 @@ def test_plans_of_others_may_call_their_axes_as_they_like():
     [
         ((), {"pp": 1, "virtual_stages": 2}, "hints.fix.virtual_stages", "leave out one of pp 1, virtual_stages 2."),
         ((), {"pp": 2, "virtual_stages": 2, "schedule": "1f1b"}, "hints.fix.virtual_stages", "schedule 1f1b"),
-        (({"scope": "h.1", "stage": 1},), {"pp": 2, "virtual_stages": 2}, "hints.fix.virtual_stages", "or the constraints."),
-        (({"scope": "h.1", "stage": 1},), {"pp": 1}, "hints.fix", "as many pipeline stages (pp) as the constraints name"),
+        (STAGE, {"pp": 2, "virtual_stages": 2}, "hints.fix.virtual_stages", "or the constraints."),
+        (STAGE, {"pp": 1}, "hints.fix", "as many pipeline stages (pp) as the constraints name"),
     ],
 )  # fmt: skip
 def test_what_clashes_is_named(constraints, fix, field, repair):
