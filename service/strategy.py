@@ -60,7 +60,9 @@ def data_parallel(plan: Plan) -> str | None:
     stage, *further = plan.stages
     live = [size for _, size in stage.mesh if size > 1]
     is_plain = not further and not stage.batch_shares and not _off_batch(plan) and plan.sync.kind == "synchronous"
-    if not is_plain or len(live) != 1 or not plan.degrees or plan.degrees[0].data != live[0]:
+    if not is_plain or len(live) != 1 or not plan.degrees:
+        return None
+    if plan.degrees[0].data != live[0] or plan.degrees[0].expert > 1:
         return None
     return DATA_PARALLEL[stage.zero.stage]
 

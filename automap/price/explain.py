@@ -186,11 +186,15 @@ def _kernels(case: Bottleneck, unit: BottleneckUnit) -> Iterator[tuple[str, str,
 # -- the pipeline -----------------------------------------------------------------------------------------------------
 
 
+def _micro_batches(count: int) -> str:
+    return "1 micro-batch" if count == 1 else f"{count} micro-batches"
+
+
 def _bubble(case: Bottleneck, seconds: float) -> str:
     ranks, count = len(case.lowered.layout.stages), case.micro_batches
     virtual = len(case.lowered.chunks) // ranks
     busy = case.outcome.ranks["end_s"] - case.outcome.ranks["bubble_s"]
-    text = f"the bubble of the pipeline: {ranks} ranks (pp), {count} micro-batches, {case.lowered.kind}"
+    text = f"the bubble of the pipeline: {ranks} ranks (pp), {_micro_batches(count)}, {case.lowered.kind}"
     text += f" with {virtual} stages a rank. " if virtual > 1 else ". "
     text += f"Ranks work between {in_seconds(float(busy.min()))} and {in_seconds(float(busy.max()))}"
     if case.lowered.kind in ("1f1b", "gpipe", "interleaved"):
@@ -202,7 +206,7 @@ def _bubble(case: Bottleneck, seconds: float) -> str:
 def _exchange(case: Bottleneck, seconds: float) -> str:
     sent = max((float(unit.cost.boundary_bytes) for unit in case.units if unit.sends), default=0.0)
     rate = float(case.lowered.layout.send_bytes_per_s[case.rank])
-    text = f"exchanges with the neighbours in the pipeline: {case.micro_batches} micro-batches"
+    text = f"exchanges with the neighbours in the pipeline: {_micro_batches(case.micro_batches)}"
     if sent > 0.0:
         text += f", {in_bytes(sent)} a device to the next rank at {in_rate(rate)}"
         text += f", {case.settings.send_overlap:.0%} of it hidden"
@@ -227,7 +231,7 @@ def _collective(kind: int) -> Callable[[Bottleneck, float], str]:
         rate = float(case.stage.links["bytes_per_s"][axis, kind])
         hidden = 1.0 - float(case.evaluator.exposed[kind])
         text = f"{_KINDS[COLLECTIVES[kind]]} on {case.where(axis)}, {in_rate(rate)}): {count:.0f} a micro-batch of "
-        text += f"{in_bytes(data / count)} on average, {case.micro_batches} micro-batches"
+        text += f"{in_bytes(data / count)} on average, {_micro_batches(case.micro_batches)}"
         text += f"; {hidden:.0%} of their time is hidden." if hidden > 0.0 else "; nothing hides them."
         if case.total("recompute_comm_s", index=kind) > 0.0:
             text += " Recomputation repeats those of the forward pass."
@@ -306,6 +310,7 @@ def _optimizer(case: Bottleneck, seconds: float) -> str:
 
 def _overhead(case: Bottleneck, seconds: float) -> str:
     each, once = float(case.settings.micro_batch_s), float(case.settings.step_s)
-    text = f"host time beside the operators: {in_seconds(each)} for each of {case.micro_batches} micro-batches and "
+    which = f"each of {case.micro_batches} micro-batches" if case.micro_batches > 1 else "the micro-batch"
+    text = f"host time beside the operators: {in_seconds(each)} for {which} and "
     text += f"{in_seconds(once)} a step."
     return text + case.gain(case.batches(0.5), "Micro-batches twice as large")

@@ -22,7 +22,8 @@ from ir.experts.dense import Dense
 from ir.experts.emit import Layer, finished
 from ir.experts.looked_up import LookedUp
 from ir.experts.parted import Parted, joins
-from ir.graph import Graph, Operator
+from ir.experts.routing import choice
+from ir.graph import Graph
 from ir.operators import BakedBatch, MissingBatch, Unsupported
 from ir.rewrite import Rewrite
 
@@ -33,8 +34,9 @@ def recognise_experts(graph: Graph) -> Graph:
     """The graph with its mixtures of experts rewritten; unchanged where there are none. See the module."""
     rewrite = Rewrite(graph)
     for index, op in enumerate(graph.operators):
-        if _is_router(graph, op) and not _follow(LookedUp(Layer(rewrite, index))):
-            _follow(Dense(Layer(rewrite, index)))
+        found = choice(graph, op)
+        if found is not None and not _follow(LookedUp(Layer(rewrite, *found))):
+            _follow(Dense(Layer(rewrite, *found)))
     for index in joins(graph):
         _follow(Parted(rewrite, index))
     return finished(rewrite)
@@ -46,10 +48,3 @@ def _follow(form: LookedUp | Dense) -> bool:
         return form.follow()
     except (Unsupported, BakedBatch, MissingBatch):
         return False
-
-
-def _is_router(graph: Graph, op: Operator) -> bool:
-    """Whether an operator is a TopK over the last dim that returns values and indices."""
-    if op.kind != "TopK" or len(op.outputs) != 2 or op.is_constant:
-        return False
-    return dict(op.attributes).get("axis", -1) in (-1, len(graph.tensors[op.inputs[0]].shape) - 1)

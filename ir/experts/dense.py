@@ -24,8 +24,7 @@ class Dense:
         self.layer = layer
         self.graph = layer.graph
         self.chosen, self.k, self.tokens = layer.chosen, layer.k, layer.tokens
-        router = self.graph.operators[layer.router]
-        self.experts = layer.experts = self.graph.tensors[router.inputs[0]].shape[-1]
+        self.experts = layer.experts = layer.among
         self.routing = Routing(layer)
         self.home: Operator | None = None
         self.lifted: dict[tuple[str, ...], str | None] = {}

@@ -46,8 +46,10 @@ class Layer:
     """One router and its experts: new operators take the place of the last old one once the whole is understood."""
 
     rewrite: Rewrite
-    router: int
-    """Index of the TopK."""
+    chosen: Tensor
+    """Indices of the chosen experts, `[tokens ..., k]`."""
+    among: int
+    """Number of scores of a token that its experts are chosen by."""
     experts: int = 0
     """Number of experts; 0 until it is known."""
     operators: list[Operator] = field(default_factory=list)
@@ -59,11 +61,6 @@ class Layer:
     def graph(self) -> Graph:
         """The graph before the rewrite."""
         return self.rewrite.graph
-
-    @property
-    def chosen(self) -> Tensor:
-        """Indices of the chosen experts, `[tokens ..., k]`."""
-        return self.graph.tensors[self.graph.operators[self.router].outputs[1]]
 
     @property
     def k(self) -> int:

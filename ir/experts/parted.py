@@ -31,7 +31,7 @@ class Parted(Dense):
         """Begins at operator `combine`, which brings the results back to the tokens."""
         graph = rewrite.graph
         joined, chosen, _ = graph.operators[combine].inputs
-        super().__init__(Slots(rewrite, graph.producer[chosen]))
+        super().__init__(Slots(rewrite, *choice(graph, graph.operators[graph.producer[chosen]])))
         self.rewrite, self.joined = rewrite, joined
 
     def follow(self) -> bool:

@@ -214,3 +214,33 @@ class Routing:
             return tuple(range(int(attributes["start"]), int(attributes["limit"]), int(attributes["delta"])))
         values = self._values(op.inputs[0]) if op.kind in _RESHAPED else None
         return values if values is None or op.kind not in ("Expand", "Slice") or len(set(values)) == 1 else None
+
+
+def choice(graph: Graph, op: Operator) -> tuple[Tensor, int] | None:
+    """The experts that `op` chooses for each token, `[tokens ..., k]`, and the number of scores it chooses by.
+
+    That is a TopK over the last dim, an ArgMax that keeps it, or a Concat of such choices: some routers choose one
+    expert after another and leave out what was chosen before (Phi-3.5-MoE's). None where `op` chooses nothing.
+    """
+    if op.kind != "Concat" or op.is_constant:
+        return _one_choice(graph, op)
+    chosen = graph.tensors[op.outputs[0]]
+    found = [_one_choice(graph, maker) for maker in map(graph.maker, op.inputs) if maker is not None]
+    among = {one[1] for one in found if one is not None}
+    is_choice = len(among) == 1 and None not in found and len(found) == len(op.inputs)
+    along = dict(op.attributes)["axis"] in (-1, len(chosen.shape) - 1)
+    return (chosen, among.pop()) if is_choice and along else None
+
+
+def _one_choice(graph: Graph, op: Operator) -> tuple[Tensor, int] | None:
+    """The same of a TopK or an ArgMax."""
+    attributes = dict(op.attributes)
+    if op.kind == "TopK":
+        chooses = len(op.outputs) == 2
+    else:
+        chooses = op.kind == "ArgMax" and bool(attributes.get("keepdims", 1))
+    if op.is_constant or not chooses:
+        return None
+    scores = graph.tensors[op.inputs[0]]
+    is_last = attributes.get("axis", -1 if op.kind == "TopK" else 0) in (-1, len(scores.shape) - 1)
+    return (graph.tensors[op.outputs[-1]], scores.shape[-1]) if is_last else None

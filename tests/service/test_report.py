@@ -171,6 +171,8 @@ def test_what_runs_pure_data_parallelism(plan: Plan) -> None:
     assert [of(zero) for zero in (0, 1, 3)] == ["DDP", "DDP with ZeRO 1", "FSDP"]
     assert of(0, ("dp", 2), ("tp", 4)) is None, "gradients that are reduced inside hosts first are more than DDP does"
     assert of(0, ("tp", 8), tp="tensor") is None
+    spread = replace(plan, degrees=(replace(plan.degrees[0], expert=8),))
+    assert data_parallel(spread) is None, "DDP keeps all experts on every device"
     assert data_parallel(replace(plan, sync=Sync(kind="local_sgd", period=1))) is None
 
 
