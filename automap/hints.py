@@ -136,6 +136,10 @@ class Hints:
                     raise ProblemError(
                         "no such placement", field=f"constraints[{index}].sharding.{axis}", value=text, repair=repair
                     ) from None
+        for glob, cost in self.costs.items():
+            if cost == Cost():
+                repair = "Give forward_s, flops or bytes, or leave it out."
+                raise ProblemError("a cost that says nothing", field=f"costs.{glob}", value={}, repair=repair)
         seen = set()
         for index, block in enumerate(self.measured_blocks):
             key = (block.scope, block.tp, block.samples)

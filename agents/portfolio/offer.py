@@ -30,6 +30,7 @@ from automap.price.evaluator import Evaluator
 from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
 from automap.space.changes import changes, shortage
+from automap.space.idle_hints import idle_hints
 from automap.verify import Verifier
 
 PART_SHARE = 0.25
@@ -185,6 +186,7 @@ class _Found:
             offer.plan,
             search=replace(record, yours=self._compared(offer.plan), any_trainer=self._cost(fastest_s)),
             why=(*offer.plan.why, *_told(offer.plan, fastest_s)),
+            warnings=(*offer.plan.warnings, *idle_hints(offer.plan, self.problem.hints)),
         )
 
         def unlike(count: int) -> tuple[Plan, ...]:

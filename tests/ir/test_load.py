@@ -218,6 +218,10 @@ def test_parameters_by_glob_and_batch_dims():
     with pytest.raises(ModelError) as error:
         load_model(data, parameters=["w*"], batch_dims={"nothing": 1})
     assert error.value.field == "batch_dims.nothing"
+    with pytest.raises(ModelError, match="glob") as error:
+        load_model(data, parameters=["w*", "nosuch"])
+    assert (error.value.field, error.value.value) == ("hints.parameters", "nosuch")
+    assert "x, w" in error.value.repair
 
 
 def test_fused_weights_become_pieces(export):

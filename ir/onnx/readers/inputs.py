@@ -23,6 +23,7 @@ def add_inputs(builder: GraphBuilder, source: Source, options: ReadOptions) -> N
     """
     dims, parameters = options.get("dims") or {}, options.get("parameters") or ()
     _check_names(source, dims)
+    _check_globs(source, parameters)
     marked = {"PARAMETER": "parameter", "USER_INPUT": "input", "": "input"}
     roles = {}
     for name, declared in source.inputs.items():
@@ -61,6 +62,19 @@ def _check_names(source: Source, dims: Mapping[str, int]) -> None:
                 repair = f"Its symbolic dims are {', '.join(list(names)[:8])}."
             raise ModelError(
                 "no symbolic dim of the model has this name", field=f"dims.{name}", value=name, repair=repair
+            )
+
+
+def _check_globs(source: Source, parameters: Sequence[str]) -> None:
+    """Refuses globs over parameters that match nothing in the file."""
+    names = [*source.inputs, *source.stored]
+    for pattern in parameters:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ModelError(
+                "no input and no stored tensor of the model has a name that this glob matches",
+                field="hints.parameters",
+                value=pattern,
+                repair=f"Its names begin with {', '.join(names[:8])}." if names else "Leave it out.",
             )
 
 

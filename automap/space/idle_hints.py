@@ -1,0 +1,34 @@
+"""Warnings about hints that change nothing in the plan that was found, since what they speak of is not there."""
+
+from __future__ import annotations
+
+from automap.hints import Hints
+from automap.plan import Plan, parse_devices
+
+_FREE_OF = {
+    "selective": "it is about attention that no kernel fuses, and the plan has none",
+    "full": "the plan has nothing that could be computed again",
+}
+"""Mode of recomputation -> why a plan has none of it."""
+
+
+def idle_hints(plan: Plan, hints: Hints) -> tuple[str, ...]:
+    """One sentence for each of `hints.fix.recompute`, `hints.fix.schedule` and the shardings of constraints that the
+    plan obeys without any effect."""
+    found = []
+    mode, schedule = hints.fix.recompute, hints.fix.schedule
+    if mode in _FREE_OF and not any(stage.recompute for stage in plan.stages):
+        found.append(f"hints.fix.recompute, {mode}, changes nothing: {_FREE_OF[mode]}")
+    ranks = len({tuple(parse_devices(stage.devices)) for stage in plan.stages})
+    if schedule is not None and ranks == 1:
+        found.append(f"hints.fix.schedule, {schedule}, changes nothing: the plan has no pipeline")
+    elif schedule == "interleaved" and len(plan.stages) == ranks:
+        found.append("hints.fix.schedule, interleaved, changes nothing: each rank of the pipeline has one stage")
+    sizes = {axis: max(dict(stage.mesh).get(axis, 1) for stage in plan.stages) for axis in ("dp", "cp", "ep", "tp")}
+    for number, constraint in enumerate(hints.constraints):
+        for axis, placement in (constraint.sharding or {}).items():
+            if sizes.get(axis, 2) == 1 and placement != "B":
+                where = f"hints.constraints[{number}].sharding.{axis}"
+                ask = f"hints.fix.{axis} can ask for one"
+                found.append(f"{where}, {placement}, changes nothing: the plan has no axis {axis}; {ask}")
+    return tuple(found)

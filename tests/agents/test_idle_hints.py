@@ -1,0 +1,50 @@
+"""A search says which hints change nothing in its plan, and is silent about those that do."""
+
+import pytest
+
+from agents import Budget, search_offer
+from automap.cluster import parse_cluster
+from automap.errors import ProblemError
+from automap.problem import Problem
+from ir import zoo
+
+GPT = "gpt:layers=4,hidden=64,heads=4,seq_len=32,vocab_size=128"
+
+
+def warnings(fix, constraints=(), cluster="4xA100-80GB"):
+    hints = {"fix": fix, "constraints": list(constraints)}
+    problem = Problem.build(zoo.build(GPT), parse_cluster(cluster), {"global_batch": 16}, hints)
+    plan = search_offer(problem, Budget.parse(40), searchers=("expert",)).plan
+    return [text for text in plan.warnings if text.startswith("hints.")]
+
+
+@pytest.mark.parametrize(
+    ("fix", "said"),
+    [
+        # The fused kernel keeps no scores that could be computed again.
+        ({"recompute": "selective"}, "hints.fix.recompute, selective, changes nothing"),
+        ({"recompute": "full"}, None),
+        ({"recompute": "none"}, None),
+        ({"schedule": "zb1p", "pp": 1}, "hints.fix.schedule, zb1p, changes nothing: the plan has no pipeline"),
+        ({"schedule": "zb1p", "pp": 2}, None),
+        ({"schedule": "interleaved", "pp": 2, "virtual_stages": 1}, "each rank of the pipeline has one stage"),
+        ({"schedule": "interleaved", "pp": 2, "virtual_stages": 2}, None),
+    ],
+)
+def test_decisions_about_what_is_not_there(fix, said):
+    found = warnings(fix)
+    assert len(found) == (said is not None) and all(said in text for text in found)
+
+
+def test_placements_on_an_axis_that_is_not_there():
+    scope = {"scope": "h.*.mlp.c_fc/MatMul", "sharding": {"tp": "S(2)"}}
+    (found,) = warnings({"tp": 1}, [scope])
+    assert found.startswith("hints.constraints[0].sharding.tp, S(2), changes nothing: the plan has no axis tp")
+    assert not warnings({"tp": 2}, [scope])
+    assert not warnings({"tp": 1}, [scope | {"sharding": {"tp": "B"}}]), "a whole tensor needs no axis"
+
+
+def test_a_cost_that_says_nothing_is_refused():
+    with pytest.raises(ProblemError, match="says nothing") as caught:
+        Problem.build(zoo.build(GPT), parse_cluster("1xA100"), {"global_batch": 16}, {"costs": {"*": {}}})
+    assert caught.value.field.endswith("costs.*")
