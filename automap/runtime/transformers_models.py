@@ -31,10 +31,15 @@ IMAGE_SIZE = 224
 """Height and width of an image where the configuration names none, as that of ResNet: those of ImageNet's training."""
 T5_TOKENS = 512
 """Tokens of a sample of a model whose positions have no limit: those of T5's pretraining."""
+SOUND_SAMPLES = 16_000 * 15
+"""Samples of a sound that a model reads as a wave: 15 seconds at 16 kHz, about the longest pieces of wav2vec 2.0's
+pretraining (assumed)."""
 _HEADS = (
+    "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES",
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
     "MODEL_FOR_MASKED_LM_MAPPING_NAMES", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
-    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", "MODEL_FOR_CTC_MAPPING_NAMES",
+    "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES", "MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES",
 )  # fmt: skip
 """Tables of transformers from a model type to the class that trains it, in the order of preference: what models were
 pretrained for. They hold the class of a configuration that names none, or the body of one alone."""
@@ -76,32 +81,64 @@ def example_inputs(module: nn.Module, seq_len: int | None = None) -> dict[str, T
         seq_len: tokens of the sample; None = as many as the model has positions, at most `MOST_TOKENS`.
 
     Raises:
-        ModelError: the model reads neither tokens, nor images, nor spectrograms.
+        ModelError: the model reads neither tokens, nor images, nor sounds.
     """
     import torch
 
     model: Any = module
     config, main = model.config, model.main_input_name
+    taken = inspect.signature(model.forward).parameters
     found: dict[str, Tensor] = {}
     if main == "input_ids":
         found[main] = torch.zeros(1, _tokens(module, seq_len), dtype=torch.int64)
-    elif main == "pixel_values" and hasattr(config, "num_channels"):
-        height, width = _pair(getattr(config, "image_size", IMAGE_SIZE))
-        # Models of videos take frames before channels.
-        frames = [config.num_frames] if isinstance(getattr(config, "num_frames", None), int) else []
-        found[main] = torch.zeros(1, *frames, config.num_channels, height, width)
-    elif main == "input_features" and hasattr(config, "max_source_positions"):
-        # Whisper's first convolutions halve the frames.
-        found[main] = torch.zeros(1, config.num_mel_bins, 2 * config.max_source_positions)
-    else:
+    elif main == "pixel_values" and (shape := _image(config)) is not None:
+        found[main] = torch.zeros(1, *shape)
+    elif (shape := _sound(config, main)) is not None:
+        found[main] = torch.zeros(1, *shape)
+    if found and _has_two_encoders(module):
+        found.setdefault("input_ids", torch.zeros(1, _tokens(module, seq_len), dtype=torch.int64))
+        found.setdefault("pixel_values", torch.zeros(1, *(_image(config) or ())))
+    if not found:
         repair = "Write a function that returns the model and its inputs, for `automap export-onnx FILE.py:FUNCTION`."
         raise ModelError("its inputs are not known", field="model", value=type(module).__name__, repair=repair)
-    if config.is_encoder_decoder and "decoder_input_ids" in inspect.signature(model.forward).parameters:
+    if config.is_encoder_decoder and "decoder_input_ids" in taken:
         found["decoder_input_ids"] = torch.zeros(1, _tokens(module, seq_len), dtype=torch.int64)
-    elif seq_len is not None and main != "input_ids":
+    elif seq_len is not None and "input_ids" not in found:
         repair = "Leave it out; image_size says how large images are."
         raise ModelError("the model reads no tokens", field="seq_len", value=seq_len, repair=repair)
     return found
+
+
+def _image(config: Any) -> tuple[int, ...] | None:
+    """`(channels, height, width)` of an image, or `(frames, ...)` of a video; None where no part of the configuration
+    says how many channels."""
+    parts = [getattr(config, name, None) for name in ("vision_config", "backbone_config", "encoder")]
+    own = next((part for part in (config, *parts) if isinstance(getattr(part, "num_channels", None), int)), None)
+    if own is None:
+        return None
+    height, width = _pair(getattr(own, "image_size", IMAGE_SIZE))
+    # Models of videos take frames before channels.
+    frames = [own.num_frames] if isinstance(getattr(own, "num_frames", None), int) else []
+    return (*frames, own.num_channels, height, width)
+
+
+def _sound(config: Any, main: str) -> tuple[int, ...] | None:
+    """The shape of a sound as an input of the name `main`: a spectrogram or a wave; None where it is no sound."""
+    if main == "input_features" and hasattr(config, "max_source_positions"):
+        if hasattr(config, "input_feat_per_channel"):  # Speech2Text has frames before bands
+            return config.max_source_positions, config.input_feat_per_channel
+        return config.num_mel_bins, 2 * config.max_source_positions  # Whisper's first convolutions halve the frames
+    if main == "input_values" and hasattr(config, "max_length") and hasattr(config, "num_mel_bins"):
+        return config.max_length, config.num_mel_bins
+    return (SOUND_SAMPLES,) if main == "input_values" else None
+
+
+def _has_two_encoders(module: nn.Module) -> bool:
+    """Whether a model compares texts with images, as CLIP, which is trained on pairs of them."""
+    from transformers.models.auto import modeling_auto
+
+    table = modeling_auto.MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES
+    return type(module).__name__ in table.values()
 
 
 def _pair(size: Any) -> tuple[int, int]:
@@ -116,7 +153,8 @@ def _tokens(module: nn.Module, seq_len: int | None) -> int:
         "max_target_positions", "max_position_embeddings", "max_decoder_position_embeddings", "max_seq_len",
     )  # fmt: skip
     # A multimodal model keeps those of its texts in a configuration of their own. XLNet says -1: any number.
-    said = [getattr(part, name, None) for name in names for part in (config, getattr(config, "text_config", None))]
+    parts = (config, getattr(config, "text_config", None), getattr(config, "decoder", None))
+    said = [getattr(part, name, None) for name in names for part in parts]
     most = next((n for n in said if isinstance(n, int) and n > 0), None)
     # RoBERTa and its kin count positions from behind the padding token's number.
     if most is not None and any(hasattr(part, "create_position_ids_from_input_ids") for part in module.modules()):

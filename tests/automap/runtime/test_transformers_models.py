@@ -163,12 +163,21 @@ def test_a_class_is_exported_as_it_is() -> None:
             {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "num_frames": 4},
             {"pixel_values": (1, 4, 3, 32, 32)},
         ),
+        ("CLIP", "Model", {"text_config": {"max_position_embeddings": 20}, "vision_config": {"image_size": 32}},
+         {"input_ids": (1, 20), "pixel_values": (1, 3, 32, 32)}),
+        ("Wav2Vec2", "ForCTC", {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+         "intermediate_size": 64}, {"input_values": (1, 240_000)}),
+        ("AST", "ForAudioClassification", {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+         "max_length": 64, "num_mel_bins": 32}, {"input_values": (1, 64, 32)}),
+        ("Speech2Text", "ForConditionalGeneration", {"max_source_positions": 64, "input_feat_per_channel": 8,
+         "max_target_positions": 12, "encoder_layers": 1, "decoder_layers": 1},
+         {"input_features": (1, 64, 8), "decoder_input_ids": (1, 10)}),
         ("Bart", "ForConditionalGeneration", {"d_model": 32, "max_position_embeddings": 24, "encoder_layers": 1,
          "decoder_layers": 1}, {"input_ids": (1, 24), "decoder_input_ids": (1, 24)}),
     ],
 )  # fmt: skip
 def test_inputs_follow_the_configuration(
-    name: str, kind: str, sizes: dict[str, int], shapes: dict[str, tuple[int, ...]]
+    name: str, kind: str, sizes: dict[str, Any], shapes: dict[str, tuple[int, ...]]
 ) -> None:
     with torch.device("meta"):
         module = getattr(transformers, name + kind)(getattr(transformers, f"{name}Config")(**sizes))
@@ -218,6 +227,9 @@ def test_a_body_alone_gets_the_head_that_trains_it(tmp_path: Path) -> None:
         assert type(module_of(write(tmp_path / "tiny", "bert", architectures=architectures))).__name__ == (
             "BertForMaskedLM"
         )
+    clip = {"text_config": {"num_hidden_layers": 1}, "vision_config": {"num_hidden_layers": 1}}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "clip", "architectures": ["CLIPModel"], **clip}))
+    assert type(module_of(tmp_path)).__name__ == "CLIPModel", "it is trained as it is, on pairs of texts and images"
 
 
 @pytest.mark.parametrize(
