@@ -15,14 +15,15 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit check fuzz prove prove-plans prove-pruning equality docs bench bench-search bench-runs bench-sync chaos soak clean
+.PHONY: help setup demo test test-long unit check fuzz prove prove-plans prove-pruning equality docs bench bench-search bench-runs bench-sync chaos soak clean
 
 help:
 	@echo "Times on two cores. The target that you make first also makes .venv, which downloads for some minutes."
 	@echo "make demo          finds plans for three real models through the service      2-3 min"
 	@echo "make unit          the quick tests                                            2 min"
 	@echo "make check         formatting, lint, types, import rules                      1-2 min"
-	@echo "make test          every test                                                 9-12 min"
+	@echo "make test          every capability, with real processes and servers          8-12 min"
+	@echo "make test-long     further kinds of models and plans, scripts of benchmarks   10 min"
 	@echo "make docs          the documentation as a site in site/, links checked         5 s"
 	@echo "make fuzz          gives the importer hostile model files                     1 min"
 	@echo "make prove         verifies ten thousand random plans; pruning and bounds"
@@ -70,10 +71,13 @@ test: $(STAMP)
 		|| ! command -v apt-get >/dev/null \
 		|| RUNLEVEL=1 timeout 300 sh -c 'apt-get update && apt-get install --yes chromium redis-server' >/dev/null 2>&1 \
 		|| true
-	@$(BIN)/python -m pytest $(WORKERS)
+	@$(BIN)/python -m pytest $(WORKERS) -m "not long"
+
+test-long: $(STAMP)
+	@$(BIN)/python -m pytest $(WORKERS) -m long
 
 unit: $(STAMP)
-	@$(BIN)/python -m pytest $(WORKERS) -m "not slow"
+	@$(BIN)/python -m pytest $(WORKERS) -m "not slow and not long"
 
 check: $(STAMP)
 	@$(BIN)/ruff format --check .

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from long_cases import long_but
 
 from agents import Budget, search
 from agents.incumbent import Incumbent
@@ -79,7 +80,7 @@ def learnt(space, best, folder, parameters, whole, visits=48):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whole", [1.0, 0.0])
+@pytest.mark.parametrize("whole", long_but([1.0], [1.0, 0.0]))
 def test_a_network_learns_what_a_teacher_shows(whole, tmp_path):
     """On VGG-19 over a slow network several fully connected layers must change together."""
     space = space_of("vgg19", "16x1xV100-16GB@10Gbit", 1024)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from long_cases import long_but
 
 from agents import Budget, search
 from agents.planners.span_costs import SpanCosts
@@ -41,7 +42,9 @@ def with_memory(cluster, gib):
     return replace(found, devices={name: replace(device, memory_GiB=gib) for name, device in found.devices.items()})
 
 
-@pytest.mark.parametrize("cluster", ["4x8xV100-16GB@100Gbit", "16x8xV100-16GB@100Gbit"])
+@pytest.mark.parametrize(
+    "cluster", long_but(["4x8xV100-16GB@100Gbit"], ["4x8xV100-16GB@100Gbit", "16x8xV100-16GB@100Gbit"])
+)
 def test_the_portfolio_divides_large_clusters_as_well_as_planners_do(cluster):
     fix = {"schedule": "1f1b", "virtual_stages": 1, "zero": 0}
     problem = Problem.build(pyramid(), with_memory(cluster, 2.5), {"global_batch": 512}, {"fix": fix})

@@ -16,6 +16,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_no_problem_of_the_evaluation_was_trained_on(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     trained = set(json.loads((NETWORK / ABOUT).read_text())["digests"])

@@ -215,6 +215,7 @@ def run(script, arguments, monkeypatch, folder):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_it_runs(script, files, monkeypatch, tmp_path, capsys):
     if script in ("hf_models", "first_use"):
@@ -287,6 +288,7 @@ def alone(script, arguments, folder):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("script", APART)
 def test_it_runs_apart(script, files, tmp_path):
     done = alone(script, APART[script].format(**files).split(), tmp_path)

@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,20 +25,31 @@ def _models():
     return sys.modules[name]
 
 
-@functools.cache
-def _export(name: str, batch: int, opset: int) -> bytes:
-    import torch
+def _export(folder: Path, name: str, batch: int, opset: int) -> bytes:
+    """The bytes of an export, which all processes of a session make once."""
+    file = folder / f"{name}-{batch}-{opset}.onnx"
+    if not file.exists():
+        import torch
 
-    from automap.runtime.torch_export import export_onnx
+        from automap.runtime.torch_export import export_onnx
 
-    torch.set_num_threads(1)
-    return export_onnx(lambda: _models().build(name, batch), opset=opset, name=name)
+        torch.set_num_threads(1)
+        made = export_onnx(lambda: _models().build(name, batch), opset=opset, name=name)
+        # Another process may write the same: a file is whole as soon as it has its name.
+        part = file.with_suffix(f".{os.getpid()}")
+        part.write_bytes(made)
+        part.rename(file)
+    return file.read_bytes()
 
 
 @pytest.fixture(scope="session")
-def export() -> Callable[..., bytes]:
+def export(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., bytes]:
     """`export(name, batch=1, opset=20)`: bytes of a weight-free ONNX file."""
-    return lambda name, batch=1, opset=20: _export(name, batch, opset)
+    base = tmp_path_factory.getbasetemp()
+    # Under xdist the folder above is that of the session, without it that of all sessions.
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "exports"
+    folder.mkdir(exist_ok=True)
+    return lambda name, batch=1, opset=20: _export(folder, name, batch, opset)
 
 
 @pytest.fixture(scope="session")

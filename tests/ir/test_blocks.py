@@ -1,8 +1,10 @@
 """Units: cover, isomorphism, repeats, speed."""
 
+import itertools
 import time
 
 import pytest
+from long_cases import long_but
 
 from ir import zoo
 from ir.blocks import Blocks, Unit, carried_tensors, find_units, legal_cuts, repeats
@@ -29,8 +31,13 @@ def check(graph: Graph, blocks: Blocks) -> None:
     assert {u.type for u in blocks.units} == set(range(blocks.num_types))
 
 
-@pytest.mark.parametrize("name", ["gpt", "gpt_linear", "llama", "bert", "vit"])
-@pytest.mark.parametrize("opset", [18, 23])
+@pytest.mark.parametrize(
+    ("name", "opset"),
+    long_but(
+        [("gpt", 18), ("llama", 20), ("bert", 20), ("vit", 20)],
+        itertools.product(("gpt", "gpt_linear", "llama", "bert", "vit"), (18, 20, 23)),
+    ),
+)
 def test_transformers_are_embed_layers_head_loss(name, opset, export):
     graph = load_model(export(name, 1, opset), loss="cross_entropy")
     blocks = find_units(graph)

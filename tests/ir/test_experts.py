@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from long_cases import long_but
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -27,9 +28,7 @@ FORMS = (
     "looked_up_bias", "looked_up_indexed", "looked_up_transposed", "looked_up_einsum", "loop", "masked_loop",
     "where_loop", "noisy_loop", "stacked_loop", "dense",
 )  # fmt: skip
-QUICK = ("masked_loop",)
-"""Exported by `make unit` too; an export takes more than a second."""
-ALL = [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in FORMS]
+ALL = long_but(("masked_loop", "looked_up_bias", "loop", "dense"), FORMS)
 
 
 def _mixtures() -> ModuleType:

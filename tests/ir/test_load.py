@@ -3,6 +3,7 @@
 import numpy as np
 import onnx
 import pytest
+from long_cases import long_but
 from onnx import TensorProto, helper, shape_inference
 
 from ir.blocks import find_units
@@ -103,7 +104,7 @@ def test_exported_flops(name, export, build):
     assert graph.forward_flops - tables == pytest.approx(counter.get_total_flops(), rel=2e-3)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", long_but(("gpt", "resnet"), NAMES))
 def test_exports_at_other_batch_sizes_are_equal(name, export):
     assert load_model(export(name, 1)) == load_model(export(name, 4))
 

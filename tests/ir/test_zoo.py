@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from long_cases import long_but
 
 from ir import zoo
 from ir.blocks import find_units
@@ -385,7 +386,7 @@ def module(family: str, models: ModuleType) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["gpt", "llama", "moe", "bert", "vit", "resnet"])
+@pytest.mark.parametrize("family", long_but(("gpt", "moe"), ("gpt", "llama", "moe", "bert", "vit", "resnet")))
 def test_agrees_with_an_export(family: str, build: Callable[..., Any]) -> None:
     import torch
 

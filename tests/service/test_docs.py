@@ -11,6 +11,7 @@ from pathlib import Path
 
 import gymnasium
 import pytest
+from long_cases import long_but
 
 import envs  # noqa: F401  # registers the environments
 from automap.validation.published_cases import case_of
@@ -118,7 +119,9 @@ def shown_commands() -> list[tuple[Path, str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("page", "command", "output"), shown_commands(), ids=[f"{label(p)}: {c[:40]}" for p, c, _ in shown_commands()]
+    ("page", "command", "output"),
+    long_but([block for block in shown_commands() if block[0].name != "exports.md"], shown_commands()),
+    ids=[f"{label(p)}: {c[:40]}" for p, c, _ in shown_commands()],
 )
 def test_what_is_shown_is_what_a_command_prints(page: Path, command: str, output: str, tmp_path: Path) -> None:
     """Line by line, but for the width of the terminal; a line may end in `…`, and others may be left out."""

@@ -38,6 +38,7 @@ def schema_of(api: httpx.Client) -> jsonschema.Draft202012Validator:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_no_body_is_a_fault_of_the_service(
     api: httpx.Client, client: redis.Redis, store: Store, bases: list[dict[str, Any]]
 ) -> None:

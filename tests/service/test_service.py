@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from child_processes import called, living
+from long_cases import long_but
 
 from automap.cluster import LOCAL, parse_cluster
 from automap.errors import NothingFits, UserError
@@ -188,7 +189,7 @@ def test_a_killed_worker_is_replaced_and_its_job_runs_again(running: Any, squeez
     assert running.worker().pid != worker.pid
 
 
-@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("sig", long_but([signal.SIGKILL], [signal.SIGTERM, signal.SIGKILL]))
 def test_accepted_jobs_survive_a_restart(
     sig: signal.Signals, start: Callable[..., Any], squeezenet: bytes, until: Any, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F  # noqa: N812
+from long_cases import long_but
 from runtime_ranks import expert_plan, make_problem
 from trainer_ranks import (
     BATCH,
@@ -242,7 +243,7 @@ def check(size, plans, folder, resumed=()):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("devices", long_but([2], [2, 4]))
 def test_plans_for_the_target_automap_are_trained(devices, tmp_path):
     """Random ones of the plan space of the target: none is refused."""
     training = {"global_batch": BATCH, "target": "automap", "precision": "fp32"}
@@ -305,6 +306,7 @@ def test_two_processes(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_four_processes(tmp_path):
     plans = {

@@ -12,6 +12,7 @@ from typing import Any
 import onnx
 import pytest
 import torch
+from long_cases import long_but
 from ort_oracle import compare
 from torch import Tensor, nn
 
@@ -356,7 +357,7 @@ MASKS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
 
 
 @pytest.mark.parametrize("size", [8, 2048], ids=["folded", "computed"])
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", long_but(("compared positions", "not compared"), MASKS))
 def test_a_causal_mask_is_known_however_it_is_made(mask: str, size: int) -> None:
     make, is_causal = MASKS[mask]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from long_cases import long_but
 
 from automap.errors import ModelError
 from automap.runtime.torch_export import export_onnx
@@ -79,7 +80,7 @@ def test_all_families_are_here() -> None:
     assert len(MODELS) == 12
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", long_but(("gpt2", "mixtral", "t5"), MODELS))
 def test_from_a_configuration_to_a_plan_by_one_command(kind: str, tmp_path: Path) -> None:
     folder, out = write(tmp_path / "tiny", kind), tmp_path / "plan.json"
     words = ["search", f"hf:{folder}", "--cluster", "2xA100-80GB", "--global-batch", "8", "--budget", "16"]
