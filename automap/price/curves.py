@@ -111,11 +111,24 @@ def _gemm_record(device: Device, curve: GemmCurve, flops_per_s: float) -> Record
     )
 
 
-def attention_curve(device: Device, *, rate: float, portable: bool) -> Record:
+def _attention_flops(device: Device, precision: str, curve: AttentionCurve) -> float:
+    """FLOP/s of large fused attention, at the clock of the datasheet.
+
+    It was measured in the first of `GENERAL` that the device has. In another precision its products take as much longer
+    as the peaks differ, and what it does beside them, such as exponentials, takes the same time (assumed).
+    """
+    measured = device.flops(next(general for general in GENERAL if general in device.peak_TFLOPs))
+    beside = max(0.0, 1.0 / curve.compute_efficiency - 1.0) / measured
+    # A host may be measured to be faster than its datasheet.
+    return max(1.0, curve.compute_efficiency) / (1.0 / device.flops(precision) + beside)
+
+
+def attention_curve(device: Device, precision: str, *, rate: float, portable: bool) -> Record:
     """The curve of fused attention on a device, an `AttentionCurveRow`.
 
     Args:
         device: the rates are its own, at its sustained clock.
+        precision: in which the kernel computes.
         rate: rate of the trainer's kernel over that of the measured one.
         portable: whether the trainer's kernel is written for all devices (FlashAttention 2, Triton) and uses none of
             the instructions that came with this one.
@@ -127,11 +140,10 @@ def attention_curve(device: Device, *, rate: float, portable: bool) -> Record:
         found = _published_attention(device.curves_of)
         if portable:
             rate *= device.portable_attention
-    peak = next(device.peak_TFLOPs[precision] for precision in GENERAL if precision in device.peak_TFLOPs)
     return record_of(
         AttentionCurveRow(
             floor_s=found.floor_us * 1e-6,
-            flops_per_s=peak * 1e12 * found.compute_efficiency * device.sustained_clock * rate,
+            flops_per_s=_attention_flops(device, precision, found) * device.sustained_clock * rate,
             bytes_per_s=device.hbm_bandwidth_GBps * 1e9 * found.memory_efficiency,
             tail=found.tail,
             small_head=found.small_head_elements,

@@ -28,7 +28,7 @@ from automap.price.local_sgd import evaluate_plan
 from automap.price.lowered_plan import LoweredPlan
 from automap.price.outcome import Outcome
 from automap.price.plan_reader import lower_plan
-from automap.problem import Problem, Trainer
+from automap.problem import Problem
 from automap.schedule import A_RANK, words
 from automap.targets import OWN
 from ir.graph import Graph
@@ -163,8 +163,9 @@ def _convolved(graph: Graph) -> float:
     return convolved / max(1.0, sum(amount for _, amount in flops))
 
 
-def _attention_rate(device: Device, trainer: Trainer) -> float:
-    curve = attention_curve(device, rate=trainer.attention_rate, portable=trainer.portable_attention)
+def _attention_rate(device: Device, problem: Problem) -> float:
+    rate, portable = problem.trainer.attention_rate, problem.trainer.portable_attention
+    curve = attention_curve(device, problem.base_precision, rate=rate, portable=portable)
     # Larger heads than the one at which the rate is stated are cheaper an element.
     return float(curve.flops_per_s * (REFERENCE_HEAD + curve.small_head) / REFERENCE_HEAD)
 
@@ -177,7 +178,7 @@ def lower_bound_s(problem: Problem) -> float:
     names = [host.device for host in problem.cluster.hosts for _ in range(host.num_devices)]
     product = {name: float(gemm_curve(kinds[name], problem.precision).flops_per_s) for name in {*names}}
     product_rate = sum(product[name] for name in names)
-    attention = {name: _attention_rate(kinds[name], trainer) for name in {*names}}
+    attention = {name: _attention_rate(kinds[name], problem) for name in {*names}}
     attention_rate = sum(attention[name] for name in names)
     fused = {i for group in fused_groups(graph) if group.kind == "attention" for i in group.members}
     least: dict[str, float] = {}

@@ -144,7 +144,8 @@ def _hardware(problem: Problem, kinds: Sequence[Device]) -> Record:
     products = [gemm_curve(kind, problem.base_precision) for kind in kinds]
     weights = [gemm_curve(kind, problem.precision, scaling=problem.training.scaling) for kind in kinds]
     attentions = [
-        attention_curve(kind, rate=trainer.attention_rate, portable=trainer.portable_attention) for kind in kinds
+        attention_curve(kind, problem.base_precision, rate=trainer.attention_rate, portable=trainer.portable_attention)
+        for kind in kinds
     ]
     # Without tensor cores convolutions run as products do; of a host that measured its own products nothing is known.
     is_slower = problem.base_precision != "fp32" and all(kind.kernels is None for kind in kinds)

@@ -91,9 +91,7 @@ def example_inputs(module: nn.Module, seq_len: int | None = None) -> dict[str, T
     found: dict[str, Tensor] = {}
     if main == "input_ids":
         found[main] = torch.zeros(1, _tokens(module, seq_len), dtype=torch.int64)
-    elif main == "pixel_values" and (shape := _image(config)) is not None:
-        found[main] = torch.zeros(1, *shape)
-    elif (shape := _sound(config, main)) is not None:
+    elif (shape := _image(config) if main == "pixel_values" else _sound(config, main)) is not None:
         found[main] = torch.zeros(1, *shape)
     if found and _has_two_encoders(module):
         found.setdefault("input_ids", torch.zeros(1, _tokens(module, seq_len), dtype=torch.int64))

@@ -33,7 +33,7 @@ __all__ = ["recognise_experts"]
 def recognise_experts(graph: Graph) -> Graph:
     """The graph with its mixtures of experts rewritten; unchanged where there are none. See the module."""
     rewrite = Rewrite(graph)
-    for index, op in enumerate(graph.operators):
+    for op in graph.operators:
         found = choice(graph, op)
         if found is not None and not _follow(LookedUp(Layer(rewrite, *found))):
             _follow(Dense(Layer(rewrite, *found)))

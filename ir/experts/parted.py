@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ir.experts.dense import Dense
 from ir.experts.emit import Layer
+from ir.experts.routing import choice
 from ir.graph import Graph, Operator
 from ir.operators.experts import COMBINE, DISPATCH
 from ir.rewrite import Rewrite
@@ -31,7 +32,9 @@ class Parted(Dense):
         """Begins at operator `combine`, which brings the results back to the tokens."""
         graph = rewrite.graph
         joined, chosen, _ = graph.operators[combine].inputs
-        super().__init__(Slots(rewrite, *choice(graph, graph.operators[graph.producer[chosen]])))
+        found = choice(graph, graph.operators[graph.producer[chosen]])
+        assert found is not None  # a dispatch reads what a router chose
+        super().__init__(Slots(rewrite, *found))
         self.rewrite, self.joined = rewrite, joined
 
     def follow(self) -> bool:

@@ -12,7 +12,7 @@ from math import prod
 from typing import Literal
 
 from ir.experts.emit import VIEWS, Layer
-from ir.graph import Operator
+from ir.graph import Graph, Operator, Tensor
 
 LOW = -1e4
 """Numbers up to this one stand for no weight before a Softmax (exporters write -inf or the least float)."""
@@ -235,11 +235,8 @@ def choice(graph: Graph, op: Operator) -> tuple[Tensor, int] | None:
 def _one_choice(graph: Graph, op: Operator) -> tuple[Tensor, int] | None:
     """The same of a TopK or an ArgMax."""
     attributes = dict(op.attributes)
-    if op.kind == "TopK":
-        chooses = len(op.outputs) == 2
-    else:
-        chooses = op.kind == "ArgMax" and bool(attributes.get("keepdims", 1))
-    if op.is_constant or not chooses:
+    keeps_dim = op.kind == "ArgMax" and bool(attributes.get("keepdims", 1))
+    if op.is_constant or not (keeps_dim or (op.kind == "TopK" and len(op.outputs) == 2)):
         return None
     scores = graph.tensors[op.inputs[0]]
     is_last = attributes.get("axis", -1 if op.kind == "TopK" else 0) in (-1, len(scores.shape) - 1)

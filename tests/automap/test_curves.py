@@ -56,7 +56,7 @@ def test_larger_products_take_no_less_time(name: str, m: int, n: int, k: int, ba
 def test_larger_attention_takes_no_less_time(
     name: str, batch: int, heads: int, length: int, head: int, backward: bool, causal: bool
 ) -> None:
-    curve = attention_curve(DEVICES[name], rate=0.9, portable=False)
+    curve = attention_curve(DEVICES[name], min(DEVICES[name].peak_TFLOPs), rate=0.9, portable=False)
 
     def price(b: float, h: float, s: float, d: float) -> float:
         return float(attention_s(AttentionShape(b, h, h, s, s, d, causal, 2.0), curve, backward))
@@ -88,7 +88,7 @@ def test_faster_parts_take_less_time() -> None:
     )
     _slower_and_faster(
         lambda c: attention_s(AttentionShape(2.0, 8.0, 8.0, 999.0, 999.0, 64.0, True, 2.0), c, True),
-        attention_curve(device, rate=1.0, portable=False),
+        attention_curve(device, "bf16", rate=1.0, portable=False),
         "flops_per_s",
         "bytes_per_s",
     )
@@ -99,7 +99,7 @@ def test_nothing_takes_no_time() -> None:
     device = DEVICES["A100-80GB"]
     assert gemm_s(0.0, 5.0, 5.0, 1.0, 2.0, 2.0, gemm_curve(device, "bf16")) == 0
     assert collective_s(ALL_GATHER, 1.0, host(1), 1e9) == 0
-    curve = attention_curve(device, rate=1.0, portable=False)
+    curve = attention_curve(device, "bf16", rate=1.0, portable=False)
     assert attention_s(AttentionShape(1.0, 8.0, 8.0, 0.0, 0.0, 64.0, True, 2.0), curve, False) == 0
 
 
@@ -120,9 +120,20 @@ def test_devices_without_measurements_scale_with_their_rates() -> None:
     assert ratio == pytest.approx(wanted, rel=0.05)
 
 
+def test_attention_is_slower_where_products_are() -> None:
+    """Without tensor cores its products take as much longer as the peaks differ, the rest as long as with them."""
+    device = DEVICES["A100-80GB"]
+    curves = {p: attention_curve(device, p, rate=1.0, portable=False) for p in ("bf16", "tf32", "fp32")}
+    seconds = {p: 1.0 / float(curve.flops_per_s) for p, curve in curves.items()}
+    peaks = {p: device.flops(p) * device.sustained_clock for p in curves}
+    beside = {p: seconds[p] - 1.0 / peaks[p] for p in curves}
+    assert beside["fp32"] == pytest.approx(beside["bf16"]) == pytest.approx(beside["tf32"])
+    assert seconds["fp32"] > 5.0 * seconds["bf16"] and min(beside.values()) > 0.0
+
+
 def test_portable_attention_is_slower_on_newer_devices_only() -> None:
     for name, expected in (("A100-80GB", 1.0), ("H100-80GB", DEVICES["H100-80GB"].portable_attention)):
-        native, portable = (attention_curve(DEVICES[name], rate=1.0, portable=p) for p in (False, True))
+        native, portable = (attention_curve(DEVICES[name], "bf16", rate=1.0, portable=p) for p in (False, True))
         assert portable.flops_per_s / native.flops_per_s == pytest.approx(expected)
 
 

@@ -150,7 +150,7 @@ def test_one_device_is_the_sum_of_its_operators(gpt, space):
     problem, graph = s.problem, s.problem.graph
     device, trainer = problem.cluster.device(0), problem.trainer
     curve = gemm_curve(device, "bf16")
-    attention = attention_curve(device, rate=trainer.attention_rate, portable=trainer.portable_attention)
+    attention = attention_curve(device, "bf16", rate=trainer.attention_rate, portable=trainer.portable_attention)
     bandwidth = 2039e9 * device.memory_efficiency
     # Attention is one kernel: from where q, k and v are split into heads to where heads are merged.
     inside = {op.name for op in graph.operators if _is_attention(op, graph)}

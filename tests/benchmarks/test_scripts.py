@@ -138,7 +138,7 @@ def files(tmp_path_factory):
     gemms, attentions, collectives = [], [], []
     for gpu, cluster in devices.items():
         device = parse_cluster(cluster).device(0)
-        products, attention = gemm_curve(device, "bf16"), attention_curve(device, rate=1.0, portable=False)
+        products, attention = gemm_curve(device, "bf16"), attention_curve(device, "bf16", rate=1.0, portable=False)
         for m, n, k in 2.0 ** rng.integers(6, 13, (12, 3)):
             seconds = gemm_s(m, n, k, 1.0, 2.0, 2.0, products)
             gemms.append({"gpu": gpu, "dtype": "bf16", "m": m, "n": n, "k": k, "latency_us": seconds * 1e6})

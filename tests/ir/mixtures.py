@@ -21,12 +21,24 @@ class Router(nn.Module):
         return weights / weights.sum(-1, keepdim=True), chosen
 
 
+class OneByOne(Router):
+    """The second expert is the best of those that the first choice leaves; each weight is of its own softmax."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        scores = self.linear(x)
+        first = scores.argmax(-1, keepdim=True)
+        rest = scores.scatter(-1, first, float("-inf"))
+        second = rest.argmax(-1, keepdim=True)
+        weights = [functional.softmax(s, -1).gather(-1, i) for s, i in ((scores, first), (rest, second))]
+        return torch.cat(weights, -1), torch.cat((first, second), -1)
+
+
 class Stacked(nn.Module):
     """All experts of a layer in three parameters."""
 
-    def __init__(self, *, bias: bool = False) -> None:
+    def __init__(self, *, bias: bool = False, router: type[Router] = Router) -> None:
         super().__init__()
-        self.router = Router()
+        self.router = router()
         self.gate_up = nn.Parameter(torch.empty(EXPERTS, 2 * FFN, WIDTH))
         self.down = nn.Parameter(torch.empty(EXPERTS, WIDTH, FFN))
         self.bias = nn.Parameter(torch.empty(EXPERTS, WIDTH)) if bias else None
@@ -215,6 +227,7 @@ class Odd(LookedUp):
 LAYERS = {
     "looked_up": LookedUp,
     "looked_up_bias": lambda: LookedUp(bias=True),
+    "looked_up_one_by_one": lambda: LookedUp(router=OneByOne),
     "looked_up_indexed": Indexed,
     "looked_up_transposed": LookedUpTransposed,
     "looked_up_einsum": LookedUpEinsum,

@@ -25,10 +25,10 @@ from ir.operators.experts import BALANCED_LOAD, COMBINE, DISPATCH, PRODUCT
 from ir.serialize import graph_from_bytes, graph_to_bytes
 
 FORMS = (
-    "looked_up_bias", "looked_up_indexed", "looked_up_transposed", "looked_up_einsum", "loop", "masked_loop",
-    "where_loop", "noisy_loop", "stacked_loop", "dense",
+    "looked_up_bias", "looked_up_one_by_one", "looked_up_indexed", "looked_up_transposed", "looked_up_einsum", "loop",
+    "masked_loop", "where_loop", "noisy_loop", "stacked_loop", "dense",
 )  # fmt: skip
-ALL = long_but(("masked_loop", "looked_up_bias", "loop", "dense"), FORMS)
+ALL = long_but(("masked_loop", "looked_up_bias", "looked_up_one_by_one", "loop", "dense"), FORMS)
 
 
 def _mixtures() -> ModuleType:

@@ -48,7 +48,7 @@ def test_rates_are_those_that_were_measured(cluster):
     assert is_measured(device)
     vector = gemm_curve(device, "fp32")
     assert gemm_s(1000.0, 1000.0, 1000.0, 1.0, 4.0, 4.0, vector) == pytest.approx(2e9 / FLOPS, rel=0.05)
-    fast, slow = (attention_curve(device, rate=rate, portable=True) for rate in (1.0, 0.1))
+    fast, slow = (attention_curve(device, "fp32", rate=rate, portable=True) for rate in (1.0, 0.1))
     assert fast == slow, "what ran is what was measured, whatever the trainer's kernel reaches elsewhere"
     for number, size in ((number, 2.0**p) for number in range(len(COLLECTIVES)) for p in (12, 24)):
         link = link_record(group_link(cluster, (0, 1)), 1.0)
