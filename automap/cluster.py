@@ -373,7 +373,7 @@ def _lookup(folder: str, text: str, field: str) -> Any:
     table = _known(folder)
     if text.lower() not in table:
         repair = one_of(sorted({item.name for item in table.values()}), text)
-        raise ClusterError("unknown name", field=field, value=text, repair=repair)
+        raise ClusterError(f"no {folder.removesuffix('s')} has this name", field=field, value=text, repair=repair)
     return table[text.lower()]
 
 

@@ -116,7 +116,9 @@ def _check(value: object, path: str, levels: int, error: type[UserError]) -> Non
             raise _too_deep(path, error)
         if isinstance(value, _Twice):
             repair = "Keep one of the two."
-            raise error("an object with a key twice", field=joined(path, value.key), value=value.key, repair=repair)
+            raise error(
+                "this key stands twice in one object", field=joined(path, value.key), value=value.key, repair=repair
+            )
         if isinstance(value, Mapping):
             for key, item in value.items():
                 if isinstance(key, str):

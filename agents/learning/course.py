@@ -115,7 +115,7 @@ def train(
     try:
         draw_curve(curve, folder / "learning-curve.svg")
     except ImportError:
-        on_exam("no picture of the learning curve: pip install automap[plots]")
+        on_exam("no picture of the learning curve: pip install '.[plots]'")
 
 
 def _digests(known: Mapping[int, Label]) -> list[str]:
@@ -137,7 +137,7 @@ def draw_curve(curve: Sequence[dict[str, float]], path: Path) -> None:
     """Draws the grades of the exams over the minutes of training.
 
     Raises:
-        ImportError: matplotlib is not installed; `pip install automap[plots]` does that.
+        ImportError: matplotlib is not installed; `pip install '.[plots]'` in the folder of AutoMAP does that.
     """
     from matplotlib.figure import Figure
 

@@ -98,9 +98,9 @@ def nothing_fits(space: PlanSpace, nearest: Values) -> NothingFits:
         )
     return NothingFits(
         f"no plan fits: the nearest ({degrees}) needs {_gib(worst.total)} GiB on "
-        f"{have} {_gib(worst.capacity)} GiB{free}{fixed}",
+        f"{have} {_gib(worst.capacity)} GiB{free}{fixed}; {_gib(short)} GiB are missing",
         field="cluster",
-        value=f"{space.problem.cluster.name} is short of {_gib(short)} GiB on device {worst.devices.split('-')[0]}",
+        value=space.problem.cluster.name,
         repair="Any of these makes a plan fit: " + "; ".join(r.about for r in found) + "." if found else none,
         nearest=plan.to_json(),
         changes=[to_json(r) for r in found],

@@ -129,10 +129,10 @@ def read_run(plan: Plan, problem: Problem, target: Target) -> Run:
         places = {violation.what: violation.where for violation in reversed(refused)}
         what = "; ".join(f"{where}: {text}" for text, where in reversed(places.items()))
         raise PlanError(
-            f"{target.name} cannot express the plan ({what})",
-            field=f"plan.{refused[0].where}",
+            f"{target.name} cannot express this plan: {what}",
+            field="target",
             value=target.name,
-            repair=f"Search with --target {target.name}.",
+            repair=f"Search with --target {target.name}, or export for another target.",
         )
     found = degrees_of(lowered, evaluator)
     layers = _layers(evaluator.blocks.units)

@@ -43,15 +43,18 @@ def export(plan: Plan, problem: Problem, name: str) -> Export:
     """
     target = find_target(name, field="target")
     if target is None or name not in WRITERS:
-        repair = f"Use one of {', '.join(WRITERS)}."
-        raise PlanError("nothing is written for this target", field="target", value=name, repair=repair)
+        repair = f"Name the target: one of {', '.join(WRITERS)}."
+        raise PlanError("no trainer has this name", field="target", value=name, repair=repair)
     check_model(problem.graph, target, field="target")
     if problem.precision not in target.precisions:
+        able = [p for p in target.precisions if all(p in kind.peak_TFLOPs for kind in problem.cluster.devices.values())]
         raise PlanError(
-            f"{name} has no such precision",
+            f"{name} cannot train in {problem.precision}",
             field="plan.training.precision",
             value=problem.precision,
-            repair=f"Search with --target {name}.",
+            repair=f"Search with --target {name} and --precision {' or '.join(able)}."
+            if able
+            else f"The devices have none of its precisions, {', '.join(target.precisions)}: export for another target.",
         )
     run = read_run(plan, problem, target)
     found = WRITERS[name](run)

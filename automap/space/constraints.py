@@ -7,6 +7,7 @@ signatures: a constraint on one of them holds for all.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -71,6 +72,7 @@ class Constrained:
                         again = bool(evaluator.masks(kind)[name][offset])
                         forced[int(constraint.recompute), unit, mode] &= again == constraint.recompute
             self._check_sharding(index, constraint, places)
+        self._check_equal_layers(named)
         self.kept, self.again = forced
         self.recomputes = bool((~forced).any())
         self.stages = bool(self._unit_stage)
@@ -109,6 +111,26 @@ class Constrained:
                     value=(constraint.sharding or {})[axis],
                     repair="Use one of " + (", ".join(legal) or "none: the scope holds constants only") + ".",
                 )
+
+    def _check_equal_layers(self, named: Sequence[Sequence[tuple[int, int]]]) -> None:
+        """Refuses constraints that want opposite shardings of the same operator of equal layers."""
+        wanted: dict[tuple[int, int, str], tuple[int, str]] = {}
+        for index, (constraint, places) in enumerate(zip(self.problem.hints.constraints, named, strict=True)):
+            asked = {f"sharding.{axis}": text for axis, text in (constraint.sharding or {}).items()}
+            if constraint.replicate or constraint.split:
+                asked["split"] = "divided" if constraint.split else "whole"
+            for (unit, offset), (what, value) in itertools.product(places, asked.items()):
+                first, other = wanted.setdefault((self._units[unit].type, offset, what), (index, value))
+                if other != value:
+                    operators = self.problem.graph.operators
+                    name = operators[self._units[unit].start + offset].name
+                    raise ProblemError(
+                        f"wants {name} {value}, and hints.constraints[{first}] wants it or the same operator of an "
+                        f"equal layer {other}; equal layers are sharded alike",
+                        field=f"hints.constraints[{index}]",
+                        value=constraint.scope,
+                        repair="Leave one of them out, or narrow its scope.",
+                    )
 
     def _operator(self, unit_type: int, offset: int) -> Operator:
         return self.problem.graph.operators[self.linkage.blocks.representative(unit_type).start + offset]

@@ -65,12 +65,13 @@ def middle_axis(problem: Problem) -> MiddleAxis | None:
         if asked[name] > 1:
             if asked[name] not in possible[name]:
                 whole = "the experts of a layer" if name == "ep" else "the tokens of a sample"
-                count = (", ".join(map(str, experts)) if name == "ep" else str(tokens or "")) or "none"
+                count = ", ".join(map(str, experts)) if name == "ep" else str(tokens or "")
+                missing = f"the model has no {'experts' if name == 'ep' else 'sequence'}"
                 raise ProblemError(
-                    f"does not divide the number of devices, {devices}, and {whole}, {count}",
+                    f"must divide the {devices} devices and {whole}, {count}" if count else missing,
                     field=f"hints.fix.{name}",
                     value=asked[name],
-                    repair=f"Use one of {', '.join(map(str, possible[name] or [1]))}.",
+                    repair=f"Use one of {', '.join(map(str, possible[name]))}." if count else "Leave it out.",
                 )
             return MiddleAxis(name=name, degrees=(asked[name],))
     possible["cp"] = [d for d in possible["cp"] if tokens // d >= MIN_TOKENS_A_RANK]

@@ -115,10 +115,14 @@ def _samples(batch: int, dp: int, strategy: Strategy) -> int:
     else:
         each = {-(-samples // dp): samples for samples in divisors(batch) if samples >= dp}
     if strategy.micro_batch not in each:
+        what = f"the global batch of {batch} is no multiple of dp * micro_batch = {dp * strategy.micro_batch}"
+        if each and batch % dp:
+            what = f"dp {dp} does not divide the global batch of {batch}, so replicas take unequal numbers of samples, "
+            what += "and the largest of these cannot be this one"
         raise _refuse(
             "micro_batch" if each else "dp",
             strategy.micro_batch if each else dp,
-            f"the global batch of {batch} is no multiple of dp * micro_batch = {dp * strategy.micro_batch}",
+            what,
             f"Use a micro-batch of {_words(sorted(each))}." if each else "Use a global batch that dp divides.",
         )
     return each[strategy.micro_batch]

@@ -163,7 +163,10 @@ def place_operators(chunk: Chunk, model: Model) -> Iterator[Violation]:
             used.add(key)
     for key, axes in stage.shardings.items():
         if key not in used:
-            yield Violation(f"{chunk.where}.shardings.{key}", "names no operator that can be placed so")
+            yield Violation(
+                f"{chunk.where}.shardings.{key}",
+                "no operator of the stage has this name, or none can have these placements",
+            )
         for axis in axes:
             if axis not in dict(stage.mesh):
                 yield Violation(f"{chunk.where}.shardings.{key}.{axis}", "the mesh has no such axis")

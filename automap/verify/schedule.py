@@ -120,9 +120,10 @@ def _complete(plan: Plan, orders: Sequence[Sequence[Action]]) -> Iterator[Violat
         for m in range(plan.num_micro_batches):
             letters = "".join(letter for letter in "FBIW" if have[letter, chunk, m])
             if letters not in ("FB", "FIW"):
+                there = " and ".join(letters)
                 yield Violation(
                     f"schedule.order[{chunk % ranks}]",
-                    f"stage {chunk}, micro-batch {m}: needs F and B or F, I and W, has {letters or 'nothing'}",
+                    f"stage {chunk} has {there or 'nothing'} of micro-batch {m}; it needs F and B, or F, I and W",
                 )
                 return
 

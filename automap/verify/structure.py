@@ -93,7 +93,8 @@ def _devices(plan: Plan, model: Model) -> Iterator[Violation]:
             yield Violation(path, f"{stage.devices} names a device twice")
         size = math.prod(size for _, size in stage.mesh)
         if size != len(mine):
-            yield Violation(f"stages[{number}].mesh", f"{stage.mesh} has {size} places for {len(mine)} devices")
+            mesh = " × ".join(f"{axis} {ranks_on}" for axis, ranks_on in stage.mesh)
+            yield Violation(f"stages[{number}].mesh", f"the mesh {mesh} has {size} places for {len(mine)} devices")
         if mine != where[number % ranks]:
             yield Violation(path, f"virtual stages go round {ranks} ranks: not where stage {number % ranks}")
         elif stage.mesh != plan.stages[number % ranks].mesh:

@@ -108,9 +108,9 @@ def _unlike(plan: Plan, chunks: Sequence[Chunk], target: Target, ranks: int) -> 
         yield Violation("stages", f"{target.name} takes the devices in their order")
     for chunk in chunks:
         if chunk.stage.mesh != first.stage.mesh:
-            yield Violation(f"{chunk.where}.mesh", f"{target.name} has the same mesh everywhere")
+            yield Violation(f"{chunk.where}.mesh", f"all stages of {target.name} have the same mesh")
         if chunk.stage.batch_shares is not None or plan.samples_per_micro_batch != chunk.samples:
-            yield Violation(f"{chunk.where}.batch_axes", f"{target.name} shares samples out evenly")
+            yield Violation(f"{chunk.where}.batch_axes", f"{target.name} gives all ranks the same number of samples")
 
 
 def _pattern(chunk: Chunk, model: Model, target: Target, ranks: int) -> Iterator[Violation]:

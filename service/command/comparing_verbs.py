@@ -184,8 +184,12 @@ def recommend(
     from service.jobs.run_job import import_graph
 
     if (clusters is None) == (devices is None):
-        repair = "Give --clusters or --devices."
-        raise ProblemError("one of the two is needed", field="clusters", value=str(clusters), repair=repair)
+        both = (
+            "neither --clusters nor --devices is given"
+            if clusters is None
+            else "--clusters and --devices are both given"
+        )
+        raise ProblemError(both, field="clusters", value=str(clusters), repair="Give one of them.")
     named = _names(clusters if devices is None else devices)
     if not named:
         field = "clusters" if devices is None else "devices"

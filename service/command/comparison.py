@@ -102,14 +102,14 @@ def limits(plan: Plan, found: Sequence[Alternative]) -> list[str]:
 
     where = devices_in_words(fullest.devices)
     are = "are" if where.startswith("devices") else "is"
-    memory = f"memory: {where} {are} {share(fullest):.0%} full with what is kept free of them; {some} "
+    memory = f"memory: {where} {are} {share(fullest):.0%} full, the part that is kept free included; {some} "
     record = plan.search
     bound_s = record.lower_bound_s if record is not None and record.lower_bound_s is not None else None
     known = estimate.lower_bound_s if bound_s is None else bound_s
     left = max(0.0, 1.0 - known / estimate.step_time_s)
     whose = "of this model on this cluster" if bound_s is None else "that a search can decide"
     return [
-        memory + ("would not fit" if held_back else "is kept out by memory"),
+        memory + ("would not fit" if held_back else "fails to fit"),
         f"time: no plan {whose} saves more than {left:.0%} of the step",
     ]
 
@@ -154,10 +154,13 @@ def _check_alike(first: Plan, second: Plan, path: Path) -> None:
             one, other = (document.get(key) for document in documents)
             # The name of a cluster is no part of it.
             if one != other and key != "name":
+                # Devices are long records, each under its name.
+                one, other = (", ".join(v) if isinstance(v, dict) else str(v)[:60] for v in (one, other))
+                told = f"{other} and not {one}" if one != other else f"{one} with other figures"
                 raise PlanError(
-                    f"{path.name} has another {name}: {key} {str(other)[:60]} and not {str(one)[:60]}",
+                    f"{path.name} has another {name}: {key} {told}",
                     field=f"plan.{name}.{key}",
-                    value=str(other)[:100],
+                    value=other,
                     repair="Compare plans of one cluster and training; `automap sweep` compares those.",
                 )
 

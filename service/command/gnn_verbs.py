@@ -102,14 +102,14 @@ def profile(
     samplers: Annotated[int, typer.Option(min=1, max=64, help="Samplers of a worker.")] = 2,
     batch: Annotated[int, typer.Option(min=1, help="Seeds in a mini-batch of a worker.")] = 1000,
     fan_outs: Annotated[str, typer.Option(help="Neighbours of a node, hop by hop.")] = "15,10,5",
-    features: Annotated[int, typer.Option(min=1, help="Numbers of a node, 4 bytes each.")] = 100,
+    features: Annotated[int, typer.Option(min=1, help="Number of features of a node, 4 bytes each.")] = 100,
     train_s: Annotated[
         str, typer.Option(help="Seconds of training on a mini-batch; or `measured`: this and sampling, on this host.")
     ] = "0.06",
     iterations: Annotated[int, typer.Option(min=1, max=10_000, help="Iterations to sample.")] = 20,
     seed: SeedOption = 0,
 ) -> None:
-    """Makes a problem of a graph: partitions it, samples mini-batches, and counts what crosses between machines."""
+    """Makes the description of a problem from a graph: partitions it, samples, counts what crosses between machines."""
     import numpy as np
 
     from automap.gnn.graphs import power_law_graph, read_edges

@@ -31,10 +31,11 @@ def create(
     scope: Annotated[
         list[str] | None,
         typer.Option(
-            help="read, submit or admin (delete everything of the tenant); repeatable; default: read, submit."
+            help="read, submit or admin (read /metrics, delete everything of the tenant); repeatable; "
+            "default: read, submit."
         ),
     ] = None,
-    name: Annotated[str, typer.Option(help="Who has the key and what for; for people.")] = "",
+    name: Annotated[str, typer.Option(help="A note: who has the key, and what for.")] = "",
     days: Annotated[float | None, typer.Option(min=1e-3, help="Days after which it expires; default: never.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -65,7 +66,13 @@ def show(as_json: JsonOption = False) -> None:
 
 @app.command()
 def revoke(
-    key: Annotated[str, typer.Argument(metavar="ID", help="The key's id, the part behind amk_.")],
+    key: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="The id of the key: its characters between amk_ and the next _; `automap keys list` shows it.",
+        ),
+    ],
     as_json: JsonOption = False,
 ) -> None:
     """Makes a key useless at once."""

@@ -112,7 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         package = (fault.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
-        text = f"this needs {package}, which is not installed: pip install 'automap[{EXTRAS[package]}]'"
+        repair = f"in the folder of AutoMAP, pip install '.[{EXTRAS[package]}]'"
+        text = f"this needs {package}, which is not installed: {repair}"
         _complain(text, problem(500, "a package is missing", text), as_json="--json" in words)
         return 1
     return 0

@@ -30,7 +30,7 @@ ModelArgument = Annotated[
     ),
 ]
 CLUSTER_HELP = (
-    "The devices: 2x8xH100 is two nodes of eight, @LINK behind it names the link between nodes; or a .json file. "
+    "The devices: 2x8xH100 is two nodes of eight, @LINK after it names the link between nodes; or a .json file. "
     "`automap clusters` lists devices and links."
 )
 ClusterOption = Annotated[str, typer.Option("--cluster", help=CLUSTER_HELP)]
@@ -96,8 +96,8 @@ TrialsOption = Annotated[
     int | None,
     typer.Option(
         metavar="K",
-        help="Run the K plans that look best for some steps on this host, which must be the cluster, and return the "
-        "one that is measured to be the fastest.",
+        help="Run up to K plans for some steps on this host, which must be the cluster, and return the one "
+        "that was measured fastest. Each measurement helps to choose the next plan.",
     ),
 ]
 HintsOption = Annotated[
@@ -112,7 +112,7 @@ BatchDimOption = Annotated[
     typer.Option(
         "--batch-dim",
         metavar="INPUT=DIM",
-        help="The dim of an input that is its batch; default: the one named so, or the first.",
+        help="Which dim of an input is the batch; default: the one that the file names batch, or the first.",
     ),
 ]
 ParametersOption = Annotated[
@@ -136,12 +136,12 @@ OutputOption = Annotated[
 ]
 
 
-def drawable(path: Path | None) -> Path | None:
+def drawable(option: typer.CallbackParam, path: Path | None) -> Path | None:
     """Refuses a picture that could not be written before the work is done, not after it."""
     if writable(path) is not None and path is not None:
         from service.drawing.charts import check_kind
 
-        check_kind(path)
+        check_kind(path, str(option.name))
     return path
 
 

@@ -209,7 +209,7 @@ def train_agent(
     ] = None,
     seed: SeedOption = 0,
 ) -> None:
-    """Trains the network with which every search begins anew, on generated problems."""
+    """Trains a new network on generated problems; every search takes its first proposals from such a network."""
     from agents.learning.course import Curriculum, train
     from agents.portfolio.portfolio import cores
     from agents.searcher import Budget

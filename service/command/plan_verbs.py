@@ -50,7 +50,10 @@ def search(
     ] = None,
     certify: Annotated[
         float,
-        typer.Option(min=0.0, help="Seconds behind the search to prove by how much a plan may be faster, at most."),
+        typer.Option(
+            min=0.0,
+            help="Seconds, after the search, to prove how much faster any plan could be; 0: no proof.",
+        ),
     ] = 0.0,
     as_json: JsonOption = False,
 ) -> None:

@@ -98,7 +98,9 @@ def read_goals(
         _positive(target_days, "target_days")
         if steps is None:
             repair = "Give --tokens, the number of tokens of the whole training."
-            raise ProblemError("of how many steps is not known", field="target_days", value=target_days, repair=repair)
+            raise ProblemError(
+                "the number of steps is not known", field="target_days", value=target_days, repair=repair
+            )
         most_s = target_days * DAY / steps
         if step_s is not None and step_s < most_s:
             target_days = None  # it asks for no more than the longest step does

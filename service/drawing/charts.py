@@ -26,15 +26,19 @@ FIRST_S = 1e-3
 """The least time that is shown, in seconds: the axis of times is logarithmic."""
 
 
-def check_kind(path: Path) -> None:
+def check_kind(path: Path, field: str = "output") -> None:
     """Refuses a file that cannot be written by what its name ends in.
+
+    Args:
+        path: the file.
+        field: name of the option that names it.
 
     Raises:
         PlanError: the end of the name is unknown.
     """
     if path.suffix.lower() not in KINDS:
         repair = "Name a file that ends in .html, .svg, .png or .json."
-        raise PlanError("an unknown kind of picture", field="output", value=str(path), repair=repair)
+        raise PlanError("an unknown kind of picture", field=field, value=str(path), repair=repair)
 
 
 def write(path: Path, title: str, document: Mapping[str, Any], draw: Callable[[], Figure]) -> None:

@@ -105,11 +105,15 @@ def import_graph(data: bytes, request: JobRequest) -> Graph:
         ModelError: the file, the name, or what the request says about it.
     """
     if request.model.zoo:
-        return _named(request.model, _loss(request))
+        return _named(request)
     from ir.profile_import import is_profile
     from ir.serialize import graph_from_bytes
 
-    return _measured(data, request.model) if is_profile(data) else graph_from_bytes(import_file(data, request).graph)
+    return (
+        _measured(data, request.model, _stated_parameters(request))
+        if is_profile(data)
+        else graph_from_bytes(import_file(data, request).graph)
+    )
 
 
 def import_file(data: bytes, request: JobRequest) -> Imported:
@@ -121,13 +125,12 @@ def import_file(data: bytes, request: JobRequest) -> Imported:
     from ir.onnx.sandbox import Imported, SandboxLimits, import_bytes
     from ir.profile_import import is_profile
 
-    options, given = request.model, request.hints.get("parameters", ())
-    parameters = given if isinstance(given, Sequence) and not isinstance(given, str) else ()
+    options, parameters = request.model, _stated_parameters(request)
     if is_profile(data):
         from ir.serialize import graph_to_bytes
         from ir.summary import summarize
 
-        measured = _measured(data, options)
+        measured = _measured(data, options, parameters)
         return Imported(summary=summarize(measured), graph=graph_to_bytes(measured))
     from automap.phases import phase
 
@@ -136,7 +139,7 @@ def import_file(data: bytes, request: JobRequest) -> Imported:
             data,
             name=options.name,
             dims=options.dims,
-            parameters=(*options.parameters, *(str(glob) for glob in parameters)),
+            parameters=(*options.parameters, *parameters),
             batch_dims=options.batch_dims,
             loss=_loss(request),
             # The limit of the settings was applied when the file was accepted.
@@ -149,14 +152,20 @@ def _loss(request: JobRequest) -> str | None:
     return loss if isinstance(loss, str) else None
 
 
-def _measured(data: bytes, options: ModelOptions) -> Graph:
+def _stated_parameters(request: JobRequest) -> tuple[str, ...]:
+    """The globs under `hints.parameters`; empty where they are malformed, which is told when the hints are read."""
+    given = request.hints.get("parameters", ())
+    return tuple(map(str, given)) if isinstance(given, Sequence) and not isinstance(given, str) else ()
+
+
+def _measured(data: bytes, options: ModelOptions, parameters: Sequence[str]) -> Graph:
     """A layer profile; it is small text and read with bounds, so no child process is needed."""
     from ir.profile_import import read_profile
 
     _refuse(
-        {"parameters": options.parameters, "batch_dims": options.batch_dims}
+        {"parameters": options.parameters, "hints.parameters": parameters, "batch_dims": options.batch_dims}
         | {f"dims.{dim}": size for dim, size in options.dims.items() if dim != "batch"},
-        "a layer profile leaves it nothing to say",
+        "a layer profile does not take this",
         "Leave it out; of a profile only dims.batch, the samples of its mini-batch, may be given.",
     )
     return read_profile(data, name=options.name, batch=options.dims.get("batch"))
@@ -167,18 +176,22 @@ def _refuse(given: Mapping[str, Any], message: str, repair: str) -> None:
 
     for name, value in given.items():
         if value:
-            raise ModelError(message, field=name, value=value, repair=repair)
+            raise ModelError(
+                message, field=name, value=", ".join(value) if isinstance(value, tuple) else value, repair=repair
+            )
 
 
-def _named(options: ModelOptions, loss: str | None) -> Graph:
+def _named(request: JobRequest) -> Graph:
     from ir import zoo
 
+    options = request.model
     _refuse(
-        {name: getattr(options, name) for name in ("dims", "parameters", "batch_dims")},
-        "named models leave it nothing to say",
-        "Leave it out; sizes are part of the name, as in gpt2:seq_len=512.",
+        {name: getattr(options, name) for name in ("dims", "parameters", "batch_dims")}
+        | {"hints.parameters": _stated_parameters(request)},
+        "a model of the zoo does not take this",
+        "Leave it out; sizes are part of the name, as in zoo:gpt2:seq_len=512.",
     )
-    graph = zoo.build(options.zoo, loss=loss)
+    graph = zoo.build(options.zoo, loss=_loss(request))
     return replace(graph, name=options.name) if options.name else graph
 
 

@@ -31,7 +31,7 @@ def test_mixed_cluster_numbers_devices_host_by_host():
     [
         ("0xA100", "at least one"),
         ("4x0xA100", "at least one"),
-        ("8xFoo", "unknown"),
+        ("8xFoo", "no device has this name"),
         ("", "not understood"),
         ("8", "not understood"),
         ("-1xA100", "not understood"),

@@ -528,15 +528,17 @@ def test_what_a_target_cannot_express_is_refused_by_name(tmp_path: Path) -> None
     assert "no pipeline beside tensor" in str(fault.value)
     with pytest.raises(PlanError, match="no pipelines"):
         export(plan, space.problem, "accelerate")
-    assert fault.value.repair == "Search with --target deepspeed."
-    with pytest.raises(PlanError, match="nothing is written"):
+    assert fault.value.repair.startswith("Search with --target deepspeed,")
+    assert (fault.value.field, fault.value.value) == ("target", "deepspeed")
+    with pytest.raises(PlanError, match="no trainer has this name"):
         export(plan, space.problem, "any")
     with pytest.raises(ProblemError, match="unknown target") as unknown:
         export(plan, space.problem, "megatron")
     assert unknown.value.field == "target"
     narrow = replace(space.problem, training=replace(space.problem.training, precision="fp16"))
-    with pytest.raises(PlanError, match="no such precision"):
+    with pytest.raises(PlanError, match="torchtitan cannot train in fp16") as fault:
         export(plan, narrow, "torchtitan")
+    assert "--precision bf16 or fp32" in fault.value.repair
 
 
 @pytest.mark.parametrize("target", ["megatron-core", "torchtitan"])

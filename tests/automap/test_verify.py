@@ -365,7 +365,7 @@ BROKEN = [
     (sharded("h.0.mlp/Gelu", "tp", ["P"], ["P"]), "stages[0].shardings.h.0.mlp/Gelu.tp", "cannot have P -> P"),
     (sharded("h.0.mlp/Gelu", "tp", ["S(2)"], ["B"]), "stages[0].shardings.h.0.mlp/Gelu.tp", "cannot have S(2) -> B"),
     (sharded("h.0.mlp/Gelu", "cp", ["S(1)"], ["S(1)"]), "stages[0].shardings.h.0.mlp/Gelu.cp", "no such axis"),
-    (sharded("nobody", "tp", ["B"], ["B"]), "stages[0].shardings.nobody", "names no operator"),
+    (sharded("nobody", "tp", ["B"], ["B"]), "stages[0].shardings.nobody", "no operator of the stage has this name"),
     (lambda p: replace(p, schedule=Schedule(kind="explicit")), "schedule", "needs order"),
     (lambda p: replace(p, schedule=Schedule(kind="1f1b", order=((), ()))), "schedule", "has no order"),
 ]  # fmt: skip
@@ -452,7 +452,7 @@ def test_broken_virtual_stages_are_named(sample, change, where, what):
     ("change", "where", "what"),
     [
         (lambda a, b: (a, [*b[:-1], "1X3"]), "schedule", "'1X3' is no action"),
-        (lambda a, b: (a[:-1], b), "schedule.order[0]", "stage 0, micro-batch 3: needs F and B or F, I and W, has F"),
+        (lambda a, b: (a[:-1], b), "schedule.order[0]", "has F of micro-batch 3; it needs F and B, or F, I and W"),
         (lambda a, b: ([*a, "0B3"], b), "schedule.order[0]", "0B3 stands there twice"),
         (lambda a, b: ([*a, "1B3"], b), "schedule.order[0]", "1B3 does not belong"),
         (lambda a, b: (a, [*b[:-1], "1B4"]), "schedule.order[1]", "1B4 does not belong"),

@@ -126,7 +126,10 @@ def test_a_missing_package_is_named_with_its_extra(
     monkeypatch.setitem(sys.modules, "httpx", None)
     monkeypatch.delitem(sys.modules, "service.client", raising=False)
     assert main(["status"]) == 1
-    assert "needs httpx, which is not installed: pip install 'automap[service]'" in capsys.readouterr().err
+    assert (
+        "needs httpx, which is not installed: in the folder of AutoMAP, pip install '.[service]'"
+        in capsys.readouterr().err
+    )
 
 
 def test_planning_needs_neither_torch_nor_the_service() -> None:
