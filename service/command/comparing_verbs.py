@@ -183,18 +183,7 @@ def recommend(
     from service.command.terminal import counting_bar, interruptible
     from service.jobs.run_job import import_graph
 
-    if (clusters is None) == (devices is None):
-        both = (
-            "neither --clusters nor --devices is given"
-            if clusters is None
-            else "--clusters and --devices are both given"
-        )
-        raise ProblemError(both, field="clusters", value=str(clusters), repair="Give one of them.")
-    named = _names(clusters if devices is None else devices)
-    if not named:
-        field = "clusters" if devices is None else "devices"
-        repair = "Name at least one, such as 8xA100." if devices is None else "Name at least one kind, such as H100."
-        raise ProblemError("names none", field=field, value=clusters if devices is None else devices, repair=repair)
+    named = _named(clusters, devices)
     chosen = named if devices is None else sizes(named, max_devices)
     prices = read_prices(price or [])
     graph = import_graph(job.data, job.request)
@@ -223,8 +212,18 @@ def recommend(
         raise typer.Exit(130)
 
 
-def _names(text: str | None) -> list[str]:
-    return list(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
+def _named(clusters: str | None, devices: str | None) -> list[str]:
+    """The names in that of `--clusters` and `--devices` which is given."""
+    if (clusters is None) == (devices is None):
+        given = "neither --clusters nor --devices is" if clusters is None else "--clusters and --devices are both"
+        raise ProblemError(f"{given} given", field="clusters", value=str(clusters), repair="Give one of them.")
+    text = devices if clusters is None else clusters
+    named = list(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
+    if not named:
+        field = "clusters" if devices is None else "devices"
+        repair = "Name at least one, such as 8xA100." if devices is None else "Name at least one kind, such as H100."
+        raise ProblemError("names none", field=field, value=text, repair=repair)
+    return named
 
 
 @app.command()
