@@ -4,6 +4,7 @@ import time
 from itertools import groupby
 
 import pytest
+from long_cases import long_but
 
 from agents import Budget, search
 from agents.incumbent import TEMPLATES
@@ -42,7 +43,7 @@ def events(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("last_poll", [1, 2, 8, 2000])
+@pytest.mark.parametrize("last_poll", long_but([1, 2, 8], [1, 2, 8, 2000]))
 def test_it_asks_often_and_does_little_after_the_last_time(gpt2, events, last_poll):
     known = [search(gpt2, Budget.parse(20), searcher="random", seed=seed).plan for seed in range(6)]
     events.clear()

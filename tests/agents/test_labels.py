@@ -225,6 +225,7 @@ def other_network(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_a_network_finds_becomes_a_label(other_network):
     before, generated = template_label(11), generate(11)
     # With so few evaluations the portfolio asks no network by itself.
@@ -239,6 +240,7 @@ def test_what_a_network_finds_becomes_a_label(other_network):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_labels_are_improved_with_a_network_and_once_only(tmp_path, other_network, capsys):
     folder = tmp_path / "labels"
     with LabelWriter(folder) as writer:

@@ -107,6 +107,7 @@ def test_copied_blocks_are_those_that_would_be_built(monkeypatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_graphs_are_those_of_the_description_and_never_a_named_model() -> None:
     def digest(graph: Graph) -> str:
         return graph_digest(replace(graph, name=""))

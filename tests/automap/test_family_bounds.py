@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from long_cases import long_but
 
 from automap.bounds.enumeration import Enumeration
 from automap.bounds.known_plans import priced_templates
@@ -27,6 +28,18 @@ MOE = "moe:layers=2,hidden=64,heads=4,experts=4,seq_len=32,vocab_size=128"
 T5 = "t5:layers=2,hidden=64,heads=4,head_size=16,ffn=256,seq_len=32,vocab_size=128"
 CONVOLUTIONS = "vgg:convolutions=1-1-2,width=16,ffn=256,image_size=32,num_classes=10"
 TIED = "gpt:layers=3,hidden=64,heads=4,seq_len=32,vocab_size=1024"
+
+
+TRANSFORMERS = [
+    ("2x2xV100@10Gbit", {}, {}),
+    ("2xV100-16GB+2xP100-16GB", {"trainer": "alpa"}, {"pp": 2, "zero": 0}),
+    ("2xV100-16GB+2xP100-16GB", {}, {"pp": 1}),
+    ("4xA100", {}, {"schedule": "zb1p", "pp": 2}),
+    ("2xV100-16GB+2xP100-16GB", {}, {"pp": 2, "tp": 1}),
+    ("6xA100", {}, {"tp": 1, "zero": 1}),
+    ("4xA100", {}, {"schedule": "eager-1f1b", "tp": 1}),
+]
+"""Cluster, training, fixed decisions."""
 
 
 def family_of(space, values):
@@ -67,15 +80,7 @@ def some_plans(space, seed, count):
 
 @pytest.mark.parametrize(
     ("cluster", "training", "fix"),
-    [
-        ("2x2xV100@10Gbit", {}, {}),
-        ("2xV100-16GB+2xP100-16GB", {"trainer": "alpa"}, {"pp": 2, "zero": 0}),
-        ("2xV100-16GB+2xP100-16GB", {}, {"pp": 1}),
-        ("2xV100-16GB+2xP100-16GB", {}, {"pp": 2, "tp": 1}),
-        ("6xA100", {}, {"tp": 1, "zero": 1}),
-        ("4xA100", {}, {"schedule": "zb1p", "pp": 2}),
-        ("4xA100", {}, {"schedule": "eager-1f1b", "tp": 1}),
-    ],
+    long_but(TRANSFORMERS[1:6:2], TRANSFORMERS),
 )
 def test_no_plan_of_a_transformer_is_faster(gpt, space, cluster, training, fix):
     s = space(gpt(layers=3), cluster, 12, training=training, **fix)
@@ -209,7 +214,7 @@ def test_ways_to_share_are_those_that_plans_may_have(gpt, space):
     assert all(ways_to_share(s, shape) == [0] for shape in s.shapes if shape.pp > 1)
 
 
-@pytest.mark.parametrize("cluster", ["2x2xV100@10Gbit", "2xV100-16GB+2xP100-16GB"])
+@pytest.mark.parametrize("cluster", long_but(["2x2xV100@10Gbit"], ["2x2xV100@10Gbit", "2xV100-16GB+2xP100-16GB"]))
 def test_each_level_of_a_bound_is_as_sharp_as_the_one_before(gpt, space, cluster):
     s = space(gpt(layers=3), cluster, 8, pp=2, tp=1)
     bounds, rises = FamilyBounds(s), 0

@@ -119,6 +119,7 @@ print("losses " + str(one) + " " + str(loss) + "\\n", end="")
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_the_recipe_for_a_script_of_ones_own_runs_as_printed(tmp_path, monkeypatch):
     """From a configuration of transformers to a training, by the commands and the lines of docs/training.md."""

@@ -159,6 +159,8 @@ def test_groups_of_a_convolution_are_not_cut():
     assert not wrong_plans(problem, 200, num_templates=20)
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_carried_tensors_are_in_the_buffers_of_what_crosses():
     """However the stage splits them that makes them; OneFlow keeps a buffer for each micro-batch that crosses."""
     model = "t5:layers=4,hidden=64,heads=4,seq_len=32,vocab_size=128"

@@ -190,6 +190,7 @@ def test_the_measured_run_that_is_shown_is_priced(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_site_is_built_and_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
     """`make docs`, with one link too many: it is all that Sphinx complains about."""
     shutil.copytree(ROOT / "docs", tmp_path / "docs")

@@ -47,7 +47,7 @@ def test_a_first_answer_that_is_late_is_waited_for(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(redis.Redis, "ping", late)
     with EmbeddedRedis(tmp_path) as server:
-        assert server.is_alive() and len(asked) == 3
+        assert server.is_alive() and len(asked) >= 3
 
 
 def test_it_leaves_nothing_behind(tmp_path: Path) -> None:

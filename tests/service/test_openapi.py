@@ -13,6 +13,7 @@ import httpx
 import jsonschema
 import pytest
 import redis
+from long_cases import long_but
 
 from service.http.openapi import examples
 from service.settings import Settings
@@ -22,13 +23,16 @@ METHODS = {"get", "put", "post", "delete", "options", "head", "patch", "trace"}
 
 
 @pytest.mark.slow
-def test_schemathesis_finds_nothing(settings: Settings, client: redis.Redis, serve_app: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("examples_each", long_but([4], [4, 20]))
+def test_schemathesis_finds_nothing(
+    examples_each: int, settings: Settings, client: redis.Redis, serve_app: Any, tmp_path: Path
+) -> None:
     program = shutil.which("schemathesis", path=str(Path(sys.executable).parent))
     assert program is not None, "make setup installs it"
     # Nobody runs the jobs, so that waiting for their end only takes time.
     with serve_app(settings.model_copy(update={"max_wait_s": 0.2, "max_stream_s": 0.2}), client) as api:
         words = ["--config-file", str(ROOT / "schemathesis.toml"), "run", f"{api.base_url.join('/openapi.json')}"]
-        limits = ["--max-examples", "10", "--no-color", "--report-dir", str(tmp_path)]
+        limits = ["--max-examples", str(examples_each), "--no-color", "--report-dir", str(tmp_path)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
         run = subprocess.run(
             [program, *words, *limits], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False

@@ -208,6 +208,8 @@ def test_gpt2(gpt2: ModuleType) -> None:
     assert len(graph.parameters) == len({t.name for t in graph.parameters})
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_gpt2_xl_is_a_small_file(gpt2: ModuleType) -> None:
     data = export_onnx(gpt2.gpt2_xl)
     assert len(data) < 2_000_000

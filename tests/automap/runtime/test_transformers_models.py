@@ -123,6 +123,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_plans_train_them_with_the_loss_of_one_process(exported: dict[str, Path]) -> None:
     """Split layers, inputs that are not the first arguments, stages; all return a record with the scores inside."""
     folders = []
