@@ -5,12 +5,13 @@ The stripped file imports to an equal Graph. Dropped: the data of every tensor w
 graphs, doc strings, the producer (except PyTorch, whose quirks the importer knows), stack traces and all metadata
 except module names and roles. Kept: names, attributes, and small constants (shapes, scales, masks).
 
-Weights are cut out of the bytes before protobuf sees them, so that a file of any size is stripped in little memory;
-external data is never opened.
+Weights are cut out of the bytes before protobuf sees them, so that a file of any size is stripped in little memory. Of
+external data only tensors that may be small constants are read, where the file on disk is stripped.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnx import external_data_helper
 
 from ir.build import MAX_VALUE_ELEMENTS
 from ir.errors import refuse
@@ -97,15 +99,21 @@ def strip_file(path: Path, *, parameters: Sequence[str] = ()) -> Stripped:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             view = memoryview(mapped)
             try:
-                return strip(view, parameters=parameters)
+                return strip(view, parameters=parameters, folder=path.parent)
             finally:
                 view.release()
     except (OSError, ValueError) as fault:  # an empty file cannot be mapped
         raise refuse("the file cannot be read", f"{path}: {fault}", "Give the path of an ONNX file.") from None
 
 
-def strip(data: memoryview | bytes, *, parameters: Sequence[str] = ()) -> Stripped:
-    """Strips the bytes of a file; see `strip_file`."""
+def strip(data: memoryview | bytes, *, parameters: Sequence[str] = (), folder: Path | None = None) -> Stripped:
+    """Strips the bytes of a file; see `strip_file`.
+
+    Args:
+        data: the bytes.
+        parameters: as for `strip_file`.
+        folder: where small tensors in external data are read from; None = no other file is opened.
+    """
     model = onnx.ModelProto()
     is_compared = len(data) <= MAX_COMPARED_BYTES and re.search(re.escape(KIND_KEY.encode()), data) is None
     try:
@@ -113,6 +121,8 @@ def strip(data: memoryview | bytes, *, parameters: Sequence[str] = ()) -> Stripp
     except (DecodeError, IndexError, RuntimeError):
         repair = "Give the complete file as the exporter wrote it."
         raise refuse("the file is not an ONNX model or is truncated", f"{len(data)} bytes", repair) from None
+    if folder is not None:
+        _read_small(model, folder)
     outside = {t.name for t in model.graph.initializer if _is_external(t)}
     if model.producer_name == PYTORCH:
         _compare(model)
@@ -197,6 +207,20 @@ def _compare(model: Any) -> None:
                 tensor.metadata_props.add(key=TURNED_KEY, value=str(turned))
 
 
+def _read_small(model: Any, folder: Path) -> None:
+    """Reads initializers that may be small constants from external data; those that cannot be read stay where they are.
+
+    Exporters write tensors of more than some hundred bytes there (PyTorch's newer one by default).
+    """
+    for tensor in model.graph.initializer:
+        size = next((entry.value for entry in tensor.external_data if entry.key == "length"), "")
+        is_small = prod(tensor.dims) <= MAX_VALUE_ELEMENTS and size.isdecimal() and int(size) <= LARGE_BYTES
+        if is_small and _is_external(tensor):
+            # The library refuses paths that lead out of the folder.
+            with contextlib.suppress(OSError, ValueError, onnx.checker.ValidationError):
+                external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+
+
 def _is_external(tensor: Any) -> bool:
     return tensor.data_location == onnx.TensorProto.EXTERNAL or len(tensor.external_data) > 0
 
@@ -252,8 +276,8 @@ def _drop_weights(model: Any, outside: set[str], parameters: Sequence[str]) -> t
         is_kept = role == "constant" or tensor.data_type not in FLOATS
         if is_kept and prod(tensor.dims) <= MAX_VALUE_ELEMENTS:
             if tensor.name in outside:
-                repair = "Save the file with small tensors inside it (onnx: size_threshold=1024)."
-                raise refuse("a small constant lies in external data, which is not read", tensor.name, repair)
+                repair = "Put the file with the data beside the model, or export with external_data=False."
+                raise refuse("a small constant lies in external data that could not be read", tensor.name, repair)
             kept += 1
         else:
             _clear(tensor)

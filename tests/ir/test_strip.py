@@ -111,7 +111,7 @@ def test_stripping_twice_changes_nothing(light):
     assert strip(once).data == once
 
 
-def test_external_data_is_dropped_and_never_opened(tmp_path):
+def test_external_data_is_dropped(tmp_path):
     inside = weighty().SerializeToString()
     outside = weighty()
     external_data_helper.convert_model_to_external_data(outside, location="weights.bin", size_threshold=64)
@@ -121,6 +121,28 @@ def test_external_data_is_dropped_and_never_opened(tmp_path):
     stripped = strip_file(path)
     same(inside, stripped.data)
     assert b"weights.bin" not in stripped.data
+
+
+def test_small_constants_are_read_from_external_data_beside_the_file(tmp_path):
+    """PyTorch's newer exporter keeps all but the smallest there."""
+    inside, outside = weighty(), weighty()
+    external_data_helper.convert_model_to_external_data(outside, location="model.onnx.data", size_threshold=0)
+    path = tmp_path / "model.onnx"
+    onnx.save(outside, path)
+    same(inside.SerializeToString(), strip_file(path).data)
+    # No other folder is read.
+    (tmp_path / "elsewhere").mkdir()
+    path.rename(tmp_path / "elsewhere" / path.name)
+    with pytest.raises(ModelError, match="could not be read"):
+        strip_file(tmp_path / "elsewhere" / path.name)
+    for tensor in (moved := onnx.load(tmp_path / "elsewhere" / path.name, load_external_data=False)).graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = "../model.onnx.data"
+    path.write_bytes(b"")
+    (tmp_path / "elsewhere" / path.name).write_bytes(moved.SerializeToString())
+    with pytest.raises(ModelError, match="could not be read"):
+        strip_file(tmp_path / "elsewhere" / path.name)
 
 
 def test_small_constants_in_external_data_are_refused(tmp_path):
