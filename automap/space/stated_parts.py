@@ -6,6 +6,7 @@ Published runs and the strategies that people state are built from these parts. 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -22,6 +23,7 @@ from automap.space.space import PlanSpace
 from automap.space.templates import megatron_signatures
 from automap.targets import ANY
 from ir.factors import BROADCAST, Placement
+from ir.graph import Operator
 from ir.groups import fused_groups
 from ir.operators.experts import COMBINE, DISPATCH, PRODUCT
 from ir.operators.measured import LAYER
@@ -250,15 +252,27 @@ def recompute_masks(evaluator: Evaluator, trainer: str, mode: str) -> Callable[[
 
 
 def _layers(evaluator: Evaluator, unlike: int) -> list[int]:
-    """Units that people count as layers: in a measured profile those with one of its layers, else the repeated ones."""
+    """Units that people count as layers.
+
+    In a measured profile those with one of its layers. Else those of kinds that the model has several times, such as
+    the layers of an encoder and those of a decoder, and `unlike` ones before the most frequent kind. Where these are
+    fewer than half of the units with weights, as in VGG, those with weights.
+    """
     graph, units = evaluator.problem.graph, evaluator.blocks.units
     measured = [i for i, u in enumerate(units) if any(op.kind == LAYER for op in graph.operators[u.start : u.stop])]
     if measured:
         return measured
     kinds = [unit.type for unit in units]
-    repeated = max(set(kinds), key=kinds.count)
-    first = kinds.index(repeated)
-    return [*range(first - unlike, first), *(i for i, kind in enumerate(kinds) if kind == repeated)]
+    times = Counter(kinds)
+    first = kinds.index(max(times, key=lambda kind: times[kind]))
+    repeated = [i for i, kind in enumerate(kinds) if times[kind] > 1]
+    weighty = [i for i, u in enumerate(units) if any(map(graph.is_weight, _read(graph.operators[u.start : u.stop])))]
+    return sorted({*range(first - unlike, first), *repeated}) if 2 * len(repeated) >= len(weighty) else weighty
+
+
+def _read(operators: Sequence[Operator]) -> set[str]:
+    """Names of all tensors that operators read."""
+    return {name for op in operators for name in op.inputs}
 
 
 def _even(layers: int, chunks: int) -> list[int]:

@@ -105,7 +105,7 @@ def read_strategy(
     ] = None,
     tp: Annotated[int | None, typer.Option(help="Tensor parallel: ranks that split every layer.")] = None,
     pp: Annotated[
-        int | None, typer.Option(help="Pipeline parallel: ranks one after another; layers are spread evenly.")
+        int | None, typer.Option(help="Pipeline parallel: ranks one after another; layers are spread evenly over them.")
     ] = None,
     cp: Annotated[int | None, typer.Option(help="Context parallel: ranks that split the sequence.")] = None,
     ep: Annotated[

@@ -233,3 +233,17 @@ def test_selective_recomputation_is_what_the_trainer_means_by_it() -> None:
         assert not recomputes_nothing(Strategy(), lowered, trainer)
     assert any("mlp" in glob for glob in again["torchtitan"])
     assert again["megatron-core"] == ()
+
+
+T5 = "t5:layers=4,hidden=64,heads=4,ffn=256,seq_len=32,vocab_size=128"
+VGG = "vgg:convolutions=1-1-2-2,width=16,ffn=64,image_size=32,num_classes=10"
+
+
+@pytest.mark.parametrize(("spec", "layers"), [(T5, 8), (VGG, 9), (GPT, 8)])
+def test_all_kinds_of_layers_are_spread_and_computed_again(evaluator_of: Any, spec: str, layers: int) -> None:
+    """Those of an encoder and of a decoder alike; of a network of unlike layers, each that has weights."""
+    evaluator = evaluator_of(spec)
+    strategy = Strategy(dp=4, pp=2, recompute="full")
+    lowered = made(evaluator, strategy)
+    counts = [sum(bool(segment.recomputed.any()) for segment in chunk) for chunk in lowered.chunks]
+    assert sum(counts) == layers and max(counts) - min(counts) <= 1
