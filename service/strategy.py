@@ -7,6 +7,7 @@ what operators do on it (`plan.degrees`), whatever the plan calls it. Knows the 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 
 from automap.plan import AxisSharding, Degrees, Plan, Stage, Sync, parse_devices
@@ -62,7 +63,9 @@ def data_parallel(plan: Plan) -> str | None:
     is_plain = not further and not stage.batch_shares and not _off_batch(plan) and plan.sync.kind == "synchronous"
     if not is_plain or len(live) != 1 or not plan.degrees:
         return None
-    if plan.degrees[0].data != live[0] or plan.degrees[0].expert > 1:
+    # Where a plan states what splits the batch in place of what does not, parameters may be split beside it.
+    is_usual = all(axis in stage.batch_axes for axis, size in stage.mesh if size > 1)
+    if plan.degrees[0].data != live[0] or plan.degrees[0].expert > 1 or not is_usual:
         return None
     return DATA_PARALLEL[stage.zero.stage]
 
@@ -143,6 +146,9 @@ def _off_batch(plan: Plan) -> list[str]:
             axes = {axis: how for axis, how in entry.items() if axis in stage.batch_axes and axis not in others}
             if axes:
                 own.setdefault(name, axes)
+        for axis, use in degrees.axes.items() if degrees is not None else ():
+            if use == "data" and axis not in (*stage.batch_axes, *others):
+                own |= _beside_batch(stage, axis)
     if not own:
         return []
     repeated = sum(all(_is_whole(how) for how in entry.values()) for entry in own.values())
@@ -151,6 +157,15 @@ def _off_batch(plan: Plan) -> list[str]:
     if repeated:
         words += f", {'repeated' if repeated == len(own) else f'{repeated} of them repeated'}"
     return [words]
+
+
+def _beside_batch(stage: Stage, axis: str) -> dict[str, Mapping[str, AxisSharding]]:
+    """Operators that split something else on an axis on which the plan states what splits the batch, the first dim or
+    the one that most split."""
+    split = {name: entry for name, entry in stage.shardings.items() if axis in entry and not _is_whole(entry[axis])}
+    made = Counter("".join(entry[axis].outputs[:1]) for entry in split.values())
+    batch = max(made, key=lambda text: (text == "S(0)", made[text]), default="")
+    return {name: {axis: entry[axis]} for name, entry in split.items() if "".join(entry[axis].outputs[:1]) != batch}
 
 
 def _is_whole(how: AxisSharding) -> bool:

@@ -134,15 +134,20 @@ def _pattern(chunk: Chunk, model: Model, target: Target, ranks: int) -> Iterator
 
 
 def _side(chunk: Chunk, model: Model, axis: str) -> set[str]:
-    """The kinds of parallelism that products with weights in the layers of a stage take on an axis."""
-    graph = model.graph
-    large = SMALL * max(op.forward_flops.at(1) for op in graph.operators)
-    found = set()
-    for index in layer_operators(chunk, model):
-        op = graph.operators[index]
-        if op.forward_flops.at(1) > large and any(name in model.parametric for name in op.inputs):
-            found.add(_split(model, index, chunk.placed[index][axis]))
-    return found
+    """The kinds of parallelism that products with weights take on an axis: those in the layers of a stage, or all of
+    them in a model that has no layer twice."""
+    large = SMALL * max(op.forward_flops.at(1) for op in model.graph.operators)
+    times = Counter(unit.type for unit in model.blocks.units)
+    layers = [range(unit.start, unit.stop) for unit in model.blocks.units if times[unit.type] > 1]
+    has_layers = any(_multiplies(index, large, model) for layer in layers for index in layer)
+    operators = layer_operators(chunk, model) if has_layers else chunk.operators
+    return {_split(model, i, chunk.placed[i][axis]) for i in operators if _multiplies(i, large, model)}
+
+
+def _multiplies(index: int, large: float, model: Model) -> bool:
+    """Whether an operator reads a weight and does more than `large` FLOPs a sample."""
+    op = model.graph.operators[index]
+    return op.forward_flops.at(1) > large and any(name in model.parametric for name in op.inputs)
 
 
 def _split(model: Model, index: int, placed: Placed) -> str:

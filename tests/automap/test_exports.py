@@ -21,6 +21,7 @@ import pytest
 import torch
 import trainer_ranks
 import yaml
+from small_graphs import build_mlp
 from torch.distributed.pipelining.schedules import FORWARD, _Action, _add_send_recv
 from transformers import TrainingArguments
 
@@ -590,3 +591,16 @@ def test_a_plan_for_any_target_exports_where_it_happens_to_fit() -> None:
     shape = next(s for s in space.shapes if (s.pp, s.tp, s.num_micro_batches) == (1, 1, 2))
     plan = space.decode(next(values for of, values in templates(space) if of == shape))
     assert json.loads(export(plan, problem, "deepspeed").files["deepspeed.json"])["train_micro_batch_size_per_gpu"] == 1
+
+
+@pytest.mark.parametrize("target", ["deepspeed", "accelerate"])
+def test_work_that_all_ranks_repeat_is_no_data_parallelism(target: str) -> None:
+    """In a network without equal layers too: whoever trains it has replicas on all devices, or refuses."""
+    problem = Problem.build(build_mlp((96, 64, 32, 16)), parse_cluster("4xA100"), {"global_batch": BATCH})
+    space = PlanSpace(problem)
+    plan = space.decode(next(v for s, v in templates(space) if s.dp == 4 and s.pp == 1 and s.tp == 1))
+    export(plan, problem, target)
+    (stage,) = plan.stages
+    repeated = replace(plan, stages=(replace(stage, mesh=(("tp", 4),), batch_axes=()),))
+    with pytest.raises(PlanError, match="no axis for repetition"):
+        export(repeated, problem, target)

@@ -217,3 +217,14 @@ def test_summary(plan: Plan) -> None:
 )
 def test_seconds(value: float, text: str) -> None:
     assert seconds(value) == text
+
+
+def test_tables_that_are_split_beside_the_batch_are_named(plan: Plan) -> None:
+    """A plan that states what splits the batch, since more operators split their weights."""
+    (stage,) = plan.stages
+    tables = {f"emb.{i}/Gather": {"tp": AxisSharding(inputs=("S(1)", "B"), outputs=("S(1)",))} for i in range(3)}
+    product = {"top/Gemm": {"tp": AxisSharding(inputs=("S(0)", "B"), outputs=("S(0)",))}}
+    own = replace(stage, mesh=(("tp", 8),), batch_axes=(), shardings={**product, **tables})
+    found = used(replace(plan, stages=(own,)), tp="data")
+    assert "emb.0/Gather and 2 more not split by batch" in strategy(found)
+    assert data_parallel(found) is None, "its tables do not fit on every device"
