@@ -108,8 +108,13 @@ def legal_cuts(graph: Graph, ignored: frozenset[str] = frozenset()) -> dict[int,
     return cuts
 
 
-def carried_tensors(graph: Graph) -> frozenset[str]:
-    """Names of the tensors that may cross cuts beside the boundary; see the module."""
+def carried_tensors(graph: Graph, ignored: frozenset[str] = frozenset()) -> frozenset[str]:
+    """Names of the tensors that may cross cuts beside the boundary; see the module.
+
+    Args:
+        graph: in canonical order.
+        ignored: names of tensors that do not count at cuts.
+    """
     producer, consumers = graph.producer, graph.consumers
     candidates = [
         name
@@ -123,7 +128,7 @@ def carried_tensors(graph: Graph) -> frozenset[str]:
     candidates.sort(key=lambda n: (-len(consumers[n]), producer[n]))
     carried: frozenset[str] = frozenset()
     for name in candidates[:MAX_CARRIED]:
-        cuts = sorted(legal_cuts(graph, carried | {name}))
+        cuts = sorted(legal_cuts(graph, carried | {name} | ignored))
         heavy = [reader for reader in consumers[name] if is_heavy(graph, graph.operators[reader])]
         if len({bisect_left(cuts, reader) for reader in heavy}) >= MIN_CARRIED_PIECES:
             carried |= {name}

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ir.blocks import legal_cuts
+from ir.blocks import carried_tensors, legal_cuts
 from ir.build import rebuilt
 from ir.graph import Graph, Operator, Tensor
 
@@ -46,7 +46,9 @@ def localize(graph: Graph) -> Graph:
             local.update(dict.fromkeys(op.outputs, i))
     if not chain:
         return graph
-    cuts = sorted(legal_cuts(graph, frozenset(local)))
+    shared = frozenset(local)
+    # The memory of an encoder crosses the cuts between the layers of a decoder, as it will where units are found.
+    cuts = sorted({*legal_cuts(graph, shared), *legal_cuts(graph, shared | carried_tensors(graph, shared))})
     readers = _readers(graph, chain, local, cuts)
     if readers is None:
         return graph

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from long_cases import long_but
 from automap.errors import ModelError
 from automap.runtime.torch_export import export_onnx
 from automap.runtime.transformers_models import example_inputs, from_config, name_of
+from ir.blocks import carried_tensors, find_units
 from ir.onnx.load import load_model
 from service.command.main import main
 
@@ -259,3 +261,13 @@ def test_bad_input(spec: str, said: str, tmp_path: Path) -> None:
         from_config(f"hf:{tmp_path / spec}")()
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_layers_of_an_encoder_and_a_decoder_are_units(tmp_path: Path) -> None:
+    """The memory, the biases of positions and the masks cross the layers of a decoder; the first alone is sent."""
+    folder = write(tmp_path / "t5", "t5", num_layers=4)
+    graph = load_model(export_onnx(from_config(f"{folder}:seq_len=32")), loss="cross_entropy")
+    units = find_units(graph).units
+    times = Counter(unit.type for unit in units)
+    assert sorted(times.values())[-2:] == [4, 4]
+    assert len(carried_tensors(graph)) == 1
