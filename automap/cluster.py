@@ -179,8 +179,8 @@ class Cluster:
 
     name: str
     nodes: tuple[Node, ...]
-    devices: Mapping[str, Device]
-    links: Mapping[str, Link]
+    devices: Mapping[str, Device] = field(default_factory=dict)
+    links: Mapping[str, Link] = field(default_factory=dict)
     bandwidth_GBps: tuple[tuple[Annotated[float, Range(0, 1e6)], ...], ...] | None = None  # noqa: N815
     """Achieved bandwidth from every device to every other; replaces the bandwidth of the links. Above 0, except on the
     diagonal, which is not read."""
@@ -204,17 +204,22 @@ class Cluster:
                     repair=f"Give {self.num_devices} rows of {self.num_devices} numbers.",
                 )
             self._check_rates(matrix)
-        described = {"device": self.devices, "intra_node_link": self.links, "inter_node_link": self.links}
+        devices, links = dict[str, Any](self.devices), dict[str, Any](self.links)
+        described = {"device": devices, "intra_node_link": links, "inter_node_link": links}
         for index, node in enumerate(self.nodes):
             for name, table in described.items():
                 key, field = getattr(node, name), f"nodes[{index}].{name}"
+                if key not in table and (known := _known("links" if table is links else "devices").get(key.lower())):
+                    table[key] = known
                 if key not in table:
-                    repair = f"Describe {key!r} in the file, or use one of {', '.join(table) or 'none yet'}."
+                    repair = f"Describe {key!r} in the file, or name one that `automap clusters` lists."
                     raise ClusterError("not described", field=field, value=key, repair=repair)
                 scope = name.partition("_")[0]
-                if name != "device" and self.links[key].scope != scope:
+                if name != "device" and links[key].scope != scope:
                     repair = f"Name a link whose scope is {scope}."
                     raise ClusterError(f"no link of the scope {scope}", field=field, value=key, repair=repair)
+        object.__setattr__(self, "devices", devices)
+        object.__setattr__(self, "links", links)
 
     def __repr__(self) -> str:
         return f"Cluster({self.name!r}: {self.num_devices} devices)"
@@ -406,13 +411,8 @@ def parse_cluster(spec: str | Mapping[str, Any]) -> Cluster:
     for part in text.split("+"):
         match = _PART.match(part.strip())
         if match is None:
-            raise ClusterError(
-                "not understood",
-                field="cluster",
-                value=spec,
-                repair="Write [NODESx]GPUSxDEVICE[@LINK], as in 4x8xA100-80GB, or name a .json file; "
-                "`automap clusters` lists devices and links.",
-            )
+            repair = "Write [NODESx]GPUSxDEVICE[@LINK], as in 4x8xA100 (`automap clusters` lists all), or a .json file."
+            raise ClusterError("not understood", field="cluster", value=spec, repair=repair)
         device: Device = _lookup("devices", match["device"], "cluster")
         count, per_node = int(match["nodes"] or 1), int(match["gpus"])
         if count < 1 or per_node < 1 or count * per_node > MAX_DEVICES:

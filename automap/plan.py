@@ -35,6 +35,9 @@ class ModelRef:
     """SHA-256 of the model file, or of the canonical graph where there is no file."""
     num_parameters: Annotated[int, Range(0, 10**18)]
 
+    def __str__(self) -> str:
+        return f"{self.name!r} ({self.sha256[:8]})"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
@@ -442,9 +445,5 @@ def check_model(plan: Plan, problem: Problem) -> None:
     """
     expected = model_ref(problem.graph)
     if plan.model.sha256 != expected.sha256:
-        raise PlanError(
-            f"the plan is for {plan.model.name!r}, not for {expected.name!r}",
-            field="plan.model.sha256",
-            value=plan.model.sha256[:12],
-            repair="Give the model that the plan was made for.",
-        )
+        text, repair = f"the plan is for {plan.model}, not for {expected}", "Give the model that the plan was made for."
+        raise PlanError(text, field="plan.model.sha256", value=plan.model.sha256[:12], repair=repair)

@@ -35,6 +35,7 @@ _CLASSES = {
     ROOFLINE: "convolutions",
     MEASURED: "measured operators",
 }
+_RECURRENT = ("LSTM", "GRU", "RNN")
 _KINDS = {name: name.replace("_", "-") + "s" for name in COLLECTIVES} | {"send_recv": "halo exchanges"}
 
 
@@ -180,7 +181,10 @@ def _kernels(case: Bottleneck, unit: BottleneckUnit) -> Iterator[tuple[str, str,
                 if arrays.signatures["divides_work"][arrays.operators["first_signature"][row] + segment.chosen[k, a]]:
                     flops /= float(size)
         name = re.sub(r"(?<=\.)\d+(?=[./])", "*", graph.operators[index].name)
-        yield _CLASSES.get(kind, "kernels bound by memory"), name, seconds, flops
+        what = _CLASSES.get(kind, "kernels bound by memory")
+        if kind == ROOFLINE and graph.operators[index].kind in _RECURRENT:
+            what = "recurrent layers"
+        yield what, name, seconds, flops
 
 
 # -- the pipeline -----------------------------------------------------------------------------------------------------

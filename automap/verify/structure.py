@@ -20,7 +20,7 @@ def check_structure(plan: Plan, model: Model) -> tuple[Violation, ...]:
     """All faults that forbid a look at single operators; rules that depend on a broken rule are left out."""
     own = model_ref(model.graph)
     if plan.model.sha256 != own.sha256:
-        return (Violation("model.sha256", f"the plan is for {plan.model.name!r}, not for {own.name!r}"),)
+        return (Violation("model.sha256", f"the plan is for {plan.model}, not for {own}"),)
     if not plan.stages:
         return (Violation("stages", "there are none"),)
     found = [*_batch(plan, model), *_meshes(plan), *_ranges(plan, model), *_sync(plan, model)]

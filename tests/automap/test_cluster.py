@@ -108,8 +108,8 @@ def test_a_bandwidth_matrix_has_no_holes(value, word):
 @pytest.mark.parametrize(
     ("path", "value", "field"),
     [
-        (("nodes", 0, "inter_node_link"), "ethernet-25", "cluster.nodes[0].inter_node_link"),
-        (("nodes", 0, "device"), "H100", "cluster.nodes[0].device"),
+        (("nodes", 0, "inter_node_link"), "ethernet-7", "cluster.nodes[0].inter_node_link"),
+        (("nodes", 0, "device"), "Z9000", "cluster.nodes[0].device"),
         (("nodes", 0, "nics"), 0, "cluster.nodes[0].nics"),
         (("nodes", 0, "count"), 65536, "cluster.nodes"),
         (("devices", "A100-80GB", "peak_TFLOPs"), {"fp8": 1.0}, "cluster.devices.A100-80GB.peak_TFLOPs"),
@@ -140,3 +140,15 @@ def test_a_device_needs_one_general_precision_alone():
     document = parse_cluster("4xA100").to_json()
     document["devices"]["A100-80GB"]["peak_TFLOPs"] = {"bf16": 312.0}
     assert parse_cluster(document).device(0).flops("bf16") == 312e12
+
+
+def test_a_file_may_name_devices_and_links_that_are_known():
+    node = {"device": "A100-80GB", "num_devices": 4, "intra_node_link": "nvlink3", "inter_node_link": "25Gbit"}
+    found = parse_cluster({"schema": "automap.cluster/1", "name": "mine", "nodes": [{**node, "nics": 1, "count": 2}]})
+    wanted = parse_cluster("2x4xA100@25Gbit")
+    assert (found.devices, found.num_devices) == (wanted.devices, 8)
+    assert {link.name for link in found.links.values()} == {link.name for link in wanted.links.values()}
+    assert parse_cluster(found.to_json()) == found
+    with pytest.raises(ClusterError, match="not described") as caught:
+        parse_cluster({"name": "mine", "nodes": [{**node, "device": "Z9", "nics": 1}]})
+    assert "automap clusters" in caught.value.repair

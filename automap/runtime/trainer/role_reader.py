@@ -39,7 +39,7 @@ def read_roles(plan: Plan, graph: Graph, module: nn.Module) -> Roles:
     """
     if plan.model.sha256 != model_ref(graph).sha256:
         raise PlanError(
-            f"the plan is for {plan.model.name!r}, not for {graph.name!r}", field="plan.model.sha256",
+            f"the plan is for {plan.model}, not for {model_ref(graph)}", field="plan.model.sha256",
             value=plan.model.sha256[:12], repair="Give the graph that the plan was made for.",
         )  # fmt: skip
     check_rectangular(plan)
