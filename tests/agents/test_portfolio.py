@@ -213,7 +213,7 @@ def test_nothing_fits_names_what_really_helps(gpt, size, cluster, batch, fix, fi
     with pytest.raises(NothingFits) as caught:
         search(p, Budget.parse(60), searcher=searcher)
     fault = caught.value
-    assert "GiB" in fault.value
+    assert "GiB are missing" in fault.message and fault.value == p.cluster.name
     assert fault.nearest["stages"]
     assert {change["field"] for change in fault.changes} >= fields
     family = next(names for names in families().values() if p.cluster.nodes[0].device in names)

@@ -172,7 +172,7 @@ def test_nothing_fits_says_by_how_much_and_what_helps(gpt, searcher):
     p = problem(gpt(layers=2, hidden=8192, heads=64, seq=2048, vocab=50000), "2xP100", 2)
     with pytest.raises(NothingFits) as caught:
         search(p, Budget.parse(30), searcher=searcher)
-    assert "GiB" in caught.value.value
+    assert "GiB are missing" in caught.value.message
     assert "such devices" in caught.value.repair
 
 

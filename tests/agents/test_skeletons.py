@@ -68,7 +68,9 @@ def test_shares_are_tried_with_the_numbers_of_micro_batches_that_they_divide():
 
 def test_what_does_not_fit_is_cut_anew():
     """A mixture of experts whose stages are nearly full: all signatures overflow on even stages of this mesh."""
-    space = PlanSpace(generate(100_130).problem)
+    problem = generate(100_130).problem
+    # A trainer that keeps the scores of attention.
+    space = PlanSpace(replace(problem, training=replace(problem.training, trainer="automap")))
     values, prices = grid_of(space)
     mesh = [
         i for i, row in enumerate(values.tolist()) if (lambda s: (s.pp, s.tp, s.middle))(space.shape(row)) == (14, 2, 4)

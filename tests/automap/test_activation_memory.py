@@ -51,7 +51,7 @@ def test_a_layer_keeps_what_the_paper_counts(tp, sequence_parallel, recompute, e
 def test_only_a_trainer_that_gathers_again_keeps_its_own_part():
     """Two products read a gathered input of two bytes an element."""
     again = _layer_bytes(4, sequence_parallel=True, recompute="none", trainer="megatron-lm")
-    whole = _layer_bytes(4, sequence_parallel=True, recompute="none", trainer="deepspeed")
+    whole = _layer_bytes(4, sequence_parallel=True, recompute="none", trainer="alpa")
     assert whole - again == pytest.approx(4 * (1 - 1 / 4))
 
 

@@ -148,7 +148,7 @@ def _span(stage, names):
 
 def test_selective_recomputation_satisfies_attention_scopes(gpt):
     graph = gpt()
-    space = PlanSpace(problem(graph, [{"scope": "h.*.attn/Softmax", "recompute": True}], trainer="ddp", pp=1))
+    space = PlanSpace(problem(graph, [{"scope": "h.*.attn/Softmax", "recompute": True}], trainer="alpa", pp=1))
     names = [op.name for op in graph.operators]
     asked = {name for name in names if name.endswith("attn/Softmax")}
     levels = set()

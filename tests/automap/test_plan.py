@@ -71,7 +71,7 @@ def test_equal_blocks_at_different_depths_are_named_one_by_one(gpt, space):
 
     operators = tuple(replace(op, name=moved(op.name), scope=moved(op.scope)) for op in graph.operators)
     graph = replace(graph, operators=operators)
-    s = space(graph, "2xA100", 4, training={"trainer": "ddp"}, pp=1, recompute="selective")
+    s = space(graph, "2xA100", 4, training={"trainer": "alpa"}, pp=1, recompute="selective")
     plan = s.decode(s.random(np.random.default_rng(0)))
     for module in depths.values():
         assert any(matches(glob, f"{module}.attn/Softmax") for glob in plan.stages[0].recompute), module

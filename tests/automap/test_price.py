@@ -434,7 +434,7 @@ def test_1f1b_activations_do_not_grow_with_micro_batches_and_gpipe_ones_do(gpt, 
 
 
 def test_recomputation_trades_memory_for_time(gpt, space):
-    s = space(gpt(layers=4, seq=256), "1xA100", 8, training={"trainer": "ddp"})
+    s = space(gpt(layers=4, seq=256), "1xA100", 8, training={"trainer": "alpa"})
     none, selective, full = (s.evaluator.evaluate(template(s, recompute=m)) for m in ("none", "selective", "full"))
     memory = [o.ranks[0]["activation_bytes"] for o in (none, selective, full)]
     assert memory[0] > memory[1] > memory[2]
@@ -445,7 +445,7 @@ def test_attention_core_is_what_selective_recomputation_drops(gpt, space):
     """Without the core, a layer keeps no tensor of size sequence x sequence."""
     heads, seq, batch, layers = 4, 512, 2, 3
     graph = gpt(layers=layers, heads=heads, seq=seq)
-    s = space(graph, "1xA100", batch, training={"trainer": "ddp"})
+    s = space(graph, "1xA100", batch, training={"trainer": "alpa"})
     kept = [s.evaluator.evaluate(template(s, recompute=m)).ranks[0]["activation_bytes"] for m in ("none", "selective")]
     square = batch * heads * seq * seq * 2.0
     assert kept[0] - kept[1] == pytest.approx(layers * square)  # softmax output; nothing masks it here

@@ -17,6 +17,7 @@ import redis
 import service_work
 from child_processes import called
 
+from automap.cluster import parse_cluster
 from service import side_process
 from service.command.main import main
 from service.drawing.pictures import PICTURES
@@ -220,8 +221,9 @@ def test_large_bodies_are_read_where_others_are_served_meanwhile(
 
     monkeypatch.setattr(JobRequest, "to_json", noted(to_json))
     monkeypatch.setattr(JobView, "model_dump_json", noted(dumps))
-    asked = {"zoo": GPT, "cluster": "8xA100-80GB", "training": {"global_batch": 64}, "budget": 1}
-    body = {**asked, "hints": {"parameters": ["a name of no parameter"] * 5_000}}
+    matrix = [[0.0 if i == k else 100.125 for k in range(128)] for i in range(128)]
+    cluster = {**parse_cluster("16x8xA100-80GB").to_json(), "bandwidth_GBps": matrix}
+    body = {"zoo": GPT, "cluster": cluster, "training": {"global_batch": 128}, "budget": 1}
     url = str(api.base_url)
     with ThreadPoolExecutor() as pool:
         answers = list(pool.map(lambda _: httpx.post(f"{url}/v1/jobs", json=body, timeout=60), range(3)))
