@@ -161,6 +161,7 @@ def _to_onnx(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], o
     import torch
 
     from automap.runtime.constant_values import ConstantValues
+    from automap.runtime.real_numbers import with_real_numbers
 
     exported = None
     # A forward that makes tensors without saying where makes them on the CPU; the others wait on the meta device.
@@ -175,7 +176,7 @@ def _to_onnx(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], o
                 with torch.device("meta"):
                     exported = torch.export.export(module, args, kwargs)
         program: Any = torch.onnx.export(
-            exported,
+            with_real_numbers(exported),
             dynamo=True,
             export_params=False,
             optimize=False,  # folding constants reads values, which meta tensors lack: it runs once they are inputs

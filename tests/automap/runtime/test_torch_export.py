@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import onnx
+import onnxruntime
 import pytest
 import torch
 from long_cases import long_but
@@ -61,8 +62,15 @@ class Turned(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
         angles = torch.arange(float(pairs.shape[-1]))
-        turned = pairs * torch.polar(torch.ones_like(angles), angles).unsqueeze(0)
-        return torch.view_as_real(turned).flatten(-2)
+        turned = pairs * (1.5 * torch.polar(torch.ones_like(angles), angles)).unsqueeze(0)
+        return torch.view_as_real(turned * x.sum()).flatten(-2)
+
+
+class Grown(nn.Module):
+    """Takes powers of complex numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.view_as_real(torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)).exp()).flatten(-2)
 
 
 class Nowhere(nn.Module):
@@ -263,7 +271,7 @@ def test_parameters_and_inputs_on_the_cpu_and_on_the_meta_device() -> None:
         (Branching, "inner (Branching, test_torch_export.py line", "values of a tensor"),
         (Foreign, "inner uses aten.", "torch.onnx cannot write"),
         (Wrong, "inner", "cannot be exported"),
-        (Turned, "got Within", "complex numbers"),
+        (Grown, "got Within", "complex numbers"),
     ],
     ids=["branch", "operator", "shapes", "complex"],
 )
@@ -279,6 +287,14 @@ def test_a_failure_is_one_sentence_that_names_the_module(
     assert len(said) < 600
     shown = capfd.readouterr()
     assert (shown.out, shown.err) == ("", "")  # torch itself writes pages
+
+
+def test_products_of_complex_numbers_are_those_of_pairs() -> None:
+    """As rotary embeddings of DeepSeek-V2 and Llama 4 write them; onnxruntime computes what the module does."""
+    x = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0))
+    session = onnxruntime.InferenceSession(export_onnx(lambda: (Turned(), x)))
+    (found,) = session.run(None, {"x": x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), Turned()(x), rtol=1e-5, atol=1e-5)
 
 
 def test_tensors_made_without_a_device_and_parameters_that_nothing_reads() -> None:
