@@ -42,11 +42,17 @@ def degrees_of(lowered: LoweredPlan, evaluator: Evaluator) -> tuple[Degrees, ...
 
 
 def sequence_length(graph: Graph) -> int | None:
-    """Tokens of a sample: the second dim of the first integer data input, or None without one."""
+    """Tokens of a sample: the second dim of the first integer data input, or None without one.
+
+    Numbers of categories that are read one by one, as a recommender's, are no tokens.
+    """
     for tensor in graph.tensors.values():
         is_tokens = tensor.role == "input" and tensor.dtype.startswith("int") and tensor.name != "labels"
         if is_tokens and len(tensor.shape) == 2 and tensor.batch_dim == 0:
-            return tensor.shape[1]
+            readers = (graph.operators[reader] for reader in graph.consumers[tensor.name])
+            parts = [graph.tensors[name].num_elements for op in readers for name in op.outputs]
+            if tensor.shape[1] == 1 or any(part > 1 for part in parts) or not parts:
+                return tensor.shape[1]
     return None
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from automap.cluster import parse_cluster
 from automap.plan import Degrees, Plan, parse_devices
-from automap.price.degrees import degrees_of
+from automap.price.degrees import degrees_of, sequence_length
 from automap.price.estimate import annotate
 from automap.price.evaluator import Evaluator
 from automap.price.plan_reader import lower_plan
@@ -23,6 +23,7 @@ from automap.space.stated_strategy import Strategy, hand_made
 from automap.verify.model import Model
 from automap.verify.reading import layer_operators, place_chunks
 from ir import zoo
+from ir.build import GraphBuilder
 
 FAMILIES = {
     "gpt": ("gpt:layers=2,hidden=64,heads=4,seq_len=16,vocab_size=64", 8, {}),
@@ -141,3 +142,16 @@ def test_an_axis_called_cp_that_splits_the_batch_is_data_parallelism() -> None:
     (found,) = annotated.degrees
     assert (found.data, found.context, found.axes) == (8, 1, {"dp": "data", "cp": "data"})
     assert Plan.from_json(annotated.to_json()).degrees == annotated.degrees
+
+
+def test_categories_that_are_read_one_by_one_are_no_tokens() -> None:
+    """A recommender looks up each column of its ids in a table of its own."""
+    b = GraphBuilder()
+    ids = b.input("ids", (1, 3), dtype="int64")
+    found = []
+    for number in range(3):
+        (one,) = b.add("Gather", [ids], [f"id.{number}"], attributes={"axis": 1, "indices": number})
+        found += b.add("Gather", [b.parameter(f"table.{number}", (50, 8)), one], [f"row.{number}"])
+    (row,) = b.add("Concat", found, ["row"], attributes={"axis": 1})
+    assert sequence_length(b.finish([row])) is None
+    assert sequence_length(zoo.build("gpt:layers=1,hidden=32,heads=2,seq_len=16,vocab_size=32")) == 16
