@@ -5,8 +5,8 @@ BIN := .venv/bin
 STAMP := .venv/.complete
 TORCH := torch==2.13.0
 # Three processes on two cores, since tests of the service mostly wait; a file of tests at a time: what a file has set
-# up is set up once.
-WORKERS := -n 3 --dist loadfile
+# up is set up once. The order of the files is that of tests/conftest.py.
+WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 
 export OMP_NUM_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
