@@ -22,7 +22,7 @@ help:
 	@echo "make demo          finds plans for three real models through the service      2-3 min"
 	@echo "make unit          the quick tests                                            2 min"
 	@echo "make check         formatting, lint, types, import rules                      1-2 min"
-	@echo "make test          every capability, with real processes and servers          8-12 min"
+	@echo "make test          every capability, with real processes and servers          12 min"
 	@echo "make test-long     further kinds of models and plans, scripts of benchmarks   7 min"
 	@echo "make docs          the documentation as a site in site/, links checked         5 s"
 	@echo "make fuzz          gives the importer hostile model files                     1 min"

@@ -150,6 +150,7 @@ def test_local_is_the_profile_in_the_data_folder(cluster, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_this_host_is_measured_in_time_and_nothing_is_left():
     torch.set_num_threads(1)
     start, before = time.monotonic(), set(psutil.Process().children(recursive=True))
