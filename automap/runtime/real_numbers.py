@@ -24,7 +24,10 @@ def with_real_numbers(exported: ExportedProgram) -> ExportedProgram:
 
 
 def _is_complex(node: Node) -> bool:
-    return bool(getattr(node.meta.get("val"), "is_complex", bool)())
+    import torch
+
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_complex()
 
 
 class _Pairs:
@@ -62,10 +65,10 @@ class _Pairs:
                     self.pairs[node] = pair
                 else:
                     node.replace_all_uses_with(pair)
-        asserts = self.aten._assert_tensor_metadata.default
+        readers = (self.aten._assert_tensor_metadata.default, self.aten.view_as_real.default)
         for node in reversed(list(self.graph.nodes)):
-            of_pair = node in self.pairs or (node.target in (asserts, self.aten.view_as_real.default))
-            if of_pair and not node.users and (node in self.pairs or node.args[0] in self.pairs):
+            is_written = node in self.pairs or (node.target in readers and node.args[0] in self.pairs)
+            if is_written and not node.users:
                 self.graph.erase_node(node)
         self.graph.lint()
 

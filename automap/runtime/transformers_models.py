@@ -87,7 +87,6 @@ def example_inputs(module: nn.Module, seq_len: int | None = None) -> dict[str, T
 
     model: Any = module
     config, main = model.config, model.main_input_name
-    taken = inspect.signature(model.forward).parameters
     found: dict[str, Tensor] = {}
     if main == "input_ids":
         found[main] = torch.zeros(1, _tokens(module, seq_len), dtype=torch.int64)
@@ -99,7 +98,7 @@ def example_inputs(module: nn.Module, seq_len: int | None = None) -> dict[str, T
     if not found:
         repair = "Write a function that returns the model and its inputs, for `automap export-onnx FILE.py:FUNCTION`."
         raise ModelError("its inputs are not known", field="model", value=type(module).__name__, repair=repair)
-    if config.is_encoder_decoder and "decoder_input_ids" in taken:
+    if config.is_encoder_decoder and "decoder_input_ids" in inspect.signature(model.forward).parameters:
         found["decoder_input_ids"] = torch.zeros(1, _tokens(module, seq_len), dtype=torch.int64)
     elif seq_len is not None and "input_ids" not in found:
         repair = "Leave it out; image_size says how large images are."

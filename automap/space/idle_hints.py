@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from automap.hints import Hints
-from automap.plan import Plan, parse_devices
+from automap.plan import Plan
 
 _FREE_OF = {
     "selective": "it is about attention that no kernel fuses, and the plan has none",
@@ -19,7 +19,7 @@ def idle_hints(plan: Plan, hints: Hints) -> tuple[str, ...]:
     mode, schedule = hints.fix.recompute, hints.fix.schedule
     if mode in _FREE_OF and not any(stage.recompute for stage in plan.stages):
         found.append(f"hints.fix.recompute, {mode}, changes nothing: {_FREE_OF[mode]}")
-    ranks = len({tuple(parse_devices(stage.devices)) for stage in plan.stages})
+    ranks = len({stage.devices for stage in plan.stages})
     if schedule is not None and ranks == 1:
         found.append(f"hints.fix.schedule, {schedule}, changes nothing: the plan has no pipeline")
     elif schedule == "interleaved" and len(plan.stages) == ranks:
