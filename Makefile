@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long unit check fuzz prove prove-plans prove-pruning equality docs bench bench-search bench-runs bench-sync chaos soak clean
+.PHONY: help setup demo test test-long test-gpu unit check fuzz prove prove-plans prove-pruning equality docs bench bench-search bench-runs bench-sync chaos soak clean
 
 help:
 	@echo "Times on two cores. The target that you make first also makes .venv, which downloads for some minutes."
@@ -24,6 +24,7 @@ help:
 	@echo "make check         formatting, lint, types, import rules                      1-2 min"
 	@echo "make test          every capability, with real processes and servers          12 min"
 	@echo "make test-long     further kinds of models and plans, scripts of benchmarks   7 min"
+	@echo "make test-gpu      pipelines, stages and trainers on the GPUs of this host      5 min"
 	@echo "make docs          the documentation as a site in site/, links checked         5 s"
 	@echo "make fuzz          gives the importer hostile model files                     1 min"
 	@echo "make prove         verifies ten thousand random plans; pruning and bounds"
@@ -75,6 +76,12 @@ test: $(STAMP)
 
 test-long: $(STAMP)
 	@$(BIN)/python -m pytest $(WORKERS) -m long
+
+# Ranks share a GPU where there are fewer: NCCL 2.30 or newer is needed for that.
+test-gpu: $(STAMP)
+	@$(BIN)/python -m pytest --device cuda tests/automap/runtime/test_pipeline.py \
+		tests/automap/runtime/test_stage_executor.py tests/automap/runtime/test_module_trainer.py \
+		tests/automap/test_plan_loader.py
 
 unit: $(STAMP)
 	@$(BIN)/python -m pytest $(WORKERS) -m "not slow and not long"

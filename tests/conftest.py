@@ -9,6 +9,7 @@ from pathlib import Path
 import hypothesis
 import onnx
 import pytest
+import rank_device
 from small_graphs import build_gpt, build_mlp
 
 from automap.cluster import parse_cluster
@@ -28,6 +29,16 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("busy host")
 # What is imported while tests are collected stays: to look through it for garbage takes 4 of 16 s.
 gc.disable()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--device cuda`: ranks of tests run on the GPUs of this host, see `make test-gpu`."""
+    parser.addoption("--device", choices=["cpu", "cuda"], default="cpu", help="where ranks of tests run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Says it to all processes that follow."""
+    rank_device.choose(config.getoption("--device"))
 
 
 @pytest.hookimpl(trylast=True)

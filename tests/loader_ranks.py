@@ -1,14 +1,13 @@
 """What ranks do in the test of the loader of plain PyTorch; imported once by the process that they are forked from."""
 
-import datetime
 import importlib.util
 import os
 import traceback
 from pathlib import Path
 
 import forked_ranks
+import rank_device
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from trainer_ranks import EXAMPLE
 
@@ -72,8 +71,7 @@ def train(folder):
 
 def _rank(rank, size, folder, cases):
     torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
+    rank_device.meet(rank, size, folder)
     found = []
     for case in cases:
         try:

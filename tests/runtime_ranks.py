@@ -1,12 +1,12 @@
 """Plans run on real processes and by one process: values, data, the reference, the launcher."""
 
-import datetime
 import math
 import traceback
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import forked_ranks
+import rank_device
 import torch
 import torch.distributed as dist
 
@@ -186,13 +186,13 @@ def evaluator_of(problem):
     return found
 
 
-def run_case(case, groups):
+def run_case(case, groups, device):
     """Outcome of this rank, None outside of the plan."""
     graph, plan, rank = case.problem.graph, case.plan, dist.get_rank()
-    agreed = torch.ones(1)
+    agreed = torch.ones(1, device=device)
     try:
         pipeline, executors = join(
-            evaluator_of(case.problem), plan, rank, whole_values(graph), groups, dtype=case.dtype
+            evaluator_of(case.problem), plan, rank, whole_values(graph), groups, dtype=case.dtype, device=device
         )
     except Exception:
         agreed.zero_()
@@ -208,7 +208,9 @@ def run_case(case, groups):
     for step in range(OPTIMIZER_STEPS + 1 if case.steps else 1):
         data = micro_batches(graph, plan, case.dtype, seed=1 + step)
         with record() as sent:
-            loss = pipeline.step(lambda name, box, m, data=data: data[m][name][tuple(slice(*span) for span in box)])
+            loss = pipeline.step(
+                lambda name, box, m, data=data: data[m][name][tuple(slice(*span) for span in box)].to(device)
+            )
         if outcome is None:
             gradients = {}
             for executor in executors.values():
@@ -266,14 +268,12 @@ def worse(one, other):
 
 def _rank(rank, size, folder, cases, work, limit_s):
     torch.set_num_threads(1)
-    store = dist.FileStore(str(Path(folder) / "store"), size)
-    limit = datetime.timedelta(seconds=limit_s)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
+    device = rank_device.meet(rank, size, folder, limit_s=limit_s)
     groups, found = Groups(), []
     for case in cases:
         try:
-            outcome = work(case, groups)
-            found.append(asdict(outcome) if isinstance(outcome, Outcome) else outcome)
+            outcome = work(case, groups, device)
+            found.append(rank_device.on_cpu(asdict(outcome) if isinstance(outcome, Outcome) else outcome))
         except Exception:
             found.append(traceback.format_exc())  # the parent judges it
     torch.save(found, Path(folder) / f"{rank}.pt")
@@ -282,7 +282,7 @@ def _rank(rank, size, folder, cases, work, limit_s):
 
 
 def run_ranks(size, cases, folder, work=run_case, *, limit_s=60):
-    """What `work(case, groups)` returns for each case on each process, or a traceback; an `Outcome` or plain data.
+    """What `work(case, groups, device)` returns of each case, an `Outcome` or plain data, or a traceback.
 
     Processes are forked from one that has imported everything; none waits longer than `limit_s` for another.
 

@@ -3,7 +3,6 @@
 import functools
 
 import runtime_ranks
-import torch
 import torch.distributed as dist
 from small_graphs import build_gpt
 from stage_programs import PlainStage, random_data, random_values
@@ -95,17 +94,18 @@ def lists_of(schedule, ranks, num_micro_batches):
     }
 
 
-def run_case(name, rank):
+def run_case(name, rank, device):
     """Errors of the loss and of each gradient of this rank's stages, each over what it is compared with."""
     model, cuts, ranks, schedule = CASES[name]
     count = 6 if schedule == "interleaved" else 4
     graph, values, data, wanted = reference(model, count)
+    held = {key: value.to(device) for key, value in values.items()}
     ends = [graph.producer[cut] + 1 for cut in cuts]
     spans = [range(a, b) for a, b in zip([0, *ends], [*ends, len(graph.operators)], strict=True)]
     groups = [dist.new_group(mine) if len(mine) > 1 else None for mine in ranks]
     parts = [
         PlainStage(graph, span, SHARES[len(mine)], count, mine.index(rank) if rank in mine else 0, group,
-                   values if rank in mine else None)
+                   held if rank in mine else None)
         for span, mine, group in zip(spans, ranks, groups, strict=True)
     ]  # fmt: skip
     stages = [
@@ -114,15 +114,15 @@ def run_case(name, rank):
     ]
     mine = {number: part for number, part in enumerate(parts) if rank in ranks[number]}
     order = global_order(lists_of(schedule, ranks, count), stages)
-    pipeline = Pipeline(stages, mine, order, rank, torch.device("cpu"))
+    pipeline = Pipeline(stages, mine, order, rank, device)
     for _ in range(2):
         for part in mine.values():
             for parameter in part.parameters.values():
                 parameter.grad = None
-        loss = pipeline.step(lambda name, box, m: data[m][name][tuple(slice(*span) for span in box)])
+        loss = pipeline.step(lambda name, box, m: data[m][name][tuple(slice(*span) for span in box)].to(device))
     own = {}
     for part in mine.values():
-        own.update({key: parameter.grad for key, parameter in part.parameters.items()})
+        own.update({key: parameter.grad.cpu() for key, parameter in part.parameters.items()})
     return worst(loss, own, *wanted)
 
 
@@ -160,6 +160,8 @@ def one_process(graph, values, data, samples, tokens=1):
     return total, {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
 
 
-def run(case, groups):
+def run(case, groups, device):
     """What `runtime_ranks.run_ranks` asks for: of the name of a pipeline its errors, of a plan its outcome."""
-    return run_case(case, dist.get_rank()) if isinstance(case, str) else runtime_ranks.run_case(case, groups)
+    if isinstance(case, str):
+        return run_case(case, dist.get_rank(), device)
+    return runtime_ranks.run_case(case, groups, device)

@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import datetime
 import functools
 import importlib.util
 import math
@@ -13,6 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import forked_ranks
+import rank_device
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
@@ -201,14 +201,13 @@ def run(name, document, folder, resume):
         optimizer.zero_grad()
         if number == 1:
             trainer.save(Path(folder) / name, optimizer, step=2)
-            torch.save(seen, Path(folder) / f"{name}.{dist.get_rank()}.masks")
+            torch.save(rank_device.on_cpu(seen), Path(folder) / f"{name}.{dist.get_rank()}.masks")
     return losses
 
 
 def _rank(rank, size, folder, cases):
     torch.set_num_threads(1)
-    store = dist.FileStore(str(Path(folder) / "store"), size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
+    rank_device.meet(rank, size, folder)
     found = []
     for case in cases:
         try:

@@ -47,8 +47,8 @@ class Training:
         kind = "cuda" if torch.cuda.is_available() else "cpu"
         mesh = init_device_mesh(kind, self.plan["mesh"]["shape"], mesh_dim_names=self.plan["mesh"]["dim_names"])
         self.device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
-        if self.plan["precision"] == "tf32":
-            torch.set_float32_matmul_precision("high")
+        is_tf32 = self.plan["precision"] == "tf32"
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = is_tf32
         sides = [mesh["replicate"], mesh["shard"]]
         self.replicas = sides[0].size() * sides[1].size()
         self.replica = sides[0].get_local_rank() * sides[1].size() + sides[1].get_local_rank()

@@ -22,6 +22,7 @@ from automap.runtime.executor.stage_executor import StageExecutor, loss_scale
 from automap.runtime.executor.stage_program import stage_programs
 from automap.runtime.executor.synthetic_data import RandomData, RandomValues
 from automap.runtime.mesh_groups import Groups, make_meshes
+from automap.runtime.number_formats import set_tf32
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Precision -> the type of parameters, gradients and activations; moments and masters are float32."""
@@ -52,7 +53,7 @@ class Runner:
                 repair=f"Use one of {', '.join(DTYPES)}.",
             )  # fmt: skip
         dtype = DTYPES[problem.precision]
-        torch.backends.cuda.matmul.allow_tf32 = problem.precision == "tf32"
+        set_tf32(on=problem.precision == "tf32")
         self.pipeline, self.executors = join(
             Evaluator(problem), plan, rank, RandomValues(graph, seed), Groups(), dtype=dtype, device=device
         )

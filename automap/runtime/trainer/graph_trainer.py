@@ -30,6 +30,7 @@ from automap.runtime.executor.pipeline import Pipeline
 from automap.runtime.executor.runner import DTYPES, join, replicas_of
 from automap.runtime.executor.stage_executor import StageExecutor
 from automap.runtime.mesh_groups import Groups
+from automap.runtime.number_formats import set_tf32
 from automap.runtime.operators.apply import run, value_of
 from automap.runtime.sharded_operators.call import with_attributes
 from automap.runtime.tensor_layout import Box, StageTensor
@@ -224,8 +225,7 @@ class GraphTrainer:
 
     def _sum(self, value: float) -> float:
         """The sum over the ranks that train together."""
-        found = torch.tensor(value, dtype=torch.float64 if self.device.type == "cpu" else torch.float32)
-        found = found.to(self.device)
+        found = torch.tensor(value, dtype=torch.float64, device=self.device)
         if dist.get_world_size() > 1:
             dist.all_reduce(found, group=self._replica)
         return float(found)
@@ -294,7 +294,7 @@ def _joined(
     problem = Problem(graph=graph, cluster=parse_cluster(plan.cluster), training=plan.training, hints=Hints())
     double = any(tensor.dtype == torch.float64 for tensor in values.values() if isinstance(tensor, Tensor))
     dtype = torch.float64 if double else DTYPES[problem.precision]
-    torch.backends.cuda.matmul.allow_tf32 = problem.precision == "tf32"
+    set_tf32(on=problem.precision == "tf32")
     return join(Evaluator(problem), plan, dist.get_rank(), values, Groups(), dtype=dtype, device=device)
 
 

@@ -26,6 +26,7 @@ from automap.errors import PlanError
 from automap.plan import Plan
 from automap.runtime.executor.replica_averaging import Replicas
 from automap.runtime.mesh_groups import Axis
+from automap.runtime.number_formats import set_tf32
 from automap.runtime.trainer.borders import enter_by_borders
 from automap.runtime.trainer.checkpoint import Checkpoint
 from automap.runtime.trainer.gradients import OverlappedSums, local_of, sum_gradients
@@ -82,7 +83,7 @@ class ModuleTrainer:
         self.plan, self.roles, self._loss, self._count = plan, roles, loss, count
         self.device = own_device()
         self.scaling = LossScale(self.device, on=plan.training.precision == "fp16")
-        torch.backends.cuda.matmul.allow_tf32 = plan.training.precision == "tf32"
+        set_tf32(on=plan.training.precision == "tf32")
         mesh = make_mesh(plan, self.device)
         self._axis, self._pipe = sharding_axis(roles, mesh["split"]), mesh["pipe"]
         self._columns = mesh.mesh.flatten(1).t().tolist()
@@ -281,7 +282,7 @@ class ModuleTrainer:
 
     def _everywhere(self, value: Tensor) -> Tensor:
         """The sum over all processes that are trained together."""
-        value = value.detach().to(torch.float64 if self.device.type == "cpu" else torch.float32)
+        value = value.detach().to(torch.float64)
         if dist.get_world_size() > 1:
             dist.all_reduce(value, group=self._together)
         return value

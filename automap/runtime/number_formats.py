@@ -1,0 +1,15 @@
+"""The number format in which a GPU multiplies operands of four bytes."""
+
+from __future__ import annotations
+
+import torch
+
+
+def set_tf32(*, on: bool) -> None:
+    """Products and convolutions of float32 operands in TF32, or in full float32, for this whole process.
+
+    Both have their own switch in PyTorch, and by default convolutions alone use TF32 (documentation of
+    `torch.backends`).
+    """
+    torch.backends.cuda.matmul.allow_tf32 = on
+    torch.backends.cudnn.allow_tf32 = on
