@@ -49,12 +49,13 @@ STEPS: dict[str, tuple[tuple[Sizes, int], ...]] = {
         ((2, 64, 128, 2), 1), ((4, 16, 8, 2), 4), ((2, 128, 128, 8), 1), ((2, 256, 64, 2), 1), ((1, 256, 128, 2), 2),
     ),
     "cuda": (
-        ((1, 16, 8, 2), 1), ((4, 16, 8, 2), 1), ((2, 1024, 2048, 2), 2), ((1, 16, 8, 2), 4), ((2, 2048, 1024, 2), 1),
-        ((4, 16, 8, 2), 4), ((2, 1024, 1024, 2), 4), ((2, 512, 2048, 2), 2), ((1, 2048, 2048, 2), 2),
+        ((1, 16, 8, 2), 1), ((4, 16, 8, 2), 1), ((1, 1024, 2048, 32), 1), ((1, 16, 8, 2), 4), ((1, 2048, 1024, 32), 1),
+        ((4, 16, 8, 2), 4), ((1, 512, 1024, 64), 1), ((1, 1024, 1024, 32), 2), ((1, 4096, 1024, 16), 1),
     ),
 }  # fmt: skip
 """Kind of device -> (sizes, micro-batches) of the steps on one device that are timed, the most informative first. On a
-CPU some have activations that caches hold, and some of a few MB, as models have."""
+CPU some have activations that caches hold, and some of a few MB, as models have; on a GPU some take longer than their
+launches, in at most 9 GiB."""
 TOGETHER: dict[str, tuple[tuple[Sizes, int, dict[str, int]], ...]] = {
     "cpu": (
         ((2, 16, 8, 2), 4, {"tp": 2}), ((2, 16, 8, 2), 4, {"pp": 2}), ((1, 256, 128, 2), 1, {"zero": 3}),

@@ -38,10 +38,18 @@ from ir import zoo
 
 SHARES = {"stream": 0.03, "gemm": 0.3, "attention": 0.12, "steps": 0.4, "collectives": 0.15}
 """The share of the measuring time for each section."""
-BUFFER_BYTES = 1 << 26
-"""The size of the buffers that are streamed through memory, larger than caches."""
-GEMM_SIZES = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
-"""The extents from which the dims of matrix products are drawn."""
+BUFFER_BYTES = {"cpu": 1 << 26, "cuda": 1 << 30}
+"""Kind of device -> the size of the buffers that are streamed through memory, larger than caches."""
+GEMM_SIZES = {
+    "cpu": (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096),
+    "cuda": (16, 32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384),
+}
+"""Kind of device -> the extents from which the dims of matrix products are drawn: those of training on it."""
+ATTENTIONS = {
+    "cpu": ((4, 16, 64), (128, 256, 512, 1024, 2048, 4096), (32, 64, 128)),
+    "cuda": ((16, 64, 256), (256, 512, 1024, 2048, 4096, 8192), (64, 128)),
+}
+"""Kind of device -> (samples * heads, positions, head sizes) of attention."""
 GEMM_ROWS = 480
 """The number of matrix products that are drawn."""
 LEAST_ROWS = 12
@@ -51,14 +59,18 @@ MOST_S = 0.02
 LEAST_STEPS = 4
 """The number of plans whose steps are measured however little time there is."""
 TINY_MODEL = "gpt:layers=2,hidden=16,heads=2,seq_len=8,vocab_size=32"
-LOSS_MODEL = "gpt:layers=1,hidden=64,heads=4,seq_len=128,vocab_size=8192"
-"""The models of `ir.zoo` on which host times and the loss are measured."""
+LOSS_MODELS = {
+    "cpu": "gpt:layers=1,hidden=64,heads=4,seq_len=128,vocab_size=8192",
+    "cuda": "gpt:layers=1,hidden=64,heads=4,seq_len=4096,vocab_size=32768",
+}
+"""The models of `ir.zoo` on which host times and, for each kind of device, the loss are measured."""
 COLLECTIVE_BYTES = tuple(1 << p for p in (10, 20, 16, 23, 18, 21, 14, 25, 12, 22, 24))
 """The sizes of collectives, the most informative first."""
 SPLIT_ROWS = 4
 """The first dim of tensors in collectives, which are split along their second dim, as activations are."""
-ADAM_ELEMENTS = 1 << 22
-"""The elements of a parameter that caches do not hold together with its gradient and moments."""
+ADAM_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 27}
+"""Kind of device -> the elements of a parameter that caches do not hold together with its gradient and moments, and
+whose update takes longer than its launch."""
 
 Row = list[float]
 """One measurement: sizes, then seconds."""
@@ -120,10 +132,11 @@ def _peak_flops(clock: KernelClock) -> float:
 
 
 def _stream(clock: KernelClock) -> float:
-    """The rate of a copy that no cache holds, bytes/s."""
-    source = torch.ones(BUFFER_BYTES // 4, device=clock.device)
+    """The rate of an operator on data that no cache holds, bytes/s; a GPU's engine for copies is slower than that."""
+    size = BUFFER_BYTES[clock.device.type]
+    source = torch.ones(size // 4, device=clock.device)
     target = torch.empty_like(source)
-    return 2.0 * BUFFER_BYTES / clock.kernel(lambda: target.copy_(source))
+    return 2.0 * size / clock.kernel(lambda: torch.mul(source, 0.5, out=target))
 
 
 def _gemms(clock: KernelClock, flops: float, until: float) -> dict[str, list[Row]]:
@@ -134,8 +147,11 @@ def _gemms(clock: KernelClock, flops: float, until: float) -> dict[str, list[Row
         if clock.is_late(until) and number >= LEAST_ROWS:
             break
         batch = int(random.choice((4, 16, 48))) if number % 4 == 3 else 1
-        m, n, k = (int(size) for size in random.choice(GEMM_SIZES, size=3))
-        if 2.0 * batch * m * n * k > MOST_S * flops or 4.0 * batch * (m * k + k * n + m * n) > BUFFER_BYTES:
+        m, n, k = (int(size) for size in random.choice(GEMM_SIZES[clock.device.type], size=3))
+        if (
+            2.0 * batch * m * n * k > MOST_S * flops
+            or 4.0 * batch * (m * k + k * n + m * n) > BUFFER_BYTES[clock.device.type]
+        ):
             continue
         for precision, rows in found.items():
             how: dict[str, Any] = {"dtype": DTYPES[precision], "device": clock.device}
@@ -153,7 +169,7 @@ def _attentions(clock: KernelClock, flops: float, until: float) -> list[Row]:
     """Rows (batch * heads, positions, head size, seconds forward, seconds backward) of causal attention."""
     dtype = DTYPES[_precisions(clock.device)[0]]
     found: list[Row] = []
-    shapes = list(itertools.product((4, 16, 64), (128, 256, 512, 1024, 2048, 4096), (32, 64, 128)))
+    shapes = list(itertools.product(*ATTENTIONS[clock.device.type]))
     for number in np.random.default_rng(0).permutation(len(shapes)):
         heads, positions, size = shapes[number]
         is_late = clock.is_late(until) and len(found) >= LEAST_ROWS
@@ -161,12 +177,14 @@ def _attentions(clock: KernelClock, flops: float, until: float) -> list[Row]:
             continue
         how: dict[str, Any] = {"dtype": dtype, "device": clock.device, "requires_grad": True}
         q, k, v = (torch.randn(1, heads, positions, size, **how) for _ in range(3))
-        out = _attend(q, k, v)
-        gradient = torch.ones_like(out)
-        forward = functools.partial(_attend, q.detach(), k.detach(), v.detach())
-        backward = functools.partial(torch.autograd.grad, out, (q, k, v), gradient, retain_graph=True)
-        # Autograd uses the stream of the forward pass, which cannot be recorded.
-        found.append([heads, positions, size, clock.kernel(forward), clock.kernel(backward, with_launches=True)])
+        gradient = torch.ones_like(q)
+
+        def both(q: Tensor = q, k: Tensor = k, v: Tensor = v, gradient: Tensor = gradient) -> None:
+            torch.autograd.grad(_attend(q, k, v), (q, k, v), gradient)
+
+        forward_s = clock.kernel(functools.partial(_attend, q.detach(), k.detach(), v.detach()))
+        # A backward pass alone cannot be recorded: autograd runs it where the forward pass ran.
+        found.append([heads, positions, size, forward_s, max(clock.kernel(both) - forward_s, forward_s)])
     return found
 
 
@@ -176,7 +194,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def _loss(clock: KernelClock) -> Row:
     """The row (bytes forward and bytes backward as the price counts them, seconds of both) of a cross-entropy."""
-    graph = zoo.build(LOSS_MODEL)
+    graph = zoo.build(LOSS_MODELS[clock.device.type])
     op = graph.operators[-1]
     shapes = [graph.tensors[name].shape for name in op.inputs]
     dtype = DTYPES[_precisions(clock.device)[0]]
@@ -187,7 +205,7 @@ def _loss(clock: KernelClock) -> Row:
         (out,) = apply(op, graph.tensors, [logits, labels], 1)
         torch.autograd.grad(out, logits)
 
-    return [logits.nbytes * op.traffic[0], logits.nbytes * op.traffic[1], clock.kernel(both, with_launches=True)]
+    return [logits.nbytes * op.traffic[0], logits.nbytes * op.traffic[1], clock.kernel(both)]
 
 
 def _backward_ratio(clock: KernelClock) -> float:
@@ -233,7 +251,8 @@ def _steps(plans: Sequence[Any], clock: KernelClock, num_ranks: int, until: floa
 
 def _adam(clock: KernelClock) -> float:
     """The time of the optimizer for one element of a large parameter."""
-    leaf = torch.zeros(ADAM_ELEMENTS, device=clock.device, requires_grad=True)
+    elements = ADAM_ELEMENTS[clock.device.type]
+    leaf = torch.zeros(elements, device=clock.device, requires_grad=True)
     optimizer = Optimizer({"leaf": leaf}, "adam")
     gradient = torch.ones_like(leaf)
 
@@ -244,7 +263,7 @@ def _adam(clock: KernelClock) -> float:
     for _ in range(2):
         step()
     dist.barrier()
-    return clock.median(step, 1) / ADAM_ELEMENTS
+    return clock.median(step, 1) / elements
 
 
 def group_sizes(num_ranks: int) -> list[int]:
