@@ -136,6 +136,17 @@ class Trainer:
     """Buffers that a pipeline rank holds for what crosses to or from another, for each micro-batch of a step."""
     fused_attention: bool
     """Whether attention runs as one kernel that keeps no scores (FlashAttention and its kin)."""
+    fuses_chains: bool
+    """Whether chains of small operators run as one kernel (a compiler, kernels written by hand); otherwise operator by
+    operator, but for the functions that PyTorch itself has, see `automap.execution`."""
+    pads_products: bool
+    """Whether the software pads dims to what tensor cores take, as Megatron pads vocabularies; otherwise products with
+    a vocabulary of 50257 are as slow as they are."""
+    optimizer_traffic: float
+    """Bytes that the optimizer moves, relative to one fused kernel."""
+    autocast: bool
+    """Whether each operator has the number format of `torch.autocast`, with weights in float32; otherwise all have that
+    of the training."""
     elementwise_traffic: float
     """Bytes that memory-bound operators move, relative to execution operator by operator."""
     loss_passes: float

@@ -234,8 +234,8 @@ class GroupCosts:
 
     def _saved_share(self, row: int) -> float:
         """Bytes that are saved of an operand over those of the activation."""
-        kernel = self._tables.kernels[self._tables.operands["operator"][row]]
-        return float(saved_share(kernel, self._stage.hardware))
+        operand = self._tables.operands[row]
+        return float(saved_share(operand, self._tables.kernels[operand["operator"]], self._stage.hardware))
 
 
 def alone(stage: Stage) -> Mask:

@@ -13,6 +13,7 @@ from collections.abc import Set as AbstractSet
 
 import numpy as np
 
+from automap.execution import host_of
 from automap.price.kernels.records import (
     ATTENTION,
     BATCH,
@@ -53,15 +54,6 @@ class KernelShapes:
         self.is_fused = problem.trainer.fused_attention
         self._triangles: dict[str, bool] = {}
 
-    def host(self, group: FusedGroup) -> int:
-        """The member in whose place the kernel of a group is priced: of attention, the product that makes scores."""
-        if group.kind == "attention":
-            for index in group.members:
-                op = self.graph.operators[index]
-                if op.forward_flops.at(1) > 0 and (op.kind in PRODUCTS or op.kind == "Attention"):
-                    return index
-        return group.members[0]
-
     def of(self, index: int, group: FusedGroup | None, unit: range) -> tuple[KernelRow, Classes]:
         """The kernel of one operator, without its FLOPs, traffic and times, and the classes of its loops.
 
@@ -75,7 +67,7 @@ class KernelShapes:
         if op.measured_s is not None:
             return KernelRow(kind=MEASURED, weight_share=self._weight(op)), none
         if group is not None and group.kind == "attention" and self.is_fused:
-            if index != self.host(group):
+            if index != host_of(self.graph, group):
                 return KernelRow(kind=INSIDE), none
             found = self._product(op, group.members)
             if found is not None:
@@ -175,19 +167,19 @@ class KernelShapes:
 
     def _piece(self, row: KernelRow, op: Operator, unit: range) -> KernelRow:
         """Products of one input with the pieces of one fused weight run as one: each takes its part of the time."""
-        source = self._source(op) if row.kind == PRODUCT else None
+        source = self.fused_source(op) if row.kind == PRODUCT else None
         if source is None:
             return row
         alike = [
             other.forward_flops.at(1)
             for other in (self.graph.operators[i] for i in unit)
-            if other.kind == op.kind and other.forward_flops.at(1) > 0 and self._source(other) == source
+            if other.kind == op.kind and other.forward_flops.at(1) > 0 and self.fused_source(other) == source
         ]
         row.share = op.forward_flops.at(1) / sum(alike)
         row.extents[N] /= row.share
         return row
 
-    def _source(self, op: Operator) -> tuple[str, str] | None:
+    def fused_source(self, op: Operator) -> tuple[str, str] | None:
         """Data input and fused weight of a product with a piece."""
         for weight, data in ((1, 0), (0, 1)):
             name = self._parameter(op.inputs[weight]) if len(op.inputs) > 1 else None

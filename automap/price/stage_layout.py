@@ -15,6 +15,7 @@ import numpy as np
 
 from automap.arrays import Floats, Ints
 from automap.cluster import Cluster, Device
+from automap.execution import FULL, HALF, casts_weights
 from automap.fitted_curves import COLLECTIVES, CollectiveCurve
 from automap.group_links import GroupLink, group_link
 from automap.price.curves import attention_curve, constant, gemm_curve, shared
@@ -150,6 +151,8 @@ def _hardware(problem: Problem, kinds: Sequence[Device]) -> Record:
     # Without tensor cores convolutions run as products do; of a host that measured its own products nothing is known.
     is_slower = problem.base_precision != "fp32" and all(kind.kernels is None for kind in kinds)
 
+    slow_rows = problem.base_precision != "fp32" and not trainer.pads_products
+
     def slowest(curves: Sequence[Record]) -> Record:
         return min(curves, key=lambda curve: float(curve.flops_per_s))
 
@@ -183,6 +186,9 @@ def _hardware(problem: Problem, kinds: Sequence[Device]) -> Record:
             saved_share=problem.weight_bytes / problem.activation_bytes if trainer.keeps_quantised else 1.0,
             keeps_results=float(trainer.keeps_results),
             convolution_rate=shared("convolution_rate") if is_slower else 1.0,
+            short_rows=shared("short_rows") if slow_rows else 1.0,
+            odd_rows=shared("odd_rows") if slow_rows else 1.0,
+            weight_cast_bytes=FULL + HALF if casts_weights(problem) else 0.0,
         )
     )
 

@@ -7,13 +7,13 @@ elements, bytes, FLOPs, seconds.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
 
 from automap.arrays import Ints, Mask
+from automap.execution import execution, host_of
 from automap.fitted_curves import COLLECTIVES
 from automap.measured_blocks import block_rows
 from automap.price.kernel_shapes import Classes, KernelShapes
@@ -22,6 +22,7 @@ from automap.price.kernels.records import (
     ACTIVATION,
     BOUNDARY,
     CARRIED,
+    INSIDE,
     KERNEL_DTYPE,
     MAX_DIMS,
     MEASURED,
@@ -46,7 +47,7 @@ from automap.problem import Problem
 from ir.blocks import Unit
 from ir.factors import BROADCAST, Signature, may_be_uneven
 from ir.graph import DTYPE_BYTES, Graph, Operator, Tensor
-from ir.groups import FusedGroup, fused_groups
+from ir.groups import FusedGroup
 from ir.linkage import Linkage, link
 from ir.loss import scores_of_losses
 
@@ -93,11 +94,15 @@ class _Builder:
         self.placements: list[PlacementRow] = []
         self.boundary_out: list[int] = []
         self.core: list[bool] = []
-        self.fused = {i: group for group in _kernels(problem) for i in group.members}
+        self.execution = execution(problem)
+        self.fused = {i: group for group in self.execution.kernels for i in group.members}
         self.scores = scores_of_losses(problem.graph)
         self.repeated = _repeated(problem.graph, set(self.fused.values()))
         self.shapes = KernelShapes(problem, self.graph.trained)
         self.names: list[str] = []
+        self.copies: list[object] = []
+        """What the copies of an operand are told apart by, for each operand row: products with pieces of one weight
+        read one copy."""
         self.spans = [0]
         self.is_uneven = True
         """Whether dims of the operators of the present type may be shared unevenly."""
@@ -133,10 +138,12 @@ class _Builder:
                 if group is not None:
                     is_moved = name not in group.internal and (unit.start + k, name) not in seen
                     seen.update((i, name) for i in group.members)
+                self.copies.append(self.shapes.fused_source(op) or begin)
                 self.operands.append(
                     OperandRow(
                         tensor=local[name],
                         is_saved=int(name in kept and not self.graph.is_weight(name)),
+                        copy_share=self._copy_share(unit.start + k, group, name),
                         earlier=before,
                         operator=first + k,
                         is_moved=int(is_moved),
@@ -156,7 +163,7 @@ class _Builder:
 
     def _link_operands(self, first: int) -> None:
         """Fills what operand rows say of others, for the unit type whose operators begin at row `first`."""
-        same: dict[int, int] = {}
+        same: dict[tuple[int, object], int] = {}
         readers: dict[int, int] = {}
         begin = self.operators[first].first_operand
         for row in range(len(self.operands) - 1, begin - 1, -1):
@@ -178,8 +185,9 @@ class _Builder:
             if tensor.role == PARAMETER or is_free:
                 operand.is_saved = 0
             if operand.is_saved or (is_input and tensor.role in (BOUNDARY, CARRIED)):
-                operand.same_memory = same.get(tensor.root, -1)
-                same[tensor.root] = row
+                key = (tensor.root, self.copies[row] if operand.copy_share > 0.0 else None)
+                operand.same_memory = same.get(key, -1)
+                same[key] = row
         for owner in self.operators[first:]:
             for operand in self.operands[owner.first_operand : owner.end]:
                 owner.touches |= 1 << operand.tensor % NUM_BITS
@@ -210,6 +218,12 @@ class _Builder:
         inside = group is not None and unit.start <= group.members[0] and group.members[-1] < unit.stop
         return group if inside else None
 
+    def _copy_share(self, index: int, group: FusedGroup | None, name: str) -> float:
+        """Bytes of the copy that an operator reads of an operand, over those of the operand; 0 = it reads no copy."""
+        own = index if group is None else host_of(self.graph, group)
+        casts = self.execution.casts.get(own, ())
+        return next((cast.copy / cast.source for cast in casts if cast.tensor == name), 0.0)
+
     def _last_use(self, ops: list[Operator], name: str, first: int) -> int:
         for k in range(len(ops) - 1, -1, -1):
             if name in ops[k].inputs:
@@ -235,6 +249,7 @@ class _Builder:
         dims = np.ones(MAX_DIMS, dtype=np.int64)
         dims[: len(tensor.shape)] = tensor.shape[:MAX_DIMS]
         size = self.problem.activation_bytes if tensor.is_float else DTYPE_BYTES.get(tensor.dtype, 4.0)
+        size = self.execution.widths.get(tensor.name, size)
         self.tensors.append(
             TensorRow(
                 role=role,
@@ -299,10 +314,11 @@ class _Builder:
         launched = (1.0, float(max(1, trained_inputs)) if op.forward_flops.at(1) > 0 else 1.0)
         if op.kind in RECURRENT:
             launched = self._steps(op), 2.0 * self._steps(op)
-        traffic = op.traffic
+        slower = self.execution.slower.get(index, (1.0, 1.0))
+        traffic = (slower[0] * op.traffic[0], slower[1] * op.traffic[1])
         if group is not None:
             traffic = (1.0, group.backward_traffic)
-            launched = (1.0, 1.0) if index == self.shapes.host(group) else (0.0, 0.0)
+            launched = (1.0, 1.0) if index == host_of(self.graph, group) else (0.0, 0.0)
         if kernel.kind == MEASURED:
             launched = (0.0, 0.0)
         kernel.forward_flops, kernel.forward_flops_per_sample = op.forward_flops.fixed, op.forward_flops.per_sample
@@ -311,7 +327,23 @@ class _Builder:
         kernel.forward_kernels, kernel.backward_kernels = (count * kernel.share for count in launched)
         kernel.measured_forward_s, kernel.measured_backward_s = op.measured_s or (-1.0, -1.0)
         kernel.stated_bytes = -1.0 if op.stated_bytes is None else op.stated_bytes
+        self._add_casts(index, kernel)
         self.kernels.append(kernel)
+
+    def _add_casts(self, index: int, kernel: KernelRow) -> None:
+        """Adds what converting the operands of an operator costs; products with pieces of one weight share it."""
+        if kernel.kind in (MEASURED, INSIDE):
+            return
+        casts = [(cast.tensor, cast.moved) for cast in self.execution.casts.get(index, ())]
+        if index in self.execution.layouts:
+            casts.append((self.graph.operators[index].inputs[0], self.execution.layouts[index]))
+        for name, (forward, backward) in casts:
+            elements = self.graph.tensors[name].elements
+            kernel.forward_cast_bytes += kernel.share * forward * elements.fixed
+            kernel.forward_cast_bytes_per_sample += kernel.share * forward * elements.per_sample
+            kernel.backward_cast_bytes += kernel.share * backward * elements.fixed
+            kernel.backward_cast_bytes_per_sample += kernel.share * backward * elements.per_sample
+            kernel.casts += kernel.share
 
     def _steps(self, op: Operator) -> float:
         """Positions of a recurrent layer: each is computed behind the one before, by a kernel of its own."""
@@ -350,15 +382,6 @@ class _Builder:
             self.placements += [
                 PlacementRow(placement=p, gradient=g) for p, g in zip(placements, gradients, strict=True)
             ]
-
-
-def _kernels(problem: Problem) -> Iterator[FusedGroup]:
-    """The groups that the problem's trainer runs as one kernel."""
-    for group in fused_groups(problem.graph):
-        if group.kind != "attention" or problem.trainer.fused_attention:
-            yield group
-        elif group.unfused is not None:
-            yield group.unfused
 
 
 def _repeated(graph: Graph, groups: AbstractSet[FusedGroup]) -> dict[str, float]:

@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from automap.execution import Cast, host_of
 from automap.memory_band import margin
 from automap.plan import DeviceMemory, Plan, format_devices
 from automap.verify.model import Model
@@ -245,14 +246,16 @@ class Recount:
             own: whether a trainer that gathers operands again saves only this rank's part.
         """
         op = self.graph.operators[index]
-        share = self._share(op)
+        copy = self._copy(index, name)
+        share = self._share(op) if copy is None else copy.copy / copy.source
+        of = "" if copy is None else self._reader(index)
         if slot >= len(op.inputs):
             return self._at(chunk, name, self._wrote(chunk, index, slot - len(op.inputs)), share)
         place = self._read(chunk, index, slot)
         if own and self.problem.trainer.regathers and self.model.live_maker(name) is not None:
             made = self._made(chunk, name)
             place = {a: made[a] if p == "B" and made[a].startswith("S") else p for a, p in place.items()}
-        return self._at(chunk, name, place, share)
+        return self._at(chunk, name, place, share, of)
 
     def _share(self, op: Operator) -> float:
         """The saved bytes of an operand over those of the activation: products with a weight may quantise it."""
@@ -261,17 +264,38 @@ class Recount:
         is_quantised = takes_weight and self.problem.trainer.keeps_quantised
         return self.problem.weight_bytes / self.problem.activation_bytes if is_quantised else 1.0
 
-    def _at(self, chunk: Chunk, name: str, place: Place, share: float = 1.0) -> Piece:
-        """The piece of memory that holds a tensor in a placement."""
+    def _copy(self, index: int, name: str) -> Cast | None:
+        """The copy in another number format that an operator reads of an operand, if it reads one."""
+        kernel = self.model.kernels.get(index)
+        own = index if kernel is None else host_of(self.graph, kernel)
+        return next((cast for cast in self.model.execution.casts.get(own, ()) if cast.tensor == name), None)
+
+    def _reader(self, index: int) -> str:
+        """What reads a copy: an operator, or all that multiply by pieces of one weight."""
+        op = self.graph.operators[index]
+        weights = map(self._parameter, op.inputs)
+        whole = next((self.graph.pieces[name][0] for name in weights if name in self.graph.pieces), op.name)
+        return f"copy for {whole}"
+
+    def _parameter(self, name: str) -> str:
+        """The parameter that a tensor is a view of, or the tensor itself."""
+        maker = self.graph.maker(name)
+        while maker is not None and maker.is_view:
+            name = maker.inputs[0]
+            maker = self.graph.maker(name)
+        return name
+
+    def _at(self, chunk: Chunk, name: str, place: Place, share: float = 1.0, of: str = "") -> Piece:
+        """The piece of memory that holds a tensor in a placement, or the copy of it that `of` reads."""
         size, whole = (share * self._bytes(chunk, name, where) for where in (place, {}))
         root = self._root(name)
         maker = self.model.live_maker(name)
-        while maker is not None and maker in chunk.operators and place == self._made(chunk, name):
+        while not of and maker is not None and maker in chunk.operators and place == self._made(chunk, name):
             if not self.graph.operators[maker].is_alias:
                 break
             name, place = self.graph.operators[maker].inputs[0], self._read(chunk, maker, 0)
             maker = self.model.live_maker(name)
-        return Piece(root=root, tensor=name, place=tuple(place.items()), share=share, size=size, whole=whole)
+        return Piece(root=root + of, tensor=name, place=tuple(place.items()), share=share, size=size, whole=whole)
 
     def _crossing(self, rank: int) -> float:
         """Most bytes of a micro-batch that come to a stage of a rank from the one before, or leave it for the next."""
@@ -329,6 +353,7 @@ class Recount:
     def _bytes(self, chunk: Chunk, name: str, place: Place) -> float:
         tensor = self.graph.tensors[name]
         element = self.problem.activation_bytes if tensor.is_float else DTYPE_BYTES.get(tensor.dtype, 4.0)
+        element = self.model.execution.widths.get(name, element)
         parts = math.prod(chunk.sizes[axis] for axis, p in place.items() if p.startswith("S"))
         return tensor.elements.at(chunk.samples) * element / parts
 

@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from automap.execution import Execution, execution
 from automap.problem import Problem
 from ir.blocks import Blocks, carried_tensors, find_units
 from ir.factors import FactorRule, placement_text
 from ir.graph import Graph
-from ir.groups import FusedGroup, fused_groups
+from ir.groups import FusedGroup
 from ir.linkage import Group, Linkage, link
 
 Texts = tuple[str, ...]
@@ -68,13 +69,16 @@ class Model:
         return link(self.graph, self.blocks)
 
     @functools.cached_property
+    def execution(self) -> Execution:
+        """How the trainer runs the graph."""
+        return execution(self.problem)
+
+    @functools.cached_property
     def kernels(self) -> Mapping[int, FusedGroup]:
         """Operator -> the group of operators that the trainer runs as one kernel, if all belong to one unit."""
         found = {}
-        for group in fused_groups(self.graph):
-            is_fused = group.kind != "attention" or self.problem.trainer.fused_attention
-            kernel = group if is_fused else group.unfused
-            if kernel is not None and len({self.unit_of.get(i, -1) for i in kernel.members}) == 1:
+        for kernel in self.execution.kernels:
+            if len({self.unit_of.get(i, -1) for i in kernel.members}) == 1:
                 found.update(dict.fromkeys(kernel.members, kernel))
         return found
 

@@ -33,6 +33,9 @@ GRADIENT_BYTES = 4.0
 """Bytes of an element of a weight's gradient, as the product that makes it writes it (fp32, Megatron-LM)."""
 ALIGNED = 8.0
 """Tensor cores take rows of a multiple of this many elements (NVIDIA's matrix multiplication guide)."""
+VECTOR, EVEN = 16.0, 4.0
+"""Bytes of the vectors that a kernel on tensor cores loads where rows are a multiple of them, and of the shorter ones
+that it loads otherwise, if rows are a multiple of these (names of cuBLAS's kernels: align8, align2, align1 in bf16)."""
 GRANTED_HEADS = 4.0
 """The fused softmax takes multiples of this many heads of samples (Megatron-LM)."""
 
@@ -65,7 +68,14 @@ def product_s(kernel, extents, hardware, times):
         again = max(0.0, batch - 1.0) * curve.floor_s
         if kernel.extents[BATCH] > 1.0:
             slow = 1.0 / hardware.expert_rate
+        # Rows are as long as the last dims of the operands and of the result.
+        if min(m, n, k) > 1.0:
+            if n * width % EVEN != 0.0 or k * width % EVEN != 0.0:
+                slow *= hardware.odd_rows
+            elif n * width % VECTOR != 0.0 or k * width % VECTOR != 0.0:
+                slow *= hardware.short_rows
     slow *= kernel.share
+    cast = hardware.weight_cast_bytes * batch * n * k / hardware.bytes_per_s if kernel.kind == PRODUCT else 0.0
     times[0] = slow * (gemm_s(m, n, k, batch, width, element, curve) + again)
     times[1] = 0.0
     times[2] = 0.0
@@ -75,7 +85,9 @@ def product_s(kernel, extents, hardware, times):
         right = slow * (gemm_s(k, n, m, batch, width, written, curve) + again)
         times[1] += right
         if kernel.kind != BATCHED_PRODUCT:
-            times[2] = right
+            times[2] = right + cast
+        times[1] += cast
+    times[0] += cast
 
 
 @borrowing(void(KERNEL, float64[::1], HARDWARE, float64[::1]), inner=True)
@@ -209,4 +221,11 @@ def operator_s(tables, op, signatures, stage, divisor, moved, workspace):
                     launched *= extents[BATCH]
         if kind == PRODUCT:
             launched *= 1.0 + hardware.quantise_kernels
+    if kernel.casts > 0.0:
+        samples, rate = stage.samples, divisor * hardware.bytes_per_s
+        forward = kernel.forward_cast_bytes + kernel.forward_cast_bytes_per_sample * samples
+        backward = kernel.backward_cast_bytes + kernel.backward_cast_bytes_per_sample * samples
+        times[0] += forward / rate + kernel.casts * hardware.kernel_s
+        times[1] += backward / rate + kernel.casts * hardware.kernel_s
+        launched += kernel.casts
     return launched

@@ -104,6 +104,16 @@ class KernelRow:
     """Kernels launched in the forward pass."""
     backward_kernels: float = 0.0
     """Kernels launched in the backward pass."""
+    forward_cast_bytes: float = 0.0
+    """Bytes that converting operands to another number format or layout moves forward, for all samples together."""
+    forward_cast_bytes_per_sample: float = 0.0
+    """The same for each sample."""
+    backward_cast_bytes: float = 0.0
+    """Bytes that converting gradients back moves, for all samples together."""
+    backward_cast_bytes_per_sample: float = 0.0
+    """The same for each sample."""
+    casts: float = 0.0
+    """Operands that are converted."""
     measured_forward_s: float = -1.0
     """Seconds of the forward pass of one sample as the user measured them, or -1."""
     measured_backward_s: float = -1.0
@@ -120,6 +130,8 @@ class OperandRow:
     """Row of `tensors`."""
     is_saved: int
     """Whether the backward pass of its operator needs it."""
+    copy_share: float
+    """Bytes of the copy in another number format that its operator reads and saves, over its own; 0 = it reads none."""
     earlier: int
     """Row of the last operand before it that reads the same tensor in the unit, or -1."""
     operator: int

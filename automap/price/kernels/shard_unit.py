@@ -20,6 +20,7 @@ from automap.price.kernels.records import (
     BOUNDARY,
     CARRIED,
     KERNEL,
+    OPERAND,
     PARAMETER,
     PRODUCT,
     TABLES,
@@ -31,9 +32,11 @@ from automap.price.kernels.unit_workspace import UNIT_WORKSPACE
 from ir.factors import BROADCAST, PARTIAL
 
 
-@borrowing(float64(KERNEL, HARDWARE))
-def saved_share(kernel, hardware):
-    """Bytes that are saved of the operands of a kernel over those of the activation."""
+@borrowing(float64(OPERAND, KERNEL, HARDWARE))
+def saved_share(operand, kernel, hardware):
+    """Bytes that are saved of an operand of a kernel over those of the activation."""
+    if operand.copy_share > 0.0:
+        return operand.copy_share
     return hardware.saved_share if kernel.kind == PRODUCT and kernel.weight_share > 0.0 else 1.0
 
 
@@ -110,7 +113,7 @@ def shard_unit(tables, unit, stage, again, workspace):
         workspace.noted[row] = NOT_SAVED
         if operands[row].is_saved == 1:
             op = operands[row].operator
-            amount = saved_share(tables.kernels[op], stage.hardware) * workspace.held[row]
+            amount = saved_share(operands[row], tables.kernels[op], stage.hardware) * workspace.held[row]
             for a in range(stage.axes.shape[0]):
                 workspace.saved_placement[row, a] = workspace.placement[row, a]
             note(tables, start, row, amount, workspace.undecided[op], workspace)
@@ -273,7 +276,7 @@ def _join(tables, op, start, stop, stage, workspace):
                     tables, row, placement[source], given, stage, workspace, sent, joined
                 )
         if operand.is_saved == 1:
-            share = saved_share(tables.kernels[op], stage.hardware)
+            share = saved_share(operand, tables.kernels[op], stage.hardware)
             workspace.stored[row] = share * workspace.held[row]
             if source >= start and stage.hardware.regathers > 0.0:
                 own_part(placement[source], placement[row], workspace.scratch[1])

@@ -144,6 +144,12 @@ class HardwareRow:
     """1 where a unit that is recomputed in part keeps the results of all other operators, and recomputes operands."""
     convolution_rate: float
     """Rate of convolutions over that of large products."""
+    short_rows: float
+    """Time of a product with a weight whose rows are no multiple of 16 bytes over that of others."""
+    odd_rows: float
+    """Time of a product with a weight whose rows are no multiple of 4 bytes over that of others."""
+    weight_cast_bytes: float
+    """Bytes that each pass moves for an element of a weight to convert it to the format of products."""
 
 
 LINK_DTYPE, HARDWARE_DTYPE = dtype_of(LinkRow), dtype_of(HardwareRow)

@@ -131,7 +131,7 @@ def _save(tables, unit, incoming, recomputed, whole, stage, workspace, cost):
                 _arrive(tensor, incoming, arrives)
                 own_part(arrives, placement[row], kept_as[row])
                 amount = local_bytes(tensor, kept_as[row], stage)
-                amount *= saved_share(tables.kernels[op], stage.hardware)
+                amount *= saved_share(operand, tables.kernels[op], stage.hardware)
             elif regathers and operand.maker >= start:
                 own_part(placement[operand.maker], placement[row], kept_as[row])
             note(tables, start, row, amount, workspace.undecided[op], workspace)

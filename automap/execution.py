@@ -1,0 +1,240 @@
+"""How a trainer runs a graph: which operators are one kernel, and how many bytes an element of each tensor takes.
+
+A trainer with compilers or kernels written by hand runs every chain of `ir.groups` as one kernel, and all activations
+have the number format of the training. PyTorch by itself runs operator after operator: one kernel are only its own
+functions, such as attention, layer norms, GELU, SiLU and the cross-entropy. Under `torch.autocast` weights stay in
+float32; matrix products, convolutions and attention take copies of 16 bits of what they read; some functions compute in
+float32; all others in the widest type that they read (documentation of `torch.amp`, "Autocast Op Reference"). Hence a
+residual stream is in float32 there, and what reads it has to be converted. Units: bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from automap.problem import Problem
+from ir.graph import Graph, Operator
+from ir.groups import PRODUCTS, FusedGroup, fused_groups
+from ir.operators.experts import PRODUCT as EXPERT_PRODUCT
+
+FULL, HALF = 4.0, 2.0
+"""Bytes of an element in float32, and in bf16 or fp16."""
+WIDENING = 2.0
+"""Time of converting to a wider number format over that of moving the same bytes otherwise, and"""
+MIXED = 1.6
+"""that of an operator that reads two formats (H200: 2.1 and 2.6 of 4.2 TB/s, gpu_kernels-2026-11-27.txt)."""
+NATIVE_BATCH_NORM = 5.3
+"""Time of PyTorch's own batch normalisation over that of its bytes: cuDNN's takes no bf16 (H200, images stored channel
+by channel, gpu_kernels-2026-11-27.txt)."""
+LAYOUTS = (1.5, 2.8)
+"""Conversions, forward and backward, between the layout of images in PyTorch and that of convolutions on tensor cores,
+in elements of their input: one of each operand, and some of results (counted in a step of ResNet-50, see there)."""
+IN_HALF = PRODUCTS | {
+    EXPERT_PRODUCT, "Attention", "Conv", "ConvTranspose", "DeformConv", "FusedConv", "LSTM", "GRU", "RNN", "PRelu",
+}  # fmt: skip
+"""Kinds that take operands of 16 bits under autocast."""
+IN_FULL = {
+    "Pow", "Exp", "Log", "Reciprocal", "Softplus", "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization",
+    "GroupNormalization", "LpNormalization", "ReduceSum", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSumExp",
+    "CumSum", "CumProd", "Acos", "Asin", "Cosh", "Sinh", "Tan", "Resize",
+}  # fmt: skip
+"""Kinds that compute in float32 under autocast."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cast:
+    """An operand of which an operator reads a copy in another number format."""
+
+    tensor: str
+    source: float
+    """Bytes of an element of the tensor."""
+    copy: float
+    """Bytes of an element of the copy."""
+
+    @property
+    def moved(self) -> tuple[float, float]:
+        """Bytes that are moved for an element, forward and, for the gradient, backward; at the usual rate."""
+        moved = self.source + self.copy
+        return (WIDENING * moved, moved) if self.copy > self.source else (moved, WIDENING * moved)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Execution:
+    """How a trainer runs the graph of a problem."""
+
+    kernels: tuple[FusedGroup, ...]
+    """Operators that run as one kernel."""
+    widths: Mapping[str, float]
+    """Bytes of an element of activations; those that are not in here have the format of the training."""
+    casts: Mapping[int, tuple[Cast, ...]]
+    """Operator -> what is converted for it, of a kernel all for the first product of it; copies are saved in place of
+    the tensors."""
+    slower: Mapping[int, tuple[float, float]]
+    """Operator -> times of its kernels, forward and backward, over those that its traffic says, where they differ."""
+    layouts: Mapping[int, tuple[float, float]]
+    """Convolution -> bytes that converting its images to another layout moves, forward and backward, for an element of
+    its input."""
+
+
+def execution(problem: Problem) -> Execution:
+    """How the trainer of a problem runs its graph."""
+    graph, kernels = problem.graph, tuple(_kernels(problem))
+    widths: Mapping[str, float] = {}
+    casts: Mapping[int, tuple[Cast, ...]] = {}
+    if casts_weights(problem):
+        widths = _widths(graph, kernels)
+        casts = _casts(graph, kernels, widths)
+    return Execution(
+        kernels=kernels,
+        widths=MappingProxyType(widths),
+        casts=MappingProxyType(casts),
+        slower=MappingProxyType(_slower(problem, widths)),
+        layouts=MappingProxyType(_layouts(problem)),
+    )
+
+
+def casts_weights(problem: Problem) -> bool:
+    """Whether weights are in float32 and converted for each product: the trainer uses autocast, in 16 bits."""
+    return problem.trainer.autocast and problem.activation_bytes == HALF
+
+
+def _kernels(problem: Problem) -> Iterator[FusedGroup]:
+    for group in fused_groups(problem.graph):
+        if group.kind == "attention" and problem.trainer.fused_attention:
+            yield group
+            continue
+        own = group.unfused if group.kind == "attention" else group
+        if own is not None and not problem.trainer.fuses_chains:
+            own = _function(problem.graph, own)
+        if own is not None:
+            yield own
+
+
+def _function(graph: Graph, group: FusedGroup) -> FusedGroup | None:
+    """The part of a group that is one of PyTorch's functions, or None.
+
+    Exporters write a layer norm as a chain that subtracts the mean, GELU as one with an error function, and SiLU as a
+    sigmoid and a product. Root-mean-square norms, GELU by a tanh, rotary embeddings and masked softmaxes that were
+    chains in a file were so in the code: PyTorch's own ones are exported as one operator.
+    """
+    kinds = [graph.operators[i].kind for i in group.members]
+    if group.kind == "loss" or (group.kind == "norm" and "Sub" in kinds):
+        return group
+    if group.kind != "activation":
+        return None
+    members = [i for i in group.members if not _is_gate(graph, i, group)]
+    kinds = [graph.operators[i].kind for i in members]
+    if "Erf" not in kinds and sorted(kinds) != ["Mul", "Sigmoid"]:
+        return None
+    if len(members) == len(group.members):
+        return group
+    (out,) = graph.operators[members[-1]].outputs
+    made = {name for i in members for name in graph.operators[i].outputs}
+    kept = {name for i in members for name in graph.operators[i].inputs if name in group.saved} - made
+    return FusedGroup(kind=group.kind, members=tuple(members), internal=frozenset(made - {out}), saved=frozenset(kept))
+
+
+def _is_gate(graph: Graph, index: int, group: FusedGroup) -> bool:
+    """Whether an operator of an activation is the product of its result with another tensor."""
+    op = graph.operators[index]
+    if op.kind != "Mul" or index != group.members[-1]:
+        return False
+    made = {name for i in group.members for name in graph.operators[i].outputs}
+    read = {name for i in group.members if i != index for name in graph.operators[i].inputs}
+    return any(name in graph.trained and name not in made and name not in read for name in op.inputs)
+
+
+def _widths(graph: Graph, kernels: Sequence[FusedGroup]) -> dict[str, float]:
+    """Bytes of an element of each activation under autocast."""
+    inside = {i: kernel for kernel in kernels for i in kernel.members}
+    found: dict[str, float] = {}
+    for index, op in enumerate(graph.operators):
+        width = _width(graph, index, op, inside.get(index), found)
+        made = [n for n in op.outputs if graph.tensors[n].is_float and n in graph.trained and not graph.is_weight(n)]
+        found.update(dict.fromkeys(made, width))
+    return found
+
+
+def _width(graph: Graph, index: int, op: Operator, kernel: FusedGroup | None, known: Mapping[str, float]) -> float:
+    """Bytes of an element of what an operator makes."""
+    if kernel is not None and kernel.kind in ("attention", "norm"):
+        return HALF if kernel.kind == "attention" else FULL
+    if op.kind in IN_HALF:
+        return HALF
+    if op.kind in IN_FULL:
+        return FULL
+    if op.kind == "Cast":
+        return FULL if dict(op.attributes).get("to") == "float32" else HALF
+    if op.inputs and op.inputs[0] in known and (op.traffic[0] == 0.0 or op.kind == "BatchNormalization"):
+        return known[op.inputs[0]]  # views and cuDNN's norms
+    if _is_bias(graph, op):
+        return HALF  # added by the kernel of its product
+    # Numbers, masks and positions take the type of what they meet.
+    read = [name for name in op.inputs if graph.tensors[name].is_float and name in graph.trained]
+    return max((known.get(name, FULL) for name in read), default=FULL)
+
+
+def _is_bias(graph: Graph, op: Operator) -> bool:
+    """Whether an operator adds a bias to a product."""
+    makers = [graph.maker(name) for name in op.inputs]
+    follows = any(maker is not None and maker.kind in IN_HALF for maker in makers)
+    return op.kind == "Add" and follows and any(graph.is_weight(name) for name in op.inputs)
+
+
+def _casts(graph: Graph, kernels: Sequence[FusedGroup], widths: Mapping[str, float]) -> Mapping[int, tuple[Cast, ...]]:
+    """What is converted for each operator; weights apart, which `HardwareRow.weight_cast_bytes` counts."""
+    inside = {i: kernel for kernel in kernels for i in kernel.members}
+    found: dict[int, tuple[Cast, ...]] = {}
+    for index, op in enumerate(graph.operators):
+        kernel = inside.get(index)
+        if kernel is not None and kernel.kind not in ("attention", "norm"):
+            continue
+        wanted = HALF if op.kind in IN_HALF else FULL if op.kind in IN_FULL or kernel is not None else None
+        if wanted is None or (kernel is not None and index != host_of(graph, kernel)):
+            continue
+        names = op.inputs if kernel is None else tuple(n for i in kernel.members for n in graph.operators[i].inputs)
+        made = set() if kernel is None else {n for i in kernel.members for n in graph.operators[i].outputs}
+        found[index] = tuple(
+            Cast(tensor=name, source=widths[name], copy=wanted)
+            for name in dict.fromkeys(names)
+            if name in widths and name not in made and widths[name] != wanted
+        )
+    return {index: casts for index, casts in found.items() if casts}
+
+
+def _slower(problem: Problem, widths: Mapping[str, float]) -> dict[int, tuple[float, float]]:
+    graph, found = problem.graph, {}
+    for index, op in enumerate(graph.operators if not problem.trainer.fuses_chains else ()):
+        if op.kind == "BatchNormalization" and problem.trainer.autocast and problem.precision == "bf16":
+            found[index] = (NATIVE_BATCH_NORM, NATIVE_BATCH_NORM)
+        elif op.kind not in IN_HALF | IN_FULL and len({widths[name] for name in op.inputs if name in widths}) > 1:
+            found[index] = (MIXED, MIXED)
+        elif op.kind in ("Mul", "Div") and sum(graph.tensors[n].num_elements > 1 for n in op.inputs) == 1:
+            # The gradient of a product with a number is the other gradient times the number.
+            found[index] = (1.0, 1.0 / op.traffic[1]) if op.traffic[1] > 1.0 else (1.0, 1.0)
+    return found
+
+
+def _layouts(problem: Problem) -> dict[int, tuple[float, float]]:
+    """Convolutions by channels alone have kernels for both layouts."""
+    if problem.trainer.fuses_chains or problem.base_precision == "fp32":
+        return {}
+    moved = tuple(2.0 * problem.activation_bytes * times for times in LAYOUTS)
+    return {
+        index: (moved[0], moved[1])
+        for index, op in enumerate(problem.graph.operators)
+        if op.kind in ("Conv", "ConvTranspose") and dict(op.attributes).get("group", 1) == 1
+        if len(problem.graph.tensors[op.inputs[0]].shape) == 4
+    }
+
+
+def host_of(graph: Graph, group: FusedGroup) -> int:
+    """The member in whose place the kernel of a group is priced: of attention, the product that makes scores."""
+    if group.kind == "attention":
+        for index in group.members:
+            op = graph.operators[index]
+            if op.forward_flops.at(1) > 0 and (op.kind in PRODUCTS or op.kind == "Attention"):
+                return index
+    return group.members[0]

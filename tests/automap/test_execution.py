@@ -1,0 +1,175 @@
+"""How trainers run a graph: number formats against torch's own autocast, kernels, and what they cost."""
+
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from automap.cluster import parse_cluster
+from automap.execution import FULL, HALF, IN_FULL, IN_HALF, execution
+from automap.price.estimate import price
+from automap.price.evaluator import Evaluator
+from automap.price.plan_writer import to_plan
+from automap.problem import Problem
+from automap.space.stated_strategy import Strategy, hand_made
+from ir import zoo
+from ir.build import GraphBuilder
+from ir.loss import with_loss
+
+FUNCTIONS = {
+    "MatMul": lambda x: x @ x.mT,
+    "Einsum": lambda x: torch.einsum("abcd,abde->abce", x, x.mT),
+    "Attention": lambda x: F.scaled_dot_product_attention(x, x, x),
+    "Conv": lambda x: F.conv2d(x, torch.empty(3, 2, 1, 1, device="cuda")),
+    "ConvTranspose": lambda x: F.conv_transpose2d(x, torch.empty(2, 3, 1, 1, device="cuda")),
+    "Pow": lambda x: torch.pow(x, 3),
+    "Exp": torch.exp,
+    "Log": torch.log,
+    "Reciprocal": torch.reciprocal,
+    "Softplus": F.softplus,
+    "Softmax": lambda x: torch.softmax(x, -1),
+    "LogSoftmax": lambda x: torch.log_softmax(x, -1),
+    "LayerNormalization": lambda x: F.layer_norm(x, (8,)),
+    "RMSNormalization": lambda x: F.rms_norm(x, (8,)),
+    "GroupNormalization": lambda x: F.group_norm(x, 1),
+    "InstanceNormalization": F.instance_norm,
+    "LpNormalization": F.normalize,
+    "ReduceSum": torch.sum,
+    "ReduceProd": torch.prod,
+    "ReduceMean": torch.mean,
+    "ReduceMax": torch.amax,
+    "ReduceL1": lambda x: torch.linalg.vector_norm(x, 1),
+    "ReduceL2": lambda x: torch.linalg.vector_norm(x, 2),
+    "ReduceLogSumExp": lambda x: torch.logsumexp(x, 0),
+    "CumSum": lambda x: torch.cumsum(x, 0),
+    "CumProd": lambda x: torch.cumprod(x, 0),
+    "Acos": torch.acos,
+    "Asin": torch.asin,
+    "Cosh": torch.cosh,
+    "Sinh": torch.sinh,
+    "Tan": torch.tan,
+    "Sin": torch.sin,
+    "Cos": torch.cos,
+    "Tanh": torch.tanh,
+    "Sigmoid": torch.sigmoid,
+    "Sqrt": torch.sqrt,
+    "Erf": torch.erf,
+    "Relu": torch.relu,
+    "Gelu": F.gelu,
+    "Swish": F.silu,
+    "Mish": F.mish,
+    "HardSwish": F.hardswish,
+    "Elu": F.elu,
+    "Dropout": F.dropout,
+    "AveragePool": lambda x: F.avg_pool2d(x, 2),
+    "Resize": lambda x: F.interpolate(x, scale_factor=2),
+    "Mul": lambda x: x * 0.5,
+    "Add": lambda x: x + x,
+    "Where": lambda x: torch.where(x > 0, x, x),
+    "Concat": lambda x: torch.cat([x, x]),
+}
+"""Kinds of ONNX and what torch calls them."""
+
+
+@pytest.fixture(scope="module")
+def autocast():
+    """torch.autocast for CUDA in bf16, on tensors without data; torch need not be built for it."""
+    with (
+        mock.patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False),
+        mock.patch("torch.cuda.is_bf16_supported", lambda *_, **__: True),
+        FakeTensorMode(),
+        torch.autocast("cuda", torch.bfloat16),
+    ):
+        yield
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_results_have_the_format_of_autocast(autocast, kind, dtype):
+    found = FUNCTIONS[kind](torch.empty(1, 2, 4, 8, device="cuda", dtype=dtype)).dtype
+    wanted = HALF if kind in IN_HALF else FULL if kind in IN_FULL else float(dtype.itemsize)
+    assert float(found.itemsize) == wanted
+
+
+def problem(graph, trainer="ddp", **training):
+    settings = {"global_batch": 4, "precision": "bf16", "trainer": trainer, **training}
+    return Problem.build(graph, parse_cluster("1xH200"), settings)
+
+
+def gpt(hidden=64, vocab=128):
+    return zoo.build(f"gpt:layers=4,hidden={hidden},heads=4,seq_len=32,vocab_size={vocab}")
+
+
+def test_a_residual_stream_is_in_float32_and_is_converted_for_each_product():
+    case = problem(gpt())
+    found = execution(case)
+    by_name = {op.name: (i, op) for i, op in enumerate(case.graph.operators)}
+    for name, width in (("h.0/Add", FULL), ("h.0.mlp.c_fc/MatMul", HALF), ("h.0.attn.c_attn/Add#q", HALF)):
+        assert found.widths[by_name[name][1].outputs[0]] == width, name
+    for name, converted in (("h.0.attn.c_attn/MatMul#q", 1), ("h.0.mlp.c_fc/MatMul", 1), ("h.0.mlp.c_proj/MatMul", 0)):
+        assert len(found.casts.get(by_name[name][0], ())) == converted, name
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_nothing_is_converted_without_lower_precision(precision):
+    found = execution(problem(gpt(), precision=precision))
+    assert not found.widths
+    assert not found.casts
+
+
+def test_a_layer_keeps_what_eager_pytorch_keeps():
+    """In bytes for each of sequence x batch x hidden: both norms their inputs (4 + 4), the products copies of what
+    norms made (2 + 2), attention q, k, v and its result (8), the GELU what it reads and the last product what it made
+    (8 + 8)."""
+    evaluator = Evaluator(problem(gpt()))
+    lowered = hand_made(evaluator, Strategy(micro_batch=4))
+    calls, parts = evaluator.distinct_units(lowered)
+    middle = max(parts, key=lambda part: int(part.times)).row
+    kept = float(evaluator.unit_costs(lowered, calls)[middle].saved_bytes)
+    assert kept / (32 * 4 * 64) == pytest.approx(36.0)
+
+
+def chain(kind):
+    """A product, a chain of small operators as exporters write it, and a product."""
+    b = GraphBuilder()
+    x = b.input("x", (1, 16, 32))
+    (x,) = b.add("MatMul", [x, b.parameter("w", (32, 32))], ["x0"])
+    if kind == "silu":
+        (s,) = b.add("Sigmoid", [x], ["s"])
+        (y,) = b.add("Mul", [x, s], ["y"])
+    elif kind == "gated silu":
+        (s,) = b.add("Sigmoid", [x], ["s"])
+        (a,) = b.add("Mul", [x, s], ["a"])
+        (g,) = b.add("MatMul", ["x0", b.parameter("g", (32, 32))], ["g0"])
+        (y,) = b.add("Mul", [a, g], ["y"])
+    else:
+        (p,) = b.add("Mul", [x, x], ["p"])
+        (t,) = b.add("Tanh", [p], ["t"])
+        (y,) = b.add("Mul", [x, t], ["y"])
+    (z,) = b.add("MatMul", [y, b.parameter("v", (32, 32))], ["z"])
+    return with_loss(b.finish([z], name=kind))
+
+
+@pytest.mark.parametrize(("kind", "alone"), [("silu", 2), ("gated silu", 2), ("tanh", 0)])
+def test_only_functions_of_pytorch_are_one_kernel(kind, alone):
+    graph = chain(kind)
+    sizes = [sum(len(k.members) for k in execution(problem(graph, t)).kernels if k.kind == "activation")
+             for t in ("ddp", "generic")]  # fmt: skip
+    assert sizes[0] == alone
+    assert sizes[1] == (2 if kind == "silu" else 3)
+
+
+def step(graph, trainer="ddp", **training):
+    case = problem(graph, trainer, **training)
+    evaluator = Evaluator(case)
+    return price(case, to_plan(hand_made(evaluator, Strategy(micro_batch=4)), evaluator), evaluator).step_time_s
+
+
+def test_rows_that_tensor_cores_do_not_take_are_slow():
+    """Only in products of trainers that pad nothing, and not without tensor cores."""
+    even, odd = (zoo.build(f"gpt:layers=1,hidden=1024,heads=8,seq_len=2048,vocab_size={v}") for v in (50264, 50257))
+    assert step(odd) > 1.1 * step(even)
+    assert step(odd, "generic") == pytest.approx(step(even, "generic"), rel=0.01)
+    assert step(odd, precision="fp32") == pytest.approx(step(even, precision="fp32"), rel=0.02)
