@@ -20,6 +20,7 @@ from automap.phases import phase
 from automap.runtime import export_faults
 from automap.runtime.read_parameters import keep_outputs_with_parameters, unread
 from automap.runtime.transformers_models import as_trained, example_inputs, is_transformers
+from ir.build import MAX_VALUE_ELEMENTS
 from ir.onnx.readers.nodes import UNREAD_KEY
 
 if TYPE_CHECKING:
@@ -195,7 +196,8 @@ def _simplify(model: Any) -> None:
     from onnxscript.rewriter.rules import common as rules
 
     common.InlinePass()(model)
-    optimizer.fold_constants_ir(model, onnx_shape_inference=True)
+    # The importer reads no larger values: what is left to be computed, such as a mask, tells more than what is stored.
+    optimizer.fold_constants_ir(model, onnx_shape_inference=True, output_size_limit=MAX_VALUE_ELEMENTS)
     first, later = ([getattr(rules, f"{rule}_rule") for rule in some] for some in (_RULES, _LATER_RULES))
     rewriter.rewrite(model, [*first, *_products(), *later])
     for after in (
