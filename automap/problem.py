@@ -89,7 +89,7 @@ class Trainer:
     """Share of the all-to-alls inside a stage that hides under compute, 0..1."""
     ring_attention: bool
     """Whether attention over a split sequence passes keys and values round a ring while it computes (ring attention);
-    otherwise they are gathered first."""
+    otherwise they are gathered first, as are those under a window that the kernel skips."""
     gather_bandwidth_share: float
     """Share of a host's network rate that ZeRO's gathers and scatters reach, 0..1."""
     gathers_singly: bool
@@ -147,6 +147,9 @@ class Trainer:
     autocast: bool
     """Whether each operator has the number format of `torch.autocast`, with weights in float32; otherwise all have that
     of the training."""
+    skips_windows: bool
+    """Whether the fused attention kernel leaves out the keys that a window hides; otherwise a window costs as much as
+    none, and only a causal mask saves time."""
     elementwise_traffic: float
     """Bytes that memory-bound operators move, relative to execution operator by operator."""
     loss_passes: float

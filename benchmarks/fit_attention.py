@@ -18,7 +18,7 @@ from fitting import Floats, asked, errors, fit, folds, measured_device, robust, 
 
 from automap.cluster import Device
 from automap.price.kernels.array_types import record_of
-from automap.price.kernels.attention import AttentionShape, attention_s
+from automap.price.kernels.attention import EARLIER_KEYS, AttentionShape, attention_s
 from automap.price.kernels.stage_records import AttentionCurveRow
 
 NAMES = ("floor_us", "compute_efficiency", "memory_efficiency", "tail", "small_head_elements")
@@ -40,7 +40,7 @@ def predict(x: Floats, rows: Floats, device: Device) -> Floats:
             backward=1.0,
         )
     )
-    shapes = [AttentionShape(b, h, g, s, s, d, True, 2.0) for b, s, h, g, d in rows[:, :5].tolist()]
+    shapes = [AttentionShape(b, h, g, s, s, d, EARLIER_KEYS, 2.0) for b, s, h, g, d in rows[:, :5].tolist()]
     return np.array([attention_s(shape, curve, False) for shape in shapes])
 
 

@@ -1,6 +1,7 @@
 """Small graphs built directly; imports as little as the ranks of a launch can do with."""
 
 import itertools
+from collections.abc import Sequence
 
 from ir.build import GraphBuilder
 from ir.graph import Graph
@@ -19,8 +20,19 @@ def build_mlp(widths: tuple[int, ...] = (64, 256, 64), *, equal: bool = False) -
     return with_loss(b.finish([x], name="mlp"))
 
 
-def build_gpt(*, layers: int = 2, hidden: int = 64, heads: int = 4, seq: int = 32, vocab: int = 128) -> Graph:
-    """A decoder with tied embedding and head, plain softmax attention without a mask, biases in the linear layers."""
+def build_gpt(
+    *,
+    layers: int = 2,
+    hidden: int = 64,
+    heads: int = 4,
+    seq: int = 32,
+    vocab: int = 128,
+    windows: Sequence[tuple[int, int]] = (),
+) -> Graph:
+    """A decoder with tied embedding and head, plain softmax attention, biases in the linear layers.
+
+    `windows` says for each layer how many keys before and behind its own position a query sees; empty = no masks.
+    """
     b = GraphBuilder()
     ids = b.input("ids", (1, seq), "int64")
     wte = b.parameter("wte", (vocab, hidden))
@@ -42,6 +54,20 @@ def build_gpt(*, layers: int = 2, hidden: int = 64, heads: int = 4, seq: int = 3
         (y,) = b.add("Reshape", [x, shape], [f"{scope}.split"], scope=scope, opset=20)
         return b.add("Transpose", [y], [f"{scope}.heads"], scope=scope, attributes={"perm": perm}, opset=20)[0]
 
+    if windows:
+        row = b.add("Range", [b.constant(n, _ints(v)) for n, v in (("0", 0), ("s", seq), ("1", 1))], ["row"], opset=20)
+        column = b.add("Unsqueeze", [*row, b.constant("axis", _ints(1))], ["column"], opset=20)
+        ahead = b.add("Sub", [*row, *column], ["ahead"], opset=20)
+
+    def masked(scores: str, i: int) -> str:
+        left, right = windows[i]
+        far, near = b.constant(f"left.{i}", _ints(-left)), b.constant(f"right.{i}", _ints(right))
+        sides = b.add("GreaterOrEqual", [*ahead, far], [f"far.{i}"], opset=20)
+        sides += b.add("LessOrEqual", [*ahead, near], [f"near.{i}"], opset=20)
+        fill = [b.constant(f"{v}.{i}", _floats(v)) for v in (0, -1e9)]
+        mask = b.add("Where", [*b.add("And", sides, [f"both.{i}"], opset=20), *fill], [f"mask.{i}"], opset=20)
+        return b.add("Add", [scores, *mask], [f"{scores}.masked"], scope=f"h.{i}.attn", opset=20)[0]
+
     for i in range(layers):
         s = f"h.{i}"
         n = norm(x, f"{s}.ln_1")
@@ -49,6 +75,7 @@ def build_gpt(*, layers: int = 2, hidden: int = 64, heads: int = 4, seq: int = 3
         k = heads_of(linear(n, f"{s}.attn.k", hidden, hidden), f"{s}.attn.k", (0, 2, 3, 1))
         v = heads_of(linear(n, f"{s}.attn.v", hidden, hidden), f"{s}.attn.v", (0, 2, 1, 3))
         (scores,) = b.add("MatMul", [q, k], [f"{s}.scores"], scope=f"{s}.attn", opset=20)
+        scores = masked(scores, i) if windows else scores
         (p,) = b.add("Softmax", [scores], [f"{s}.p"], scope=f"{s}.attn", attributes={"axis": -1}, opset=20)
         (context,) = b.add("MatMul", [p, v], [f"{s}.context"], scope=f"{s}.attn", opset=20)
         (joined,) = b.add(
@@ -70,3 +97,9 @@ def _ints(*values: int):
     import numpy as np
 
     return np.array(values, dtype=np.int64)
+
+
+def _floats(*values: float):
+    import numpy as np
+
+    return np.array(values, dtype=np.float32)

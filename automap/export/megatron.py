@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from automap.errors import PlanError
 from automap.export.configuration import Export, Note, Run, header
+from automap.price.visible_keys import has_ring
 
 Flag = tuple[str, str | None]
 """A flag and its value, None for one without."""
@@ -66,7 +67,7 @@ def _parallel(run: Run) -> Iterator[Flag]:
     yield "--pipeline-model-parallel-size", str(degrees.pipeline)
     yield "--context-parallel-size", str(degrees.context)
     if degrees.context > 1:
-        yield "--cp-comm-type", "p2p" if run.problem.trainer.ring_attention else "allgather"
+        yield "--cp-comm-type", "p2p" if has_ring(run.problem) else "allgather"
     if degrees.sequence_parallel:
         yield "--sequence-parallel", None
     if run.shape.experts:
@@ -150,6 +151,6 @@ def _notes(run: Run) -> Iterator[Note]:
     yield Note(about="degrees, stages, batch, ZeRO, recomputation, precision", kept="exact", text="as the plan says")
     what = (
         "the script that trains it (PRETRAIN; without it pretrain_gpt.py, which trains decoders), the rest of its "
-        "shape (kind of norm, gate, groups of queries, vocabulary) and the data"
+        "shape (kind of norm, gate, groups of queries, windows, vocabulary) and the data"
     )
     yield Note(about="model", kept="left to you", text=what)

@@ -28,11 +28,11 @@ from automap.price.local_sgd import evaluate_plan
 from automap.price.lowered_plan import LoweredPlan
 from automap.price.outcome import Outcome
 from automap.price.plan_reader import lower_plan
+from automap.price.visible_keys import visible_shares
 from automap.problem import Problem
 from automap.schedule import A_RANK, words
 from automap.targets import OWN
 from ir.graph import Graph
-from ir.groups import fused_groups
 
 EXAMPLE_MODEL = re.compile(r"gpt:(?:(?:layers|hidden|heads|seq_len|vocab_size)=\d+,?)+")
 """Models that `examples/train_gpt.py` builds, by the name that the zoo gives them."""
@@ -180,15 +180,15 @@ def lower_bound_s(problem: Problem) -> float:
     product_rate = sum(product[name] for name in names)
     attention = {name: _attention_rate(kinds[name], problem) for name in {*names}}
     attention_rate = sum(attention[name] for name in names)
-    fused = {i for group in fused_groups(graph) if group.kind == "attention" for i in group.members}
+    shares = visible_shares(problem)
     least: dict[str, float] = {}
     for index, op in enumerate(graph.operators):
         flops = op.forward_flops.at(1) + op.backward_flops.at(1)
         if op.measured_s is not None:
             least[op.name] = sum(op.measured_s) / devices
-        elif op.kind == "Attention" or (trainer.fused_attention and index in fused):
-            # A causal mask hides half of the keys.
-            least[op.name] = 0.5 * flops / attention_rate
+        elif op.kind == "Attention" or (trainer.fused_attention and index in shares):
+            # A causal mask hides half of the keys, a window more.
+            least[op.name] = min(0.5, shares[index]) * flops / attention_rate
         else:
             least[op.name] = flops / product_rate
     total = sum(least.values())

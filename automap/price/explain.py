@@ -175,8 +175,7 @@ def _kernels(case: Bottleneck, unit: BottleneckUnit) -> Iterator[tuple[str, str,
             forward = sum(op.forward_flops.at(case.samples) for op in members)
             backward = sum(op.backward_flops.at(case.samples) for op in members)
             flops = forward * (2.0 if segment.recomputed[k] else 1.0) + backward
-            # A causal mask hides half of the keys.
-            flops *= 0.5 if kind == ATTENTION and arrays.kernels["is_causal"][row] else 1.0
+            flops *= float(arrays.kernels["visible_share"][row])
             for a, size in enumerate(case.stage.axes):
                 if arrays.signatures["divides_work"][arrays.operators["first_signature"][row] + segment.chosen[k, a]]:
                     flops /= float(size)

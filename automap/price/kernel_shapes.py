@@ -28,8 +28,10 @@ from automap.price.kernels.records import (
     M,
     N,
 )
+from automap.price.visible_keys import mean_of, visible_keys
 from automap.problem import Problem
-from ir.graph import Graph, Operator
+from ir.blocks import Blocks
+from ir.graph import Operator
 from ir.groups import PRODUCTS, FusedGroup, fused_groups
 from ir.operators.experts import COMBINE, DISPATCH
 from ir.operators.experts import PRODUCT as EXPERT_PRODUCT
@@ -46,13 +48,15 @@ class KernelShapes:
 
     Args:
         trained: names of the tensors that depend on parameters.
+        blocks: the units of the problem's graph.
     """
 
-    def __init__(self, problem: Problem, trained: AbstractSet[str]) -> None:
+    def __init__(self, problem: Problem, trained: AbstractSet[str], blocks: Blocks) -> None:
         self.graph = problem.graph
         self.trained = trained
         self.is_fused = problem.trainer.fused_attention
-        self._triangles: dict[str, bool] = {}
+        self.blocks = blocks
+        self.visible = visible_keys(problem)
 
     def of(self, index: int, group: FusedGroup | None, unit: range) -> tuple[KernelRow, Classes]:
         """The kernel of one operator, without its FLOPs, traffic and times, and the classes of its loops.
@@ -71,9 +75,11 @@ class KernelShapes:
                 return KernelRow(kind=INSIDE), none
             found = self._product(op, group.members)
             if found is not None:
-                return found
+                return self._masked(found[0], group.members, unit), found[1]
         if op.stated_bytes is None:
             found = self._product(op, () if op.kind != "Attention" else (index,))
+            if found is not None and found[0].kind == ATTENTION:
+                return self._masked(found[0], (index,), unit), found[1]
             if found is not None:
                 return self._piece(found[0], op, unit), found[1]
         if op.forward_flops.at(1) > 0 or self._is_written_out:
@@ -143,7 +149,6 @@ class KernelShapes:
             right_gradient=int(both or op.inputs[right] in self.trained),
         )
         if attention:
-            row.is_causal = int(self._is_causal(attention))
             return row, tuple(classes)
         # Slots that stay empty, costs that the user states: the rows are those that the FLOPs stand for.
         whole = 2.0 * math.prod(extents.tolist())
@@ -152,6 +157,16 @@ class KernelShapes:
         if weight is not None:
             row.weight_share = row.right_gradient / max(1, row.left_gradient + row.right_gradient)
         return row, tuple(classes)
+
+    def _masked(self, row: KernelRow, members: tuple[int, ...], unit: range) -> KernelRow:
+        """The kernel of an attention with what it reads of the keys: the mean of all units of its type, of which some
+        may have a window and others none."""
+        anchor = next(i for i in members if i in self.visible) - unit.start
+        kind = next(one.type for one in self.blocks.units if one.start == unit.start)
+        places = [one.start + anchor for one in self.blocks.units if one.type == kind]
+        mean = mean_of([self.visible[place] for place in places if place in self.visible])
+        row.visible_share, row.visible_edges, row.widest_share = mean
+        return row
 
     def _is_weight(self, name: str) -> bool:
         return self._parameter(name) is not None
@@ -186,53 +201,3 @@ class KernelShapes:
             if name is not None and name in self.graph.pieces:
                 return op.inputs[data], self.graph.pieces[name][0]
         return None
-
-    def _is_causal(self, members: tuple[int, ...]) -> bool:
-        operators = [self.graph.operators[i] for i in members]
-        return any(
-            dict(op.attributes).get("is_causal") or any(map(self._is_triangle, op.inputs)) for op in operators
-        )  # fmt: skip
-
-    def _is_triangle(self, name: str) -> bool:
-        """`_is_triangle` of a tensor; attentions of all layers read the same mask."""
-        if name not in self._triangles:
-            self._triangles[name] = _is_triangle(self.graph, name)
-        return self._triangles[name]
-
-
-_ORDERS = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual"})
-
-
-def _is_triangle(graph: Graph, name: str) -> bool:
-    """Whether a tensor is made of a constant triangle, or of positions that are compared with positions."""
-    pending, seen = [name], set[str]()
-    while pending:
-        index = graph.producer.get(pending.pop())
-        if index is None or not graph.operators[index].is_constant:
-            continue
-        op = graph.operators[index]
-        if op.kind == "Trilu" or (op.kind in _ORDERS and _is_outer(graph, op)) or _stores_triangle(op):
-            return True
-        fresh = [n for n in op.inputs if n not in seen]
-        seen.update(fresh)
-        pending += fresh
-    return False
-
-
-def _is_outer(graph: Graph, op: Operator) -> bool:
-    """Whether an operator of two operands combines each element of a column with each of a row."""
-    shape = graph.tensors[op.outputs[0]].shape
-    sides = [(1, 1, *graph.tensors[n].shape)[-2:] for n in op.inputs]
-    return len(shape) >= 2 and shape[-1] > 1 and sorted(sides) == sorted([(shape[-2], 1), (1, shape[-1])])
-
-
-def _stores_triangle(op: Operator) -> bool:
-    """Whether an operator is a constant matrix whose elements above the diagonal are equal, and not those below."""
-    given = dict(op.attributes)
-    shape, value = given.get("shape", ()), given.get("value")
-    if op.kind != "Constant" or not isinstance(value, tuple) or len(shape) < 2 or shape[-1] != shape[-2]:
-        return False
-    matrix = np.asarray(value).reshape(-1, *shape[-2:])
-    later = np.triu(np.ones(shape[-2:], dtype=bool), 1)
-    hidden = matrix[:, later]
-    return hidden.size > 0 and bool((hidden == hidden[0, 0]).all() and (matrix[:, ~later] != hidden[0, 0]).all())

@@ -24,6 +24,7 @@ from automap.price.kernels.collectives import RINGS, host_link
 from automap.price.kernels.records import ALL_GATHER, ALL_TO_ALL, NUM_COLLECTIVES, SEND_RECV
 from automap.price.kernels.stage_records import HARDWARE_DTYPE, LINK_DTYPE, HardwareRow, LinkRow
 from automap.price.kernels.step_records import StageArrays
+from automap.price.visible_keys import has_ring
 from automap.problem import WEIGHT_BYTES, Problem
 
 WAITED_FOR = 7.0
@@ -181,7 +182,7 @@ def _hardware(problem: Problem, kinds: Sequence[Device]) -> Record:
             routing_passes=shared("routing_passes"),
             routing_kernels=shared("routing_kernels"),
             exposed_exchange=1.0 - trainer.exchange_overlap,
-            ring=float(trainer.ring_attention),
+            ring=float(has_ring(problem)),
             expert_rate=shared("expert_rate"),
             saved_share=problem.weight_bytes / problem.activation_bytes if trainer.keeps_quantised else 1.0,
             keeps_results=float(trainer.keeps_results),

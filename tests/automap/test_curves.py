@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from automap.cluster import known_devices
 from automap.fitted_curves import COLLECTIVES, fitted
 from automap.price.curves import attention_curve, gemm_curve
-from automap.price.kernels.attention import AttentionShape, attention_s
+from automap.price.kernels.attention import ALL_KEYS, EARLIER_KEYS, AttentionShape, attention_s
 from automap.price.kernels.collectives import collective_s, host_link
 from automap.price.kernels.gemm import gemm_s
 from automap.price.kernels.records import ALL_GATHER, ALL_REDUCE
@@ -59,7 +59,9 @@ def test_larger_attention_takes_no_less_time(
     curve = attention_curve(DEVICES[name], min(DEVICES[name].peak_TFLOPs), rate=0.9, portable=False)
 
     def price(b: float, h: float, s: float, d: float) -> float:
-        return float(attention_s(AttentionShape(b, h, h, s, s, d, causal, 2.0), curve, backward))
+        return float(
+            attention_s(AttentionShape(b, h, h, s, s, d, EARLIER_KEYS if causal else ALL_KEYS, 2.0), curve, backward)
+        )
 
     _never_falls(price, [float(v) for v in (batch, heads, length, head)])
 
@@ -87,7 +89,7 @@ def test_faster_parts_take_less_time() -> None:
         "bytes_per_s",
     )
     _slower_and_faster(
-        lambda c: attention_s(AttentionShape(2.0, 8.0, 8.0, 999.0, 999.0, 64.0, True, 2.0), c, True),
+        lambda c: attention_s(AttentionShape(2.0, 8.0, 8.0, 999.0, 999.0, 64.0, EARLIER_KEYS, 2.0), c, True),
         attention_curve(device, "bf16", rate=1.0, portable=False),
         "flops_per_s",
         "bytes_per_s",
@@ -100,7 +102,7 @@ def test_nothing_takes_no_time() -> None:
     assert gemm_s(0.0, 5.0, 5.0, 1.0, 2.0, 2.0, gemm_curve(device, "bf16")) == 0
     assert collective_s(ALL_GATHER, 1.0, host(1), 1e9) == 0
     curve = attention_curve(device, "bf16", rate=1.0, portable=False)
-    assert attention_s(AttentionShape(1.0, 8.0, 8.0, 0.0, 0.0, 64.0, True, 2.0), curve, False) == 0
+    assert attention_s(AttentionShape(1.0, 8.0, 8.0, 0.0, 0.0, 64.0, EARLIER_KEYS, 2.0), curve, False) == 0
 
 
 def test_a_large_product_runs_at_the_fitted_rate() -> None:

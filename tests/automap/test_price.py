@@ -16,7 +16,7 @@ from automap.group_links import group_link
 from automap.price.curves import attention_curve, gemm_curve, shared
 from automap.price.estimate import error_band, estimate_lowered, lower_bound_s
 from automap.price.evaluator import Evaluator
-from automap.price.kernels.attention import AttentionShape, attention_s
+from automap.price.kernels.attention import ALL_KEYS, AttentionShape, attention_s
 from automap.price.kernels.collectives import RINGS, Reason, collective_s, convert
 from automap.price.kernels.cost_records import COLLECTIVE_DTYPE, Recorder
 from automap.price.kernels.gemm import gemm_s
@@ -161,7 +161,7 @@ def test_one_device_is_the_sum_of_its_operators(gpt, space):
             if op.is_view or op.is_constant or op.name in inside:
                 if op.kind == "Softmax":
                     sizes = map(float, (1, batch * heads, batch * heads, seq, seq, 64 / heads))
-                    shape = AttentionShape(*sizes, False, 2.0)
+                    shape = AttentionShape(*sizes, ALL_KEYS, 2.0)
                     forward += attention_s(shape, attention, False)
                     backward += attention_s(shape, attention, True)
                     kernels += 1

@@ -19,7 +19,7 @@ from made_up_host import two_ranks
 from automap.cluster import parse_cluster
 from automap.fitted_curves import COLLECTIVES
 from automap.price.curves import attention_curve, gemm_curve
-from automap.price.kernels.attention import AttentionShape, attention_s
+from automap.price.kernels.attention import EARLIER_KEYS, AttentionShape, attention_s
 from automap.price.kernels.collectives import collective_s, host_link
 from automap.price.kernels.gemm import gemm_s
 from automap.runtime.profiler import measure_host as profiler
@@ -145,7 +145,9 @@ def files(tmp_path_factory):
             seconds = gemm_s(m, n, k, 1.0, 2.0, 2.0, products)
             gemms.append({"gpu": gpu, "dtype": "bf16", "m": m, "n": n, "k": k, "latency_us": seconds * 1e6})
         for heads, length in ((2.0, 256.0), (8.0, 512.0), (8.0, 2048.0), (16.0, 4096.0), (32.0, 1024.0), (4.0, 8192.0)):
-            seconds = attention_s(AttentionShape(1.0, heads, heads, length, length, 128.0, True, 2.0), attention, False)
+            seconds = attention_s(
+                AttentionShape(1.0, heads, heads, length, length, 128.0, EARLIER_KEYS, 2.0), attention, False
+            )
             row = {"gpu": gpu, "batch": 1, "seq_len": int(length), "num_heads": int(heads), "num_kv_heads": int(heads)}
             attentions.append({**row, "head_dim": 128, "latency_us": seconds * 1e6})
         for ranks in (2, 4, 8):

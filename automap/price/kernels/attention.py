@@ -2,9 +2,11 @@
 
     t = floor + blocks / multiprocessors * work + tail * longest + bytes / bandwidth
 
-A block is 128 queries of one head against all keys that it may see; with a causal mask the mean block sees half of
-them, the longest all. The constants are in `automap/data/fitted/attention.json`, fitted by
-`benchmarks/fit_attention.py`. Grows with every size and falls with every rate. Units: seconds, bytes, FLOP/s.
+A block is 128 queries of one head against the keys that it reads, in whole blocks of 128 keys. With a causal mask the
+mean block reads half of the keys, the longest all; in a window all blocks read about as many as the window has. The
+constants are in `automap/data/fitted/attention.json`, fitted by `benchmarks/fit_attention.py` to causal kernels; that
+windows cost what their blocks cost is assumed. Grows with every size and falls with every rate. Units: seconds, bytes,
+FLOP/s.
 """
 
 from __future__ import annotations
@@ -27,6 +29,23 @@ BACKWARD_TRAFFIC = 2.5
 three gradients (FlashAttention-2, arXiv 2307.08691)."""
 
 
+class Visible(NamedTuple):
+    """How much of the keys the kernel reads; it leaves out blocks that the mask hides from all their queries."""
+
+    share: float
+    """Keys that a query sees on average, as a share of all, those at the edges of what it sees counted half; 0..1."""
+    edges: float
+    """Edges of what a query sees, on average: 0 where it sees all keys, 1 with a causal mask, about 2 in a window. The
+    kernel reads half a block more at each."""
+    widest: float
+    """The largest share of the keys that a query sees, `share`..1."""
+
+
+ALL_KEYS = Visible(1.0, 0.0, 1.0)
+EARLIER_KEYS = Visible(0.5, 1.0, 1.0)
+"""A causal mask."""
+
+
 class AttentionShape(NamedTuple):
     """Sizes of one fused attention on one device."""
 
@@ -42,8 +61,8 @@ class AttentionShape(NamedTuple):
     """Positions of the keys."""
     head_size: float
     """Elements of one head."""
-    causal: bool
-    """Whether a mask hides half of the keys on average."""
+    visible: Visible
+    """Which of the keys the kernel reads."""
     element_bytes: float
     """Bytes of one element."""
 
@@ -64,14 +83,15 @@ def attention_s(shape: AttentionShape, curve: Record, backward: bool) -> float:
     Returns:
         Seconds; 0 where there is nothing to do.
     """
-    samples, heads, kv_heads, queries, keys, head_size, causal, element_bytes = shape
+    samples, heads, kv_heads, queries, keys, head_size, visible, element_bytes = shape
     if samples <= 0.0 or heads <= 0.0 or queries <= 0.0 or keys <= 0.0 or head_size <= 0.0:
         return 0.0
     blocks = samples * heads * math.ceil(queries / BLOCK)
     padded = math.ceil(keys / BLOCK) * BLOCK
     depth = head_depth(head_size, curve)
-    longest = 4.0 * BLOCK * padded * depth
-    mean = 0.5 * longest + 2.0 * BLOCK * BLOCK * depth if causal else longest
+    whole = 4.0 * BLOCK * padded * depth
+    longest = min(whole, visible.widest * whole + 4.0 * BLOCK * BLOCK * depth)
+    mean = min(longest, visible.share * whole + visible.edges * 2.0 * BLOCK * BLOCK * depth)
     rate = curve.flops_per_s / curve.multiprocessors
     arithmetic = (blocks / curve.multiprocessors * mean + curve.tail * longest) / rate
     moved = 2.0 * samples * head_size * (queries * heads + keys * kv_heads) * element_bytes

@@ -8,7 +8,7 @@ from __future__ import annotations
 from numba import float64, int64, void
 
 from automap.jit import borrowing
-from automap.price.kernels.attention import AttentionShape, attention_s, head_depth
+from automap.price.kernels.attention import AttentionShape, Visible, attention_s, head_depth
 from automap.price.kernels.gemm import gemm_s
 from automap.price.kernels.records import (
     ATTENTION,
@@ -94,9 +94,8 @@ def product_s(kernel, extents, hardware, times):
 def _attention_s(kernel, extents, hardware, times):
     """Seconds of fused attention whose scores have local extents `extents`; as `product_s`, without a weight."""
     heads = extents[BATCH]
-    shape = AttentionShape(
-        1.0, heads, heads, extents[M], extents[N], extents[K], kernel.is_causal == 1, hardware.element_bytes
-    )
+    visible = Visible(kernel.visible_share, kernel.visible_edges, kernel.widest_share)
+    shape = AttentionShape(1.0, heads, heads, extents[M], extents[N], extents[K], visible, hardware.element_bytes)
     times[0] = attention_s(shape, hardware.attention, False)
     times[1] = attention_s(shape, hardware.attention, True)
     times[2] = 0.0
@@ -114,7 +113,7 @@ def _least_s(kernel, extents, divisor, hardware, times):
         # A split of the head size gains nothing by this, for small heads cost more an element.
         depth = head_depth(extents[K], attention)
         amount = 4.0 * extents[BATCH] * extents[M] * extents[N] * depth / divisor
-        times[0] = (0.5 if kernel.is_causal == 1 else 1.0) * amount / attention.flops_per_s
+        times[0] = kernel.visible_share * amount / attention.flops_per_s
         times[1] = attention.floor_s + attention.backward * times[0]
         times[0] += attention.floor_s
     else:

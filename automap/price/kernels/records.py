@@ -77,8 +77,12 @@ class KernelRow:
     """Whether the left operand needs a gradient."""
     right_gradient: int = 0
     """Whether the right operand needs a gradient; it is the weight, if there is one."""
-    is_causal: int = 0
-    """Whether a mask hides later keys of an attention."""
+    visible_share: float = 1.0
+    """Of fused attention: `Visible.share` of `automap.price.kernels.attention`."""
+    visible_edges: float = 0.0
+    """Of fused attention: `Visible.edges`."""
+    widest_share: float = 1.0
+    """Of fused attention: `Visible.widest`."""
     is_loss: int = 0
     """Whether it is part of the loss."""
     heads: int = -1

@@ -15,7 +15,7 @@ from scipy.optimize import least_squares, nnls
 from automap.arrays import Floats, Mask
 from automap.fitted_curves import COLLECTIVES, AttentionCurve, CollectiveCurve, GemmCurve
 from automap.price.kernels.array_types import record_of
-from automap.price.kernels.attention import AttentionShape, attention_s
+from automap.price.kernels.attention import EARLIER_KEYS, AttentionShape, attention_s
 from automap.price.kernels.collectives import collective_s, host_link
 from automap.price.kernels.gemm import CACHE_SHARE, gemm_s
 from automap.price.kernels.stage_records import AttentionCurveRow, GemmCurveRow
@@ -203,7 +203,7 @@ def fit_attention(
         )
         return np.array(
             [
-                attention_s(AttentionShape(1.0, h, h, s, s, d, True, element_bytes), curve, way > 0.0)
+                attention_s(AttentionShape(1.0, h, h, s, s, d, EARLIER_KEYS, element_bytes), curve, way > 0.0)
                 for h, s, d, way in shapes.tolist()
             ]
         )

@@ -5,7 +5,7 @@ import pytest
 from price_cases import attention_curve_of, gemm_curve_of
 
 from automap.fitted_curves import COLLECTIVES
-from automap.price.kernels.attention import AttentionShape, attention_s
+from automap.price.kernels.attention import EARLIER_KEYS, AttentionShape, attention_s
 from automap.price.kernels.collectives import collective_s, host_link
 from automap.price.kernels.gemm import CACHE_SHARE, gemm_s
 from automap.runtime.profiler.fit import errors, fit_attention, fit_collective, fit_gemm, fit_linear
@@ -51,7 +51,12 @@ def test_products_give_their_curve_back():
 def test_attention_gives_its_curve_back():
     known = attention_curve_of(20e-6, 0.6 * FLOPS, 0.5 * BYTES_PER_S, 0.2, 30.0, 1.0, 2.5)
     rows = [
-        [h, s, d, *(attention_s(AttentionShape(1.0, h, h, s, s, d, True, 4.0), known, way) for way in (False, True))]
+        [
+            h,
+            s,
+            d,
+            *(attention_s(AttentionShape(1.0, h, h, s, s, d, EARLIER_KEYS, 4.0), known, way) for way in (False, True)),
+        ]
         for h in (4.0, 16.0)
         for s in (128.0, 256.0, 512.0, 1024.0)
         for d in (32.0, 64.0, 128.0)

@@ -17,12 +17,10 @@ from long_cases import long_but
 from ort_oracle import compare
 from torch import Tensor, nn
 
-from automap.cluster import parse_cluster
 from automap.errors import ModelError
-from automap.price.kernel_shapes import KernelShapes
-from automap.problem import Problem
 from automap.runtime.operators.apply import run
 from automap.runtime.torch_export import export_onnx
+from ir.attention_windows import CAUSAL, EVERYTHING, Window, attention_masks
 from ir.linkage import operator_signatures
 from ir.onnx.load import load_model
 from ir.onnx.sandbox import import_model
@@ -364,20 +362,21 @@ def test_heads_of_torch_attention_can_be_split(batch: int) -> None:
         )
 
 
-MASKS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
-    "compared positions": (lambda at: at[None, :] <= at[:, None], True),
-    "triangle": (lambda at: torch.ones(len(at), len(at), dtype=torch.bool, device=at.device).tril(), True),
-    "not compared": (lambda at: at[None, :] != at[:, None], False),
-    "a constant": (lambda at: torch.ones(len(at), len(at), dtype=torch.bool, device=at.device), False),
-    "compared with a number": (lambda at: (at[None, :] - at[:, None]) > -3, False),
+MASKS: dict[str, tuple[Callable[[Tensor], Tensor], Window]] = {
+    "compared positions": (lambda at: at[None, :] <= at[:, None], CAUSAL),
+    "triangle": (lambda at: torch.ones(len(at), len(at), dtype=torch.bool, device=at.device).tril(), CAUSAL),
+    "not compared": (lambda at: at[None, :] != at[:, None], EVERYTHING),
+    "a constant": (lambda at: torch.ones(len(at), len(at), dtype=torch.bool, device=at.device), EVERYTHING),
+    "compared with a number": (lambda at: (at[None, :] - at[:, None]) > -3, Window(left=2)),
+    "a window": (lambda at: (at[None, :] - at[:, None]).abs() <= 3, Window(left=3, right=3)),
 }
-"""Name: (the mask from [positions], whether it is causal)."""
+"""Name: (the mask from [positions], which keys it shows)."""
 
 
 @pytest.mark.parametrize("size", [8, 2048], ids=["folded", "computed"])
 @pytest.mark.parametrize("mask", long_but(("compared positions", "not compared"), MASKS))
-def test_a_causal_mask_is_known_however_it_is_made(mask: str, size: int) -> None:
-    make, is_causal = MASKS[mask]
+def test_a_mask_is_known_however_it_is_made(mask: str, size: int) -> None:
+    make, window = MASKS[mask]
 
     class Masked(nn.Module):
         def __init__(self) -> None:
@@ -391,10 +390,7 @@ def test_a_causal_mask_is_known_however_it_is_made(mask: str, size: int) -> None
             )
 
     graph = import_model(export_onnx(lambda: (Masked(), torch.zeros(1, size, 4))))
-    problem = Problem.build(graph, parse_cluster("1xA100-80GB"), {"global_batch": 1, "loss": "mse"})
-    shapes = KernelShapes(problem, graph.trained)
-    scores = next(op for op in graph.operators if op.kind == "Add" and size == graph.tensors[op.outputs[0]].shape[-1])
-    assert shapes._is_causal((graph.operators.index(scores),)) == is_causal
+    assert [found.window for found in attention_masks(graph).values()] == [window]
 
 
 @pytest.mark.parametrize(("kind", "shape"), [(Constants, (4,)), (Merged, (3, 4))])

@@ -14,8 +14,12 @@ import torch
 from long_cases import long_but
 
 from automap.errors import ModelError
+from automap.price.evaluator import Evaluator
+from automap.problem import Problem
 from automap.runtime.torch_export import export_onnx
 from automap.runtime.transformers_models import example_inputs, from_config, name_of
+from automap.space.stated_strategy import Strategy, hand_made
+from ir.attention_windows import CAUSAL, EVERYTHING, Window, attention_masks
 from ir.blocks import carried_tensors, find_units
 from ir.onnx.load import load_model
 from service.command.main import main
@@ -144,6 +148,48 @@ def test_plans_train_them_with_the_loss_of_one_process(exported: dict[str, Path]
         first, second = found["losses"]
         assert first == pytest.approx(found["wanted"], rel=1e-5)
         assert second < first
+
+
+WINDOWED: dict[str, tuple[dict[str, Any], dict[str, Any], list[Window]]] = {
+    "mistral": ({}, {"sliding_window": 96}, [Window(left=95, right=0)] * 2),
+    "qwen2": ({"use_sliding_window": True, "max_window_layers": 1}, {"sliding_window": 64},
+              [CAUSAL, Window(left=63, right=0)]),
+    "gemma2": ({"head_dim": 16}, {"sliding_window": 100}, [Window(left=99, right=0), CAUSAL]),
+    "gpt_oss": ({"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}, {"sliding_window": 32},
+                [Window(left=31, right=0), CAUSAL]),
+    "modernbert": ({"global_attn_every_n_layers": 2, "pad_token_id": 0}, {"local_attention": 48},
+                   [EVERYTHING, Window(left=24, right=24)]),
+}  # fmt: skip
+"""Model type: (what its configuration says, its window, the keys that the queries of each layer see)."""
+
+
+@pytest.mark.parametrize(("kind", "seq_len"), long_but([("mistral", 6000), ("modernbert", 512)],
+    [(kind, length) for kind in WINDOWED for length in (64, 512, 6000)]))  # fmt: skip
+def test_windows_are_found_and_priced_where_the_trainer_skips_them(kind: str, seq_len: int, tmp_path: Path) -> None:
+    """At 64 positions masks are stored, at 512 computed, and of 6,000 positions the numbers are not kept."""
+    sizes, window, expected = WINDOWED[kind]
+    steps = {}
+    for name, stated in (("with", window), ("without", dict.fromkeys(window, 4 * seq_len))):
+        architecture = transformers.models.auto.modeling_auto.MODEL_MAPPING_NAMES[kind].removesuffix("Model")
+        head = "ForMaskedLM" if kind == "modernbert" else "ForCausalLM"
+        document = {**GROUPED, **sizes, **stated, "max_position_embeddings": seq_len, "model_type": kind}
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({**document, "architectures": [architecture + head]}))
+        graph = load_model(export_onnx(from_config(f"{folder}:seq_len={seq_len}")))
+        masks = [mask.window for mask in attention_masks(graph).values()]
+        if name == "with":
+            assert masks == [one.within(seq_len, seq_len) for one in expected]
+        else:
+            assert set(masks) == {EVERYTHING if kind == "modernbert" else CAUSAL}
+        for trainer in ("megatron-core", "ddp"):
+            problem = Problem.build(graph, "2xA100-80GB", {"global_batch": 8, "trainer": trainer})
+            evaluator = Evaluator(problem)
+            lowered = hand_made(evaluator, Strategy())
+            steps[trainer, name] = evaluator.evaluate(lowered).step_time_s
+    assert steps["ddp", "with"] == steps["ddp", "without"]
+    if seq_len > 64:
+        assert steps["megatron-core", "with"] < steps["megatron-core", "without"]
 
 
 def test_a_class_is_exported_as_it_is() -> None:

@@ -1,0 +1,64 @@
+"""Which keys a trainer's attention kernel reads: all, those that a causal mask shows, or those of a window.
+
+Knows no plan: ranks that share heads, queries or keys read the same share of what they have. Units: shares of the keys.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import numpy as np
+
+from automap.price.kernels.attention import ALL_KEYS, EARLIER_KEYS, Visible
+from automap.problem import Problem
+from ir.attention_windows import CAUSAL, EVERYTHING, Mask, Window, attention_masks
+from ir.groups import fused_groups
+
+
+def visible_keys(problem: Problem) -> Mapping[int, Visible]:
+    """What the kernel of each attention reads, by the index of its `Softmax` or `Attention` operator."""
+    skips = problem.trainer.skips_windows
+    return {index: _visible(mask, skips) for index, mask in attention_masks(problem.graph).items()}
+
+
+def visible_shares(problem: Problem) -> Mapping[int, float]:
+    """`Visible.share` by the index of every operator of an attention."""
+    visible = visible_keys(problem)
+    shares = {index: found.share for index, found in visible.items()}
+    for group in fused_groups(problem.graph):
+        share = next((visible[i].share for i in group.members if i in visible), None)
+        if group.kind == "attention" and share is not None:
+            shares.update(dict.fromkeys(group.members, share))
+    return shares
+
+
+def has_ring(problem: Problem) -> bool:
+    """Whether keys and values of a split sequence travel round a ring: not where the kernel skips windows, because
+    Transformer Engine refuses them there (context_parallel.py, attn_forward_func_with_cp)."""
+    known = (ALL_KEYS, EARLIER_KEYS)
+    return problem.trainer.ring_attention and all(found in known for found in visible_keys(problem).values())
+
+
+def mean_of(found: list[Visible]) -> Visible:
+    """What several attentions read on average."""
+    return Visible(*(sum(numbers) / len(found) for numbers in zip(*found, strict=True)))
+
+
+@functools.cache
+def _visible(mask: Mask, skips_windows: bool) -> Visible:
+    window = mask.window
+    if not skips_windows:
+        window = CAUSAL if window.right == 0 else EVERYTHING
+    if window in (EVERYTHING, CAUSAL):
+        return ALL_KEYS if window == EVERYTHING else EARLIER_KEYS
+    return _in_window(window, mask.queries, mask.keys)
+
+
+def _in_window(window: Window, queries: int, keys: int) -> Visible:
+    rows = np.arange(queries)
+    first = rows * 0 if window.left is None else rows - window.left
+    last = rows * 0 + keys - 1 if window.right is None else rows + window.right
+    edges = (first > 0) + 1.0 * (last < keys - 1)
+    seen = np.minimum(last, keys - 1) - np.maximum(first, 0) + 1.0 - 0.5 * edges
+    return Visible(float(seen.mean()) / keys, float(edges.mean()), float(seen.max()) / keys)
