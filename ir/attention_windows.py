@@ -104,8 +104,8 @@ class _Finder:
             stated = _stated(op)
             found = self._band(op.inputs[3], queries, keys) if len(op.inputs) > 3 else EVERYTHING
         else:
-            product = next(m for m in members if m.kind in PRODUCTS and m.forward_flops.at(1) > 0)
-            queries, keys = shapes[op.inputs[0]].shape[-2], shapes[product.outputs[0]].shape[-1]
+            product = next(m for m in members if m.kind in PRODUCTS)
+            queries, keys = (1, *shapes[op.inputs[0]].shape)[-2], (1, *shapes[product.outputs[0]].shape)[-1]
             found = self._band(op.inputs[0], queries, keys)
         if found is None:
             triangles = {name for m in members for name in m.inputs if self._is_triangle(name)}

@@ -21,7 +21,7 @@ HIDING = -1e4
 """Scores from here on downwards hide a key: BERT's mask has -10,000, others have less."""
 MAX_ELEMENTS = 1 << 16
 """Elements of the largest tensor that is computed as a whole where a part of it does not tell (assumed)."""
-MAX_DEPTH = 100
+MAX_DEPTH = 64
 """Operators one behind the other that are followed (assumed): masks are made by about twenty."""
 
 Array = npt.NDArray[Any]
