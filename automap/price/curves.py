@@ -115,8 +115,11 @@ def _attention_flops(device: Device, precision: str, curve: AttentionCurve) -> f
     """FLOP/s of large fused attention, at the clock of the datasheet.
 
     It was measured in the first of `GENERAL` that the device has. In another precision its products take as much longer
-    as the peaks differ, and what it does beside them, such as exponentials, takes the same time (assumed).
+    as the peaks differ, and what it does beside them, such as exponentials, takes the same time (assumed). Operands of
+    four bytes run without tensor cores, also where other products use TF32: PyTorch's kernel reaches 28 to 47 TFLOP/s
+    in both on an H200 (benchmarks/results/gpu_kernels-2026-11-27.txt).
     """
+    precision = "fp32" if precision == "tf32" else precision
     measured = device.flops(next(general for general in GENERAL if general in device.peak_TFLOPs))
     beside = max(0.0, 1.0 / curve.compute_efficiency - 1.0) / measured
     # A host may be measured to be faster than its datasheet.
