@@ -9,8 +9,8 @@ Models are the configurations of `CASES` with random weights and data. Each is t
 loop of PyTorch as a user writes it (autocast, scaled_dot_product_attention, cross_entropy, AdamW), `modules` the module
 trainer with the plan of `prepare`, `graph` the runtime that trials use, on the same plan. A step is the median over
 some; the memory is what `torch.cuda` counts as allocated at the peak, and as reserved. `plain` is priced as the trainer
-`ddp`, the others as `automap`. Without a GPU, steps run on the CPU. Needs the extra `hf` of the project. The committed
-figures are in benchmarks/results/.
+`ddp`, `modules` as `automap-modules`, `graph` as `automap`. Without a GPU, steps run on the CPU. Needs the extra `hf`
+of the project. The committed figures are in benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ CASES: Mapping[str, Case] = {
     "swin-base": Case(kind="SwinForImageClassification", sizes=SWIN_BASE, micro_batch=64),
 }
 WAYS = ("plain", "modules", "graph")
-TRAINERS = {"plain": "ddp", "modules": "automap", "graph": "automap"}
+TRAINERS = {"plain": "ddp", "modules": "automap-modules", "graph": "automap"}
 LARGE = 5e8
 """Parameters from which on a model is trained by a plain loop alone: the runtime makes its values on the CPU."""
 WARM_UP_STEPS, STEPS, STEPS_S = 3, 12, 2.5

@@ -12,6 +12,8 @@ from ir.graph import Graph
 
 USUAL_TRAINERS = ("generic", "automap", "megatron-core", "torchtitan", "deepspeed")
 """Training software that is drawn more often than the rest."""
+NOT_DRAWN = ("automap-modules",)
+"""Software of later releases: problems stay what they were, and so do the best plans known of them."""
 MAX_BATCH = 1 << 17
 """Largest number of samples of a step (assumed)."""
 LONG = 2048
@@ -40,7 +42,8 @@ def draw_training(draw: Draw, cluster: Cluster, *, tokens: int) -> dict[str, Any
     if found.get("precision") == "fp8" and draw.chance(0.3):
         found["scaling"] = "row"
     found["optimizer"] = draw.weighted({"adam": 8, "momentum": 2, "sgd": 1})
-    found["trainer"] = draw.one(USUAL_TRAINERS) if draw.chance(0.7) else draw.one(tuple(trainers()))
+    drawn = tuple(name for name in trainers() if name not in NOT_DRAWN)
+    found["trainer"] = draw.one(USUAL_TRAINERS) if draw.chance(0.7) else draw.one(drawn)
     if draw.chance(0.1):
         found["async_tensor_parallel"] = True
     if not tokens and draw.chance(0.2):
