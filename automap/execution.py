@@ -1,11 +1,11 @@
 """How a trainer runs a graph: which operators are one kernel, and how many bytes an element of each tensor takes.
 
 A trainer with compilers or kernels written by hand runs every chain of `ir.groups` as one kernel, and all activations
-have the number format of the training. PyTorch by itself runs operator after operator: one kernel are only its own
-functions, such as attention, layer norms, GELU, SiLU and the cross-entropy. Under `torch.autocast` weights stay in
+have the number format of the training. PyTorch by itself runs operator after operator; only its own functions, such as
+attention, layer norms, GELU, SiLU and the cross-entropy, are one kernel. Under `torch.autocast` weights stay in
 float32; matrix products, convolutions and attention take copies of 16 bits of what they read; some functions compute in
 float32; all others in the widest type that they read (documentation of `torch.amp`, "Autocast Op Reference"). Hence a
-residual stream is in float32 there, and what reads it has to be converted. Units: bytes.
+residual stream is in float32 there, and products convert what they read of it. Units: bytes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from ir.operators.experts import PRODUCT as EXPERT_PRODUCT
 FULL, HALF = 4.0, 2.0
 """Bytes of an element in float32, and in bf16 or fp16."""
 WIDENING = 2.0
-"""Time of converting to a wider number format over that of moving the same bytes otherwise, and"""
+"""Time of converting to a wider number format over that of other operators on as many bytes (measured on an H200: 2.1
+of 4.2 TB/s, benchmarks/results/gpu_kernels-2026-11-27.txt)."""
 MIXED = 1.6
-"""that of an operator that reads two formats (H200: 2.1 and 2.6 of 4.2 TB/s, gpu_kernels-2026-11-27.txt)."""
+"""Time of an operator that reads two number formats over that of others on as many bytes (the same: 2.6 TB/s)."""
 NATIVE_BATCH_NORM = 5.3
-"""Time of PyTorch's own batch normalisation over that of its bytes: cuDNN's takes no bf16 (H200, images stored channel
-by channel, gpu_kernels-2026-11-27.txt)."""
+"""Time of PyTorch's own batch normalisation over that of its bytes, in bf16, which cuDNN's does not take (the same, a
+step of ResNet-50: 31 ms for 23 GB)."""
 LAYOUTS = (1.5, 2.8)
 """Conversions, forward and backward, between the layout of images in PyTorch and that of convolutions on tensor cores,
 in elements of their input: one of each operand, and some of results (counted in a step of ResNet-50, see there)."""
@@ -205,6 +206,7 @@ def _casts(graph: Graph, kernels: Sequence[FusedGroup], widths: Mapping[str, flo
 
 
 def _slower(problem: Problem, widths: Mapping[str, float]) -> dict[int, tuple[float, float]]:
+    """See `Execution.slower`."""
     graph, found = problem.graph, {}
     for index, op in enumerate(graph.operators if not problem.trainer.fuses_chains else ()):
         if op.kind == "BatchNormalization" and problem.trainer.autocast and problem.precision == "bf16":
