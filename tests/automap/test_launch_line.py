@@ -125,7 +125,8 @@ def test_the_recipe_for_a_script_of_ones_own_runs_as_printed(tmp_path, monkeypat
     """From a configuration of transformers to a training, by the commands and the lines of docs/training.md."""
     page = (ROOT / "docs" / "training.md").read_text()
     lines, commands = re.search(r"```python\n(.*?)```.*?```\n(automap export-onnx.*?)```", page, re.DOTALL).groups()
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    # So large that two processes are faster than one.
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 2, "num_key_value_heads": 2}
     sizes |= {"vocab_size": 64, "max_position_embeddings": 16, "num_hidden_layers": 9}
     (tmp_path / "my-llama").mkdir()
     document = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **sizes}
