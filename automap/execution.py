@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from automap.image_layouts import converted
 from automap.problem import Problem
 from ir.graph import Graph, Operator
 from ir.groups import PRODUCTS, FusedGroup, fused_groups
@@ -29,9 +30,6 @@ MIXED = 1.6
 NATIVE_BATCH_NORM = 5.3
 """Time of PyTorch's own batch normalisation over that of its bytes, in bf16, which cuDNN's does not take (the same, a
 step of ResNet-50: 31 ms for 23 GB)."""
-LAYOUTS = (1.5, 2.8)
-"""Conversions, forward and backward, between the layout of images in PyTorch and that of convolutions on tensor cores,
-in elements of their input: one of each operand, and some of results (counted in a step of ResNet-50, see there)."""
 IN_HALF = PRODUCTS | {
     EXPERT_PRODUCT, "Attention", "Conv", "ConvTranspose", "DeformConv", "FusedConv", "LSTM", "GRU", "RNN", "PRelu",
 }  # fmt: skip
@@ -74,7 +72,7 @@ class Execution:
     the tensors."""
     slower: Mapping[int, tuple[float, float]]
     """Operator -> times of its kernels, forward and backward, over those that its traffic says, where they differ."""
-    layouts: Mapping[int, tuple[float, float]]
+    conversions: Mapping[int, tuple[float, float]]
     """Convolution -> bytes that converting its images to another layout moves, forward and backward, for an element of
     its input."""
 
@@ -92,7 +90,7 @@ def execution(problem: Problem) -> Execution:
         widths=MappingProxyType(widths),
         casts=MappingProxyType(casts),
         slower=MappingProxyType(_slower(problem, widths)),
-        layouts=MappingProxyType(_layouts(problem)),
+        conversions=MappingProxyType(converted(problem)),
     )
 
 
@@ -217,19 +215,6 @@ def _slower(problem: Problem, widths: Mapping[str, float]) -> dict[int, tuple[fl
             # The gradient of a product with a number is the other gradient times the number.
             found[index] = (1.0, 1.0 / op.traffic[1]) if op.traffic[1] > 1.0 else (1.0, 1.0)
     return found
-
-
-def _layouts(problem: Problem) -> dict[int, tuple[float, float]]:
-    """Convolutions by channels alone have kernels for both layouts."""
-    if problem.trainer.fuses_chains or problem.base_precision == "fp32":
-        return {}
-    moved = tuple(2.0 * problem.activation_bytes * times for times in LAYOUTS)
-    return {
-        index: (moved[0], moved[1])
-        for index, op in enumerate(problem.graph.operators)
-        if op.kind in ("Conv", "ConvTranspose") and dict(op.attributes).get("group", 1) == 1
-        if len(problem.graph.tensors[op.inputs[0]].shape) == 4
-    }
 
 
 def host_of(graph: Graph, group: FusedGroup) -> int:

@@ -71,6 +71,26 @@ class GemmCurve:
     """{median_error, p90_error} as shares, on measurements that were left out of the fit."""
 
 
+Passes = tuple[
+    Annotated[float, Range(1e-6, 1e3)], Annotated[float, Range(1e-6, 1e3)], Annotated[float, Range(1e-6, 1e3)]
+]
+"""A quantity of the forward pass, of the gradient of the input and of the gradient of the weight."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConvolutionCurve:
+    """Rates of convolutions in one precision; where images have channels `last` or `first` in memory."""
+
+    dense: Passes
+    """Rates over those of products of equal extents."""
+    odd_last: Passes
+    """Rates over the fp32 peak where channels are no multiple of 16 bytes."""
+    odd_first: Passes
+    grouped_last: Passes
+    """Rates over the fp32 peak where groups have fewer channels than 16 bytes hold, such as one."""
+    grouped_first: Passes
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionCurve:
     """Constants of `attention_s`."""

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from automap.cluster import parse_cluster
-from automap.plan import Estimate, Plan
+from automap.plan import DeviceMemory, Plan
 from automap.price.estimate import price
 from automap.price.evaluator import Evaluator
 from automap.price.plan_writer import to_plan
@@ -366,7 +366,7 @@ def report(cases: Mapping[str, Case], root: Path, cluster: str) -> None:
         estimate = priced(cases[name], root / name, TRAINERS[way], cluster).estimate
         assert estimate is not None
         step = estimate.step_time_s / one["step_s"] - 1.0
-        gib, own = one.get("peak_bytes", 0) / 2**30, counted(estimate)
+        gib, own = one.get("peak_bytes", 0) / 2**30, counted(*estimate.memory_bytes)
         memory = own / gib - 1.0 if gib else 0.0
         errors.setdefault(way, []).append((step, memory))
         print(
@@ -382,9 +382,8 @@ def report(cases: Mapping[str, Case], root: Path, cluster: str) -> None:
         )
 
 
-def counted(estimate: Estimate) -> float:
-    """The memory of a plan in GiB, without what is reserved for libraries, which `torch.cuda` does not count."""
-    (rank,) = estimate.memory_bytes
+def counted(rank: DeviceMemory) -> float:
+    """The memory of a rank in GiB, without what is reserved for libraries, which `torch.cuda` does not count."""
     return (rank.parameters + rank.gradients + rank.optimizer + rank.activations + rank.buffers) / 2**30
 
 

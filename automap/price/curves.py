@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
 
 from automap.cluster import GENERAL, Cluster, Device
 from automap.families import KERNELS, kernels_of
-from automap.fitted_curves import AttentionCurve, GemmCurve, fitted, published_curves
+from automap.fitted_curves import AttentionCurve, ConvolutionCurve, GemmCurve, fitted, published_curves
 from automap.price.kernels.array_types import Record, record_of
 from automap.price.kernels.gemm import CACHE_SHARE
-from automap.price.kernels.stage_records import AttentionCurveRow, GemmCurveRow
+from automap.price.kernels.stage_records import AttentionCurveRow, GemmCurveRow, PerPass
 from automap.records import from_json
 
 FITTED_AS = {"fp16": "bf16", "bf16": "bf16", "tf32": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp8"}
 """Precision -> the measured one whose kernels it runs; fp32 has none."""
+PLAIN_SHARE = 1.0 / 16.0
+"""Peak of the plain cores over that of the tensor cores, where a device's file states none (assumed: an A100's)."""
 
 
 def shared(name: str) -> float:
@@ -45,6 +50,17 @@ def _published_attention(kind: str) -> AttentionCurve:
     curves = published_curves("attention")
     kind = kind if kind in curves else "A100"
     return from_json(AttentionCurve, curves[kind], path=f"attention.{kind}")
+
+
+@functools.cache
+def _published_convolutions(kind: str) -> Mapping[str, ConvolutionCurve]:
+    """Rates of convolutions on a kind of device, by precision; those of the H200 where it has none."""
+    curves = published_curves("convolutions")
+    kind = kind if kind in curves else "H200"
+    return {
+        name: from_json(ConvolutionCurve, curve, path=f"convolutions.{kind}.{name}")
+        for name, curve in curves[kind].items()
+    }
 
 
 def is_measured(device: Device) -> bool:
@@ -108,6 +124,39 @@ def _gemm_record(device: Device, curve: GemmCurve, flops_per_s: float) -> Record
             quantise_s=curve.quantise_bytes / bandwidth,
             grain=curve.grain,
         )
+    )
+
+
+class ConvolutionRates(NamedTuple):
+    """Rates of convolutions on a device: each [3], forward, of the gradients of images and of weights."""
+
+    dense: PerPass
+    """Rates over those of products of equal extents."""
+    odd_first: PerPass
+    """FLOP/s where channels are no multiple of 16 bytes and are first in memory."""
+    odd_last: PerPass
+    grouped_first: PerPass
+    """FLOP/s where groups have few channels."""
+    grouped_last: PerPass
+
+
+def convolution_rates(device: Device, precision: str) -> ConvolutionRates:
+    """The rates of convolutions on a device.
+
+    One that measured its own products runs all convolutions at their rate, for nothing else is known of it.
+    """
+    if device.kernels is not None:
+        products = np.full(3, float(gemm_curve(device, precision).flops_per_s))
+        return ConvolutionRates(np.ones(3), products, products, products, products)
+    kinds = _published_convolutions(device.curves_of)
+    curve = kinds[precision if precision in kinds else "half"]
+    plain = device.peak_TFLOPs.get("fp32", device.flops(precision) / 1e12 * PLAIN_SHARE) * 1e12
+    return ConvolutionRates(
+        dense=np.array(curve.dense),
+        odd_first=plain * np.array(curve.odd_first),
+        odd_last=plain * np.array(curve.odd_last),
+        grouped_first=plain * np.array(curve.grouped_first),
+        grouped_last=plain * np.array(curve.grouped_last),
     )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from automap.cluster import Cluster, Device
 from automap.fitted_curves import COLLECTIVES
+from automap.image_layouts import KINDS as CONVOLUTIONS
 from automap.measured_blocks import device_seconds
 from automap.memory_band import fit_probability
 from automap.plan import DeviceMemory, Estimate, Plan, format_devices, parse_devices
@@ -36,8 +37,6 @@ from ir.graph import Graph
 
 EXAMPLE_MODEL = re.compile(r"gpt:(?:(?:layers|hidden|heads|seq_len|vocab_size)=\d+,?)+")
 """Models that `examples/train_gpt.py` builds, by the name that the zoo gives them."""
-CONVOLUTIONS = ("Conv", "ConvTranspose")
-"""Kinds whose kernels nobody measured by themselves."""
 
 
 def price(problem: Problem, plan: Plan, evaluator: Evaluator | None = None, *, with_timeline: bool = False) -> Estimate:

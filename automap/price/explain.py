@@ -16,7 +16,16 @@ from automap.fitted_curves import COLLECTIVES
 from automap.price.bottleneck import Bottleneck, BottleneckUnit, in_bytes, in_rate, in_seconds
 from automap.price.evaluator import Evaluator
 from automap.price.kernels.array_types import Record
-from automap.price.kernels.records import ALL_REDUCE, ATTENTION, BATCHED_PRODUCT, INSIDE, MEASURED, PRODUCT, ROOFLINE
+from automap.price.kernels.records import (
+    ALL_REDUCE,
+    ATTENTION,
+    BATCHED_PRODUCT,
+    CONVOLUTION,
+    INSIDE,
+    MEASURED,
+    PRODUCT,
+    ROOFLINE,
+)
 from automap.price.local_sgd import AVERAGED_BYTES
 from automap.price.lowered_plan import LoweredPlan
 from automap.price.outcome import Outcome
@@ -32,7 +41,8 @@ _CLASSES = {
     PRODUCT: "matrix products",
     BATCHED_PRODUCT: "products of activations",
     ATTENTION: "fused attention",
-    ROOFLINE: "convolutions",
+    CONVOLUTION: "convolutions",
+    ROOFLINE: "other arithmetic",
     MEASURED: "measured operators",
 }
 _RECURRENT = ("LSTM", "GRU", "RNN")

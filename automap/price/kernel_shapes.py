@@ -14,10 +14,13 @@ from collections.abc import Set as AbstractSet
 import numpy as np
 
 from automap.execution import host_of
+from automap.image_layouts import KINDS as CONVOLUTIONS
+from automap.image_layouts import images_last
 from automap.price.kernels.records import (
     ATTENTION,
     BATCH,
     BATCHED_PRODUCT,
+    CONVOLUTION,
     INSIDE,
     MEASURED,
     MEMORY,
@@ -57,6 +60,7 @@ class KernelShapes:
         self.is_fused = problem.trainer.fused_attention
         self.blocks = blocks
         self.visible = visible_keys(problem)
+        self.images_last = images_last(problem)
 
     def of(self, index: int, group: FusedGroup | None, unit: range) -> tuple[KernelRow, Classes]:
         """The kernel of one operator, without its FLOPs, traffic and times, and the classes of its loops.
@@ -82,6 +86,8 @@ class KernelShapes:
                 return self._masked(found[0], (index,), unit), found[1]
             if found is not None:
                 return self._piece(found[0], op, unit), found[1]
+            if op.kind in CONVOLUTIONS and op.forward_flops.at(1) > 0:
+                return self._convolution(index, op)
         if op.forward_flops.at(1) > 0 or self._is_written_out:
             weight = self._weight(op) if op.forward_flops.at(1) > 0 else 0.0
             return KernelRow(kind=ROOFLINE, weight_share=weight), none
@@ -156,6 +162,38 @@ class KernelShapes:
             extents[M] *= flops / whole
         if weight is not None:
             row.weight_share = row.right_gradient / max(1, row.left_gradient + row.right_gradient)
+        return row, tuple(classes)
+
+    def _convolution(self, index: int, op: Operator) -> tuple[KernelRow, Classes]:
+        """The kernel of a convolution, as the product of its positions and channels with its filters.
+
+        Batch are the groups, m the positions of the result (of the input, if it is transposed), n the filters and k the
+        channels of a group; the window is counted apart.
+        """
+        rule = op.rule
+        images, weight, out = ({f for dim in dims for f in dim} for dims in (*rule.inputs[:2], rule.outputs[0]))
+        rows = images if op.kind == "ConvTranspose" else out
+        row = KernelRow(
+            kind=CONVOLUTION,
+            images_last=int(index in self.images_last),
+            left_gradient=int(op.inputs[0] in self.trained),
+            right_gradient=int(op.inputs[1] in self.trained),
+        )
+        classes = []
+        for number, factor in enumerate(rule.factors):
+            if number in weight:
+                found = {(True, True): BATCH, (True, False): K, (False, True): N}.get(
+                    (number in images, number in out), -1
+                )
+                row.window *= factor.size if found < 0 else 1
+            else:
+                found = M if number in rows else -1
+            classes.append(found)
+            if found >= 0:
+                row.extents[found] *= factor.size
+                row.sampled = found if factor.is_batch else row.sampled
+        # Costs that the user states: the rows are those that the FLOPs stand for.
+        row.extents[M] *= op.forward_flops.at(1) / (2.0 * math.prod(row.extents.tolist()) * row.window)
         return row, tuple(classes)
 
     def _masked(self, row: KernelRow, members: tuple[int, ...], unit: range) -> KernelRow:

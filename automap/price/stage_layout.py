@@ -18,7 +18,7 @@ from automap.cluster import Cluster, Device
 from automap.execution import FULL, HALF, casts_weights
 from automap.fitted_curves import COLLECTIVES, CollectiveCurve
 from automap.group_links import GroupLink, group_link
-from automap.price.curves import attention_curve, constant, gemm_curve, shared
+from automap.price.curves import attention_curve, constant, convolution_rates, gemm_curve, shared
 from automap.price.kernels.array_types import Record, Rows, record_of
 from automap.price.kernels.collectives import RINGS, host_link
 from automap.price.kernels.records import ALL_GATHER, ALL_TO_ALL, NUM_COLLECTIVES, SEND_RECV
@@ -149,7 +149,8 @@ def _hardware(problem: Problem, kinds: Sequence[Device]) -> Record:
         attention_curve(kind, problem.base_precision, rate=trainer.attention_rate, portable=trainer.portable_attention)
         for kind in kinds
     ]
-    # Without tensor cores convolutions run as products do; of a host that measured its own products nothing is known.
+    convolutions = [convolution_rates(kind, problem.base_precision) for kind in kinds]
+    # Without tensor cores other arithmetic runs as products do; of a host that measured its own nothing is known.
     is_slower = problem.base_precision != "fp32" and all(kind.kernels is None for kind in kinds)
 
     slow_rows = problem.base_precision != "fp32" and not trainer.pads_products
@@ -186,7 +187,12 @@ def _hardware(problem: Problem, kinds: Sequence[Device]) -> Record:
             expert_rate=shared("expert_rate"),
             saved_share=problem.weight_bytes / problem.activation_bytes if trainer.keeps_quantised else 1.0,
             keeps_results=float(trainer.keeps_results),
-            convolution_rate=shared("convolution_rate") if is_slower else 1.0,
+            other_rate=shared("other_rate") if is_slower else 1.0,
+            convolution_rates=np.min([one.dense for one in convolutions], axis=0),
+            odd_first=np.min([one.odd_first for one in convolutions], axis=0),
+            odd_last=np.min([one.odd_last for one in convolutions], axis=0),
+            grouped_first=np.min([one.grouped_first for one in convolutions], axis=0),
+            grouped_last=np.min([one.grouped_last for one in convolutions], axis=0),
             short_rows=shared("short_rows") if slow_rows else 1.0,
             odd_rows=shared("odd_rows") if slow_rows else 1.0,
             weight_cast_bytes=FULL + HALF if casts_weights(problem) else 0.0,

@@ -335,8 +335,8 @@ class _Builder:
         if kernel.kind in (MEASURED, INSIDE):
             return
         casts = [(cast.tensor, cast.moved) for cast in self.execution.casts.get(index, ())]
-        if index in self.execution.layouts:
-            casts.append((self.graph.operators[index].inputs[0], self.execution.layouts[index]))
+        if index in self.execution.conversions:
+            casts.append((self.graph.operators[index].inputs[0], self.execution.conversions[index]))
         for name, (forward, backward) in casts:
             elements = self.graph.tensors[name].elements
             kernel.forward_cast_bytes += kernel.share * forward * elements.fixed

@@ -28,6 +28,28 @@ GRAIN = 64.0
 """Rows and columns are padded to multiples of this by the kernels of published GPUs."""
 
 
+@borrowing(float64(float64, float64, float64, float64, float64, GEMM_CURVE), inner=True)
+def arithmetic_s(m: float, n: float, k: float, batch: float, split: float, curve: Record) -> float:
+    """Seconds of the arithmetic of `batch` products [m, k] x [k, n]; `split` as that of the curve."""
+    grain = curve.grain
+    tiles = batch * math.ceil(m / grain) * math.ceil(n / grain) * (grain * grain / (TILE * TILE))
+    waves = tiles / curve.multiprocessors
+    rounds = (1.0 - curve.tail) * waves + curve.tail * math.ceil(waves)
+    if waves < 1.0:
+        rounds = waves ** (1.0 - split)
+    return float(rounds * 2.0 * TILE * TILE * (k + curve.depth) * curve.multiprocessors / curve.flops_per_s)
+
+
+@borrowing(float64(float64, float64, GEMM_CURVE), inner=True)
+def overlapped_s(compute: float, memory: float, curve: Record) -> float:
+    """Seconds of arithmetic and memory that overlap."""
+    larger = max(compute, memory)
+    if larger <= 0.0:
+        return 0.0
+    p = curve.norm
+    return float(larger * (1.0 + (min(compute, memory) / larger) ** p) ** (1.0 / p))
+
+
 @borrowing(float64(float64, float64, float64, float64, float64, float64, GEMM_CURVE))
 def gemm_s(m: float, n: float, k: float, batch: float, input_bytes: float, output_bytes: float, curve: Record) -> float:
     """Time of `batch` products [m, k] x [k, n] in one kernel.
@@ -45,18 +67,8 @@ def gemm_s(m: float, n: float, k: float, batch: float, input_bytes: float, outpu
     """
     if m <= 0.0 or n <= 0.0 or k <= 0.0 or batch <= 0.0:
         return 0.0
-    grain = curve.grain
-    tiles = batch * math.ceil(m / grain) * math.ceil(n / grain) * (grain * grain / (TILE * TILE))
-    waves = tiles / curve.multiprocessors
-    rounds = (1.0 - curve.tail) * waves + curve.tail * math.ceil(waves)
-    if waves < 1.0:
-        rounds = waves ** (1.0 - curve.split)
-    compute = rounds * 2.0 * TILE * TILE * (k + curve.depth) * curve.multiprocessors / curve.flops_per_s
+    compute = arithmetic_s(m, n, k, batch, curve.split, curve)
     moved = batch * (input_bytes * (m * k + k * n) + output_bytes * m * n)
     cached = min(moved, curve.cache_bytes)
     memory = (cached / curve.cache_speedup + moved - cached) / curve.bytes_per_s
-    larger = max(compute, memory)
-    smaller = min(compute, memory)
-    p = curve.norm
-    both = larger * (1.0 + (smaller / larger) ** p) ** (1.0 / p)
-    return float(curve.floor_s + both + curve.quantise_s * batch * m * k * input_bytes)
+    return float(curve.floor_s + overlapped_s(compute, memory, curve) + curve.quantise_s * batch * m * k * input_bytes)

@@ -11,7 +11,7 @@ from numba import boolean, int64
 
 from automap.jit import borrowing
 from automap.price.kernels.cost_records import UNIT_COST
-from automap.price.kernels.records import ATTENTION, BATCHED_PRODUCT, MEASURED, PRODUCT, ROOFLINE, TABLES
+from automap.price.kernels.records import ATTENTION, BATCHED_PRODUCT, CONVOLUTION, MEASURED, PRODUCT, ROOFLINE, TABLES
 from automap.price.kernels.stage_records import STAGE, UNIT
 
 OTHERWISE, MAYBE, SO = range(3)
@@ -27,7 +27,7 @@ def _division(tables, unit, stage):
     found = SO
     innermost = stage.axes.shape[0] - 1
     for op in range(unit.first, unit.last):
-        if tables.kernels[op].kind not in (PRODUCT, BATCHED_PRODUCT, ATTENTION, ROOFLINE, MEASURED):
+        if tables.kernels[op].kind not in (PRODUCT, BATCHED_PRODUCT, ATTENTION, CONVOLUTION, ROOFLINE, MEASURED):
             continue
         for a in range(stage.axes.shape[0]):
             if stage.axes[a] <= 1.0:

@@ -9,11 +9,12 @@ from numba import float64, int64, void
 
 from automap.jit import borrowing
 from automap.price.kernels.attention import AttentionShape, Visible, attention_s, head_depth
-from automap.price.kernels.gemm import gemm_s
+from automap.price.kernels.gemm import arithmetic_s, gemm_s, overlapped_s
 from automap.price.kernels.records import (
     ATTENTION,
     BATCH,
     BATCHED_PRODUCT,
+    CONVOLUTION,
     INSIDE,
     KERNEL,
     MEASURED,
@@ -125,6 +126,50 @@ def _least_s(kernel, extents, divisor, hardware, times):
             times[2] = times[0] * kernel.right_gradient
 
 
+@borrowing(void(KERNEL, float64[::1], float64, float64, HARDWARE, float64[::1]))
+def convolution_s(kernel, extents, divisor, moved, hardware, times):
+    """Seconds of a convolution, as `product_s`; the least of all where a signature is undecided.
+
+    Each of its passes is a product of equal extents that reads its images once, whatever the window. Groups of few
+    channels, and channels that are no multiple of 16 bytes, have kernels without tensor cores.
+
+    Args:
+        extents: [4] extents of its loops, by class: a rank's own, or those of the whole while a signature is undecided.
+        divisor: 0, or while a signature is undecided the parts that the work is divided into.
+        moved: bytes of its operands on a rank.
+        times: [3] written.
+    """
+    groups, rows, filters, channels = extents[BATCH], extents[M], extents[N], extents[K]
+    window, curve = kernel.window, hardware.products
+    vector = VECTOR / hardware.element_bytes
+    is_grouped = kernel.extents[BATCH] > 1.0 and kernel.extents[K] < vector
+    is_odd = channels % vector != 0.0 or filters % vector != 0.0
+    amount = 2.0 * groups * rows * filters * channels * window / max(1.0, divisor)
+    memory = moved * kernel.forward_traffic / hardware.bytes_per_s
+    for number in range(3):
+        if is_grouped:
+            rates = hardware.grouped_last if kernel.images_last == 1 else hardware.grouped_first
+            compute = amount / rates[number]
+        elif is_odd:
+            rates = hardware.odd_last if kernel.images_last == 1 else hardware.odd_first
+            compute = amount / rates[number]
+        else:
+            if divisor > 0.0:
+                compute = amount / curve.flops_per_s
+            elif number == 0:
+                compute = arithmetic_s(rows, filters, channels * window, groups, curve.split, curve)
+            elif number == 1:
+                compute = arithmetic_s(rows, channels, filters * window, groups, curve.split, curve)
+            else:
+                # The rows that a gradient of a weight sums are many: they fill all multiprocessors.
+                compute = arithmetic_s(channels * window, filters, rows, groups, 0.0, curve)
+            compute /= hardware.convolution_rates[number]
+        times[number] = hardware.kernel_s + overlapped_s(compute, memory, curve)
+    image, weight = kernel.left_gradient * times[1], kernel.right_gradient * times[2]
+    times[1] = image + weight
+    times[2] = weight
+
+
 @borrowing(float64(TENSOR, int64[::1], STAGE), inner=True)
 def _refused(tensor, placement, stage):
     """1 where the local samples and heads of a tensor are none that the fused softmax takes."""
@@ -141,7 +186,7 @@ def _refused(tensor, placement, stage):
 
 @borrowing(void(KERNEL, float64, float64, STAGE, float64[::1]), inner=True)
 def _memory_s(kernel, moved, divisor, stage, times):
-    """Seconds of a kernel that is bound by `moved` bytes or, convolutions and what is like them, by its arithmetic."""
+    """Seconds of a kernel that is bound by `moved` bytes or by its arithmetic."""
     hardware, samples = stage.hardware, stage.samples
     passes = 1.0
     if kernel.kind == MEMORY:
@@ -150,7 +195,7 @@ def _memory_s(kernel, moved, divisor, stage, times):
     forward = moved * kernel.forward_traffic * passes / hardware.bytes_per_s
     backward = moved * kernel.backward_traffic * passes / hardware.bytes_per_s
     if kernel.kind == ROOFLINE:
-        rate = hardware.products.flops_per_s * hardware.convolution_rate * divisor
+        rate = hardware.products.flops_per_s * hardware.other_rate * divisor
         forward = max(forward, (kernel.forward_flops + kernel.forward_flops_per_sample * samples) / rate)
         backward = max(backward, (kernel.backward_flops + kernel.backward_flops_per_sample * samples) / rate)
     if forward > 0.0:
@@ -204,7 +249,9 @@ def operator_s(tables, op, signatures, stage, divisor, moved, workspace):
             extents[c] = kernel.extents[c]
         if kernel.sampled >= 0:
             extents[kernel.sampled] *= stage.samples
-        if undecided:
+        if undecided and kind == CONVOLUTION:
+            convolution_s(kernel, extents, divisor, moved, hardware, times)
+        elif undecided:
             _least_s(kernel, extents, divisor, hardware, times)
         else:
             for a in range(stage.axes.shape[0]):
@@ -212,7 +259,9 @@ def operator_s(tables, op, signatures, stage, divisor, moved, workspace):
                     split = tables.signatures[tables.operators[op].first_signature + signatures[a]].loop_class
                     if split >= 0:
                         extents[split] /= stage.axes[a]
-            if kind == ATTENTION:
+            if kind == CONVOLUTION:
+                convolution_s(kernel, extents, 0.0, moved, hardware, times)
+            elif kind == ATTENTION:
                 _attention_s(kernel, extents, hardware, times)
             else:
                 product_s(kernel, extents, hardware, times)

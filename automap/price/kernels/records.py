@@ -27,12 +27,12 @@ NUM_COLLECTIVES = 5
 NUM_BITS = 63
 """Bits of the sets of tensors in `OperatorRow`."""
 
-MEMORY, PRODUCT, BATCHED_PRODUCT, ATTENTION, ROOFLINE, MEASURED, INSIDE = range(7)
-"""Kinds of kernels: bound by memory; product with a weight; product of two activations; fused attention; convolutions
-and other arithmetic; timed by the user; part of another operator's kernel."""
+MEMORY, PRODUCT, BATCHED_PRODUCT, ATTENTION, ROOFLINE, MEASURED, INSIDE, CONVOLUTION = range(8)
+"""Kinds of kernels: bound by memory; product with a weight; product of two activations; fused attention; other
+arithmetic; timed by the user; part of another operator's kernel; convolution."""
 
 BATCH, M, N, K = range(4)
-"""Classes of loops of a product, see `automap.price.kernel_shapes`."""
+"""Classes of loops of a product and of a convolution, see `automap.price.kernel_shapes`."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -66,11 +66,15 @@ class KernelRow:
     """What runs an operator, and all that its time depends on besides its signature."""
 
     kind: int
-    """MEMORY, PRODUCT, BATCHED_PRODUCT, ATTENTION, ROOFLINE, MEASURED or INSIDE."""
+    """MEMORY, PRODUCT, BATCHED_PRODUCT, ATTENTION, ROOFLINE, MEASURED, INSIDE or CONVOLUTION."""
     extents: Annotated[Floats, np.float64, 4] = field(default_factory=lambda: np.ones(4))
     """Extents of the loops of a product at one sample, by class of loop."""
     sampled: int = -1
     """Class of loop that grows with the samples, or -1."""
+    window: float = 1.0
+    """Of a convolution: elements of its window."""
+    images_last: int = 0
+    """Of a convolution: whether the channels of its images are last in memory."""
     share: float = 1.0
     """Part of a product that is this operator's, where several operators make up one product."""
     left_gradient: int = 0

@@ -15,6 +15,7 @@ from automap.price.kernels.array_types import Floats, Ints2, Mask, Record, Rows,
 from automap.price.kernels.records import NUM_COLLECTIVES
 
 PerCollective = Annotated[npt.NDArray[np.float64], np.float64, NUM_COLLECTIVES]
+PerPass = Annotated[npt.NDArray[np.float64], np.float64, 3]
 """One number for each kind of collective, see `automap.price.kernels.records.ALL_REDUCE`."""
 
 
@@ -142,8 +143,18 @@ class HardwareRow:
     """Bytes saved of an operand of a product with a weight over those of the activation."""
     keeps_results: float
     """1 where a unit that is recomputed in part keeps the results of all other operators, and recomputes operands."""
-    convolution_rate: float
-    """Rate of convolutions over that of large products."""
+    other_rate: float
+    """Rate of arithmetic that is no product, attention or convolution, over that of large products."""
+    convolution_rates: PerPass
+    """Rates of convolutions over those of products: forward, gradients of images and of weights."""
+    odd_first: PerPass
+    """FLOP/s of convolutions whose channels are no multiple of 16 bytes: as `convolution_rates`; channels first."""
+    odd_last: PerPass
+    """The same with channels last in memory."""
+    grouped_first: PerPass
+    """FLOP/s of convolutions of groups of few channels: as `convolution_rates`; channels first."""
+    grouped_last: PerPass
+    """The same with channels last in memory."""
     short_rows: float
     """Time of a product with a weight whose rows are no multiple of 16 bytes over that of others."""
     odd_rows: float
