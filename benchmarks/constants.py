@@ -29,7 +29,7 @@ class Constant:
 
 FITTED = (
     "alpa", "deeplearningexamples", "deepspeed", "internevo", "llm-foundry-fsdp", "megatron-core",
-    "megatron-deepspeed", "megatron-lm", "oneflow", "torchtitan",
+    "megatron-deepspeed", "megatron-lm", "oneflow", "torchtitan-2024",
 )  # fmt: skip
 TRAINERS = {
     "elementwise_traffic": (
@@ -37,7 +37,7 @@ TRAINERS = {
         (("llm-foundry-fsdp",), 1.2),
         (("megatron-core",), 0.8),
         (("deeplearningexamples",), 0.8),
-        (("torchtitan",), 0.7),
+        (("torchtitan-2024",), 0.7),
     ),
     "attention_rate": ((("llm-foundry-fsdp",), 0.5),),
     "host_us_per_operator": (
@@ -47,7 +47,7 @@ TRAINERS = {
     ),
     "host_us_per_collective": (
         (("megatron-deepspeed",), 40.0),
-        (("megatron-lm", "megatron-core", "oneflow", "internevo", "torchtitan"), 40.0),
+        (("megatron-lm", "megatron-core", "oneflow", "internevo", "torchtitan-2024"), 40.0),
     ),
     "gradient_overlap": (
         (("llm-foundry-fsdp",), 0.9),
@@ -57,7 +57,7 @@ TRAINERS = {
     "tensor_overlap": ((("megatron-core",), 0.5),),
     "gather_bandwidth_share": (
         (("llm-foundry-fsdp",), 0.25),
-        (("deepspeed", "megatron-core", "megatron-deepspeed", "internevo", "torchtitan"), 0.25),
+        (("deepspeed", "megatron-core", "megatron-deepspeed", "internevo", "torchtitan-2024"), 0.25),
     ),
     "step_overhead_ms": ((FITTED, 5.0),),
     "send_host_ms": ((("alpa", "megatron-core", "megatron-deepspeed", "megatron-lm", "oneflow"), 0.25),),

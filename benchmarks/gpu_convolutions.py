@@ -368,9 +368,8 @@ def report(found: Mapping[str, Any]) -> None:
     for (way, kind, name), some in errors.items():
         sizes = [abs(math.expm1(error)) for error in some]
         beside = "; without what converting the images costs" if (way, kind) in CONVERTED else ""
-        print(
-            f"{way:20} {kind:8} {name:8} {len(some):3} passes, off by {statistics.median(sizes):.0%} in the median{beside}"
-        )
+        middle = f"off by {statistics.median(sizes):.0%} in the median"
+        print(f"{way:20} {kind:8} {name:8} {len(some):3} passes, {middle}{beside}")
 
 
 def main() -> None:

@@ -21,7 +21,8 @@ from fitting import asked
 import automap
 from automap.memory_band import fit_probability, margin
 from automap.validation.errors_by_group import Predicted, predict
-from automap.validation.memory_errors import Peak, left_out, peaks, spreads, trainer_of
+from automap.validation.memory_errors import Peak, left_out, peaks, spreads
+from automap.validation.published_cases import trainer_of
 from automap.validation.published_runs import load_runs
 
 DATA = Path(automap.__file__).parent / "data" / "trainers"
@@ -59,7 +60,7 @@ def by_confidence(out: tuple[tuple[Peak, float], ...], ran: list[Predicted], fou
         refused = Counter(
             row.run.group
             for row in ran
-            if fit_probability(row.peak_memory_bytes, row.capacity_bytes, found[trainer_of(row)]) < confidence
+            if fit_probability(row.peak_memory_bytes, row.capacity_bytes, found[trainer_of(row.run)]) < confidence
         )
         names = ", ".join(f"{name} {count}" for name, count in refused.most_common())
         print(f"{confidence:10.2f}{over:9} ({over / len(out):5.1%}){sum(refused.values()):20}  {names}")

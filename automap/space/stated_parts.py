@@ -231,7 +231,7 @@ def recompute_masks(evaluator: Evaluator, trainer: str, mode: str) -> Callable[[
     TorchTitan's selective keeps the results of attention and of every second matrix product (its option `op`). All
     others mean the core of attention, which is nothing where one fused kernel computes it: that keeps no scores.
     """
-    if (trainer, mode) != ("torchtitan", "selective"):
+    if not trainer.startswith("torchtitan") or mode != "selective":
         return lambda kind: evaluator.masks(kind)[mode]
     tables, units = evaluator.tables, evaluator.blocks
     graph = evaluator.problem.graph

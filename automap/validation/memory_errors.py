@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from automap.memory_band import margin
 from automap.problem import trainers
 from automap.validation.errors_by_group import Predicted
+from automap.validation.published_cases import trainer_of
 
 COMPILED = ("alpa", "oneflow")
 """Trainers whose framework lays memory out when it compiles; all others run on PyTorch and its allocator."""
@@ -43,7 +44,7 @@ def peaks(rows: Iterable[Predicted]) -> tuple[Peak, ...]:
     """The distinct peaks among some runs: tables repeat the memory of one plan at several numbers of micro-batches."""
     found = (
         Peak(
-            trainer=trainer_of(row),
+            trainer=trainer_of(row.run),
             group=row.run.group,
             model=str(row.run.model.get("name")),
             predicted=row.peak_memory_bytes,
@@ -53,11 +54,6 @@ def peaks(rows: Iterable[Predicted]) -> tuple[Peak, ...]:
         if row.why is None and row.run.peak_memory_bytes is not None
     )
     return tuple(dict.fromkeys(found))
-
-
-def trainer_of(row: Predicted) -> str:
-    """The name of the trainer that a run is priced as."""
-    return row.run.stack if row.run.stack in trainers() else "generic"
 
 
 def upper_spread(some: Iterable[Peak]) -> float:

@@ -37,6 +37,8 @@ DROPOUT = {"megatron-lm": 10, "megatron-deepspeed": 10, "oneflow": 10, "deeplear
 VOCABULARY = 50257
 """The vocabulary of GPT-2, for sources that do not state one."""
 SCHEDULES = {"1f1b": "1f1b", "1f1b-i": "interleaved", "gpipe": "gpipe", "zb-1p": "zb1p", "zb-2p": "zb2p"}
+RELEASES = {"torchtitan": "torchtitan-2024"}
+"""Software -> the trainer of its published runs, where today's release differs."""
 LATENT = ("deepseek-v2", "deepseek-v3", "kimi-k2")
 """Models with multi-head latent attention (their papers); its products depend on more than a head's size."""
 
@@ -63,6 +65,12 @@ def case_of(run: Run) -> Case:
         return _case(run)
     except UserError as fault:
         raise Unpriced(str(fault)) from None
+
+
+def trainer_of(run: Run) -> str:
+    """The name of the trainer that a run is priced as."""
+    name = RELEASES.get(run.stack, run.stack)
+    return name if name in trainers() else "generic"
 
 
 def _case(run: Run) -> Case:
@@ -136,7 +144,7 @@ def _training(run: Run) -> dict[str, Any]:
     return {
         "global_batch": run.strategy["global_batch"],
         "precision": stated,
-        "trainer": run.stack if run.stack in trainers() else "generic",
+        "trainer": trainer_of(run),
         # Some sources tell the two kinds of fp8 scales apart in the names of their rows alone.
         "scaling": "row" if stated == "fp8" and "rowwise" in run.id else "tensor",
         "async_tensor_parallel": bool(run.strategy.get("async_tp")),

@@ -51,6 +51,7 @@ SCRIPTS = {
     "generated_pairs": "500003-500003 --budget 16 --planner-budget 16 --planners whale,spp",
     "gnn_loopback": "--placements 1 --iterations 1",
     "gnn_placement": "--seconds 0.2 --cells 1 --small 2 --dqn 0 --large 2",
+    "gpu_compiled": "{profiles} --shrink 64",
     "gpu_convolutions": "measure {profiles}/convolutions.json --only Inception --shrink 16",
     "gpu_kernels": "--shrink 64",
     "gpu_sharded": "all {profiles}/sharded --only tiny --ways ddp fsdp",
