@@ -1,26 +1,28 @@
-"""Small graphs, and problems over them."""
+"""Small graphs, and problems over them.
+
+Fixtures import what they need: the process that hands tests out reads this file before it starts those that run them.
+"""
+
+from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
-import onnx
 import pytest
 import rank_device
-from small_graphs import build_gpt, build_mlp
 
-from automap.cluster import parse_cluster
-from automap.problem import Problem
-from automap.space.space import PlanSpace
-from ir.graph import Graph
-from ir.onnx.load import load_model
+if TYPE_CHECKING:
+    from automap.space.space import PlanSpace
+    from ir.graph import Graph
 
 # Device files of whoever runs the tests are none of theirs.
 os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parent / "no-configuration")
-LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 _LIGHT: dict[str, Graph] = {}
 # How long an example takes says how busy the host is.
 hypothesis.settings.register_profile(
@@ -54,7 +56,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Collects garbage from now on, apart from what was imported."""
+    """Collects garbage from now on, apart from what was imported; where torch was, exports share what they read."""
+    if "torch" in sys.modules:
+        import kept_exporter
+
+        kept_exporter.keep()
     gc.freeze()
     gc.enable()
 
@@ -69,10 +75,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session")
 def light_graph() -> Callable[[str], Graph]:
     """`light_graph(name)`: one of the nine light models."""
+    import onnx
+
+    from ir.onnx.load import load_model
+
+    folder = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 
     def get(name: str) -> Graph:
         if name not in _LIGHT:
-            _LIGHT[name] = load_model((LIGHT / f"light_{name}.onnx").read_bytes(), name=name)
+            _LIGHT[name] = load_model((folder / f"light_{name}.onnx").read_bytes(), name=name)
         return _LIGHT[name]
 
     return get
@@ -81,18 +92,25 @@ def light_graph() -> Callable[[str], Graph]:
 @pytest.fixture(scope="session")
 def gpt() -> Callable[..., Graph]:
     """`gpt(layers=2, hidden=64, heads=4, seq=32, vocab=128)`."""
+    from small_graphs import build_gpt
+
     return build_gpt
 
 
 @pytest.fixture(scope="session")
 def mlp() -> Callable[..., Graph]:
     """`mlp(widths)`."""
+    from small_graphs import build_mlp
+
     return build_mlp
 
 
 @pytest.fixture(scope="session")
 def space() -> Callable[..., PlanSpace]:
     """`space(graph, cluster, global_batch, **hints_fix)`."""
+    from automap.cluster import parse_cluster
+    from automap.problem import Problem
+    from automap.space.space import PlanSpace
 
     def make(graph: Graph, cluster: str, global_batch: int, *, training: dict | None = None, **fix) -> PlanSpace:
         problem = Problem.build(

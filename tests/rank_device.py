@@ -1,14 +1,12 @@
 """The device of each rank of a test: the CPU, or with `pytest --device cuda` a GPU.
 
 Where there are fewer GPUs than ranks, ranks share them; NCCL allows that since 2.30, with `NCCL_MULTI_RANK_GPU_ENABLE`.
+Torch is imported where it is used: pytest calls `choose` before it starts the processes that run tests.
 """
 
 import datetime
 import os
 from pathlib import Path
-
-import torch
-import torch.distributed as dist
 
 KIND, SHARED = "AUTOMAP_TEST_DEVICE", "NCCL_MULTI_RANK_GPU_ENABLE"
 """The environment variables that ranks inherit."""
@@ -26,6 +24,9 @@ def choose(kind):
 
 def meet(rank, size, folder, *, limit_s=60):
     """Joins the ranks of a test, which meet in a file of a folder; returns the device of this one."""
+    import torch
+    import torch.distributed as dist
+
     kind = os.environ.get(KIND, "cpu")
     device = torch.device("cpu")
     if kind == "cuda":
@@ -43,6 +44,8 @@ def meet(rank, size, folder, *, limit_s=60):
 
 def on_cpu(found):
     """Results of a rank with all tensors on the CPU, so that any process can load them."""
+    import torch
+
     if isinstance(found, torch.Tensor):
         return found.cpu()
     if isinstance(found, dict):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,13 +22,15 @@ FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def functions() -> Iterator[tuple[Path, list[str], Function]]:
+@cache
+def functions() -> list[tuple[Path, list[str], Function]]:
     """Every function, with its file and the file's lines."""
+    found = []
     for path in FILES:
         text = path.read_text()
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, Function):
-                yield path, text.splitlines(), node
+        lines = text.splitlines()
+        found += [(path, lines, node) for node in ast.walk(ast.parse(text)) if isinstance(node, Function)]
+    return found
 
 
 def place(path: Path, function: Function) -> str:

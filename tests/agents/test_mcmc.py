@@ -57,7 +57,7 @@ def test_what_fits_is_below_what_does_not():
 
 def test_one_seed_and_one_budget_give_one_plan_in_another_process(gpt):
     code = (
-        "import json, sys; sys.path.insert(0, 'tests'); from conftest import build_gpt; "
+        "import json, sys; sys.path.insert(0, 'tests'); from small_graphs import build_gpt; "
         "from agents import Budget, search; "
         "from automap.cluster import parse_cluster; from automap.problem import Problem; "
         "p = Problem.build(build_gpt(), parse_cluster('2x2xV100@25Gbit'), {'global_batch': 8}, {}); "

@@ -274,8 +274,8 @@ def test_members_are_gone_within_a_second_of_a_cancel(gpt, small_crew):
 @pytest.mark.slow
 def test_members_die_with_their_parent(gpt):
     code = (
-        "import sys; sys.path.insert(0, 'tests'); from conftest import build_gpt; "
-        "from agents import Budget, portfolio, search; "
+        "import sys; sys.path.insert(0, 'tests'); from small_graphs import build_gpt; "
+        "from agents import Budget, search; from agents.portfolio import portfolio; "
         "from automap.cluster import parse_cluster; from automap.problem import Problem; "
         "portfolio.cores = lambda: 3; portfolio.PLACES = (); "
         "p = Problem.build(build_gpt(), parse_cluster('2x4xV100@25Gbit'), {'global_batch': 32}, {}); "

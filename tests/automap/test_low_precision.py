@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_graphs import build_gpt
 
 from automap.cluster import known_devices, parse_cluster
 from automap.errors import ClusterError, ProblemError, UserError
@@ -17,7 +18,6 @@ from automap.price.kernels.operators import product_s
 from automap.price.kernels.records import BATCHED_PRODUCT, PRODUCT, KernelRow
 from automap.price.stage_layout import PipelineLayouts
 from automap.problem import Problem
-from tests.conftest import build_gpt
 
 DIMS = np.array([1.0, 8192.0, 4096.0, 2048.0])
 """batch, m, n, k"""
