@@ -34,7 +34,8 @@ BF16_LIMIT = 2e-2
 """Of the loss: bf16 keeps eight bits, 4e-3; errors of some hundred roundings add up."""
 BF16_GRADIENTS = 2.0
 """Over the error of one process in bf16: its roundings and those of the plan are about as large and independent."""
-RANKS = 4
+RANKS, STEPS = 4, 10
+"""Processes, and optimizer steps before the last loss."""
 ZB = (("schedule", "zb1p"),)
 
 
@@ -111,14 +112,14 @@ def of_resnet50():
     case = expert("dp2, synchronized", "resnet50", 2, batch=2, count=1)
     return [
         replace(case, name=f"{case.name}, first step", dtype=torch.float32),
-        replace(case, name=f"{case.name}, float64", dtype=torch.float64, steps=True),
+        replace(case, name=f"{case.name}, float64", dtype=torch.float64, steps=STEPS),
     ]
 
 
 def in_bf16():
     """Plans that are run in bf16, end to end."""
     return [
-        replace(case, name=f"{case.name}, bf16", dtype=torch.bfloat16, steps=True)
+        replace(case, name=f"{case.name}, bf16", dtype=torch.bfloat16, steps=STEPS)
         for case in (
             expert("dp2 x tp2, ZeRO 3", "gpt", 4, tp=2, zero=3, sequence_parallel=True),
             expert("pp2 x dp2, zero-bubble", "gpt", 4, pp=2, fix=ZB),
@@ -132,7 +133,7 @@ def by_one(case):
     """One step of the same micro-batches on one process."""
     problem = make_problem(case.problem.graph, 1, case.problem.training.global_batch)
     plan = expert_plan(problem, count=case.plan.num_micro_batches)
-    return replace(case, problem=problem, plan=plan, parts=(), steps=False)
+    return replace(case, problem=problem, plan=plan, parts=(), steps=0)
 
 
 def checked(case, outcomes, known, alone):
@@ -180,7 +181,7 @@ def main():
     word = parser.parse_args().word
     torch.set_num_threads(1)
     start = time.perf_counter()
-    full = [replace(case, dtype=torch.float32, steps=True) for case in cases()]
+    full = [replace(case, dtype=torch.float32, steps=STEPS) for case in cases()]
     chosen = [case for case in [*full, *of_resnet50(), *in_bf16()] if word in case.name]
     with tempfile.TemporaryDirectory() as folder:
         found = run_ranks(RANKS, chosen, Path(folder), limit_s=600)

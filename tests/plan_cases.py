@@ -74,7 +74,7 @@ def random_plans(model, cluster, count, seed, **more):
     return [Case(f"{model}, random {i} on {cluster}", problem, space.decode(v)) for i, v in enumerate(drawn)]
 
 
-def expert(name, model, devices, *, batch=8, steps=False, batch_norm="synchronized", fix=(), **how):
+def expert(name, model, devices, *, batch=8, steps=0, batch_norm="synchronized", fix=(), **how):
     """An expert plan as a case; under `local` statistics all its ranks are replicas."""
     problem = problem_of(model, devices, batch, batch_norm, (("pp", how.get("pp", 1)), *fix))
     plan = expert_plan(problem, **how)
@@ -200,7 +200,7 @@ def plan_of(case, problem):
     )
 
 
-def unlike(name, *, steps=True):
+def unlike(name, *, steps=0):
     """A case of `CASES`."""
     problem = problem_of("plain of four" if CASES[name][0] is FOUR else "plain", 4, COUNT * SAMPLES, fix=())
     return Case(name, problem, plan_of(CASES[name], problem), steps)

@@ -25,7 +25,8 @@ from automap.runtime.redistribute import Sent, record
 from automap.space.space import PlanSpace
 from automap.space.templates import megatron_signatures
 
-OPTIMIZER_STEPS = 10
+STEPS = 3
+"""Optimizer steps that tests take, each with the state of the one before."""
 FLOAT = torch.float64
 
 
@@ -36,8 +37,8 @@ class Case:
     name: str
     problem: Problem
     plan: Plan
-    steps: bool = False
-    """Whether the optimizer works as well."""
+    steps: int = 0
+    """Optimizer steps before the last loss."""
     dtype: torch.dtype = torch.float64
     parts: tuple[int, ...] = ()
     """Samples of the parts of a micro-batch that do not know of each other; none = one part."""
@@ -157,7 +158,7 @@ def reference(case):
     else:
         optimizer = torch.optim.SGD(leaves.values(), lr=LEARNING_RATE)
     losses, first = [], {}
-    for step in range(OPTIMIZER_STEPS + 1 if case.steps else 1):
+    for step in range(case.steps + 1):
         optimizer.zero_grad()
         total = 0.0
         for data in micro_batches(graph, plan, case.dtype, seed=1 + step):
@@ -205,7 +206,7 @@ def run_case(case, groups, device):
     leaves = {f"{n}.{name}": leaf for n, p in executors.items() for name, leaf in p.parameters.items()}
     optimizer = Optimizer(leaves, case.problem.training.optimizer)
     outcome = None
-    for step in range(OPTIMIZER_STEPS + 1 if case.steps else 1):
+    for step in range(case.steps + 1):
         data = micro_batches(graph, plan, case.dtype, seed=1 + step)
         with record() as sent:
             loss = pipeline.step(

@@ -1,8 +1,11 @@
-"""Plans whose replicas are averaged, run by every rank of a launch, and what one process makes of the equations."""
+"""Plans whose replicas are averaged, run by every rank, and what one process makes of the equations."""
 
 import functools
+import json
 from dataclasses import replace
+from pathlib import Path
 
+import rank_device
 import torch
 import torch.distributed as dist
 from plan_cases import SAMPLES, SEQUENCE, TWO, plan_of, stage
@@ -196,10 +199,10 @@ def memory(rank, groups):
     return found
 
 
-def compare(folder, rank, num_ranks, argument):
-    """Runs all cases; "case" -> errors, on rank 0."""
+def compare(rank, num_ranks, folder):
+    """Runs all cases; rank 0 writes "case" -> errors into `found.json` of a folder."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=num_ranks)
+    rank_device.meet(rank, num_ranks, folder)
     setting, groups, found = Setting(), Groups(), {}
     for case in CASES:
         mine = run_case(setting, case, rank, groups)
@@ -209,5 +212,7 @@ def compare(folder, rank, num_ranks, argument):
             found[", ".join(case)] = errors(setting, case, every)
     if rank < 2:
         found["memory"] = memory(rank, groups)
+    if rank == 0:
+        (Path(folder) / "found.json").write_text(json.dumps(found))
     dist.barrier()
-    return found
+    dist.destroy_process_group()

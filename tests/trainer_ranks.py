@@ -95,7 +95,12 @@ def module_of(name):
 
 def graph_of(name):
     """Of the network of a case."""
-    with mock.patch.object(Net, "layer_norm", Net.rms_norm) if OTHER in name else contextlib.nullcontext():
+    return _graph(OTHER in name)
+
+
+@functools.cache
+def _graph(is_other):
+    with mock.patch.object(Net, "layer_norm", Net.rms_norm) if is_other else contextlib.nullcontext():
         return zoo.build(MODEL)
 
 

@@ -13,8 +13,8 @@ from automap.verify.reading import num_ranks
 
 ELEMENT = 8
 """Bytes of what runs here, float64."""
-SOURCES = (("gpt", 2, 10), ("gpt", 4, 12), ("bert", 4, 6), ("moe", 4, 6), ("resnet", 2, 6))
-"""Model, devices, plans: 40 together, a quarter of them under each stage of ZeRO."""
+SOURCES = (("gpt", 2, 4), ("gpt", 4, 8), ("bert", 4, 4), ("moe", 4, 4), ("resnet", 2, 4))
+"""Model, devices, plans: a quarter of the plans of each under each stage of ZeRO."""
 
 
 def has_shared(case):
@@ -82,4 +82,4 @@ def test_processes_send_what_the_definitions_say(ran):
                     wrong.append(f"{case.name}, {stage.mesh}, ZeRO {stage.zero}: {key} {found[key]} for {wanted[key]}")
                 compared[stage.zero.stage] += 1
     assert not wrong, "\n".join(wrong)
-    assert min(compared[zero] for zero in range(4)) >= 5
+    assert min(compared[zero] for zero in range(4)) >= 3

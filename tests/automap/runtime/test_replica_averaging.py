@@ -1,7 +1,9 @@
 """Replicas on real processes against the equations of local SGD and DaSGD, followed by one process."""
 
+import json
 from dataclasses import replace
 
+import forked_ranks
 import pytest
 import sync_cases
 from runtime_ranks import programs_of
@@ -14,7 +16,7 @@ from automap.price.estimate import annotate
 from automap.price.local_sgd import held_bytes
 from automap.runtime.executor.routes import StageBorder, backward_routes, forward_routes, tied_routes
 from automap.runtime.executor.runner import join
-from automap.runtime.launch.launcher import Limits, launch
+from automap.runtime.launch.launcher import Limits
 from automap.runtime.mesh_groups import Groups
 from automap.runtime.trial.trial import run_trial
 
@@ -22,11 +24,10 @@ DASGD = Sync(kind="dasgd", period=3, delay=2, merge="corrected")
 
 
 @pytest.mark.slow
-def test_replicas_go_as_the_equations_say():
-    """One launch for all. Averaging every step under plain SGD is compared with one process and the whole batch."""
-    done = launch("sync_cases:compare", {}, 4, Limits(time_s=180))
-    assert done.outcome == "ok", done.message
-    found = dict(done.results[0])
+def test_replicas_go_as_the_equations_say(tmp_path):
+    """Averaging every step under plain SGD is compared with one process and the whole batch."""
+    forked_ranks.start(sync_cases.compare, 4, str(tmp_path))
+    found = json.loads((tmp_path / "found.json").read_text())
     held = found.pop("memory")
     assert len(found) == len(sync_cases.CASES)
     wrong = {name: errors for name, errors in found.items() if not max(errors.values()) < 1e-9}

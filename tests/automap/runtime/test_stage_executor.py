@@ -7,7 +7,7 @@ import pytest
 import torch
 from collective_list import list_collectives
 from plan_cases import expert, idle, partly, random_plans, uneven
-from runtime_ranks import difference, errors, programs_of, reference, run_ranks, with_stages
+from runtime_ranks import STEPS, difference, errors, programs_of, reference, run_ranks, with_stages
 
 from automap.errors import PlanError
 from automap.price.evaluator import Evaluator
@@ -19,8 +19,8 @@ from ir.factors import BROADCAST, LEAST_PART, PARTIAL
 
 def two_ranks():
     return [
-        *(expert(f"dp, ZeRO {zero}", "gpt", 2, zero=zero, steps=zero in (1, 3)) for zero in range(4)),
-        expert("tp", "gpt", 2, tp=2, steps=True),
+        *(expert(f"dp, ZeRO {zero}", "gpt", 2, zero=zero, steps=STEPS if zero in (1, 3) else 0) for zero in range(4)),
+        expert("tp", "gpt", 2, tp=2, steps=STEPS),
         expert("tp, sequence-parallel", "gpt", 2, tp=2, sequence_parallel=True),
         expert("tp, recomputed", "gpt", 2, tp=2, recompute="full", sequence_parallel=True),
         expert("tp, attention recomputed", "gpt", 2, tp=2, recompute="selective"),
@@ -42,7 +42,7 @@ def two_ranks():
 
 def three_ranks():
     return [
-        expert("dp, as even as they go", "gpt", 3, steps=True),
+        expert("dp, as even as they go", "gpt", 3, steps=STEPS),
         expert("dp, ZeRO 2, as even as they go", "gpt", 3, count=1, zero=2),
         *random_plans("moe", 3, 1, 4),
     ]
@@ -54,10 +54,10 @@ def four_ranks():
         expert("dp x tp, ZeRO 3, sequence-parallel", "gpt", 4, tp=2, zero=3, sequence_parallel=True),
         uneven(expert("dp x tp", "gpt", 4, batch=6, count=1, tp=2), (1, 2)),
         expert("ep x tp", "moe", 4, tp=2, middle=2, experts="ep"),
-        expert("tp4", "odd", 4, tp=4, steps=True),
+        expert("tp4", "odd", 4, tp=4, steps=STEPS),
         expert("dp x tp, ZeRO 3, sequence-parallel", "odd", 4, tp=2, zero=3, sequence_parallel=True),
         *random_plans("odd", 4, 1, 2),
-        idle(expert("dp, ZeRO 1", "gpt", 2, zero=1, steps=True), 4),
+        idle(expert("dp, ZeRO 1", "gpt", 2, zero=1, steps=STEPS), 4),
         *random_plans("gpt", 4, 2, 2),
         *random_plans("bert", 4, 1, 2),
         *random_plans("moe", 4, 1, 3),
