@@ -190,18 +190,23 @@ def test_the_graph_without_its_weights(tmp_path: Path, capfd: pytest.CaptureFixt
     assert Counter(node.op_type for node in model.graph.node)["BatchNormalization"] == 1  # not folded away
 
 
-def test_nothing_of_this_machine_is_in_the_file() -> None:
-    data = export_onnx(build)
+@pytest.fixture(scope="module")
+def built() -> bytes:
+    """The file of `build`."""
+    return export_onnx(build)
+
+
+def test_nothing_of_this_machine_is_in_the_file(built: bytes) -> None:
     for text in (str(ROOT), __file__, "torch_export.py", ".py", "stack_trace"):
-        assert text.encode() not in data, text
+        assert text.encode() not in built, text
 
 
-def test_exports_are_equal() -> None:
-    assert export_onnx(build) == export_onnx(build)
+def test_exports_are_equal(built: bytes) -> None:
+    assert export_onnx(build) == built
 
 
-def test_every_operator_knows_its_module() -> None:
-    model = onnx.load_from_string(export_onnx(build))
+def test_every_operator_knows_its_module(built: bytes) -> None:
+    model = onnx.load_from_string(built)
     for node in model.graph.node:
         assert "pkg.torch.onnx.name_scopes" in {p.key for p in node.metadata_props}, node.name
 
