@@ -46,7 +46,7 @@ def splits(space: PlanSpace, values, axis: str):
 def some(space: PlanSpace):
     """Plans of all kinds: random ones, and every so many templates."""
     rng = np.random.default_rng(0)
-    yield from (space.random(rng) for _ in range(60))
+    yield from (space.random(rng) for _ in range(30))
     yield from itertools.islice((values for _, values in templates(space)), 0, None, 29)
 
 

@@ -212,12 +212,12 @@ def test_the_dqn_leads_real_runs() -> None:
     """A GPT on two processes of this host: every plan runs, and the record says what was expected and measured."""
     asked = request(
         cluster="2xcpu", model=ModelOptions(zoo="gpt:layers=2,hidden=64,heads=4,seq_len=32,vocab_size=64"),
-        hints={"fix": {"dp": 2}},
+        hints={"fix": {"dp": 2}}, trials=Trials(top_k=2, steps=2),
     )  # fmt: skip
     plan, _ = run(asked)
     assert plan.search is not None and plan.measured is not None
     trials = plan.search.trials
-    assert 1 < len(trials) <= 3 and {trial.outcome for trial in trials} == {"ok"}
+    assert [trial.outcome for trial in trials] == ["ok", "ok"]
     times = [trial.measured["step_time_s"] for trial in trials if trial.measured is not None]
     assert plan.measured["step_time_s"] == min(times)
     # Two small processes are not priced to the per cent; behind the first run the second is expected to be as far off.
