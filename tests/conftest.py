@@ -6,6 +6,7 @@ Fixtures import what they need: the process that hands tests out reads this file
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import sys
 from collections import Counter
@@ -45,14 +46,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files of tests that wait for servers come first, then those with most slow tests: no process is left with a long
-    file when the others have ended."""
+    """Files with most slow tests come first: no process is left with a long file when the others have ended.
+
+    Of three files one is of tests that wait for servers, as long as there are some: with more of them at a time,
+    processors would be idle.
+    """
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-
-    def place(item: pytest.Item) -> tuple[bool, int]:
-        return not (slow[item.path] and item.path.parent.name == "service"), -slow[item.path]
-
-    items.sort(key=place)
+    files = sorted(dict.fromkeys(item.path for item in items), key=lambda path: -slow[path])
+    waiting = [path for path in files if slow[path] and path.parent.name == "service"]
+    others = [path for path in files if path not in waiting]
+    turns = itertools.zip_longest(waiting, others[::2], others[1::2])
+    place = {path: number for number, path in enumerate(itertools.chain.from_iterable(turns))}
+    items.sort(key=lambda item: place[item.path])
 
 
 def pytest_collection_finish() -> None:
