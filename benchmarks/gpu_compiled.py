@@ -6,8 +6,8 @@ First a cross-entropy of scores in bf16, eager and compiled: its time, and what 
 and what came before. Then steps of models that `gpu_steps.py prepare FOLDER` made: weights in bf16, each block and the
 loss compiled, a fused optimizer, as TorchTitan runs them on one device. Kernels are told apart by their names:
 products, attention, what torch.compile fused (triton), the optimizer, and others; each with its milliseconds and its
-launches. `--shrink` divides the sizes of the loss, to try the script without a GPU, where nothing is fused. The committed figures are in
-benchmarks/results/.
+launches. `--shrink` divides the sizes of the loss, to try the script without a GPU, where nothing is fused. The
+committed figures are in benchmarks/results/.
 """
 
 from __future__ import annotations
