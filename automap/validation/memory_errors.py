@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from automap.memory_band import margin
 from automap.problem import trainers
 from automap.validation.errors_by_group import Predicted
-from automap.validation.published_cases import trainer_of
+from automap.validation.published_cases import RELEASES, trainer_of
 
 COMPILED = ("alpa", "oneflow")
 """Trainers whose framework lays memory out when it compiles; all others run on PyTorch and its allocator."""
@@ -71,16 +71,18 @@ def upper_spread(some: Iterable[Peak]) -> float:
 def spreads(some: Sequence[Peak]) -> Mapping[str, tuple[float, str]]:
     """The spread of each trainer and where it comes from: its own, but no less than that of all on PyTorch together.
 
-    A trainer of which nothing was measured has the latter; the generic one, which may be any, the widest on PyTorch.
+    A trainer of which nothing was measured has the latter, a release that of the one before; the generic one, which may
+    be any, the widest on PyTorch.
     """
     on_pytorch = [peak for peak in some if peak.trainer not in COMPILED]
     pooled = upper_spread(on_pytorch)
     together = f"the {len(on_pytorch)} peaks of all trainers on PyTorch, sources counting alike"
     found = {}
     for name in trainers():
-        mine = [peak for peak in some if peak.trainer == name]
-        own = upper_spread(mine)
-        found[name] = (own, f"its {len(mine)} peaks") if own > pooled else (pooled, together)
+        release = RELEASES.get(name, name)
+        mine = [peak for peak in some if peak.trainer == release]
+        own, whose = upper_spread(mine), "its" if release == name else f"{release}'s"
+        found[name] = (own, f"{whose} {len(mine)} peaks") if own > pooled else (pooled, together)
     widest = max(((found[peak.trainer][0], peak.trainer) for peak in on_pytorch), default=(pooled, "all of them"))
     found["generic"] = widest[0], f"assumed: the widest on PyTorch, that of {widest[1]}"
     return found

@@ -30,18 +30,18 @@ def test_a_prediction_that_is_too_high_is_no_danger_and_sources_count_alike():
 
 
 def test_a_trainer_has_no_less_than_all_on_pytorch_and_compilers_count_for_themselves():
-    some = [peak(1.02), peak(1.3, "torchtitan", "two"), peak(2.0, "alpa", "three")]
+    some = [peak(1.02), peak(1.3, "torchtitan-2024", "two"), peak(2.0, "alpa", "three")]
     found = spreads(some)
     pooled = upper_spread(some[:2])
     assert found["megatron-lm"][0] == found["megatron-core"][0] == pooled
-    assert found["torchtitan"][0] == found["generic"][0] == upper_spread(some[1:2]) > pooled
+    assert found["torchtitan-2024"][0] == found["torchtitan"][0] == found["generic"][0] == upper_spread(some[1:2]) > pooled
     assert found["alpa"][0] == upper_spread(some[2:]) > found["torchtitan"][0]
     assert found["oneflow"][0] == pooled
     assert set(found) == set(trainers())
 
 
 def test_a_peak_is_judged_without_its_model():
-    some = [peak(1.5, model="large"), peak(1.4, model="large"), peak(1.01), peak(1.02, "torchtitan", "two")]
+    some = [peak(1.5, model="large"), peak(1.4, model="large"), peak(1.01), peak(1.02, "torchtitan-2024", "two")]
     without = dict(left_out(some))
     assert without[some[0]] == without[some[1]] == spreads(some[2:])["megatron-lm"][0]
     assert some[0].exceeds(0.95, without[some[0]])
