@@ -241,10 +241,15 @@ def _parse(text: str) -> tuple[Path, dict[str, Any]]:
     return Path(head), changes
 
 
+def _number_of(held: dict[str, Any]) -> Any:
+    """The number that transformers writes as an object, since JSON has no infinity; any other object as it is."""
+    return float(held["__float__"]) if held.keys() == {"__float__"} else held
+
+
 def _read(path: Path) -> Mapping[str, Any]:
     file = path / "config.json" if path.is_dir() else path
     try:
-        document = json.loads(file.read_text())
+        document = json.loads(file.read_text(), object_hook=_number_of)
     except OSError as fault:
         raise ModelError(
             f"cannot be read ({fault.strerror}); nothing is downloaded", field="model", value=str(file),

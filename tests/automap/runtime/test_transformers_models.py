@@ -272,6 +272,13 @@ def test_keys_replace_numbers(tmp_path: Path) -> None:
     assert name_of(f"hf:{folder}:seq_len=8") == name_of(str(folder / "config.json")) == "tiny"
 
 
+def test_an_infinite_number_is_read_as_transformers_writes_it(tmp_path: Path) -> None:
+    config = transformers.Mamba2Config(num_hidden_layers=1, num_heads=4, head_dim=32, hidden_size=64, vocab_size=256)
+    config.save_pretrained(tmp_path)
+    assert "__float__" in (tmp_path / "config.json").read_text(), "its steps have no upper limit"
+    assert module_of(tmp_path).config.time_step_limit[1] == float("inf")
+
+
 def test_a_sample_has_as_many_tokens_as_there_are_positions(tmp_path: Path) -> None:
     for kind, tokens in (("llama", 32), ("roberta", 32), ("t5", 512)):
         assert example_inputs(module_of(write(tmp_path / kind, kind)))["input_ids"].shape == (1, tokens), kind
