@@ -208,6 +208,15 @@ def test_sandbox_returns_graphs_and_errors(light):
 
 
 @pytest.mark.slow
+def test_a_large_tensor_is_checked_without_a_copy():
+    """Nearly the largest upload, of one tensor: its memory while it is parsed allows no second copy of it."""
+    size = 60 << 20
+    weight = TensorProto(name="w", dims=[size // 4096, 1024], data_type=TensorProto.FLOAT, raw_data=bytes(size))
+    data = model(initializers=[weight], shape=[1, size // 4096]).SerializeToString()
+    assert import_model(data).num_parameters == size // 4
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [{"wall_s": 0.001}, {"cpu_s": 0}, {"memory_bytes": 40 << 20}, {"max_bytes": 10}])
 def test_sandbox_limits(limit, light):
     with pytest.raises(ModelTooExpensive) as error:

@@ -215,6 +215,9 @@ def _check_sparse(sparse: Any, counter: Counter) -> None:
     _check_dims(sparse.dims, sparse.values.name or "a sparse tensor", counter.limits)
 
 
+_NUMBERS = [name for name in DATA_FIELDS if name != "raw_data"]
+
+
 def _check_tensor(tensor: Any, counter: Counter) -> None:
     counter.add(items=len(tensor.dims))
     _check_texts([tensor.name], counter.limits)
@@ -222,10 +225,8 @@ def _check_tensor(tensor: Any, counter: Counter) -> None:
         repair = "Send the graph without weights (`automap strip model.onnx`); they are never needed."
         raise refuse("the file refers to external data", tensor.name or "a tensor", repair)
     count = _check_dims(tensor.dims, tensor.name, counter.limits)
-    if tensor.ByteSize() <= 2 * count:
-        return  # a value takes a byte at least
-    for name in set(DATA_FIELDS) - {"raw_data"}:
-        # Two numbers an element hold complex ones.
+    for name in _NUMBERS:
+        # Two numbers an element hold complex ones. Counting them copies nothing; ByteSize() would write the tensor.
         if len(getattr(tensor, name)) > 2 * count:
             raise refuse("a stored tensor holds more values than its dims say", tensor.name, "Export again.")
 
