@@ -199,6 +199,16 @@ def test_unbound_dim_says_how_to_bind_it():
     assert load_model(data, dims={"seq": 7}).tensors["y"].shape == (1, 7, 4)
 
 
+def test_an_input_that_is_also_an_output_has_the_batch_of_the_others():
+    """Exporters hand an input on as a result, as an encoder does with its mask."""
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", 4]) for n in ("x", "mask")]
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [4, 4], [0.0] * 16)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    results = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None), values[1]]
+    graph = load_model(helper.make_model(helper.make_graph(nodes, "g", values, results, [weight])).SerializeToString())
+    assert graph.outputs == ("y", "mask") and graph.tensors["mask"].shape_at(3) == (3, 4)
+
+
 def plain(names: dict[str, list]) -> bytes:
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "w"], ["y"])],

@@ -31,9 +31,9 @@ def add_inputs(builder: GraphBuilder, source: Source, options: ReadOptions) -> N
         # Other marks (CONSTANT_TENSOR) are values that the trace made, neither data nor trained.
         roles[name] = "parameter" if is_named else marked.get(declared.kind, "buffer")
     used = {n for node in source.nodes for n in node.inputs}
-    data = {n: d for n, d in source.inputs.items() if roles[n] == "input" and n in used}
-    places = _batch_places(builder, data, dims, options.get("batch_dims") or {})
     read = [(n, d) for n, d in source.inputs.items() if n in used or n in source.outputs]
+    data = {n: d for n, d in read if roles[n] == "input"}
+    places = _batch_places(builder, data, dims, options.get("batch_dims") or {})
     _check_bound(read, places, dims)
     for name, declared in read:
         if declared.shape is None:
