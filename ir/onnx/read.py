@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx
 
+from ir.onnx.readers.declarations import declared
 from ir.onnx.readers.nodes import (
     KIND_KEY,
     MOST_SAID,
@@ -13,7 +14,6 @@ from ir.onnx.readers.nodes import (
     Reader,
     Source,
     Stored,
-    declared,
     dtype_name,
     in_order,
     metadata,

@@ -199,6 +199,18 @@ def test_unbound_dim_says_how_to_bind_it():
     assert load_model(data, dims={"seq": 7}).tensors["y"].shape == (1, 7, 4)
 
 
+def test_a_dim_of_minus_one_is_one_without_a_size():
+    """TensorFlow and PaddlePaddle write -1 where they know no size; the standard leaves such dims without a value."""
+    data = plain({"x": [-1, -1, 4], "w": [4, 4]})
+    with pytest.raises(ModelError) as error:
+        load_model(data, parameters=["w"])
+    assert error.value.field == "dims.x.1" and "--dim x.1=" in error.value.repair
+    unknown = plain({"x": [None, None, 4], "w": [4, 4]})
+    graphs = [load_model(file, parameters=["w"], dims={"x.1": 7}) for file in (data, unknown)]
+    assert graphs[0].operators == graphs[1].operators and graphs[0].tensors == graphs[1].tensors
+    assert graphs[0].tensors["y"].shape == (1, 7, 4) and graphs[0].tensors["y"].batch_dim == 0
+
+
 def test_an_input_that_is_also_an_output_has_the_batch_of_the_others():
     """Exporters hand an input on as a result, as an encoder does with its mask."""
     values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", 4]) for n in ("x", "mask")]

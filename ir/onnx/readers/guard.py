@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from ir.errors import ModelTooExpensive, refuse, too_expensive
 from ir.onnx.readers.expansion import check_functions
 from ir.onnx.readers.limits import Counter, Limits, check_size, too_large
-from ir.onnx.readers.nodes import DATA_FIELDS
+from ir.onnx.readers.nodes import DATA_FIELDS, UNKNOWN_DIM
 
 MIN_OPSET = 7
 """First version of the operator set that is read: older operators broadcast by an attribute."""
@@ -155,7 +155,7 @@ def _walk_type(declared: Any, name: str, counter: Counter) -> None:
         dims = list(getattr(declared, kind).shape.dim)
         counter.add(items=len(dims))
         _check_texts([d.dim_param for d in dims], counter.limits)
-        _check_dims([d.dim_value for d in dims], name, counter.limits)
+        _check_dims([d.dim_value if d.dim_value != UNKNOWN_DIM else 0 for d in dims], name, counter.limits)
     elif kind in ("sequence_type", "optional_type"):
         counter.add(items=1)
         _walk_type(getattr(declared, kind).elem_type, name, counter)

@@ -30,6 +30,8 @@ DTYPES: Mapping[int, str] = {
 WITHOUT_VALUES = ("string", "float8", "complex64", "uint4", "int4")
 """Dtypes of stored tensors whose values are never read."""
 
+UNKNOWN_DIM = -1
+"""Size that TensorFlow and PaddlePaddle write where they know none; the standard says nothing there."""
 PYTORCH = "pytorch"
 """Producer whose exporters' quirks are known (`ir.onnx.rewrites.exporter_quirks`)."""
 KIND_KEY = "pkg.torch.export.graph_signature.InputSpec.kind"
@@ -423,27 +425,3 @@ def _is_in_order(nodes: list[Node], written: set[str]) -> bool:
             return False
         written.difference_update(node.outputs)
     return True
-
-
-def declared(value: Any) -> Declared:
-    """The declared type of a value; a dim without size or name is named after its position.
-
-    Raises:
-        ModelError: it is no tensor.
-    """
-    if not value.type.HasField("tensor_type"):
-        if value.type.WhichOneof("value") is None:
-            return Declared(None, "float32")
-        raise refuse("a value is not a tensor", value.name, "Export with tensors only (no sequences or maps).")
-    tensor = value.type.tensor_type
-    shape: tuple[int | str, ...] | None = None
-    if tensor.HasField("shape"):
-        shape = tuple(
-            [
-                # A size of 0 may be one that is stated, or none.
-                d.dim_value or (0 if d.WhichOneof("value") == "dim_value" else d.dim_param or f"{value.name}.{i}")
-                for i, d in enumerate(tensor.shape.dim)
-            ]
-        )
-    dtype = dtype_name(tensor.elem_type) if tensor.elem_type else "float32"
-    return Declared(shape, dtype, metadata(value).get(KIND_KEY, ""))

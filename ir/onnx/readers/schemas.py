@@ -15,7 +15,8 @@ from onnx import helper, numpy_helper
 
 from ir.errors import ModelError, refuse
 from ir.graph import Tensor
-from ir.onnx.readers.nodes import DTYPES, Declared, Node, declared
+from ir.onnx.readers.declarations import declared
+from ir.onnx.readers.nodes import DTYPES, Declared, Node
 from ir.operators import Value
 
 NUMBERS = {name: number for number, name in sorted(DTYPES.items(), reverse=True)}
