@@ -18,6 +18,12 @@ INTEGER_KINDS = ("QLinear", "MatMulInteger", "ConvInteger", "DynamicQuantizeLine
                  "QMoE", "GatherBlockQuantized", "QEmbedLayerNormalization", "QOrdered")  # fmt: skip
 """Beginnings of the names of kinds that compute with integers (onnx operator set 28, ONNX Runtime's contrib operators
 1.23)."""
+ROUNDING_KINDS = tuple(
+    f"{domain}.{kind}"
+    for domain in ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
+    for kind in ("Quant", "IntQuant", "FloatQuant", "BipolarQuant", "Trunc")
+)
+"""Kinds that round floats to floats, which Brevitas and QONNX write for training with quantisation."""
 
 
 def in_floats(nodes: list[Node], stored: dict[str, Stored], *, marked: bool) -> tuple[list[Node], tuple[str, ...]]:
@@ -30,7 +36,7 @@ def in_floats(nodes: list[Node], stored: dict[str, Stored], *, marked: bool) -> 
 
     Returns:
         the nodes, with an Identity in place of each DequantizeLinear whose operand is stored or was just quantised, and
-        a warning if there was any.
+        of each node that rounds floats to floats; and a warning if there was any.
 
     Raises:
         ModelError: an operator computes with integers.
@@ -45,6 +51,11 @@ def in_floats(nodes: list[Node], stored: dict[str, Stored], *, marked: bool) -> 
                 node.kind,
                 "Hand in the model as it was before it was quantised.",
             )
+        if node.kind in ROUNDING_KINDS and node.inputs:
+            kept.append(Node("Identity", node.inputs[:1], node.outputs[:1], {}))
+            is_weight = node.inputs[0] in stored
+            weights, pairs = weights + is_weight, pairs + (not is_weight)
+            continue
         source = node.inputs[0] if plain == "DequantizeLinear" and node.inputs else ""
         origin = made.get(source)
         if source in stored:
