@@ -67,6 +67,34 @@ def test_a_quantised_file_is_the_model_of_floats(dtype):
     assert load_model(data).warnings == ("the file is quantised (2 weights, 3 other values): it is read as floats",)
 
 
+@pytest.mark.parametrize("domain", ["qonnx.custom_op.general", "onnx.brevitas"])
+def test_roundings_of_training_with_quantisation_are_left_out(domain):
+    """Brevitas writes a node of its own for each weight and value that it rounds, with no shape of the result."""
+    scalars = [numpy_helper.from_array(np.asarray(v, np.float32), n) for n, v in (("s", 0.1), ("z", 0), ("bits", 4))]
+    nodes = [
+        node("Quant", ["w", "s", "z", "bits"], ["wq"], domain=domain),
+        node("Quant", ["x", "s", "z", "bits"], ["xq"], domain=domain),
+        node("MatMul", ["xq", "wq"], ["a"]), node("Add", ["a", "b"], ["h"]), node("Relu", ["h"], ["r"]),
+        node("BipolarQuant", ["v", "s"], ["vq"], domain=domain), node("MatMul", ["r", "vq"], ["y"]),
+    ]  # fmt: skip
+    data = model(nodes, [*STORED, *scalars])
+    assert facts(data) == facts(model(PLAIN, STORED))
+    assert load_model(data).warnings == ("the file is quantised (2 weights, 1 other values): it is read as floats",)
+
+
+@pytest.mark.parametrize(
+    "made", ["/act/Constant_output_0", "val_3", "_val_3", "scalar_tensor_default_1", "onnx::Mul_9"]
+)
+def test_a_number_that_a_tool_stored_is_no_parameter(made):
+    """Optimisers of files turn the exporter's Constant nodes into initializers; a module's own scalar stays trained."""
+    scalars = [numpy_helper.from_array(np.asarray(2, np.float32), n) for n in (made, "head.scale")]
+    nodes = [*PLAIN[:3], node("Mul", ["r", made], ["m"]), node("Mul", ["m", "head.scale"], ["n"])]
+    file = onnx.ModelProto.FromString(model([*nodes, node("MatMul", ["n", "v"], ["y"])], [*STORED, *scalars]))
+    file.producer_name = "pytorch"
+    graph = load_model(file.SerializeToString())
+    assert {p.name for p in graph.parameters} == {"w", "b", "v", "head.scale"}
+
+
 def test_integer_arithmetic_is_refused_by_name():
     nodes = [
         node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]), node("MatMulInteger", ["q", "w", "z"], ["i"]),

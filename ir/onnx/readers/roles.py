@@ -5,6 +5,7 @@ Exporters of PyTorch 2 mark them in metadata; elsewhere the operand positions in
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from math import prod
@@ -28,6 +29,9 @@ WEIGHT_POSITIONS: Mapping[str, Sequence[int]] = {
 domain it is one in every position."""
 MATRIX_POSITIONS = {k: WEIGHT_POSITIONS[k] for k in ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN")}
 """Positions that hold the weights of which every model has some."""
+_MADE = re.compile(r"onnx::|/|_?val_\d+$|scalar_tensor")
+"""Beginnings of the names that PyTorch's exporters give to the results of operators: where a later tool stored such a
+result in the file, it is no parameter of the module."""
 RUNNING_STATISTICS = (3, 4)
 """Operand positions of BatchNormalization whose tensors are updated without a gradient."""
 
@@ -64,7 +68,7 @@ def roles_without_metadata(source: Source) -> dict[str, TensorRole]:
             if is_state or (node.kind == "BatchNormalization" and i in RUNNING_STATISTICS):
                 roles[name] = "buffer"
             elif i in positions and (
-                stored is None or prod(stored.shape) > 1 or (source.names_state and not name.startswith("onnx::"))
+                stored is None or prod(stored.shape) > 1 or (source.names_state and not _MADE.match(name))
             ):
                 roles.setdefault(name, "parameter")
     return roles
