@@ -2,7 +2,7 @@
 
 First the router is followed forward (`ir.experts.routing`), from its TopK to the weights of each expert; then each
 weighted result is followed back, all experts at once, to the tokens they share. Results are added one by one, or
-stacked and summed.
+stacked and summed. Llama 4 weights the tokens in front of their experts instead, one of them a token.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Dense:
         if len(separate) == self.experts == sum(u.mark.kind == "gate" for u in uses):
             return self._separate([separate[i] for i in range(self.experts)])
         whole = [u for u in uses if u.mark.kind == "table"]
-        return len(whole) == 1 and self._stacked(whole[0])
+        return len(whole) == 1 and (self._stacked(whole[0]) or self._weighted_first(whole[0]))
 
     # The experts
 
@@ -117,6 +117,42 @@ class Dense:
         slots = self._layer(use, self._members(use.value))
         return slots is not None and self._combine(index, slots, use.mark, graph.tensors[op.outputs[0]])
 
+    def _weighted_first(self, use: Use) -> bool:
+        """Tokens that are weighted in front of their experts, whose results are summed.
+
+        With one expert a token, that is a mixture of weighted tokens whose results all have the weight 1.
+        """
+        graph, layer = self.graph, self.layer
+        op = graph.operators[use.index]
+        at = next((i for i in range(use.index + 1, len(graph.operators)) if self._sums(graph.operators[i])), None)
+        source: str | None = use.value
+        while source is not None and self._shared((source,)) is None:
+            maker = graph.maker(source)
+            source = maker.inputs[0] if maker is not None and maker.kind in (*VIEWS, "Expand") else None
+        weights = self._weights(op, use.mark)
+        if self.k != 1 or at is None or source is None or not weights:
+            return False
+        tokens = layer.reshaped(op, source, (*self.chosen.shape[:-1], graph.tensors[source].shape[-1]), "tokens")
+        (weighted,) = layer.make("Mul", op, [tokens, weights], [f"{op.outputs[0]}#weighted"], is_new=True)
+        slots = layer.dispatch(op, weighted)
+        self.lifted[op.outputs] = slots
+        found = self._lift((graph.operators[at].inputs[0],))
+        if slots is None or found is None:
+            return False
+        (same,) = layer.make("Equal", op, [self.chosen.name, self.chosen.name], [f"{weighted}#same"], is_new=True)
+        dtype = {"to": layer.tensor(weighted).dtype}
+        (ones,) = layer.make("Cast", op, [same], [f"{weighted}#ones"], dtype, is_new=True)
+        result = graph.operators[at]
+        if not layer.combine(result, found, ones, graph.tensors[result.outputs[0]]):
+            return False
+        layer.put(at)
+        return True
+
+    def _sums(self, op: Operator) -> bool:
+        """Whether an operator adds the results of all experts."""
+        axes = dict(op.attributes).get("axes", ()) if op.kind == "ReduceSum" else ()
+        return len(axes) == 1 and self.graph.tensors[op.inputs[0]].shape[axes[0]] == self.experts
+
     def _members(self, name: str) -> tuple[str, ...]:
         """Results that were joined to `name`, one an expert, else itself."""
         op = self.graph.maker(name)
@@ -129,18 +165,21 @@ class Dense:
 
     def _combine(self, at: int, slots: str, mark: Mark, result: Tensor, *, put: bool = True) -> bool:
         op = self.graph.operators[at]
-        weights = mark.weights
-        if not weights:
-            table = mark.table
-            if self.graph.tensors[table].shape[:-1] != self.chosen.shape[:-1]:
-                return False
-            weights = f"{table}#weights"
-            self.layer.make("GatherElements", op, [table, self.chosen.name], [weights], {"axis": -1}, is_new=True)
-        if not self.layer.combine(op, slots, weights, result):
+        weights = self._weights(op, mark)
+        if not weights or not self.layer.combine(op, slots, weights, result):
             return False
         if put:
             self.layer.put(at)
         return True
+
+    def _weights(self, op: Operator, mark: Mark) -> str:
+        """Name of the weights of a mark, `[tokens ..., k]`; "" where its table has another shape."""
+        table = mark.table
+        if mark.weights or self.graph.tensors[table].shape[:-1] != self.chosen.shape[:-1]:
+            return mark.weights
+        name = f"{table}#weights"
+        self.layer.make("GatherElements", op, [table, self.chosen.name], [name], {"axis": -1}, is_new=True)
+        return name
 
     def _layer(self, use: Use, results: tuple[str, ...]) -> str | None:
         """Name of the slots that `results` become; operators that the file has no counterpart of get their scope."""

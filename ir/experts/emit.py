@@ -117,7 +117,7 @@ class Layer:
     def dispatch(self, like: Operator, source: str) -> str | None:
         """Name of the slots that tokens `source`, `[..., h]`, are dispatched to; None where they do not fit."""
         if source not in self.dispatched:
-            x = self.reshaped(like, source, (*self.chosen.shape[:-1], self.graph.tensors[source].shape[-1]), "tokens")
+            x = self.reshaped(like, source, (*self.chosen.shape[:-1], self.tensor(source).shape[-1]), "tokens")
             if self.tensor(x).batch_dim != self.chosen.batch_dim:
                 return None
             (self.dispatched[source],) = self.make(

@@ -25,7 +25,8 @@ class Mark:
 
     kind: Literal["index", "mask", "hot", "table", "low", "gate"]
     """`index`: chosen experts; `mask`: where expert `expert` was chosen; `hot`: a mask for every expert, in the last
-    dim; `table`: the weight of every expert; `low`: a table before its Softmax; `gate`: the weight of `expert`."""
+    dim; `table`: the weight of every expert; `low`: a table before its Softmax or Sigmoid; `gate`: the weight of
+    `expert`."""
     expert: int = -1
     """Number of the expert of a mask or gate."""
     weights: str = ""
@@ -109,7 +110,7 @@ class Routing:
             found = self._weighted(op, mark)
         elif op.kind == "ReduceSum":
             found = self._summed(op, mark)
-        elif op.kind == "Softmax" and mark.kind == "low":
+        elif op.kind in ("Softmax", "Sigmoid") and mark.kind == "low":
             found = Mark("table", table=op.outputs[0])
         elif op.kind in ("Slice", "Gather", "Split") and mark.kind == "table":
             self._picked(op, mark)

@@ -189,7 +189,7 @@ class NoisyLoop(Loop):
 
 
 class Dense(Stacked):
-    """Every expert on every token in one batched product (Llama 4 and gpt-oss write so)."""
+    """Every expert on every token in one batched product (gpt-oss writes so)."""
 
     def forward(self, x: Tensor) -> Tensor:
         tokens, weights, chosen = self.flat(x)
@@ -200,6 +200,27 @@ class Dense(Stacked):
         if self.bias is not None:
             y = y + self.bias[:, None]
         return (y * table.transpose(0, 1).unsqueeze(-1)).sum(0).reshape(x.shape)
+
+
+class WeightedFirst(Stacked):
+    """Every expert on a copy of every token, which is weighted in front of it by zero for most (Llama 4 writes so)."""
+
+    top = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.reshape(-1, WIDTH)
+        best, chosen = torch.topk(self.router.linear(tokens), self.top, dim=1)
+        table = torch.full((len(tokens), EXPERTS), float("-inf"), device=x.device).scatter(1, chosen, best).sigmoid()
+        copies = tokens.repeat(EXPERTS, 1) * table.transpose(0, 1).reshape(-1, 1)
+        gate, up = torch.bmm(copies.view(EXPERTS, -1, WIDTH), self.gate_up.transpose(1, 2)).chunk(2, dim=-1)
+        y = torch.bmm(functional.silu(gate) * up, self.down.transpose(1, 2)).view(-1, WIDTH)
+        return y.view(EXPERTS, -1, WIDTH).sum(0).reshape(x.shape)
+
+
+class WeightedFirstTwo(WeightedFirst):
+    """Two experts a token: their weights differ, so that tokens cannot be weighted before they are sent."""
+
+    top = 2
 
 
 class Soft(Loop):
@@ -237,6 +258,8 @@ LAYERS = {
     "noisy_loop": NoisyLoop,
     "stacked_loop": StackedLoop,
     "dense": lambda: Dense(bias=True),
+    "weighted_first": WeightedFirst,
+    "weighted_first_two": WeightedFirstTwo,
     "soft": Soft,
     "odd": Odd,
 }

@@ -113,6 +113,33 @@ def test_the_graph_computes_what_the_module_does(name: str) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+def test_tokens_weighted_in_front_of_their_experts(batch: int) -> None:
+    """A mixture with one expert a token; its FLOPs are those of one expert, and it computes what the module does."""
+    mixtures = _mixtures()
+    graph = imported("weighted_first", batch)
+    kinds = Counter(op.kind for op in graph)
+    assert (kinds[DISPATCH], kinds[PRODUCT], kinds[COMBINE], kinds["Tile"]) == (2, 6, 2, 0)
+    assert graph.operators == imported("weighted_first").operators
+    width, length = mixtures.WIDTH, mixtures.LENGTH
+    products = 2 * (3 * mixtures.FFN + mixtures.EXPERTS) * 2 + 2 * mixtures.VOCABULARY
+    assert graph.forward_flops == pytest.approx(length * width * products, rel=0.01)
+    model, inputs = module("weighted_first", 2)
+    with torch.no_grad():
+        assert torch.allclose(evaluate(graph, dict(model.named_parameters()), *inputs), model(*inputs), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_samples_are_split_where_experts_read_copies_of_all_tokens() -> None:
+    """With two experts a token the layer stays as it is: copies are kept apart from samples."""
+    graph = imported("weighted_first_two")
+    assert not any(op.kind == DISPATCH for op in graph) and not graph.warnings
+    assert graph.tensors[graph.outputs[0]].batch_dim == 0
+    model, inputs = module("weighted_first_two", 2)
+    with torch.no_grad():
+        assert torch.allclose(evaluate(graph, dict(model.named_parameters()), *inputs), model(*inputs), atol=1e-5)
+
+
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) for n in ("soft", "odd")])
 def test_what_is_no_mixture_or_not_understood_is_left(name: str) -> None:
     graph = imported(name)

@@ -5,6 +5,9 @@ Models with the sequence as first dim view `[s, b, h]` as `[(s b), h]` for a pro
 at an exported batch of 1 the batch cannot even be found in such a view. A `Reshape` that merges a batch which is not
 leading is therefore put off: operators behind it that treat the merged dims alike are added on the separate dims, until
 a `Reshape` restores these. Before any other operator the view is emitted.
+
+A `Tile` that repeats all samples one after the other, as for experts that each read all tokens (`[(e b s), h]`), is
+such a view of `[e, (b s), h]` too.
 """
 
 from __future__ import annotations
@@ -14,8 +17,11 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal
 
+import numpy as np
+
 from ir.batch import resolve
-from ir.build import GraphBuilder
+from ir.build import BATCH, GraphBuilder
+from ir.errors import refuse
 from ir.onnx.readers.nodes import Node
 
 Side = Literal["left", "right", "any"]
@@ -46,6 +52,8 @@ class Merged:
     """Neighbour that it is merged with; `any` where the exported sizes do not tell."""
     shape: tuple[int, ...]
     """Shape of the view, at the exported batch."""
+    repeats: bool = False
+    """Whether the view repeats samples: it cannot be emitted."""
 
 
 @dataclass
@@ -62,6 +70,9 @@ class MergedViews:
     def make(self, name: str) -> str:
         """Emits the view `name`, if it was put off, and returns the name."""
         view = self.views.pop(name, None)
+        if view is not None and view.repeats:
+            repair = f"View what is repeated as [copies, samples, ...] before other operators read it. {BATCH}"
+            raise refuse(f"operator {name} cannot be read: samples are repeated", view.shape, repair)
         if view is not None:
             self.builder.add("Reshape", [view.whole], [name], name=name, attributes={"shape": view.shape})
         return name
@@ -74,6 +85,8 @@ class MergedViews:
         """
         if node.kind == "Reshape":
             return self._reshape(node, inputs)
+        if node.kind == "Tile":
+            return self._tile(node, inputs)
         given = [n for n in inputs if n in self.views]
         if not given:
             return False
@@ -104,7 +117,7 @@ class MergedViews:
         name = node.outputs[0]
         whole = f"{name}#apart"
         self._add(node, node.kind, inputs, [whole], attributes)
-        self.views[name] = Merged(whole, view.place, view.side, shape)
+        self.views[name] = Merged(whole, view.place, view.side, shape, view.repeats)
         return True
 
     def _add(
@@ -133,6 +146,7 @@ class MergedViews:
         if target is None:
             return False
         found = _merges(tensor.shape, tensor.batch_dim, target, builder.export_batch)
+        found = found or _of_copies(tensor.shape, tensor.batch_dim, target, builder.export_batch)
         if found is None:
             if view is None:
                 return False
@@ -150,6 +164,23 @@ class MergedViews:
                 return False
             name = whole
         self.views[node.outputs[0]] = Merged(name, place, side, target)
+        return True
+
+    def _tile(self, node: Node, inputs: Sequence[str]) -> bool:
+        builder = self.builder
+        tensor = builder.tensors.get(inputs[0])
+        value = builder.values.get(inputs[1]) if len(inputs) > 1 else None
+        if tensor is None or value is None or tensor.batch_dim != 0:
+            return False
+        times, *others = (int(v) for v in value.reshape(-1))
+        if times < 2 or others != [1] * (len(tensor.shape) - 1):
+            return False
+        name = node.outputs[0]
+        samples, *rest = tensor.shape_at(builder.export_batch)
+        once = builder.constant(f"{name}#times", np.asarray([times, 1, *[1] * len(rest)]))
+        self._add(node, "Unsqueeze", inputs[:1], [f"{name}#once"], {"axes": (0,)}, "#once")
+        self._add(node, "Expand", [f"{name}#once", once], [f"{name}#apart"], {})
+        self.views[name] = Merged(f"{name}#apart", 1, "left", (times * samples, *rest), repeats=True)
         return True
 
     def _transpose(self, node: Node, view: Merged, attributes: Mapping[str, Any]) -> bool:
@@ -229,7 +260,8 @@ class MergedViews:
         for i, name in enumerate(inputs):
             other = self.views.get(name)
             if other is not None:
-                if other.place != view.place or other.shape != view.shape:
+                lead = view.place + (view.side != "left")
+                if other.place != view.place or other.shape[:lead] != view.shape[:lead] or len(other.shape) != rank:
                     return False
                 operands.append(other.whole)
                 continue
@@ -249,7 +281,10 @@ class MergedViews:
         if len(sides) > 1:
             return False
         side: Side = sides.pop() if sides else "any"
-        return self._emit(node, operands, attributes, Merged("", view.place, side, view.shape), view.shape)
+        views = [self.views[n] for n in inputs if n in self.views]
+        shape = tuple(max(sizes) for sizes in zip(*(v.shape for v in views), strict=True))
+        made = Merged("", view.place, side, shape, any(v.repeats for v in views))
+        return self._emit(node, operands, attributes, made, shape)
 
     def _split(self, node: Node, inputs: Sequence[str], attributes: Mapping[str, Any], view: Merged) -> bool:
         names = [f"{n}#apart" for n in node.outputs]
@@ -304,3 +339,13 @@ def _merges(
     if found is None and batch == 1 and reached == before:
         return (len(target), "left", (*target, 1))
     return found
+
+
+def _of_copies(
+    shape: Sequence[int], batch_dim: int, target: Sequence[int], batch: int
+) -> tuple[int, Side, tuple[int, ...]] | None:
+    """How a Reshape views `[copies, (b s), ...]` as `[(copies b s), ...]`; arguments and result as of `_merges`."""
+    copies, *rest = shape
+    if batch_dim != 1 or copies == 1 or rest[0] == 1 or target[:1] != (copies * rest[0] * batch,):
+        return None
+    return (1, "left", (copies, rest[0], *target[1:])) if prod(target[1:]) == prod(rest[1:]) else None
