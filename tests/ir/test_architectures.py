@@ -16,6 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ir.errors import ModelError
+from ir.factors import placement_text
+from ir.linkage import operator_signatures
 from ir.onnx.load import load_model
 
 VOCABULARY, LENGTH, WIDTH, HEADS = 50, 8, 16, 2
@@ -40,6 +42,32 @@ class Megatron(nn.Module):
         y = torch.bmm(scores, v).transpose(0, 1).reshape(s * b, h)
         x = x + functional.relu(self.out(y)).view(s, b, h)
         return self.head(x).transpose(0, 1)
+
+
+class MergedHeads(nn.Module):
+    """Products of attention on `[(b h), s, d]`; what is added to the scores is `[h, 1, s]` there (BLOOM's distances),
+    or a mask while they are viewed as `[b, h, s, s]` (BART's, XGLM's)."""
+
+    def __init__(self, *, mask: bool) -> None:
+        super().__init__()
+        self.embedding, self.mask = nn.Embedding(VOCABULARY, WIDTH), mask
+        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def split(self, x: Tensor) -> Tensor:
+        return x.view(x.shape[0], LENGTH, HEADS, WIDTH // HEADS).transpose(1, 2).reshape(-1, LENGTH, WIDTH // HEADS)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        q, k, v = self.split(self.q(x) * 0.3), self.split(self.k(x)), self.split(self.v(x))
+        scores, n = torch.bmm(q, k.transpose(1, 2)), ids.shape[0]
+        if self.mask:
+            seen = torch.tril(torch.ones(LENGTH, LENGTH, dtype=torch.bool))
+            scores = scores.view(n, HEADS, LENGTH, LENGTH).masked_fill(~seen, -1e9).view(n * HEADS, LENGTH, LENGTH)
+        else:
+            distances = torch.arange(1.0, 1 + HEADS)[:, None, None] * torch.arange(LENGTH)
+            scores = scores + distances.repeat(n, 1, 1)
+        y = torch.bmm(torch.softmax(scores, -1), v).view(n, HEADS, LENGTH, WIDTH // HEADS)
+        return self.out(y.transpose(1, 2).reshape(n, LENGTH, WIDTH))
 
 
 class Encoder(nn.Module):
@@ -270,6 +298,7 @@ def sequence(n: int) -> Tensor:
 
 BUILDERS = {
     "megatron": (Megatron, ids, 0),
+    "merged_heads": (lambda: MergedHeads(mask=True), ids, 0),
     "encoder": (lambda: Encoder(batch_first=True), sequence, 0),
     "encoder_sequence_first": (lambda: Encoder(batch_first=False), lambda n: torch.zeros(LENGTH, n, WIDTH), 1),
     "one_token": (lambda: Encoder(batch_first=True), lambda n: torch.zeros(n, 1, WIDTH), 0),
@@ -288,6 +317,7 @@ WITH_CONSTANTS = {
     "unrolled": (Unrolled, sequence, 0),
     "relative_places": (RelativePlaces, ids, 0),
     "prepared": (Prepared, ids, 0),
+    "distances": (lambda: MergedHeads(mask=False), ids, 0),
     "contrastive": (Contrastive, sequence, 0),
     "latents": (lambda: Latents(batch_first=True), sequence, 0),
     "latents_sequence_first": (lambda: Latents(batch_first=False), lambda n: torch.zeros(LENGTH, n, WIDTH), 1),
@@ -368,6 +398,16 @@ def test_batch_one_four_and_symbolic_are_equal(name):
     one = structure(load(name, 1))
     assert structure(load(name, 4)) == one
     assert structure(load(name, 2, symbolic=True)) == one
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("name", ["merged_heads", "distances", "megatron"])
+def test_heads_that_are_merged_with_samples_can_be_split(name, batch):
+    graph = load(name, batch)
+    products = [op for op in graph if op.kind == "MatMul" and graph.tensors[op.outputs[0]].shape[:2] == (1, HEADS)]
+    assert len(products) == 2
+    for op in products:
+        assert {("S(0)",), ("S(1)",)} <= {tuple(map(placement_text, s.outputs)) for s in operator_signatures(graph, op)}
 
 
 @pytest.mark.parametrize("name", BATCHED)

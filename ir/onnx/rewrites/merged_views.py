@@ -6,6 +6,9 @@ at an exported batch of 1 the batch cannot even be found in such a view. A `Resh
 leading is therefore put off: operators behind it that treat the merged dims alike are added on the separate dims, until
 a `Reshape` restores these. Before any other operator the view is emitted.
 
+Products of attention are often written on `[(b h), s, d]`. There the batch leads and is found, but heads that are its
+minor part could not be split: such a view is put off for two of them that are multiplied, and for what follows.
+
 A `Tile` that repeats all samples one after the other, as for experts that each read all tokens (`[(e b s), h]`), is
 such a view of `[e, (b s), h]` too.
 """
@@ -13,7 +16,7 @@ such a view of `[e, (b s), h]` too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Literal
 
@@ -37,6 +40,7 @@ UNARY = frozenset(
 BINARY = frozenset(
     {"Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Where", "Equal", "Less", "Greater", "And", "Or", "PRelu"}
 )
+SCALES = frozenset({"Mul", "Div"})
 ROWS = frozenset({"Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization"})
 
 
@@ -54,6 +58,10 @@ class Merged:
     """Shape of the view, at the exported batch."""
     repeats: bool = False
     """Whether the view repeats samples: it cannot be emitted."""
+    heads: Literal["", "operand", "product"] = ""
+    """Whether a batch that leads is merged with heads: in an operand of a product of attention, or behind one."""
+    made_by: tuple[Node, Sequence[str]] | None = None
+    """The node that is emitted in place of the view, with the names of its operands; None = a Reshape of `whole`."""
 
 
 @dataclass
@@ -73,7 +81,10 @@ class MergedViews:
         if view is not None and view.repeats:
             repair = f"View what is repeated as [copies, samples, ...] before other operators read it. {BATCH}"
             raise refuse(f"operator {name} cannot be read: samples are repeated", view.shape, repair)
-        if view is not None:
+        if view is not None and view.made_by is not None:
+            node, inputs = view.made_by
+            self._add(node, node.kind, inputs, [name], node.attributes)
+        elif view is not None:
             self.builder.add("Reshape", [view.whole], [name], name=name, attributes={"shape": view.shape})
         return name
 
@@ -91,6 +102,8 @@ class MergedViews:
         if not given:
             return False
         view = self.views[given[0]]
+        if view.heads == "operand" and not self._is_of_attention(node, inputs):
+            return False
         if node.kind == "Transpose":
             return self._transpose(node, view, attributes)
         if node.kind in ("MatMul", "Gemm"):
@@ -106,6 +119,15 @@ class MergedViews:
             return self._split(node, inputs, attributes, view)
         return False
 
+    def _is_of_attention(self, node: Node, inputs: Sequence[str]) -> bool:
+        """Whether a node that reads a view of samples and heads belongs to attention in front of a product."""
+        if node.kind in SCALES and len(inputs) == 2:
+            values = [self.builder.values.get(n) for n in inputs if n not in self.views]
+            return len(values) == 1 and values[0] is not None and values[0].size == 1
+        if node.kind == "MatMul":
+            return all(n in self.views and self.views[n].heads for n in inputs)
+        return node.kind in ("Transpose", "Cast", "Softmax", "Dropout")
+
     def _leaves_last(self, view: Merged) -> bool:
         """Whether the last dim of the view is a dim of the whole tensor too."""
         rank = len(view.shape)
@@ -117,7 +139,7 @@ class MergedViews:
         name = node.outputs[0]
         whole = f"{name}#apart"
         self._add(node, node.kind, inputs, [whole], attributes)
-        self.views[name] = Merged(whole, view.place, view.side, shape, view.repeats)
+        self.views[name] = replace(view, whole=whole, shape=shape, made_by=None)
         return True
 
     def _add(
@@ -145,12 +167,19 @@ class MergedViews:
         )
         if target is None:
             return False
+        if view is not None and view.heads and target == view.shape:
+            self.views[node.outputs[0]] = view
+            return True
         found = _merges(tensor.shape, tensor.batch_dim, target, builder.export_batch)
         found = found or _of_copies(tensor.shape, tensor.batch_dim, target, builder.export_batch)
         if found is None:
             if view is None:
-                return False
-            if target == tensor.shape_at(builder.export_batch):
+                if not _merges_heads(tensor.shape, tensor.batch_dim, target, builder.export_batch):
+                    return False
+                given = (node, list(inputs))
+                self.views[node.outputs[0]] = Merged(name, 0, "right", target, heads="operand", made_by=given)
+                return True
+            if target == tensor.shape_at(builder.export_batch) and not view.heads:
                 self._add(node, "Identity", [name], node.outputs[:1], {})
             else:
                 self._add(node, "Reshape", [name], node.outputs[:1], {"shape": target})
@@ -195,13 +224,16 @@ class MergedViews:
         whole.insert(at, view.place)
         name = node.outputs[0]
         self._add(node, "Transpose", [view.whole], [f"{name}#apart"], {"perm": tuple(whole)})
-        self.views[name] = Merged(f"{name}#apart", at, "right", tuple(view.shape[p] for p in perm))
+        shape = tuple(view.shape[p] for p in perm)
+        self.views[name] = Merged(f"{name}#apart", at, "right", shape, heads=view.heads)
         return True
 
     def _product(self, node: Node, inputs: Sequence[str], attributes: Mapping[str, Any]) -> bool:
         builder = self.builder
         a, b = self.views.get(inputs[0]), self.views.get(inputs[1])
         alone = b if a is None else a if b is None else None
+        if alone is not None and alone.heads:
+            return False
         if alone is not None and node.kind == "MatMul" and self._with_samples(node, inputs, alone):
             return True
         if a is None or attributes.get("transA") or {"alpha", "beta"} & set(attributes):
@@ -211,7 +243,8 @@ class MergedViews:
             fits = a.place == b.place < rank - 2 and rank == len(b.shape) and "left" not in (a.side, b.side)
             if not fits or node.kind != "MatMul" or a.shape[:-2] != b.shape[:-2]:
                 return False
-            return self._emit(node, [a.whole, b.whole], {}, a, (*a.shape[:-1], b.shape[-1]))
+            product = replace(a, heads="product" if a.heads else "")
+            return self._emit(node, [a.whole, b.whole], {}, product, (*a.shape[:-1], b.shape[-1]))
         weight = builder.tensors.get(inputs[1])
         if weight is None or weight.batch_dim is not None or len(weight.shape) != 2 or not self._leaves_last(a):
             return False
@@ -272,19 +305,36 @@ class MergedViews:
             shape = tensor.shape if tensor is not None else value.shape if value is not None else None
             if shape is None or (tensor is not None and tensor.batch_dim is not None):
                 return False
-            # Only dims to the right of the batch's neighbour may differ from one.
+            # Only dims to the right of the batch's neighbour may differ from one, or from the heads behind the batch.
             free = rank - view.place - (0 if view.side == "left" or view.place == rank - 1 else 1)
+            heads = self.builder.tensors[view.whole].shape[1] if view.heads and len(shape) == rank else 0
+            of_heads = bool(heads) and shape[0] in (heads, heads * self.builder.export_batch)
+            if of_heads:
+                free = rank
             if prod(shape[: max(len(shape) - max(free, 0), 0)]) != 1 or len(shape) > rank - view.place:
                 return False
-            operands.append(name)
+            operands.append(self._of_one_sample(node, name, heads, shape[0]) if of_heads else name)
         sides = {self.views[n].side for n in inputs if n in self.views} - {"any"}
         if len(sides) > 1:
             return False
         side: Side = sides.pop() if sides else "any"
         views = [self.views[n] for n in inputs if n in self.views]
         shape = tuple(max(sizes) for sizes in zip(*(v.shape for v in views), strict=True))
-        made = Merged("", view.place, side, shape, any(v.repeats for v in views))
+        made = replace(view, side=side, repeats=any(v.repeats for v in views))
         return self._emit(node, operands, attributes, made, shape)
+
+    def _of_one_sample(self, node: Node, name: str, heads: int, size: int) -> str:
+        """The name of what all samples add to their heads, which the exporter may have repeated for each of them."""
+        if size == heads:
+            return name
+        fresh = f"{name}#sample"
+        value = self.builder.values.get(name)
+        if value is not None:
+            return self.builder.constant(fresh, np.ascontiguousarray(value[:heads]))
+        part = {"axes": (0,), "starts": (0,), "ends": (heads,), "steps": (1,)}
+        if fresh not in self.builder.tensors:
+            self._add(node, "Slice", [name], [fresh], part, "#sample")
+        return fresh
 
     def _split(self, node: Node, inputs: Sequence[str], attributes: Mapping[str, Any], view: Merged) -> bool:
         names = [f"{n}#apart" for n in node.outputs]
@@ -339,6 +389,12 @@ def _merges(
     if found is None and batch == 1 and reached == before:
         return (len(target), "left", (*target, 1))
     return found
+
+
+def _merges_heads(shape: Sequence[int], batch_dim: int, target: Sequence[int], batch: int) -> bool:
+    """Whether a Reshape views `[b, h, s, d]` as `[(b h), s, d]`; arguments as of `_merges`."""
+    leads = len(shape) == 4 and batch_dim == 0 and shape[0] == 1 < shape[1]
+    return leads and tuple(target) == (batch * shape[1], *shape[2:])
 
 
 def _of_copies(
