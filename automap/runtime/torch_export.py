@@ -19,7 +19,7 @@ from automap.errors import ModelError, UserError
 from automap.phases import phase
 from automap.runtime import export_faults
 from automap.runtime.read_parameters import keep_outputs_with_parameters, unread
-from automap.runtime.transformers_models import as_trained, example_inputs, is_transformers
+from automap.runtime.transformers_models import as_trained, example_inputs, is_transformers, with_mask
 from ir.build import MAX_VALUE_ELEMENTS
 from ir.onnx.readers.nodes import UNREAD_KEY
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Build = Callable[[], "nn.Module | tuple[nn.Module, Tensor | tuple[Any, ...] | dict[str, Any]]"]
 
+BOOL, INT32 = 9, 6
+"""Numbers of types in ONNX (`TensorProto.DataType`)."""
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _KEPT_METADATA = frozenset(
     {"pkg.torch.export.graph_signature.InputSpec.kind", _SCOPES, "pkg.torch.onnx.class_hierarchy"}
@@ -74,7 +76,12 @@ def export_onnx(build: Build, path: Path | None = None, *, opset: int = 20, name
         with torch.device("meta"), torch.no_grad():
             module, args, kwargs = _built(build)
         module.eval()
-        model = _to_onnx(module, args, kwargs, opset)
+        try:
+            model = _to_onnx(module, args, kwargs, opset)
+        except ModelError:
+            if not (masked := with_mask(module, kwargs)):
+                raise
+            model = _to_onnx(module, args, masked, opset)
         if is_transformers(module):
             keep_outputs_with_parameters(model, module)
         for key, value in list(model.graph.initializers.items()):
@@ -182,11 +189,19 @@ def _to_onnx(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], o
             export_params=False,
             optimize=False,  # folding constants reads values, which meta tensors lack: it runs once they are inputs
             opset_version=opset,
+            custom_translation_table={torch.ops.aten._is_all_true.default: _is_all_true},
             verbose=False,
         )
     except Exception as fault:
         raise export_faults.while_exporting(module, exported, fault) from None
     return program.model
+
+
+def _is_all_true(values: Any) -> Any:
+    """A check that torch itself leaves in a graph, which nothing reads once the exporter has dropped its assertions."""
+    from onnxscript import opset20 as op
+
+    return op.Cast(op.ReduceMin(op.Cast(values, to=INT32), keepdims=0), to=BOOL)
 
 
 def _simplify(model: Any) -> None:

@@ -106,6 +106,24 @@ def example_inputs(module: nn.Module, seq_len: int | None = None) -> dict[str, T
     return found
 
 
+def with_mask(module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inputs with a mask of padding that shows every token, for models that make none of their own in an export.
+
+    Empty where that changes nothing: the module is none of transformers, reads no mask, or was given one.
+    """
+    import torch
+
+    tokens = inputs.get("input_ids")
+    reads = (
+        tokens is not None
+        and is_transformers(module)
+        and "attention_mask" in inspect.signature(module.forward).parameters
+    )
+    if not reads or "attention_mask" in inputs:
+        return {}
+    return {**inputs, "attention_mask": torch.ones_like(inputs["input_ids"])}
+
+
 def _image(config: Any) -> tuple[int, ...] | None:
     """`(channels, height, width)` of an image, or `(frames, ...)` of a video; None where no part of the configuration
     says how many channels."""

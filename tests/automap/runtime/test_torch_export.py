@@ -300,6 +300,24 @@ def test_products_of_complex_numbers_are_those_of_pairs() -> None:
     torch.testing.assert_close(torch.from_numpy(found), Turned()(x), rtol=1e-5, atol=1e-5)
 
 
+class Checked(nn.Module):
+    """Checks what it computes, as torch does in functions of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(1.0, 9.0, device=x.device)
+        torch._check_tensor_all(places > 0)
+        return self.head(x / places)
+
+
+def test_checks_of_values_are_no_part_of_a_graph() -> None:
+    graph = load_model(export_onnx(lambda: (Checked(), torch.zeros(1, 8))))
+    assert graph.num_parameters == 36 and [op.kind for op in graph if op.is_live][-1] in ("Add", "Gemm")
+
+
 def test_tensors_made_without_a_device_and_parameters_that_nothing_reads() -> None:
     graph = import_model(export_onnx(lambda: (Nowhere(), torch.zeros(1, 6, dtype=torch.int64))))
     assert graph.num_parameters == 32 * 8 + 6 * 8

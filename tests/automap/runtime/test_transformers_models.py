@@ -279,6 +279,15 @@ def test_an_infinite_number_is_read_as_transformers_writes_it(tmp_path: Path) ->
     assert module_of(tmp_path).config.time_step_limit[1] == float("inf")
 
 
+def test_a_model_that_makes_no_mask_in_an_export_gets_one(tmp_path: Path) -> None:
+    sizes = {"d_model": 64, "d_ff": 128, "d_kv": 16, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "longt5", "vocab_size": 256, **sizes}))
+    spec = f"hf:{tmp_path}:seq_len=16"
+    graph = load_model(export_onnx(from_config(spec)))
+    assert graph.num_parameters == sum(p.numel() for p in module_of(tmp_path).parameters())
+    assert graph.tensors[graph.outputs[0]].shape == (1, 16, 256) and graph.tensors[graph.outputs[0]].batch_dim == 0
+
+
 def test_a_sample_has_as_many_tokens_as_there_are_positions(tmp_path: Path) -> None:
     for kind, tokens in (("llama", 32), ("roberta", 32), ("t5", 512)):
         assert example_inputs(module_of(write(tmp_path / kind, kind)))["input_ids"].shape == (1, tokens), kind
