@@ -150,7 +150,7 @@ class Dense:
 
     def _sums(self, op: Operator) -> bool:
         """Whether an operator adds the results of all experts."""
-        axes = dict(op.attributes).get("axes", ()) if op.kind == "ReduceSum" else ()
+        axes: tuple[int, ...] = dict(op.attributes).get("axes", ()) if op.kind == "ReduceSum" else ()
         return len(axes) == 1 and self.graph.tensors[op.inputs[0]].shape[axes[0]] == self.experts
 
     def _members(self, name: str) -> tuple[str, ...]:

@@ -186,9 +186,27 @@ class _Importer:
             if len(node.outputs) > 1 and node.outputs[1] in uses:
                 raise refuse("the mask of a Dropout is used", node.outputs[1], "Export in evaluation mode.")
             return True
+        if node.kind == "Squeeze" and self._squeezes_nothing(node, inputs):
+            self.alias[node.outputs[0]] = inputs[0]
+            return True
         # Constants of floats are repeated for each sample like tensors; those of integers may be indices or sizes.
         known = self.builder.values.get(inputs[0]) if node.kind == "Expand" and len(inputs) > 1 else None
         return known is not None and known.dtype.kind == "f" and self._elide_repeats(node, inputs)
+
+    def _squeezes_nothing(self, node: Node, inputs: Sequence[str]) -> bool:
+        """Whether a Squeeze names dims that are all larger than 1.
+
+        PyTorch leaves such dims as they are, and its newer exporter writes the node all the same, which the standard
+        forbids.
+        """
+        if not (self.source.has_metadata or self.source.names_state):
+            return False
+        value = self.builder.values.get(inputs[1]) if len(inputs) > 1 else None
+        axes = node.attributes.get("axes") if value is None else tuple(int(v) for v in value.reshape(-1))
+        shape = self._exported_shape(inputs[0])
+        if not axes or shape is None:
+            return False
+        return all(-len(shape) <= axis < len(shape) and shape[axis] > 1 for axis in axes)
 
     def _is_filled(self, node: Node, inputs: Sequence[str]) -> bool:
         """Whether a node stands for a stored parameter whose weights were stripped; then that is declared."""

@@ -243,8 +243,8 @@ class MergedViews:
             fits = a.place == b.place < rank - 2 and rank == len(b.shape) and "left" not in (a.side, b.side)
             if not fits or node.kind != "MatMul" or a.shape[:-2] != b.shape[:-2]:
                 return False
-            product = replace(a, heads="product" if a.heads else "")
-            return self._emit(node, [a.whole, b.whole], {}, product, (*a.shape[:-1], b.shape[-1]))
+            both = replace(a, heads="product" if a.heads else "")
+            return self._emit(node, [a.whole, b.whole], {}, both, (*a.shape[:-1], b.shape[-1]))
         weight = builder.tensors.get(inputs[1])
         if weight is None or weight.batch_dim is not None or len(weight.shape) != 2 or not self._leaves_last(a):
             return False
@@ -264,7 +264,7 @@ class MergedViews:
                 return False
             self._add(node, "Add", [product, inputs[2]], [f"{name}#apart"], {}, "#bias")
             product = f"{name}#apart"
-        self.views[name] = Merged(product, a.place, side, shape)
+        self.views[name] = Merged(product, a.place, side, shape, a.repeats)
         return True
 
     def _with_samples(self, node: Node, inputs: Sequence[str], view: Merged) -> bool:
@@ -341,7 +341,7 @@ class MergedViews:
         self._add(node, "Split", [view.whole, *inputs[1:]], names, {**attributes, "axis": -1})
         for name, whole in zip(node.outputs, names, strict=True):
             size = self.builder.tensors[whole].shape[-1]
-            self.views[name] = Merged(whole, view.place, view.side, (*view.shape[:-1], size))
+            self.views[name] = replace(view, whole=whole, shape=(*view.shape[:-1], size), made_by=None)
         return True
 
 

@@ -300,6 +300,25 @@ def test_products_of_complex_numbers_are_those_of_pairs() -> None:
     torch.testing.assert_close(torch.from_numpy(found), Turned()(x), rtol=1e-5, atol=1e-5)
 
 
+class Squeezed(nn.Module):
+    """Takes away a dim that is there only for some settings of the model."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.rows, self.head = rows, nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x.view(len(x), self.rows, 8).squeeze(1))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_dim_that_pytorch_does_not_squeeze_stays(batch: int) -> None:
+    for rows, shape in ((5, (1, 5, 4)), (1, (1, 4))):
+        graph = load_model(export_onnx(lambda rows=rows: (Squeezed(rows), torch.zeros(batch, rows * 8))))
+        result = graph.tensors[graph.outputs[0]]
+        assert (result.shape, result.batch_dim, graph.num_parameters) == (shape, 0, 36)
+
+
 class Checked(nn.Module):
     """Checks what it computes, as torch does in functions of its own."""
 
