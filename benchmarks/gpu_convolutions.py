@@ -272,9 +272,12 @@ def class_of(shape: Shape, way: str) -> str:
 
 @functools.cache
 def hardware_of(way: str) -> Record:
-    """What the price knows of an H200 on which convolutions run in the precision of a way."""
+    """What the price knows of an H200 in the precision of a way, at the clock that it keeps for a moment."""
     precision = {"half": "bf16"}.get(PRECISIONS[way], PRECISIONS[way])
-    problem = Problem.build(zoo.build("resnet50"), parse_cluster("1xH200"), {"global_batch": 1, "precision": precision})
+    cluster = parse_cluster("1xH200")
+    devices = {name: replace(kind, sustained_clock=1.0) for name, kind in cluster.devices.items()}
+    cluster = replace(cluster, devices=devices)
+    problem = Problem.build(zoo.build("resnet50"), cluster, {"global_batch": 1, "precision": precision})
     return Evaluator(problem).layout([1], 1).stages[0].hardware
 
 

@@ -150,7 +150,7 @@ def convolution_rates(device: Device, precision: str) -> ConvolutionRates:
         return ConvolutionRates(np.ones(3), products, products, products, products)
     kinds = _published_convolutions(device.curves_of)
     curve = kinds[precision if precision in kinds else "half"]
-    plain = device.peak_TFLOPs.get("fp32", device.flops(precision) / 1e12 * PLAIN_SHARE) * 1e12
+    plain = device.peak_TFLOPs.get("fp32", device.flops(precision) / 1e12 * PLAIN_SHARE) * 1e12 * device.sustained_clock
     return ConvolutionRates(
         dense=np.array(curve.dense),
         odd_first=plain * np.array(curve.odd_first),
