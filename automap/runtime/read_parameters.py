@@ -1,12 +1,13 @@
-"""Which parameters of a network its exported graph reads, and what to say of the others.
+"""Which parameters of a network its exported graph reads, which are frozen, and what to say of both.
 
 A plan is made for what the graph holds. A head whose output was left out, or a tower that the example inputs do not
-reach, would be trained all the same.
+reach, would be trained all the same. A frozen parameter is in the graph, and is priced as if it were trained.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 _NAMED = 3
 """Number of modules that are named."""
+_LEAST_FROZEN = 0.01
+"""Share of the parameters below which frozen ones, such as a fixed table of positions, are not told (assumed)."""
 
 
 def every_name(module: nn.Module) -> frozenset[str]:
@@ -48,24 +51,51 @@ def unread(model: Any, module: nn.Module) -> str:
     missing = [name for name in numbers if named[name] not in held]
     if not missing:
         return ""
-    modules = Counter[str]()
-    for name in missing:
-        modules[_outermost(name, read)] += numbers[name]
-    largest = [f"{path} ({count:,})" for path, count in modules.most_common(_NAMED)]
-    rest = f" and {len(modules) - _NAMED} more" if len(modules) > _NAMED else ""
+    named_modules = _largest({name: numbers[name] for name in missing}, read)
     total = sum(numbers[name] for name in missing)
     return (
         f"{total:,} of {sum(numbers.values()):,} parameters are not in the graph, because no output needs them with "
-        f"the example inputs: {', '.join(largest)}{rest}. If they are trained, export with inputs that reach them."
+        f"the example inputs: {named_modules}. If they are trained, export with inputs that reach them."
     )
 
 
-def _outermost(name: str, read: frozenset[str]) -> str:
-    """The outermost module of a parameter of which nothing is read; the parameter itself where there is none."""
+def frozen(module: nn.Module) -> str:
+    """A sentence about parameters that need no gradient; empty where they are few, or all, as made for inference."""
+    numbers = {name: p.numel() for name, p in module.named_parameters() if p.is_floating_point()}
+    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    held = {name: count for name, count in numbers.items() if name not in trained}
+    total = sum(held.values())
+    if not trained or total < _LEAST_FROZEN * sum(numbers.values()):
+        return ""
+    return (
+        f"{total:,} of {sum(numbers.values()):,} parameters are frozen (requires_grad=False): "
+        f"{_largest(held, trained)}. The plan is priced as if they were trained: training takes less time and memory "
+        "than it says."
+    )
+
+
+def _largest(numbers: Mapping[str, int], others: Collection[str]) -> str:
+    """The outermost modules that hold some parameters and none of the others, largest first, with their numbers.
+
+    Args:
+        numbers: elements of each of these parameters.
+        others: names of the other parameters.
+    """
+    paths = {".".join(name.split(".")[:stop]) for name in others for stop in range(1, name.count(".") + 1)}
+    modules = Counter[str]()
+    for name, count in numbers.items():
+        modules[_outermost(name, paths)] += count
+    largest = [f"{path} ({count:,})" for path, count in modules.most_common(_NAMED)]
+    rest = f" and {len(modules) - _NAMED} more" if len(modules) > _NAMED else ""
+    return f"{', '.join(largest)}{rest}"
+
+
+def _outermost(name: str, taken: Collection[str]) -> str:
+    """The outermost module of a parameter that is not among those taken; the parameter itself where there is none."""
     parts = name.split(".")
     for stop in range(1, len(parts)):
         path = ".".join(parts[:stop])
-        if not any(other.startswith(f"{path}.") for other in read):
+        if path not in taken:
             return path
     return name
 

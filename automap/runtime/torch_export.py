@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from automap.errors import ModelError, UserError
 from automap.phases import phase
 from automap.runtime import export_faults
-from automap.runtime.read_parameters import keep_outputs_with_parameters, unread
+from automap.runtime.read_parameters import frozen, keep_outputs_with_parameters, unread
 from automap.runtime.transformers_models import as_trained, example_inputs, is_transformers, with_mask
 from ir.build import MAX_VALUE_ELEMENTS
-from ir.onnx.readers.nodes import UNREAD_KEY
+from ir.onnx.readers.nodes import FROZEN_KEY, UNREAD_KEY
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -64,7 +64,7 @@ def export_onnx(build: Build, path: Path | None = None, *, opset: int = 20, name
         The bytes of the file. Dropout is off and batch normalisation is one operator, as in evaluation mode: what
         training adds follows from the plan, not from the file. Of a model of transformers, the outputs are the scores
         (or the loss, if labels are among the inputs) and what further heads return; caches are off. The file says
-        which parameters no output reads.
+        which parameters no output reads, and which are frozen.
 
     Raises:
         ModelError: the module cannot be built or exported; names the module at fault.
@@ -94,6 +94,8 @@ def export_onnx(build: Build, path: Path | None = None, *, opset: int = 20, name
         _strip(model)
         if missing := unread(model, module):
             model.metadata_props[UNREAD_KEY] = missing
+        if fixed := frozen(module):
+            model.metadata_props[FROZEN_KEY] = fixed
         data: bytes = onnx_ir.to_proto(model).SerializeToString(deterministic=True)
     if path is not None:
         path.write_bytes(data)

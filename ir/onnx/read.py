@@ -6,6 +6,7 @@ import onnx
 
 from ir.onnx.readers.declarations import declared
 from ir.onnx.readers.nodes import (
+    FROZEN_KEY,
     KIND_KEY,
     MOST_SAID,
     PYTORCH,
@@ -83,5 +84,5 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         declared=inner,
         has_metadata=marked,
         names_state=model.producer_name == PYTORCH and not marked,
-        warnings=(*warnings, *(prop.value[:MOST_SAID] for prop in model.metadata_props if prop.key == UNREAD_KEY)),
+        warnings=(*warnings, *(p.value[:MOST_SAID] for p in model.metadata_props if p.key in (UNREAD_KEY, FROZEN_KEY))),
     )

@@ -35,10 +35,12 @@ from ir.onnx.readers.nodes import (
     DATA_FIELDS,
     FILLED_KEY,
     FOLDED_KEY,
+    FROZEN_KEY,
     KIND_KEY,
     PYTORCH,
     SCOPE_KEY,
     TURNED_KEY,
+    UNREAD_KEY,
     has_data,
 )
 from ir.onnx.readers.roles import roles_without_metadata, stored_role
@@ -46,7 +48,8 @@ from ir.onnx.readers.stated_costs import COST_KEYS
 from ir.onnx.rewrites.exporter_quirks import content, is_filled
 
 KEPT_METADATA = frozenset(
-    {KIND_KEY, SCOPE_KEY, FOLDED_KEY, FILLED_KEY, CONTENT_KEY, TURNED_KEY, *COST_KEYS, *ANNOTATION_KEYS}
+    {KIND_KEY, SCOPE_KEY, FOLDED_KEY, FILLED_KEY, CONTENT_KEY, TURNED_KEY, UNREAD_KEY, FROZEN_KEY}
+    | {*COST_KEYS, *ANNOTATION_KEYS}
 )
 MAX_COMPARED_BYTES = 1 << 30
 """Bytes of the largest file whose weights are compared with each other before they are dropped (assumed): where an

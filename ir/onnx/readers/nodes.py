@@ -54,8 +54,9 @@ def is_common_buffer(name: str) -> bool:
 FILLED_KEY, CONTENT_KEY, TURNED_KEY = "automap.filled", "automap.content", "automap.turned"
 """Metadata keys of a stripped weight: "1" if all its elements were equal; a number that equal weights share; the number
 of the weight that equals its transpose."""
-UNREAD_KEY = "automap.unread_parameters"
-"""Metadata of a file: a sentence about parameters of the network that its graph does not read, told as a warning."""
+UNREAD_KEY, FROZEN_KEY = "automap.unread_parameters", "automap.frozen_parameters"
+"""Metadata of a file: sentences about parameters of the network that its graph does not read, and about parameters that
+need no gradient. Both are told as warnings."""
 MOST_SAID = 1000
 """Characters of such a sentence that are told; ours have some 300."""
 FOLDED_KEY = "pkg.onnxscript.optimizer.folded_from"
