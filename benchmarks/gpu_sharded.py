@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpu_steps import CASES, Case, built, counted, prepare, timed
+from gpu_steps import CASES, Case, built, counted, parts_of, prepare, timed, training_step
 
 from automap.cluster import parse_cluster
 from automap.plan import Plan
@@ -83,22 +83,8 @@ def step_of(case: Case, way: str, folder: Path, device: Any) -> Callable[[], Non
     if way == "compiled":
         loss = torch.compile(loss)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-5, fused=way == "compiled" and device.type == "cuda")
-    size = case.micro_batch
-    parts = [
-        ({n: x[i : i + size] for n, x in drawn.items()}, labels[i : i + size]) for i in range(0, len(labels), size)
-    ]
-
-    def step() -> None:
-        for inputs, wanted in parts:
-            with torch.autocast(device.type, torch.bfloat16, enabled=autocasts):
-                scores = model(**inputs).logits
-                mean = loss(scores, wanted) / len(parts)
-            del scores
-            mean.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    cast = torch.autocast(device.type, torch.bfloat16, enabled=autocasts)
+    return training_step(model, parts_of(case, drawn, labels), loss, optimizer, cast)
 
 
 def run_rank(rank: int, given: argparse.Namespace) -> None:

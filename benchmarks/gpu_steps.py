@@ -257,15 +257,25 @@ def plain_step(case: Case, folder: Path, device: Any) -> Callable[[], None]:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = case.precision == "tf32"
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-5)
     low = getattr(torch, LOW.get(case.precision, "bfloat16"))
-    parts = [
-        ({n: x[i : i + case.micro_batch] for n, x in drawn.items()}, labels[i : i + case.micro_batch])
-        for i in range(0, len(labels), case.micro_batch)
-    ]
+    cast = torch.autocast(device.type, low, enabled=case.precision in LOW)
+    return training_step(module, parts_of(case, drawn, labels), loss, optimizer, cast)
+
+
+def parts_of(case: Case, drawn: Mapping[str, Any], labels: Any) -> list[tuple[dict[str, Any], Any]]:
+    """Inputs and labels of each micro-batch."""
+    size = case.micro_batch
+    return [({n: x[i : i + size] for n, x in drawn.items()}, labels[i : i + size]) for i in range(0, len(labels), size)]
+
+
+def training_step(
+    model: Any, parts: Sequence[tuple[Mapping[str, Any], Any]], loss: Any, optimizer: Any, cast: Any
+) -> Callable[[], None]:
+    """A step over some micro-batches, whose forward passes run under the context `cast`."""
 
     def step() -> None:
         for inputs, wanted in parts:
-            with torch.autocast(device.type, low, enabled=case.precision in LOW):
-                scores = module(**inputs).logits
+            with cast:
+                scores = model(**inputs).logits
                 mean = loss(scores, wanted) / len(parts)
             del scores
             mean.backward()
