@@ -152,7 +152,7 @@ class _Reader:
         """The split modules by path."""
         styles: dict[str, Style] = {}
         for op, signature in self.operators:
-            style = self._style(op, signature)
+            style = None if self._scales(op, signature, styles) else self._style(op, signature)
             if style is not None and styles.setdefault(op.scope, style) != style:
                 raise self._finer(op, "parts of one module are split in different ways")
         for name, tensor in self.graph.tensors.items():
@@ -181,6 +181,11 @@ class _Reader:
         if signature.outputs[0] == PARTIAL:
             return "RowwiseParallel"
         raise self._finer(op, "is split neither by columns nor by rows")
+
+    def _scales(self, op: Operator, signature: Signature, styles: Mapping[str, Style]) -> bool:
+        """Whether a module that sums at its end scales the sums first, as Gemma's embedding does."""
+        passes = PARTIAL in signature.inputs and PARTIAL in signature.outputs and signature.factor is None
+        return passes and styles.get(op.scope) == "RowwiseParallel" and not any(map(self._is_parameter, op.inputs))
 
     def _adds_bias(self, op: Operator, signature: Signature) -> bool:
         """Whether a bias is added to the sums of a product by rows, which torch adds behind the reduction."""

@@ -79,20 +79,20 @@ def _layers(model: Model) -> frozenset[str]:
     most: dict[str, int] = {}
     for op in model.graph.operators:
         for operand in op.inputs if op.is_live else ():
-            for name in _weights(model, operand):
+            for name in parameters_behind(model, operand):
                 dims = len(model.graph.tensors[operand].shape) if name.endswith(NAMES) else LAYER_DIMS + 1
                 most[op.scope] = max(most.get(op.scope, 0), dims)
     return frozenset(scope for scope, dims in most.items() if dims <= LAYER_DIMS)
 
 
-def _weights(model: Model, name: str) -> Iterator[str]:
+def parameters_behind(model: Model, name: str) -> Iterator[str]:
     """The parameters of the file that a tensor is a view of."""
     graph = model.graph
     if graph.tensors[name].role == "parameter":
         yield graph.pieces[name][0] if name in graph.pieces else name
     elif name in model.parametric:
         for operand in graph.operators[graph.producer[name]].inputs:
-            yield from _weights(model, operand)
+            yield from parameters_behind(model, operand)
 
 
 def _leaves_batch(chunk: Chunk, model: Model, index: int, axis: str) -> bool:
@@ -114,7 +114,7 @@ def _finer(chunk: Chunk, model: Model, index: int, axis: str) -> str:
     for name, text in zip(op.inputs, placed.inputs, strict=True):
         if text == "B" and not _is_constant(model, name):
             return f"needs the gradient of {name} summed over ranks"
-        if text != "B" and any(_weights(model, name)):
+        if text != "B" and any(parameters_behind(model, name)):
             return f"splits {name}"
     return ""
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from automap.plan import Plan, parse_devices
 from automap.targets import Target
 from automap.verify.model import Model, Placed
-from automap.verify.modules import check_modules
+from automap.verify.modules import check_modules, parameters_behind
 from automap.verify.reading import Chunk, Violation, layer_operators, num_ranks
 from ir.groups import fused_groups
 
@@ -170,8 +170,11 @@ def _weights(chunk: Chunk, model: Model, target: Target, axis: str) -> Iterator[
     for index in chunk.operators:
         op = model.graph.operators[index]
         placed = chunk.placed[index][axis]
-        split = [n for n, p in zip(op.inputs, placed.inputs, strict=True) if n in model.parametric and p != "B"]
-        if split and not op.is_view and op.kind not in LINEAR:
+        is_split = any(
+            text != "B" and any(parameters_behind(model, name))
+            for name, text in zip(op.inputs, placed.inputs, strict=True)
+        )
+        if is_split and not op.is_view and op.kind not in LINEAR:
             fault = f"{target.name} splits linear layers and embeddings alone, not {op.name}"
             yield Violation(f"{chunk.where}.shardings", fault)
             return

@@ -1,0 +1,111 @@
+"""Modules that sum at their end, and code around them, under targets that split whole modules."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from automap.cluster import parse_cluster
+from automap.export.configuration import read_run
+from automap.export.module_paths import split_modules
+from automap.price.estimate import annotate
+from automap.problem import Problem
+from automap.runtime.torch_export import export_onnx
+from automap.space.target_limits import plan_space
+from automap.targets import find_target
+from automap.verify import verify
+from ir.onnx.load import load_model
+
+HIDDEN, HEADS, LENGTH, WORDS = 16, 4, 8, 64
+
+
+class Norm(nn.Module):
+    """A norm that exporters write as single operators, as Gemma's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(HIDDEN))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * (1 + self.weight)
+
+
+class Words(nn.Embedding):
+    """An embedding that scales what it looks up."""
+
+    def forward(self, ids: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(ids) * 4.5
+
+
+class Layer(nn.Module):
+    """Attention and a perceptron, with norms before them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(4))
+        self.up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN, bias=False), nn.Linear(4 * HIDDEN, HIDDEN, bias=False)
+        self.before, self.last = Norm(), Norm()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.before(x)
+        q, k, v = (
+            part(y).view(y.shape[0], LENGTH, -1, HIDDEN // HEADS).transpose(1, 2) for part in (self.q, self.k, self.v)
+        )
+        made = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(y.shape[0], LENGTH, -1)
+        x = x + self.o(made)
+        return x + self.down(F.gelu(self.up(self.last(x))))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.layers = Words(WORDS, HIDDEN), nn.ModuleList(Layer() for _ in range(3))
+        self.head = nn.Linear(HIDDEN, WORDS, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+class Filled(nn.Module):
+    """Writes what it computes into a tensor of zeros, one for each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = torch.zeros(x.shape[0], 2 * LENGTH, HIDDEN, device=x.device)
+        made[:, :LENGTH] = self.inner(x)
+        return self.head(made)
+
+
+def problem_of(module: type[nn.Module], inputs: Tensor) -> Problem:
+    graph = load_model(export_onnx(lambda: (module(), inputs)))
+    return Problem.build(graph, parse_cluster("2xcpu"), {"global_batch": 8, "target": "pytorch", "precision": "fp32"})
+
+
+def test_a_scaled_embedding_is_exported_as_split_by_rows() -> None:
+    problem = problem_of(Model, torch.zeros(2, LENGTH, dtype=torch.int64))
+    space, target, found = plan_space(problem), find_target("pytorch", field="target"), 0
+    assert target is not None
+    for values in space.random_batch(np.random.default_rng(0), 60).tolist():
+        plan = annotate(space.decode(values), space.lowered(values), space.evaluator)
+        if plan.degrees[0].tensor == 2:
+            split = split_modules(read_run(plan, problem, target))
+            assert split["words"].style == "RowwiseParallel"
+            assert split["layers.1.q"].style == "ColwiseParallel" and split["layers.1.o"].style == "RowwiseParallel"
+            assert not any(path.endswith(("before", "last")) for path in split)
+            found += 1
+    assert found
+
+
+def test_a_constant_that_is_repeated_for_each_sample_is_no_weight() -> None:
+    problem = problem_of(Filled, torch.zeros(2, LENGTH, HIDDEN))
+    space = plan_space(problem)
+    for values in space.random_batch(np.random.default_rng(0), 20).tolist():
+        assert not verify(problem, space.decode(values))
