@@ -14,16 +14,19 @@ import json
 import math
 import statistics
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 from fitting import asked
 
 import automap
 from automap.memory_band import fit_probability, margin
+from automap.validation import published_cases
 from automap.validation.errors_by_group import Predicted, predict
 from automap.validation.memory_errors import Peak, left_out, peaks, spreads
 from automap.validation.published_cases import trainer_of
-from automap.validation.published_runs import load_runs
+from automap.validation.published_runs import Run, load_runs
 
 DATA = Path(automap.__file__).parent / "data" / "trainers"
 CONFIDENCES = (0.5, 0.75, 0.9, 0.95, 0.99)
@@ -49,6 +52,16 @@ def by_trainer(some: tuple[Peak, ...], out: tuple[tuple[Peak, float], ...], foun
         else:
             print(f"{name:21}{0:6}{'':35}{columns}")
     print("middle, least and most: measured over predicted; kept free of each device, and exceeding, at 95 %")
+
+
+def by_release(runs: Sequence[Run]) -> None:
+    """Prints runs of earlier releases with a peak, priced as today's release of their software."""
+    with mock.patch.dict(published_cases.RELEASES, clear=True):
+        rows = [predict(run) for run in runs]
+    for row in rows:
+        peak = row.peak_memory_bytes / row.run.peak_memory_bytes - 1.0 if row.run.peak_memory_bytes else math.nan
+        step = row.step_time_s / row.run.iteration_s - 1.0
+        print(f"as today's {row.run.stack}: {row.run.id} memory {peak:+.1%}, step {step:+.1%}")
 
 
 def by_confidence(out: tuple[tuple[Peak, float], ...], ran: list[Predicted], found: dict[str, float]) -> None:
@@ -89,6 +102,8 @@ def main() -> None:
     out = left_out(some)
     by_trainer(some, out, found)
     by_confidence(out, ran, found)
+    earlier = [row.run for row in rows if row.run.stack in published_cases.RELEASES and row.run.peak_memory_bytes]
+    by_release(earlier)
     if options.write:
         write(found, {name: text for name, (_, text) in made.items()})
 
