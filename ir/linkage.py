@@ -3,8 +3,9 @@
 In every unit type (see `ir.blocks`) some operators are *leaders*: contractions, embeddings and losses, operators that
 read the tensor which crosses into the unit, joins of two groups, and a Dropout of what may be a sum (its signature
 decides whether the sum is reduced whole or scattered). Every other operator follows the producer of its first
-activation input: for each signature of the leader its own signature is the one that takes its inputs as they are. A
-leader with its followers is a linkage group (the word of the Auto-MAP paper). Parameter views follow their consumer.
+activation input: for each signature of the leader its own signature is the one that takes its inputs as they are, but
+a sum that another follower needs whole is not passed on as a sum. A leader with its followers is a linkage group (the
+word of the Auto-MAP paper). Parameter views follow their consumer.
 
 Computed once a graph; knows nothing of devices.
 """
@@ -181,6 +182,8 @@ class _Unit:
 
         inputs = [(self.ops[k].inputs.index(name), given(name)) for name in self.parents[k]]
         first, placement = inputs[0]
+        if placement == PARTIAL and self._is_reduced(self.parents[k][0], picked):
+            placement = BROADCAST
         best, best_score = None, (-1, False, -1)
         for index, signature in enumerate(self.tables[k]):
             if signature.inputs[first] != placement:
@@ -191,6 +194,14 @@ class _Unit:
             if score > best_score:
                 best, best_score = index, score
         return whole_signature(self.tables[k]) if best is None else best
+
+    def _is_reduced(self, name: str, picked: dict[int, int]) -> bool:
+        """Whether a follower takes a partial tensor whole, as the square in a norm does: the sum is then taken once."""
+        return any(
+            operand == name and required == BROADCAST
+            for j, index in picked.items()
+            for operand, required in zip(self.ops[j].inputs, self.tables[j][index].inputs, strict=True)
+        )
 
     def _follow_consumer(self, k: int, members: Sequence[int], picked: dict[int, int]) -> int:
         """Number of the signature of view `k` that writes what its first decided consumer requires."""

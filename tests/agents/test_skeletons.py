@@ -82,7 +82,7 @@ def test_what_does_not_fit_is_cut_anew():
     search.descend(near)
     first, best = space.first, search.incumbent.best
     assert best is not None and best[first.cut : first.recompute] != near[first.cut : first.recompute]
-    assert search.incumbent.best_s < prices[prices[:, 1] <= 0.0, 0].min() / 4
+    assert search.incumbent.best_s < prices[prices[:, 1] <= 0.0, 0].min() / 3
 
 
 def test_no_two_changes_of_signatures_improve_a_polished_plan(monkeypatch):

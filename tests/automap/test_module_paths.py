@@ -16,6 +16,8 @@ from automap.runtime.torch_export import export_onnx
 from automap.space.target_limits import plan_space
 from automap.targets import find_target
 from automap.verify import verify
+from ir.factors import BROADCAST, PARTIAL
+from ir.linkage import link
 from ir.onnx.load import load_model
 
 HIDDEN, HEADS, LENGTH, WORDS = 16, 4, 8, 64
@@ -40,13 +42,13 @@ class Words(nn.Embedding):
 
 
 class Layer(nn.Module):
-    """Attention and a perceptron, with norms before them."""
+    """Attention and a perceptron, with norms between their last products and the residual sums."""
 
     def __init__(self) -> None:
         super().__init__()
         self.q, self.k, self.v, self.o = (nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(4))
         self.up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN, bias=False), nn.Linear(4 * HIDDEN, HIDDEN, bias=False)
-        self.before, self.last = Norm(), Norm()
+        self.before, self.behind, self.last = Norm(), Norm(), Norm()
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.before(x)
@@ -54,8 +56,8 @@ class Layer(nn.Module):
             part(y).view(y.shape[0], LENGTH, -1, HIDDEN // HEADS).transpose(1, 2) for part in (self.q, self.k, self.v)
         )
         made = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(y.shape[0], LENGTH, -1)
-        x = x + self.o(made)
-        return x + self.down(F.gelu(self.up(self.last(x))))
+        x = x + self.behind(self.o(made))
+        return x + self.last(self.down(F.gelu(self.up(x))))
 
 
 class Model(nn.Module):
@@ -89,7 +91,23 @@ def problem_of(module: type[nn.Module], inputs: Tensor) -> Problem:
     return Problem.build(graph, parse_cluster("2xcpu"), {"global_batch": 8, "target": "pytorch", "precision": "fp32"})
 
 
-def test_a_scaled_embedding_is_exported_as_split_by_rows() -> None:
+def test_a_sum_that_a_norm_takes_whole_is_passed_on_by_nothing_beside_it() -> None:
+    graph = problem_of(Model, torch.zeros(2, LENGTH, dtype=torch.int64)).graph
+    found = link(graph)
+    for unit in found.blocks.units:
+        linkage = found.types[unit.type]
+        for group in linkage.groups:
+            for row in group.assignment:
+                read: dict[str, set[int]] = {}
+                for member, number in zip(group.members, row, strict=True):
+                    op = graph.operators[unit.start + member]
+                    if member != group.leader:
+                        for name, placement in zip(op.inputs, linkage.signatures[member][number].inputs, strict=True):
+                            read.setdefault(name, set()).add(placement)
+                assert not any({BROADCAST, PARTIAL} <= placements for placements in read.values()), group
+
+
+def test_a_scaled_embedding_and_norms_behind_split_products_are_exported() -> None:
     problem = problem_of(Model, torch.zeros(2, LENGTH, dtype=torch.int64))
     space, target, found = plan_space(problem), find_target("pytorch", field="target"), 0
     assert target is not None
@@ -99,7 +117,7 @@ def test_a_scaled_embedding_is_exported_as_split_by_rows() -> None:
             split = split_modules(read_run(plan, problem, target))
             assert split["words"].style == "RowwiseParallel"
             assert split["layers.1.q"].style == "ColwiseParallel" and split["layers.1.o"].style == "RowwiseParallel"
-            assert not any(path.endswith(("before", "last")) for path in split)
+            assert not any(path.endswith(("before", "behind", "last")) for path in split)
             found += 1
     assert found
 
