@@ -79,6 +79,8 @@ class _Push(Additions):
                 attributes["shape"] = tuple(stop - start if i == dim else s for i, s in enumerate(tensor.shape))
             given = [parts[number] for parts in operands]
             self.make(index, op.kind, f"{op.name}#{label}", given, out, attributes, is_view=op.is_view)
+            # A bias in the epilogue of a product stays there (`ir.canonical`).
+            self.made[index][-1] = replace(self.made[index][-1], traffic=op.traffic)
             outputs.append(out)
         return outputs
 

@@ -7,6 +7,7 @@ from long_cases import long_but
 from onnx import TensorProto, helper, shape_inference
 
 from ir.blocks import find_units
+from ir.canonical import BIAS_TRAFFIC
 from ir.errors import ModelError
 from ir.onnx.load import load_model
 from ir.serialize import graph_digest, graph_from_bytes, graph_to_bytes
@@ -260,6 +261,8 @@ def test_fused_weights_become_pieces(export):
     for each in (graph, linear, llama, vit):
         assert not any(op.kind == "Split" for op in each)
         assert not {s for s, *_ in each.pieces.values()} & set(each.tensors)
+        biases = [op for op in each if op.kind == "Add" and set(op.inputs) & each.pieces.keys()]
+        assert all(op.traffic == BIAS_TRAFFIC for op in biases) and len(biases) == (0 if each is llama else 6)
 
 
 def test_tied_embedding_is_one_parameter(export):
