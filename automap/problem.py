@@ -97,6 +97,15 @@ class Trainer:
     most_gathered: float | None
     """Most parameters that ZeRO 3 holds gathered, or ZeRO 2 and 3 as gradients before they are scattered; None = those
     of two units, and the gradients of one."""
+    keeps_gradients: bool
+    """Whether gradients have memory for the whole training; otherwise the optimizer frees them, and with one
+    micro-batch a step the backward pass makes them in the place of activations that it frees."""
+    unused_share: float
+    """Memory that the allocator holds and nothing uses, as a share of what is used in the fullest moment."""
+    update_bytes: float
+    """Bytes for each parameter that the optimizer holds while it updates, beside its state."""
+    bucket_bytes: float
+    """Bytes for each parameter that buckets hold beside the gradients, where replicas are trained without ZeRO."""
     host_us_per_operator: float
     """Host time to launch the kernels of one operator in the forward pass; it counts when the device is faster."""
     host_us_per_collective: float

@@ -38,7 +38,7 @@ from automap.space.stated_strategy import Strategy, hand_made
 from ir.loss import with_loss
 from ir.onnx.load import load_model
 
-WAYS: Mapping[str, tuple[str, int]] = {"ddp": ("ddp", 0), "fsdp": ("ddp", 3), "compiled": ("torchtitan", 3)}
+WAYS: Mapping[str, tuple[str, int]] = {"ddp": ("ddp", 0), "fsdp": ("fsdp", 3), "compiled": ("torchtitan", 3)}
 """Way -> the trainer that prices it, and its ZeRO stage where there are several ranks."""
 FEWEST_BLOCKS = 3
 """A list of fewer modules than this is no list of blocks."""
@@ -160,7 +160,7 @@ def report(folder: Path, cluster: str) -> None:
         estimate = priced(name, way, int(ranks), folder, cluster).estimate
         assert estimate is not None
         gib = max(peak or 0 for peak in one["peaks"]) / 2**30
-        own = max(counted(rank) for rank in estimate.memory_bytes)
+        own = max(counted(rank, WAYS[way][0]) for rank in estimate.memory_bytes)
         step = estimate.step_time_s / one["step_s"] - 1.0 if ranks == "1" else float("nan")
         memory = own / gib - 1.0 if gib else 0.0
         errors.setdefault((way, int(ranks)), []).append((step, memory))

@@ -35,7 +35,7 @@ from automap.plan import DeviceMemory, Plan
 from automap.price.estimate import price
 from automap.price.evaluator import Evaluator
 from automap.price.plan_writer import to_plan
-from automap.problem import Problem
+from automap.problem import Problem, trainers
 from automap.space.stated_strategy import Strategy, hand_made
 from ir.loss import with_loss
 from ir.onnx.load import load_model
@@ -376,7 +376,7 @@ def report(cases: Mapping[str, Case], root: Path, cluster: str) -> None:
         estimate = priced(cases[name], root / name, TRAINERS[way], cluster).estimate
         assert estimate is not None
         step = estimate.step_time_s / one["step_s"] - 1.0
-        gib, own = one.get("peak_bytes", 0) / 2**30, counted(*estimate.memory_bytes)
+        gib, own = one.get("peak_bytes", 0) / 2**30, counted(*estimate.memory_bytes, trainer=TRAINERS[way])
         memory = own / gib - 1.0 if gib else 0.0
         errors.setdefault(way, []).append((step, memory))
         print(
@@ -392,9 +392,10 @@ def report(cases: Mapping[str, Case], root: Path, cluster: str) -> None:
         )
 
 
-def counted(rank: DeviceMemory) -> float:
-    """The memory of a rank in GiB, without what is reserved for libraries, which `torch.cuda` does not count."""
-    return (rank.parameters + rank.gradients + rank.optimizer + rank.activations + rank.buffers) / 2**30
+def counted(rank: DeviceMemory, trainer: str) -> float:
+    """The memory of a rank in GiB that `torch.cuda` counts as allocated: without libraries and what nothing uses."""
+    about = trainers()[trainer]
+    return (rank.total / 2**30 - about.reserved_GiB) / (1.0 + about.unused_share)
 
 
 def main() -> None:

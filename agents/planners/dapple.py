@@ -316,6 +316,7 @@ def propose(incumbent: Incumbent) -> Iterator[StagedPlan]:
     settings = evaluator.settings(0)
     reserved = float(settings.reserved_bytes + settings.pipeline_bytes)
     free = min(space.problem.usable_bytes((device,)) for device in cluster.devices.values()) - reserved
+    free /= 1.0 + float(settings.unused_share)
     places = Places(ClusterNetwork(cluster), sizes)
     found: list[tuple[float, int, str, Planned]] = []
     ranked = []

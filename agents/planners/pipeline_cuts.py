@@ -18,7 +18,7 @@ from agents.planners.chunk_moves import moved, with_cuts
 from agents.planners.kernels.cuts import RankLimits, SpanCosts, least_costs, least_partition
 from agents.planners.unit_profile import unit_costs
 from automap.price.kernels.array_types import Rows
-from automap.price.kernels.memory import buffer_bytes, in_flight, state_bytes
+from automap.price.kernels.memory import in_flight, standing_bytes, state_bytes, working_bytes
 from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.space.space import PlanSpace, Values
 
@@ -144,7 +144,8 @@ class _Cuts:
             shown * np.where(crossing > 0.0, layout.send_latency_s[at] + crossing / layout.send_bytes_per_s[at], 0.0)
             for at in (rank - 1, rank)
         )
-        return RankLimits(float(alive), float(layout.stages[rank].capacity), receives, sends, *begins, *ends)
+        room = float(layout.stages[rank].capacity) / (1.0 + self._space.problem.trainer.unused_share)
+        return RankLimits(float(alive), room, receives, sends, *begins, *ends)
 
     def _before(self, costs: Rows) -> Floats:
         """`SpanCosts.before` of the costs of all units, see `unit_costs`."""
@@ -171,7 +172,8 @@ class _Cuts:
             costs[name].max() for name in ("workspace_bytes", "parameters", "boundary_bytes")
         )
         settings = space.evaluator.settings(self._lowered.zero)
-        buffers = buffer_bytes(working, gathered, crossing, shape.pp, shape.num_micro_batches, settings)
+        buffers = working_bytes(working, gathered, settings)
+        buffers += standing_bytes(crossing, shape.pp, shape.num_micro_batches, settings)
         full = costs["live_bytes"][RECOMPUTE_MODES.index("full")]
         # The last unit, which holds the scores of the loss, runs again with all others alone.
         some, every = (full[:last].max() for last in (max(1, space.num_units - 1), space.num_units))

@@ -78,6 +78,7 @@ class BoundTable:
             unlike=rows,
             work=self._before(found.work_s),
             states=self._before(found.state_bytes),
+            gradients=self._before(found.gradient_bytes),
             saved=self._before(found.saved_bytes),
             sent=np.ascontiguousarray(np.pad(found.sent_bytes[:, units], ((0, 0), (1, 0)))),
             shared_bytes=self._tied_elements * float(sum(space.problem.state_bytes)),
@@ -108,6 +109,7 @@ class BoundTable:
             work_s=found.work_s[fast],
             again_s=found.again_s[fast],
             state_bytes=found.state_bytes[slow],
+            gradient_bytes=found.gradient_bytes[slow],
             saved_bytes=found.saved_bytes[slow],
             sent_bytes=np.minimum(found.sent_bytes[slow], found.sent_bytes[fast]),
         )
@@ -209,6 +211,7 @@ class BoundTable:
         busy_s = np.minimum.reduceat(work_s * devices[:, None], starts) @ times / space.meshes.devices
         tied_bytes = float(self._tied_elements * sum(space.problem.state_bytes))
         held = np.minimum.reduceat(least.state_bytes[flat], starts) @ times - tied_bytes
+        held *= 1.0 + float(arrays.settings.unused_share)
         return np.stack([busy_s, np.minimum.reduceat(work_s, starts) @ times, held / np.maximum(1.0, capacity)], axis=1)
 
     def _of_shape(self, shape: Shape, stands: Sequence[Sequence[float]]) -> tuple[float, float]:

@@ -94,7 +94,9 @@ class FamilyBounds(MixedStages):
         (row,) = self._rows(shape)
         stage = self._stage(row, shape)
         costs, held, settings = self._costs_on(stage, level), self._held(family), space.evaluator.settings(0)
-        room = shape.pp * self._room(row, shape) - 2.0 * float(costs.modes[..., WORKSPACE_BYTES].max())
+        # The last unit works while all before it is saved.
+        working = costs.modes[space.arrays.units[-1], :, WORKSPACE_BYTES]
+        room = shape.pp * self._room(row, shape) - 2.0 * float(working.min())
         if room <= 0.0:
             return np.inf
         tie_s, untied = self._tie(shape)
@@ -109,7 +111,7 @@ class FamilyBounds(MixedStages):
                 space,
                 costs,
                 way.path,
-                family.zeros,
+                self._state_of(family),
                 num_opened=shape.num_chunks - 1,
                 memory=Memory(room=room, held=min(held)),
                 ends_first=way.ends_first,

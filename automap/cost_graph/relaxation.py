@@ -113,6 +113,17 @@ class Undecided:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class State:
+    """How parameters, gradients and moments are held."""
+
+    zeros: tuple[int, ...]
+    """ZeRO stages that are possible."""
+    makes_gradients: bool
+    """Whether gradients take the place of activations, so that only these are sure to be held; see
+    `automap.price.kernels.memory.makes_gradients`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
     """Memory of all ranks together."""
 
@@ -134,7 +145,7 @@ class Relaxation:
         space: PlanSpace,
         costs: OpenCosts,
         path: Path,
-        zeros: Sequence[int],
+        state: State,
         *,
         num_opened: int,
         memory: Memory | None = None,
@@ -146,7 +157,7 @@ class Relaxation:
         Args:
             costs: what units cost on the stage.
             path: what the seconds of a rank weigh.
-            zeros: ZeRO stages.
+            state: how parameters, gradients and moments are held.
             num_opened: units that are the first of a chunk, but for the first of all.
             memory: of all ranks together; None: memory does not count.
             ends_first: share of the paths that end on rank 0, which has the first unit, with its gradients; the path's
@@ -154,9 +165,10 @@ class Relaxation:
             parameter_s: seconds that each parameter of the first unit costs besides.
         """
         self._parameter_s = parameter_s
+        self._state = state
         self._room, self._held = (memory.room, memory.held) if memory else (math.inf, 1)
         self._price_s = 0.0
-        self._costs, self._path, self._zeros, self._num_opened = costs, path, tuple(zeros), num_opened
+        self._costs, self._path, self._zeros, self._num_opened = costs, path, state.zeros, num_opened
         stage = costs.stage
         # A field of a record takes many times as long to read as one of an object.
         self._settings, self._hardware = _fields(space.evaluator.settings(0)), _fields(stage.hardware)
@@ -223,7 +235,8 @@ class Relaxation:
         settings = self._settings
         found = np.zeros(UNIT_COST_WIDTH)
         least = max(self._zeros)
-        for stage, each in ((3, settings.parameter_bytes), (2, settings.gradient_bytes), (1, settings.optimizer_bytes)):
+        gradient_bytes = 0.0 if self._state.makes_gradients else settings.gradient_bytes
+        for stage, each in ((3, settings.parameter_bytes), (2, gradient_bytes), (1, settings.optimizer_bytes)):
             found[SHARDS if least >= stage else PARAMETERS] += float(each)
         return found
 

@@ -15,8 +15,9 @@ from automap.cost_graph.families import Family
 from automap.cost_graph.kernels.values_on_mesh import values_on_mesh
 from automap.cost_graph.open_costs import OpenCosts
 from automap.cost_graph.paths import Path, exchanged_s, held, path_trips, sends_on
-from automap.cost_graph.relaxation import BOUNDARY_BYTES, SAVED_BYTES, OfTypes, Relaxation, Undecided
+from automap.cost_graph.relaxation import BOUNDARY_BYTES, SAVED_BYTES, OfTypes, Relaxation, State, Undecided
 from automap.cost_graph.unlike_stages import Standing
+from automap.price.kernels.memory import makes_gradients
 from automap.price.kernels.stage_records import Stage
 from automap.price.lowered_plan import spread
 from automap.space.kernels.draft import new_draft
@@ -60,7 +61,7 @@ class StageBounds:
         saved_bytes = (costs.times[:, None] * costs.modes[..., SAVED_BYTES]).T
         crossing = self._crossing(costs)
         if level is Level.UNDECIDED:
-            undecided = self._undecided_on(stage, family.zeros)
+            undecided = self._undecided_on(stage, family)
             found_s = [undecided.on(path) for path in (busy, *trips)]
             return Standing.undecided(found_s, undecided.state_bytes, saved_bytes, room=room, crossing=crossing)
         plenty = room - max(*self._held(family), shape.pp) * float(saved_bytes.max(axis=0).sum())
@@ -68,22 +69,24 @@ class StageBounds:
         for number, path in enumerate((busy, *trips)):
             # All paths share one state, so that only those that matter most are told apart by it.
             enough = plenty if shape.virtual == 1 or number < 2 else np.inf
-            key = (*_key(stage), level, opened, path, family.zeros, enough)
+            state = self._state_of(family)
+            key = (*_key(stage), level, opened, path, state, enough)
             if key not in self._of_types:
-                relaxation = Relaxation(self.space, costs, path, family.zeros, num_opened=opened)
+                relaxation = Relaxation(self.space, costs, path, state, num_opened=opened)
                 self._of_types[key] = relaxation.of_types(enough, found[0].picked if found else None)
             found.append(self._of_types[key])
         return Standing.of(found, saved_bytes, room=room, crossing=crossing)
 
-    def _undecided_on(self, stage: Stage, zeros: tuple[int, ...]) -> Undecided:
+    def _undecided_on(self, stage: Stage, family: Family) -> Undecided:
         """What units take at least on a stage with every signature undecided."""
-        key = (*_key(stage), zeros)
+        state = self._state_of(family)
+        key = (*_key(stage), state)
         if key not in self._undecided:
             if len(self._undecided) >= MOST_COSTS[Level.UNDECIDED]:
                 self._undecided.pop(next(iter(self._undecided)))
             path = Path(forward=0.0, backward=0.0, gradients=0.0)
             costs = self._costs_on(stage, Level.UNDECIDED)
-            self._undecided[key] = Relaxation(self.space, costs, path, zeros, num_opened=0).undecided()
+            self._undecided[key] = Relaxation(self.space, costs, path, state, num_opened=0).undecided()
         return self._undecided[key]
 
     def _crossing(self, costs: OpenCosts) -> Floats:
@@ -148,11 +151,17 @@ class StageBounds:
         of_shapes = [held(shape, self.space.schedules) for shape in family.shapes]
         return [min(each) for each in zip(*of_shapes, strict=True)]
 
+    def _state_of(self, family: Family) -> State:
+        """How the plans of a family hold parameters, gradients and moments."""
+        makes = makes_gradients(family.shapes[0].num_micro_batches, self.space.evaluator.settings(0))
+        return State(zeros=tuple(family.zeros), makes_gradients=bool(makes))
+
     def _room(self, row: int, shape: Shape) -> float:
         """Bytes of a device that state and saved activations may take."""
         settings = self.space.evaluator.settings(0)
         pipeline_bytes = float(settings.pipeline_bytes) if shape.pp > 1 else 0.0
-        return float(self.space.arrays.capacity[row]) - float(settings.reserved_bytes) - pipeline_bytes
+        room = float(self.space.arrays.capacity[row]) - float(settings.reserved_bytes) - pipeline_bytes
+        return room / (1.0 + float(settings.unused_share))
 
     def _rates(self, shape: Shape, order: int) -> list[float]:
         """[ranks] bytes a second from each rank to the next one, of stages of equal size."""

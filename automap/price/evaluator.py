@@ -95,6 +95,10 @@ class Evaluator:
                 gathers_singly=float(trainer.gathers_singly),
                 pipeline_bytes=trainer.pipeline_GiB * (1 << 30),
                 crossing_buffers=trainer.crossing_buffers,
+                keeps_gradients=float(trainer.keeps_gradients),
+                unused_share=trainer.unused_share,
+                held_update_bytes=trainer.update_bytes,
+                bucket_bytes=trainer.bucket_bytes,
                 most_gathered=math.inf if trainer.most_gathered is None else trainer.most_gathered,
             )
         )

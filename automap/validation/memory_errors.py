@@ -71,21 +71,26 @@ def upper_spread(some: Iterable[Peak]) -> float:
 def spreads(some: Sequence[Peak]) -> Mapping[str, tuple[float, str]]:
     """The spread of each trainer and where it comes from: its own, but no less than that of all on PyTorch together.
 
-    A trainer of which nothing was measured has the latter, a release that of the one before; the generic one, which may
-    be any, the widest on PyTorch.
+    A trainer of which nothing was measured has the latter, all releases of one software the same; the generic one,
+    which may be any, the widest on PyTorch.
     """
     on_pytorch = [peak for peak in some if peak.trainer not in COMPILED]
     pooled = upper_spread(on_pytorch)
     together = f"the {len(on_pytorch)} peaks of all trainers on PyTorch, sources counting alike"
     found = {}
     for name in trainers():
-        release = RELEASES.get(name, name)
-        mine = [peak for peak in some if peak.trainer == release]
-        own, whose = upper_spread(mine), "its" if release == name else f"{release}'s"
+        releases = next((some for some in _releases() if name in some), {name})
+        mine = [peak for peak in some if peak.trainer in releases]
+        own, whose = upper_spread(mine), "its" if len(releases) == 1 else "its releases'"
         found[name] = (own, f"{whose} {len(mine)} peaks") if own > pooled else (pooled, together)
     widest = max(((found[peak.trainer][0], peak.trainer) for peak in on_pytorch), default=(pooled, "all of them"))
     found["generic"] = widest[0], f"assumed: the widest on PyTorch, that of {widest[1]}"
     return found
+
+
+def _releases() -> list[set[str]]:
+    """The trainers of each software that has several releases."""
+    return [{name, *earlier.values()} for name, earlier in RELEASES.items()]
 
 
 def left_out(some: Sequence[Peak]) -> tuple[tuple[Peak, float], ...]:

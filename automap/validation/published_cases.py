@@ -37,8 +37,9 @@ DROPOUT = {"megatron-lm": 10, "megatron-deepspeed": 10, "oneflow": 10, "deeplear
 VOCABULARY = 50257
 """The vocabulary of GPT-2, for sources that do not state one."""
 SCHEDULES = {"1f1b": "1f1b", "1f1b-i": "interleaved", "gpipe": "gpipe", "zb-1p": "zb1p", "zb-2p": "zb2p"}
-RELEASES = {"torchtitan": "torchtitan-2024"}
-"""Software -> the trainer of its published runs, where today's release differs."""
+RELEASES = {"torchtitan": {"2024": "torchtitan-2024", "2025": "torchtitan-2025", "": "torchtitan-2024"}}
+"""Software -> the trainers of its published runs where today's release differs, by the year in the source of a run; of
+a source without one that of most runs."""
 LATENT = ("deepseek-v2", "deepseek-v3", "kimi-k2")
 """Models with multi-head latent attention (their papers); its products depend on more than a head's size."""
 
@@ -69,7 +70,9 @@ def case_of(run: Run) -> Case:
 
 def trainer_of(run: Run) -> str:
     """The name of the trainer that a run is priced as."""
-    name = RELEASES.get(run.stack, run.stack)
+    year = re.search(r"(?<!\d)(20\d\d)-?\d\d(?!\d)", run.source)
+    releases = RELEASES.get(run.stack, {})
+    name = releases.get(year[1] if year else "", run.stack)
     return name if name in trainers() else "generic"
 
 

@@ -33,6 +33,8 @@ class Run:
     """The measured step time."""
     peak_memory_bytes: float | None
     """The measured peak memory of a device, if the source states it."""
+    source: str = ""
+    """Where the run was published."""
 
     @property
     def choice_group(self) -> tuple[Any, ...]:
@@ -80,4 +82,5 @@ def _run(item: object, path: str) -> Run:
         strategy=item["strategy"],
         iteration_s=float(seconds),
         peak_memory_bytes=None if peak is None else float(peak) * 1e9,
+        source=str(item.get("source") or ""),
     )

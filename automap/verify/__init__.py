@@ -14,8 +14,9 @@ from dataclasses import replace
 from automap.plan import DeviceMemory, Plan
 from automap.problem import Problem
 from automap.verify.hints import check_hints
-from automap.verify.memory import Activations, Recount, check_memory
+from automap.verify.memory import Recount, check_memory
 from automap.verify.model import Model
+from automap.verify.moments import Moment
 from automap.verify.reading import Violation, place_chunks, place_operators, read_chunks, uneven
 from automap.verify.replicas import check_replicas
 from automap.verify.schedule import check_order
@@ -62,8 +63,8 @@ class Verifier:
         model = Model(replace(problem, training=replace(problem.training, target=target)))
         return tuple(check_target(plan, place_chunks(plan, model), model))
 
-    def memory(self, plan: Plan) -> tuple[tuple[DeviceMemory, Activations], ...]:
-        """The memory of the devices of each pipeline rank, and the bounds on an estimate of its activations.
+    def memory(self, plan: Plan) -> tuple[tuple[DeviceMemory, Moment], ...]:
+        """The memory of the devices of each pipeline rank in its fullest moment, and the bounds on an estimate of it.
 
         Args:
             plan: a plan in which `violations` finds no other fault.

@@ -4,14 +4,19 @@ Saved activations are counted as pieces of memory: a tensor as its operator wrot
 which another operator reads it. Views of a piece are the same piece. A piece counts once, however many operators need
 it.
 
-Parameters, gradients, optimizer state and buffers must be equal to those of the estimate. Activations must be between
-two counts, which differ only in what the price simplifies:
+Memory is that of the fullest moment: while a unit of the micro-batch whose backward pass comes first runs backwards, a
+rank holds what that unit and those before it saved, what the pass needs besides, and gradients: all of them, or where
+the backward pass makes them those of that unit and of the units behind it.
+
+Parameters and optimizer state must be equal to those of the estimate. Activations, gradients and buffers together must
+be between two counts, which differ only in what the price simplifies:
 - it counts each unit by itself, so that a piece which two units need (a ReLU's result at a cut) counts twice;
 - it takes a carried tensor that enters a unit as split where the tensor beside it is split, else as whole; also one
   that comes from a unit which only hands it on, beside a branch that leads nowhere; where a trainer keeps this rank's
   part of what it gathers, it then takes the whole for kept;
 - it takes two views of one tensor for the same memory where they are equally large, although one of them may be a copy
-  in another placement (`automap.price.kernels.saved_activations`).
+  in another placement (`automap.price.kernels.saved_activations`);
+- of a parameter that two units read it takes the gradient for made by each of them.
 Buffers of what crosses between stages are counted with the second of these too.
 """
 
@@ -19,15 +24,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
+import numpy as np
+
+from automap.arrays import Floats
 from automap.execution import Cast, host_of
 from automap.memory_band import margin
 from automap.plan import DeviceMemory, Plan, format_devices
 from automap.verify.model import Model
-from automap.verify.parameters import Place, held_parameters
+from automap.verify.moments import Gradients, Moment, Piece, Pieces
+from automap.verify.parameters import Held, Place, held_parameters
 from automap.verify.reading import Chunk, Violation, alike_ranks
 from automap.verify.replicas import held_bytes
 from automap.verify.schedule import Action, peaks, rank_orders
@@ -40,36 +48,6 @@ from ir.operators.experts import PRODUCT as EXPERT_PRODUCT
 TOLERANCE = 1e-6
 """The relative difference at which two counts are equal; both are sums of the same terms."""
 GIB = float(1 << 30)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
-    """Memory that backward passes need: a tensor, or a copy of it in another placement."""
-
-    root: str
-    """The tensor that the piece is a view or a copy of."""
-    tensor: str
-    """The tensor whose memory it is, itself no view of a tensor in the same placement."""
-    place: tuple[tuple[str, str], ...]
-    """(axis, placement) of the piece."""
-    share: float
-    """The bytes of an element over those of the activation: less than 1 where it was quantised."""
-    size: float
-    """The bytes on one device."""
-    whole: float
-    """The bytes of the whole tensor."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Activations:
-    """Bytes of saved activations."""
-
-    low: float
-    """The least estimate that counts as right."""
-    counted: float
-    """The count of this module."""
-    high: float
-    """The largest estimate that counts as right."""
 
 
 class Recount:
@@ -91,8 +69,8 @@ class Recount:
         self._viewed = frozenset(self._root(op.inputs[0]) for op in self.graph.operators if op.is_alias)
         self.home = {i: chunk for chunk in chunks for i in chunk.operators}
 
-    def devices(self) -> tuple[tuple[DeviceMemory, Activations], ...]:
-        """The peak memory of each pipeline rank, by kinds of devices, and the bounds on its activations."""
+    def devices(self) -> tuple[tuple[DeviceMemory, Moment], ...]:
+        """The memory of each pipeline rank in its fullest moment, by kinds of devices, and the bounds on that."""
         orders = rank_orders(self.plan)
         found = []
         for rank in range(len(orders)):
@@ -101,51 +79,101 @@ class Recount:
                 found.append(Recount(self.plan, seen, self.model)._of(rank, devices, orders[rank]))
         return tuple(found)
 
-    def _of(self, rank: int, devices: Sequence[int], order: Sequence[Action]) -> tuple[DeviceMemory, Activations]:
-        """Peak memory of some devices of a rank, with the samples of `chunks`, and the bounds on its activations."""
-        kept = {chunk.number: self._kept(chunk) for chunk in self.chunks if chunk.rank == rank}
-        peak = Activations(
-            low=peaks([order], {number: math.floor(k.low) for number, k in kept.items()})[0],
-            counted=peaks([order], {number: k.counted for number, k in kept.items()})[0],
-            high=peaks([order], {number: math.ceil(k.high) for number, k in kept.items()})[0],
-        )
+    def _of(self, rank: int, devices: Sequence[int], order: Sequence[Action]) -> tuple[DeviceMemory, Moment]:
+        """Memory of some devices of a rank, with the samples of `chunks`, and the bounds on what it holds."""
         chunks = [chunk for chunk in self.chunks if chunk.rank == rank]
-        zero = chunks[0].stage.zero.stage
-        state_bytes, trainer = self.problem.state_bytes, self.problem.trainer
+        zero, state_bytes, trainer = chunks[0].stage.zero.stage, self.problem.state_bytes, self.problem.trainer
         whole, sharded = self._elements(i for chunk in chunks for i in chunk.operators)
-        held = [sharded if zero >= least else whole for least in (3, 2, 1)]
-        parameters, gradients, optimizer = (n * size for n, size in zip(held, state_bytes, strict=True))
-        # Under ZeRO 3 the weights of a unit and of the next one are gathered; gradients are whole until scattered.
-        largest = max(self._elements(unit)[0] for chunk in chunks for unit in self._units(chunk))
-        most = math.inf if trainer.most_gathered is None else trainer.most_gathered
-        gathered = min(2.0 * largest, most) * state_bytes[0] * (zero >= 3)
-        gathered += min(largest, most) * state_bytes[1] * (zero >= 2)
+        parameters, gradients, optimizer = (
+            (sharded if zero >= least else whole) * size for least, size in zip((3, 2, 1), state_bytes, strict=True)
+        )
+        updating = trainer.update_bytes * (sharded if zero >= 1 else whole)
+        update = Moment(activations=np.zeros(3), gradients=np.full(3, gradients), working=np.full(3, updating))
+        held = Moment.fullest([self._fullest(chunks, order, gradients), update])
+        replicas = math.prod(size for axis, size in chunks[0].sizes.items() if axis != "tp")
+        if replicas > 1 and not zero:
+            held = replace(held, working=held.working + trainer.bucket_bytes * whole)
+        standing = trainer.reserved_GiB * GIB + whole * held_bytes(self.plan, state_bytes[1])
         if len({chunk.rank for chunk in self.chunks}) > 1:
             num_buffers = trainer.crossing_buffers * self.plan.num_micro_batches
-            gathered += trainer.pipeline_GiB * GIB + num_buffers * self._crossing(rank)
-        averaged = whole * held_bytes(self.plan, state_bytes[1])
-        work = max(self._written(chunk, i) for chunk in chunks for i in chunk.operators)
-        # One unit at a time is recomputed, and saves all that its backward pass needs.
-        again = [self._unit_saves(chunk, unit) for chunk in chunks for unit in self._units(chunk)]
-        activations = Activations(
-            low=peak.low + max(a.low for a in again),
-            counted=peak.counted + max(a.counted for a in again),
-            high=peak.high + max(a.high for a in again),
-        )
+            standing += trainer.pipeline_GiB * GIB + num_buffers * self._crossing(rank)
+        unused = trainer.unused_share * (parameters + optimizer + held.total)
+        held = replace(held, working=held.working + unused + standing)
         capacity = (
             min(self.problem.cluster.device(d).memory_bytes for d in devices) - self.problem.hints.memory_reserve_bytes
         )
         memory = DeviceMemory(
             devices=format_devices(tuple(devices)),
             parameters=parameters,
-            gradients=gradients,
+            gradients=float(held.gradients[1]),
             optimizer=optimizer,
-            activations=activations.counted,
-            buffers=2.0 * work + trainer.reserved_GiB * GIB + gathered + averaged,
+            activations=float(held.activations[1]),
+            buffers=float(held.working[1]),
             capacity=capacity,
             reserve=capacity - capacity / margin(self.problem.training.memory_confidence, trainer.memory_spread),
         )
-        return memory, activations
+        return memory, held
+
+    # -- the fullest moment --------------------------------------------------------------------------------------
+
+    def _fullest(self, chunks: Sequence[Chunk], order: Sequence[Action], gradient_bytes: float) -> Moment:
+        """What a rank holds in its fullest moment.
+
+        Args:
+            chunks: those of the rank.
+            order: its actions.
+            gradient_bytes: bytes of all its gradients.
+        """
+        makes = not self.problem.trainer.keeps_gradients and self.plan.num_micro_batches == 1
+        if makes:
+            # All chunks go forwards before the first one goes backwards.
+            return Moment.fullest(self._moments(chunks, makes=True)[0])
+        moments = [self._moments([chunk], makes=False) for chunk in chunks]
+        # The price counts whole bytes.
+        kept = {
+            chunk.number: [math.floor(saved[0]), saved[1], math.ceil(saved[2])]
+            for chunk, (_, saved) in zip(chunks, moments, strict=True)
+        }
+        peak = np.array([peaks([order], {number: saved[i] for number, saved in kept.items()})[0] for i in range(3)])
+        return Moment.fullest(
+            [
+                replace(one, activations=peak - saved + one.activations, gradients=np.full(3, gradient_bytes))
+                for some, saved in moments
+                for one in some
+            ]
+        )
+
+    def _moments(self, chunks: Sequence[Chunk], *, makes: bool) -> tuple[list[Moment], Floats]:
+        """What is held of one micro-batch while each unit of some chunks runs backwards, and what all of them save."""
+        units = [(chunk, unit) for chunk in chunks for unit in self._units(chunk)]
+        saved, behind = Pieces(self._carried, self._viewed), Gradients(self._gradient_size(chunks[0]))
+        found, made = [], []
+        for _, unit in reversed(units):
+            behind.add(held_parameters(unit, self.home, self.model))
+            made.append(behind.counts() if makes else np.zeros(3))
+        for (chunk, unit), gradients in zip(units, reversed(made), strict=True):
+            kept = self._unit_keeps(chunk, unit, own=True)
+            # Of a carried tensor the price knows no part of this rank's own that a gathered copy could be kept as.
+            read = {piece for piece in self._unit_keeps(chunk, unit, own=False) if piece.root in self._carried}
+            saved.add(kept, kept | read)
+            activations = saved.counts() + self._unit_saves(chunk, unit)
+            working = np.full(3, self._working(chunk, unit))
+            found.append(Moment(activations=activations, gradients=gradients, working=working))
+        return found, saved.counts()
+
+    def _gradient_size(self, chunk: Chunk) -> Callable[[Held], float]:
+        """Bytes of the gradient of a parameter that a rank holds."""
+        size, is_sharded = self.problem.state_bytes[1], chunk.stage.zero.stage >= 2
+        return lambda one: size * (one.shard if is_sharded else one.elements)
+
+    def _working(self, chunk: Chunk, unit: Sequence[int]) -> float:
+        """Bytes that a pass of a unit needs besides what is saved."""
+        zero, state_bytes, trainer = chunk.stage.zero.stage, self.problem.state_bytes, self.problem.trainer
+        # Under ZeRO 3 the weights of a unit and of the next one are gathered; gradients are whole until scattered.
+        whole, most = self._elements(unit)[0], math.inf if trainer.most_gathered is None else trainer.most_gathered
+        gathered = min(2.0 * whole, most) * state_bytes[0] * (zero >= 3)
+        gathered += min(whole, most) * state_bytes[1] * (zero >= 2)
+        return 2.0 * max(self._written(chunk, i) for i in unit) + gathered
 
     # -- parameters ----------------------------------------------------------------------------------------------
 
@@ -162,17 +190,6 @@ class Recount:
         for index in chunk.operators:
             found.setdefault(self.model.unit_of[index], []).append(index)
         return list(found.values())
-
-    def _kept(self, chunk: Chunk) -> Activations:
-        """The bytes that one micro-batch saves in a stage."""
-        kept, most = [], []
-        for unit in self._units(chunk):
-            kept.append(self._unit_keeps(chunk, unit, own=True))
-            # Of a carried tensor the price knows no part of this rank's own that a gathered copy could be kept as.
-            read = {piece for piece in self._unit_keeps(chunk, unit, own=False) if piece.root in self._carried}
-            most.append(kept[-1] | read)
-        bounds = _sum(most, self._carried, self._viewed)
-        return replace(_sum(kept, self._carried, self._viewed), high=bounds.high)
 
     def _unit_keeps(self, chunk: Chunk, unit: Sequence[int], *, own: bool) -> set[Piece]:
         """The pieces that one micro-batch saves in a unit from its forward to its backward pass.
@@ -211,12 +228,13 @@ class Recount:
         kernel = self.model.kernels.get(index)
         return frozenset() if kernel is None else kernel.internal
 
-    def _unit_saves(self, chunk: Chunk, unit: Sequence[int]) -> Activations:
+    def _unit_saves(self, chunk: Chunk, unit: Sequence[int]) -> Floats:
         """The bytes that a unit saves while it is recomputed; none if it is not recomputed as a whole."""
-        if not chunk.again.issuperset(unit):
-            return Activations(low=0.0, counted=0.0, high=0.0)
-        pieces = {self._piece(chunk, i, slot, name, own=False) for i in unit for slot, name in self._saved(i)}
-        return _sum([pieces], self._carried, self._viewed)
+        found = Pieces(self._carried, self._viewed)
+        if chunk.again.issuperset(unit):
+            pieces = {self._piece(chunk, i, slot, name, own=False) for i in unit for slot, name in self._saved(i)}
+            found.add(pieces, pieces)
+        return found.counts()
 
     def _saved(self, index: int) -> Iterator[tuple[int, str]]:
         """(slot, tensor) of the activations and data that the backward pass of an operator needs; inputs come first."""
@@ -377,23 +395,6 @@ class Recount:
         return max(written, of_loss)
 
 
-def _sum(units: Sequence[set[Piece]], carried: frozenset[str], viewed: frozenset[str]) -> Activations:
-    """The bytes of the pieces that the units of a stage need.
-
-    Args:
-        units: the pieces of each unit.
-        carried: tensors that stages hand on, or what they are views of.
-        viewed: tensors that have views.
-    """
-    every = set().union(*units)
-    copies = Counter((piece.root, piece.size) for piece in every if piece.root not in carried)
-    return Activations(
-        low=sum(size * (1 if root in viewed else count) for (root, size), count in copies.items()),
-        counted=sum(piece.size for piece in every),
-        high=sum(piece.whole if piece.root in carried else piece.size for unit in units for piece in unit),
-    )
-
-
 def check_memory(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[Violation]:
     """Compares the memory of the estimate with the recount, and the recount with the capacity of the devices."""
     found = Recount(plan, chunks, model).devices()
@@ -411,13 +412,14 @@ def check_memory(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[
     if [m.devices for m in stated] != [m.devices for m, _ in found]:
         yield Violation("estimate.memory_bytes", f"not about {', '.join(m.devices for m, _ in found)}")
         return
-    for rank, (said, (mine, activations)) in enumerate(zip(stated, found, strict=True)):
+    for rank, (said, (mine, held)) in enumerate(zip(stated, found, strict=True)):
         where = f"estimate.memory_bytes[{rank}]"
-        for name in ("parameters", "gradients", "optimizer", "buffers", "capacity", "reserve"):
+        for name in ("parameters", "optimizer", "capacity", "reserve"):
             if not math.isclose(getattr(said, name), getattr(mine, name), rel_tol=TOLERANCE, abs_tol=1.0):
                 what = f"says {getattr(said, name):.0f} bytes, counted {getattr(mine, name):.0f}"
                 yield Violation(f"{where}.{name}", what)
-        low, high = activations.low * (1.0 - TOLERANCE), activations.high * (1.0 + TOLERANCE)
-        if not low <= said.activations <= high:
-            what = f"says {said.activations:.0f} bytes, counted {mine.activations:.0f}, {low:.0f} to {high:.0f}"
-            yield Violation(f"{where}.activations", what)
+        low, counted, high = held.total.tolist()
+        together = said.activations + said.gradients + said.buffers
+        if not low * (1.0 - TOLERANCE) - 1.0 <= together <= high * (1.0 + TOLERANCE) + 1.0:
+            what = f"says {together:.0f} bytes of activations, gradients and buffers, counted {counted:.0f}"
+            yield Violation(where, f"{what}, {low:.0f} to {high:.0f}")

@@ -16,7 +16,7 @@ from numba import boolean, float64, int64, void
 from automap.bounds.kernels.unit_lower_bounds import pick_forced
 from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Floats2, Floats3, Ints, Ints2, Mask2, tuple_type
-from automap.price.kernels.memory import in_flight
+from automap.price.kernels.memory import in_flight, makes_gradients
 from automap.schedule import ZB1P, ZB2P
 from automap.space.kernels.cuts import nth_cut
 from automap.space.kernels.draft import DRAFT, pick, pick_all
@@ -49,6 +49,8 @@ class LowerBounds(NamedTuple):
     """[rows, units + 1] least seconds of a micro-batch in all units before each."""
     states: Floats2
     """[rows, units + 1] least bytes of parameters, gradients and moments of all units before each."""
+    gradients: Floats2
+    """[rows, units + 1] bytes of the gradients among them."""
     saved: Floats2
     """[rows, units + 1] least bytes that a micro-batch leaves for its backward pass in all units before each."""
     sent: Floats2
@@ -155,8 +157,12 @@ def _memory_bound(space, bounds, workspace, chunk):
     rank = chunk % frame.num_ranks
     row = workspace.least[rank]
     waiting = in_flight(rank, frame.num_ranks, frame.num_chunks, frame.num_micro_batches)
-    used = max(0.0, bounds.states[row, end] - bounds.states[row, start] - bounds.shared_bytes) + bounds.reserved_bytes
-    used += waiting * (bounds.saved[row, end] - bounds.saved[row, start])
+    used = max(0.0, bounds.states[row, end] - bounds.states[row, start] - bounds.shared_bytes)
+    saved = waiting * (bounds.saved[row, end] - bounds.saved[row, start])
+    if makes_gradients(frame.num_micro_batches, workspace.settings[0]):
+        # Either all is saved and no gradient made, or the other way round.
+        saved = max(0.0, saved - (bounds.gradients[row, end] - bounds.gradients[row, start]))
+    used = (1.0 + workspace.settings[0].unused_share) * (used + saved) + bounds.reserved_bytes
     return used / max(1.0, space.capacity[layout.stages[rank]]) - 1.0
 
 

@@ -74,6 +74,8 @@ class UnitBounds(NamedTuple):
     """[settings, types] seconds of a micro-batch where all is computed again."""
     state_bytes: Floats2
     """[settings, types] bytes of parameters, gradients and moments under the ZeRO stage that leaves least."""
+    gradient_bytes: Floats2
+    """[settings, types] bytes of the gradients among them."""
     saved_bytes: Floats2
     """[settings, types] bytes saved for the backward pass, under the recompute mode that saves least."""
     sent_bytes: Floats2
@@ -122,6 +124,7 @@ def _least_of_units(compiled, settings, picked, exposed, again, out, workspace, 
                     out.saved_bytes[number, kind] = min(out.saved_bytes[number, kind], cost.saved_bytes)
             parameters, gradients, optimizer = state_bytes(cost.parameters, cost.zero_parameters, workspace.settings[0])
             out.state_bytes[number, kind] = parameters + gradients + optimizer
+            out.gradient_bytes[number, kind] = gradients
             out.sent_bytes[number, kind] = cost.boundary_bytes
 
 

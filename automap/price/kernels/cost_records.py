@@ -195,6 +195,14 @@ class SettingsRow:
     """1 where ZeRO gathers each parameter by a call of its own."""
     most_gathered: float
     """Most parameters that ZeRO 3 holds gathered."""
+    keeps_gradients: float
+    """1 where gradients have memory for the whole training, 0 where the backward pass makes them."""
+    unused_share: float
+    """Memory that the allocator holds and nothing uses, as a share of what is used."""
+    held_update_bytes: float
+    """Bytes for each parameter that the optimizer holds while it updates, beside its state."""
+    bucket_bytes: float
+    """Bytes for each parameter that buckets hold beside the gradients, where replicas are trained without ZeRO."""
     pipeline_bytes: float
     """Bytes that the framework reserves on each device of a pipeline, beside `reserved_bytes`."""
     crossing_buffers: float
@@ -253,8 +261,22 @@ class PartRow:
 
 
 @dataclass(kw_only=True, slots=True)
+class MomentRow:
+    """What the passes of a micro-batch hold in the fullest moment, see `automap.price.kernels.memory.add_to_moment`."""
+
+    saved: float
+    """Bytes that all units so far save for the backward pass."""
+    activations: float
+    """Bytes of saved activations in that moment, and of those that are alive while a unit is recomputed."""
+    gradients: float
+    """Bytes of the gradients that the backward pass has made until then."""
+    working: float
+    """Bytes that the passes of the unit which runs then need besides."""
+
+
+@dataclass(kw_only=True, slots=True)
 class RankCostRow:
-    """Time and memory of one pipeline rank: the result of `step`."""
+    """Time and memory of one pipeline rank: the result of `step`. Memory is that of the fullest moment."""
 
     end_s: float
     """Seconds until the rank is done with the step."""
@@ -273,7 +295,7 @@ class RankCostRow:
     optimizer_bytes: float
     """Bytes of the optimizer's state."""
     activation_bytes: float
-    """Bytes of activations at their peak."""
+    """Bytes of activations."""
     buffer_bytes: float
     """Bytes of temporaries, of ZeRO's gathers, and of the framework."""
     capacity_bytes: float
@@ -337,4 +359,6 @@ UNIT_IN_STEP_DTYPE = dtype_of(UnitInStepRow)
 UNIT_IN_STEP = record_type(UNIT_IN_STEP_DTYPE)
 SHARE_DTYPE, TIE_DTYPE, READING_DTYPE = dtype_of(ShareRow), dtype_of(TieRow), dtype_of(ReadingRow)
 SETTINGS, PART, RANK_COST = map(record_type, (SETTINGS_DTYPE, PART_DTYPE, RANK_COST_DTYPE))
+MOMENT_DTYPE = dtype_of(MomentRow)
+MOMENT = record_type(MOMENT_DTYPE)
 SHARE, TIE, READING = map(record_type, (SHARE_DTYPE, TIE_DTYPE, READING_DTYPE))

@@ -13,6 +13,7 @@ from numba import boolean, float64, int64, types, void
 from automap.jit import borrowing
 from automap.price.kernels.collectives import RAMP_UNIT_S
 from automap.price.kernels.cost_records import RANK_COST, SETTINGS, UNIT_COST, UNIT_IN_STEP
+from automap.price.kernels.memory import add_to_moment, makes_gradients, state_bytes, working_bytes
 from automap.price.kernels.pipeline import count_actions
 from automap.price.kernels.records import ALL_GATHER, ALL_TO_ALL, NUM_COLLECTIVES, REDUCE_SCATTER
 from automap.price.kernels.stage_records import LINK
@@ -150,6 +151,8 @@ def begin_passes(pipeline, workspace, result):
     count_actions(pipeline.order, num_chunks, workspace.counts)
     for chunk in range(num_chunks):
         workspace.exchange[chunk] = workspace.saved[chunk] = 0.0
+        moment = workspace.moments[chunk]
+        moment.saved = moment.activations = moment.gradients = moment.working = 0.0
         for word in range(workspace.seconds.shape[0]):
             workspace.seconds[word, chunk] = 0.0
     for rank in range(num_ranks):
@@ -158,8 +161,7 @@ def begin_passes(pipeline, workspace, result):
         for c in range(NUM_COLLECTIVES):
             mine.comm_s[c] = 0.0
         workspace.last_backward[rank] = 0.0
-        total.live_bytes = total.workspace_bytes = total.unit_parameters = total.crossing_bytes = 0.0
-        total.parameters = total.zero_parameters = 0.0
+        total.crossing_bytes = total.parameters = total.zero_parameters = 0.0
         for a in range(pipeline.zero_axes.shape[0]):
             total.reduced[a] = total.gathered[a] = total.scattered[a] = 0.0
 
@@ -175,7 +177,7 @@ def add_unit(unit, zero, number, pipeline, stages, settings, workspace):
         unit: one of the units.
         zero: what `zero_s` says of it.
         number: of the part.
-        workspace: `seconds`, `exchange`, `saved` and `totals` are added to.
+        workspace: `seconds`, `exchange`, `saved`, `moments` and `totals` are added to.
     """
     part, num_ranks, seconds = pipeline.parts[number], pipeline.num_ranks, workspace.seconds
     chunk, times = part.chunk, float64(part.times)
@@ -198,10 +200,13 @@ def add_unit(unit, zero, number, pipeline, stages, settings, workspace):
         total.crossing_bytes = max(total.crossing_bytes, unit.boundary_bytes)
         following.crossing_bytes = max(following.crossing_bytes, unit.boundary_bytes)
     workspace.saved[chunk] += times * unit.saved_bytes
-    if part.is_recomputed == 1:
-        total.live_bytes = max(total.live_bytes, unit.live_bytes)
-    total.workspace_bytes = max(total.workspace_bytes, unit.workspace_bytes)
-    total.unit_parameters = max(total.unit_parameters, unit.parameters)
+    live_bytes = unit.live_bytes if part.is_recomputed == 1 else 0.0
+    held = unit.saved_bytes, live_bytes, working_bytes(unit.workspace_bytes, unit.parameters, settings)
+    if makes_gradients(pipeline.order.num_micro_batches, settings):
+        gradient_bytes = state_bytes(unit.parameters, unit.zero_parameters, settings)[1]
+        add_to_moment(held, gradient_bytes, times, workspace.moments[rank])
+    else:
+        add_to_moment(held, 0.0, times, workspace.moments[chunk])
     total.parameters += times * unit.parameters
     total.zero_parameters += times * unit.zero_parameters
     for a in range(pipeline.zero_axes.shape[0]):

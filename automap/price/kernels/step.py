@@ -13,11 +13,18 @@ from numba import boolean, float64, int64, void
 from automap.jit import borrowing
 from automap.price.kernels.collectives import collective_s
 from automap.price.kernels.cost_records import RANK_COST, SETTINGS, TIE, UNIT_COST
-from automap.price.kernels.memory import buffer_bytes, in_flight, state_bytes
+from automap.price.kernels.memory import (
+    bucket_bytes,
+    in_flight,
+    makes_gradients,
+    standing_bytes,
+    state_bytes,
+    update_bytes,
+)
 from automap.price.kernels.passes import gather_s, passes
 from automap.price.kernels.pipeline import run_schedule
 from automap.price.kernels.records import ALL_REDUCE
-from automap.price.kernels.step_records import PIPELINE, RANK_TOTALS, STAGE_ARRAYS, STEP_WORKSPACE
+from automap.price.kernels.step_records import PIPELINE, STAGE_ARRAYS, STEP_WORKSPACE
 from automap.schedule import BACKWARD, FORWARD, INPUT, WEIGHT
 
 SPREAD_OVERLAP = 0.8
@@ -122,27 +129,41 @@ def _sync_s(rank, pipeline, stages, settings, workspace):
     return sync
 
 
-@borrowing(void(RANK_TOTALS, float64, PIPELINE, SETTINGS, RANK_COST), inner=True)
-def _write_memory(total, peak, pipeline, settings, result):
-    """Writes the memory of a rank.
+@borrowing(void(int64, PIPELINE, float64[::1], SETTINGS, STEP_WORKSPACE, RANK_COST), inner=True)
+def _write_memory(rank, pipeline, axes, settings, workspace, result):
+    """Writes the memory of a rank in its fullest moment.
 
-    Args:
-        total: sums over the units of the rank.
-        peak: bytes of saved activations at their peak.
+    That is in the passes of the micro-batch whose backward pass comes first after most of them have been saved; of
+    several chunks it is the one that needs most beyond what it has saved. Or it is while the optimizer updates.
     """
-    parameters, gradients, optimizer = state_bytes(total.parameters, total.zero_parameters, settings)
+    total, num_micro_batches, chosen = workspace.totals[rank], pipeline.order.num_micro_batches, rank
+    parameters, whole, optimizer = state_bytes(total.parameters, total.zero_parameters, settings)
+    gradients = whole
+    if makes_gradients(num_micro_batches, settings):
+        gradients = workspace.moments[rank].gradients
+    else:
+        most = -math.inf
+        for chunk in range(rank, pipeline.num_chunks, pipeline.num_ranks):
+            moment = workspace.moments[chunk]
+            beyond = moment.activations - moment.saved + moment.working
+            if beyond > most:
+                chosen, most = chunk, beyond
+    moment = workspace.moments[chosen]
+    activations, working = max(0.0, workspace.peak[rank] + (moment.activations - moment.saved)), moment.working
+    updating = update_bytes(total.parameters, total.zero_parameters, settings)
+    if whole + updating > gradients + activations + working:
+        gradients, activations, working = whole, 0.0, updating
+    replicas = 1.0
+    for a in range(axes.shape[0] - 1):
+        replicas *= axes[a]
+    working += bucket_bytes(replicas, total.parameters, settings)
+    used = parameters + gradients + optimizer + activations + working
+    standing = standing_bytes(total.crossing_bytes, pipeline.num_ranks, num_micro_batches, settings)
     result.parameter_bytes = parameters
     result.gradient_bytes = gradients
     result.optimizer_bytes = optimizer
-    result.activation_bytes = peak + total.live_bytes
-    result.buffer_bytes = buffer_bytes(
-        total.workspace_bytes,
-        total.unit_parameters,
-        total.crossing_bytes,
-        pipeline.num_ranks,
-        pipeline.order.num_micro_batches,
-        settings,
-    )
+    result.activation_bytes = activations
+    result.buffer_bytes = working + settings.unused_share * used + standing
 
 
 @borrowing(void(PIPELINE, STAGE_ARRAYS, SETTINGS, boolean, STEP_WORKSPACE, RANK_COST[::1]), inner=True)
@@ -172,7 +193,7 @@ def end_step(pipeline, stages, settings, exact, workspace, result):
         mine.overhead_s += settings.step_s
         mine.end_s = ends[rank] + mine.sync_s + mine.optimizer_s + settings.step_s
         mine.capacity_bytes = stages.capacity[at]
-        _write_memory(total, peak[rank], pipeline, settings, mine)
+        _write_memory(rank, pipeline, stages.axes[at], settings, workspace, mine)
 
 
 @borrowing(void(UNIT_COST[::1], PIPELINE, STAGE_ARRAYS, SETTINGS, boolean, STEP_WORKSPACE, RANK_COST[::1]))

@@ -23,7 +23,15 @@ from automap.price.kernels.array_types import (
     record_type,
     tuple_type,
 )
-from automap.price.kernels.cost_records import PART, TIE, UNIT_IN_STEP, UNIT_IN_STEP_DTYPE, PerAxis
+from automap.price.kernels.cost_records import (
+    MOMENT,
+    MOMENT_DTYPE,
+    PART,
+    TIE,
+    UNIT_IN_STEP,
+    UNIT_IN_STEP_DTYPE,
+    PerAxis,
+)
 from automap.price.kernels.stage_records import HARDWARE, LINK
 from automap.schedule import A_COUNT
 
@@ -84,12 +92,6 @@ ORDER, PIPELINE, STAGE_ARRAYS = tuple_type(Order), tuple_type(Pipeline), tuple_t
 class RankTotalsRow:
     """Sums over the units of one rank; the elements are those of `UnitCostRow`, tied parameters once."""
 
-    live_bytes: float
-    """Most bytes that are alive while a unit is recomputed."""
-    workspace_bytes: float
-    """Most bytes that an operator writes."""
-    unit_parameters: float
-    """Parameters of the largest unit."""
     crossing_bytes: float
     """Most bytes of a micro-batch that come to a chunk of the rank from another, or leave it for another."""
     parameters: float
@@ -131,6 +133,9 @@ class StepWorkspace(NamedTuple):
     """[ranks] seconds of the last backward pass, without its exchanges."""
     totals: Annotated[Rows, RANK_TOTALS[::1]]
     """[ranks] see `RankTotalsRow`."""
+    moments: Annotated[Rows, MOMENT[::1]]
+    """[chunks] the fullest moment of a micro-batch in each chunk; where the backward pass makes gradients, that in all
+    chunks of a rank, in the row of the first of them."""
     unit: Annotated[Rows, UNIT_IN_STEP[::1]]
     """[1] scratch: the unit that is added."""
     program: Ints2
@@ -154,6 +159,7 @@ def new_step_workspace(num_ranks, num_chunks):
         np.empty(num_ranks),
         np.empty(num_ranks),
         np.empty(num_ranks, RANK_TOTALS_DTYPE),
+        np.empty(num_chunks, MOMENT_DTYPE),
         np.empty(1, UNIT_IN_STEP_DTYPE),
         np.empty((0, A_COUNT), np.int64),
     )
