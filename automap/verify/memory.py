@@ -112,18 +112,21 @@ class Recount:
         chunks = [chunk for chunk in self.chunks if chunk.rank == rank]
         zero = chunks[0].stage.zero.stage
         state_bytes, trainer = self.problem.state_bytes, self.problem.trainer
-        whole, sharded = self._elements(i for chunk in chunks for i in chunk.operators)
-        held = [sharded if zero >= least else whole for least in (3, 2, 1)]
+        every = self._elements(i for chunk in chunks for i in chunk.operators)
+        trained = self._elements((i for chunk in chunks for i in chunk.operators), trained=True)
+        held = [some[zero >= least] for some, least in ((every, 3), (trained, 2), (trained, 1))]
         parameters, gradients, optimizer = (n * size for n, size in zip(held, state_bytes, strict=True))
+        optimizer += (every[zero >= 1] - trained[zero >= 1]) * self.problem.frozen_bytes
         # Under ZeRO 3 the weights of a unit and of the next one are gathered; gradients are whole until scattered.
         largest = max(self._elements(unit)[0] for chunk in chunks for unit in self._units(chunk))
         most = math.inf if trainer.most_gathered is None else trainer.most_gathered
         gathered = min(2.0 * largest, most) * state_bytes[0] * (zero >= 3)
+        largest = max(self._elements(unit, trained=True)[0] for chunk in chunks for unit in self._units(chunk))
         gathered += min(largest, most) * state_bytes[1] * (zero >= 2)
         if len({chunk.rank for chunk in self.chunks}) > 1:
             num_buffers = trainer.crossing_buffers * self.plan.num_micro_batches
             gathered += trainer.pipeline_GiB * GIB + num_buffers * self._crossing(rank)
-        averaged = whole * held_bytes(self.plan, state_bytes[1])
+        averaged = trained[0] * held_bytes(self.plan, state_bytes[1])
         work = max(self._written(chunk, i) for chunk in chunks for i in chunk.operators)
         # One unit at a time is recomputed, and saves all that its backward pass needs.
         again = [self._unit_saves(chunk, unit) for chunk in chunks for unit in self._units(chunk)]
@@ -149,9 +152,13 @@ class Recount:
 
     # -- parameters ----------------------------------------------------------------------------------------------
 
-    def _elements(self, operators: Iterable[int]) -> tuple[float, float]:
-        """The elements of parameters that one rank holds for some operators, without and with the shards of ZeRO."""
-        held = held_parameters(operators, self.home, self.model).values()
+    def _elements(self, operators: Iterable[int], *, trained: bool = False) -> tuple[float, float]:
+        """The elements of parameters that one rank holds for some operators, without and with the shards of ZeRO.
+
+        `trained`: those alone that are trained, which have gradients and a state of the optimizer.
+        """
+        found = held_parameters(operators, self.home, self.model)
+        held = [one for name, one in found.items() if not (trained and self.graph.tensors[name].frozen)]
         return math.fsum(one.elements for one in held), math.fsum(one.shard for one in held)
 
     # -- activations ---------------------------------------------------------------------------------------------

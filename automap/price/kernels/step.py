@@ -67,9 +67,12 @@ def _untie(pipeline, workspace):
             total, excess = workspace.totals[tie.rank], tie.excess
             total.parameters -= excess.parameters
             total.zero_parameters -= excess.zero_parameters
+            total.frozen -= excess.frozen
+            total.zero_frozen -= excess.zero_frozen
             for a in range(pipeline.zero_axes.shape[0]):
                 total.reduced[a] = max(0.0, total.reduced[a] - excess.reduced[a])
                 total.gathered[a] = max(0.0, total.gathered[a] - excess.gathered[a])
+                total.gathered_frozen[a] = max(0.0, total.gathered_frozen[a] - excess.gathered_frozen[a])
                 total.scattered[a] = max(0.0, total.scattered[a] - excess.scattered[a])
 
 
@@ -110,7 +113,8 @@ def _sync_s(rank, pipeline, stages, settings, workspace):
             sync += 0.5 * whole
         if zero_stage < 3.0 and zero_stage >= 1.0:
             # Whatever the gradients needed: no rank has updated more than its shard.
-            spread += gather_s(axes[a], links[a], total.gathered[a] * settings.parameter_bytes, 1.0)
+            changed = total.gathered[a] - total.gathered_frozen[a]
+            spread += gather_s(axes[a], links[a], changed * settings.parameter_bytes, 1.0)
     hidden = settings.gradient_overlap
     # Only the backward pass of the last micro-batch can hide the reduction.
     sync = sync * (1.0 - hidden) + max(0.0, sync * hidden - workspace.last_backward[rank])
@@ -130,14 +134,16 @@ def _write_memory(total, peak, pipeline, settings, result):
         total: sums over the units of the rank.
         peak: bytes of saved activations at their peak.
     """
-    parameters, gradients, optimizer = state_bytes(total.parameters, total.zero_parameters, settings)
+    parameters, gradients, optimizer = state_bytes(
+        (total.parameters, total.zero_parameters), (total.frozen, total.zero_frozen), settings
+    )
     result.parameter_bytes = parameters
     result.gradient_bytes = gradients
     result.optimizer_bytes = optimizer
     result.activation_bytes = peak + total.live_bytes
     result.buffer_bytes = buffer_bytes(
         total.workspace_bytes,
-        total.unit_parameters,
+        (total.unit_parameters, total.unit_trained),
         total.crossing_bytes,
         pipeline.num_ranks,
         pipeline.order.num_micro_batches,
@@ -165,7 +171,9 @@ def end_step(pipeline, stages, settings, exact, workspace, result):
         _bound_schedule(pipeline, workspace)
     for rank in range(num_ranks):
         mine, total, at = result[rank], workspace.totals[rank], pipeline.stages[rank]
-        state = total.zero_parameters if settings.zero_stage >= 1.0 else total.parameters
+        state = total.parameters - total.frozen
+        if settings.zero_stage >= 1.0:
+            state = total.zero_parameters - total.zero_frozen
         mine.bubble_s = max(0.0, ends[rank] - busy[rank])
         mine.sync_s = _sync_s(rank, pipeline, stages, settings, workspace)
         mine.optimizer_s = state * settings.update_bytes / stages.hardware[at].bytes_per_s
