@@ -11,7 +11,7 @@ residual stream is in float32 there, and products convert what they read of it. 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from automap.image_layouts import converted
@@ -132,7 +132,7 @@ def _function(graph: Graph, group: FusedGroup) -> FusedGroup | None:
     (out,) = graph.operators[members[-1]].outputs
     made = {name for i in members for name in graph.operators[i].outputs}
     kept = {name for i in members for name in graph.operators[i].inputs if name in group.saved} - made
-    return FusedGroup(kind=group.kind, members=tuple(members), internal=frozenset(made - {out}), saved=frozenset(kept))
+    return replace(group, members=tuple(members), internal=frozenset(made - {out}), saved=frozenset(kept))
 
 
 def _is_gate(graph: Graph, index: int, group: FusedGroup) -> bool:
@@ -142,7 +142,7 @@ def _is_gate(graph: Graph, index: int, group: FusedGroup) -> bool:
         return False
     made = {name for i in group.members for name in graph.operators[i].outputs}
     read = {name for i in group.members if i != index for name in graph.operators[i].inputs}
-    return any(name in graph.trained and name not in made and name not in read for name in op.inputs)
+    return any(name in graph.of_parameters and name not in made and name not in read for name in op.inputs)
 
 
 def _widths(graph: Graph, kernels: Sequence[FusedGroup]) -> dict[str, float]:
@@ -151,7 +151,8 @@ def _widths(graph: Graph, kernels: Sequence[FusedGroup]) -> dict[str, float]:
     found: dict[str, float] = {}
     for index, op in enumerate(graph.operators):
         width = _width(graph, index, op, inside.get(index), found)
-        made = [n for n in op.outputs if graph.tensors[n].is_float and n in graph.trained and not graph.is_weight(n)]
+        floats = [n for n in op.outputs if graph.tensors[n].is_float and n in graph.of_parameters]
+        made = [n for n in floats if not graph.is_weight(n)]
         found.update(dict.fromkeys(made, width))
     return found
 
@@ -171,7 +172,7 @@ def _width(graph: Graph, index: int, op: Operator, kernel: FusedGroup | None, kn
     if _is_bias(graph, op):
         return HALF  # added by the kernel of its product
     # Numbers, masks and positions take the type of what they meet.
-    read = [name for name in op.inputs if graph.tensors[name].is_float and name in graph.trained]
+    read = [name for name in op.inputs if graph.tensors[name].is_float and name in graph.of_parameters]
     return max((known.get(name, FULL) for name in read), default=FULL)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from itertools import product
 from math import prod
@@ -18,12 +18,13 @@ from automap.annotations import annotated
 from automap.cluster import Cluster, Device, parse_cluster
 from automap.documents import read_document
 from automap.errors import ProblemError, one_of
-from automap.globs import matches_operator, select
-from automap.hints import MAX_GLOBS, Constraint, Hints, Samples
+from automap.globs import select
+from automap.hints import Constraint, Hints, Samples
 from automap.memory_band import LEAST_CONFIDENCE, MOST_CONFIDENCE, margin
-from automap.records import Range, from_json, to_json
+from automap.records import LEFT_OUT, Items, Range, from_json, to_json
+from automap.stated_model import MAX_PATTERNS, frozen_as_stated, names_nothing, with_costs
 from automap.targets import ANY, SyncKind, Target, find_target
-from ir.graph import Graph, Operator
+from ir.graph import Graph
 from ir.loss import with_loss
 from ir.vocabulary import padded
 
@@ -71,6 +72,9 @@ class Training:
     """Modes that replicas may be synchronised in, see `automap.plan.Sync`. All but synchronous change the training."""
     sync_period: Annotated[int, Range(1, 1_000_000)] = 4
     """Longest period between two averagings in the modes that are not synchronous, steps."""
+    frozen: Annotated[tuple[str, ...], Items(MAX_PATTERNS)] = field(default=(), metadata=LEFT_OUT)
+    """Patterns over the names of parameters that are not trained, beside those that the file says are not, see
+    `automap.stated_model`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,7 +140,8 @@ class Trainer:
     """Whether the attention kernel uses only instructions that the A100 has (FlashAttention 2, Triton)."""
     bytes_per_parameter: Mapping[str, float]
     """Bytes of a parameter, its gradient and its optimizer state (master weights, Adam's moments) in mixed precision;
-    keys `parameter`, `gradient` and `optimizer`."""
+    keys `parameter`, `gradient` and `optimizer`; and `frozen`, bytes of a frozen parameter where it has a master as
+    well, for the trainer converts weights that lie in float32."""
     reserved_GiB: float  # noqa: N815
     """Memory that the framework holds on every device."""
     pipeline_GiB: float  # noqa: N815
@@ -251,9 +256,9 @@ class Problem:
         training = replace(training, precision=precision)
         _check_target(training, target)
         multiple = training.vocabulary_multiple or (1 if target is None else target.vocabulary_multiple)
-        graph = padded(with_loss(graph, training.loss), multiple)
+        graph = padded(frozen_as_stated(with_loss(graph, training.loss), training.frozen), multiple)
         hints = replace(hints, constraints=(*hints.constraints, *annotated(graph, hints.constraints)))
-        problem = Problem(graph=_with_costs(graph, hints), cluster=cluster, training=training, hints=hints)
+        problem = Problem(graph=with_costs(graph, hints), cluster=cluster, training=training, hints=hints)
         problem._check_constraints()
         problem._check_fix()
         return problem
@@ -323,8 +328,22 @@ class Problem:
         return self.capacity_bytes(devices) / margin(self.training.memory_confidence, self.trainer.memory_spread)
 
     @property
+    def whole_state_bytes(self) -> float:
+        """Bytes of all parameters, gradients and optimizer state, held once."""
+        _, gradient, optimizer = self.state_bytes
+        frozen = self.graph.num_parameters - self.graph.num_trained
+        fewer = frozen * (gradient + optimizer - self.frozen_bytes)
+        return self.graph.num_parameters * sum(self.state_bytes) - fewer
+
+    @property
+    def frozen_bytes(self) -> float:
+        """Bytes of the master of a frozen element, beside the element itself."""
+        table = self.trainer.bytes_per_parameter
+        return 0.0 if self.activation_bytes == 4.0 else table.get("frozen", table["parameter"]) - table["parameter"]
+
+    @property
     def state_bytes(self) -> tuple[float, float, float]:
-        """Bytes a trainable element takes as (parameter, gradient, optimizer state).
+        """Bytes a trained element takes as (parameter, gradient, optimizer state); for a frozen one see `frozen_bytes`.
 
         Mixed precision as the trainer states it for Adam; an optimizer with fewer moments drops 4 bytes each.
         """
@@ -375,7 +394,7 @@ class Problem:
         for index, constraint in enumerate(self.hints.constraints):
             found = select(constraint.scope, names)
             if not found:
-                raise _names_nothing(f"hints.constraints[{index}].scope", constraint.scope, self.graph)
+                raise names_nothing(f"hints.constraints[{index}].scope", constraint.scope, self.graph)
             self._check_recompute(index, constraint)
             demands = {"recompute": constraint.recompute, "whole": constraint.replicate or None}
             # To be divided is the opposite of being whole.
@@ -424,33 +443,3 @@ def _check_target(training: Training, target: Target | None) -> None:
         raise ProblemError(
             f"{target.name} has no such mode", field="training.sync_modes", value=training.sync_modes, repair=repair
         )
-
-
-def _with_costs(graph: Graph, hints: Hints) -> Graph:
-    """The graph with the user's operator costs in place of the modelled ones."""
-    used = set()
-    operators: list[Operator] = []
-    place = {glob: number for number, glob in enumerate(hints.costs)}
-    wild = [glob for glob in hints.costs if "*" in glob or "?" in glob]
-    if len(wild) > MAX_GLOBS:
-        repair = f"Give at most {MAX_GLOBS:,} with wildcards; names of operators may be more."
-        raise ProblemError("too many globs", field="hints.costs", value=f"{len(wild):,} globs", repair=repair)
-    for op in graph.operators:
-        # The first one that matches, whether it is a name or a glob.
-        matching = next((g for g in wild if matches_operator(g, op.name)), None)
-        own = [g for g in (op.name, matching) if g in place]
-        glob = min(own, key=lambda g: place[g], default=None)
-        if glob is not None:
-            used.add(glob)
-            op = op.with_costs(to_json(hints.costs[glob]))  # noqa: PLW2901
-        operators.append(op)
-    for glob in hints.costs:
-        if glob not in used:
-            raise _names_nothing(f"hints.costs.{glob}", glob, graph)
-    return replace(graph, operators=tuple(operators)) if used else graph
-
-
-def _names_nothing(field: str, glob: str, graph: Graph) -> ProblemError:
-    """The error for a glob that matches no operator, to be raised by the caller."""
-    repair = f"Name operators of the model by a glob, such as {graph.operators[-1].name!r}."
-    return ProblemError("no operator has such a name", field=field, value=glob, repair=repair)

@@ -28,6 +28,10 @@ class Record(Protocol):
 
 R = TypeVar("R", bound=Record)
 
+_LEFT_OUT = "left_out"
+LEFT_OUT = {_LEFT_OUT: True}
+"""Metadata of a field that is written only where it has another value than its default."""
+
 
 @dataclass(frozen=True, slots=True)
 class Range:
@@ -98,7 +102,11 @@ class DocumentOf:
 def to_json(value: Any) -> Any:
     """`value` as JSON types; records become objects with their fields in order."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {
+            f.name: to_json(getattr(value, f.name))
+            for f in dataclasses.fields(value)
+            if not f.metadata.get(_LEFT_OUT) or getattr(value, f.name) != f.default
+        }
     if isinstance(value, collections.abc.Mapping):
         return {k: to_json(v) for k, v in value.items()}
     if isinstance(value, tuple | list):

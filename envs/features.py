@@ -123,7 +123,7 @@ def _cluster_features(space: PlanSpace) -> tuple[float, ...]:
     cluster, problem = space.problem.cluster, space.problem
     devices = cluster.num_devices
     kinds = [cluster.devices[host.device] for host in cluster.hosts]
-    state_bytes = problem.graph.num_parameters * sum(problem.state_bytes)
+    state_bytes = problem.whole_state_bytes
     return (
         math.log2(devices) / 8.0,
         math.log2(devices / len(cluster.hosts)) / 4.0,

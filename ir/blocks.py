@@ -231,6 +231,8 @@ class _Hasher:
                 where = (tensor.role, outside.setdefault(name, len(outside)) if tensor.role == "activation" else -1)
             wires.append((where, tensor.shape, tensor.dtype, tensor.batch_dim))
         results = tuple((tensors[n].shape, tensors[n].dtype, tensors[n].batch_dim) for n in op.outputs)
+        # Of two layers that are alike, one may be trained and the other one frozen.
+        gradients = tuple(n in self.graph.trained for n in op.inputs) if self.graph.has_frozen else ()
         key = (
             op.kind,
             self._number(op.attributes),
@@ -242,6 +244,7 @@ class _Hasher:
             op.is_view,
             tuple(wires),
             results,
+            gradients,
         )
         return self.known.setdefault(key, len(self.known))
 

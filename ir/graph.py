@@ -62,6 +62,8 @@ class Tensor:
     """`buffer` = state without gradient (running statistics); `constant` = known without data or parameters."""
     batch_dim: int | None = None
     """Dim that grows with the number of samples, or None."""
+    frozen: bool = False
+    """Whether a parameter is not trained: it lies in memory like any other, but has no gradient and no update."""
 
     @property
     def num_elements(self) -> int:
@@ -143,12 +145,13 @@ class Operator:
         backward = self.measured_backward_s
         return self.measured_forward_s, 2.0 * self.measured_forward_s if backward is None else backward
 
-    def with_costs(self, costs: Mapping[str, float | None]) -> Operator:
+    def with_costs(self, costs: Mapping[str, float | None], *, backward: float = 2.0) -> Operator:
         """The operator with stated costs of one sample in place of all that was stated before.
 
         Args:
-            costs: forward_s and backward_s in seconds; flops and bytes of the forward pass, of which the backward pass
-                has twice the flops. Without flops those of the operator stay.
+            costs: forward_s and backward_s in seconds; flops and bytes of the forward pass. Without flops those of the
+                operator stay.
+            backward: FLOPs of the backward pass over those of the forward pass.
         """
         op = replace(
             self,
@@ -159,7 +162,7 @@ class Operator:
         flops = costs.get("flops")
         if flops is None:
             return op
-        return replace(op, forward_flops=Amount(per_sample=flops), backward_flops=Amount(per_sample=2 * flops))
+        return replace(op, forward_flops=Amount(per_sample=flops), backward_flops=Amount(per_sample=backward * flops))
 
     def renamed(self, names: Mapping[str, str], *, name: str | None = None, scope: str | None = None) -> Operator:
         """The operator with its tensors renamed as `names` says, and by default the same name and scope."""
@@ -238,13 +241,33 @@ class Graph:
         return any(self.tensors[name].role == "activation" for name in op.saved)
 
     @cached_property
+    def has_frozen(self) -> bool:
+        """Whether some parameter is not trained."""
+        return any(t.frozen for t in self.tensors.values())
+
+    @cached_property
+    def of_parameters(self) -> frozenset[str]:
+        """Names of the parameters, trained or not, and of the float tensors that depend on them."""
+        return self._behind({t.name for t in self.tensors.values() if t.role == "parameter"})
+
+    @cached_property
     def trained(self) -> frozenset[str]:
-        """Names of the parameters, and of the float tensors that depend on them."""
-        found = {t.name for t in self.tensors.values() if t.role == "parameter"}
+        """Names of the parameters that are trained, and of the float tensors that depend on them."""
+        if not self.has_frozen:
+            return self.of_parameters
+        return self._behind({t.name for t in self.tensors.values() if t.role == "parameter" and not t.frozen})
+
+    def _behind(self, found: set[str]) -> frozenset[str]:
+        """Some tensors, and the float tensors that depend on them."""
         for op in self.operators:
             if any(name in found for name in op.inputs):
                 found.update(name for name in op.outputs if self.tensors[name].is_float)
         return frozenset(found)
+
+    def runs_backward(self, op: Operator) -> bool:
+        """Whether an operator has a backward pass, so far as frozen parameters decide: something at it or before it is
+        trained."""
+        return not self.has_frozen or any(name in self.trained for name in op.outputs)
 
     @cached_property
     def consumers(self) -> Mapping[str, tuple[int, ...]]:
@@ -257,7 +280,7 @@ class Graph:
 
     @cached_property
     def parameters(self) -> tuple[Tensor, ...]:
-        """Trainable tensors, in order of first use."""
+        """Parameters, trained or frozen, in order of first use."""
         seen: dict[str, Tensor] = {}
         for op in self.operators:
             for name in op.inputs:
@@ -268,8 +291,13 @@ class Graph:
 
     @cached_property
     def num_parameters(self) -> int:
-        """Number of trainable elements; a tied parameter counts once."""
+        """Number of elements of all parameters, trained or frozen; a tied parameter counts once."""
         return sum(t.num_elements for t in self.parameters)
+
+    @cached_property
+    def num_trained(self) -> int:
+        """Number of elements of the parameters that are trained."""
+        return sum(t.num_elements for t in self.parameters if not t.frozen)
 
     @cached_property
     def forward_flops(self) -> float:

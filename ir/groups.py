@@ -67,10 +67,13 @@ class FusedGroup:
     unfused: FusedGroup | None = None
     """Part of an attention group (scale, mask, softmax) that runs as one kernel where attention is not fused."""
 
+    runs_backward: bool = True
+    """Whether something at the members or before them is trained."""
+
     @property
     def backward_traffic(self) -> float:
         """Bytes moved backward, in multiples of the bytes of the group's inputs and outputs."""
-        return BACKWARD_TRAFFIC[self.kind]
+        return BACKWARD_TRAFFIC[self.kind] if self.runs_backward else 0.0
 
 
 @once_per_graph
@@ -136,14 +139,16 @@ class _Finder:
         outputs = set(self._outputs(members))
         made = {name for i in members for name in self._op(i).outputs}
         read = {name for i in members for name in self._op(i).inputs} - made
-        operands = {n for n in read if n in self.graph.trained and not self.graph.is_weight(n)}
+        operands = {n for n in read if n in self.graph.of_parameters and not self.graph.is_weight(n)}
         kept = {"attention": operands | outputs, "softmax": outputs, "rotary": set[str]()}.get(kind, operands)
+        runs_backward = any(self.graph.runs_backward(self._op(i)) for i in members)
         return FusedGroup(
             kind=kind,
             members=tuple(sorted(members)),
             internal=frozenset(made - outputs),
-            saved=frozenset(kept),
+            saved=frozenset(kept if runs_backward else ()),
             unfused=unfused,
+            runs_backward=runs_backward,
         )
 
     def _region(self, root: str, kinds: set[str], is_side: Callable[[str], bool]) -> list[int]:
@@ -266,7 +271,7 @@ class _Finder:
             index = self._maker(name)
             if index is None or self._op(index).kind not in SCORES or len(self.graph.consumers[name]) != 1:
                 break
-            mains = [n for n in self._op(index).inputs if n in self.graph.trained and not self.graph.is_weight(n)]
+            mains = [n for n in self._op(index).inputs if n in self.graph.of_parameters and not self.graph.is_weight(n)]
             if len(mains) != 1:
                 break
             members.add(index)
@@ -361,9 +366,9 @@ class _Finder:
             name = self._op(index).inputs[0]
 
         def is_side(tensor: str) -> bool:
-            return tensor not in self.graph.trained
+            return tensor not in self.graph.of_parameters
 
-        if name != self._op(anchor).inputs[0] and name in self.graph.trained:
+        if name != self._op(anchor).inputs[0] and name in self.graph.of_parameters:
             members = self._closed(self._region(name, ROTATIONS, is_side), {anchor}, name)
             self._add("rotary", members | self._layout_before(name, members))
 
@@ -371,7 +376,7 @@ class _Finder:
         root = self._roots(self._op(anchor).inputs[0], {"Cast", "Softmax", "Identity", "Reshape"})[-1]
 
         def is_side(tensor: str) -> bool:
-            return tensor not in self.graph.trained
+            return tensor not in self.graph.of_parameters
 
         region = set(self._region(root, PICKS, is_side))
         outputs = self._outputs(region)

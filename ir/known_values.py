@@ -63,7 +63,7 @@ class KnownValues:
     def __init__(self, graph: Graph, zeros: AbstractSet[str], followed: AbstractSet[str]) -> None:
         self.graph = graph
         self.zeros = zeros
-        self.followed = graph.tensors.keys() - (graph.trained - followed)
+        self.followed = graph.tensors.keys() - (graph.of_parameters - followed)
         self._numbers: dict[str, int] = {}
         self._alike: dict[Any, int] = {_DATA_KEY: _DATA, _ZERO_KEY: _ZERO}
         self._parts: dict[Any, Known] = {}

@@ -39,7 +39,7 @@ def scores_of_losses(graph: Graph) -> frozenset[str]:
     for index, op in enumerate(graph.operators):
         if index in inside:
             made = {name for member in inside[index].members for name in graph.operators[member].outputs}
-            taken = [name for name in op.inputs if name in graph.trained and name not in made]
+            taken = [name for name in op.inputs if name in graph.of_parameters and name not in made]
         else:
             taken = [op.inputs[0]] if "Loss" in op.kind else []
         for name in taken:

@@ -121,6 +121,7 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
         "name": graph.name,
         "sha256": graph.sha256,
         "tensors": [[t.name, list(t.shape), t.dtype, t.role, t.batch_dim] for t in graph.tensors.values()],
+        **({"frozen": [t.name for t in graph.tensors.values() if t.frozen]} if graph.has_frozen else {}),
         "rules": [_rule(r) for r in rules],
         "operators": operators,
         "outputs": list(graph.outputs),
@@ -191,8 +192,16 @@ def _read_graph(data: Mapping[str, Any]) -> Graph:
                 **{key: entry[key] for key in (*FLAGS, *STATED) if key in entry},
             )
         )
+    frozen = frozenset(data.get("frozen", ()))
     tensors = {
-        name: Tensor(name=name, shape=tuple(shape), dtype=dtype, role=cast(TensorRole, role), batch_dim=batch_dim)
+        name: Tensor(
+            name=name,
+            shape=tuple(shape),
+            dtype=dtype,
+            role=cast(TensorRole, role),
+            batch_dim=batch_dim,
+            frozen=name in frozen,
+        )
         for name, shape, dtype, role, batch_dim in data["tensors"]
     }
     return Graph(

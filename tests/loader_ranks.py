@@ -14,6 +14,8 @@ from trainer_ranks import EXAMPLE
 SIZES = {"layers": 4, "hidden": 16, "heads": 4, "seq_len": 8, "vocab_size": 24}
 MODEL = "gpt:" + ",".join(f"{key}={value}" for key, value in SIZES.items())
 BATCH, STEPS = 8, 2
+FROZEN = " with frozen layers"
+"""End of the name of a case whose embeddings and first two layers are not trained: the first of two stages."""
 
 
 def build(**other):
@@ -29,6 +31,15 @@ def build(**other):
     return gpt
 
 
+def network(case):
+    """The network of a case."""
+    gpt = build()
+    if case.endswith(FROZEN):
+        for part in (gpt.wte, gpt.wpe, *gpt.h[:2]):
+            part.requires_grad_(False)
+    return gpt
+
+
 def loss_of(scores, labels):
     return F.cross_entropy(scores.flatten(0, 1), labels.flatten())
 
@@ -39,9 +50,9 @@ def batch():
     return [torch.randint(0, SIZES["vocab_size"], (BATCH, SIZES["seq_len"]), generator=generator) for _ in range(2)]
 
 
-def losses_of_one():
+def losses_of_one(case=""):
     """[steps] losses of one process."""
-    gpt, (ids, labels) = build(), batch()
+    gpt, (ids, labels) = network(case), batch()
     optimizer = torch.optim.SGD(gpt.parameters(), lr=1.0)
     found = []
     for _ in range(STEPS):
@@ -58,7 +69,7 @@ def train(folder):
     spec = importlib.util.spec_from_file_location("plan_loader", folder / "plan_loader.py")
     loader = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loader)
-    training = loader.Training(build(), loss_of)
+    training = loader.Training(network(folder.name), loss_of)
     optimizer = torch.optim.SGD(training.parameters(), lr=1.0)
     mine = [some.chunk(training.replicas)[training.replica] for some in batch()]
     found = []

@@ -149,7 +149,7 @@ def reference(case):
     """Outcome of one process, which computes the micro-batches of the plan one after the other."""
     graph, plan = case.problem.graph, case.plan
     values = {n: x.to(case.dtype) if x.is_floating_point() else x for n, x in whole_values(graph).items()}
-    leaves = {t.name: values[t.name].requires_grad_() for t in graph.parameters if t.is_float}
+    leaves = {t.name: values[t.name].requires_grad_() for t in graph.parameters if t.is_float and not t.frozen}
     parts = case.parts or (plan.samples_per_micro_batch,)
     scale = loss_scale(graph, plan.num_micro_batches, plan.samples_per_micro_batch)
     batch_dims = {t.name: t.batch_dim for t in graph.tensors.values()}

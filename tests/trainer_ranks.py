@@ -57,6 +57,8 @@ class Conv1D(nn.Module):
 OTHER = "Conv1D and RMSNorm"
 
 
+FROZEN = "frozen"
+"""In the name of a case whose embeddings and first block are not trained, all but its biases."""
 UNTRACED = "untraced"
 
 
@@ -75,6 +77,9 @@ def untraced(gpt):
 def module_of(name):
     """The network of a case: with other layers, or another forward, where its name asks for them."""
     gpt = untraced(build()) if UNTRACED in name else build()
+    if FROZEN in name:
+        for path, parameter in gpt.named_parameters():
+            parameter.requires_grad_(not path.startswith(("wte", "wpe", "h.0")) or path.endswith("bias"))
     if DROPOUT in name:
         dropping(gpt)
     if OTHER in name:

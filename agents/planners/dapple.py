@@ -284,6 +284,7 @@ def layers_of(space: PlanSpace, num_micro_batches: int, recompute: str) -> Layer
         for share in set(shares[1:])
     }
     whole = profiles[samples]
+    frozen = (whole.parameters - whole.trained) * (problem.state_bytes[0] + problem.frozen_bytes)
 
     def summed(of_units: Floats) -> Floats:
         found: Floats = np.concatenate([[0.0], np.cumsum(of_units)])
@@ -296,8 +297,8 @@ def layers_of(space: PlanSpace, num_micro_batches: int, recompute: str) -> Layer
         forward_s=np.array([summed(profiles[share].forward_s) if share else nothing for share in shares]),
         backward_s=np.array([summed(profiles[share].backward_s) if share else nothing for share in shares]),
         crossing_bytes=np.concatenate([[0.0], whole.crossing_bytes]),
-        gradient_bytes=summed(whole.parameters * problem.state_bytes[1]),
-        state_bytes=summed(whole.parameters * sum(problem.state_bytes)),
+        gradient_bytes=summed(whole.trained * problem.state_bytes[1]),
+        state_bytes=summed(whole.trained * sum(problem.state_bytes) + frozen),
         saved_bytes=summed(whole.saved_bytes),
         overlap=problem.trainer.gradient_overlap,
         overlap_alone=problem.trainer.gradient_overlap,

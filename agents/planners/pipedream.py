@@ -164,7 +164,7 @@ def states_of_units(profile: UnitProfile, weight_bytes: float) -> States:
     count = len(profile.forward_s)
     return States(
         seconds=np.cumsum(profile.forward_s + profile.backward_s),
-        weight_bytes=np.cumsum(profile.parameters * weight_bytes),
+        weight_bytes=np.cumsum(profile.trained * weight_bytes),
         activation_bytes=np.cumsum(profile.saved_bytes),
         crossing_bytes=profile.crossing_bytes.copy(),
         before=np.triu(np.ones((count, count), dtype=np.bool_), 1),

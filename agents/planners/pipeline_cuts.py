@@ -155,9 +155,9 @@ class _Cuts:
         spent += comm @ self._space.evaluator.exposed
         settings = self._space.evaluator.settings(self._lowered.zero)
         # Repeated blocks are alike, so that few numbers of parameters are distinct.
-        parameters = np.stack([costs["parameters"].ravel(), costs["zero_parameters"].ravel()])
-        distinct, at = np.unique(parameters, axis=1, return_inverse=True)
-        state = np.array([sum(state_bytes(whole, sharded, settings)) for whole, sharded in distinct.T.tolist()])
+        names = ("parameters", "zero_parameters", "frozen", "zero_frozen")
+        distinct, at = np.unique(np.stack([costs[name].ravel() for name in names]), axis=1, return_inverse=True)
+        state = np.array([sum(state_bytes(tuple(row[:2]), tuple(row[2:]), settings)) for row in distinct.T.tolist()])
         before = np.zeros((3, len(costs), self._space.num_units + 1))
         np.cumsum([spent, state[at.reshape(costs.shape)], costs["saved_bytes"]], axis=2, out=before[:, :, 1:])
         return before
@@ -171,8 +171,9 @@ class _Cuts:
         working, gathered, crossing = (
             costs[name].max() for name in ("workspace_bytes", "parameters", "boundary_bytes")
         )
+        trained = (costs["parameters"] - costs["frozen"]).max()
         settings = space.evaluator.settings(self._lowered.zero)
-        buffers = working_bytes(working, gathered, settings)
+        buffers = working_bytes(working, (gathered, trained), settings)
         buffers += standing_bytes(crossing, shape.pp, shape.num_micro_batches, settings)
         full = costs["live_bytes"][RECOMPUTE_MODES.index("full")]
         # The last unit, which holds the scores of the loss, runs again with all others alone.

@@ -80,13 +80,13 @@ class SpanCosts:
     def unit_state_bytes(self) -> Floats:
         """[units] bytes of parameters, gradients and optimizer state."""
         # Repeated blocks are alike, so that few numbers of parameters are distinct.
-        parameters = zip(self._costs["parameters"].tolist(), self._costs["zero_parameters"].tolist(), strict=True)
-        known: dict[tuple[float, float], float] = {}
+        names = ("parameters", "zero_parameters", "frozen", "zero_frozen")
+        known: dict[tuple[float, ...], float] = {}
         found = []
-        for pair in parameters:
-            if pair not in known:
-                known[pair] = sum(state_bytes(*pair, self._settings))
-            found.append(known[pair])
+        for row in zip(*(self._costs[name].tolist() for name in names), strict=True):
+            if row not in known:
+                known[row] = sum(state_bytes(row[:2], row[2:], self._settings))
+            found.append(known[row])
         return np.array(found)
 
     @functools.cached_property

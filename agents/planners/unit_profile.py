@@ -35,6 +35,8 @@ class UnitProfile:
     """[units] bytes that go to the next stage if the unit is the last of one."""
     parameters: Floats
     """[units] parameters."""
+    trained: Floats
+    """[units] those of them that are trained."""
     saved_bytes: Floats
     """[units] bytes kept from the forward pass to the backward pass."""
 
@@ -60,6 +62,7 @@ def unit_profile(space: PlanSpace, samples: int, *, device: int = 0, recompute: 
         backward_s=costs["backward_s"] + costs["backward_host_s"] + costs["recompute_s"],
         crossing_bytes=costs["boundary_bytes"],
         parameters=costs["parameters"],
+        trained=costs["parameters"] - costs["frozen"],
         saved_bytes=costs["saved_bytes"],
     )
 

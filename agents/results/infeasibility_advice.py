@@ -154,7 +154,7 @@ def _remedies(problem: Problem, trials: _Trials) -> list[Remedy]:
 
 def fastest_template_s(problem: Problem) -> float | None:
     """Step time of the best template of a problem, or None if none fits."""
-    state = problem.graph.num_parameters * sum(problem.state_bytes)
+    state = problem.whole_state_bytes
     if state > sum(problem.cluster.device(d).memory_bytes for d in range(problem.cluster.num_devices)):
         return None  # parameters, gradients and optimizer state alone are too large
     space = plan_space(problem)

@@ -81,15 +81,18 @@ class BoundTable:
             gradients=self._before(found.gradient_bytes),
             saved=self._before(found.saved_bytes),
             sent=np.ascontiguousarray(np.pad(found.sent_bytes[:, units], ((0, 0), (1, 0)))),
-            shared_bytes=self._tied_elements * float(sum(space.problem.state_bytes)),
+            shared_bytes=self._tied_bytes,
             reserved_bytes=float(space.arrays.settings.reserved_bytes),
         )
 
     @functools.cached_property
-    def _tied_elements(self) -> int:
-        """Elements of parameters that several units use, once for each unit but the first."""
-        tensors = self.space.problem.graph.tensors
-        return sum(tensors[name].num_elements for name, _, _ in self.space.evaluator.tied.parameters)
+    def _tied_bytes(self) -> float:
+        """Bytes of the state of parameters that several units use, once for each unit but the first."""
+        problem, tied = self.space.problem, self.space.evaluator.tied.parameters
+        tensors = [problem.graph.tensors[name] for name, _, _ in tied]
+        trained = sum(t.num_elements for t in tensors if not t.frozen)
+        frozen = sum(t.num_elements for t in tensors if t.frozen)
+        return trained * float(sum(problem.state_bytes)) + frozen * (problem.state_bytes[0] + problem.frozen_bytes)
 
     def _before(self, of_types: Floats) -> Floats:
         """[rows, units + 1] sum over all units before each, of [rows, types]."""
@@ -209,8 +212,7 @@ class BoundTable:
         capacity = np.maximum.reduceat(arrays.capacity[rows], starts).astype(np.float64)
         # Devices are busy for as long as units take, on as many as a stage has.
         busy_s = np.minimum.reduceat(work_s * devices[:, None], starts) @ times / space.meshes.devices
-        tied_bytes = float(self._tied_elements * sum(space.problem.state_bytes))
-        held = np.minimum.reduceat(least.state_bytes[flat], starts) @ times - tied_bytes
+        held = np.minimum.reduceat(least.state_bytes[flat], starts) @ times - self._tied_bytes
         held *= 1.0 + float(arrays.settings.unused_share)
         return np.stack([busy_s, np.minimum.reduceat(work_s, starts) @ times, held / np.maximum(1.0, capacity)], axis=1)
 

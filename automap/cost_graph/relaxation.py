@@ -43,6 +43,10 @@ BACKWARD = tuple(columns_of(UNIT_COST_DTYPE, name) for name in ("backward_s", "b
 PARAMETERS, SHARDS, REDUCED, SCATTERED, GATHERED = (
     columns_of(UNIT_COST_DTYPE, name) for name in ("parameters", "zero_parameters", "reduced", "scattered", "gathered")
 )
+FROZEN, FROZEN_SHARDS, GATHERED_FROZEN, UNANSWERED = (
+    columns_of(UNIT_COST_DTYPE, name) for name in ("frozen", "zero_frozen", "gathered_frozen", "unanswered")
+)
+"""Columns of what is not trained: it is taken off what all parameters, or kernels, cost beside their forward pass."""
 AGAIN, AGAIN_COMM = (columns_of(UNIT_COST_DTYPE, name) for name in ("recompute_s", "recompute_comm_s"))
 """Columns of the device's seconds and of collectives that recomputation repeats."""
 BOUNDARY_BYTES, SAVED_BYTES, WORKSPACE_BYTES = columns_of(
@@ -56,6 +60,8 @@ ROUNDS, ROUNDS_AGAIN = 8, 2
 """Number of times at most that tangents are taken; and where an assignment is known that is about the best one."""
 FOREVER_S = 1e12
 """Seconds that no step takes."""
+ALL_SHARDED = 3
+"""ZeRO stage under which parameters are sharded too."""
 NEAR = 1e-3
 """Share of a price of memory within which no other one is tried."""
 
@@ -173,6 +179,8 @@ class Relaxation:
         # A field of a record takes many times as long to read as one of an object.
         self._settings, self._hardware = _fields(space.evaluator.settings(0)), _fields(stage.hardware)
         self._sizes, self._is_sharded = stage.axes.tolist(), stage.zero_axes.tolist()
+        evaluator = space.evaluator
+        self._is_frozen = np.array([evaluator.is_frozen(kind) for kind in range(len(costs.times))])
         self._first_type = int(space.arrays.units[0])
         self._first = np.zeros(len(costs.times))
         self._first[self._first_type] = ends_first / costs.times[self._first_type]
@@ -238,6 +246,9 @@ class Relaxation:
         gradient_bytes = 0.0 if self._state.makes_gradients else settings.gradient_bytes
         for stage, each in ((3, settings.parameter_bytes), (2, gradient_bytes), (1, settings.optimizer_bytes)):
             found[SHARDS if least >= stage else PARAMETERS] += float(each)
+            if stage < ALL_SHARDED:
+                kept = float(settings.frozen_bytes) if stage == 1 else 0.0
+                found[FROZEN_SHARDS if least >= stage else FROZEN] -= float(each) - kept
         return found
 
     # -- recomputation --------------------------------------------------------------------------------------------
@@ -356,10 +367,12 @@ class Relaxation:
             worth[:, comm] = weight[:, :1] * _exposed(hardware)
             worth[:, waits] = weight[:, 1:] * hardware.host_collective_s
             worth[:, LAUNCHED] += weight[:, 1] * launches * hardware.host_kernel_s
+        worth[:, UNANSWERED] = -weight[:, 1:] * launches * hardware.host_kernel_s
         worth[:, AGAIN], worth[:, AGAIN_COMM] = worth[:, BACKWARD[0]], worth[:, BACKWARD[1]]
         shown = gradients * (1.0 - hidden) + last * hidden
         # Of what ZeRO 2 and 3 move in every micro-batch, the part that nothing hides, without latencies.
-        gather = path.forward * (1.0 - settings.gather_overlap) + (path.backward - last) * (1.0 - hidden)
+        again = (path.backward - last) * (1.0 - hidden)
+        gather = np.where(self._is_frozen, 0.0, again) + path.forward * (1.0 - settings.gather_overlap)
         for a, (size, is_sharded) in enumerate(zip(self._sizes, self._is_sharded, strict=True)):
             sync_s = shown * self._reduced_s[a]
             byte_s = (size - 1.0) / size / self._gather_bytes_per_s[a] if size > 1.0 else 0.0
@@ -373,10 +386,13 @@ class Relaxation:
                 worth[:, SCATTERED[a]] = (path.backward - last) * (1.0 - hidden) * byte_s
             if 1 <= zero < 3:
                 worth[:, GATHERED[a]] = gradients * (1.0 - SPREAD_OVERLAP * hidden) * parameter_s
+                worth[:, GATHERED_FROZEN[a]] = -worth[:, GATHERED[a]]
             elif zero >= 3 and is_sharded:
                 worth[:, GATHERED[a]] = gather * parameter_s
         (state,) = SHARDS if zero >= 1 else PARAMETERS
         worth[:, state] = gradients * settings.update_bytes / hardware.bytes_per_s
+        (frozen,) = FROZEN_SHARDS if zero >= 1 else FROZEN
+        worth[:, frozen] = -worth[:, state]
         return worth
 
     # -- lines ----------------------------------------------------------------------------------------------------
@@ -408,7 +424,8 @@ class Relaxation:
         tangents, pass_s = [], np.zeros(len(times))
         for (own, comm, waits), launches in ((FORWARD, 1.0), (BACKWARD, hardware.host_backward)):
             device_s = costs[:, own[0]] + costs[:, comm] @ _exposed(hardware)
-            host_s = hardware.host_kernel_s * launches * costs[:, LAUNCHED]
+            launched = costs[:, LAUNCHED] if own is FORWARD[0] else costs[:, LAUNCHED] - costs[:, UNANSWERED[0]]
+            host_s = hardware.host_kernel_s * launches * launched
             host_s += hardware.host_collective_s * costs[:, waits[0]]
             both = np.maximum(np.stack([device_s, host_s], axis=1), 0.0)
             longer_s = np.maximum(both.max(axis=1, keepdims=True), 1e-30)

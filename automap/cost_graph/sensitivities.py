@@ -21,8 +21,9 @@ from automap.price.kernels.step_records import new_step_workspace
 
 SECONDS = columns_of(UNIT_COST_DTYPE, "forward_s", "backward_s", "recompute_s", "input_s", "weight_s")
 BYTES = columns_of(UNIT_COST_DTYPE, "saved_bytes", "live_bytes", "workspace_bytes", "boundary_bytes")
-ELEMENTS = columns_of(UNIT_COST_DTYPE, "parameters", "zero_parameters")
+ELEMENTS = columns_of(UNIT_COST_DTYPE, "parameters", "zero_parameters", "frozen", "zero_frozen")
 """Columns whose sensitivities are found by differences; the columns of each mesh axis are added to the elements."""
+PER_AXIS = ("reduced", "gathered", "scattered", "gathered_frozen")
 (CROSSING,) = columns_of(UNIT_COST_DTYPE, "boundary_bytes")
 MEMORY = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes", "buffer_bytes")
 """Fields of `RankCostRow` that add up to the memory of a rank."""
@@ -58,7 +59,7 @@ def sensitivities(units: UnitRows, chosen: Ints) -> Sensitivities:
     before = units.outcome(costs, tied, exact=False).ranks
     step_s, used, capacity = float(_smooth_s(before)), _memory(before), before["capacity_bytes"]
     num_axes, room = len(lowered.zero_axes), float(capacity.max())
-    firsts = [columns_of(UNIT_COST_DTYPE, name)[:num_axes] for name in ("reduced", "gathered", "scattered")]
+    firsts = [columns_of(UNIT_COST_DTYPE, name)[:num_axes] for name in PER_AXIS]
     reduced = [column for axis in zip(*firsts, strict=True) for column in axis]
     columns = np.array([*SECONDS, *BYTES, *ELEMENTS, *reduced], dtype=np.int64)
     sizes = np.full((len(columns), len(costs)), STEP * room / 16.0)
@@ -142,4 +143,5 @@ def _share_with_hosts(units: UnitRows, costs: Floats, time: Floats) -> None:
             worth["forward_waits"] += host_worth * collective_s
         elif wait == "backward_host_s":
             worth["launched"] += host_worth * kernel_s * backward
+            worth["unanswered"] -= host_worth * kernel_s * backward
             worth["backward_waits"] += host_worth * collective_s

@@ -26,7 +26,9 @@ from automap.price.kernels.cost_records import UNIT_COST_DTYPE
 from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.space.space import PlanSpace, Values
 
-SHARED = ("parameters", "zero_parameters", "reduced", "gathered", "scattered")
+SHARED = (
+    "parameters", "zero_parameters", "reduced", "gathered", "scattered", "frozen", "zero_frozen", "gathered_frozen",
+)  # fmt: skip
 """Fields of `ShareRow`, of the same names in a unit cost."""
 COLUMNS = np.array([*columns_of(UNIT_COST_DTYPE, *SHARED), EXCHANGED], dtype=np.int64)
 """Columns in which tied parameters cost something."""

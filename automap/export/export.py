@@ -58,7 +58,7 @@ def export(plan: Plan, problem: Problem, name: str) -> Export:
         )
     run = read_run(plan, problem, target)
     found = WRITERS[name](run)
-    notes = (*found.notes, *_unequal(run), *rounded(run))
+    notes = (*found.notes, *_frozen(run), *_unequal(run), *rounded(run))
     report = {
         "schema": "automap.export/1",
         "target": name,
@@ -74,6 +74,15 @@ def export(plan: Plan, problem: Problem, name: str) -> Export:
         launch=found.launch,
         notes=notes,
     )
+
+
+def _frozen(run: Run) -> Iterator[Note]:
+    """What is left to do where the plan counts on parameters that are not trained."""
+    graph = run.problem.graph
+    if graph.has_frozen:
+        frozen = graph.num_parameters - graph.num_trained
+        text = f"{frozen:,} of {graph.num_parameters:,} parameters are frozen: call requires_grad_(False) on them first"
+        yield Note(about="frozen parameters", kept="left to you", text=text)
 
 
 def _unequal(run: Run) -> Iterator[Note]:

@@ -155,6 +155,8 @@ class Training:
     def _exchange(self, names: set[str], peers: set[int]) -> None:
         """Adds up the gradients of a parameter that several pipeline ranks hold."""
         (found,) = {p for s in self.stages for n, p in s.named_parameters(remove_duplicate=False) if n in names}
+        if not found.requires_grad:
+            return  # alike in all stages
         assert found.grad is not None
         mine = local(found.grad)
         sent, got = mine.clone(), [torch.empty_like(mine) for _ in peers]

@@ -107,7 +107,9 @@ class Bottleneck:
 
     def gathered(self, axis: int) -> float:
         """Local elements of weights that are gathered over an axis once a step, behind the optimizer."""
-        return self._once("gathered", axis) if self.lowered.zero in (1, 2) else 0.0
+        if self.lowered.zero not in (1, 2):
+            return 0.0
+        return self._once("gathered", axis) - self._once("gathered_frozen", axis)
 
     def _once(self, name: str, axis: int) -> float:
         """Sum of a field of the units' parameters over an axis; a parameter that two units read counts once."""

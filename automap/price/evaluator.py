@@ -34,7 +34,7 @@ from automap.price.kernels.step import overflow, step, step_time_s
 from automap.price.kernels.step_records import Order, Pipeline, StageArrays, new_step_workspace
 from automap.price.kernels.unit import CALL_DTYPE, Calls, unit_cost, unit_costs
 from automap.price.kernels.unit_workspace import UnitWorkspace, new_unit_workspace
-from automap.price.lowered_plan import LoweredPlan, Segment, UnitCall
+from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan, Segment, UnitCall
 from automap.price.outcome import Outcome
 from automap.price.stage_layout import PipelineLayout, PipelineLayouts
 from automap.price.tables import Tables, build_tables
@@ -99,6 +99,7 @@ class Evaluator:
                 unused_share=trainer.unused_share,
                 held_update_bytes=trainer.update_bytes,
                 bucket_bytes=trainer.bucket_bytes,
+                frozen_bytes=problem.frozen_bytes,
                 most_gathered=math.inf if trainer.most_gathered is None else trainer.most_gathered,
             )
         )
@@ -360,6 +361,9 @@ class Evaluator:
             core = self.tables.core[rows.start : rows.stop]
             target = self.problem.target
             is_layer = sum(unit.type == unit_type for unit in self.blocks.units) > 1
+            if self.is_frozen(unit_type):
+                self._masks[unit_type] = dict.fromkeys(RECOMPUTE_MODES, np.zeros(len(rows), dtype=np.bool_))
+                return self._masks[unit_type]
             self._masks[unit_type] = {
                 "none": np.zeros(len(rows), dtype=np.bool_),
                 "selective": core.copy(),
@@ -368,6 +372,11 @@ class Evaluator:
             if target is not None and target.grain != "operators":
                 self._masks[unit_type]["full"][self._between_modules(unit_type)] = False
         return self._masks[unit_type]
+
+    def is_frozen(self, unit_type: int) -> bool:
+        """Whether a unit has no backward pass, for nothing in it or before it is trained: it runs nothing again."""
+        graph, unit = self.problem.graph, self.blocks.representative(unit_type)
+        return not any(graph.runs_backward(op) for op in graph.operators[unit.start : unit.stop] if op.is_live)
 
     def _between_modules(self, unit_type: int) -> Mask:
         """[operators] which keep something and are code of no module but the whole: modules do not run them again."""

@@ -146,7 +146,7 @@ class KernelShapes:
             if found >= 0:
                 extents[found] *= factor.size
                 sampled = found if factor.is_batch else sampled
-        both = op.backward_flops.at(1) >= 2.0 * flops
+        both = op.backward_flops.at(1) >= 2.0 * flops and not self.graph.has_frozen
         row = KernelRow(
             kind=ATTENTION if attention else BATCHED_PRODUCT if weight is None else PRODUCT,
             extents=extents,

@@ -74,7 +74,8 @@ def averaged(lowered: LoweredPlan, evaluator: Evaluator, sync: Sync, axis: int) 
     views, averagings = [], []
     for view, found in zip(lowered.views, bare.of_views, strict=True):
         rows = found.copy()
-        elements = rows["parameter_bytes"] / settings.parameter_bytes
+        # Parameters that are trained, without ZeRO.
+        elements = rows["gradient_bytes"] / settings.gradient_bytes
         seconds = averaging_s(view, elements, axis)
         rest = seconds if sync.delay is None else np.maximum(0.0, seconds - sync.delay * step_time_s(rows))
         bandwidth = view.layout.arrays.hardware["bytes_per_s"]

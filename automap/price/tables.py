@@ -243,9 +243,7 @@ class _Builder:
             role = OTHER
         producer, slot = (first + made[0], made[1]) if made else (-1, 0)
         index = len(self.tensors)
-        needs_gradient = tensor.is_float and (
-            role == PARAMETER or (role != OTHER and tensor.name in self.graph.trained)
-        )
+        needs_gradient = tensor.is_float and role != OTHER and tensor.name in self.graph.trained
         dims = np.ones(MAX_DIMS, dtype=np.int64)
         dims[: len(tensor.shape)] = tensor.shape[:MAX_DIMS]
         size = self.problem.activation_bytes if tensor.is_float else DTYPE_BYTES.get(tensor.dtype, 4.0)
@@ -263,6 +261,7 @@ class _Builder:
                 fixed_elements=tensor.elements.fixed,
                 elements_per_sample=tensor.elements.per_sample,
                 element_bytes=size * self.repeated.get(tensor.name, 1.0),
+                is_frozen=int(tensor.frozen),
                 num_parameters=1.0 / self._pieces(tensor.name),
             )
         )
@@ -296,7 +295,7 @@ class _Builder:
         group: FusedGroup | None,
     ) -> None:
         is_free = not op.is_live
-        is_trained = op.outputs[0] in self.graph.trained
+        depends = op.outputs[0] in self.graph.of_parameters
         self.operators.append(
             OperatorRow(
                 first_operand=first_operand,
@@ -305,7 +304,7 @@ class _Builder:
                 first_signature=len(self.signatures),
                 is_free=int(is_free),
                 is_divisible=int(any(s.divides_work for s in table)),
-                is_parametric=int(not is_free and is_trained and not any(n in self._sampled for n in op.inputs)),
+                is_parametric=int(not is_free and depends and not any(n in self._sampled for n in op.inputs)),
             )
         )
         kernel, classes = self.shapes.of(index, group, unit)
@@ -321,6 +320,7 @@ class _Builder:
             launched = (1.0, 1.0) if index == host_of(self.graph, group) else (0.0, 0.0)
         if kernel.kind == MEASURED:
             launched = (0.0, 0.0)
+        kernel.is_frozen = int(not is_free and not self.graph.runs_backward(op))
         kernel.forward_flops, kernel.forward_flops_per_sample = op.forward_flops.fixed, op.forward_flops.per_sample
         kernel.backward_flops, kernel.backward_flops_per_sample = op.backward_flops.fixed, op.backward_flops.per_sample
         kernel.forward_traffic, kernel.backward_traffic = (0.0, 0.0) if is_free else traffic

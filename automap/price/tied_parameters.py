@@ -112,16 +112,17 @@ class TiedParameters:
             return known[key]
 
         for row, found in zip(rows, ties, strict=True):
-            elements = float(self.problem.graph.tensors[found.name].num_elements)
+            tensor = self.problem.graph.tensors[found.name]
+            elements, is_trained = float(tensor.num_elements), not tensor.frozen
             here, there = (lowered.stages[rank] for rank in found.ranks)
             row.rank, row.other_rank = found.ranks
-            write_share(read(found.name, found.others), elements, there, shares[1])
-            write_share(read(found.name, found.before), elements, here, shares[0])
+            write_share(read(found.name, found.others), elements, is_trained, there, shares[1])
+            write_share(read(found.name, found.before), elements, is_trained, here, shares[0])
             if found.ranks[0] == found.ranks[1]:
-                write_share(read(found.name, (*found.before, found.others[0])), elements, there, shares[2])
+                write_share(read(found.name, (*found.before, found.others[0])), elements, is_trained, there, shares[2])
                 write_tie(float(len(found.before)), shares, row)
             else:
-                row.exchanged = max(shares[0].parameters, shares[1].parameters)
+                row.exchanged = max(float(s.parameters - s.frozen) for s in shares[:2])
         return rows
 
     def reader(self, name: str, unit: int) -> int:

@@ -1,7 +1,7 @@
-"""Which parameters of a network its exported graph reads, which are frozen, and what to say of both.
+"""Which parameters of a network its exported graph reads, and which are frozen.
 
 A plan is made for what the graph holds. A head whose output was left out, or a tower that the example inputs do not
-reach, would be trained all the same. A frozen parameter is in the graph, and is priced as if it were trained.
+reach, would be trained all the same: the file says so. The names of frozen parameters go into the file.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 _NAMED = 3
 """Number of modules that are named."""
-_LEAST_FROZEN = 0.01
-"""Share of the parameters below which frozen ones, such as a fixed table of positions, are not told (assumed)."""
 
 
 def every_name(module: nn.Module) -> frozenset[str]:
@@ -59,18 +57,16 @@ def unread(model: Any, module: nn.Module) -> str:
     )
 
 
-def frozen(module: nn.Module) -> str:
-    """A sentence about parameters that need no gradient; empty where they are few, or all, as made for inference."""
-    numbers = {name: p.numel() for name, p in module.named_parameters() if p.is_floating_point()}
-    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-    held = {name: count for name, count in numbers.items() if name not in trained}
-    total = sum(held.values())
-    if not trained or total < _LEAST_FROZEN * sum(numbers.values()):
-        return ""
-    return (
-        f"{total:,} of {sum(numbers.values()):,} parameters are frozen (requires_grad=False): "
-        f"{_largest(held, trained)}. The plan is priced as if they were trained: training takes less time and memory "
-        "than it says."
+def frozen(module: nn.Module) -> tuple[str, ...]:
+    """Names of the parameters that need no gradient; none where no parameter needs one, as of a module for inference.
+
+    A parameter with several names is named by each of them, for it is in the file under one.
+    """
+    named = dict(module.named_parameters(remove_duplicate=False))
+    if not any(parameter.requires_grad for parameter in named.values()):
+        return ()
+    return tuple(
+        name for name, parameter in named.items() if parameter.is_floating_point() and not parameter.requires_grad
     )
 
 

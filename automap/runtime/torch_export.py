@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -64,7 +65,7 @@ def export_onnx(build: Build, path: Path | None = None, *, opset: int = 20, name
         The bytes of the file. Dropout is off and batch normalisation is one operator, as in evaluation mode: what
         training adds follows from the plan, not from the file. Of a model of transformers, the outputs are the scores
         (or the loss, if labels are among the inputs) and what further heads return; caches are off. The file says
-        which parameters no output reads, and which are frozen.
+        which parameters no output reads, and names those that are frozen.
 
     Raises:
         ModelError: the module cannot be built or exported; names the module at fault.
@@ -95,7 +96,7 @@ def export_onnx(build: Build, path: Path | None = None, *, opset: int = 20, name
         if missing := unread(model, module):
             model.metadata_props[UNREAD_KEY] = missing
         if fixed := frozen(module):
-            model.metadata_props[FROZEN_KEY] = fixed
+            model.metadata_props[FROZEN_KEY] = json.dumps(fixed)
         data: bytes = onnx_ir.to_proto(model).SerializeToString(deterministic=True)
     if path is not None:
         path.write_bytes(data)

@@ -83,17 +83,18 @@ class Recount:
         """Memory of some devices of a rank, with the samples of `chunks`, and the bounds on what it holds."""
         chunks = [chunk for chunk in self.chunks if chunk.rank == rank]
         zero, state_bytes, trainer = chunks[0].stage.zero.stage, self.problem.state_bytes, self.problem.trainer
-        whole, sharded = self._elements(i for chunk in chunks for i in chunk.operators)
-        parameters, gradients, optimizer = (
-            (sharded if zero >= least else whole) * size for least, size in zip((3, 2, 1), state_bytes, strict=True)
-        )
-        updating = trainer.update_bytes * (sharded if zero >= 1 else whole)
+        every = self._elements(i for chunk in chunks for i in chunk.operators)
+        trained = self._elements((i for chunk in chunks for i in chunk.operators), trained=True)
+        state = [some[zero >= least] for some, least in ((every, 3), (trained, 2), (trained, 1))]
+        parameters, gradients, optimizer = (n * size for n, size in zip(state, state_bytes, strict=True))
+        optimizer += (every[zero >= 1] - trained[zero >= 1]) * self.problem.frozen_bytes
+        updating = trainer.update_bytes * trained[zero >= 1]
         update = Moment(activations=np.zeros(3), gradients=np.full(3, gradients), working=np.full(3, updating))
         held = Moment.fullest([self._fullest(chunks, order, gradients), update])
         replicas = math.prod(size for axis, size in chunks[0].sizes.items() if axis != "tp")
         if replicas > 1 and not zero:
-            held = replace(held, working=held.working + trainer.bucket_bytes * whole)
-        standing = trainer.reserved_GiB * GIB + whole * held_bytes(self.plan, state_bytes[1])
+            held = replace(held, working=held.working + trainer.bucket_bytes * trained[0])
+        standing = trainer.reserved_GiB * GIB + trained[0] * held_bytes(self.plan, state_bytes[1])
         if len({chunk.rank for chunk in self.chunks}) > 1:
             num_buffers = trainer.crossing_buffers * self.plan.num_micro_batches
             standing += trainer.pipeline_GiB * GIB + num_buffers * self._crossing(rank)
@@ -149,7 +150,8 @@ class Recount:
         saved, behind = Pieces(self._carried, self._viewed), Gradients(self._gradient_size(chunks[0]))
         found, made = [], []
         for _, unit in reversed(units):
-            behind.add(held_parameters(unit, self.home, self.model))
+            of_unit = held_parameters(unit, self.home, self.model)
+            behind.add({name: one for name, one in of_unit.items() if not self.graph.tensors[name].frozen})
             made.append(behind.counts() if makes else np.zeros(3))
         for (chunk, unit), gradients in zip(units, reversed(made), strict=True):
             kept = self._unit_keeps(chunk, unit, own=True)
@@ -172,14 +174,18 @@ class Recount:
         # Under ZeRO 3 the weights of a unit and of the next one are gathered; gradients are whole until scattered.
         whole, most = self._elements(unit)[0], math.inf if trainer.most_gathered is None else trainer.most_gathered
         gathered = min(2.0 * whole, most) * state_bytes[0] * (zero >= 3)
-        gathered += min(whole, most) * state_bytes[1] * (zero >= 2)
+        gathered += min(self._elements(unit, trained=True)[0], most) * state_bytes[1] * (zero >= 2)
         return 2.0 * max(self._written(chunk, i) for i in unit) + gathered
 
     # -- parameters ----------------------------------------------------------------------------------------------
 
-    def _elements(self, operators: Iterable[int]) -> tuple[float, float]:
-        """The elements of parameters that one rank holds for some operators, without and with the shards of ZeRO."""
-        held = held_parameters(operators, self.home, self.model).values()
+    def _elements(self, operators: Iterable[int], *, trained: bool = False) -> tuple[float, float]:
+        """The elements of parameters that one rank holds for some operators, without and with the shards of ZeRO.
+
+        `trained`: those alone that are trained, which have gradients and a state of the optimizer.
+        """
+        found = held_parameters(operators, self.home, self.model)
+        held = [one for name, one in found.items() if not (trained and self.graph.tensors[name].frozen)]
         return math.fsum(one.elements for one in held), math.fsum(one.shard for one in held)
 
     # -- activations ---------------------------------------------------------------------------------------------

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import onnx
 
+from ir.errors import refuse
 from ir.onnx.readers.declarations import declared
 from ir.onnx.readers.nodes import (
     FROZEN_KEY,
@@ -75,6 +78,7 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         nodes = turned_apart(unfolded(nodes, stored, inputs, marked=marked), stored)
         if not marked:
             made += tied(nodes, stored, tensors)
+    said, frozen = _stated(model)
     return Source(
         name=graph.name,
         nodes=made + in_order(nodes, {n for node in made for n in node.outputs} | set(stored) | set(inputs)),
@@ -84,5 +88,29 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         declared=inner,
         has_metadata=marked,
         names_state=model.producer_name == PYTORCH and not marked,
-        warnings=(*warnings, *(p.value[:MOST_SAID] for p in model.metadata_props if p.key in (UNREAD_KEY, FROZEN_KEY))),
+        warnings=(*warnings, *said),
+        frozen=frozen,
     )
+
+
+def _stated(model: onnx.ModelProto) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The sentences that a file says about the parameters of its network, and the names of those that are frozen.
+
+    Raises:
+        ModelError: the names are no JSON list of strings.
+    """
+    said, frozen = [], set[str]()
+    for entry in model.metadata_props:
+        # Files that AutoMAP exported before it priced frozen parameters have a sentence about them.
+        if entry.key == UNREAD_KEY or (entry.key == FROZEN_KEY and not entry.value.lstrip().startswith("[")):
+            said.append(entry.value[:MOST_SAID])
+        elif entry.key == FROZEN_KEY:
+            try:
+                names = json.loads(entry.value)
+            except (ValueError, RecursionError):
+                names = None
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                repair = 'Write the names of the parameters as a JSON list, such as ["encoder.weight"].'
+                raise refuse(f"the metadata {FROZEN_KEY} cannot be read", entry.value[:MOST_SAID], repair)
+            frozen.update(names)
+    return tuple(said), frozenset(frozen)

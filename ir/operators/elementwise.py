@@ -137,8 +137,9 @@ def predicate(ctx: Context) -> Result:
 
 @kind("Add", "Sub", "Sum", rule=ANY)
 def addition(ctx: Context) -> Result:
-    """Jointly linear: all operands partial gives a partial result."""
-    return _elementwise(ctx, passing="joint", traffic=(1.0, 0.5))
+    """Jointly linear: all operands partial gives a partial result. A frozen bias has no gradient to be summed."""
+    has_frozen = any(tensor.frozen for _, tensor in ctx.present)
+    return _elementwise(ctx, passing="joint", traffic=(1.0, 0.0 if has_frozen else 0.5))
 
 
 @kind("Mean", rule=ANY)

@@ -13,6 +13,7 @@ import typer
 from automap.errors import PlanError, ProblemError
 from service.command.options import (
     CLUSTER_HELP,
+    FrozenOption,
     Job,
     JsonOption,
     LossOption,
@@ -84,6 +85,7 @@ def sweep(
     precision: PrecisionOption = None,
     optimizer: Annotated[str | None, typer.Option(help="adam, momentum or sgd; default: adam.")] = None,
     loss: LossOption = None,
+    frozen: FrozenOption = None,
     trainer: Annotated[str | None, typer.Option(help="The training software; default: generic.")] = None,
     budget: Annotated[
         str | None,
@@ -108,7 +110,9 @@ def sweep(
             raise ProblemError("stated and swept over", field=name, value=value, repair=repair)
         if value is None and name in ("cluster", "global_batch") and name not in swept:
             raise ProblemError("missing", field=name, value="nothing", repair=f"Give --{name.replace('_', '-')}.")
-    request = replace(job.request, cluster=cluster, training=stated({**training, "loss": loss}))
+    request = replace(
+        job.request, cluster=cluster, training=stated({**training, "loss": loss, "frozen": frozen or None})
+    )
     if budget is not None:
         request = replace(request, budget=budget)
     count = 1
@@ -163,6 +167,7 @@ def recommend(
     precision: PrecisionOption = None,
     optimizer: Annotated[str | None, typer.Option(help="adam, momentum or sgd; default: adam.")] = None,
     loss: LossOption = None,
+    frozen: FrozenOption = None,
     trainer: Annotated[str | None, typer.Option(help="The training software; default: generic.")] = None,
     target: TargetOption = None,
     output: Annotated[
@@ -194,7 +199,7 @@ def recommend(
         found = rate(
             graph,
             chosen,
-            stated({**training, "trainer": trainer, "target": target}),
+            stated({**training, "frozen": frozen or None, "trainer": trainer, "target": target}),
             goals,
             hints=job.request.hints,
             processes=len(os.sched_getaffinity(0)),

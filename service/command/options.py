@@ -48,6 +48,14 @@ BaselineOption = Annotated[
 PrecisionOption = Annotated[
     str | None, typer.Option(help="bf16, fp16, tf32, fp32, fp8, mxfp8 or nvfp4; default: bf16 where possible.")
 ]
+FrozenOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--frozen",
+        metavar="PATTERN",
+        help="Parameters that are not trained, such as '*' and behind it '!*lora*' for all but the adapters.",
+    ),
+]
 OptimizerOption = Annotated[str | None, typer.Option(help="adam, momentum or sgd; default: adam.")]
 LossOption = Annotated[str | None, typer.Option(help="cross_entropy or mse, if the model returns no loss.")]
 TrainerOption = Annotated[
@@ -249,6 +257,7 @@ def read_job(
     precision: PrecisionOption = None,
     optimizer: OptimizerOption = None,
     loss: LossOption = None,
+    frozen: FrozenOption = None,
     trainer: TrainerOption = None,
     target: TargetOption = None,
     sync: SyncOption = None,
@@ -282,6 +291,7 @@ def read_job(
         "precision": precision,
         "optimizer": optimizer,
         "loss": loss,
+        "frozen": frozen or None,
         "trainer": trainer,
         "target": target,
         "sync_modes": list(dict.fromkeys(["synchronous", *sync])) if sync else None,

@@ -11,6 +11,7 @@ import typer
 
 from service.command.options import (
     CLUSTER_HELP,
+    FrozenOption,
     Job,
     JsonOption,
     LossOption,
@@ -140,6 +141,7 @@ def estimate(
     precision: PrecisionOption = None,
     optimizer: Annotated[str | None, typer.Option(help="adam, momentum or sgd; default: adam.")] = None,
     loss: LossOption = None,
+    frozen: FrozenOption = None,
     trainer: Annotated[str | None, typer.Option(help="The training software; default: generic.")] = None,
     seq_len: Annotated[int | None, typer.Option(help="Tokens of each sample, for a zoo: model.")] = None,
     plan: Annotated[Path | None, typer.Option("--plan", help="Price this file's plan, on its own cluster.")] = None,
@@ -157,11 +159,11 @@ def estimate(
     """Prices a plan that you made: step time, where it goes, memory, and why. Exit code 3: it does not fit."""
     from service.command import estimation
 
-    training = {"global_batch": global_batch, "precision": precision, "optimizer": optimizer}
+    training = {"global_batch": global_batch, "precision": precision, "optimizer": optimizer, "loss": loss}
     request = replace(
         job.request,
         cluster=cluster,
-        training=stated({**training, "loss": loss, "trainer": trainer}),
+        training=stated({**training, "frozen": frozen or None, "trainer": trainer}),
         model=estimation.with_sequence(job.request.model, seq_len),
     )
     if plan is None and configuration is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import loader_ranks
@@ -44,12 +45,15 @@ def test_losses_are_those_of_one_process(tmp_path: Path) -> None:
                 save(export(plan, problem, "pytorch"), tmp_path / name)
                 saved.add(name)
     assert saved == WANTED.keys()
-    wanted = loader_ranks.losses_of_one()
-    assert abs(wanted[-1] - wanted[0]) > 0.1
-    for found in loader_ranks.run_ranks(2, tmp_path, list(WANTED)):
-        for name, losses in zip(WANTED, found, strict=True):
+    for name in WANTED:
+        shutil.copytree(tmp_path / name, tmp_path / f"{name}{loader_ranks.FROZEN}")
+    cases = [f"{name}{end}" for name in WANTED for end in ("", loader_ranks.FROZEN)]
+    wanted = {case: loader_ranks.losses_of_one(case) for case in cases}
+    assert all(abs(losses[-1] - losses[0]) > 0.1 for losses in wanted.values())
+    for found in loader_ranks.run_ranks(2, tmp_path, cases):
+        for name, losses in zip(cases, found, strict=True):
             assert not isinstance(losses, str), f"{name}: {losses}"
-            assert losses == pytest.approx(wanted, rel=1e-5), name
+            assert losses == pytest.approx(wanted[name], rel=1e-5), name
 
 
 def test_fused_weights_are_shared_out_piece_by_piece() -> None:

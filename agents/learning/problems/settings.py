@@ -87,7 +87,7 @@ def draw_hints(draw: Draw, problem: Problem, *, is_tight: bool) -> dict[str, Any
 def _reserve(draw: Draw, problem: Problem) -> float:
     """Memory that leaves each device 1.3 to 8 times its even part of parameters, gradients and optimizer state."""
     cluster = problem.cluster
-    state = problem.graph.num_parameters * sum(problem.state_bytes) / cluster.num_devices
+    state = problem.whole_state_bytes / cluster.num_devices
     least = min(kind.memory_bytes for kind in cluster.devices.values())
     framework = problem.trainer.reserved_GiB * (1 << 30)
     left = least - framework - state * draw.log_between(1.3, 8.0)

@@ -122,7 +122,8 @@ def _least_of_units(compiled, settings, picked, exposed, again, out, workspace, 
                     out.again_s[number, kind] = seconds
                 if space.modes[mode]:
                     out.saved_bytes[number, kind] = min(out.saved_bytes[number, kind], cost.saved_bytes)
-            parameters, gradients, optimizer = state_bytes(cost.parameters, cost.zero_parameters, workspace.settings[0])
+            held, frozen = (cost.parameters, cost.zero_parameters), (cost.frozen, cost.zero_frozen)
+            parameters, gradients, optimizer = state_bytes(held, frozen, workspace.settings[0])
             out.state_bytes[number, kind] = parameters + gradients + optimizer
             out.gradient_bytes[number, kind] = gradients
             out.sent_bytes[number, kind] = cost.boundary_bytes

@@ -95,6 +95,14 @@ class UnitCostRow:
     scattered: PerAxis
     """Elements of gradients that are scattered over each axis under ZeRO, or all-reduced once a step over an axis that
     ZeRO does not shard over."""
+    frozen: float
+    """Those of `parameters` that are not trained: they have no gradients and no state of the optimizer."""
+    zero_frozen: float
+    """Those of `zero_parameters` that are not trained."""
+    gathered_frozen: PerAxis
+    """Those of `gathered` that are not trained: no optimizer changes them, so that ZeRO 1 and 2 never gather them."""
+    unanswered: float
+    """Kernels of the forward pass that have no backward pass, for nothing at them or before them is trained."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -207,6 +215,8 @@ class SettingsRow:
     """Bytes that the framework reserves on each device of a pipeline, beside `reserved_bytes`."""
     crossing_buffers: float
     """Buffers for what crosses between stages, for each micro-batch of a step."""
+    frozen_bytes: float
+    """Bytes of a master of each parameter that is not trained."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -236,12 +246,18 @@ class UnitInStepRow:
     """Parameters that a rank holds without ZeRO."""
     zero_parameters: float
     """Parameters that a rank holds under ZeRO."""
+    frozen: float
+    """Those of `parameters` that are not trained."""
+    zero_frozen: float
+    """Those of `zero_parameters` that are not trained."""
     num_parameters: float
     """Parameters of the unit as the trainer knows them."""
     reduced: PerAxis
     """Elements of gradients that are all-reduced over each axis once a step without ZeRO."""
     gathered: PerAxis
     """Elements of parameters that ZeRO gathers over each axis."""
+    gathered_frozen: PerAxis
+    """Those of `gathered` that are not trained."""
     scattered: PerAxis
     """Elements of gradients that are scattered over each axis."""
 
@@ -316,10 +332,16 @@ class ShareRow:
     """Parameters that the rank holds without ZeRO."""
     zero_parameters: float
     """Parameters that the rank holds under ZeRO."""
+    frozen: float
+    """Those of `parameters` that are not trained."""
+    zero_frozen: float
+    """Those of `zero_parameters` that are not trained."""
     reduced: PerAxis
     """Elements of gradients that are all-reduced over each axis once a step without ZeRO."""
     gathered: PerAxis
     """Elements of parameters that ZeRO gathers over each axis."""
+    gathered_frozen: PerAxis
+    """Those of `gathered` that are not trained."""
     scattered: PerAxis
     """Elements of gradients that are scattered over each axis under ZeRO."""
 

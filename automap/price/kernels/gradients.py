@@ -7,7 +7,7 @@ from numba import float64, int64, void
 from automap.jit import borrowing
 from automap.price.kernels.collectives import UNKNOWN
 from automap.price.kernels.cost_records import UNIT_COST
-from automap.price.kernels.records import TABLES
+from automap.price.kernels.records import TABLES, TENSOR
 from automap.price.kernels.stage_records import STAGE
 from automap.price.kernels.unit_workspace import UNIT_WORKSPACE
 from ir.factors import BROADCAST, PARTIAL
@@ -25,22 +25,29 @@ def local_elements(elements, placement, stage):
     return elements
 
 
-@borrowing(void(float64, int64[::1], STAGE, UNIT_COST), inner=True)
-def add_elements(elements, placement, stage, total):
+@borrowing(void(TENSOR, int64[::1], STAGE, UNIT_COST), inner=True)
+def add_elements(tensor, placement, stage, total):
     """Adds the elements of a parameter that one rank holds, its share of them under ZeRO, and what ZeRO gathers.
 
     Args:
-        elements: elements of the whole parameter.
+        tensor: the parameter.
         placement: [axes] placement of the parameter.
     """
-    elements = local_elements(elements, placement, stage)
+    elements = local_elements(tensor.fixed_elements, placement, stage)
+    is_frozen = tensor.is_frozen == 1
     total.parameters += elements
+    if is_frozen:
+        total.frozen += elements
     for a in range(stage.axes.shape[0] - 1, -1, -1):
         # A parameter that is read as a sum is held whole: one rank takes it, the others zeros.
         if stage.zero_axes[a] and (placement[a] == BROADCAST or placement[a] == PARTIAL):
             total.gathered[a] += elements
+            if is_frozen:
+                total.gathered_frozen[a] += elements
             elements /= stage.axes[a]
     total.zero_parameters += elements
+    if is_frozen:
+        total.zero_frozen += elements
 
 
 @borrowing(int64(TABLES, int64, int64, int64, int64, UNIT_WORKSPACE), inner=True)

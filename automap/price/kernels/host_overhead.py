@@ -42,7 +42,7 @@ def add_host_waits(relaunched, apart, hardware, cost):
     kernel_s, exponent = hardware.host_kernel_s, hardware.overlap_exponent
     host = kernel_s * cost.launched + hardware.host_collective_s * cost.forward_waits
     cost.forward_host_s = _overlapped(forward, host, exponent) - forward
-    launched = hardware.host_backward * cost.launched + relaunched
+    launched = hardware.host_backward * (cost.launched - cost.unanswered) + relaunched
     host = kernel_s * launched + hardware.host_collective_s * cost.backward_waits
     cost.backward_host_s = _overlapped(backward, host, exponent) - backward
     if apart:

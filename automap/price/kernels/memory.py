@@ -11,16 +11,16 @@ from automap.jit import borrowing
 from automap.price.kernels.cost_records import MOMENT, SETTINGS
 
 
-@borrowing(types.UniTuple(float64, 3)(float64, float64, SETTINGS))
-def state_bytes(parameters, zero_parameters, settings):
+@borrowing(types.UniTuple(float64, 3)(types.UniTuple(float64, 2), types.UniTuple(float64, 2), SETTINGS))
+def state_bytes(parameters, frozen, settings):
     """Bytes of the state of a rank's parameters.
 
     ZeRO 1 shards the state of the optimizer, ZeRO 2 the gradients as well, ZeRO 3 also the parameters
     (arXiv 1910.02054).
 
     Args:
-        parameters: parameters that the rank holds without ZeRO.
-        zero_parameters: parameters that the rank holds under ZeRO.
+        parameters: parameters that the rank holds without ZeRO, and under ZeRO.
+        frozen: those of both that are not trained.
         settings: bytes of each state and stage of ZeRO.
 
     Returns:
@@ -28,9 +28,10 @@ def state_bytes(parameters, zero_parameters, settings):
     """
     stage = settings.zero_stage
     return (
-        (zero_parameters if stage >= 3.0 else parameters) * settings.parameter_bytes,
-        (zero_parameters if stage >= 2.0 else parameters) * settings.gradient_bytes,
-        (zero_parameters if stage >= 1.0 else parameters) * settings.optimizer_bytes,
+        (parameters[1] if stage >= 3.0 else parameters[0]) * settings.parameter_bytes,
+        (parameters[1] - frozen[1] if stage >= 2.0 else parameters[0] - frozen[0]) * settings.gradient_bytes,
+        (parameters[1] - frozen[1] if stage >= 1.0 else parameters[0] - frozen[0]) * settings.optimizer_bytes
+        + (frozen[1] if stage >= 1.0 else frozen[0]) * settings.frozen_bytes,
     )
 
 
@@ -48,8 +49,8 @@ def in_flight(rank, num_ranks, num_chunks, num_micro_batches):
     return min(num_ranks - rank, num_micro_batches) if num_chunks == num_ranks else 1
 
 
-@borrowing(float64(float64, float64, SETTINGS))
-def working_bytes(workspace_bytes, unit_parameters, settings):
+@borrowing(float64(float64, types.UniTuple(float64, 2), SETTINGS))
+def working_bytes(workspace_bytes, of_unit, settings):
     """Bytes that a pass of one unit needs besides what is saved.
 
     They are the largest result of an operator and its gradient; under ZeRO 3 also the gathered weights of the unit and
@@ -57,14 +58,14 @@ def working_bytes(workspace_bytes, unit_parameters, settings):
 
     Args:
         workspace_bytes: the most that one of its operators writes.
-        unit_parameters: parameters of the unit, which ZeRO gathers.
+        of_unit: parameters of the unit, which ZeRO gathers, and those of them that are trained.
         settings: the trainer's.
     """
     found = 2.0 * workspace_bytes
     if settings.zero_stage >= 3.0:
-        found += min(2.0 * unit_parameters, settings.most_gathered) * settings.parameter_bytes
+        found += min(2.0 * of_unit[0], settings.most_gathered) * settings.parameter_bytes
     if settings.zero_stage >= 2.0:
-        found += min(unit_parameters, settings.most_gathered) * settings.gradient_bytes
+        found += min(of_unit[1], settings.most_gathered) * settings.gradient_bytes
     return found
 
 
@@ -85,10 +86,11 @@ def standing_bytes(crossing_bytes, num_ranks, num_micro_batches, settings):
     return found
 
 
-@borrowing(float64(float64, float64, SETTINGS))
-def update_bytes(parameters, zero_parameters, settings):
+@borrowing(float64(types.UniTuple(float64, 2), types.UniTuple(float64, 2), SETTINGS))
+def update_bytes(parameters, frozen, settings):
     """Bytes that the optimizer holds while it updates, beside its state; see `state_bytes` for the arguments."""
-    return (zero_parameters if settings.zero_stage >= 1.0 else parameters) * settings.held_update_bytes
+    at = 1 if settings.zero_stage >= 1.0 else 0
+    return (parameters[at] - frozen[at]) * settings.held_update_bytes
 
 
 @borrowing(float64(float64, float64, SETTINGS))
@@ -97,7 +99,7 @@ def bucket_bytes(replicas, parameters, settings):
 
     Args:
         replicas: ranks of a stage that hold the same parameters, those of all axes but that of tensor parallelism.
-        parameters: parameters that the rank holds.
+        parameters: parameters that the rank trains.
         settings: the trainer's.
     """
     return parameters * settings.bucket_bytes if replicas > 1.0 and settings.zero_stage < 1.0 else 0.0

@@ -276,4 +276,7 @@ def operator_s(tables, op, signatures, stage, divisor, moved, workspace):
         times[0] += forward / rate + kernel.casts * hardware.kernel_s
         times[1] += backward / rate + kernel.casts * hardware.kernel_s
         launched += kernel.casts
+    if kernel.is_frozen == 1:
+        times[1] = 0.0
+        times[2] = 0.0
     return launched

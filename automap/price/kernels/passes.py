@@ -128,8 +128,10 @@ def write_unit(cost, settings, unit):
     unit.saved_bytes, unit.live_bytes, unit.workspace_bytes = cost.saved_bytes, cost.live_bytes, cost.workspace_bytes
     unit.boundary_bytes, unit.num_parameters = cost.boundary_bytes, cost.num_parameters
     unit.parameters, unit.zero_parameters = cost.parameters, cost.zero_parameters
+    unit.frozen, unit.zero_frozen = cost.frozen, cost.zero_frozen
     for a in range(cost.reduced.shape[0]):
         unit.reduced[a], unit.gathered[a], unit.scattered[a] = cost.reduced[a], cost.gathered[a], cost.scattered[a]
+        unit.gathered_frozen[a] = cost.gathered_frozen[a]
 
 
 @borrowing(types.UniTuple(float64, 2)(UNIT_IN_STEP, int64, PIPELINE, STAGE_ARRAYS, SETTINGS), inner=True)
@@ -141,7 +143,11 @@ def zero_s(unit, rank, pipeline, stages, settings):
     at = pipeline.stages[rank]
     elements = unit.gathered[:], unit.scattered[:]
     traffic = _zero_traffic_s(elements, calls, stages.axes[at], stages.links[at], pipeline.zero_axes, settings)
-    return _shown_s(traffic, unit.forward_s, unit.backward_s, settings)
+    first, second = _shown_s(traffic, unit.forward_s, unit.backward_s, settings)
+    if unit.frozen >= unit.parameters and unit.backward_s <= 0.0:
+        # Without a backward pass nothing is gathered for it.
+        second = 0.0
+    return first, second
 
 
 @borrowing(void(PIPELINE, STEP_WORKSPACE, RANK_COST[::1]), inner=True)
@@ -162,8 +168,9 @@ def begin_passes(pipeline, workspace, result):
             mine.comm_s[c] = 0.0
         workspace.last_backward[rank] = 0.0
         total.crossing_bytes = total.parameters = total.zero_parameters = 0.0
+        total.frozen = total.zero_frozen = 0.0
         for a in range(pipeline.zero_axes.shape[0]):
-            total.reduced[a] = total.gathered[a] = total.scattered[a] = 0.0
+            total.reduced[a] = total.gathered[a] = total.gathered_frozen[a] = total.scattered[a] = 0.0
 
 
 @borrowing(
@@ -201,17 +208,22 @@ def add_unit(unit, zero, number, pipeline, stages, settings, workspace):
         following.crossing_bytes = max(following.crossing_bytes, unit.boundary_bytes)
     workspace.saved[chunk] += times * unit.saved_bytes
     live_bytes = unit.live_bytes if part.is_recomputed == 1 else 0.0
-    held = unit.saved_bytes, live_bytes, working_bytes(unit.workspace_bytes, unit.parameters, settings)
+    of_unit = unit.parameters, unit.parameters - unit.frozen
+    held = unit.saved_bytes, live_bytes, working_bytes(unit.workspace_bytes, of_unit, settings)
     if makes_gradients(pipeline.order.num_micro_batches, settings):
-        gradient_bytes = state_bytes(unit.parameters, unit.zero_parameters, settings)[1]
-        add_to_moment(held, gradient_bytes, times, workspace.moments[rank])
+        frozen = unit.frozen, unit.zero_frozen
+        state = state_bytes((unit.parameters, unit.zero_parameters), frozen, settings)
+        add_to_moment(held, state[1], times, workspace.moments[rank])
     else:
         add_to_moment(held, 0.0, times, workspace.moments[chunk])
     total.parameters += times * unit.parameters
     total.zero_parameters += times * unit.zero_parameters
+    total.frozen += times * unit.frozen
+    total.zero_frozen += times * unit.zero_frozen
     for a in range(pipeline.zero_axes.shape[0]):
         total.reduced[a] += times * unit.reduced[a]
         total.gathered[a] += times * unit.gathered[a]
+        total.gathered_frozen[a] += times * unit.gathered_frozen[a]
         total.scattered[a] += times * unit.scattered[a]
 
 

@@ -94,6 +94,8 @@ class KernelRow:
     products of an attention that is not fused."""
     is_routed: int = 0
     """Whether it moves tokens to experts or back."""
+    is_frozen: int = 0
+    """Whether it has no backward pass, for nothing at it or before it is trained."""
     weight_share: float = 0.0
     """Share of the backward pass that makes gradients of weights: of its time or, for products, of its kernels."""
     forward_flops: float = 0.0
@@ -186,6 +188,8 @@ class TensorRow:
     """Elements for each sample."""
     element_bytes: float
     """Bytes of an element; a part of them where fused attention repeats keys or values, which it reads once."""
+    is_frozen: int
+    """Whether it is a parameter that is not trained."""
     num_parameters: float
     """Parameters known to the trainer that a parameter stands for: 1, or a part where it is a piece of a fused one."""
 

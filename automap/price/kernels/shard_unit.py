@@ -209,7 +209,7 @@ def _work(tables, op, signatures, start, stop, stage, workspace):
                 own.workspace_bytes += workspace.held[row]
         tensor = tables.tensors[operand.tensor]
         if tensor.role == PARAMETER and operand.earlier < 0:
-            add_elements(tensor.fixed_elements, workspace.placement[row], stage, own)
+            add_elements(tensor, workspace.placement[row], stage, own)
             own.num_parameters += tensor.num_parameters
             if tensor.has_gradient == 1 and operand.next_reader < 0:
                 add_reduction(tables, row, start, stop, stage, workspace, own)
@@ -227,6 +227,7 @@ def _work(tables, op, signatures, start, stop, stage, workspace):
     own.input_s = times[1] - times[2]
     own.weight_s = times[2]
     own.launched = launched
+    own.unanswered = launched if tables.kernels[op].is_frozen == 1 else 0.0
     own.weight_kernels = launched * tables.kernels[op].weight_share
     if tables.kernels[op].kind == ATTENTION:
         own.forward_attended_s = times[0]

@@ -74,9 +74,12 @@ def _untie(pipeline, workspace):
             total, excess = workspace.totals[tie.rank], tie.excess
             total.parameters -= excess.parameters
             total.zero_parameters -= excess.zero_parameters
+            total.frozen -= excess.frozen
+            total.zero_frozen -= excess.zero_frozen
             for a in range(pipeline.zero_axes.shape[0]):
                 total.reduced[a] = max(0.0, total.reduced[a] - excess.reduced[a])
                 total.gathered[a] = max(0.0, total.gathered[a] - excess.gathered[a])
+                total.gathered_frozen[a] = max(0.0, total.gathered_frozen[a] - excess.gathered_frozen[a])
                 total.scattered[a] = max(0.0, total.scattered[a] - excess.scattered[a])
 
 
@@ -117,7 +120,8 @@ def _sync_s(rank, pipeline, stages, settings, workspace):
             sync += 0.5 * whole
         if zero_stage < 3.0 and zero_stage >= 1.0:
             # Whatever the gradients needed: no rank has updated more than its shard.
-            spread += gather_s(axes[a], links[a], total.gathered[a] * settings.parameter_bytes, 1.0)
+            changed = total.gathered[a] - total.gathered_frozen[a]
+            spread += gather_s(axes[a], links[a], changed * settings.parameter_bytes, 1.0)
     hidden = settings.gradient_overlap
     # Only the backward pass of the last micro-batch can hide the reduction.
     sync = sync * (1.0 - hidden) + max(0.0, sync * hidden - workspace.last_backward[rank])
@@ -137,7 +141,8 @@ def _write_memory(rank, pipeline, axes, settings, workspace, result):
     several chunks it is the one that needs most beyond what it has saved. Or it is while the optimizer updates.
     """
     total, num_micro_batches, chosen = workspace.totals[rank], pipeline.order.num_micro_batches, rank
-    parameters, whole, optimizer = state_bytes(total.parameters, total.zero_parameters, settings)
+    every, frozen = (total.parameters, total.zero_parameters), (total.frozen, total.zero_frozen)
+    parameters, whole, optimizer = state_bytes(every, frozen, settings)
     gradients = whole
     if makes_gradients(num_micro_batches, settings):
         gradients = workspace.moments[rank].gradients
@@ -150,13 +155,13 @@ def _write_memory(rank, pipeline, axes, settings, workspace, result):
                 chosen, most = chunk, beyond
     moment = workspace.moments[chosen]
     activations, working = max(0.0, workspace.peak[rank] + (moment.activations - moment.saved)), moment.working
-    updating = update_bytes(total.parameters, total.zero_parameters, settings)
+    updating = update_bytes(every, frozen, settings)
     if whole + updating > gradients + activations + working:
         gradients, activations, working = whole, 0.0, updating
     replicas = 1.0
     for a in range(axes.shape[0] - 1):
         replicas *= axes[a]
-    working += bucket_bytes(replicas, total.parameters, settings)
+    working += bucket_bytes(replicas, total.parameters - total.frozen, settings)
     used = parameters + gradients + optimizer + activations + working
     standing = standing_bytes(total.crossing_bytes, pipeline.num_ranks, num_micro_batches, settings)
     result.parameter_bytes = parameters
@@ -186,7 +191,9 @@ def end_step(pipeline, stages, settings, exact, workspace, result):
         _bound_schedule(pipeline, workspace)
     for rank in range(num_ranks):
         mine, total, at = result[rank], workspace.totals[rank], pipeline.stages[rank]
-        state = total.zero_parameters if settings.zero_stage >= 1.0 else total.parameters
+        state = total.parameters - total.frozen
+        if settings.zero_stage >= 1.0:
+            state = total.zero_parameters - total.zero_frozen
         mine.bubble_s = max(0.0, ends[rank] - busy[rank])
         mine.sync_s = _sync_s(rank, pipeline, stages, settings, workspace)
         mine.optimizer_s = state * settings.update_bytes / stages.hardware[at].bytes_per_s

@@ -98,10 +98,16 @@ class RankTotalsRow:
     """Parameters that the rank holds without ZeRO."""
     zero_parameters: float
     """Parameters that the rank holds under ZeRO."""
+    frozen: float
+    """Those of `parameters` that are not trained."""
+    zero_frozen: float
+    """Those of `zero_parameters` that are not trained."""
     reduced: PerAxis
     """Elements of gradients that are all-reduced over each axis once a step without ZeRO."""
     gathered: PerAxis
     """Elements of parameters that ZeRO gathers over each axis."""
+    gathered_frozen: PerAxis
+    """Those of `gathered` that are not trained."""
     scattered: PerAxis
     """Elements of gradients that are scattered over each axis under ZeRO."""
 

@@ -7,7 +7,7 @@ is priced too much, or too little, is the difference between its readers and all
 
 from __future__ import annotations
 
-from numba import float64, int64, void
+from numba import boolean, float64, int64, void
 
 from automap.jit import borrowing
 from automap.price.kernels.collectives import UNKNOWN
@@ -72,26 +72,27 @@ def read_too(tables, reader, first, chosen, reading):
             behind = operands[behind].next_reader
 
 
-@borrowing(void(READING[::1], float64, STAGE, SHARE))
-def write_share(reading, elements, stage, share):
+@borrowing(void(READING[::1], float64, boolean, STAGE, SHARE))
+def write_share(reading, elements, is_trained, stage, share):
     """Writes what a rank has of a parameter, as `add_elements` and `add_reduction` have it of one reader.
 
     Args:
         reading: [axes] how the units of the rank read it.
         elements: elements of the whole parameter.
+        is_trained: whether it is trained.
         share: overwritten.
     """
     axes, zero_axes = stage.axes, stage.zero_axes
     num_axes = axes.shape[0]
     for a in range(share.reduced.shape[0]):
-        share.reduced[a] = share.gathered[a] = share.scattered[a] = 0.0
+        share.reduced[a] = share.gathered[a] = share.gathered_frozen[a] = share.scattered[a] = 0.0
     for a in range(num_axes):
         if reading[a].placement >= 0 or reading[a].placement == UNKNOWN:
             elements /= axes[a]
     share.parameters = elements
     shard = elements
     for a in range(num_axes - 1, -1, -1):
-        is_summed = axes[a] > 1.0 and reading[a].is_summed == 1
+        is_summed = is_trained and axes[a] > 1.0 and reading[a].is_summed == 1
         if is_summed:
             share.reduced[a] += elements
         # An undecided axis may scatter them, but need not reduce any.
@@ -99,13 +100,17 @@ def write_share(reading, elements, stage, share):
             elements /= axes[a]
         if zero_axes[a] and reading[a].placement == BROADCAST:
             share.gathered[a] += shard
+            if not is_trained:
+                share.gathered_frozen[a] += shard
             if is_summed:
                 share.scattered[a] += shard
             shard /= axes[a]
     share.zero_parameters = shard
+    share.frozen = 0.0 if is_trained else share.parameters
+    share.zero_frozen = 0.0 if is_trained else shard
     for a in range(num_axes - 1, -1, -1):
         if not zero_axes[a]:
-            is_summed = axes[a] > 1.0 and reading[a].is_summed == 1
+            is_summed = is_trained and axes[a] > 1.0 and reading[a].is_summed == 1
             if is_summed:
                 share.scattered[a] += shard
             if is_summed or reading[a].is_open == 1:
@@ -126,9 +131,13 @@ def write_tie(uses, shares, tie):
     before, alone, together, excess = shares[0], shares[1], shares[2], tie.excess
     excess.parameters = before.parameters + alone.parameters - together.parameters
     excess.zero_parameters = before.zero_parameters + alone.zero_parameters - together.zero_parameters
+    excess.frozen = before.frozen + alone.frozen - together.frozen
+    excess.zero_frozen = before.zero_frozen + alone.zero_frozen - together.zero_frozen
     for a in range(excess.reduced.shape[0]):
         excess.reduced[a] = before.reduced[a] + alone.reduced[a] - together.reduced[a]
         excess.gathered[a] = before.gathered[a] + alone.gathered[a] - together.gathered[a]
+        both = before.gathered_frozen[a] + alone.gathered_frozen[a]
+        excess.gathered_frozen[a] = both - together.gathered_frozen[a]
         excess.scattered[a] = before.scattered[a] + alone.scattered[a] - together.scattered[a]
         tie.gathered_again[a] = _again(uses, before.gathered[a], alone.gathered[a], together.gathered[a])
         tie.scattered_again[a] = _again(uses, before.scattered[a], alone.scattered[a], together.scattered[a])

@@ -197,7 +197,7 @@ def unit_cost(tables, unit, recomputed, incoming, crossing, stage, workspace, ou
     cost.backward_comm_s[REDUCE_SCATTER] += max(0.0, cost.backward_ring_s - cost.backward_attended_s)
     cost.recompute_comm_s[ALL_GATHER] += max(0.0, cost.recompute_ring_s - attended_again)
     if tables.blocks.shape[0] > 0 and measured_block(tables, unit, stage, whole, cost):
-        cost.launched = cost.weight_kernels = relaunched = 0.0
+        cost.launched = cost.unanswered = cost.weight_kernels = relaunched = 0.0
     add_host_waits(relaunched, workspace.apart[0], hardware, cost)
     return whole
 

@@ -8,6 +8,8 @@ piece:
     1   whole leaves; gradients are reduce-scattered, the optimizer updates pieces, `refresh` gathers them
     2   as 1, but gradients are reduce-scattered in the backward pass of each micro-batch
     3   as 2, but the vector is gathered where it is used, in the forward and again in the backward pass
+
+Frozen parameters have no gradients. Under ZeRO 3 they are sharded and gathered like others, and else whole.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ class _Flat:
     """The axes over which the vector is sharded, outermost first."""
     sums: tuple[Axis, ...]
     """The axes on which gradients are partial, outermost first."""
+    is_frozen: bool = False
+    """Whether the parameters are not trained."""
     leaves: dict[str, Tensor] = field(default_factory=dict)
     """Parameter -> its leaf of autograd, where the parameters are leaves."""
     whole: Tensor | None = None
@@ -148,21 +152,34 @@ class Parameters:
             axes, sums = self._axes(name)
             # Under ZeRO, the parameters that one unit reads are gathered together. The gradient of a parameter of
             # several stages must be complete before it is scattered.
-            key = (readers[name] if axes else None, axes, sums, name in stage.tied, name in stage.trained)
+            is_frozen = stage.graph.tensors[name].frozen
+            key = (readers[name] if axes else None, axes, sums, name in stage.tied, name in stage.trained, is_frozen)
             groups.setdefault(key, []).append(name)
         self.flats: list[_Flat] = []
         for names in groups.values():
             axes, sums = self._axes(names[0])
             level = min(zero.stage, 1) if names[0] in stage.tied else zero.stage
-            level = level if axes and names[0] in stage.trained else 0
+            if stage.graph.tensors[names[0]].frozen:
+                level = 3 if zero.stage == 3 else 0
+            elif names[0] not in stage.trained:
+                level = 0
+            level = level if axes else 0
             self.flats.append(self._flat(names, axes, sums, level, values))
         self.home = {name: flat for flat in self.flats for name in flat.names}
         self.leaves: dict[str, Tensor] = {}
         for number, flat in enumerate(self.flats):
-            if flat.piece is not None:
+            if flat.piece is not None and not flat.is_frozen:
                 self.leaves[f"zero.{number}.{flat.names[0]}"] = flat.piece
             else:
                 self.leaves.update({n: t for n, t in flat.leaves.items() if n in stage.trained})
+        self._frozen = {
+            f"frozen.{number}.{flat.names[0]}": flat.piece
+            for number, flat in enumerate(self.flats)
+            if flat.piece is not None and flat.is_frozen
+        }
+        """Pieces of vectors that are not trained."""
+        self._last: _Flat | None = None
+        """The vector of frozen parameters that a backward pass gathered last."""
         self._vectors = {id(flat.piece): flat for flat in self.flats if flat.piece is not None}
         self.members = {
             key: self._vectors[id(leaf)].names if id(leaf) in self._vectors else (key,)
@@ -203,6 +220,7 @@ class Parameters:
             zero=zero,
             axes=axes if zero else (),
             sums=sums,
+            is_frozen=stage.graph.tensors[names[0]].frozen,
         )
         if not zero:
             flat.leaves = {
@@ -214,7 +232,7 @@ class Parameters:
         piece = flat.cut(vector)
         if zero < 3:
             flat.whole = vector
-        flat.piece = (piece.clone() if zero == 3 else piece).detach().requires_grad_()
+        flat.piece = (piece.clone() if zero == 3 else piece).detach().requires_grad_(not flat.is_frozen)
         if zero == 1:
             flat.leaves = {n: v.detach().requires_grad_() for n, v in flat.views(vector).items()}
         return flat
@@ -248,7 +266,8 @@ class Parameters:
     def used(self) -> list[Tensor]:
         """The leaves that `read` connects to, except those that are gathered for each micro-batch (ZeRO 3)."""
         kept = [flat for flat in self.flats if flat.zero < 3]
-        return [t for flat in kept for t in (flat.leaves.values() or [flat.piece]) if t is not None]
+        found = [t for flat in kept for t in (flat.leaves.values() or [flat.piece]) if t is not None]
+        return [t for t in found if t.requires_grad]
 
     def flat_keys(self, name: str, unit: int) -> tuple[tuple[object, ...], ...]:
         """The keys under which `read` keeps the vector of a parameter and the parameter; none without a vector."""
@@ -273,6 +292,10 @@ class Parameters:
             if isinstance(kept, Tensor):
                 return kept
             flat = kept.flat
+            if flat.is_frozen and flat is not self._last:
+                # No gradient of theirs says that a unit is done with them; the next unit does.
+                self._forget()
+                self._last = flat
             if flat.gathered is None:
                 assert flat.piece is not None
                 with direction("recompute"), torch.no_grad():
@@ -294,9 +317,16 @@ class Parameters:
             found[name] = leaf.grad
         return found
 
+    def _forget(self) -> None:
+        """Frees the vector of frozen parameters that a backward pass gathered."""
+        if self._last is not None:
+            self._last.gathered = None
+        self._last = None
+
     @torch.no_grad()
     def finish(self) -> None:
         """Reduces the gradients of the step to `leaves[...].grad`. A collective."""
+        self._forget()
         for flat in self.flats:
             if flat.names[0] not in self.stage.trained:
                 continue
@@ -358,12 +388,12 @@ class Parameters:
 
     def _vector(self, leaf: str) -> _Flat | None:
         """The vector that a leaf is a piece of."""
-        return self._vectors.get(id(self.leaves.get(leaf)))
+        return self._vectors.get(id(self._frozen.get(leaf, self.leaves.get(leaf))))
 
     def values(self) -> dict[str, Tensor]:
         """What `wholes` makes the parameters of, those included that are not trained."""
         fixed = {n: t for flat in self.flats if flat.piece is None for n, t in flat.leaves.items()}
-        return {name: t.detach() for name, t in {**self.leaves, **fixed}.items()}
+        return {name: t.detach() for name, t in {**self.leaves, **self._frozen, **fixed}.items()}
 
     def gradients(self) -> dict[str, Tensor]:
         """What `wholes` makes the gradients of, after `finish`."""

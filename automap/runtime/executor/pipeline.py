@@ -151,7 +151,8 @@ class Pipeline:
             self._transfers.settle((number, micro_batch))
         names = [name for name in gradients if made[name].requires_grad]
         with splitting(self._trained(number), store):
-            torch.autograd.backward([made[name] for name in names], [gradients[name] for name in names])
+            if names:  # a stage of frozen parameters alone has no backward pass
+                torch.autograd.backward([made[name] for name in names], [gradients[name] for name in names])
 
     # -- tensors on the way --------------------------------------------------------------------------------------------
 

@@ -69,7 +69,7 @@ class StageProgram:
     stored: tuple[str, ...] = ()
     """Buffers and constants of the model file that the stage reads, whole on every rank."""
     tied: tuple[str, ...] = ()
-    """Parameters that other stages read as well."""
+    """Trained parameters that other stages read as well."""
     loss: str | None = None
     """The name of the loss, if this stage makes it."""
 
@@ -171,8 +171,8 @@ def _homes(lowered: LoweredPlan, evaluator: Evaluator) -> dict[int, tuple[int, P
 
 
 def _trained(graph: Graph) -> frozenset[str]:
-    """The tensors that depend on a parameter and carry a gradient."""
-    found = {t.name for t in graph.tensors.values() if t.role == "parameter" and t.is_float}
+    """The tensors that depend on a trained parameter and carry a gradient."""
+    found = {t.name for t in graph.tensors.values() if t.role == "parameter" and t.is_float and not t.frozen}
     for op in graph.operators:
         if any(name in found for name in op.inputs):
             found.update(name for name in op.outputs if graph.tensors[name].is_float)
@@ -255,9 +255,8 @@ def _place_borders(stage: StageProgram, stages: Sequence[StageProgram], made: Ma
     stage.inputs = tuple(stage.tensor(name, stage.placements[name]) for name in entering(stage))
     leaving = dict.fromkeys(n for other in stages if other is not stage for n in entering(other) if n in own)
     stage.outputs = tuple(stage.tensor(name, sent(name)) for name in leaving)
-    stage.tied = tuple(
-        n for n in stage.parameters if any(n in other.parameters for other in stages if other is not stage)
-    )
+    trained = [n for n in stage.parameters if not stage.graph.tensors[n].frozen]
+    stage.tied = tuple(n for n in trained if any(n in other.parameters for other in stages if other is not stage))
     if has_loss(stage.graph) and stage.graph.outputs[-1] in own:
         stage.loss = stage.graph.outputs[-1]
 

@@ -22,6 +22,7 @@ from automap.runtime.trainer.role_reader import read_roles
 from automap.runtime.trainer.supported_plans import FinerThanModules
 from automap.runtime.trainer.training_graph import training_graph
 from automap.runtime.transformers_models import is_transformers, without_cache
+from ir.frozen import names_in_file
 from ir.graph import Graph
 
 GLOO_THREAD = "pt_gloo_runloop"
@@ -61,6 +62,7 @@ def parallelize(
         ModelError: the model cannot be read.
     """
     graph = training_graph(model, plan)
+    _check_frozen(module, graph)
     if is_transformers(module):
         without_cache(module)
     if not dist.is_initialized():
@@ -77,6 +79,19 @@ def parallelize(
     if dist.get_rank() == 0:
         warnings.warn(f"the graph is trained in place of the module's code: {found.why}", stacklevel=2)
     return found
+
+
+def _check_frozen(module: nn.Module, graph: Graph) -> None:
+    """Refuses a network that trains what the plan takes for frozen, and has no memory for."""
+    named = dict(module.named_parameters(remove_duplicate=False))
+    for tensor in graph.parameters if graph.has_frozen else ():
+        for name in names_in_file(graph, tensor.name) if tensor.frozen else ():
+            if name in named and named[name].requires_grad:
+                raise PlanError(
+                    "the plan is for a network in which this parameter is frozen", field=f"module.{name}",
+                    value="trained",
+                    repair="Call requires_grad_(False) on it, or search for a plan that trains it.",
+                )  # fmt: skip
 
 
 def _end_group() -> None:

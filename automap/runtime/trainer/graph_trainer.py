@@ -318,7 +318,7 @@ def _check_code(module: nn.Module, graph: Graph, whole: Whole, finer: PlanError)
         if isinstance(child, _BatchNorm) and child.track_running_stats
     ]
     faults += [
-        (f"module.{name}", "frozen", "the graph trains all weights", "")
+        (f"module.{name}", "frozen", "a graph in place of modules trains all weights", "")
         for name, parameter in module.named_parameters()
         if not parameter.requires_grad
     ]

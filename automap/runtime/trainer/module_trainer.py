@@ -222,9 +222,12 @@ class ModuleTrainer:
     # -- Training
 
     def parameters(self) -> list[dict[str, list[nn.Parameter]]]:
-        """Parameter groups for an optimizer, one for each mesh of parameters, since fused steps mix no meshes."""
+        """Parameter groups for an optimizer, one for each mesh of parameters, since fused steps mix no meshes.
+
+        Frozen parameters are in none: they have no gradient, and no state of an optimizer in checkpoints.
+        """
         groups: dict[Any, list[nn.Parameter]] = {}
-        for parameter in self.module.parameters():
+        for parameter in filter(lambda p: p.requires_grad, self.module.parameters()):
             groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
         # A stage may be the loss alone; optimizers want a group.
         return [{"params": some} for some in groups.values()] or [{"params": []}]

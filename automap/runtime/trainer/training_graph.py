@@ -13,6 +13,7 @@ from automap.errors import ModelError, PlanError
 from automap.plan import Plan
 from automap.runtime import transformers_models
 from automap.runtime.torch_export import export_onnx
+from automap.stated_model import frozen_as_stated
 from ir import zoo
 from ir.graph import Graph
 from ir.graph import Tensor as GraphTensor
@@ -30,7 +31,13 @@ def training_graph(model: str | Path | Graph, plan: Plan) -> Graph:
 
     Raises:
         ModelError: the file or the configuration cannot be read.
+        ProblemError: the plan freezes parameters that the model does not have.
     """
+    return frozen_as_stated(_whole_graph(model, plan), plan.training.frozen)
+
+
+def _whole_graph(model: str | Path | Graph, plan: Plan) -> Graph:
+    """The same without the parameters that the plan's training freezes beside the file."""
     if isinstance(model, Graph):
         return with_loss(model, plan.training.loss)
     if str(model).startswith(zoo.PREFIX):

@@ -171,7 +171,7 @@ def tie(compiled, workspace):
     tables, space, layout = compiled.tables, compiled.space, workspace.draft.layout
     alone, together, shares, chosen = workspace.alone, workspace.together, workspace.tied_shares, workspace.draft.chosen
     for t in range(space.tied.shape[0]):
-        about, elements = space.tied[t], space.tied_elements[t]
+        about, elements, is_trained = space.tied[t], space.tied_elements[t], not space.tied_frozen[t]
         one, other = workspace.home[about.one], workspace.home[about.other]
         begin(together)
         uses = 0.0
@@ -190,10 +190,10 @@ def tie(compiled, workspace):
         there = Stage(space.axes[at], space.links[at], space.hardware[at], layout.zero_axes, 1.0)
         row.rank, row.other_rank, row.exchanged = one, other, 0.0
         if one == other:
-            write_share(alone, elements, there, shares[1])
-            write_share(together, elements, there, shares[0])
+            write_share(alone, elements, is_trained, there, shares[1])
+            write_share(together, elements, is_trained, there, shares[0])
             read_too(tables, about.other_reader, 0, chosen, together)
-            write_share(together, elements, there, shares[2])
+            write_share(together, elements, is_trained, there, shares[2])
             write_tie(uses, shares, row)
             continue
         # Each of the two ranks holds it as all its units require it.
@@ -208,9 +208,9 @@ def tie(compiled, workspace):
             following += 1
         at = layout.stages[one]
         here = Stage(space.axes[at], space.links[at], space.hardware[at], layout.zero_axes, 1.0)
-        write_share(alone, elements, there, shares[1])
-        write_share(together, elements, here, shares[0])
-        row.exchanged = max(shares[0].parameters, shares[1].parameters)
+        write_share(alone, elements, is_trained, there, shares[1])
+        write_share(together, elements, is_trained, here, shares[0])
+        row.exchanged = max(shares[0].parameters - shares[0].frozen, shares[1].parameters - shares[1].frozen)
 
 
 @borrowing(void(COMPILED, WORKSPACE, boolean, float64[::1]), inner=True)

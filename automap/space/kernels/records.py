@@ -175,6 +175,8 @@ class SpaceArrays(NamedTuple):
     """[boundaries] bandwidth to the next rank."""
     tied_elements: Floats
     """[pairs of units that share a parameter] elements of the parameter."""
+    tied_frozen: Mask
+    """[pairs of units that share a parameter] whether the parameter is not trained."""
     settings: Annotated[Record, SETTINGS]
     """Settings of a step without ZeRO, see `SettingsRow`."""
     axes: Floats2
@@ -202,6 +204,8 @@ class SpaceArrays(NamedTuple):
     """[inner, middle, micro-batches, stages, parts + 1] see `ways_to_fill`."""
     masks: Mask2
     """[modes, operator rows] operators that each recompute mode runs again."""
+    silent: Mask
+    """[types] whether units run nothing again in any mode, for nothing in them or before them is trained."""
     obeys: Mask2
     """[axes, values of all groups] signatures that the user's constraints leave."""
     kept: Mask2

@@ -165,6 +165,8 @@ def set_rows(space, value, workspace):
         while unit < layout.ends[chunk]:
             kind = space.units[unit]
             mode = mode_of(space, level, unit - start, layout.ends[chunk] - start)
+            if space.silent[kind]:
+                mode = 0
             workspace.home[unit] = rank
             row = _row_of(rows[: counts.num_rows], kind, mode, where, before, opens)
             if row == counts.num_rows:

@@ -55,8 +55,8 @@ FILLED_KEY, CONTENT_KEY, TURNED_KEY = "automap.filled", "automap.content", "auto
 """Metadata keys of a stripped weight: "1" if all its elements were equal; a number that equal weights share; the number
 of the weight that equals its transpose."""
 UNREAD_KEY, FROZEN_KEY = "automap.unread_parameters", "automap.frozen_parameters"
-"""Metadata of a file: sentences about parameters of the network that its graph does not read, and about parameters that
-need no gradient. Both are told as warnings."""
+"""Metadata of a file: a sentence about parameters of the network that its graph does not read, which is told as a
+warning; and the names of parameters that are not trained, as a JSON list."""
 MOST_SAID = 1000
 """Characters of such a sentence that are told; ours have some 300."""
 FOLDED_KEY = "pkg.onnxscript.optimizer.folded_from"
@@ -131,6 +131,8 @@ class Source:
     (PyTorch's older exporter)."""
     warnings: tuple[str, ...] = ()
     """What was assumed while the file was read."""
+    frozen: frozenset[str] = frozenset()
+    """Names of parameters that are not trained; some may not be in the file."""
 
 
 def dtype_name(number: int) -> str:

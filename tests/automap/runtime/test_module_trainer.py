@@ -14,6 +14,7 @@ from runtime_ranks import expert_plan, make_problem
 from trainer_ranks import (
     BATCH,
     DROPOUT,
+    FROZEN,
     GRAPH,
     HALF,
     IGNORED,
@@ -155,7 +156,8 @@ def one_process(other=""):
         loss = F.cross_entropy(module(ids).flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
         loss.backward()
         losses.append(float(loss.detach()))
-        gradients = gradients or {n: p.grad.clone() for n, p in module.named_parameters()}
+        found = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in module.named_parameters()}
+        gradients = gradients or found
         optimizer.step()
         optimizer.zero_grad()
     return losses, gradients
@@ -220,7 +222,7 @@ def check(size, plans, folder, resumed=()):
     cases += [(f"{name} of {first}", plans[name].to_json(), str(folder), first) for name, first in resumed]
     ranks = run_ranks(size, cases, folder)
     for number, (name, *_, resume) in enumerate(cases):
-        losses, gradients = one_process(OTHER if OTHER in name else "")
+        losses, gradients = one_process(OTHER if OTHER in name else FROZEN if FROZEN in name else "")
         wanted = [losses[1:] if resume else losses] * size
         if APART in name:
             losses, gradients = two_replicas()
@@ -303,6 +305,21 @@ def test_two_processes(tmp_path):
     check(
         2, plans, tmp_path, [*resumed, ("dp2", "dp2"), ("pp2", "tp2"), ("tp2", "dp2, ZeRO 3"), ("dp2, ZeRO 1", "pp2")]
     )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_frozen_parameters_stay_as_they_are(tmp_path):
+    """Nor do they hinder a checkpoint from being read under another plan."""
+    plans = {
+        f"dp2, {FROZEN}": plan_of(2, count=2),
+        **{f"dp2, ZeRO {zero}, {FROZEN}": plan_of(2, count=2, zero=zero) for zero in (1, 2, 3)},
+        f"tp2, {FROZEN}": plan_of(2, tp=2, count=2, sequence_parallel=True, recompute="full"),
+        f"pp2, {FROZEN}": pipeline(plan_of(1, count=4)),
+        f"pp2, zb1p, {FROZEN}": pipeline(plan_of(1, count=4), "zb1p"),
+        f"pp2, interleaved, {UNTRACED}, {FROZEN}": pipeline(plan_of(1, count=4), "interleaved"),
+    }
+    check(2, plans, tmp_path, [(f"dp2, {FROZEN}", f"dp2, ZeRO 3, {FROZEN}"), (f"tp2, {FROZEN}", f"pp2, {FROZEN}")])
 
 
 @pytest.mark.slow
@@ -440,6 +457,14 @@ def test_what_the_graph_does_not_have_is_refused(monkeypatch):
     ):
         with pytest.raises(PlanError, match=what):
             parallelize(module, plan, graph, **loss)
+
+
+def test_a_network_that_trains_what_its_plan_freezes_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    problem = make_problem(zoo.build(MODEL), 2, BATCH, {"fix": {"pp": 1}}, frozen=("wte*",))
+    with pytest.raises(PlanError, match=r"frozen .*requires_grad_\(False\)") as fault:
+        parallelize(build(), expert_plan(problem, tp=2), zoo.build(MODEL))
+    assert fault.value.field == "module.wte.weight"
 
 
 def test_constants_without_a_value_are_refused():
