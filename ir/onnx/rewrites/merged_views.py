@@ -26,6 +26,7 @@ from ir.batch import resolve
 from ir.build import BATCH, GraphBuilder
 from ir.errors import refuse
 from ir.onnx.readers.nodes import Node
+from ir.onnx.rewrites.joined_samples import JoinedSamples
 
 Side = Literal["left", "right", "any"]
 
@@ -41,6 +42,13 @@ BINARY = frozenset(
     {"Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Where", "Equal", "Less", "Greater", "And", "Or", "PRelu"}
 )
 SCALES = frozenset({"Mul", "Div"})
+# Kinds that read samples in their first dim and channels in the second.
+OF_IMAGES = frozenset(
+    {
+        "Conv", "ConvTranspose", "BatchNormalization", "InstanceNormalization", "GroupNormalization", "MaxPool",
+        "AveragePool", "LpPool", "GlobalMaxPool", "GlobalAveragePool",
+    }
+)  # fmt: skip
 ROWS = frozenset({"Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization"})
 
 
@@ -69,15 +77,18 @@ class MergedViews:
     """The views that were put off in one import."""
 
     builder: GraphBuilder
+    joined: JoinedSamples
     views: dict[str, Merged] = field(default_factory=dict)
     """Views that are not emitted yet, by their names."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.views
 
-    def make(self, name: str) -> str:
-        """Emits the view `name`, if it was put off, and returns the name."""
+    def make(self, name: str, reader: str = "") -> str:
+        """Emits the view `name`, if it was put off, for an operator of kind `reader`, and returns the name."""
         view = self.views.pop(name, None)
+        if view is not None and self._is_stacked(view, reader) and self.joined.stack(view.whole, name, view.shape):
+            return name
         if view is not None and view.repeats:
             repair = f"View what is repeated as [copies, samples, ...] before other operators read it. {BATCH}"
             raise refuse(f"operator {name} cannot be read: samples are repeated", view.shape, repair)
@@ -87,6 +98,14 @@ class MergedViews:
         elif view is not None:
             self.builder.add("Reshape", [view.whole], [name], name=name, attributes={"shape": view.shape})
         return name
+
+    def _is_stacked(self, view: Merged, reader: str) -> bool:
+        """Whether a view has the samples behind another dim, as of several inputs that were stacked in front of them.
+
+        Where the sizes do not tell, the kind of operator that reads it does.
+        """
+        is_left = view.side == "left" or (view.side == "any" and reader in OF_IMAGES)
+        return view.place == 1 and is_left and not view.heads and view.made_by is None
 
     def put_off(self, node: Node, inputs: Sequence[str], attributes: Mapping[str, Any]) -> bool:
         """Takes a node that reads or makes such a view; False where it must be imported as it is.
