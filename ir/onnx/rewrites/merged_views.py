@@ -144,7 +144,7 @@ class MergedViews:
             values = [self.builder.values.get(n) for n in inputs if n not in self.views]
             return len(values) == 1 and values[0] is not None and values[0].size == 1
         if node.kind == "MatMul":
-            return all(n in self.views and self.views[n].heads for n in inputs)
+            return all(n in self.views and self.views[n].heads for n in inputs) or self._is_by_position(inputs)
         return node.kind in ("Transpose", "Cast", "Softmax", "Dropout")
 
     def _leaves_last(self, view: Merged) -> bool:
@@ -251,6 +251,8 @@ class MergedViews:
         builder = self.builder
         a, b = self.views.get(inputs[0]), self.views.get(inputs[1])
         alone = b if a is None else a if b is None else None
+        if alone is a and a is not None and node.kind == "MatMul" and self._is_by_position(inputs):
+            return self._product_by_position(node, inputs, a)
         if alone is not None and alone.heads:
             return False
         if alone is not None and node.kind == "MatMul" and self._with_samples(node, inputs, alone):
@@ -305,6 +307,20 @@ class MergedViews:
         operands = [f"{name}#shared", view.whole] if i == 0 else [view.whole, f"{name}#shared"]
         rows, columns = (tensor.shape[-2], view.shape[-1]) if i == 0 else (view.shape[-2], tensor.shape[-1])
         return self._emit(node, operands, {}, view, (*view.shape[:-2], rows, columns))
+
+    def _is_by_position(self, inputs: Sequence[str]) -> bool:
+        """Whether operands are queries `s (b h) d` and keys of relative positions, `s d k`, of all samples."""
+        view, keys = self.views.get(inputs[0]), self.builder.tensors.get(inputs[1])
+        if view is None or keys is None or not view.heads or keys.batch_dim is not None:
+            return False
+        leads = view.place == 1 and view.side == "right" and len(view.shape) == len(keys.shape) == 3
+        return leads and view.shape[0] == keys.shape[0] > 1
+
+    def _product_by_position(self, node: Node, inputs: Sequence[str], view: Merged) -> bool:
+        keys, name = self.builder.tensors[inputs[1]], node.outputs[0]
+        self._add(node, "Unsqueeze", inputs[1:2], [f"{name}#keys"], {"axes": (1,)}, "#keys")
+        made = replace(view, heads="product")
+        return self._emit(node, [view.whole, f"{name}#keys"], {}, made, (*view.shape[:2], keys.shape[2]))
 
     def _elementwise(self, node: Node, inputs: Sequence[str], attributes: Mapping[str, Any], view: Merged) -> bool:
         rank = len(view.shape)
