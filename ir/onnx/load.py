@@ -31,6 +31,7 @@ from ir.onnx.rewrites.dispatch_masks import DispatchMasks
 from ir.onnx.rewrites.embedding_bags import add_bags
 from ir.onnx.rewrites.joined_samples import JoinedSamples
 from ir.onnx.rewrites.loops import Loops
+from ir.onnx.rewrites.masked_writes import MASKED, add_masked
 from ir.onnx.rewrites.merged_views import MergedViews
 from ir.onnx.rewrites.repeated_rows import add_rows
 from ir.onnx.rewrites.sample_lookups import SampleLookups
@@ -166,10 +167,10 @@ class _Importer:
         check_num_operands(node, len(inputs))
         if node.kind == "If":
             self._branch(node, inputs[0], uses)
-        elif node.kind == BAGS:
+        elif node.kind in (BAGS, MASKED):
             for name in inputs:
                 self.merged.make(name)
-            add_bags(self.builder, node, inputs)
+            (add_bags if node.kind == BAGS else add_masked)(self.builder, node, inputs)
         elif node.kind in LOOPS:
             self.loops.add(node, inputs, uses)
         elif node.kind in SEQUENCES:
