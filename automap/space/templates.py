@@ -117,7 +117,8 @@ def _of_unit(
         table = unit.signatures[group.leader]
         allowed = legal[number, : len(table)]
         if way.norms_whole:
-            allowed = allowed & ~_splits_statistics(space, unit_type, group)
+            narrowed = allowed & ~_splits_statistics(space, unit_type, group)
+            allowed = narrowed if narrowed.any() else allowed
         choice = AxisChoice(space=space, op=op, table=table, legal=allowed, placed=placed)
         column.append(_value(choice, axis, way))
         for member, index in zip(group.members, group.assignment[column[-1]], strict=True):

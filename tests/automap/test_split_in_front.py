@@ -9,7 +9,9 @@ from automap.errors import PlanError
 from automap.price.evaluator import Evaluator
 from automap.problem import Problem
 from automap.space import stated_strategy
+from automap.space.space import PlanSpace
 from automap.space.stated_strategy import Strategy
+from automap.space.templates import templates
 from ir.graph import Graph
 from ir.zoo.net import Net
 
@@ -63,3 +65,9 @@ def test_a_pyramid_divides_the_stages_whose_heads_it_can() -> None:
 def test_a_degree_that_divides_no_heads_is_refused_with_those_that_fit_most_layers() -> None:
     with pytest.raises(PlanError, match=r"does not divide the 4 heads of layers\.1/MatMul.*Use one of 1, 2, 4"):
         divided(encoder(2, 4), 8)
+
+
+def test_a_norm_that_the_user_wants_split_stays_so() -> None:
+    split = {"scope": "layers.0.before", "sharding": {"tp": "S(2)"}}
+    problem = Problem.build(encoder(4, 4), parse_cluster("1x8xA100"), {"global_batch": 64}, {"constraints": [split]})
+    assert next(iter(templates(PlanSpace(problem))))

@@ -15,7 +15,10 @@ import pytest
 import torch
 from long_cases import long_but
 
+from agents import Budget, search_offer
 from automap.errors import ModelError
+from automap.export.export import export, save
+from automap.export.reading import read_configuration
 from automap.price.evaluator import Evaluator
 from automap.problem import Problem
 from automap.runtime.torch_export import export_onnx
@@ -270,6 +273,19 @@ def test_further_heads_stay() -> None:
     with torch.device("meta"):
         assert graph.num_parameters == transformers.BertForPreTraining(config).num_parameters()
     assert not graph.warnings
+
+
+def test_slices_of_experts_behind_merged_tokens_are_read_back_at_their_price(tmp_path: Path) -> None:
+    """Routers of transformers read tokens as `[(b s), h]`, where the sequence cannot be split."""
+    graph = load_model(export_onnx(from_config(str(write(tmp_path / "tiny", "mixtral", num_attention_heads=4)))))
+    training = {"global_batch": 16, "target": "megatron-core"}
+    problem = Problem.build(graph, "2x4xA100-80GB", training, {"fix": {"tp": 2, "ep": 4}})
+    plan = search_offer(problem, Budget.parse("20")).plan
+    save(export(plan, problem, "megatron-core"), tmp_path)
+    found = read_configuration(tmp_path / "megatron.sh")
+    again = Evaluator(Problem.build(graph, "2x4xA100-80GB", found.training))
+    step = again.evaluate(hand_made(again, Strategy(**found.degrees))).step_time_s
+    assert step == pytest.approx(plan.estimate.step_time_s, rel=1e-9)
 
 
 def test_labels_among_the_inputs_make_the_loss_the_output() -> None:
