@@ -73,6 +73,30 @@ def test_rows_of_joined_inputs_stay_those_of_their_samples(form, batch):
     torch.testing.assert_close(found, module.train()(*images), rtol=1e-4, atol=1e-5)
 
 
+class Contrasted(nn.Module):
+    """SimCLR: every image is compared with all others, and a diagonal of the whole batch leaves itself out."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 4)
+
+    def forward(self, a, b):
+        z = self.layer(torch.cat([a, b]))
+        return (z @ z.t()).masked_fill(torch.eye(len(z), dtype=torch.bool), -1e9)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4])
+def test_a_diagonal_of_the_whole_batch_is_counted_for_one_sample(batch):
+    out = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(Contrasted().eval(), (torch.zeros(batch, 5), torch.zeros(batch, 5)), out, dynamo=False)
+    graph = load_model(out.getvalue())
+    assert graph.tensors[graph.outputs[0]].shape == (2, 2)
+    (warning,) = graph.warnings
+    assert "compares the samples of a batch with each other" in warning
+
+
 class Shifted(nn.Module):
     """A part that crosses from one input to the other."""
 
