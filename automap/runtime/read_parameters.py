@@ -7,7 +7,7 @@ reach, would be trained all the same: the file says so. The names of frozen para
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -108,5 +108,15 @@ def _ancestors(value: Any, parameters: frozenset[str]) -> frozenset[str]:
             found.add(one.name)
         node = one.producer()
         if node is not None:
-            pending.extend(node.inputs)
+            pending.extend(_operands(node))
     return frozenset(found)
+
+
+def _operands(node: Any) -> Iterator[Any]:
+    """What a node reads, also in the bodies of its loops and branches."""
+    yield from node.inputs
+    for attribute in node.attributes.values():
+        for body in [attribute.value] if attribute.type.name == "GRAPH" else ():
+            yield from body.outputs
+            for inner in body:
+                yield from _operands(inner)

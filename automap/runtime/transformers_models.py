@@ -34,12 +34,19 @@ T5_TOKENS = 512
 SOUND_SAMPLES = 16_000 * 15
 """Samples of a sound that a model reads as a wave: 15 seconds at 16 kHz, about the longest pieces of wav2vec 2.0's
 pretraining (assumed)."""
+IMAGES = ("pixel_values", "pixel_values_videos")
+"""Names of inputs that are images or videos."""
+CHANNELS = ("num_channels", "in_chans")
+"""Names under which configurations say how many channels an image has."""
 _HEADS = (
     "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES",
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
     "MODEL_FOR_MASKED_LM_MAPPING_NAMES", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", "MODEL_FOR_CTC_MAPPING_NAMES",
     "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES", "MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES",
+    "MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING_NAMES", "MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING_NAMES",
+    "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES", "MODEL_FOR_DEPTH_ESTIMATION_MAPPING_NAMES",
+    "MODEL_FOR_MASK_GENERATION_MAPPING_NAMES",
 )  # fmt: skip
 """Tables of transformers from a model type to the class that trains it, in the order of preference: what models were
 pretrained for. They hold the class of a configuration that names none, or the body of one alone."""
@@ -87,14 +94,19 @@ def example_inputs(module: nn.Module, seq_len: int | None = None) -> dict[str, T
 
     model: Any = module
     config, main = model.config, model.main_input_name
+    main, *others = [main] if isinstance(main, str) else main
     found: dict[str, Tensor] = {}
     if main == "input_ids":
         found[main] = torch.zeros(1, _tokens(module, seq_len), dtype=torch.int64)
-    elif (shape := _image(config) if main == "pixel_values" else _sound(config, main)) is not None:
+    elif (shape := _image(config) if main in IMAGES else _sound(config, main)) is not None:
         found[main] = torch.zeros(1, *shape)
+    if found and "task_inputs" in others:  # OneFormer reads the name of its task
+        found["task_inputs"] = torch.zeros(1, config.task_seq_len, dtype=torch.int64)
     if found and _has_two_encoders(module):
         found.setdefault("input_ids", torch.zeros(1, _tokens(module, seq_len), dtype=torch.int64))
         found.setdefault("pixel_values", torch.zeros(1, *(_image(config) or ())))
+    if "input_ids" in found and "pixel_values" not in found and _demands_images(module, found):
+        found["pixel_values"] = torch.zeros(1, *(_image(config) or ()))
     if not found:
         repair = "Write a function that returns the model and its inputs, for `automap export-onnx FILE.py:FUNCTION`."
         raise ModelError("its inputs are not known", field="model", value=type(module).__name__, repair=repair)
@@ -128,13 +140,18 @@ def _image(config: Any) -> tuple[int, ...] | None:
     """`(channels, height, width)` of an image, or `(frames, ...)` of a video; None where no part of the configuration
     says how many channels."""
     parts = [getattr(config, name, None) for name in ("vision_config", "backbone_config", "encoder")]
-    own = next((part for part in (config, *parts) if isinstance(getattr(part, "num_channels", None), int)), None)
+    own = next((part for part in (config, *parts) if isinstance(_said(part, *CHANNELS), int)), None)
     if own is None:
         return None
-    height, width = _pair(getattr(own, "image_size", IMAGE_SIZE))
+    height, width = _pair(_said(own, "image_size", "crop_size") or IMAGE_SIZE)
     # Models of videos take frames before channels.
-    frames = [own.num_frames] if isinstance(getattr(own, "num_frames", None), int) else []
-    return (*frames, own.num_channels, height, width)
+    frames = _said(own, "num_frames", "frames_per_clip")
+    return (*([frames] if isinstance(frames, int) else []), _said(own, *CHANNELS), height, width)
+
+
+def _said(config: Any, *names: str) -> Any:
+    """What a configuration says under the first of the names that it has; None where it has none."""
+    return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
 
 
 def _sound(config: Any, main: str) -> tuple[int, ...] | None:
@@ -146,6 +163,22 @@ def _sound(config: Any, main: str) -> tuple[int, ...] | None:
     if main == "input_values" and hasattr(config, "max_length") and hasattr(config, "num_mel_bins"):
         return config.max_length, config.num_mel_bins
     return (SOUND_SAMPLES,) if main == "input_values" else None
+
+
+def _demands_images(module: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
+    """Whether a model that reads tokens refuses to run without an image, as ViLT does; LLaVA runs on texts alone."""
+    import torch
+
+    if "pixel_values" not in inspect.signature(module.forward).parameters or _image(module.config) is None:
+        return False
+    try:
+        with torch.no_grad():
+            module(**inputs)
+    except ValueError as fault:
+        return "pixel_values" in str(fault)
+    except Exception:
+        return False  # the export says what is wrong
+    return False
 
 
 def _has_two_encoders(module: nn.Module) -> bool:

@@ -14,7 +14,7 @@ _FREE_OF = {
 
 def idle_hints(plan: Plan, hints: Hints) -> tuple[str, ...]:
     """One sentence for each of `hints.fix.recompute`, `hints.fix.schedule` and the shardings of constraints that the
-    plan obeys without any effect."""
+    plan obeys without any effect, and for a `hints.fix.dp` whose ranks are no replicas."""
     found = []
     mode, schedule = hints.fix.recompute, hints.fix.schedule
     if mode in _FREE_OF and not any(stage.recompute for stage in plan.stages):
@@ -24,6 +24,12 @@ def idle_hints(plan: Plan, hints: Hints) -> tuple[str, ...]:
         found.append(f"hints.fix.schedule, {schedule}, changes nothing: the plan has no pipeline")
     elif schedule == "interleaved" and len(plan.stages) == ranks:
         found.append("hints.fix.schedule, interleaved, changes nothing: each rank of the pipeline has one stage")
+    uses = {degrees.axes.get("dp", "data") for degrees in plan.degrees}
+    if hints.fix.dp not in (None, 1) and "data" not in uses:
+        ask = 'the constraint {"scope": "**", "replicate": true} asks for replicas'
+        found.append(
+            f"hints.fix.dp, {hints.fix.dp}, has ranks that split no samples: what they split is priced faster; {ask}"
+        )
     sizes = {axis: max(dict(stage.mesh).get(axis, 1) for stage in plan.stages) for axis in ("dp", "cp", "ep", "tp")}
     for number, constraint in enumerate(hints.constraints):
         for axis, placement in (constraint.sharding or {}).items():

@@ -22,7 +22,7 @@ from automap.space.shape import Shape
 from automap.space.space import PlanSpace
 from automap.space.templates import megatron_signatures
 from automap.targets import ANY
-from ir.factors import BROADCAST, Placement
+from ir.factors import BROADCAST, PARTIAL, Placement
 from ir.graph import Operator
 from ir.groups import fused_groups
 from ir.operators.experts import COMBINE, DISPATCH, PRODUCT
@@ -177,9 +177,12 @@ def _in_mixture(choice: AxisChoice, experts: str) -> int:
     if op.kind == PRODUCT and experts == "sliced":
         return choice.weights(sequence_parallel=False)
     if op.kind == COMBINE:
-        # Tokens return to the ranks that they came from.
-        taken = tuple(choice.placed.get(name, BROADCAST) for name in op.inputs[1:])
-        back = [i for i, s in enumerate(table) if s.inputs[1:] == taken and s.outputs[0] == taken[0]]
+        # Tokens return to the ranks that they came from. Where these are whole, as behind a view `[(b s), h]`, the sum
+        # over slices of experts stays partial.
+        made, *taken = (choice.placed.get(name, BROADCAST) for name in op.inputs)
+        if made == PARTIAL and all(placement == BROADCAST for placement in taken):
+            return next(i for i, s in enumerate(table) if s.inputs == (made, *taken) and s.outputs[0] == PARTIAL)
+        back = [i for i, s in enumerate(table) if s.inputs[1:] == tuple(taken) and s.outputs[0] == taken[0]]
         return back[0] if back else choice.follow()
     return choice.follow()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import typing
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,22 +173,40 @@ def _schedule(strategy: Strategy) -> str:
 
 
 def _check_heads(evaluator: Evaluator, chosen: Ints, tp: int) -> None:
-    """Refuses a tp that does not divide the heads of attention, or divides no product at all."""
+    """Refuses a tp that divides the heads of no attention, or divides no product at all.
+
+    Of layers with unlike numbers of heads, as in pyramids, those that it does not divide stay whole.
+    """
     graph = evaluator.problem.graph
-    attention = {i for group in fused_groups(graph) if group.kind == "attention" for i in group.members}
+    attention = [set(group.members) for group in fused_groups(graph) if group.kind == "attention"]
     whole = list(_whole_products(evaluator, chosen))
+    undivided = {}
     for index in whole:
         op = graph.operators[index]
         tensor = graph.tensors[op.outputs[0]]
         heads = math.prod(size for dim, size in enumerate(tensor.shape[:-2]) if dim != tensor.batch_dim)
-        if index in attention and heads % tp:
-            raise _refuse(
-                "tp", tp, f"does not divide the {heads} heads of {op.name}", f"Use one of {_words(divisors(heads))}."
-            )
+        if any(index in members for members in attention) and heads % tp:
+            undivided[index] = heads
+    if undivided and not _divides_attention(evaluator, attention, set(whole)):
+        most = max(undivided, key=lambda index: len(divisors(undivided[index])))
+        what = f"does not divide the {undivided[most]} heads of {graph.operators[most].name}"
+        raise _refuse("tp", tp, what, f"Use one of {_words(divisors(undivided[most]))}.")
     units = [evaluator.blocks.representative(kind) for kind in range(evaluator.blocks.num_types)]
     products = {i for u in units for i in range(u.start, u.stop) if graph.operators[i].forward_flops.at(1) > 0.0}
     if products <= set(whole):
         raise _refuse("tp", tp, "divides no product of the model", "Use a smaller tp, or 1.")
+
+
+def _divides_attention(evaluator: Evaluator, attention: Sequence[Collection[int]], whole: Collection[int]) -> bool:
+    """Whether ranks of tp divide all products of some attention, given the operators that they compute alike."""
+    blocks, operators = evaluator.blocks, evaluator.problem.graph.operators
+    units = [blocks.representative(kind) for kind in range(blocks.num_types)]
+    for members in attention:
+        products = [i for i in members if operators[i].forward_flops.at(1) > 0.0]
+        is_priced = any(unit.start <= products[0] < unit.stop for unit in units) if products else False
+        if is_priced and not any(index in whole for index in products):
+            return True
+    return False
 
 
 def _whole_products(evaluator: Evaluator, chosen: Ints) -> Iterator[int]:

@@ -56,6 +56,7 @@ def plan_space(problem: Problem, evaluator: Evaluator | None = None) -> PlanSpac
     found = [_limits(whole, target, along) for along in target.sequence_parallel]
     spaces = [PlanSpace(problem, evaluator, limits=some) for some in found if any(map(some.shapes, whole.shapes))]
     if not spaces:
+        _check_fixed(problem, target, evaluator)
         raise ProblemError(
             f"no plan of this model on {problem.cluster.num_devices} devices is one of {target.name}",
             field="training.target",
@@ -63,6 +64,25 @@ def plan_space(problem: Problem, evaluator: Evaluator | None = None) -> PlanSpac
             repair=f"Use another target or batch; {target.name} splits {', '.join(target.parallel)}.",
         )
     return spaces[0] if len(spaces) == 1 else max(spaces, key=_promise)
+
+
+def _check_fixed(problem: Problem, target: Target, evaluator: Evaluator) -> None:
+    """Refuses a degree that the user fixes where the target has plans with others."""
+    fixed = {name: getattr(problem.hints.fix, name) for name in ("tp", "pp")}
+    free = replace(problem, hints=replace(problem.hints, fix=replace(problem.hints.fix, tp=None, pp=None)))
+    whole = PlanSpace(free, evaluator)
+    limits = [_limits(whole, target, along) for along in target.sequence_parallel]
+    shapes = [shape for shape in whole.shapes if any(some.shapes(shape) for some in limits)]
+    for name, value in fixed.items():
+        legal = sorted({getattr(shape, name) for shape in shapes})
+        if value is not None and legal and value not in legal:
+            raise ProblemError(
+                f"the target {target.name} has no plan of this model with this degree",
+                field=f"hints.fix.{name}",
+                value=value,
+                repair=f"Use {', '.join(map(str, legal))}, or another target; {target.name} splits "
+                f"{', '.join(target.parallel)}.",
+            )
 
 
 def _promise(space: PlanSpace) -> tuple[int, bool, float]:

@@ -10,7 +10,7 @@ its queries and gathers keys and values (arXiv 2407.21783, section 3.3.2). Shard
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import NamedTuple
 
@@ -21,7 +21,9 @@ from automap.price.lowered_plan import RECOMPUTE_MODES, spread
 from automap.space.megatron import AxisChoice
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace, Values
+from ir.blocks import NORMALISATIONS
 from ir.factors import BROADCAST, PARTIAL, Placement
+from ir.linkage import Group
 from ir.operators.experts import DISPATCH, PRODUCT
 
 
@@ -75,18 +77,72 @@ def _column(space: PlanSpace, axis: str, way: _Way, legal: Mask) -> list[int]:
         placed: dict[str, Placement] = dict(along) if axis == "cp" else {}
         if unit.boundary_in is not None:
             placed[unit.boundary_in] = incoming
-        for group in unit.groups:
-            op = space.operator(unit_type, group.leader)
-            table = unit.signatures[group.leader]
-            allowed = legal[len(column), : len(table)]
-            column.append(_value(AxisChoice(space=space, op=op, table=table, legal=allowed, placed=placed), axis, way))
-            for member, index in zip(group.members, group.assignment[column[-1]], strict=True):
-                outputs = space.operator(unit_type, member).outputs
-                placed |= zip(outputs, unit.signatures[member][index].outputs, strict=True)
+        own = legal[len(column) :]
+        best = _of_unit(space, unit_type, axis, way, own, placed)
+        if axis == "tp" and not way.only_batch and best.divided < 1.0:
+            # A split layer in front of a norm, such as an embedding of patches, may leave attention behind it whole.
+            apart = way._replace(norms_whole=True)
+            starts = [placed]
+            if incoming != BROADCAST and unit.boundary_in is not None:
+                starts.insert(0, {**placed, unit.boundary_in: BROADCAST})
+            others = (_of_unit(space, unit_type, axis, w, own, s) for s in starts for w in (way, apart))
+            best = max(best, *others, key=lambda found: round(found.divided, 9))
+        column += best.column
         if unit.boundary_out is not None:
-            found = placed.get(unit.boundary_out, BROADCAST)
+            found = best.placed.get(unit.boundary_out, BROADCAST)
             incoming = BROADCAST if found == PARTIAL else found
     return column
+
+
+class _UnitChoice(NamedTuple):
+    """The signatures of one unit on an axis."""
+
+    column: list[int]
+    """[groups] signatures of its linkage groups."""
+    placed: dict[str, Placement]
+    """Placements of the tensors that it makes, and of those in front."""
+    divided: float
+    """Share of its arithmetic that is divided."""
+
+
+def _of_unit(
+    space: PlanSpace, unit_type: int, axis: str, way: _Way, legal: Mask, incoming: Mapping[str, Placement]
+) -> _UnitChoice:
+    """Signatures of the linkage groups of a unit, given the placements of tensors in front of it; see `_column`."""
+    unit, placed = space.linkage.types[unit_type], dict(incoming)
+    column: list[int] = []
+    flops = divided = 0.0
+    for number, group in enumerate(unit.groups):
+        op = space.operator(unit_type, group.leader)
+        table = unit.signatures[group.leader]
+        allowed = legal[number, : len(table)]
+        if way.norms_whole:
+            narrowed = allowed & ~_splits_statistics(space, unit_type, group)
+            allowed = narrowed if narrowed.any() else allowed
+        choice = AxisChoice(space=space, op=op, table=table, legal=allowed, placed=placed)
+        column.append(_value(choice, axis, way))
+        for member, index in zip(group.members, group.assignment[column[-1]], strict=True):
+            each, signature = space.operator(unit_type, member), unit.signatures[member][index]
+            placed |= zip(each.outputs, signature.outputs, strict=True)
+            flops += each.forward_flops.at(1)
+            divided += each.forward_flops.at(1) if signature.divides_work else 0.0
+    return _UnitChoice(column, placed, divided / flops if flops else 1.0)
+
+
+def _splits_statistics(space: PlanSpace, unit_type: int, group: Group) -> Mask:
+    """[signatures] whether a normalisation of a group is split along what it has statistics of.
+
+    The first signatures are those of the leader.
+    """
+    unit = space.linkage.types[unit_type]
+    found = np.zeros(len(unit.signatures[group.leader]), dtype=np.bool_)
+    for position, member in enumerate(group.members):
+        op = space.operator(unit_type, member)
+        if op.kind in NORMALISATIONS:
+            for value, indices in enumerate(group.assignment):
+                factor = unit.signatures[member][indices[position]].factor
+                found[value] |= factor is not None and op.rule.factors[factor].collective is not None
+    return found
 
 
 class _Way(NamedTuple):
@@ -95,6 +151,8 @@ class _Way(NamedTuple):
     sequence_parallel: bool
     expert_axis: str
     only_batch: bool
+    norms_whole: bool = False
+    """Whether normalisations take whole what they have statistics of."""
 
 
 def _value(choice: AxisChoice, axis: str, way: _Way) -> int:

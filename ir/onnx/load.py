@@ -30,7 +30,9 @@ from ir.onnx.readers.schemas import check_num_operands, infer
 from ir.onnx.rewrites.constant_folding import fold
 from ir.onnx.rewrites.dispatch_masks import DispatchMasks
 from ir.onnx.rewrites.embedding_bags import add_bags
+from ir.onnx.rewrites.joined_samples import JoinedSamples
 from ir.onnx.rewrites.loops import Loops
+from ir.onnx.rewrites.masked_writes import MASKED, add_masked
 from ir.onnx.rewrites.merged_views import MergedViews
 from ir.onnx.rewrites.repeated_rows import add_rows
 from ir.onnx.rewrites.sample_lookups import SampleLookups
@@ -104,7 +106,8 @@ class _Importer:
     """Elements of the larger constants computed so far."""
 
     def __post_init__(self) -> None:
-        self.merged = MergedViews(self.builder)
+        self.joined = JoinedSamples(self.builder)
+        self.merged = MergedViews(self.builder, self.joined)
         self.masks = DispatchMasks(self.builder, self.merged)
         self.sequences = Sequences(self.builder, self.merged, self.alias, self._node)
         self.loops = Loops(self.builder, self.merged, self.alias, self._node, self._declare, self._resolve)
@@ -165,10 +168,10 @@ class _Importer:
         check_num_operands(node, len(inputs))
         if node.kind == "If":
             self._branch(node, inputs[0], uses)
-        elif node.kind == BAGS:
+        elif node.kind in (BAGS, MASKED):
             for name in inputs:
                 self.merged.make(name)
-            add_bags(self.builder, node, inputs)
+            (add_bags if node.kind == BAGS else add_masked)(self.builder, node, inputs)
         elif node.kind in LOOPS:
             self.loops.add(node, inputs, uses)
         elif node.kind in SEQUENCES:
@@ -177,7 +180,7 @@ class _Importer:
             attributes = self._attributes(node)
             if not (self.masks.add(node, inputs, attributes) or self.merged.put_off(node, inputs, attributes)):
                 for name in inputs:
-                    self.merged.make(name)
+                    self.merged.make(name, node.kind)
                 self._operator(node, inputs, attributes, uses)
 
     def _is_elided(self, node: Node, inputs: Sequence[str], uses: set[str]) -> bool:
@@ -230,7 +233,7 @@ class _Importer:
             return
         if add_rows(builder, node, inputs, attributes) or write_slice(builder, node, inputs):
             return
-        if self.samples.add(node, inputs):
+        if self.samples.add(node, inputs) or self.joined.add(node, inputs, attributes):
             return
         outputs = [n if n and (i == 0 or n in uses or node.kind == "Split") else "" for i, n in enumerate(node.outputs)]
         while len(outputs) > 1 and not outputs[-1]:

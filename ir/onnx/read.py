@@ -27,6 +27,7 @@ from ir.onnx.readers.nodes import (
 from ir.onnx.readers.roles import with_stored_constants
 from ir.onnx.rewrites.contributed import standard
 from ir.onnx.rewrites.exporter_quirks import folded_parameters, mark_weights, separate, tied, unfolded, unmerged
+from ir.onnx.rewrites.masked_writes import chosen_by_masks
 from ir.onnx.rewrites.quantisation import in_floats
 from ir.onnx.rewrites.turned_keys import turned_apart
 
@@ -79,9 +80,10 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         if not marked:
             made += tied(nodes, stored, tensors)
     said, frozen = _stated(model)
+    ordered = in_order(nodes, {n for node in made for n in node.outputs} | set(stored) | set(inputs))
     return Source(
         name=graph.name,
-        nodes=made + in_order(nodes, {n for node in made for n in node.outputs} | set(stored) | set(inputs)),
+        nodes=made + chosen_by_masks(ordered, stored, [v.name for v in graph.output]),
         inputs=inputs,
         stored=stored,
         outputs={v.name: declared(v) for v in graph.output},

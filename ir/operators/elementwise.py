@@ -55,6 +55,12 @@ def broadcast(ctx: Context, operands: Sequence[tuple[int, Tensor]]) -> tuple[lis
                 sides[k].append(full)
             elif carriers and size == rest * ctx.export_batch:
                 raise BakedBatch(operands[k][0], d, rest)
+            elif t.batch_dim is not None and size * ctx.export_batch == rest:
+                # Samples that are compared with each other: a constant, such as a diagonal, has a column for each.
+                for i, other, c in present:
+                    if other.shape[c] == rest and ctx.value(operands[i][0]) is not None:
+                        raise BakedBatch(operands[i][0], c, size)
+                raise Unsupported(f"sizes {size} and {rest} do not broadcast")
             else:
                 raise Unsupported(f"sizes {size} and {rest} do not broadcast")
         result.append(head)

@@ -1,6 +1,7 @@
 """A search says which hints change nothing in its plan, and is silent about those that do."""
 
 import pytest
+from small_graphs import build_mlp
 
 from agents import Budget, search_offer
 from automap.cluster import parse_cluster
@@ -42,6 +43,23 @@ def test_placements_on_an_axis_that_is_not_there():
     assert found.startswith("hints.constraints[0].sharding.tp, S(2), changes nothing: the plan has no axis tp")
     assert not warnings({"tp": 2}, [scope])
     assert not warnings({"tp": 1}, [scope | {"sharding": {"tp": "B"}}]), "a whole tensor needs no axis"
+
+
+def test_ranks_of_dp_that_are_no_replicas():
+    """A step with few samples and many weights is faster where these are split."""
+    graph, cluster = build_mlp((2048, 8192, 2048)), parse_cluster("2xA100-80GB@10Gbit")
+
+    def found(*constraints):
+        hints = {"fix": {"dp": 2}, "constraints": list(constraints)}
+        plan = search_offer(Problem.build(graph, cluster, {"global_batch": 2}, hints), Budget.parse(200)).plan
+        return plan, [text for text in plan.warnings if text.startswith("hints.")]
+
+    plan, (text,) = found()
+    assert plan.degrees[0].data == 1
+    assert text.startswith("hints.fix.dp, 2, has ranks that split no samples")
+    plan, texts = found({"scope": "**", "replicate": True})
+    assert plan.degrees[0].data == 2
+    assert not texts
 
 
 def test_a_cost_that_says_nothing_is_refused():

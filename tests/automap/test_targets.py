@@ -181,7 +181,7 @@ def test_what_is_finer_than_modules_is_found_by_the_verifier() -> None:
         ({"target": "megatron-core"}, {"fix": {"zero": 3}}, ("hints.fix.zero", "0, 1")),
         ({"target": "megatron-core"}, {"fix": {"schedule": "gpipe"}}, ("hints.fix.schedule", "1f1b")),
         ({"target": "pytorch"}, {"fix": {"recompute": "selective"}}, ("hints.fix.recompute", "none, full")),
-        ({"target": "accelerate"}, {"fix": {"pp": 2}}, ("training.target", "accelerate splits data, tensor")),
+        ({"target": "accelerate"}, {"fix": {"pp": 2}}, ("hints.fix.pp", "accelerate splits data, tensor")),
         (
             {"target": "torchtitan"},
             {"fix": {"zero": 0, "tp": 2, "pp": 1}},
@@ -196,6 +196,15 @@ def test_what_does_not_go_with_a_target_is_refused(
         plan_space(Problem.build(zoo.build(GPT), parse_cluster("8xA100"), {"global_batch": 16, **training}, hints))
     assert fault.value.field == words[0]
     assert words[1] in fault.value.repair
+
+
+def test_a_degree_that_a_target_does_not_have_is_named() -> None:
+    """The trainer of modules splits BERT's weights nowhere, but its samples and layers."""
+    training, hints = {"global_batch": 8, "target": "automap"}, {"fix": {"tp": 2}}
+    model = zoo.build("bert:layers=2,hidden=64,heads=4,seq_len=32,vocab_size=128")
+    problem = Problem.build(model, parse_cluster("2xA100"), training, hints)
+    with pytest.raises(ProblemError, match=r"hints\.fix\.tp: the target automap has no plan.*Use 1, or another"):
+        plan_space(problem)
 
 
 def test_a_model_without_attention_is_no_transformer() -> None:

@@ -70,6 +70,24 @@ class MergedHeads(nn.Module):
         return self.out(y.transpose(1, 2).reshape(n, LENGTH, WIDTH))
 
 
+class RelativeKeys(MergedHeads):
+    """SpeechT5's encoder: keys of relative positions are multiplied with the queries in `[s, (b h), d]`."""
+
+    def __init__(self) -> None:
+        super().__init__(mask=False)
+        self.positions = nn.Embedding(2 * LENGTH, WIDTH // HEADS)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x, n = self.embedding(ids), ids.shape[0]
+        q, k, v = self.split(self.q(x) * 0.3), self.split(self.k(x)), self.split(self.v(x))
+        keys = self.positions(torch.arange(LENGTH)[:, None] - torch.arange(LENGTH) + LENGTH)
+        relative = torch.matmul(q.transpose(0, 1), keys.transpose(1, 2)).transpose(0, 1)
+        scores = (torch.bmm(q, k.transpose(1, 2)) + relative).view(n, HEADS, LENGTH, LENGTH)
+        weights = torch.softmax(scores, -1).view(n * HEADS, LENGTH, LENGTH)
+        y = torch.bmm(weights, v).view(n, HEADS, LENGTH, WIDTH // HEADS)
+        return self.out(y.transpose(1, 2).reshape(n, LENGTH, WIDTH))
+
+
 class Encoder(nn.Module):
     """PyTorch's own encoder: copies of one layer, products on `[(s b), h]`."""
 
@@ -299,6 +317,7 @@ def sequence(n: int) -> Tensor:
 BUILDERS = {
     "megatron": (Megatron, ids, 0),
     "merged_heads": (lambda: MergedHeads(mask=True), ids, 0),
+    "relative_keys": (RelativeKeys, ids, 0),
     "encoder": (lambda: Encoder(batch_first=True), sequence, 0),
     "encoder_sequence_first": (lambda: Encoder(batch_first=False), lambda n: torch.zeros(LENGTH, n, WIDTH), 1),
     "one_token": (lambda: Encoder(batch_first=True), lambda n: torch.zeros(n, 1, WIDTH), 0),
@@ -398,6 +417,15 @@ def test_batch_one_four_and_symbolic_are_equal(name):
     one = structure(load(name, 1))
     assert structure(load(name, 4)) == one
     assert structure(load(name, 2, symbolic=True)) == one
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_products_with_relative_positions_split_heads_too(batch):
+    graph = load("relative_keys", batch)
+    products = [op for op in graph if op.kind == "MatMul" and len(graph.tensors[op.outputs[0]].shape) == 4]
+    assert len(products) == 3
+    for op in products:
+        assert HEADS in {f.size for f in op.rule.factors if not f.fixed and not f.is_batch}, op.name
 
 
 @pytest.mark.parametrize("batch", [1, 4])

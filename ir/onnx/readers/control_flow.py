@@ -57,6 +57,8 @@ class Bags:
     """Kind that reduces a bag, one of `REDUCTIONS`."""
     keeps_dim: bool
     """Whether the reduction keeps the dim of the rows."""
+    result: int
+    """Number of the loop's result that holds the bags; the exporter's order of results differs."""
 
 
 def graphs(proto: Any) -> Iterator[Any]:
@@ -118,7 +120,10 @@ def bags(loop: Any) -> Bags | None:
     if not offsets or source.input[0] in made or (not cuts and not looked):
         return None
     keeps = next((a.i for a in reduction.attribute if a.name == "keepdims"), 1)
-    return Bags(source.input[0], offsets, table, kind, bool(keeps))
+    lists = {name for node in nodes if node.op_type == "SequenceInsert" for name in node.output}
+    results = [v.name for v in body.output][1:]
+    place = next((i for i, name in enumerate(results) if name in lists), len(results) - 1)
+    return Bags(source.input[0], offsets, table, kind, bool(keeps), place)
 
 
 def _origin(name: str, made: Mapping[str, Any]) -> str:

@@ -323,7 +323,7 @@ class Reader:
         if found is not None:
             read = [renamed(found.rows), renamed(found.offsets), renamed(found.table)]
             attributes = {"reduction": found.reduction, "keepdims": int(found.keeps_dim)}
-            self.nodes.append(Node(BAGS, read, outputs[-1:], attributes, name, scope, opsets.get("", 0)))
+            self.nodes.append(Node(BAGS, read, [outputs[found.result]], attributes, name, scope, opsets.get("", 0)))
             return
         body = next(graphs(proto), None)
         if body is None or not outputs:

@@ -26,6 +26,7 @@ from ir.batch import resolve
 from ir.build import BATCH, GraphBuilder
 from ir.errors import refuse
 from ir.onnx.readers.nodes import Node
+from ir.onnx.rewrites.joined_samples import JoinedSamples
 
 Side = Literal["left", "right", "any"]
 
@@ -41,6 +42,13 @@ BINARY = frozenset(
     {"Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Where", "Equal", "Less", "Greater", "And", "Or", "PRelu"}
 )
 SCALES = frozenset({"Mul", "Div"})
+# Kinds that read samples in their first dim and channels in the second.
+OF_IMAGES = frozenset(
+    {
+        "Conv", "ConvTranspose", "BatchNormalization", "InstanceNormalization", "GroupNormalization", "MaxPool",
+        "AveragePool", "LpPool", "GlobalMaxPool", "GlobalAveragePool",
+    }
+)  # fmt: skip
 ROWS = frozenset({"Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization"})
 
 
@@ -69,15 +77,18 @@ class MergedViews:
     """The views that were put off in one import."""
 
     builder: GraphBuilder
+    joined: JoinedSamples
     views: dict[str, Merged] = field(default_factory=dict)
     """Views that are not emitted yet, by their names."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.views
 
-    def make(self, name: str) -> str:
-        """Emits the view `name`, if it was put off, and returns the name."""
+    def make(self, name: str, reader: str = "") -> str:
+        """Emits the view `name`, if it was put off, for an operator of kind `reader`, and returns the name."""
         view = self.views.pop(name, None)
+        if view is not None and self._is_stacked(view, reader) and self.joined.stack(view.whole, name, view.shape):
+            return name
         if view is not None and view.repeats:
             repair = f"View what is repeated as [copies, samples, ...] before other operators read it. {BATCH}"
             raise refuse(f"operator {name} cannot be read: samples are repeated", view.shape, repair)
@@ -87,6 +98,14 @@ class MergedViews:
         elif view is not None:
             self.builder.add("Reshape", [view.whole], [name], name=name, attributes={"shape": view.shape})
         return name
+
+    def _is_stacked(self, view: Merged, reader: str) -> bool:
+        """Whether a view has the samples behind another dim, as of several inputs that were stacked in front of them.
+
+        Where the sizes do not tell, the kind of operator that reads it does.
+        """
+        is_left = view.side == "left" or (view.side == "any" and reader in OF_IMAGES)
+        return view.place == 1 and is_left and not view.heads and view.made_by is None
 
     def put_off(self, node: Node, inputs: Sequence[str], attributes: Mapping[str, Any]) -> bool:
         """Takes a node that reads or makes such a view; False where it must be imported as it is.
@@ -125,7 +144,7 @@ class MergedViews:
             values = [self.builder.values.get(n) for n in inputs if n not in self.views]
             return len(values) == 1 and values[0] is not None and values[0].size == 1
         if node.kind == "MatMul":
-            return all(n in self.views and self.views[n].heads for n in inputs)
+            return all(n in self.views and self.views[n].heads for n in inputs) or self._is_by_position(inputs)
         return node.kind in ("Transpose", "Cast", "Softmax", "Dropout")
 
     def _leaves_last(self, view: Merged) -> bool:
@@ -232,6 +251,8 @@ class MergedViews:
         builder = self.builder
         a, b = self.views.get(inputs[0]), self.views.get(inputs[1])
         alone = b if a is None else a if b is None else None
+        if alone is a and a is not None and node.kind == "MatMul" and self._is_by_position(inputs):
+            return self._product_by_position(node, inputs, a)
         if alone is not None and alone.heads:
             return False
         if alone is not None and node.kind == "MatMul" and self._with_samples(node, inputs, alone):
@@ -286,6 +307,20 @@ class MergedViews:
         operands = [f"{name}#shared", view.whole] if i == 0 else [view.whole, f"{name}#shared"]
         rows, columns = (tensor.shape[-2], view.shape[-1]) if i == 0 else (view.shape[-2], tensor.shape[-1])
         return self._emit(node, operands, {}, view, (*view.shape[:-2], rows, columns))
+
+    def _is_by_position(self, inputs: Sequence[str]) -> bool:
+        """Whether operands are queries `s (b h) d` and keys of relative positions, `s d k`, of all samples."""
+        view, keys = self.views.get(inputs[0]), self.builder.tensors.get(inputs[1])
+        if view is None or keys is None or not view.heads or keys.batch_dim is not None:
+            return False
+        leads = view.place == 1 and view.side == "right" and len(view.shape) == len(keys.shape) == 3
+        return leads and view.shape[0] == keys.shape[0] > 1
+
+    def _product_by_position(self, node: Node, inputs: Sequence[str], view: Merged) -> bool:
+        keys, name = self.builder.tensors[inputs[1]], node.outputs[0]
+        self._add(node, "Unsqueeze", inputs[1:2], [f"{name}#keys"], {"axes": (1,)}, "#keys")
+        made = replace(view, heads="product")
+        return self._emit(node, [view.whole, f"{name}#keys"], {}, made, (*view.shape[:2], keys.shape[2]))
 
     def _elementwise(self, node: Node, inputs: Sequence[str], attributes: Mapping[str, Any], view: Merged) -> bool:
         rank = len(view.shape)

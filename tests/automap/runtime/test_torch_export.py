@@ -441,3 +441,32 @@ def test_a_file_computes_the_same_at_other_batches(kind: type[nn.Module], shape:
     x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
     found = run(graph, {"x": x, "weight": torch.ones(4)}, 3)
     torch.testing.assert_close(found[graph.outputs[0]], kind()(x))
+
+
+class Bagged(nn.Module):
+    """Two tables whose rows are summed, each in a loop of the file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList([nn.EmbeddingBag(rows, 4, mode="sum") for rows in (50, 20)])
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(torch.cat([table(ids[:, i]) for i, table in enumerate(self.tables)], 1))
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_tables_of_bags_are_read_in_the_bodies_of_loops(is_turned: bool) -> None:
+    """What a loop carries, the bags and their number, has no certain order."""
+    data = export_onnx(lambda: (Bagged(), {"ids": torch.zeros(2, 2, 3, dtype=torch.int64)}))
+    model = onnx.load_model_from_string(data)
+    for loop in (node for node in model.graph.node if node.op_type == "Loop") if is_turned else ():
+        body = loop.attribute[0].g
+        for names, first in ((loop.input, 2), (loop.output, 0), (body.input, 2), (body.output, 1)):
+            pair = list(names[first : first + 2])[::-1]
+            del names[first:]
+            names.extend(pair)
+    graph = load_model(model.SerializeToString())
+    assert not graph.warnings
+    assert graph.num_parameters == 70 * 4 + 9
+    assert not [op for op in graph if op.kind == "Loop"]

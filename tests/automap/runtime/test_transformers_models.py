@@ -15,7 +15,10 @@ import pytest
 import torch
 from long_cases import long_but
 
+from agents import Budget, search_offer
 from automap.errors import ModelError
+from automap.export.export import export, save
+from automap.export.reading import read_configuration
 from automap.price.evaluator import Evaluator
 from automap.problem import Problem
 from automap.runtime.torch_export import export_onnx
@@ -229,6 +232,11 @@ def test_a_class_is_exported_as_it_is() -> None:
         ("Speech2Text", "ForConditionalGeneration", {"max_source_positions": 64, "input_feat_per_channel": 8,
          "max_target_positions": 12, "encoder_layers": 1, "decoder_layers": 1},
          {"input_features": (1, 64, 8), "decoder_input_ids": (1, 10)}),
+        ("VJEPA2", "ForVideoClassification", {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+         "crop_size": 32, "frames_per_clip": 4}, {"pixel_values_videos": (1, 4, 3, 32, 32)}),
+        ("Vilt", "ForMaskedLM", {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 64},
+         {"input_ids": (1, 40), "pixel_values": (1, 3, 64, 64)}),
+        ("OneFormer", "ForUniversalSegmentation", {}, {"pixel_values": (1, 3, 224, 224), "task_inputs": (1, 77)}),
         ("Bart", "ForConditionalGeneration", {"d_model": 32, "max_position_embeddings": 24, "encoder_layers": 1,
          "decoder_layers": 1}, {"input_ids": (1, 24), "decoder_input_ids": (1, 24)}),
     ],
@@ -241,6 +249,21 @@ def test_inputs_follow_the_configuration(
         assert {name: tuple(value.shape) for name, value in example_inputs(module).items()} == shapes
 
 
+def test_a_body_that_is_trained_as_it_is_keeps_its_class(tmp_path: Path) -> None:
+    """SAM has no class with a head: masks are made by the body."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 64, "window_size": 4}
+    vision = {**sizes, "mlp_dim": 64, "output_channels": 16, "num_pos_feats": 8, "global_attn_indexes": []}
+    decoder = {"hidden_size": 16, "mlp_dim": 32, "num_attention_heads": 2, "iou_head_hidden_dim": 16}
+    prompt = {"hidden_size": 16, "image_size": 64, "mask_input_channels": 4}
+    parts = {"vision_config": vision, "mask_decoder_config": decoder, "prompt_encoder_config": prompt}
+    document = {"model_type": "sam", "architectures": ["SamModel"], **parts}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    out = tmp_path / "plan.json"
+    words = ["search", f"hf:{tmp_path}", "--cluster", "2xA100-80GB", "--global-batch", "8", "--budget", "16"]
+    assert main([*words, "--searcher", "expert", "-o", str(out)]) == 0
+    assert json.loads(out.read_text())["stages"]
+
+
 def test_further_heads_stay() -> None:
     """Of all that a model of transformers returns, what has parameters of its own; the rest is left out."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
@@ -250,6 +273,19 @@ def test_further_heads_stay() -> None:
     with torch.device("meta"):
         assert graph.num_parameters == transformers.BertForPreTraining(config).num_parameters()
     assert not graph.warnings
+
+
+def test_slices_of_experts_behind_merged_tokens_are_read_back_at_their_price(tmp_path: Path) -> None:
+    """Routers of transformers read tokens as `[(b s), h]`, where the sequence cannot be split."""
+    graph = load_model(export_onnx(from_config(str(write(tmp_path / "tiny", "mixtral", num_attention_heads=4)))))
+    training = {"global_batch": 16, "target": "megatron-core"}
+    problem = Problem.build(graph, "2x4xA100-80GB", training, {"fix": {"tp": 2, "ep": 4}})
+    plan = search_offer(problem, Budget.parse("20")).plan
+    save(export(plan, problem, "megatron-core"), tmp_path)
+    found = read_configuration(tmp_path / "megatron.sh")
+    again = Evaluator(Problem.build(graph, "2x4xA100-80GB", found.training))
+    step = again.evaluate(hand_made(again, Strategy(**found.degrees))).step_time_s
+    assert step == pytest.approx(plan.estimate.step_time_s, rel=1e-9)
 
 
 def test_labels_among_the_inputs_make_the_loss_the_output() -> None:
