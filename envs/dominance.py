@@ -24,6 +24,10 @@ from automap.space.space import PlanSpace
 
 ATTENDED = ("forward_attended_s", "backward_attended_s")
 """Components of a unit's cost of which more is better: attention hides a ring."""
+TAKEN_OFF = {
+    "frozen": "parameters", "zero_frozen": "zero_parameters", "gathered_frozen": "gathered", "unanswered": "launched",
+}  # fmt: skip
+"""Components that are parts of others, and cost less than these: what is not trained."""
 
 
 class GroupSignatures:
@@ -123,10 +127,12 @@ class GroupSignatures:
 
 
 def costs_no_more(worse: Record, better: Record) -> bool:
-    """Whether no component of a unit's cost is larger; of a pass with attention, no part that does not hide a ring."""
-    names = [name for name in UNIT_COST_DTYPE.names or () if name not in ATTENDED]
+    """Whether no component of a unit's cost is larger; of a pass with attention, no part that does not hide a ring; of
+    parameters, neither all nor those that are trained."""
+    names = [name for name in UNIT_COST_DTYPE.names or () if name not in {*ATTENDED, *TAKEN_OFF}]
     return bool(
         all(np.all(better[name] <= worse[name]) for name in names)
+        and all(np.all(better[of] - better[name] <= worse[of] - worse[name]) for name, of in TAKEN_OFF.items())
         and better.forward_s - better.forward_attended_s <= worse.forward_s - worse.forward_attended_s
         and better.backward_s - better.backward_attended_s <= worse.backward_s - worse.backward_attended_s
     )

@@ -23,10 +23,10 @@ def summarize(graph: Graph) -> dict[str, Any]:
     """Counts as plain JSON values.
 
     Returns:
-        num_parameters; forward_flops (one sample, 2 a multiply-add); num_operators and operators {kind: n}, without
-        views of parameters and constants; fused_groups {kind: n} (see `ir.groups`); num_units; num_blocks (units of
-        repeated types); num_linkage_groups (over unit types); coverage and heaviest, of the weights of `weights_of`;
-        warnings.
+        num_parameters; num_trained, where some are frozen; forward_flops (one sample, 2 a multiply-add); num_operators
+        and operators {kind: n}, without views of parameters and constants; fused_groups {kind: n} (see `ir.groups`);
+        num_units; num_blocks (units of repeated types); num_linkage_groups (over unit types); coverage and heaviest, of
+        the weights of `weights_of`; warnings.
     """
     live = [op for op in graph.operators if op.is_live]
     weights = weights_of(graph, live)
@@ -36,6 +36,7 @@ def summarize(graph: Graph) -> dict[str, Any]:
         "name": graph.name,
         "sha256": graph.sha256,
         "num_parameters": graph.num_parameters,
+        **({"num_trained": graph.num_trained} if graph.has_frozen else {}),
         "forward_flops": graph.forward_flops,
         "num_operators": len(live),
         "operators": dict(sorted(kinds.items(), key=lambda item: (-item[1], item[0]))),

@@ -48,6 +48,11 @@ def count_plans(graph: Graph, cluster: str, global_batch: int) -> dict[str, Any]
     }
 
 
+def _trained(document: Mapping[str, Any]) -> str:
+    """How many parameters are trained, where not all are."""
+    return f", {document['num_trained']:,} of them trained" if "num_trained" in document else ""
+
+
 def show(document: Mapping[str, Any]) -> None:
     """Prints a summary as tables."""
     from rich.console import Console
@@ -97,7 +102,7 @@ def _facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     coverage = " · ".join(f"{_percent(share)} {state}" for state, share in document["coverage"].items() if share)
     lines = [
         ("model", document["name"]),
-        ("parameters", f"{document['num_parameters']:,}"),
+        ("parameters", f"{document['num_parameters']:,}{_trained(document)}"),
         ("forward FLOPs", f"{document['forward_flops']:.4g} a sample"),
         ("operators", f"{document['num_operators']:,}: {shown}"),
         ("fused", ", ".join(f"{number} {kind}" for kind, number in document["fused_groups"].items()) or "none"),

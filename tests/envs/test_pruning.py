@@ -119,6 +119,15 @@ def test_less_attention_to_hide_a_ring_under_is_no_gain():
     assert costs_no_more(other, one)
 
 
+def test_fewer_frozen_parameters_are_no_gain_where_more_are_trained():
+    one, other = np.zeros(2, dtype=UNIT_COST_DTYPE)
+    one["parameters"], one["frozen"] = 8.0, 8.0
+    other["parameters"], other["frozen"] = 6.0, 3.0
+    assert not costs_no_more(one, other)
+    other["frozen"] = 6.0
+    assert costs_no_more(one, other)
+
+
 def test_what_is_built_into_the_space_is_counted_off(mlp, space):
     """On one axis of two ranks and with even sizes every signature divides."""
     s = space(mlp((64, 64, 64, 64)), "2xA100", 4, pp=1, dp=2, num_micro_batches=1, zero=0, recompute="none")

@@ -23,8 +23,8 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 ALL = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 PACKAGES = ("ir", "automap", "envs", "agents", "service")
 FOLDERS = (*PACKAGES, "benchmarks", "tests", "docs", "docker", "examples")
-OF_ONNX_NODES = {"forward_s", "backward_s", "flops", "bytes", "replicate", "split", "stage"}
-"""What follows `automap.` in the metadata of an ONNX node; not modules."""
+OF_ONNX_NODES = {"forward_s", "backward_s", "flops", "bytes", "replicate", "split", "stage", "frozen_parameters"}
+"""What follows `automap.` in the metadata of an ONNX file and of its nodes; not modules."""
 
 
 def links(page: Path) -> list[tuple[Path, str]]:
