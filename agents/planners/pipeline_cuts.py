@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agents.planners.chunk_moves import moved, with_cuts
-from agents.planners.kernels.cuts import RankLimits, SpanCosts, least_costs, least_partition
+from agents.planners.kernels.cuts import SAVED, RankLimits, SpanCosts, least_costs, least_partition
 from agents.planners.unit_profile import unit_costs
 from automap.price.kernels.array_types import Rows
 from automap.price.kernels.memory import in_flight, standing_bytes, state_bytes, working_bytes
@@ -97,7 +97,8 @@ class _Cuts:
             if key not in known:
                 costs = unit_costs(space.evaluator, segments, stage)
                 crossing = np.concatenate([[0.0], costs["boundary_bytes"][0, :-1], [0.0]])
-                known[key] = self._before(costs), self._held(costs), crossing
+                before = self._before(costs)
+                known[key] = before, self._fullest(costs, before[SAVED]), crossing
             self._costs.append(known[key])
 
     def fastest(self) -> tuple[Floats, Ints]:
@@ -122,12 +123,12 @@ class _Cuts:
 
     def _least(self, rank: int, levels: Ints, limits: RankLimits, *, by_memory: bool) -> tuple[Floats, Ints]:
         """[units + 1, units + 1] costs, and which of some levels has them; see `least_costs`."""
-        before, held, _ = self._costs[rank]
+        before, fullest, _ = self._costs[rank]
         about = [self._space.levels.levels[level] for level in levels.tolist()]
         rows = np.array([(level.light, level.heavy, level.steps) for level in about])
         costs = np.empty((self._space.num_units + 1,) * 2)
         chosen = np.zeros(costs.shape, dtype=np.int64)
-        spans = SpanCosts(before, rows, self._space.levels.steps, held[levels])
+        spans = SpanCosts(before, rows, self._space.levels.steps, fullest)
         least_costs(spans, limits, by_memory, costs, chosen)
         return costs, chosen
 
@@ -144,7 +145,9 @@ class _Cuts:
             shown * np.where(crossing > 0.0, layout.send_latency_s[at] + crossing / layout.send_bytes_per_s[at], 0.0)
             for at in (rank - 1, rank)
         )
-        room = float(layout.stages[rank].capacity) / (1.0 + self._space.problem.trainer.unused_share)
+        standing = standing_bytes(crossing.max(), shape.pp, shape.num_micro_batches, self._space.evaluator.settings(0))
+        room = float(layout.stages[rank].capacity) - standing
+        room = max(room, 1.0) / (1.0 + self._space.problem.trainer.unused_share)
         return RankLimits(float(alive), room, receives, sends, *begins, *ends)
 
     def _before(self, costs: Rows) -> Floats:
@@ -162,25 +165,23 @@ class _Cuts:
         np.cumsum([spent, state[at.reshape(costs.shape)], costs["saved_bytes"]], axis=2, out=before[:, :, 1:])
         return before
 
-    def _held(self, costs: Rows) -> Floats:
-        """[levels] bytes of buffers of the units of the model that need most of them, as if each rank had these.
+    def _fullest(self, costs: Rows, saved: Floats) -> Floats:
+        """`SpanCosts.fullest`.
 
-        They are work space, a unit that runs again, what ZeRO gathers, and what crosses between ranks.
+        Args:
+            costs: of all units, see `unit_costs`.
+            saved: [modes, units + 1] bytes that all units before each one save.
         """
-        space, shape = self._space, self._shape
-        working, gathered, crossing = (
-            costs[name].max() for name in ("workspace_bytes", "parameters", "boundary_bytes")
-        )
-        trained = (costs["parameters"] - costs["frozen"]).max()
-        settings = space.evaluator.settings(self._lowered.zero)
-        buffers = working_bytes(working, (gathered, trained), settings)
-        buffers += standing_bytes(crossing, shape.pp, shape.num_micro_batches, settings)
-        full = costs["live_bytes"][RECOMPUTE_MODES.index("full")]
-        # The last unit, which holds the scores of the loss, runs again with all others alone.
-        some, every = (full[:last].max() for last in (max(1, space.num_units - 1), space.num_units))
-        again = [
-            0.0 if RECOMPUTE_MODES[level.heavy] != "full" else some if level.steps > 0 else every
-            for level in space.levels.levels
-        ]
-        found: Floats = buffers + np.array(again)
-        return found
+        settings = self._space.evaluator.settings(self._lowered.zero)
+        columns = (costs[name].ravel() for name in ("workspace_bytes", "parameters", "frozen"))
+        distinct, at = np.unique(np.stack(list(columns)), axis=1, return_inverse=True)
+        each = [working_bytes(work, (whole, whole - frozen), settings) for work, whole, frozen in distinct.T.tolist()]
+        moment = saved[:, 1:] + np.array(each)[at.reshape(costs.shape)]
+        again = RECOMPUTE_MODES.index("full")
+        moment[again] += costs["live_bytes"][again]
+        found = [moment]
+        for power in range(1, self._space.num_units.bit_length()):
+            further = np.full_like(moment, -np.inf)
+            further[:, : -(1 << power - 1)] = found[-1][:, 1 << power - 1 :]
+            found.append(np.maximum(found[-1], further))
+        return np.ascontiguousarray(np.stack(found, axis=1))

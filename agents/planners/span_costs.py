@@ -40,7 +40,7 @@ class SpanCosts:
         fixed_bytes: [modes] bytes besides state and saved activations.
         reduce_s: span -> seconds of the reduction of gradients that nothing hides.
         unit_reduce_s: [units] the same of each unit by itself.
-        capacity: bytes that a plan may use on a device, without those that the allocator holds and nothing uses.
+        capacity: bytes that units may use on a device: without what the framework holds, and what nothing uses.
     """
 
     def __init__(self, space: PlanSpace, units: UnitsInOrder, layout: StageLayout, samples: float, zero: int) -> None:
@@ -61,11 +61,11 @@ class SpanCosts:
         self.forward_s: Floats = costs["forward_s"] + costs["forward_host_s"] + costs["forward_comm_s"] @ exposed
         self.backward_s: Floats = costs["backward_s"] + costs["backward_host_s"] + costs["recompute_s"] + comm_s
         self.crossing_bytes: Floats = np.concatenate([[0.0], costs["boundary_bytes"][0]])
-        self.capacity = float(layout.capacity) / (1.0 + settings.unused_share)
+        self.capacity = (float(layout.capacity) - settings.reserved_bytes) / (1.0 + settings.unused_share)
         self.saved_bytes: Floats = costs["saved_bytes"]
         self._saved = spans(self.saved_bytes)
         live = np.where(np.array(RECOMPUTE_MODES) == "full", costs["live_bytes"].max(axis=1), 0.0)
-        self.fixed_bytes: Floats = settings.reserved_bytes + 2.0 * costs["workspace_bytes"].max(axis=1) + live
+        self.fixed_bytes: Floats = 2.0 * costs["workspace_bytes"].max(axis=1) + live
         self._costs, self._fastest = costs[0], dict[tuple[int, bool], tuple[Floats, Ints]]()
         elements = costs["scattered" if zero else "reduced"][0]
         self.reduce_s: Floats = np.zeros_like(self._saved[0])

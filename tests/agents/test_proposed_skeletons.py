@@ -107,7 +107,7 @@ def test_the_first_skeleton_is_solved_before_others_are_decided(monkeypatch):
             return super().go_on(most)
 
     monkeypatch.setattr(proposed_skeletons, "Proposals", Noted)
-    incumbent, _, _, _ = proposed("mixtral-8x7b", "4x8xA100-80GB", 256, 2_000)
+    incumbent, _, _, _ = proposed("gpt2-xl", "2x8xV100-16GB@25Gbit", 128, 2_000)
     assert reached[0] is None and reached[1] == incumbent.first_proposal != None  # noqa: E711
     # What the first skeleton leads to is known to the second call; it is no slower than the plan that was decided.
     kept = set(map(tuple, known[0].tolist()))

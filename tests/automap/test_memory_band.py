@@ -143,26 +143,32 @@ def test_scores_are_found_through_views():
     assert graph.tensors[head.outputs[0]].num_elements == 64 * 4096
 
 
+def working_bytes(memory, trainer):
+    """What passes need beside what is saved: buffers without what the framework holds and what nothing uses."""
+    held = (memory.total - trainer.reserved_GiB * 2**30) / (1.0 + trainer.unused_share)
+    return held - memory.parameters - memory.gradients - memory.optimizer - memory.activations
+
+
 @pytest.mark.parametrize("trainer", ["torchtitan", "megatron-core", "llm-foundry-fsdp"])
 def test_a_loss_holds_its_bytes_for_each_score(trainer):
-    """8 samples of 64 tokens with 4096 scores each are by far the largest tensor."""
-    problem = build(cluster="1xA100-40GB", trainer=trainer, global_batch=8)
-    (memory,) = priced(problem, micro_batch=8).memory_bytes
+    """128 samples of 64 tokens with 4096 scores each are by far the largest tensor."""
+    problem = build(cluster="1xA100-40GB", trainer=trainer, global_batch=128)
+    (memory,) = priced(problem, micro_batch=128).memory_bytes
     own = trainers()[trainer]
-    scores = 8 * 64 * 4096
-    assert memory.buffers == max(own.loss_bytes * scores, 2 * 2 * 8 * 64 * 1024) + own.reserved_GiB * 2**30
+    working = max(own.loss_bytes * 128 * 64 * 4096, 2 * 2 * 128 * 64 * 1024)
+    assert working_bytes(memory, own) == pytest.approx(working)
 
 
 def test_selective_recomputation_of_torchtitan_keeps_results():
     """A layer keeps what comes in, and of seven products and attention every second product's result and attention's:
     queries, values, the gate and the way down."""
-    tokens, hidden, values, ffn = 4 * 64, 256, 128, 704
+    tokens, hidden, values, ffn = 64 * 64, 256, 128, 704
     activations = []
     for layers in (3, 4):
         spec = f"llama:layers={layers},hidden={hidden},heads=4,kv_heads=2,ffn={ffn},seq_len=64,vocab_size=512"
-        problem = build(spec, "1xA100-40GB", trainer="torchtitan", global_batch=4)
+        problem = build(spec, "1xA100-40GB", trainer="torchtitan", global_batch=64)
         evaluator = Evaluator(problem)
-        lowered = hand_made(evaluator, Strategy(micro_batch=4, recompute="selective"))
+        lowered = hand_made(evaluator, Strategy(micro_batch=64, recompute="selective"))
         plan = annotate(to_plan(lowered, evaluator), lowered, evaluator)
         assert not verify(problem, plan)
         activations.append(plan.estimate.memory_bytes[0].activations)
@@ -173,13 +179,13 @@ def test_zero_3_of_deepspeed_gathers_no_more_than_it_documents():
     """Two layers of 1.2e9 parameters each: both gathered would be 2.4e9."""
     spec = "gpt:layers=2,hidden=10000,heads=100,seq_len=64,vocab_size=1024"
     buffers = {}
-    for trainer in ("deepspeed", "ddp"):
+    for trainer in ("deepspeed", "generic"):
         problem = build(spec, "8xA100-80GB", trainer=trainer)
         (memory,) = priced(problem, dp=8, zero=3).memory_bytes
-        buffers[trainer] = memory.buffers - trainers()[trainer].reserved_GiB * 2**30
+        buffers[trainer] = working_bytes(memory, trainers()[trainer])
     layer = 12 * 10000**2 + 13 * 10000
     more = (2 * layer - 1e9) * 2 + (layer - 1e9) * 4
-    assert buffers["ddp"] - buffers["deepspeed"] == pytest.approx(more)
+    assert buffers["generic"] - buffers["deepspeed"] == pytest.approx(more)
 
 
 def test_trainers_state_how_far_their_memory_is_off():

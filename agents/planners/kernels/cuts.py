@@ -27,8 +27,9 @@ class SpanCosts(NamedTuple):
     """[levels, 3] of each level of recomputation the modes of the last and of the first units, and its steps."""
     steps: int
     """Number of steps that are all units of a span."""
-    held: Floats
-    """[levels] bytes of buffers."""
+    fullest: Floats3
+    """[modes, powers of 2, units] of as many units from each one on, under each recompute mode: most bytes of what all
+    units of the model before one of them and it save, and of what its passes need besides."""
 
 
 class RankLimits(NamedTuple):
@@ -37,7 +38,7 @@ class RankLimits(NamedTuple):
     in_flight: float
     """Micro-batches whose activations are alive at its peak."""
     capacity: float
-    """Bytes of memory of its device."""
+    """Bytes of memory of its device, without the buffers that are always there and what the allocator leaves unused."""
     receives: Floats
     """[units + 1] seconds in which it receives and sends back for a micro-batch, if it begins with this unit."""
     sends: Floats
@@ -56,6 +57,17 @@ class RankLimits(NamedTuple):
 def _between(before, light, heavy, begin, turn, end):
     """A cost of the units from `begin`, those before `turn` in the heavier mode, to before `end`."""
     return before[heavy, turn] - before[heavy, begin] + before[light, end] - before[light, turn]
+
+
+@borrowing(float64(float64[:, ::1], int64, int64), inner=True)
+def _fullest_between(fullest, begin, end):
+    """The most of a range of units, which two overlapping powers of 2 cover."""
+    if end <= begin:
+        return -np.inf
+    power = 0
+    while 2 << power <= end - begin:
+        power += 1
+    return max(fullest[power, begin], fullest[power, end - (1 << power)])
 
 
 @borrowing(void(tuple_type(SpanCosts), tuple_type(RankLimits), boolean, float64[:, ::1], int64[:, ::1]))
@@ -84,7 +96,11 @@ def least_costs(spans, rank, by_memory, costs, levels):
                     continue
                 state = _between(before[STATE], light, heavy, begin, turn, end)
                 saved = _between(before[SAVED], light, heavy, begin, turn, end)
-                full = (state + rank.in_flight * saved + spans.held[level]) / rank.capacity
+                first = _fullest_between(spans.fullest[heavy], begin, turn) - before[SAVED, heavy, turn]
+                last = _fullest_between(spans.fullest[light], turn, end) - before[SAVED, light, end]
+                behind = before[SAVED, light, end] - before[SAVED, light, turn]
+                beyond = max(first - behind, last)
+                full = (state + rank.in_flight * saved + beyond) / rank.capacity
                 cost = full if by_memory else seconds
                 if cost < least and (by_memory or full <= 1.0):
                     least = cost
