@@ -192,11 +192,12 @@ MEMORY_CLASSES = ("parameters", "gradients", "optimizer", "activations", "buffer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceMemory:
-    """Peak memory of each device of a stage by class, bytes."""
+    """Memory of each device of a stage in the fullest moment of a step, by class, bytes."""
 
     devices: str
     parameters: float
     gradients: float
+    """Those that are there in that moment: none where the backward pass has made none yet."""
     optimizer: float
     activations: float
     buffers: float

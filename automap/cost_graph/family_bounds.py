@@ -20,7 +20,8 @@ from automap.cost_graph.families import Family
 from automap.cost_graph.mixed_stages import STEPS, MixedStages
 from automap.cost_graph.open_costs import OpenCosts
 from automap.cost_graph.paths import Path, exchanged_s, held, path_trips, sends_on, ways
-from automap.cost_graph.relaxation import WORKSPACE_BYTES, Memory, Relaxation
+from automap.cost_graph.relaxation import WORKSPACE_BYTES, Relaxation
+from automap.cost_graph.relaxed_costs import Memory
 from automap.cost_graph.stage_bounds import Level, least_crossing
 from automap.cost_graph.stage_layouts import StageClass
 from automap.cost_graph.unlike_stages import Spreads, Standing, Weights, fastest_spread

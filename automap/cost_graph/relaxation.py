@@ -29,6 +29,7 @@ from automap.arrays import Floats
 from automap.cost_graph.message_passing import bounds_of_parts, candidates
 from automap.cost_graph.open_costs import OpenCosts
 from automap.cost_graph.paths import Path
+from automap.cost_graph.relaxed_costs import Memory, OfTypes, State, Undecided
 from automap.price.kernels.array_types import Record, columns_of
 from automap.price.kernels.collectives import collective_s
 from automap.price.kernels.cost_records import UNIT_COST_DTYPE, UNIT_COST_WIDTH
@@ -81,62 +82,6 @@ class Lines:
     """[types, 2] the same of the backward pass."""
     behind: float
     """Share of the part of gradients that may hide which is taken to outlast the last backward pass, 0 to 1."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OfTypes:
-    """What all units of each type take by themselves, at least, in each legal recompute mode."""
-
-    fast_s: Floats
-    """[modes, types] weighted seconds."""
-    priced_s: Floats
-    """[modes, types] weighted seconds, and the price of parameters, gradients and moments."""
-    price_s: float
-    """Seconds that a byte of these costs there; 0: nothing."""
-    least_bytes: Floats
-    """[types] bytes of these; 0 where memory is not short."""
-    picked: tuple[int, ...]
-    """The best assignment."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Undecided:
-    """What all units of each type take by themselves, at least, with every signature undecided."""
-
-    forward_s: Floats
-    """[modes, types] seconds of a forward pass of one micro-batch."""
-    backward_s: Floats
-    """[modes, types] seconds of a backward pass, and of what runs again before it."""
-    gradients_s: Floats
-    """[modes, types] seconds of the update; no gradient is reduced."""
-    state_bytes: Floats
-    """[types] bytes of parameters, gradients and moments."""
-
-    def on(self, path: Path) -> Floats:
-        """[modes, types] seconds that have the weights of a path."""
-        found: Floats = path.forward * self.forward_s + path.backward * self.backward_s
-        return found + path.gradients * self.gradients_s
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class State:
-    """How parameters, gradients and moments are held."""
-
-    zeros: tuple[int, ...]
-    """ZeRO stages that are possible."""
-    makes_gradients: bool
-    """Whether gradients take the place of activations, so that only these are sure to be held; see
-    `automap.price.kernels.memory.makes_gradients`."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Memory:
-    """Memory of all ranks together."""
-
-    room: float
-    """Bytes that state and what is saved for the backward pass may take."""
-    held: int
-    """Micro-batches for which each rank keeps at least what it saves."""
 
 
 class Relaxation:

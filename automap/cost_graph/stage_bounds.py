@@ -15,7 +15,8 @@ from automap.cost_graph.families import Family
 from automap.cost_graph.kernels.values_on_mesh import values_on_mesh
 from automap.cost_graph.open_costs import OpenCosts
 from automap.cost_graph.paths import Path, exchanged_s, held, path_trips, sends_on
-from automap.cost_graph.relaxation import BOUNDARY_BYTES, SAVED_BYTES, OfTypes, Relaxation, State, Undecided
+from automap.cost_graph.relaxation import BOUNDARY_BYTES, SAVED_BYTES, Relaxation
+from automap.cost_graph.relaxed_costs import OfTypes, State, Undecided
 from automap.cost_graph.unlike_stages import Standing
 from automap.price.kernels.memory import makes_gradients
 from automap.price.kernels.stage_records import Stage

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from automap.arrays import Floats, Ints
-from automap.cost_graph.relaxation import OfTypes
+from automap.cost_graph.relaxed_costs import OfTypes
 from automap.cost_graph.spread_program import SpreadProgram
 
 

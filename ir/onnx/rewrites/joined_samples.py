@@ -99,6 +99,8 @@ class JoinedSamples:
         if node.kind == "Split":
             axis, given = int(attributes.get("axis", 0)), self._integers(inputs, 1, attributes, "split")
             count = int(attributes.get("num_outputs", len(node.outputs)))
+            if count != len(node.outputs):
+                return False  # to be refused as a Split
             chunk = -(-size // max(count, 1))
             sizes = given or [max(min(chunk, size - chunk * i), 0) for i in range(count)]
             bounds = [0, *accumulate(sizes)]
