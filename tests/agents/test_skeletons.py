@@ -116,7 +116,7 @@ def test_changes_that_nearly_fit_are_made_to_fit(monkeypatch):
     """One rank of this pipeline must recompute more where a group's tensors are whole, which is faster all the same."""
     model = zoo.build("llama:layers=8,hidden=512,heads=8,ffn=1408,seq_len=512,vocab_size=32000")
     cluster = parse_cluster("2x4xV100-16GB@25Gbit")
-    cluster = replace(cluster, devices={name: replace(one, memory_GiB=1.79) for name, one in cluster.devices.items()})
+    cluster = replace(cluster, devices={name: replace(one, memory_GiB=1.76) for name, one in cluster.devices.items()})
     space = PlanSpace(Problem.build(model, cluster, {"global_batch": 64}, {"fix": {"pp": 2}}))
     values, prices = rows_of(space, tp=2)
     fitting = np.flatnonzero(prices[:, 1] <= 0.0)

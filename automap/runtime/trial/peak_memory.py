@@ -57,6 +57,8 @@ class PeakMemory(TorchDispatchMode):
         if tensor.device.type == "meta" or tensor.layout != torch.strided:
             return
         storage = tensor.untyped_storage()
+        if storage.device.type == "meta":
+            return  # of a tensor of torch's exporter, which says that it is elsewhere
         key, size = storage._cdata, storage.nbytes()
         if key in self._known:
             return

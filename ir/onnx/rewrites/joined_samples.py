@@ -153,7 +153,12 @@ class JoinedSamples:
         parts = self._parts(inputs[0]) or ()
         edges = [0, *accumulate(parts)]
         rows = tensor.shape[dim] // count
-        if count < 2 or target != wanted or any(rows * i not in edges for i in range(count + 1)):
+        if (
+            count < 2
+            or rows * count != tensor.shape[dim]
+            or target != wanted
+            or any(rows * i not in edges for i in range(count + 1))
+        ):
             return False
         if batch == 1 and rows > 1:
             return False  # of one sample, `[(n b), s]` looks the same and is more usual
