@@ -94,7 +94,7 @@ class LayerChoice:
     def best(self) -> StageChoice | None:
         """The fastest strategies that fit, or None where none do."""
         kinds, costs = self._kinds(), self._costs()
-        room = [costs[0].capacity - float(of.fixed_bytes[0]) for of in costs]
+        room = [of.capacity - float(of.needed_bytes[0, self.begin : self.end].max()) for of in costs]
         if min(room) <= 0.0:
             return None
         worth = np.zeros((len(costs), LEVELS + 1))
@@ -140,7 +140,7 @@ class LayerChoice:
             seconds = float(times[mode, :count].sum() + times[0, count:].sum())
             # What is alive while a layer is recomputed counts once for each kind of layer, which is a little too much.
             used = float(saved[mode, :count].sum() + saved[0, count:].sum()) + state
-            used += float(costs.fixed_bytes[mode] - costs.fixed_bytes[0])
+            used += max(float((costs.needed_bytes[mode, kind] - costs.needed_bytes[0, kind]).max()), 0.0)
             level = int(np.ceil(used / room * LEVELS))
             if level <= LEVELS:
                 yield Option(number, mode, count, seconds + reduced / self.table.num_micro_batches, level)

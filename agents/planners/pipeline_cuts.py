@@ -16,10 +16,9 @@ import numpy.typing as npt
 
 from agents.planners.chunk_moves import moved, with_cuts
 from agents.planners.kernels.cuts import SAVED, RankLimits, SpanCosts, least_costs, least_partition
-from agents.planners.unit_profile import unit_costs
+from agents.planners.unit_profile import needs, states, unit_costs
 from automap.price.kernels.array_types import Rows
-from automap.price.kernels.memory import in_flight, standing_bytes, state_bytes, working_bytes
-from automap.price.lowered_plan import RECOMPUTE_MODES
+from automap.price.kernels.memory import in_flight, standing_bytes
 from automap.space.space import PlanSpace, Values
 
 Floats = npt.NDArray[np.float64]
@@ -157,12 +156,8 @@ class _Cuts:
         comm = costs["forward_comm_s"] + costs["backward_comm_s"] + costs["recompute_comm_s"]
         spent += comm @ self._space.evaluator.exposed
         settings = self._space.evaluator.settings(self._lowered.zero)
-        # Repeated blocks are alike, so that few numbers of parameters are distinct.
-        names = ("parameters", "zero_parameters", "frozen", "zero_frozen")
-        distinct, at = np.unique(np.stack([costs[name].ravel() for name in names]), axis=1, return_inverse=True)
-        state = np.array([sum(state_bytes(tuple(row[:2]), tuple(row[2:]), settings)) for row in distinct.T.tolist()])
         before = np.zeros((3, len(costs), self._space.num_units + 1))
-        np.cumsum([spent, state[at.reshape(costs.shape)], costs["saved_bytes"]], axis=2, out=before[:, :, 1:])
+        np.cumsum([spent, states(costs, settings), costs["saved_bytes"]], axis=2, out=before[:, :, 1:])
         return before
 
     def _fullest(self, costs: Rows, saved: Floats) -> Floats:
@@ -172,13 +167,7 @@ class _Cuts:
             costs: of all units, see `unit_costs`.
             saved: [modes, units + 1] bytes that all units before each one save.
         """
-        settings = self._space.evaluator.settings(self._lowered.zero)
-        columns = (costs[name].ravel() for name in ("workspace_bytes", "parameters", "frozen"))
-        distinct, at = np.unique(np.stack(list(columns)), axis=1, return_inverse=True)
-        each = [working_bytes(work, (whole, whole - frozen), settings) for work, whole, frozen in distinct.T.tolist()]
-        moment = saved[:, 1:] + np.array(each)[at.reshape(costs.shape)]
-        again = RECOMPUTE_MODES.index("full")
-        moment[again] += costs["live_bytes"][again]
+        moment = saved[:, 1:] + needs(costs, self._space.evaluator.settings(self._lowered.zero))
         found = [moment]
         for power in range(1, self._space.num_units.bit_length()):
             further = np.full_like(moment, -np.inf)

@@ -11,11 +11,10 @@ import itertools
 
 import numpy as np
 
-from agents.planners.unit_profile import UnitsInOrder
+from agents.planners.unit_profile import UnitsInOrder, needs, states
 from automap.arrays import Floats, Ints, Mask
 from automap.price.kernels.array_types import Record
 from automap.price.kernels.collectives import RAMP_UNIT_S
-from automap.price.kernels.memory import state_bytes
 from automap.price.kernels.records import ALL_REDUCE
 from automap.price.kernels.stage_records import Stage
 from automap.price.lowered_plan import RECOMPUTE_MODES
@@ -37,7 +36,7 @@ class SpanCosts:
             with the collectives that nothing hides.
         crossing_bytes: [units + 1] bytes that a rank sends where a stage begins before each unit.
         saved_bytes: [modes, units] bytes kept from the forward to the backward pass of a micro-batch.
-        fixed_bytes: [modes] bytes besides state and saved activations.
+        needed_bytes: [modes, units] bytes that the passes of a unit need besides state and saved activations.
         reduce_s: span -> seconds of the reduction of gradients that nothing hides.
         unit_reduce_s: [units] the same of each unit by itself.
         capacity: bytes that units may use on a device: without what the framework holds, and what nothing uses.
@@ -64,8 +63,7 @@ class SpanCosts:
         self.capacity = (float(layout.capacity) - settings.reserved_bytes) / (1.0 + settings.unused_share)
         self.saved_bytes: Floats = costs["saved_bytes"]
         self._saved = spans(self.saved_bytes)
-        live = np.where(np.array(RECOMPUTE_MODES) == "full", costs["live_bytes"].max(axis=1), 0.0)
-        self.fixed_bytes: Floats = 2.0 * costs["workspace_bytes"].max(axis=1) + live
+        self.needed_bytes: Floats = needs(costs, settings)
         self._costs, self._fastest = costs[0], dict[tuple[int, bool], tuple[Floats, Ints]]()
         elements = costs["scattered" if zero else "reduced"][0]
         self.reduce_s: Floats = np.zeros_like(self._saved[0])
@@ -79,15 +77,7 @@ class SpanCosts:
     @functools.cached_property
     def unit_state_bytes(self) -> Floats:
         """[units] bytes of parameters, gradients and optimizer state."""
-        # Repeated blocks are alike, so that few numbers of parameters are distinct.
-        names = ("parameters", "zero_parameters", "frozen", "zero_frozen")
-        known: dict[tuple[float, ...], float] = {}
-        found = []
-        for row in zip(*(self._costs[name].tolist() for name in names), strict=True):
-            if row not in known:
-                known[row] = sum(state_bytes(row[:2], row[2:], self._settings))
-            found.append(known[row])
-        return np.array(found)
+        return states(self._costs, self._settings)
 
     @functools.cached_property
     def state_bytes(self) -> Floats:
@@ -99,9 +89,17 @@ class SpanCosts:
         """[modes, units + 1, units + 1] seconds of the forward and the backward pass of a micro-batch."""
         return spans(self.forward_s + self.backward_s)
 
+    @functools.cached_property
+    def beyond_bytes(self) -> Floats:
+        """[modes, units + 1, units + 1] bytes in the fullest moment of a backward pass, over all that a micro-batch
+        saves: the passes of a unit need some, and what the units behind it have saved is free by then."""
+        before = _before(self.saved_bytes)
+        most = _most(before[:, 1:] + self.needed_bytes)
+        return np.where(np.isfinite(most), most - before[:, None, :], 0.0)
+
     def used_bytes(self, alive: int) -> Floats:
         """[modes, units + 1, units + 1] bytes of a device with so many micro-batches between their passes."""
-        found: Floats = self.state_bytes + alive * self._saved + self.fixed_bytes[:, None, None]
+        found: Floats = self.state_bytes + alive * self._saved + self.beyond_bytes
         return found
 
     def fastest(self, alive: int, *, partly: bool = False) -> tuple[Floats, Ints]:
@@ -134,23 +132,33 @@ class SpanCosts:
     def _has_room(self, alive: int) -> bool:
         """Whether the whole model fits without recomputation, which then is the fastest for all spans."""
         state, kept = float(self.unit_state_bytes.sum()), float(self.saved_bytes[0].sum())
-        return bool(self.space.modes[0]) and state + alive * kept + self.fixed_bytes[0] <= self.capacity
+        return bool(self.space.modes[0]) and state + alive * kept + self.beyond_bytes[0, 0, -1] <= self.capacity
 
     def _mixed(self, light: int, heavy: int, alive: Ints) -> tuple[Floats, Ints]:
         """Of each number of micro-batches and each span the seconds with as few units of the heavier of two recompute
         modes as fit, and their number."""
         ends = np.arange(self.space.num_units + 1)
-        fixed = max(self.fixed_bytes[light], self.fixed_bytes[heavy])
         frees, passes = self._frees(light, heavy), self.forward_s + self.backward_s
         freed = _before(np.where(frees, self.saved_bytes[light] - self.saved_bytes[heavy], 0.0))
         more = _before(np.where(frees, passes[heavy] - passes[light], 0.0))
-        # For each micro-batch.
-        missing = self._saved[light] + (self.state_bytes + fixed - self.capacity) / alive[:, None, None]
-        # The first unit that need not be heavier.
+        saved = _before(self.saved_bytes[light])
+        needed = np.where(frees, self.needed_bytes[heavy], self.needed_bytes[light])
+        heads, tails = _most(saved[1:] - freed[1:] + needed), self.beyond_bytes[light]
+
+        def fits(until: Ints) -> Mask:
+            kept = self._saved[light] - (freed[until] - freed[:, None])
+            beyond = np.maximum(heads[ends[:, None], until] + freed[until] - saved, tails[until, ends])
+            found: Mask = self.state_bytes + alive[:, None, None] * kept + beyond <= self.capacity
+            return found
+
+        # No more is needed at once than where all units have one of the modes, so that these units are enough.
+        most = np.maximum(np.where(np.isfinite(heads), heads + freed - saved, 0.0), tails)
+        missing = self._saved[light] + (self.state_bytes + most - self.capacity) / alive[:, None, None]
         until = np.searchsorted(freed, (freed[:, None] + missing).ravel()).reshape(missing.shape)
-        until = np.clip(until, ends[:, None], len(ends))
-        is_possible = np.isfinite(missing) & (until <= ends)
-        until = np.minimum(until, ends[-1])
+        until = np.clip(until, ends[:, None], np.maximum(ends, ends[:, None]))
+        is_possible = fits(until)
+        while (is_fewer := is_possible & (until > ends[:, None]) & fits(np.maximum(until - 1, 0))).any():
+            until -= is_fewer
         seconds = np.where(is_possible, self.pass_s[light] + more[until] - more[:, None], np.inf)
         return seconds, until - ends[:, None]
 
@@ -178,6 +186,16 @@ class SpanCosts:
 def _before(of_units: Floats) -> Floats:
     """[..., units + 1] sums over the units before each."""
     return np.concatenate([np.zeros((*of_units.shape[:-1], 1)), np.cumsum(of_units, axis=-1)], axis=-1)
+
+
+def _most(of_units: Floats) -> Floats:
+    """The most of the units from one to before another, [..., units + 1, units + 1]; -infinite where there is none."""
+    size = of_units.shape[-1] + 1
+    found = np.full((*of_units.shape[:-1], size, size), -np.inf)
+    begins, units = np.ogrid[:size, : size - 1]
+    found[..., 1:] = np.where(units >= begins, of_units[..., None, :], -np.inf)
+    most: Floats = np.maximum.accumulate(found, axis=-1)
+    return most
 
 
 def spans(of_units: Floats) -> Floats:

@@ -5,7 +5,7 @@ Units stand in the order of the model; a pipeline may be cut between any two of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +13,8 @@ import numpy as np
 from agents.planners.staged_plan import data_parallel
 from automap.arrays import Floats, Ints
 from automap.price.evaluator import Evaluator, by_type
-from automap.price.kernels.array_types import Rows
+from automap.price.kernels.array_types import Record, Rows
+from automap.price.kernels.memory import state_bytes, working_bytes
 from automap.price.kernels.stage_records import HARDWARE_DTYPE, Stage
 from automap.price.kernels.step_records import StageArrays
 from automap.price.lowered_plan import RECOMPUTE_MODES, Segment, UnitCall
@@ -76,6 +77,40 @@ def unit_costs(evaluator: Evaluator, segments: Sequence[Segment], stage: Stage) 
         stage: the stage.
     """
     return UnitsInOrder(evaluator, segments).costs(stage)
+
+
+def states(costs: Rows, settings: Record) -> Floats:
+    """Bytes of parameters, gradients and optimizer state of units, in the shape of their costs.
+
+    Args:
+        costs: rows of `UnitCostRow`.
+        settings: those of a stage of ZeRO, see `Evaluator.settings`.
+    """
+    names = ("parameters", "zero_parameters", "frozen", "zero_frozen")
+    return _of_distinct(costs, names, lambda row: sum(state_bytes(row[:2], row[2:], settings)))
+
+
+def needs(costs: Rows, settings: Record) -> Floats:
+    """[modes, units] bytes that the passes of each unit need besides what is saved.
+
+    They are those of `working_bytes`, and in a unit that runs again as a whole also what lives until its backward pass.
+
+    Args:
+        costs: [modes, units] rows of `UnitCostRow`.
+        settings: those of a stage of ZeRO, see `Evaluator.settings`.
+    """
+    names = ("workspace_bytes", "parameters", "frozen")
+    found = _of_distinct(costs, names, lambda row: working_bytes(row[0], (row[1], row[1] - row[2]), settings))
+    again = RECOMPUTE_MODES.index("full")
+    found[again] += costs["live_bytes"][again]
+    return found
+
+
+def _of_distinct(costs: Rows, names: Sequence[str], of: Callable[[tuple[float, ...]], float]) -> Floats:
+    """A function of some fields of costs. Repeated blocks are alike, so that few rows are distinct."""
+    distinct, at = np.unique(np.stack([costs[name].ravel() for name in names]), axis=1, return_inverse=True)
+    found: Floats = np.array([of(tuple(row)) for row in distinct.T.tolist()])[at.reshape(costs.shape)]
+    return found
 
 
 class UnitsInOrder:

@@ -80,8 +80,12 @@ def test_spans_recompute_as_few_units_as_fit():
                     kept = costs.saved_bytes[[light, heavy], first : first + count]
                     of_units = np.where(kept[1] < kept[0], heavy, light).tolist() + [light] * (last - first - count)
                     saved = sum(costs.saved_bytes[m, u] for m, u in zip(of_units, range(first, last), strict=True))
-                    fixed = max(costs.fixed_bytes[m] for m in of_units)
-                    if light <= heavy and costs.unit_state_bytes[some].sum() + alive * saved + fixed <= costs.capacity:
+                    until = np.cumsum(
+                        [costs.saved_bytes[m, u] for m, u in zip(of_units, range(first, last), strict=True)]
+                    )
+                    needed = [costs.needed_bytes[m, u] for m, u in zip(of_units, range(first, last), strict=True)]
+                    used = costs.unit_state_bytes[some].sum() + (alive - 1) * saved + max(until + needed)
+                    if light <= heavy and used <= costs.capacity:
                         tried.append(sum(passes[m, u] for m, u in zip(of_units, range(first, last), strict=True)))
             assert seconds[first, last] == pytest.approx(min(tried, default=np.inf))
             recomputed = costs.recomputed(int(numbers[first, last]), first, last)
