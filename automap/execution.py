@@ -22,6 +22,9 @@ from ir.operators.experts import PRODUCT as EXPERT_PRODUCT
 
 FULL, HALF = 4.0, 2.0
 """Bytes of an element in float32, and in bf16 or fp16."""
+PLACE = 8.0
+"""Bytes of the place of a maximum: PyTorch's max_pool2d saves its operand and int64 indices, one for each result
+(documentation of torch.nn.MaxPool2d, return_indices)."""
 WIDENING = 2.0
 """Time of converting to a wider number format over that of other operators on as many bytes (measured on an H200: 2.1
 of 4.2 TB/s, benchmarks/results/gpu_kernels-2026-11-27.txt)."""
@@ -72,6 +75,8 @@ class Execution:
     the tensors."""
     slower: Mapping[int, tuple[float, float]]
     """Operator -> times of its kernels, forward and backward, over those that its traffic says, where they differ."""
+    places: Mapping[int, float]
+    """Pooling of maxima -> bytes of their places, which are kept for the backward pass, over those of the result."""
     conversions: Mapping[int, tuple[float, float]]
     """Convolution -> bytes that converting its images to another layout moves, forward and backward, for an element of
     its input."""
@@ -90,6 +95,7 @@ def execution(problem: Problem) -> Execution:
         widths=MappingProxyType(widths),
         casts=MappingProxyType(casts),
         slower=MappingProxyType(_slower(problem, widths)),
+        places=MappingProxyType(_places(problem, widths)),
         conversions=MappingProxyType(converted(problem)),
     )
 
@@ -216,6 +222,14 @@ def _slower(problem: Problem, widths: Mapping[str, float]) -> dict[int, tuple[fl
             # The gradient of a product with a number is the other gradient times the number.
             found[index] = (1.0, 1.0 / op.traffic[1]) if op.traffic[1] > 1.0 else (1.0, 1.0)
     return found
+
+
+def _places(problem: Problem, widths: Mapping[str, float]) -> dict[int, float]:
+    """See `Execution.places`."""
+    pools = (
+        (index, op.outputs[0]) for index, op in enumerate(problem.graph.operators) if op.kind == "MaxPool" and op.saved
+    )
+    return {index: PLACE / widths.get(made, problem.activation_bytes) for index, made in pools}
 
 
 def host_of(graph: Graph, group: FusedGroup) -> int:

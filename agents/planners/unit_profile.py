@@ -93,7 +93,8 @@ def states(costs: Rows, settings: Record) -> Floats:
 def needs(costs: Rows, settings: Record) -> Floats:
     """[modes, units] bytes that the passes of each unit need besides what is saved.
 
-    They are those of `working_bytes`, and in a unit that runs again as a whole also what lives until its backward pass.
+    They are those of `working_bytes`, a result that only the unit behind counts as saved, and in a unit that runs again
+    as a whole what lives until its backward pass.
 
     Args:
         costs: [modes, units] rows of `UnitCostRow`.
@@ -101,6 +102,7 @@ def needs(costs: Rows, settings: Record) -> Floats:
     """
     names = ("workspace_bytes", "parameters", "frozen")
     found = _of_distinct(costs, names, lambda row: working_bytes(row[0], (row[1], row[1] - row[2]), settings))
+    found += costs["result_bytes"]
     again = RECOMPUTE_MODES.index("full")
     found[again] += costs["live_bytes"][again]
     return found

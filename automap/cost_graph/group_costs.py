@@ -16,13 +16,14 @@ from automap.cost_graph.factors import Conversion, Exchange, Factor, Saved
 from automap.cost_graph.kernels.group_costs import BACK, THERE, Around, GroupValues, bring_back, bring_there, vary
 from automap.cost_graph.routes import Copies, Route, Routes, Ways
 from automap.price.kernels.array_types import columns_of, numbers_of
-from automap.price.kernels.collectives import UNKNOWN
+from automap.price.kernels.collectives import SUMMED, UNKNOWN
 from automap.price.kernels.cost_records import UNIT_COST_DTYPE, UNIT_COST_WIDTH
 from automap.price.kernels.records import ATTENTION, INSIDE
 from automap.price.kernels.shard_unit import saved_share
 from automap.price.kernels.stage_records import Stage, Unit
 from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.space.space import PlanSpace, Values
+from ir.factors import BROADCAST
 
 NO_MEMBERS = np.empty(0, dtype=np.int64)
 NO_ASSIGNMENT = np.empty((1, 0), dtype=np.int64)
@@ -172,6 +173,28 @@ class GroupCosts:
             codes=(crossed.codes,),
             table=np.ascontiguousarray(self._of_ways(unit_type, crossed, self._modes).transpose(1, 0, 2)),
             columns=ALL_COLUMNS,
+        )
+        yield from self._held(unit_type, before, opens)
+
+    def _held(self, unit_type: int, before: int, opens: bool) -> Iterator[Saved]:
+        """What the unit before needs of what crosses, where this one keeps it in another placement."""
+        found, crossed = self.routes.held(unit_type), self.routes.crossed(before, opens=opens)
+        if found is None or self._saved_share(found[0]) != 1.0:
+            return
+        row, ways = found
+        arrives = np.where(crossed.placements == SUMMED, BROADCAST, crossed.placements)
+        came, wanted = arrives[:, None], ways.placements[None]
+        unlike = came != wanted
+        if self._stage.hardware.regathers > 0.0:
+            unlike &= ~((wanted == BROADCAST) & (came >= 0))
+        is_kept = unlike[:, :, ~alone(self._stage)].any(axis=2)
+        amount = self._bytes(int(self._tables.operands["tensor"][row]), arrives)[:, None] * is_kept
+        again = [float(self.space.evaluator.masks(unit_type)[mode].all()) for mode in RECOMPUTE_MODES]
+        yield Saved(
+            nodes=(self.routes.maker(before), int(self.routes.group_of[self._tables.operands["operator"][row]])),
+            codes=(crossed.codes, ways.codes),
+            table=amount[:, :, None, None] * (1.0 - np.array(again))[:, None],
+            columns=SAVED_COLUMNS[1:],
         )
 
     def _conversion(self, route: Route) -> Conversion:

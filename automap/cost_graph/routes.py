@@ -147,6 +147,20 @@ class Routes:
             self._copies[unit_type] = tuple(self._find_copies(unit_type))
         return self._copies[unit_type]
 
+    def held(self, unit_type: int) -> tuple[int, Ways] | None:
+        """The one operand of a unit that is saved of what crosses into it and the unit before needs too, and its
+        placements; None where there are several, or none."""
+        rows = [row for row in self._operand_rows(unit_type) if self._operands["is_held"][row]]
+        tensor = self._operands["tensor"][rows[0]] if rows else -1
+        found = [
+            row
+            for row in self._operand_rows(unit_type)
+            if self._operands["is_saved"][row] and self._tensors["root"][self._operands["tensor"][row]] == tensor
+        ]
+        if len(found) != 1 or self._operands["tensor"][found[0]] != tensor:
+            return None
+        return found[0], self._ways_of(found[0])
+
     def maker(self, before: int) -> int:
         """The node that makes the tensor that crosses out of a unit of a type."""
         return int(self.group_of[self._operands["operator"][self.space.evaluator.tables.boundary_out[before]]])

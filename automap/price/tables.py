@@ -16,6 +16,7 @@ from automap.arrays import Ints, Mask
 from automap.execution import execution, host_of
 from automap.fitted_curves import COLLECTIVES
 from automap.measured_blocks import block_rows
+from automap.price.crossing_results import leave_results_behind
 from automap.price.kernel_shapes import Classes, KernelShapes
 from automap.price.kernels.array_types import rows_of
 from automap.price.kernels.records import (
@@ -122,7 +123,7 @@ class _Builder:
             begin = len(self.operands)
             earlier: dict[str, int] = {}
             group = self._fused(unit, k)
-            kept = op.saved if group is None else group.saved
+            kept, places = op.saved if group is None else group.saved, self.execution.places.get(unit.start + k, 0.0)
             for slot, name in enumerate((*op.inputs, *op.outputs)):
                 if name not in local:
                     local[name] = self._add_tensor(self.graph.tensors[name], maker.get(name), first, linked.boundary_in)
@@ -138,12 +139,13 @@ class _Builder:
                 if group is not None:
                     is_moved = name not in group.internal and (unit.start + k, name) not in seen
                     seen.update((i, name) for i in group.members)
+                keeps_places = places > 0.0 and slot == len(op.inputs)
                 self.copies.append(self.shapes.fused_source(op) or begin)
                 self.operands.append(
                     OperandRow(
                         tensor=local[name],
-                        is_saved=int(name in kept and not self.graph.is_weight(name)),
-                        copy_share=self._copy_share(unit.start + k, group, name),
+                        is_saved=int(keeps_places or (name in kept and not self.graph.is_weight(name))),
+                        copy_share=places if keeps_places else self._copy_share(unit.start + k, group, name),
                         earlier=before,
                         operator=first + k,
                         is_moved=int(is_moved),
@@ -153,6 +155,8 @@ class _Builder:
                         sibling=-1,
                         is_scores=int(name in self.scores),
                         is_kept=0,
+                        is_kept_behind=0,
+                        is_held=0,
                     )
                 )
             self._add_operator(op, linked.signatures[k], begin, unit.start + k, range(unit.start, unit.stop), group)
@@ -410,22 +414,25 @@ def build_tables(problem: Problem, linkage: Linkage | None = None) -> Tables:
     builder = _Builder(problem, linkage)
     for unit_type in range(linkage.blocks.num_types):
         builder.add_type(unit_type)
+    spans, boundary_out = np.array(builder.spans, dtype=np.int64), np.array(builder.boundary_out, dtype=np.int64)
     blocks = block_rows(problem.graph, problem.hints, linkage, builder.spans)
+    arrays = Arrays(
+        operators=rows_of(builder.operators, OPERATOR_DTYPE),
+        kernels=rows_of(builder.kernels, KERNEL_DTYPE),
+        operands=rows_of(builder.operands, OPERAND_DTYPE),
+        tensors=rows_of(builder.tensors, TENSOR_DTYPE),
+        signatures=rows_of(builder.signatures, SIGNATURE_DTYPE),
+        placements=rows_of(builder.placements, PLACEMENT_DTYPE),
+        blocks=np.array([tuple(row) for row in blocks], dtype=MEASURED_BLOCK_DTYPE),
+    )
+    leave_results_behind(arrays, spans, boundary_out, linkage.blocks)
     return Tables(
         linkage=linkage,
         graph=problem.graph,
-        arrays=Arrays(
-            operators=rows_of(builder.operators, OPERATOR_DTYPE),
-            kernels=rows_of(builder.kernels, KERNEL_DTYPE),
-            operands=rows_of(builder.operands, OPERAND_DTYPE),
-            tensors=rows_of(builder.tensors, TENSOR_DTYPE),
-            signatures=rows_of(builder.signatures, SIGNATURE_DTYPE),
-            placements=rows_of(builder.placements, PLACEMENT_DTYPE),
-            blocks=np.array([tuple(row) for row in blocks], dtype=MEASURED_BLOCK_DTYPE),
-        ),
-        spans=np.array(builder.spans, dtype=np.int64),
+        arrays=arrays,
+        spans=spans,
         type_of=np.repeat(np.arange(linkage.blocks.num_types), np.diff(builder.spans)),
-        boundary_out=np.array(builder.boundary_out, dtype=np.int64),
+        boundary_out=boundary_out,
         core=np.array(builder.core, dtype=np.bool_),
         names=tuple(builder.names),
     )

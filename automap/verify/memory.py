@@ -10,7 +10,9 @@ the backward pass makes them those of that unit and of the units behind it.
 
 Parameters and optimizer state must be equal to those of the estimate. Activations, gradients and buffers together must
 be between two counts, which differ only in what the price simplifies:
-- it counts each unit by itself, so that a piece which two units need (a ReLU's result at a cut) counts twice;
+- it counts each unit by itself, so that a piece which two units need counts twice; a result that crosses to the next
+  unit, such as a ReLU's, counts there alone, also where that one does not need it and the other one is on another rank
+  or runs again;
 - it takes a carried tensor that enters a unit as split where the tensor beside it is split, else as whole; also one
   that comes from a unit which only hands it on, beside a branch that leads nowhere; where a trainer keeps this rank's
   part of what it gathers, it then takes the whole for kept;
@@ -128,7 +130,7 @@ class Recount:
         makes = not self.problem.trainer.keeps_gradients and self.plan.num_micro_batches == 1
         if makes:
             # All chunks go forwards before the first one goes backwards.
-            return Moment.fullest(self._moments(chunks, makes=True)[0])
+            return Moment.fullest([one for one, _ in self._moments(chunks, makes=True)[0]])
         moments = [self._moments([chunk], makes=False) for chunk in chunks]
         # The price counts whole bytes.
         kept = {
@@ -136,16 +138,17 @@ class Recount:
             for chunk, (_, saved) in zip(chunks, moments, strict=True)
         }
         peak = np.array([peaks([order], {number: saved[i] for number, saved in kept.items()})[0] for i in range(3)])
-        return Moment.fullest(
-            [
-                replace(one, activations=peak - saved + one.activations, gradients=np.full(3, gradient_bytes))
-                for some, saved in moments
-                for one in some
-            ]
-        )
+        found = []
+        for some, saved in moments:
+            for one, until in some:
+                # What units behind have saved is free by then: the more they have, the less is held.
+                held = peak - (saved - until)[::-1] + one.activations - until
+                found.append(replace(one, activations=held, gradients=np.full(3, gradient_bytes)))
+        return Moment.fullest(found)
 
-    def _moments(self, chunks: Sequence[Chunk], *, makes: bool) -> tuple[list[Moment], Floats]:
-        """What is held of one micro-batch while each unit of some chunks runs backwards, and what all of them save."""
+    def _moments(self, chunks: Sequence[Chunk], *, makes: bool) -> tuple[list[tuple[Moment, Floats]], Floats]:
+        """What is held of one micro-batch while each unit of some chunks runs backwards, with what it and those before
+        it save, and what all of them save."""
         units = [(chunk, unit) for chunk in chunks for unit in self._units(chunk)]
         saved, behind = Pieces(self._carried, self._viewed), Gradients(self._gradient_size(chunks[0]))
         found, made = [], []
@@ -157,10 +160,12 @@ class Recount:
             kept = self._unit_keeps(chunk, unit, own=True)
             # Of a carried tensor the price knows no part of this rank's own that a gathered copy could be kept as.
             read = {piece for piece in self._unit_keeps(chunk, unit, own=False) if piece.root in self._carried}
-            saved.add(kept, kept | read)
-            activations = saved.counts() + self._unit_saves(chunk, unit)
-            working = np.full(3, self._working(chunk, unit))
-            found.append(Moment(activations=activations, gradients=gradients, working=working))
+            saved.add(kept, kept | read | self._enters(chunk, unit))
+            activations, working = (
+                saved.counts() + self._unit_saves(chunk, unit),
+                np.full(3, self._working(chunk, unit)),
+            )
+            found.append((Moment(activations=activations, gradients=gradients, working=working), saved.counts()))
         return found, saved.counts()
 
     def _gradient_size(self, chunk: Chunk) -> Callable[[Held], float]:
@@ -218,6 +223,12 @@ class Recount:
                     pieces.add(self._at(chunk, name, self._made(chunk, name)))
         return pieces
 
+    def _enters(self, chunk: Chunk, unit: Sequence[int]) -> set[Piece]:
+        """The tensor that crosses into a unit, as it arrives."""
+        number = self.model.unit_of[unit[0]]
+        name = self.model.blocks.units[number - 1].boundary if number else None
+        return set() if name is None else {self._at(chunk, name, self._made(chunk, name))}
+
     def _unneeded_results(self, chunk: Chunk, unit: Sequence[int]) -> set[Piece]:
         """Results of operators that do not run again which no backward pass of the unit needs."""
         needed = {self._root(name) for index in unit for _, name in self._saved(index)}
@@ -248,7 +259,10 @@ class Recount:
         kernel = self.model.kernels.get(index)
         needed = op.saved if kernel is None else kernel.saved
         for slot, name in enumerate((*op.inputs, *op.outputs)):
-            if name in needed and not self.graph.is_weight(name):
+            is_result = slot == len(op.inputs)
+            if (is_result and index in self.model.execution.places) or (
+                name in needed and not self.graph.is_weight(name)
+            ):
                 yield slot, name
 
     def _root(self, name: str) -> str:
@@ -273,6 +287,9 @@ class Recount:
         copy = self._copy(index, name)
         share = self._share(op) if copy is None else copy.copy / copy.source
         of = "" if copy is None else self._reader(index)
+        if slot == len(op.inputs) and index in self.model.execution.places:
+            share, of = self.model.execution.places[index], f"places for {op.name}"
+            return self._at(chunk, name, self._wrote(chunk, index, 0), share, of)
         if slot >= len(op.inputs):
             return self._at(chunk, name, self._wrote(chunk, index, slot - len(op.inputs)), share)
         place = self._read(chunk, index, slot)

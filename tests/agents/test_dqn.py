@@ -183,7 +183,7 @@ def test_the_network_rates_alike_with_and_without_torch(s):
 
 @pytest.mark.slow
 def test_the_pretrained_network_proposes_plans_at_once(light_graph):
-    p = Problem.build(light_graph("vgg19"), parse_cluster("2x4xV100@25Gbit"), {"global_batch": 256})
+    p = Problem.build(light_graph("vgg19"), parse_cluster("2x8xV100-16GB@10Gbit"), {"global_batch": 512})
     found = search(p, Budget.parse(64), searcher="dqn", seed=0).plan
     assert found.search.searchers["dqn"] < found.search.baselines["expert"]
 

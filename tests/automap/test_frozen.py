@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from adapted_networks import LAYERS, RANK, SIZE, TOKENS, Encoded, Transformer, freeze
+from long_cases import long_but
 from torch.utils.flop_counter import FlopCounterMode
 
 from automap.bounds.partial_plans import BoundTable, PartialPlan
@@ -164,7 +165,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "cluster", "trainer", "fix"), CASES)
+@pytest.mark.parametrize(("name", "cluster", "trainer", "fix"), long_but(CASES[::2], CASES))
 def test_all_ways_of_pricing_agree_and_no_plan_beats_its_bounds(name, cluster, trainer, fix):
     graph, patterns = FROZEN[name]()
     problem = problem_of(graph, cluster, 16, {"fix": fix}, trainer=trainer, frozen=patterns)

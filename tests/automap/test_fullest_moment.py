@@ -1,5 +1,8 @@
 """The memory of the fullest moment of a step: against brute force, and against the tensors of steps of PyTorch."""
 
+import functools
+import gc
+
 import pytest
 import torch
 from hypothesis import given
@@ -77,28 +80,52 @@ class Model(nn.Module):
 
 def measured(again: bool, samples: int, count: int) -> int:
     """Bytes of the fullest moment of the second step, whose optimizer has its state."""
-    torch.manual_seed(0)
-    model = Model(again)
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)  # as on a GPU
     tokens = torch.randint(WORDS, (count, samples, LENGTH))
+    return measured_peak(lambda: Model(again), tokens, lambda scores, some: (scores.view(-1, WORDS), some.view(-1)))
+
+
+def measured_peak(make, batches, scored):
+    """Bytes of the fullest moment of the second step, with what is read and without what was in memory before.
+
+    Args:
+        make: makes the model.
+        batches: what it reads, one micro-batch after the other.
+        scored: scores and classes from what it makes and what it has read.
+    """
+    gc.collect()
+    with PeakMemory() as before:
+        pass
+    torch.manual_seed(0)
+    model = make()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)  # as on a GPU
     for _ in range(2):
         with PeakMemory() as memory:
-            for some in tokens:
-                scores = model(some)
-                functional.cross_entropy(scores.view(-1, WORDS), some.view(-1)).backward()
-                del scores
+            for some in batches:
+                made = model(some)
+                functional.cross_entropy(*scored(made, some)).backward()
+                del made
             optimizer.step()
         optimizer.zero_grad()
-    return memory.peak
+    return memory.peak - before.peak + batches.nbytes
+
+
+@functools.cache
+def exported():
+    """The file of the decoder."""
+    return export_onnx(lambda: (Model(again=False), torch.zeros(1, LENGTH, dtype=torch.int64)))
 
 
 def priced(again: bool, samples: int, count: int) -> float:
     """The same bytes as they are priced, without what libraries and the allocator hold."""
-    data = export_onnx(lambda: (Model(again=False), torch.zeros(1, LENGTH, dtype=torch.int64)))
+    return priced_peak(exported(), samples, count, recompute="full" if again else "none")
+
+
+def priced_peak(data, samples, count, *, recompute="none"):
+    """The same of a file."""
     training = {"global_batch": samples * count, "precision": "fp32", "trainer": "ddp"}
     problem = Problem.build(with_loss(load_model(data)), parse_cluster("1xcpu"), training)
     evaluator = Evaluator(problem)
-    strategy = Strategy(micro_batch=samples, recompute="full" if again else "none")
+    strategy = Strategy(micro_batch=samples, recompute=recompute)
     (memory,) = price(problem, to_plan(hand_made(evaluator, strategy), evaluator), evaluator).memory_bytes
     trainer = problem.trainer
     return (memory.total - trainer.reserved_GiB * 2**30) / (1.0 + trainer.unused_share)
@@ -108,3 +135,50 @@ def priced(again: bool, samples: int, count: int) -> float:
 @pytest.mark.parametrize(("samples", "count"), [(1, 1), (1, 2), (16, 1), (16, 2)])
 def test_the_memory_of_a_step_is_that_of_the_tensors_of_pytorch(again, samples, count):
     assert priced(again, samples, count) == pytest.approx(measured(again, samples, count), rel=0.03)
+
+
+class Bottleneck(nn.Module):
+    """A block of a ResNet: its last ReLU is the next block's operand, which both keep."""
+
+    def __init__(self, width: int, channels: int) -> None:
+        super().__init__()
+        sizes = ((channels, width, 1), (width, width, 3), (width, channels, 1))
+        self.convolutions = nn.ModuleList(nn.Conv2d(a, b, k, padding=k // 2, bias=False) for a, b, k in sizes)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(b) for _, b, _ in sizes)
+
+    def forward(self, x):
+        first, second, last = zip(self.convolutions, self.norms, strict=True)
+        y = x
+        for convolution, norm in (first, second):
+            y = torch.relu(norm(convolution(y)))
+        return torch.relu(last[1](last[0](y)) + x)
+
+
+def residual():
+    """Some blocks behind a stem."""
+    stem = [nn.Conv2d(3, 64, 3, 2, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+    return nn.Sequential(*stem, *(Bottleneck(16, 64) for _ in range(4)), *ending(64))
+
+
+def pyramid():
+    """Convolutions as in VGG, each with a ReLU, and pooling of maxima, whose places are kept."""
+    layers, channels = [], 3
+    for width in (16, 32, 64):
+        for made in (width, width):
+            layers += [nn.Conv2d(channels, made, 3, padding=1), nn.ReLU()]
+            channels = made
+        layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(*layers, *ending(64))
+
+
+def ending(channels):
+    """A classifier of what is left."""
+    return nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10)
+
+
+@pytest.mark.parametrize("make", [residual, pyramid])
+def test_the_memory_of_convolutions_is_that_of_the_tensors_of_pytorch(make):
+    images = torch.randn(1, 32, 3, 32, 32)
+    counted = measured_peak(make, images, lambda scores, some: (scores, torch.zeros(len(some), dtype=torch.int64)))
+    data = export_onnx(lambda: (make(), torch.zeros(1, 3, 32, 32)))
+    assert priced_peak(data, 32, 1) == pytest.approx(counted, rel=0.04)

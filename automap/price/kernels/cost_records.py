@@ -50,6 +50,9 @@ class UnitCostRow:
     """Bytes that the largest operator writes."""
     boundary_bytes: float
     """Bytes that a rank sends to the next stage if a chunk ends behind the unit."""
+    result_bytes: float
+    """Bytes that the backward pass needs of what crosses out of the unit, where the unit behind keeps it too: only the
+    saved bytes of that one have it."""
     forward_comm_s: PerCollective
     """Seconds of collectives in the forward pass, hidden or not."""
     backward_comm_s: PerCollective
@@ -242,6 +245,8 @@ class UnitInStepRow:
     """Bytes that the largest operator writes."""
     boundary_bytes: float
     """Bytes that a rank sends to the next stage if a chunk ends behind the unit."""
+    result_bytes: float
+    """Bytes that the backward pass needs of what crosses out of the unit, and only the unit behind counts as saved."""
     parameters: float
     """Parameters that a rank holds without ZeRO."""
     zero_parameters: float

@@ -126,7 +126,8 @@ def write_unit(cost, settings, unit):
     unit.forward_s, unit.backward_s, unit.input_s = spent_forward, spent_backward, spent_input
     unit.weight_s = cost.weight_s + cost.weight_host_s
     unit.saved_bytes, unit.live_bytes, unit.workspace_bytes = cost.saved_bytes, cost.live_bytes, cost.workspace_bytes
-    unit.boundary_bytes, unit.num_parameters = cost.boundary_bytes, cost.num_parameters
+    unit.boundary_bytes, unit.result_bytes = cost.boundary_bytes, cost.result_bytes
+    unit.num_parameters = cost.num_parameters
     unit.parameters, unit.zero_parameters = cost.parameters, cost.zero_parameters
     unit.frozen, unit.zero_frozen = cost.frozen, cost.zero_frozen
     for a in range(cost.reduced.shape[0]):
@@ -207,15 +208,19 @@ def add_unit(unit, zero, number, pipeline, stages, settings, workspace):
         total.crossing_bytes = max(total.crossing_bytes, unit.boundary_bytes)
         following.crossing_bytes = max(following.crossing_bytes, unit.boundary_bytes)
     workspace.saved[chunk] += times * unit.saved_bytes
-    live_bytes = unit.live_bytes if part.is_recomputed == 1 else 0.0
+    live_bytes = unit.result_bytes + (unit.live_bytes if part.is_recomputed == 1 else 0.0)
     of_unit = unit.parameters, unit.parameters - unit.frozen
     held = unit.saved_bytes, live_bytes, working_bytes(unit.workspace_bytes, of_unit, settings)
-    if makes_gradients(pipeline.order.num_micro_batches, settings):
+    makes = makes_gradients(pipeline.order.num_micro_batches, settings)
+    moment, gradient_bytes = workspace.moments[rank if makes else chunk], 0.0
+    if makes:
         frozen = unit.frozen, unit.zero_frozen
-        state = state_bytes((unit.parameters, unit.zero_parameters), frozen, settings)
-        add_to_moment(held, state[1], times, workspace.moments[rank])
-    else:
-        add_to_moment(held, 0.0, times, workspace.moments[chunk])
+        gradient_bytes = state_bytes((unit.parameters, unit.zero_parameters), frozen, settings)[1]
+    add_to_moment(held, gradient_bytes, times, moment)
+    if is_last and part.is_recomputed == 0:
+        # The unit behind is on another rank.
+        moment.saved += unit.result_bytes
+        workspace.saved[chunk] += unit.result_bytes
     total.parameters += times * unit.parameters
     total.zero_parameters += times * unit.zero_parameters
     total.frozen += times * unit.frozen

@@ -141,7 +141,8 @@ class OperandRow:
     is_saved: int
     """Whether the backward pass of its operator needs it."""
     copy_share: float
-    """Bytes of the copy in another number format that its operator reads and saves, over its own; 0 = it reads none."""
+    """Bytes of the copy in another number format that its operator reads and saves, or of the places of maxima that it
+    saves, over its own; 0 = there is neither."""
     earlier: int
     """Row of the last operand before it that reads the same tensor in the unit, or -1."""
     operator: int
@@ -160,6 +161,10 @@ class OperandRow:
     """Whether it holds the scores of a loss, see `ir.loss.scores_of_losses`."""
     is_kept: int
     """Whether some backward pass of the unit needs its memory."""
+    is_kept_behind: int
+    """Whether a backward pass of the unit needs its memory, which counts in the cost of the unit behind."""
+    is_held: int
+    """Whether it reads what crosses into the unit and a backward pass of the unit before needs."""
 
 
 @dataclass(kw_only=True, slots=True)

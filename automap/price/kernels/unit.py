@@ -144,6 +144,46 @@ def _save(tables, unit, incoming, recomputed, whole, stage, workspace, cost):
                     cost.saved_bytes += workspace.held[row]
 
 
+@borrowing(float64(TABLES, UNIT, int64[::1], STAGE, UNIT_WORKSPACE), inner=True)
+def _held_bytes(tables, unit, incoming, stage, workspace):
+    """Bytes of what crosses into a unit that the backward pass of the unit before needs, unless they are among those
+    that the unit saves for its own; 0 while placements are undecided."""
+    start, kept_as = tables.operators[unit.first].first_operand, workspace.scratch[1]
+    for held in workspace.entering[start : start + workspace.num_entering[unit.first]]:
+        if tables.operands[held].is_held == 0:
+            continue
+        number, arrives = tables.operands[held].tensor, workspace.scratch[0]
+        tensor = tables.tensors[number]
+        _arrive(tensor, incoming, arrives)
+        for a in range(arrives.shape[0]):
+            if arrives[a] == UNKNOWN and stage.axes[a] > 1.0:
+                return 0.0
+        amount = local_bytes(tensor, arrives, stage)
+        for row in workspace.saved[start : start + workspace.num_saved[unit.first]]:
+            operand = tables.operands[row]
+            if operand.is_saved == 0 or tables.tensors[operand.tensor].root != number:
+                continue
+            if workspace.undecided[operand.operator]:
+                return 0.0
+            if (
+                saved_share(operand, tables.kernels[operand.operator], stage.hardware) != 1.0
+                or operand.copy_share > 0.0
+            ):
+                continue
+            # A view of as many bytes is taken for the same memory, see `note`.
+            is_same = operand.tensor != number and workspace.held[row] == amount
+            if operand.tensor == number:
+                is_same = True
+                own_part(arrives, workspace.placement[row], kept_as)
+                for a in range(arrives.shape[0]):
+                    kept = kept_as[a] if stage.hardware.regathers > 0.0 else workspace.placement[row, a]
+                    is_same = is_same and (kept == arrives[a] or stage.axes[a] <= 1.0)
+            if is_same:
+                return 0.0
+        return amount
+    return 0.0
+
+
 @borrowing(boolean(TABLES, UNIT, boolean[::1], int64[::1], int64, STAGE, UNIT_WORKSPACE, UNIT_COST[::1]))
 def unit_cost(tables, unit, recomputed, incoming, crossing, stage, workspace, out):
     """Cost of the operators of one unit for one micro-batch on one rank.
@@ -182,6 +222,9 @@ def unit_cost(tables, unit, recomputed, incoming, crossing, stage, workspace, ou
             if hardware.scatters_sends > 0.0 and workspace.placement[crossing, a] == BROADCAST:
                 sent /= axes[a]
         cost.boundary_bytes += sent
+        keeper = tables.tensors[tables.tensors[operands[crossing].tensor].root].producer
+        if operands[crossing].is_kept_behind == 1 and (whole or keeper < first or not recomputed[keeper - first]):
+            cost.result_bytes = workspace.held[crossing]
     cost.saved_bytes = cost.live_bytes
     if num_again > 0 or hardware.regathers > 0.0:
         for op in range(first, last):
@@ -192,6 +235,8 @@ def unit_cost(tables, unit, recomputed, incoming, crossing, stage, workspace, ou
                 if workspace.moves[operands.shape[0] + op]:
                     repeat(workspace.resharded[operands.shape[0] + op], cost)
         _save(tables, unit, incoming, recomputed, whole, stage, workspace, cost)
+    if not whole:
+        cost.saved_bytes += _held_bytes(tables, unit, incoming, stage, workspace)
     # A ring hides under the attention that it feeds, as far as that lasts.
     cost.forward_comm_s[ALL_GATHER] += max(0.0, cost.forward_ring_s - cost.forward_attended_s)
     cost.backward_comm_s[REDUCE_SCATTER] += max(0.0, cost.backward_ring_s - cost.backward_attended_s)
