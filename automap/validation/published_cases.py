@@ -41,7 +41,10 @@ RELEASES = {"torchtitan": {"2024": "torchtitan-2024", "2025": "torchtitan-2025",
 """Software -> the trainers of its published runs where today's release differs, by the year in the source of a run; of
 a source without one that of most runs."""
 LATENT = ("deepseek-v2", "deepseek-v3", "kimi-k2")
-"""Models with multi-head latent attention (their papers); its products depend on more than a head's size."""
+"""Models with multi-head latent attention (their papers)."""
+LATENT_SIZES = {"head_dim": 128, "kv_rank": 512, "q_rank": 1536, "rope_dim": 64}
+"""Its sizes, for sources that do not state them: those of DeepSeek-V2 and V3 (defaults of their configurations in
+transformers), with which Kimi-K2 has the published number of parameters too (tested)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,8 +198,6 @@ def _spec(run: Run, sequence_parallel: bool) -> str:
         if not isinstance(value, int):
             raise Unpriced(f"model.{key} is not stated")
         keys[key] = value
-    if name.startswith(LATENT) and not model.get("head_dim"):
-        raise Unpriced("multi-head latent attention whose head sizes are not stated")
     unit = (run.strategy.get("tp") or 1) * (PADDED_VOCABULARY if run.stack.startswith("megatron") else 1)
     keys["vocab_size"] = -(-keys["vocab_size"] // unit) * unit
     family = "gpt"
@@ -206,7 +207,10 @@ def _spec(run: Run, sequence_parallel: bool) -> str:
         family = "llama"
         keys["kv_heads"] = model.get("kv_heads") or model["heads"]
         keys["mlp_matrices"] = 3 if model.get("gated_mlp") else 2
-    if model.get("head_dim") not in (None, model["hidden"] // model["heads"]):
+    if name.startswith(LATENT):
+        family = "llama"
+        keys |= LATENT_SIZES
+    elif model.get("head_dim") not in (None, model["hidden"] // model["heads"]):
         if family != "llama":
             raise Unpriced("heads of another size than hidden / heads")
         keys["head_dim"] = model["head_dim"]

@@ -24,20 +24,85 @@ FAMILIES: Mapping[str, type[Model]] = {
     "gpt": Gpt, "llama": Llama, "moe": Moe, "bert": Bert, "vit": Vit, "t5": T5, "resnet": ResNet, "vgg": Vgg,
 }  # fmt: skip
 
-# Sources: the configurations published with the models (Hugging Face `config.json`, torchvision, timm).
+# Sources: the configurations published with the models (Hugging Face `config.json`, torchvision, timm; GPT-3, arXiv
+# 2005.14165; Nemotron-4, arXiv 2402.16819). Routers of all mixtures are priced as a softmax, and no model predicts
+# several tokens at once.
 NAMED: Mapping[str, Model] = {
     "gpt2": Gpt(layers=12, hidden=768, heads=12, positions=1024),
     "gpt2-medium": Gpt(layers=24, hidden=1024, heads=16, positions=1024),
     "gpt2-large": Gpt(layers=36, hidden=1280, heads=20, positions=1024),
     "gpt2-xl": Gpt(layers=48, hidden=1600, heads=25, positions=1024),
+    "gpt3-175b": Gpt(layers=96, hidden=12288, heads=96, seq_len=2048),
     "llama-7b": Llama(layers=32, hidden=4096, heads=32),
     "llama-13b": Llama(layers=40, hidden=5120, heads=40),
     "llama-70b": Llama(layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672),
     "llama3-8b": Llama(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, seq_len=8192, vocab_size=128256),
     "llama3-70b": Llama(layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, seq_len=8192, vocab_size=128256),
+    "llama3-405b": Llama(layers=126, hidden=16384, heads=128, kv_heads=8, ffn=53248, seq_len=8192, vocab_size=128256),
+    "nemotron4-15b": Llama(layers=32, hidden=6144, heads=48, kv_heads=8, ffn=24576, mlp_matrices=2, vocab_size=256000),
+    "nemotron4-340b": Llama(
+        layers=96, hidden=18432, heads=96, kv_heads=8, ffn=73728, mlp_matrices=2, vocab_size=256000
+    ),
     "mistral-7b": Llama(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336),
     "mixtral-8x7b": Moe(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, experts=8),
     "mixtral-8x22b": Moe(layers=56, hidden=6144, heads=48, kv_heads=8, ffn=16384, experts=8),
+    "deepseek-v3": Moe(
+        layers=61,
+        hidden=7168,
+        heads=128,
+        head_dim=128,
+        kv_rank=512,
+        q_rank=1536,
+        ffn=18432,
+        dense_layers=3,
+        experts=256,
+        top_k=8,
+        moe_ffn=2048,
+        shared_ffn=2048,
+        vocab_size=129280,
+    ),
+    "kimi-k2": Moe(
+        layers=61,
+        hidden=7168,
+        heads=64,
+        head_dim=128,
+        kv_rank=512,
+        q_rank=1536,
+        ffn=18432,
+        dense_layers=1,
+        experts=384,
+        top_k=8,
+        moe_ffn=2048,
+        shared_ffn=2048,
+        vocab_size=163840,
+    ),
+    "grok-1": Moe(layers=64, hidden=6144, heads=48, kv_heads=8, ffn=32768, experts=8, seq_len=8192, vocab_size=131072),
+    "qwen3-30b-a3b": Moe(
+        layers=48,
+        hidden=2048,
+        heads=32,
+        kv_heads=4,
+        head_dim=128,
+        qk_norm=1,
+        ffn=6144,
+        experts=128,
+        top_k=8,
+        moe_ffn=768,
+        vocab_size=151936,
+    ),
+    "qwen3-235b-a22b": Moe(
+        layers=94,
+        hidden=4096,
+        heads=64,
+        kv_heads=4,
+        head_dim=128,
+        qk_norm=1,
+        ffn=12288,
+        experts=128,
+        top_k=8,
+        moe_ffn=1536,
+        vocab_size=151936,
+    ),
     "bert-base": Bert(layers=12, hidden=768, heads=12, positions=512),
     "bert-large": Bert(layers=24, hidden=1024, heads=16, positions=512),
     "vit-b": Vit(layers=12, hidden=768, heads=12),
@@ -58,6 +123,7 @@ NAMED: Mapping[str, Model] = {
 SPELLINGS: Mapping[str, str] = {
     "vit-base": "vit-b", "vit-large": "vit-l", "vit-huge": "vit-h", "resnet-50": "resnet50",
     "resnet-101": "resnet101", "resnet-152": "resnet152", "vgg-16": "vgg16", "vgg-19": "vgg19",
+    "llama3.1-8b": "llama3-8b", "llama3.1-70b": "llama3-70b", "llama3.1-405b": "llama3-405b",
 }  # fmt: skip
 """The same models as papers spell them; the names above are those of the published code."""
 
@@ -161,8 +227,9 @@ def _check(model: Model) -> None:
         if values.get(part) and values[whole] % values[part]:
             repair = f"Make {whole} a multiple of {part}."
             raise refuse(f"{part} does not divide {whole}", f"{whole}={values[whole]},{part}={values[part]}", repair)
-    if isinstance(model, Llama) and (model.head_dim or model.hidden // model.heads) % 2:
+    if isinstance(model, Llama) and model.rotated % 2:
         value = f"head_dim={model.head_dim}" if model.head_dim else f"hidden={model.hidden},heads={model.heads}"
+        value = f"rope_dim={model.rope_dim}" if model.kv_rank else value
         raise refuse("rotary positions need heads of an even size", value, "Choose another number of heads.")
     if isinstance(model, Moe) and model.top_k > model.experts:
         value = f"experts={model.experts},top_k={model.top_k}"

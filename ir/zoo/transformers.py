@@ -73,15 +73,26 @@ class Gpt(_Stack):
 
 @dataclass(frozen=True, kw_only=True)
 class Llama:
-    """Decoder with rotary positions, RMS norms, a gated MLP and grouped queries."""
+    """Decoder with rotary positions, RMS norms, a gated MLP, and grouped queries or multi-head latent attention."""
 
     layers: int
     hidden: int
     heads: int
     kv_heads: int = 0
-    """Heads of keys and values; 0 = as many as `heads`."""
+    """Heads of keys and values; 0 = as many as `heads`. With `kv_rank` all heads have their own."""
     head_dim: int = 0
-    """Size of a head; 0 = `hidden` over `heads`."""
+    """Size of a head; 0 = `hidden` over `heads`. With `kv_rank` that of the part without positions."""
+    kv_rank: int = 0
+    """Size of the latent that keys and values are made of (multi-head latent attention, DeepSeek-V2, arXiv 2405.04434);
+    0 = ordinary attention."""
+    q_rank: int = 0
+    """Size of the latent that queries are made of; 0 = they are made of the layer's input."""
+    rope_dim: int = 64
+    """Size of the part of queries and keys with rotary positions, beside a latent; all heads share that of the keys."""
+    qk_norm: int = 0
+    """1 = an RMS norm of each head of queries and keys (Qwen 3, arXiv 2505.09388); 0 = none."""
+    value_dim: int = 0
+    """Size of a head of the values beside a latent; 0 = `head_dim`."""
     ffn: int = 0
     """Width of the gated MLP; 0 = 8/3 of `hidden`, rounded up to a multiple of 256."""
     mlp_matrices: int = 3
@@ -106,20 +117,58 @@ class Llama:
         return stretch(net.finish(logits, loss=loss), "layers", built - 1, self.layers)
 
     @property
+    def rotated(self) -> int:
+        """Size of the part of a head that rotary positions turn."""
+        return self.rope_dim if self.kv_rank else self.head_dim or self.hidden // self.heads
+
+    @property
     def _unlike(self) -> int:
         """Leading layers that have an MLP of another kind."""
         return 0
 
     def _attention(self, net: Net, x: str, scope: str, mask: str) -> str:
+        if self.kv_rank:
+            return self._latent_attention(net, x, scope, mask)
         size, kv_heads = self.head_dim or self.hidden // self.heads, self.kv_heads or self.heads
-        tables = [net.buffer(f"rotary_emb.{name}", 1, self.seq_len, size // 2) for name in ("cos", "sin")]
+        tables = self._rotary_tables(net)
         q = net.heads(net.linear(x, f"{scope}.q_proj", self.heads * size, bias=False), scope, self.heads)
         k = net.heads(net.linear(x, f"{scope}.k_proj", kv_heads * size, bias=False), scope, kv_heads)
         v = net.heads(net.linear(x, f"{scope}.v_proj", kv_heads * size, bias=False), scope, kv_heads)
+        if self.qk_norm:
+            q, k = (net.rms_norm(t, f"{scope}.{name}") for t, name in ((q, "q_norm"), (k, "k_norm")))
         q, k = (net.op("RotaryEmbedding", [t, *tables], scope) for t in (q, k))
         k, v = (self._repeated(net, t, scope, kv_heads) for t in (k, v))
         k = net.op("Transpose", [k], scope, perm=(0, 1, 3, 2))
         return net.linear(net.attend(q, k, v, scope, mask=mask), f"{scope}.o_proj", self.hidden, bias=False)
+
+    def _latent_attention(self, net: Net, x: str, scope: str, mask: str) -> str:
+        """Keys and values from a small latent; the part of the keys with positions is one for all heads."""
+        size, tables = self.head_dim or self.hidden // self.heads, self._rotary_tables(net)
+        of_values = self.value_dim or size
+        y, name = x, "q_proj"
+        if self.q_rank:
+            y, name = net.linear(x, f"{scope}.q_a_proj", self.q_rank, bias=False), "q_b_proj"
+            y = net.rms_norm(y, f"{scope}.q_a_layernorm")
+        q = net.linear(y, f"{scope}.{name}", self.heads * (size + self.rope_dim), bias=False)
+        q, turned = self._parts(net, net.heads(q, scope, self.heads), scope, (size, self.rope_dim))
+        q = net.op("Concat", [q, net.op("RotaryEmbedding", [turned, *tables], scope)], scope, axis=-1)
+        y = net.linear(x, f"{scope}.kv_a_proj_with_mqa", self.kv_rank + self.rope_dim, bias=False)
+        latent, turned = self._parts(net, y, scope, (self.kv_rank, self.rope_dim))
+        y = net.rms_norm(latent, f"{scope}.kv_a_layernorm")
+        y = net.linear(y, f"{scope}.kv_b_proj", self.heads * (size + of_values), bias=False)
+        k, v = self._parts(net, net.heads(y, scope, self.heads), scope, (size, of_values))
+        turned = net.op("RotaryEmbedding", [net.heads(turned, scope, 1), *tables], scope)
+        turned = net.op("Expand", [turned], scope, shape=(1, self.heads, self.seq_len, self.rope_dim))
+        k = net.op("Transpose", [net.op("Concat", [k, turned], scope, axis=-1)], scope, perm=(0, 1, 3, 2))
+        return net.linear(net.attend(q, k, v, scope, mask=mask), f"{scope}.o_proj", self.hidden, bias=False)
+
+    def _rotary_tables(self, net: Net) -> list[str]:
+        """Cosines and sines of the angles of all positions."""
+        return [net.buffer(f"rotary_emb.{name}", 1, self.seq_len, self.rotated // 2) for name in ("cos", "sin")]
+
+    def _parts(self, net: Net, x: str, scope: str, sizes: tuple[int, int]) -> tuple[str, ...]:
+        """The two parts of the last dim."""
+        return net.ops("Split", [x], scope, 2, axis=-1, split=sizes)
 
     def _repeated(self, net: Net, x: str, scope: str, kv_heads: int) -> str:
         """Each head of keys or values for all queries that share it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +15,7 @@ from long_cases import long_but
 from ir import zoo
 from ir.blocks import find_units
 from ir.errors import ModelError
+from ir.groups import fused_groups
 from ir.loss import has_loss, with_loss
 from ir.operators.experts import BALANCED_LOAD
 from ir.serialize import graph_from_bytes, graph_to_bytes
@@ -22,20 +24,29 @@ from ir.zoo import convolutions, transformers
 GPT3 = "gpt:layers=96,hidden=12288,heads=96,seq_len=2048,vocab_size=51200"
 
 # Published with the models, or counted by their authors' code: Hugging Face, torchvision, timm; GPT-2 with tied head,
-# BERT as BertForMaskedLM, Llama 2, T5 1.0.
+# BERT as BertForMaskedLM, Llama 2, T5 1.0. Those of `ROUNDED` follow from the published sizes.
 PARAMETERS = {
     "gpt2": 124_439_808,
     "gpt2-medium": 354_823_168,
     "gpt2-large": 774_030_080,
     "gpt2-xl": 1_557_611_200,
+    "gpt3-175b": 174_604_259_328,
     "llama-7b": 6_738_415_616,
     "llama-13b": 13_015_864_320,
     "llama-70b": 68_976_648_192,
     "llama3-8b": 8_030_261_248,
     "llama3-70b": 70_553_706_496,
+    "llama3-405b": 405_853_388_800,
+    "nemotron4-15b": 15_628_376_064,
+    "nemotron4-340b": 341_025_638_400,
     "mistral-7b": 7_241_732_096,
     "mixtral-8x7b": 46_702_792_704,
     "mixtral-8x22b": 140_620_634_112,
+    "deepseek-v3": 671_026_404_352,
+    "kimi-k2": 1_026_408_209_408,
+    "grok-1": 316_489_340_928,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
     "bert-base": 109_514_298,
     "bert-large": 335_174_458,
     "vit-b": 86_567_656,
@@ -52,6 +63,14 @@ PARAMETERS = {
     "vgg16": 138_357_544,
     "vgg19": 143_667_240,
 }
+
+ROUNDED = {"gpt3-175b": 175e9, "nemotron4-15b": 15.6e9, "nemotron4-340b": 341e9, "kimi-k2": 1.04e12, "grok-1": 314e9}
+"""Numbers of parameters of models whose papers and cards round them; 2 % apart at most."""
+MIXTURES = ("mixtral", "deepseek", "kimi", "grok", "qwen3")
+LATENT = (
+    "moe:layers=4,hidden=64,heads=4,head_dim=16,kv_rank=32,q_rank=48,rope_dim=16,ffn=96,dense_layers=1,experts=4,"
+    "top_k=2,moe_ffn=32,shared_ffn=32,vocab_size=256,seq_len=32"
+)
 
 SMALL = {
     "gpt": "gpt:layers={},hidden=32,heads=4,seq_len=16,vocab_size=96",
@@ -81,8 +100,9 @@ def test_parameters(name: str) -> None:
     graph = zoo.build(name)
     assert graph.num_parameters == PARAMETERS[name]
     assert graph.name == name
-    assert graph.warnings == ((BALANCED_LOAD,) if name.startswith("mixtral") else ())
+    assert graph.warnings == ((BALANCED_LOAD,) if name.startswith(MIXTURES) else ())
     assert has_loss(graph)
+    assert graph.num_parameters == pytest.approx(ROUNDED.get(name, graph.num_parameters), rel=0.02)
 
 
 def test_gpt3() -> None:
@@ -409,6 +429,33 @@ def test_agrees_with_an_export(family: str, build: Callable[..., Any]) -> None:
     assert multiplied[0] == multiplied[1]
     here, there = find_units(graph), find_units(exported)
     assert here.num_blocks == there.num_blocks > 0
+    assert [unit.type for unit in here.units] == [unit.type for unit in there.units]
+
+
+@pytest.mark.slow
+def test_latent_attention_is_that_of_deepseek_v3(tmp_path: Path) -> None:
+    """Parameters, arithmetic and units are those of the model of transformers."""
+    from transformers import DeepseekV3Config
+
+    from automap.runtime.torch_export import export_onnx
+    from automap.runtime.transformers_models import from_config
+    from ir.onnx.load import load_model
+
+    config = DeepseekV3Config(
+        vocab_size=256, hidden_size=64, intermediate_size=96, moe_intermediate_size=32, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=4, n_shared_experts=1, n_routed_experts=4, kv_lora_rank=32,
+        q_lora_rank=48, qk_rope_head_dim=16, qk_nope_head_dim=16, v_head_dim=16, n_group=1, topk_group=1,
+        num_experts_per_tok=2, first_k_dense_replace=1, max_position_embeddings=64,
+    )  # fmt: skip
+    config.architectures = ["DeepseekV3ForCausalLM"]
+    config.save_pretrained(tmp_path)
+    exported = with_loss(load_model(export_onnx(from_config(f"{tmp_path}:seq_len=32"))))
+    graph = zoo.build(LATENT)
+    assert Counter(t.shape for t in graph.parameters) == Counter(t.shape for t in exported.parameters)
+    assert graph.forward_flops == exported.forward_flops
+    kinds = [Counter(group.kind for group in fused_groups(one))["attention"] for one in (graph, exported)]
+    assert kinds == [4, 4]
+    here, there = find_units(graph), find_units(exported)
     assert [unit.type for unit in here.units] == [unit.type for unit in there.units]
 
 
