@@ -188,10 +188,7 @@ def _spec(run: Run, sequence_parallel: bool) -> str:
     model = run.model
     name = str(model.get("name", "")).lower()
     if "vision" in model:
-        known = next((z for z in zoo.names() if name.replace("-", "").startswith(z)), None)
-        if known is None:
-            raise Unpriced(f"the zoo has no {model.get('name')}")
-        return known
+        return _network(str(model.get("name")), (model["vision"] or {}).get("image"))
     keys: dict[str, int] = {}
     for key in ("layers", "hidden", "heads", "ffn", "seq_len", "vocab_size"):
         value = model.get(key) or (VOCABULARY if key == "vocab_size" else None)
@@ -232,6 +229,20 @@ def _spec(run: Run, sequence_parallel: bool) -> str:
         }
         keys |= {key: value for key, value in optional.items() if value}
     return f"{family}:" + ",".join(f"{k}={v}" for k, v in keys.items())
+
+
+def _network(name: str, image_size: object) -> str:
+    """The specification of a network for images: the longest name in the zoo with which its own begins; ResNeXts say
+    their groups, as in 32x4d."""
+    wanted = re.sub(r"[^a-z0-9]", "", name.lower())
+    known = max((z for z in zoo.names() if wanted.startswith(z.replace("-", ""))), key=len, default=None)
+    if known is None:
+        raise Unpriced(f"the zoo has no {name}")
+    keys = {"image_size": image_size} if isinstance(image_size, int) else {}
+    groups = re.search(r"(\d+)x(\d+)d", name.lower())
+    if groups:
+        keys |= {"groups": int(groups[1]), "group_width": int(groups[2])}
+    return ":".join([known, ",".join(f"{key}={value}" for key, value in keys.items())]).removesuffix(":")
 
 
 _RATE = re.compile(r"(?:(\d+)\s*x\s*)?(\d+)\s*Gb(?:ps|/s|it/s)", re.IGNORECASE)

@@ -116,6 +116,10 @@ NAMED: Mapping[str, Model] = {
     "resnet50": ResNet(blocks=(3, 4, 6, 3)),
     "resnet101": ResNet(blocks=(3, 4, 23, 3)),
     "resnet152": ResNet(blocks=(3, 8, 36, 3)),
+    "resnext50": ResNet(blocks=(3, 4, 6, 3), groups=32, group_width=4),
+    "resnext101": ResNet(blocks=(3, 4, 23, 3), groups=32, group_width=8),
+    "wide-resnet50": ResNet(blocks=(3, 4, 6, 3), group_width=128),
+    "wide-resnet101": ResNet(blocks=(3, 4, 23, 3), group_width=128),
     "vgg16": Vgg(convolutions=(2, 2, 3, 3, 3)),
     "vgg19": Vgg(convolutions=(2, 2, 4, 4, 4)),
 }

@@ -22,6 +22,11 @@ class ResNet:
     """Number of blocks of each stage; each stage but the first halves the image."""
     width: int = 64
     """Channels of the stem, doubled from stage to stage."""
+    groups: int = 1
+    """Groups of the convolutions with windows (ResNeXt, arXiv 1611.05431)."""
+    group_width: int = 0
+    """Channels of a group in the first stage, doubled like `width` (wide ResNets, arXiv 1605.07146, have twice those of
+    a ResNet); 0 = `width`."""
     image_size: int = 224
     num_classes: int = 1000
 
@@ -42,10 +47,11 @@ class ResNet:
         return graph
 
     def _block(self, net: Net, x: str, scope: str, width: int, stride: int) -> str:
-        y = net.batch_norm(net.conv(x, f"{scope}.conv1", width, 1, bias=False), f"{scope}.bn1")
+        inner = width // self.width * (self.group_width or self.width) * self.groups
+        y = net.batch_norm(net.conv(x, f"{scope}.conv1", inner, 1, bias=False), f"{scope}.bn1")
         y = net.op("Relu", [y], scope)
-        y = net.batch_norm(net.conv(y, f"{scope}.conv2", width, 3, stride=stride, pad=1, bias=False), f"{scope}.bn2")
-        y = net.op("Relu", [y], scope)
+        y = net.conv(y, f"{scope}.conv2", inner, 3, stride=stride, pad=1, groups=self.groups, bias=False)
+        y = net.op("Relu", [net.batch_norm(y, f"{scope}.bn2")], scope)
         y = net.batch_norm(net.conv(y, f"{scope}.conv3", EXPANSION * width, 1, bias=False), f"{scope}.bn3")
         if stride != 1 or net.shape(x)[1] != EXPANSION * width:
             down = f"{scope}.downsample"

@@ -172,13 +172,15 @@ class Net:
         y = self.attend(q, k, v, scope, mask=mask, dropout_percent=dropout_percent)
         return self.linear(y, f"{scope}.{names[1]}", width)
 
-    def conv(self, x: str, scope: str, out: int, kernel: int, *, stride: int = 1, pad: int = 0, bias: bool) -> str:
+    def conv(
+        self, x: str, scope: str, out: int, kernel: int, *, stride: int = 1, pad: int = 0, groups: int = 1, bias: bool
+    ) -> str:
         """`torch.nn.Conv2d`."""
-        operands = [x, self.parameter(f"{scope}.weight", out, self.shape(x)[1], kernel, kernel)]
+        operands = [x, self.parameter(f"{scope}.weight", out, self.shape(x)[1] // groups, kernel, kernel)]
         if bias:
             operands.append(self.parameter(f"{scope}.bias", out))
         square = {"kernel_shape": (kernel,) * 2, "strides": (stride,) * 2, "dilations": (1, 1), "pads": (pad,) * 4}
-        return self.op("Conv", operands, scope, group=1, **square)
+        return self.op("Conv", operands, scope, group=groups, **square)
 
     def batch_norm(self, x: str, scope: str) -> str:
         """`torch.nn.BatchNorm2d`."""

@@ -160,16 +160,32 @@ def test_better_parts_are_never_slower(strategy: dict[str, Any], per_node: int) 
         assert after <= before, name
 
 
-def test_latent_attention_needs_its_head_size() -> None:
-    run = Run(
-        id="r0", group="made-up", stack="megatron-core", iteration_s=1.0, peak_memory_bytes=None,
-        model={**MODEL, "name": "DeepSeek-V3", "head_dim": None, "moe": MOE},
-        cluster={"gpu": "H100-SXM", "num_gpus": 8, "gpus_per_node": 8},
-        strategy={"dp": 8, "tp": 1, "pp": 1, "micro_batch": 1, "global_batch": 32, "precision": "bf16"},
-    )  # fmt: skip
-    with pytest.raises(Unpriced, match="latent attention"):
-        case_of(run)
-    stated = replace(run, model={**run.model, "head_dim": HEAD, "moe": {**MOE, "dense_layers": 1, "shared": 1}})
-    graph = case_of(stated).problem.graph
+def test_latent_attention_has_the_sizes_that_were_published_with_it() -> None:
+    moe = {**MOE, "dense_layers": 1, "shared": 1}
+    graph = case(moe=moe, model={"name": "DeepSeek-V3", "head_dim": None, "kv_heads": 8}).problem.graph
+    assert graph.tensors["layers.0.self_attn.kv_b_proj.weight"].shape == (8 * (128 + 128), 512)
+    assert graph.tensors["layers.0.self_attn.q_b_proj.weight"].shape == (8 * (128 + 64), 1536)
     assert {op.scope.split(".mlp")[0] for op in graph if "experts" in op.name} == {"layers.1"}
     assert any("shared_expert" in op.name for op in graph)
+
+
+@pytest.mark.parametrize(
+    ("name", "image", "parameters"),
+    [
+        ("ResNet-50-v1.5", 224, 25_557_032),
+        ("ResNet-152", None, 60_192_808),
+        ("ResNeXt101-32x4d", 224, 44_177_704),
+        ("Wide-ResNet-50-2", 320, 68_883_240),
+        ("ViT-L/16", 224, 304_326_632),
+    ],
+)
+def test_networks_are_known_by_the_names_of_papers(name: str, image: int | None, parameters: int) -> None:
+    model = {"name": name, "vision": {"image": image}}
+    graph = case(stack="deeplearningexamples", model=model, zero_stage=0).problem.graph
+    assert graph.num_parameters == parameters
+    assert graph.tensors["image"].shape[2:] == (image or 224,) * 2
+
+
+def test_a_network_that_the_zoo_has_not_is_named() -> None:
+    with pytest.raises(Unpriced, match="the zoo has no AmoebaNet"):
+        case(model={"name": "AmoebaNet-D(18,256)", "vision": {}})
