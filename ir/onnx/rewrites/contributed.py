@@ -7,7 +7,7 @@ scales are left out: they cost nothing beside the products.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import Any
 
 from ir.errors import refuse
@@ -21,8 +21,10 @@ ATTENTION_VERSION = 23
 class _Written:
     """The standard nodes that stand for one fused node."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, products: Set[str]) -> None:
         self.node = node
+        self.products = products
+        """Names of the results of products of matrices in the file."""
         self.nodes: list[Node] = []
 
     def given(self, index: int) -> str:
@@ -46,6 +48,10 @@ class _Written:
     def integer(self, value: int) -> str:
         """Appends a constant."""
         return self.add("Constant", (), value_int=value)
+
+    def own(self, *names: str) -> dict[str, Any]:
+        """Those of these attributes that the fused node has."""
+        return {name: self.node.attributes[name] for name in names if name in self.node.attributes}
 
     def sum(self, *names: str) -> str:
         """The sum of the operands that are there."""
@@ -128,6 +134,30 @@ def _embedding(to: _Written) -> None:
     to.add("LayerNormalization", [total, to.given(5), to.given(6)], outputs[0], axis=-1)
 
 
+def _skip_norm(kind: str, bias: int) -> Callable[[_Written], None]:
+    """A sum of two operands with a bias (operand `bias`), which is the fourth result too, and a norm of the sum."""
+
+    def write(to: _Written) -> None:
+        # A bias belongs to the product that it was added to, in front of the residual stream.
+        first, second = sorted((to.given(0), to.given(1)), key=lambda name: name not in to.products)
+        outputs = [*to.node.outputs, "", "", ""][:4]
+        biased = to.sum(first, to.given(bias))
+        total = to.add("Add", [biased, second], outputs[3])
+        scales = [name for name in to.node.inputs[2 : min(bias, 4)] if name]
+        to.many(kind, [total, *scales], [n for n in outputs[:3] if n], axis=-1, **to.own("epsilon"))
+
+    return write
+
+
+def _gelu(approximate: str) -> Callable[[_Written], None]:
+    """An operand, a bias that may be there, and GELU of their sum."""
+
+    def write(to: _Written) -> None:
+        to.add("Gelu", [to.sum(to.given(0), to.given(1))], to.node.outputs[0], approximate=approximate)
+
+    return write
+
+
 def _product(to: _Written) -> None:
     """A product of operands that may be transposed, and whose dims of the batch may be between the two others."""
     a, b = ("km" if to.attribute("transA") else "mk"), ("nk" if to.attribute("transB") else "kn")
@@ -155,6 +185,9 @@ STANDARD: dict[str, Callable[[_Written], None]] = {
     "Attention": _attention, "MultiHeadAttention": _multi_head, "GroupQueryAttention": _grouped,
     "RotaryEmbedding": _rotary, "EmbedLayerNormalization": _embedding, "FusedMatMul": _product,
     "FusedConv": _activated("Conv", 3), "FusedGemm": _activated("Gemm", 3),
+    "SkipLayerNormalization": _skip_norm("LayerNormalization", 4),
+    "SkipSimplifiedLayerNormalization": _skip_norm("RMSNormalization", 3),
+    "Gelu": _gelu("none"), "BiasGelu": _gelu("none"), "FastGelu": _gelu("tanh"),
 }  # fmt: skip
 """Kind in the domain com.microsoft -> function that appends the standard nodes."""
 
@@ -166,12 +199,13 @@ def standard(nodes: list[Node]) -> list[Node]:
         ModelError: a fused operator is one of generation.
     """
     found: list[Node] = []
+    products = {name for node in nodes if node.kind in ("MatMul", "Gemm") for name in node.outputs}
     for node in nodes:
         write = STANDARD.get(node.kind.removeprefix(DOMAIN)) if node.kind.startswith(DOMAIN) else None
         if write is None or not node.outputs:
             found.append(node)
             continue
-        to = _Written(node)
+        to = _Written(node, products)
         write(to)
         found += to.nodes
     return found
