@@ -40,7 +40,7 @@ WEIGHTS = {"IsNaN", "Where", "Cast", "Dropout", "Identity", "Reshape", "Squeeze"
 LAYOUT = {"Transpose", "Expand", "Reshape", "Unsqueeze", "Squeeze", "Identity", "Cast", "Mul", "Div"}
 """Kinds that may be before an operand of attention: a fused kernel reads strided heads and repeats kv heads itself."""
 POINTWISE = {"Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Reciprocal", "Cast", "Identity", "Neg", "Exp", "Log", "Abs"}
-CURVES = {"Erf", "Tanh", "Sigmoid", "Softplus", "Relu", "Gelu", "Swish", "HardSigmoid", "Clip", "Min", "Max"}
+CURVES = {"Erf", "Erfc", "Tanh", "Sigmoid", "Softplus", "Relu", "Gelu", "Swish", "HardSigmoid", "Clip", "Min", "Max"}
 REDUCTIONS = {"ReduceMean", "ReduceSum", "ReduceL2", "ReduceSumSquare"}
 ROTATIONS = {
     "Slice", "Split", "Neg", "Concat", "Mul", "Add", "Sub", "Reshape", "Unsqueeze", "Squeeze", "Gather", "Cast",

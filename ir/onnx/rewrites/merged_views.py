@@ -34,8 +34,8 @@ Side = Literal["left", "right", "any"]
 UNARY = frozenset(
     {
         "Relu", "Sigmoid", "Tanh", "Exp", "Sqrt", "Reciprocal", "Elu", "Selu", "HardSigmoid", "Softplus", "LeakyRelu",
-        "Gelu", "Erf", "Cos", "Sin", "Log", "Abs", "HardSwish", "Swish", "Mish", "Celu", "Neg", "Cast", "Clip", "Not",
-        "IsNaN", "IsInf", "Floor", "Round", "Sign", "Softsign", "ThresholdedRelu", "Dropout",
+        "Gelu", "Erf", "Erfc", "Cos", "Sin", "Log", "Abs", "HardSwish", "Swish", "Mish", "Celu", "Neg", "Cast", "Clip",
+        "Not", "IsNaN", "IsInf", "Floor", "Round", "Sign", "Softsign", "ThresholdedRelu", "Dropout",
     }
 )  # fmt: skip
 BINARY = frozenset(
