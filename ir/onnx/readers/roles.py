@@ -12,7 +12,7 @@ from math import prod
 
 from ir.graph import TensorRole
 from ir.onnx.readers.control_flow import LOOPS
-from ir.onnx.readers.nodes import Node, Source, Stored, dtype_name, is_common_buffer, small_value
+from ir.onnx.readers.nodes import COMPUTED, Node, Source, Stored, dtype_name, is_common_buffer, small_value
 
 WEIGHT_POSITIONS: Mapping[str, Sequence[int]] = {
     "Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (0, 1, 2), "MatMul": (0, 1), "BatchNormalization": (1, 2),
@@ -62,7 +62,7 @@ def roles_without_metadata(source: Source) -> dict[str, TensorRole]:
             positions = range(len(node.inputs))
         for i, name in enumerate(node.inputs):
             stored = held.get(name)
-            if name not in filled and (stored is None or not _is_float(stored)):
+            if name not in filled and (stored is None or not _is_float(stored) or stored.kind == COMPUTED):
                 continue
             is_state = source.names_state and is_common_buffer(name)
             if is_state or (node.kind == "BatchNormalization" and i in RUNNING_STATISTICS):
