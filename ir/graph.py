@@ -192,7 +192,7 @@ class Operator:
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """A model's forward graph with its loss, in canonical order (Kahn, ties by file position).
+    """A model's forward graph with its loss, in canonical order (Kahn, ties by file position; see `ir.alike_order`).
 
     Operators with `is_constant` come first. Parameter views stand directly before their first consumer.
     """

@@ -10,13 +10,13 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from ir.alike_order import alike_order
 from ir.build import GraphBuilder, Stated
 from ir.canonical import canonical
 from ir.errors import ModelError, refuse, too_expensive
 from ir.experts import recognise_experts
 from ir.frozen import freeze
 from ir.graph import Graph, Tensor, TensorRole
-from ir.localize import localize
 from ir.loss import with_loss
 from ir.onnx.options import ReadOptions
 from ir.onnx.read import read_model
@@ -80,7 +80,7 @@ def read_graph(model: Any, *, sha256: str = "", **options: Unpack[ReadOptions]) 
     try:
         source = read_model(model)
         graph = _Importer(source, options).run(options.get("name") or source.name, sha256)
-        graph = freeze(localize(split_fused(canonical(recognise_experts(graph)))), source.frozen)
+        graph = freeze(alike_order(split_fused(canonical(recognise_experts(graph)))), source.frozen)
     except MALFORMED as error:
         # The last net: bytes that parse as protobuf may still break any rule of ONNX.
         raise refuse("the file is malformed", f"{type(error).__name__}: {error}", "Export the model again.") from error

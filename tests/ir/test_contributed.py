@@ -85,7 +85,7 @@ CASES = {
         [fused("SkipSimplifiedLayerNormalization", "x", "x", "scale", "shift")],
         [
             node("Add", ["x", "shift"], ["b"]), node("Add", ["b", "x"], ["s"]),
-            node("RMSNormalization", ["s", "scale"], ["y"], axis=-1),
+            node("SimplifiedLayerNormalization", ["s", "scale"], ["y"], axis=-1),
         ],
     ),
     "activation with bias": (

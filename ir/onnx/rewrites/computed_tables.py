@@ -7,6 +7,7 @@ their numbers tell them apart. A stripped file says it in metadata.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import combinations
 from math import prod
 from typing import Any
 
@@ -56,8 +57,13 @@ def computed_tables(reads: Iterable[tuple[str, int, str]], tensors: Mapping[str,
         elif np.abs(value).max() <= 2:
             alike.setdefault(shape, []).append((name, value))
     for group in alike.values():
-        for i, (one, value) in enumerate(group[:MAX_ALIKE]):
-            found |= {n for other, against in group[:i] if _is_circular(value, against) for n in (one, other)}
+        # Each layer may have copies of its own.
+        distinct: dict[bytes, tuple[Value, list[str]]] = {}
+        for name, value in group:
+            distinct.setdefault(value.tobytes(), (value, []))[1].append(name)
+        for (one, its), (other, others) in combinations(list(distinct.values())[:MAX_ALIKE], 2):
+            if _is_circular(one, other):
+                found.update(its, others)
     return found
 
 

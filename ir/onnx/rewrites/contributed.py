@@ -7,7 +7,7 @@ scales are left out: they cost nothing beside the products.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 from ir.errors import refuse
@@ -21,8 +21,10 @@ ATTENTION_VERSION = 23
 class _Written:
     """The standard nodes that stand for one fused node."""
 
-    def __init__(self, node: Node, products: Set[str]) -> None:
+    def __init__(self, node: Node, products: Set[str], precision: Mapping[str, int]) -> None:
         self.node = node
+        self.precision = precision
+        """The attribute of the file's norms that names the type of their statistics, where they have it."""
         self.products = products
         """Names of the results of products of matrices in the file."""
         self.nodes: list[Node] = []
@@ -144,7 +146,8 @@ def _skip_norm(kind: str, bias: int) -> Callable[[_Written], None]:
         biased = to.sum(first, to.given(bias))
         total = to.add("Add", [biased, second], outputs[3])
         scales = [name for name in to.node.inputs[2 : min(bias, 4)] if name]
-        to.many(kind, [total, *scales], [n for n in outputs[:3] if n], axis=-1, **to.own("epsilon"))
+        written = [n for n in outputs[:3] if n]
+        to.many(kind, [total, *scales], written, axis=-1, **to.own("epsilon"), **to.precision)
 
     return write
 
@@ -186,10 +189,14 @@ STANDARD: dict[str, Callable[[_Written], None]] = {
     "RotaryEmbedding": _rotary, "EmbedLayerNormalization": _embedding, "FusedMatMul": _product,
     "FusedConv": _activated("Conv", 3), "FusedGemm": _activated("Gemm", 3),
     "SkipLayerNormalization": _skip_norm("LayerNormalization", 4),
-    "SkipSimplifiedLayerNormalization": _skip_norm("RMSNormalization", 3),
+    "SkipSimplifiedLayerNormalization": _skip_norm("SimplifiedLayerNormalization", 3),
     "Gelu": _gelu("none"), "BiasGelu": _gelu("none"), "FastGelu": _gelu("tanh"),
 }  # fmt: skip
 """Kind in the domain com.microsoft -> function that appends the standard nodes."""
+
+
+def _precision(node: Node) -> dict[str, int]:
+    return {name: value for name, value in node.attributes.items() if name == "stash_type"}
 
 
 def standard(nodes: list[Node]) -> list[Node]:
@@ -200,12 +207,13 @@ def standard(nodes: list[Node]) -> list[Node]:
     """
     found: list[Node] = []
     products = {name for node in nodes if node.kind in ("MatMul", "Gemm") for name in node.outputs}
+    precision = next((_precision(node) for node in nodes if node.kind.endswith("LayerNormalization")), {})
     for node in nodes:
         write = STANDARD.get(node.kind.removeprefix(DOMAIN)) if node.kind.startswith(DOMAIN) else None
         if write is None or not node.outputs:
             found.append(node)
             continue
-        to = _Written(node, products)
+        to = _Written(node, products, precision)
         write(to)
         found += to.nodes
     return found
