@@ -1,0 +1,113 @@
+"""How tf2onnx and jax2onnx write norms, attention and loops: the same parts are found as in files of PyTorch."""
+
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+
+from ir.groups import fused_groups
+from ir.onnx.load import load_model
+
+node = helper.make_node
+BATCH, LENGTH, HEADS, SIZE = 3, 6, 4, 8
+WIDTH = HEADS * SIZE
+RANDOM = np.random.default_rng(0)
+
+
+def load(nodes, held, x=("N", LENGTH, WIDTH), y=("N", LENGTH, WIDTH)):
+    """The graph of nodes that read `x` and write `y`."""
+    stored = [numpy_helper.from_array(np.asarray(v), n) for n, v in held.items()]
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n, shape in (("x", x), ("y", y))]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], stored)
+    return load_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString())
+
+
+def weights(*shapes):
+    return {f"w{i}": RANDOM.normal(size=shape).astype(np.float32) for i, shape in enumerate(shapes)}
+
+
+def number(value, dtype=np.float32):
+    return np.asarray(value, dtype)
+
+
+def kinds(graph):
+    return [(group.kind, len(group.members)) for group in fused_groups(graph)]
+
+
+def test_a_norm_of_tensorflow_is_one_group():
+    """Its optimizer writes the mean as a pooling, and joins the scale to the deviation and the shift to the mean."""
+    nodes = [
+        node("MatMul", ["x", "w0"], ["h"]), node("GlobalAveragePool", ["h"], ["mean"]),
+        node("Sub", ["h", "mean"], ["d"]), node("Mul", ["d", "d"], ["square"]),
+        node("GlobalAveragePool", ["square"], ["var"]), node("Add", ["var", "eps"], ["e"]), node("Sqrt", ["e"], ["s"]),
+        node("Reciprocal", ["s"], ["r"]), node("Mul", ["r", "w1"], ["m"]), node("Mul", ["h", "m"], ["a"]),
+        node("Neg", ["mean"], ["n"]), node("Mul", ["n", "m"], ["b"]), node("Add", ["b", "w2"], ["c"]),
+        node("Add", ["a", "c"], ["z"]), node("MatMul", ["z", "w0"], ["y"]),
+    ]  # fmt: skip
+    held = {**weights((WIDTH, WIDTH), (1, 1, WIDTH), (1, 1, WIDTH)), "eps": number(1e-3)}
+    assert kinds(load(nodes, held)) == [("norm", 13)]
+
+
+def test_a_variance_of_moments_is_a_norm():
+    nodes = [
+        node("MatMul", ["x", "w0"], ["h"]), node("ReduceMean", ["h"], ["mean"], axes=[2]),
+        node("Sub", ["h", "mean"], ["d"]), node("Mul", ["h", "h"], ["square"]),
+        node("ReduceMean", ["square"], ["second"], axes=[2]), node("Mul", ["mean", "mean"], ["first"]),
+        node("Sub", ["second", "first"], ["v"]), node("Max", ["v", "zero"], ["var"]),
+        node("Add", ["var", "eps"], ["e"]), node("Sqrt", ["e"], ["s"]), node("Div", ["d", "s"], ["n"]), node("Mul", ["n", "w1"], ["z"]),
+        node("MatMul", ["z", "w0"], ["y"]),
+    ]  # fmt: skip
+    held = {**weights((WIDTH, WIDTH), (WIDTH,)), "eps": number(1e-6), "zero": number(0)}
+    assert kinds(load(nodes, held)) == [("norm", 11)]
+
+
+def heads(*behind):
+    """Queries, keys and values as `[b, s, h, d]`, and what is done with them."""
+    nodes = []
+    for i, name in enumerate("qkv"):
+        nodes += [node("MatMul", ["x", f"w{i}"], [f"{name}0"]), node("Reshape", [f"{name}0", "split"], [name])]
+    return [*nodes, *behind, node("Reshape", ["o", "join"], ["y"])]
+
+
+HELD = {
+    **weights(*[(WIDTH, WIDTH)] * 3), "split": number([-1, LENGTH, HEADS, SIZE], np.int64),
+    "join": number([-1, LENGTH, WIDTH], np.int64),
+}  # fmt: skip
+
+
+def test_an_einsum_that_was_written_as_a_product_has_heads():
+    """tf2onnx views operands of an Einsum as `[(b h), rows, columns]`, with dims of 1 for the loops they lack."""
+    to = {"to_q": [-1, LENGTH, SIZE], "to_s": [-1, HEADS, LENGTH, LENGTH, 1], "to_w": [-1, LENGTH, LENGTH],
+          "to_v": [-1, SIZE, LENGTH], "to_o": [-1, HEADS, LENGTH, SIZE, 1]}  # fmt: skip
+    nodes = heads(
+        node("Unsqueeze", ["q", "three"], ["q5"]), node("Transpose", ["q5"], ["qt"], perm=[0, 2, 1, 3, 4]),
+        node("Reshape", ["qt", "to_q"], ["qm"]), node("Unsqueeze", ["k", "one"], ["k5"]),
+        node("Transpose", ["k5"], ["kt"], perm=[0, 3, 1, 2, 4]), node("Reshape", ["kt", "to_q"], ["km"]),
+        node("Transpose", ["km"], ["kx"], perm=[0, 2, 1]), node("MatMul", ["qm", "kx"], ["sm"]),
+        node("Reshape", ["sm", "to_s"], ["s5"]), node("Squeeze", ["s5", "four"], ["s"]), node("Softmax", ["s"], ["p"]),
+        node("Unsqueeze", ["p", "three"], ["p5"]), node("Reshape", ["p5", "to_w"], ["pm"]),
+        node("Unsqueeze", ["v", "two"], ["v5"]), node("Transpose", ["v5"], ["vt"], perm=[0, 3, 2, 4, 1]),
+        node("Reshape", ["vt", "to_v"], ["vm"]), node("Transpose", ["vm"], ["vx"], perm=[0, 2, 1]),
+        node("MatMul", ["pm", "vx"], ["om"]), node("Reshape", ["om", "to_o"], ["o5"]),
+        node("Squeeze", ["o5", "four"], ["o4"]), node("Transpose", ["o4"], ["o"], perm=[0, 2, 1, 3]),
+    )  # fmt: skip
+    axes = {"one": [1], "two": [2], "three": [3], "four": [4]}
+    held = {**HELD, **{name: number(value, np.int64) for name, value in {**to, **axes}.items()}}
+    for batch in ("N", BATCH):
+        graph = load(nodes, held, (batch, LENGTH, WIDTH), (batch, LENGTH, WIDTH))
+        products = [op for op in graph if op.kind == "MatMul" and len(graph.tensors[op.outputs[0]].shape) == 4]
+        assert [graph.tensors[op.outputs[0]].shape[:2] for op in products] == [(1, HEADS)] * 2
+        assert [kind for kind, _ in kinds(graph)] == ["attention"]
+
+
+def test_weights_that_are_masked_behind_the_softmax_are_attention():
+    """jax2onnx takes hidden weights out behind the softmax and divides by what is left."""
+    nodes = heads(
+        node("Transpose", ["q"], ["qt"], perm=[0, 2, 1, 3]), node("Transpose", ["k"], ["kt"], perm=[0, 2, 3, 1]),
+        node("MatMul", ["qt", "kt"], ["s"]), node("Softmax", ["s"], ["p"]), node("Mul", ["p", "mask"], ["m"]),
+        node("ReduceSum", ["m", "last"], ["t"]), node("Greater", ["t", "zero"], ["g"]),
+        node("Where", ["g", "t", "unit"], ["d"]), node("Div", ["m", "d"], ["w"]),
+        node("Transpose", ["v"], ["vt"], perm=[0, 2, 1, 3]), node("MatMul", ["w", "vt"], ["a"]),
+        node("Transpose", ["a"], ["o"], perm=[0, 2, 1, 3]),
+    )  # fmt: skip
+    held = {**HELD, "mask": np.tril(np.ones((LENGTH, LENGTH), np.float32)), "last": number([3], np.int64),
+            "zero": number(0), "unit": number(1)}  # fmt: skip
+    assert [kind for kind, _ in kinds(load(nodes, held))] == ["attention"]
