@@ -26,7 +26,7 @@ from ir.onnx.readers.inputs import add_inputs
 from ir.onnx.readers.limits import Limits
 from ir.onnx.readers.nodes import BAGS, Node, Source, Stored, dtype_name, small_value
 from ir.onnx.readers.roles import roles_without_metadata, stored_role
-from ir.onnx.readers.schemas import check_num_operands, infer
+from ir.onnx.readers.schemas import check_is_standard, check_num_operands, infer
 from ir.onnx.rewrites.constant_folding import fold
 from ir.onnx.rewrites.dispatch_masks import DispatchMasks
 from ir.onnx.rewrites.embedding_bags import add_bags
@@ -38,6 +38,7 @@ from ir.onnx.rewrites.repeated_rows import add_rows
 from ir.onnx.rewrites.sample_lookups import SampleLookups
 from ir.onnx.rewrites.sequences import Sequences
 from ir.onnx.rewrites.slice_writes import write_slice
+from ir.onnx.rewrites.turned_sequences import turn_sequence
 from ir.operators import KINDS, Value
 from ir.parameters import split_fused
 
@@ -235,6 +236,8 @@ class _Importer:
             return
         if self.samples.add(node, inputs) or self.joined.add(node, inputs, attributes):
             return
+        if turn_sequence(builder, node, inputs, attributes):
+            return
         outputs = [n if n and (i == 0 or n in uses or node.kind == "Split") else "" for i, n in enumerate(node.outputs)]
         while len(outputs) > 1 and not outputs[-1]:
             outputs.pop()
@@ -390,4 +393,6 @@ class _Importer:
             ]
             is_known = declared is not None and declared.shape is not None and all(s > 0 for s in shape)
             found.append((tuple(shape), declared.dtype) if declared is not None and is_known else None)
+        if None in found:
+            check_is_standard(node)
         return found

@@ -52,7 +52,8 @@ def test_a_variance_of_moments_is_a_norm():
         node("Sub", ["h", "mean"], ["d"]), node("Mul", ["h", "h"], ["square"]),
         node("ReduceMean", ["square"], ["second"], axes=[2]), node("Mul", ["mean", "mean"], ["first"]),
         node("Sub", ["second", "first"], ["v"]), node("Max", ["v", "zero"], ["var"]),
-        node("Add", ["var", "eps"], ["e"]), node("Sqrt", ["e"], ["s"]), node("Div", ["d", "s"], ["n"]), node("Mul", ["n", "w1"], ["z"]),
+        node("Add", ["var", "eps"], ["e"]), node("Sqrt", ["e"], ["s"]), node("Div", ["d", "s"], ["n"]),
+        node("Mul", ["n", "w1"], ["z"]),
         node("MatMul", ["z", "w0"], ["y"]),
     ]  # fmt: skip
     held = {**weights((WIDTH, WIDTH), (WIDTH,)), "eps": number(1e-6), "zero": number(0)}
@@ -111,3 +112,46 @@ def test_weights_that_are_masked_behind_the_softmax_are_attention():
     held = {**HELD, "mask": np.tril(np.ones((LENGTH, LENGTH), np.float32)), "last": number([3], np.int64),
             "zero": number(0), "unit": number(1)}  # fmt: skip
     assert [kind for kind, _ in kinds(load(nodes, held))] == ["attention"]
+
+
+def loop(kind, outer, state, scanned, results):
+    """A Loop or Scan of three iterations whose body multiplies `s` by `u` and returns all its state."""
+    value = helper.make_tensor_value_info
+    nodes = [node("MatMul", ["s", "u"], ["t"]), node("Tanh", ["t"], ["o"])]
+    inputs, outputs = [value("s", TensorProto.FLOAT, None)], [value("o", TensorProto.FLOAT, None)]
+    inputs += [value("u", TensorProto.FLOAT, None)]
+    if kind == "Scan":
+        body = helper.make_graph(nodes, "body", inputs, outputs)
+        return node("Scan", [*state, *scanned], results, body=body, num_scan_inputs=len(scanned))
+    nodes += [node("Identity", ["c"], ["c1"]), node("Identity", ["u"], ["u1"])]
+    ahead = [value("i", TensorProto.INT64, []), value("c", TensorProto.BOOL, [])]
+    outputs = [value("c1", TensorProto.BOOL, []), *outputs, value("u1", TensorProto.FLOAT, None)]
+    body = helper.make_graph(nodes, "body", [*ahead, *inputs], outputs)
+    return node("Loop", [*outer, *state], results, body=body)
+
+
+def test_weights_that_a_loop_carries_are_parameters():
+    """tf2onnx hands the weights of a recurrent cell to the body as state."""
+    held = {**weights((WIDTH, WIDTH)), "count": number(3, np.int64), "on": number(True, np.bool_)}
+    graph = load([loop("Loop", ["count", "on"], ["x", "w0"], [], ["y", "left"])], held)
+    assert graph.num_parameters == WIDTH**2
+    assert graph.forward_flops == 3 * 2 * LENGTH * WIDTH**2
+
+
+def test_weights_of_layers_that_are_scanned_are_parameters():
+    """Layers whose weights are stacked, as JAX's `scan` takes them, are read one after the other."""
+    graph = load([loop("Scan", [], ["x"], ["w0"], ["y"])], weights((3, WIDTH, WIDTH)))
+    assert graph.num_parameters == 3 * WIDTH**2
+    assert graph.forward_flops == 3 * 2 * LENGTH * WIDTH**2
+
+
+def test_sequences_that_are_read_from_their_end():
+    nodes = [
+        node("MatMul", ["x", "w0"], ["h"]),
+        node("ReverseSequence", ["h", "lengths"], ["y"], batch_axis=0, time_axis=1),
+    ]
+    held = {**weights((WIDTH, WIDTH)), "lengths": number([LENGTH] * BATCH, np.int64)}
+    graph = load(nodes, held, (BATCH, LENGTH, WIDTH), (BATCH, LENGTH, WIDTH))
+    assert [op.kind for op in graph] == ["MatMul", "Slice"]
+    assert graph.tensors["y"].batch_dim == 0
+    assert not graph.warnings

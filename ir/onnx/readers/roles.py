@@ -89,7 +89,9 @@ def _with_branches(nodes: Iterable[Node], stored: Mapping[str, Stored]) -> tuple
             held |= own
         if node.kind in LOOPS:
             body = node.attributes["body"]
-            inner, own = _with_branches(body.read(body.operands, 0)[0], body.stored)
+            # Weights may be handed to the body as state that it leaves as it is.
+            given = [outer or own for outer, own in zip(node.inputs, body.operands, strict=False)]
+            inner, own = _with_branches(body.read(given, 0)[0], body.stored)
             every += inner
             held |= own
     return every, held
