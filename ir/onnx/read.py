@@ -32,6 +32,7 @@ from ir.onnx.rewrites.equal_weights import separate_fresh, tied_heads
 from ir.onnx.rewrites.exporter_quirks import folded_parameters, mark_weights, separate, tied, unfolded, unmerged
 from ir.onnx.rewrites.masked_writes import chosen_by_masks
 from ir.onnx.rewrites.quantisation import in_floats
+from ir.onnx.rewrites.tensorflow_norms import restored_norms
 from ir.onnx.rewrites.turned_keys import turned_apart
 
 
@@ -71,7 +72,7 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
     )
     nodes, warnings = in_floats(standard(reader.nodes), stored, marked=marked)
     if not marked:
-        nodes = with_stored_constants(nodes, stored)
+        nodes = restored_norms(with_stored_constants(nodes, stored), stored)
         reads = ((node.kind, i, name) for node in nodes for i, name in enumerate(node.inputs))
         for name in computed_tables(reads, {n: t for n, t in tensors.items() if n in stored}):
             stored[name].kind = COMPUTED

@@ -1,6 +1,7 @@
 """How tf2onnx and jax2onnx write norms, attention and loops: the same parts are found as in files of PyTorch."""
 
 import numpy as np
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ir.groups import fused_groups
@@ -155,3 +156,37 @@ def test_sequences_that_are_read_from_their_end():
     assert [op.kind for op in graph] == ["MatMul", "Slice"]
     assert graph.tensors["y"].batch_dim == 0
     assert not graph.warnings
+
+
+IMAGES = {"x": ("N", 3, 8, 8), "y": ("N", 8, 8, 8)}
+NORM = 2 * 8
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias", "own"),
+    [
+        ("c/merged_input:0", "n/batchnorm/sub:0", 0), ("c/merged_input:0", "", 0), ("c/merged_input:0", "c/bias:0", 8),
+        ("c_weights_fused_bn", "c_bias_fused_bn", 0), ("c/kernel:0", "c/bias:0", 8 - NORM),
+    ],
+)  # fmt: skip
+def test_normalisations_that_tensorflow_folds_are_apart(weight, bias, own):
+    held = {weight: RANDOM.normal(size=(8, 3, 3, 3)).astype(np.float32)}
+    held |= {bias: RANDOM.normal(size=8).astype(np.float32)} if bias else {}
+    conv = node("Conv", ["x", *held], ["c"], name="Conv__1", pads=[1, 1, 1, 1])
+    graph = load([conv, node("Relu", ["c"], ["y"])], held, **IMAGES)
+    assert graph.num_parameters == 8 * 27 + own + NORM
+    assert ("BatchNormalization" in [op.kind for op in graph]) == ("kernel" not in weight)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_normalisations_behind_depthwise_convolutions(named):
+    scale, shift = ("n/batchnorm/mul_1", "n/batchnorm/add_1") if named else ("scale", "shift")
+    nodes = [
+        node("Conv", ["x", "w0"], ["c"], name="d/depthwise", pads=[1, 1, 1, 1]),
+        node("Mul", ["c", "w1"], ["m"], name=scale), node("Add", ["m", "w2"], ["a"], name=shift),
+        node("Relu", ["a"], ["y"]),
+    ]  # fmt: skip
+    graph = load(nodes, weights((8, 3, 3, 3), (1, 8, 1, 1), (1, 8, 1, 1)), **IMAGES)
+    assert graph.num_parameters == 8 * 27 + NORM
+    kinds = ["Conv", "BatchNormalization", "Relu"] if named else ["Conv", "Mul", "Add", "Relu"]
+    assert [op.kind for op in graph] == kinds
