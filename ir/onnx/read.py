@@ -32,7 +32,7 @@ from ir.onnx.rewrites.equal_weights import separate_fresh, tied_heads
 from ir.onnx.rewrites.exporter_quirks import folded_parameters, mark_weights, separate, tied, unfolded, unmerged
 from ir.onnx.rewrites.masked_writes import chosen_by_masks
 from ir.onnx.rewrites.quantisation import in_floats
-from ir.onnx.rewrites.tensorflow_norms import restored_norms
+from ir.onnx.rewrites.folded_norms import restored_norms, seem_folded
 from ir.onnx.rewrites.turned_keys import turned_apart
 
 
@@ -89,6 +89,8 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
     if not marked:
         made += tied_heads(nodes, stored, tensors)
         separate_fresh(nodes, stored, tensors)
+    if not marked and model.producer_name != PYTORCH:
+        warnings += seem_folded(nodes)
     said, frozen = _stated(model)
     ordered = in_order(nodes, {n for node in made for n in node.outputs} | set(stored) | set(inputs))
     return Source(

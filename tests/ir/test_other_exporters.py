@@ -190,3 +190,12 @@ def test_normalisations_behind_depthwise_convolutions(named):
     assert graph.num_parameters == 8 * 27 + NORM
     kinds = ["Conv", "BatchNormalization", "Relu"] if named else ["Conv", "Mul", "Add", "Relu"]
     assert [op.kind for op in graph] == kinds
+
+
+@pytest.mark.parametrize(("depth", "normalised", "is_told"), [(17, False, True), (16, False, False), (17, True, False)])
+def test_many_convolutions_without_a_normalisation_are_told(depth, normalised, is_told):
+    held = weights((3, 3, 1, 1), (3,))
+    nodes = [node("Conv", [f"c{i}" if i else "x", "w0", "w1"], [f"c{i + 1}"]) for i in range(depth)]
+    end = ["InstanceNormalization", "w1", "w1"] if normalised else ["Relu"]
+    graph = load([*nodes, node(end[0], [f"c{depth}", *end[1:]], ["y"])], held, ("N", 3, 8, 8), ("N", 3, 8, 8))
+    assert any("export for training" in warning for warning in graph.warnings) == is_told

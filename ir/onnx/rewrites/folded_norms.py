@@ -2,7 +2,8 @@
 
 The scale goes into the weights of the convolution, which are called `.../merged_input` or `..._weights_fused_bn` then,
 and the shift into its bias; behind a depthwise convolution both stay, as `.../batchnorm/mul_1` and the sum behind it.
-Training computes statistics there, and reads and writes all activations once more.
+Training computes statistics there, and reads and writes all activations once more. Other tools leave no trace: a file of
+many convolutions and no normalisation is read as it is, with a warning.
 """
 
 from __future__ import annotations
@@ -19,6 +20,22 @@ _FOLDED_BIAS = re.compile(r"/batchnorm/sub(_\d+)?(:\d+)?$|_bias_fused_bn")
 _SCALED = re.compile(r"/batchnorm/mul_\d+$")
 _SHIFTED = re.compile(r"/batchnorm/add_\d+$")
 """Names of tensors and of nodes: those of the functions of Keras, which TensorFlow's optimizer keeps."""
+
+MANY_CONVOLUTIONS = 17
+"""Least number of convolutions that are hardly trained without a normalisation (assumed; VGG-19 has 16)."""
+
+
+def seem_folded(nodes: Sequence[Node]) -> tuple[str, ...]:
+    """A warning where a network of many convolutions has biases and no normalisation."""
+    convolutions = [node for node in nodes if node.kind == "Conv"]
+    with_bias = sum(len(node.inputs) > 2 and bool(node.inputs[2]) for node in convolutions)
+    is_normalised = any("Norm" in node.kind or node.kind in ("ReduceMean", "LRN") for node in nodes)
+    if len(convolutions) < MANY_CONVOLUTIONS or 2 * with_bias < len(convolutions) or is_normalised:
+        return ()
+    return (
+        f"the file has {len(convolutions)} convolutions and no normalisation: if its exporter folded batch "
+        "normalisations into them, as for inference, their time and memory are missing here; export for training then",
+    )
 
 
 def restored_norms(nodes: list[Node], stored: dict[str, Stored]) -> list[Node]:
