@@ -30,9 +30,9 @@ from ir.onnx.rewrites.computed_tables import computed_tables
 from ir.onnx.rewrites.contributed import standard
 from ir.onnx.rewrites.equal_weights import separate_fresh, tied_heads
 from ir.onnx.rewrites.exporter_quirks import folded_parameters, mark_weights, separate, tied, unfolded, unmerged
+from ir.onnx.rewrites.folded_norms import restored_norms, seem_folded
 from ir.onnx.rewrites.masked_writes import chosen_by_masks
 from ir.onnx.rewrites.quantisation import in_floats
-from ir.onnx.rewrites.folded_norms import restored_norms, seem_folded
 from ir.onnx.rewrites.turned_keys import turned_apart
 
 

@@ -2,8 +2,8 @@
 
 The scale goes into the weights of the convolution, which are called `.../merged_input` or `..._weights_fused_bn` then,
 and the shift into its bias; behind a depthwise convolution both stay, as `.../batchnorm/mul_1` and the sum behind it.
-Training computes statistics there, and reads and writes all activations once more. Other tools leave no trace: a file of
-many convolutions and no normalisation is read as it is, with a warning.
+Training computes statistics there, and reads and writes all activations once more. Other tools leave no trace: a file
+of many convolutions and no normalisation is read as it is, with a warning.
 """
 
 from __future__ import annotations
