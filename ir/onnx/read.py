@@ -90,7 +90,7 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         made += tied_heads(nodes, stored, tensors)
         separate_fresh(nodes, stored, tensors)
     if not marked and model.producer_name != PYTORCH:
-        warnings += seem_folded(nodes)
+        warnings += seem_folded(nodes, stored)
     said, frozen = _stated(model)
     ordered = in_order(nodes, {n for node in made for n in node.outputs} | set(stored) | set(inputs))
     return Source(

@@ -192,10 +192,17 @@ def test_normalisations_behind_depthwise_convolutions(named):
     assert [op.kind for op in graph] == kinds
 
 
-@pytest.mark.parametrize(("depth", "normalised", "is_told"), [(17, False, True), (16, False, False), (17, True, False)])
-def test_many_convolutions_without_a_normalisation_are_told(depth, normalised, is_told):
-    held = weights((3, 3, 1, 1), (3,))
+@pytest.mark.parametrize(
+    ("depth", "end", "is_told"),
+    [(17, "Add", True), (16, "Add", False), (17, "Relu", False), (17, "InstanceNormalization", False)],
+)
+def test_many_convolutions_without_a_normalisation_are_told(depth, end, is_told):
     nodes = [node("Conv", [f"c{i}" if i else "x", "w0", "w1"], [f"c{i + 1}"]) for i in range(depth)]
-    end = ["InstanceNormalization", "w1", "w1"] if normalised else ["Relu"]
-    graph = load([*nodes, node(end[0], [f"c{depth}", *end[1:]], ["y"])], held, ("N", 3, 8, 8), ("N", 3, 8, 8))
+    last = f"c{depth}"
+    if end != "Relu":
+        nodes.append(node("Add", [last, "c1"], ["sum"]))
+        last = "sum"
+    sides = {"Add": ["c1"], "InstanceNormalization": ["w1", "w1"]}.get(end, [])
+    nodes.append(node(end, [last, *sides], ["y"]))
+    graph = load(nodes, weights((3, 3, 1, 1), (3,)), ("N", 3, 8, 8), ("N", 3, 8, 8))
     assert any("export for training" in warning for warning in graph.warnings) == is_told

@@ -3,13 +3,13 @@
 The scale goes into the weights of the convolution, which are called `.../merged_input` or `..._weights_fused_bn` then,
 and the shift into its bias; behind a depthwise convolution both stay, as `.../batchnorm/mul_1` and the sum behind it.
 Training computes statistics there, and reads and writes all activations once more. Other tools leave no trace: a file
-of many convolutions and no normalisation is read as it is, with a warning.
+of many convolutions, residual sums and no normalisation is read as it is, with a warning.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -22,15 +22,17 @@ _SHIFTED = re.compile(r"/batchnorm/add_\d+$")
 """Names of tensors and of nodes: those of the functions of Keras, which TensorFlow's optimizer keeps."""
 
 MANY_CONVOLUTIONS = 17
-"""Least number of convolutions that are hardly trained without a normalisation (assumed; VGG-19 has 16)."""
+"""Least number of convolutions that are hardly trained without a normalisation where sums add to a residual stream
+(assumed; ResNet-18 has 20)."""
 
 
-def seem_folded(nodes: Sequence[Node]) -> tuple[str, ...]:
-    """A warning where a network of many convolutions has biases and no normalisation."""
+def seem_folded(nodes: Sequence[Node], stored: Mapping[str, Stored]) -> tuple[str, ...]:
+    """A warning where a network of many convolutions with biases and of residual sums has no normalisation."""
     convolutions = [node for node in nodes if node.kind == "Conv"]
     with_bias = sum(len(node.inputs) > 2 and bool(node.inputs[2]) for node in convolutions)
     is_normalised = any("Norm" in node.kind or node.kind in ("ReduceMean", "LRN") for node in nodes)
-    if len(convolutions) < MANY_CONVOLUTIONS or 2 * with_bias < len(convolutions) or is_normalised:
+    is_residual = any(node.kind == "Add" and not any(name in stored for name in node.inputs) for node in nodes)
+    if len(convolutions) < MANY_CONVOLUTIONS or 2 * with_bias < len(convolutions) or is_normalised or not is_residual:
         return ()
     return (
         f"the file has {len(convolutions)} convolutions and no normalisation: if its exporter folded batch "

@@ -431,10 +431,7 @@ def _merges(
 
 
 def _merges_heads(shape: Sequence[int], batch_dim: int, target: Sequence[int], batch: int) -> bool:
-    """Whether a Reshape views `[b, h, s, d]` as `[(b h), s, d]`; arguments as of `_merges`.
-
-    An Einsum that was written as a product has dims of 1 beside these.
-    """
+    """Whether a Reshape views `[b, h, s, d]`, perhaps with dims of 1, as `[(b h), s, d]`; arguments as of `_merges`."""
     if len(shape) < 4 or batch_dim != 0 or not shape[0] == 1 < shape[1] or len(target) != 3:
         return False
     rest = tuple(shape[2:]) if len(shape) == 4 else tuple(size for size in shape[2:] if size != 1)
