@@ -14,7 +14,14 @@ SHAPES = {
     "straight": (16, 24), "words": (50, 16), "places": (6, 16), "kinds": (2, 16), "scale": (16,), "shift": (16,),
     "kernel": (4, 3, 3, 3), "kernel_bias": (4,),
 }  # fmt: skip
-INPUTS = {"x": ("N", 6, 16), "z": ("N", 4, 6, 6), "image": ("N", 3, 8, 8), "ids": ("N", 6), "segments": ("N", 6)}
+INPUTS = {
+    "x": ("N", 6, 16),
+    "z": ("N", 4, 6, 6),
+    "image": ("N", 3, 8, 8),
+    "last": ("N", 4, 4, 16),
+    "ids": ("N", 6),
+    "segments": ("N", 6),
+}
 
 
 def load(*nodes):
@@ -26,7 +33,7 @@ def load(*nodes):
         helper.make_tensor_value_info(n, types.get(n, TensorProto.FLOAT), s) for n, s in INPUTS.items() if n in used
     ]
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-    opsets = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
+    opsets = [helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)]
     graph = helper.make_graph(nodes, "fused", inputs, [y], stored)
     return load_model(helper.make_model(graph, opset_imports=opsets).SerializeToString())
 
@@ -86,6 +93,26 @@ CASES = {
         [
             node("Add", ["x", "shift"], ["b"]), node("Add", ["b", "x"], ["s"]),
             node("SimplifiedLayerNormalization", ["s", "scale"], ["y"], axis=-1),
+        ],
+    ),
+    "bias and residual": (
+        [fused("BiasAdd", "x", "bq", "x")],
+        [node("Add", ["x", "bq"], ["b"]), node("Add", ["b", "x"], ["y"])],
+    ),
+    "gate": (
+        [fused("BiasSplitGelu", "x", "bq")],
+        [
+            node("Add", ["x", "bq"], ["b"]), node("Split", ["b"], ["u", "g"], axis=-1, num_outputs=2),
+            node("Gelu", ["g"], ["a"]), node("Mul", ["u", "a"], ["y"]),
+        ],
+    ),
+    "group norm": (
+        [fused("SkipGroupNorm", "last", "scale", "shift", "last", "bq", groups=4, activation=1)],
+        [
+            node("Add", ["last", "last"], ["a"]), node("Add", ["a", "bq"], ["s"]),
+            node("Transpose", ["s"], ["t"], perm=[0, 3, 1, 2]),
+            node("GroupNormalization", ["t", "scale", "shift"], ["n"], num_groups=4), node("Swish", ["n"], ["w"]),
+            node("Transpose", ["w"], ["y"], perm=[0, 2, 3, 1]),
         ],
     ),
     "activation with bias": (

@@ -161,6 +161,38 @@ def _gelu(approximate: str) -> Callable[[_Written], None]:
     return write
 
 
+def _bias_add(to: _Written) -> None:
+    """An operand, its bias, and a residual stream."""
+    to.add("Add", [to.sum(to.given(0), to.given(1)), to.given(2)], to.node.outputs[0])
+
+
+def _split_gelu(to: _Written) -> None:
+    """An operand and its bias; GELU of the second half of their sum is a gate of the first."""
+    halves = [f"{to.node.outputs[0]}#{part}" for part in ("up", "gate")]
+    to.many("Split", [to.sum(to.given(0), to.given(1))], halves, axis=-1, num_outputs=2)
+    to.add("Mul", [halves[0], to.add("Gelu", [halves[1]])], to.node.outputs[0])
+
+
+def _group_norm(skip: int) -> Callable[[_Written], None]:
+    """Images with channels last, scale and shift; a residual stream and a bias (operands from `skip` on), SiLU."""
+
+    def write(to: _Written) -> None:
+        outputs = [*to.node.outputs, ""][:2]
+        total = to.sum(to.given(0), *(to.given(i) for i in range(skip, skip + 2)) if skip else ())
+        if outputs[1]:
+            to.add("Identity", [total], outputs[1])
+        first = to.add("Transpose", [total], perm=(0, 3, 1, 2)) if to.attribute("channels_last", 1) else total
+        groups = {"num_groups": to.attribute("groups"), **to.own("epsilon")}
+        norm = to.add("GroupNormalization", [first, to.given(1), to.given(2)], **groups)
+        active = to.add("Swish", [norm]) if to.attribute("activation") else norm
+        if to.attribute("channels_last", 1):
+            to.add("Transpose", [active], outputs[0], perm=(0, 2, 3, 1))
+        else:
+            to.add("Identity", [active], outputs[0])
+
+    return write
+
+
 def _product(to: _Written) -> None:
     """A product of operands that may be transposed, and whose dims of the batch may be between the two others."""
     a, b = ("km" if to.attribute("transA") else "mk"), ("nk" if to.attribute("transB") else "kn")
@@ -187,6 +219,8 @@ def _activated(kind: str, num_operands: int) -> Callable[[_Written], None]:
 STANDARD: dict[str, Callable[[_Written], None]] = {
     "Attention": _attention, "MultiHeadAttention": _multi_head, "GroupQueryAttention": _grouped,
     "RotaryEmbedding": _rotary, "EmbedLayerNormalization": _embedding, "FusedMatMul": _product,
+    "TransposeMatMul": _product, "BiasAdd": _bias_add, "BiasSplitGelu": _split_gelu,
+    "GroupNorm": _group_norm(0), "SkipGroupNorm": _group_norm(3),
     "FusedConv": _activated("Conv", 3), "FusedGemm": _activated("Gemm", 3),
     "SkipLayerNormalization": _skip_norm("LayerNormalization", 4),
     "SkipSimplifiedLayerNormalization": _skip_norm("SimplifiedLayerNormalization", 3),
