@@ -139,6 +139,14 @@ def test_weights_that_a_loop_carries_are_parameters():
     assert graph.forward_flops == 3 * 2 * LENGTH * WIDTH**2
 
 
+def test_what_a_recurrence_begins_with_is_no_parameter():
+    """JAX stores zeros for the first state, which the body changes."""
+    held = {"first": np.zeros((BATCH, WIDTH), np.float32), **weights((LENGTH, WIDTH, WIDTH))}
+    nodes = [loop("Scan", [], ["first"], ["w0"], ["last"]), node("Add", ["x", "last"], ["y"])]
+    graph = load(nodes, held, (BATCH, WIDTH), (BATCH, WIDTH))
+    assert graph.num_parameters == LENGTH * WIDTH**2
+
+
 def test_weights_of_layers_that_are_scanned_are_parameters():
     """Layers whose weights are stacked, as JAX's `scan` takes them, are read one after the other."""
     graph = load([loop("Scan", [], ["x"], ["w0"], ["y"])], weights((3, WIDTH, WIDTH)))
