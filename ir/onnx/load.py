@@ -41,6 +41,7 @@ from ir.onnx.rewrites.slice_writes import write_slice
 from ir.onnx.rewrites.turned_sequences import turn_sequence
 from ir.operators import KINDS, Value
 from ir.parameters import split_fused
+from ir.stacks import unstacked
 
 SMALL_VALUE = 64
 """Elements of a constant that is always computed; shapes and axes are smaller (assumed)."""
@@ -81,7 +82,7 @@ def read_graph(model: Any, *, sha256: str = "", **options: Unpack[ReadOptions]) 
     try:
         source = read_model(model)
         graph = _Importer(source, options).run(options.get("name") or source.name, sha256)
-        graph = freeze(alike_order(split_fused(canonical(recognise_experts(graph)))), source.frozen)
+        graph = freeze(alike_order(split_fused(unstacked(canonical(recognise_experts(graph))))), source.frozen)
     except MALFORMED as error:
         # The last net: bytes that parse as protobuf may still break any rule of ONNX.
         raise refuse("the file is malformed", f"{type(error).__name__}: {error}", "Export the model again.") from error

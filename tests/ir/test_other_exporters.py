@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from ir.blocks import find_units
 from ir.groups import fused_groups
 from ir.onnx.load import load_model
 
@@ -149,9 +150,13 @@ def test_what_a_recurrence_begins_with_is_no_parameter():
 
 def test_weights_of_layers_that_are_scanned_are_parameters():
     """Layers whose weights are stacked, as JAX's `scan` takes them, are read one after the other."""
-    graph = load([loop("Scan", [], ["x"], ["w0"], ["y"])], weights((3, WIDTH, WIDTH)))
-    assert graph.num_parameters == 3 * WIDTH**2
-    assert graph.forward_flops == 3 * 2 * LENGTH * WIDTH**2
+    nodes = [node("MatMul", ["x", "w1"], ["h"]), loop("Scan", [], ["h"], ["w0"], ["y"])]
+    graph = load(nodes, weights((6, WIDTH, WIDTH), (WIDTH, WIDTH)))
+    assert graph.num_parameters == 7 * WIDTH**2
+    assert graph.forward_flops == 7 * 2 * LENGTH * WIDTH**2
+    # Each is a parameter of its own, so that layers are alike and a pipeline has nothing in common.
+    assert graph.pieces["w0#4"] == ("w0", 0, 4, 5)
+    assert (find_units(graph).num_blocks, find_units(graph).num_types) == (6, 2)
 
 
 def test_sequences_that_are_read_from_their_end():
