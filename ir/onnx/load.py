@@ -29,6 +29,7 @@ from ir.onnx.readers.roles import roles_without_metadata, stored_role
 from ir.onnx.readers.schemas import check_is_standard, check_num_operands, infer
 from ir.onnx.rewrites.constant_folding import fold
 from ir.onnx.rewrites.dispatch_masks import DispatchMasks
+from ir.onnx.rewrites.einsum_products import as_product
 from ir.onnx.rewrites.embedding_bags import add_bags
 from ir.onnx.rewrites.joined_samples import JoinedSamples
 from ir.onnx.rewrites.loops import Loops
@@ -168,6 +169,8 @@ class _Importer:
         while inputs and not inputs[-1]:
             inputs.pop()
         check_num_operands(node, len(inputs))
+        if node.kind == "Einsum" and not (self.source.has_metadata or self.source.names_state):
+            node = as_product(self.builder, node, inputs)
         if node.kind == "If":
             self._branch(node, inputs[0], uses)
         elif node.kind in (BAGS, MASKED):

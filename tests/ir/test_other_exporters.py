@@ -159,6 +159,23 @@ def test_weights_of_layers_that_are_scanned_are_parameters():
     assert (find_units(graph).num_blocks, find_units(graph).num_types) == (6, 2)
 
 
+def test_a_fused_weight_in_a_stack_is_taken_apart():
+    """An Einsum with a matrix is a product; its weights are pieces of a layer's, which are pieces of the stack."""
+    body = helper.make_graph(
+        [
+            node("Einsum", ["s", "u"], ["t"], equation="abk,kn->abn"), node("Split", ["t"], ["a", "b"], axis=2),
+            node("Sigmoid", ["a"], ["g"]), node("Mul", ["g", "b"], ["o"]),
+        ],
+        "body", [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in "su"],
+        [helper.make_tensor_value_info("o", TensorProto.FLOAT, None)],
+    )  # fmt: skip
+    graph = load([node("Scan", ["x", "w0"], ["y"], body=body, num_scan_inputs=1)], weights((3, WIDTH, 2 * WIDTH)))
+    assert graph.num_parameters == 3 * 2 * WIDTH**2
+    assert [tensor.shape for tensor in graph.parameters] == [(1, WIDTH, WIDTH)] * 6
+    assert graph.pieces["w0#1#0"] == ("w0#1", 2, 0, WIDTH)
+    assert not {"Split", "Einsum"} & {op.kind for op in graph}
+
+
 def test_sequences_that_are_read_from_their_end():
     nodes = [
         node("MatMul", ["x", "w0"], ["h"]),
