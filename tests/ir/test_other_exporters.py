@@ -5,6 +5,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ir.blocks import find_units
+from ir.frozen import names_in_file
 from ir.groups import fused_groups
 from ir.onnx.load import load_model
 
@@ -173,6 +174,7 @@ def test_a_fused_weight_in_a_stack_is_taken_apart():
     assert graph.num_parameters == 3 * 2 * WIDTH**2
     assert [tensor.shape for tensor in graph.parameters] == [(1, WIDTH, WIDTH)] * 6
     assert graph.pieces["w0#1#0"] == ("w0#1", 2, 0, WIDTH)
+    assert {names_in_file(graph, tensor.name) for tensor in graph.parameters} == {("w0",)}
     assert not {"Split", "Einsum"} & {op.kind for op in graph}
 
 
