@@ -83,7 +83,10 @@ def read_graph(model: Any, *, sha256: str = "", **options: Unpack[ReadOptions]) 
     try:
         source = read_model(model)
         graph = _Importer(source, options).run(options.get("name") or source.name, sha256)
-        graph = freeze(alike_order(split_fused(unstacked(canonical(recognise_experts(graph))))), source.frozen)
+        graph = canonical(recognise_experts(graph))
+        # A module of PyTorch keeps its parameters whole, and trains them by their names.
+        graph = graph if source.is_pytorch else unstacked(graph)
+        graph = freeze(alike_order(split_fused(graph)), source.frozen)
     except MALFORMED as error:
         # The last net: bytes that parse as protobuf may still break any rule of ONNX.
         raise refuse("the file is malformed", f"{type(error).__name__}: {error}", "Export the model again.") from error
@@ -169,7 +172,7 @@ class _Importer:
         while inputs and not inputs[-1]:
             inputs.pop()
         check_num_operands(node, len(inputs))
-        if node.kind == "Einsum" and not (self.source.has_metadata or self.source.names_state):
+        if node.kind == "Einsum" and not self.source.is_pytorch:
             node = as_product(self.builder, node, inputs)
         if node.kind == "If":
             self._branch(node, inputs[0], uses)
@@ -208,7 +211,7 @@ class _Importer:
         PyTorch leaves such dims as they are, and its newer exporter writes the node all the same, which the standard
         forbids.
         """
-        if not (self.source.has_metadata or self.source.names_state):
+        if not self.source.is_pytorch:
             return False
         value = self.builder.values.get(inputs[1]) if len(inputs) > 1 else None
         axes = node.attributes.get("axes") if value is None else tuple(int(v) for v in value.reshape(-1))

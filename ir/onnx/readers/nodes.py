@@ -138,6 +138,11 @@ class Source:
     frozen: frozenset[str] = frozenset()
     """Names of parameters that are not trained; some may not be in the file."""
 
+    @property
+    def is_pytorch(self) -> bool:
+        """Whether one of PyTorch's exporters wrote the file."""
+        return self.has_metadata or self.names_state
+
 
 def dtype_name(number: int) -> str:
     """Name of a `TensorProto.DataType`.
