@@ -140,6 +140,14 @@ def test_a_fused_operator_is_its_parts(case):
     assert not given.warnings
 
 
+def test_heads_in_one_operand_have_weights_of_their_own():
+    """Four heads of queries, one of keys and one of values lie behind each other."""
+    packed = node("MatMul", ["x", "straight"], ["m"])
+    graph = load(packed, fused("GroupQueryAttention", "m", "", "", num_heads=4, kv_num_heads=1))
+    assert [tensor.shape for tensor in graph.parameters] == [(16, 16), (16, 4), (16, 4)]
+    assert graph.tensors["y"].shape == (1, 6, 16)
+
+
 def test_layers_are_found_behind_fused_norms():
     """The fused norm returns the residual stream too: a cut between layers is crossed by that one tensor."""
     nodes, stream, norm = [], "x", "x"

@@ -51,6 +51,10 @@ class _Written:
         """Appends a constant."""
         return self.add("Constant", (), value_int=value)
 
+    def integers(self, *values: int) -> str:
+        """Appends a constant of one dim."""
+        return self.add("Constant", (), value_ints=tuple(values))
+
     def own(self, *names: str) -> dict[str, Any]:
         """Those of these attributes that the fused node has."""
         return {name: self.node.attributes[name] for name in names if name in self.node.attributes}
@@ -109,10 +113,16 @@ def _multi_head(to: _Written) -> None:
 def _grouped(to: _Written) -> None:
     """Queries, keys, values, past keys and values, lengths, tables of cosines and sines."""
     q, k, v = (to.given(i) for i in range(3))
-    kv_heads = int(to.attribute("kv_num_heads", 0))
+    heads, kv_heads = int(to.attribute("num_heads", 0)), int(to.attribute("kv_num_heads", 0))
+    if not k and not v:
+        # All heads lie in one operand, those of the queries first.
+        packed = to.add("Reshape", [q, to.integers(0, 0, heads + 2 * kv_heads, -1)])
+        parts = [f"{to.node.outputs[0]}#{part}" for part in "qkv"]
+        to.many("Split", [packed, to.integers(heads, kv_heads, kv_heads)], parts, axis=2)
+        q, k, v = (to.add("Reshape", [part, to.integers(0, 0, -1)]) for part in parts)
     if to.attribute("do_rotary") and to.given(8):
         tables = [to.given(7), to.given(8)]
-        q = to.add("RotaryEmbedding", [q, *tables], num_heads=int(to.attribute("num_heads", 0)))
+        q = to.add("RotaryEmbedding", [q, *tables], num_heads=heads)
         k = to.add("RotaryEmbedding", [k, *tables], num_heads=kv_heads)
     to.attend(q, k, v, kv_heads=kv_heads, is_causal=True)
 
