@@ -131,7 +131,7 @@ def _function(graph: Graph, group: FusedGroup) -> FusedGroup | None:
         return None
     members = [i for i in group.members if not _is_gate(graph, i, group)]
     kinds = [graph.operators[i].kind for i in members]
-    if "Erf" not in kinds and sorted(kinds) != ["Mul", "Sigmoid"]:
+    if not {"Erf", "Erfc"} & set(kinds) and sorted(kinds) != ["Mul", "Sigmoid"]:
         return None
     if len(members) == len(group.members):
         return group

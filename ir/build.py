@@ -310,6 +310,11 @@ def _repair_of_unknown(kind: str, outputs: Sequence[str]) -> str:
     where = f"State the shape of {', '.join(outputs[:3])} in the file (graph.value_info): it is then read, replicated."
     if kind.startswith("com.microsoft."):
         return f"ONNX Runtime wrote this file for inference: hand in the one that the exporter wrote. Or: {where}"
+    if kind.startswith("ai.onnx.ml."):
+        return (
+            "Operators of this domain are those of classical models, which no gradient trains: hand in the neural "
+            f"network alone, without what prepares its input or names its classes. Or: {where}"
+        )
     return where
 
 

@@ -28,8 +28,8 @@ def names_in_file(graph: Graph, parameter: str) -> tuple[str, ...]:
 
 
 def _is_expert(graph: Graph, name: str) -> bool:
-    """Whether a name of `Graph.pieces` is that of one expert's parameter in the file."""
-    return name not in graph.tensors
+    """Whether a name of `Graph.pieces` is that of one expert's parameter in the file, and not a piece taken apart."""
+    return name not in graph.tensors and all(whole != name for whole, *_ in graph.pieces.values())
 
 
 def freeze(graph: Graph, names: Collection[str]) -> Graph:

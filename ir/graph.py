@@ -192,7 +192,7 @@ class Operator:
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """A model's forward graph with its loss, in canonical order (Kahn, ties by file position).
+    """A model's forward graph with its loss, in canonical order (Kahn, ties by file position; see `ir.alike_order`).
 
     Operators with `is_constant` come first. Parameter views stand directly before their first consumer.
     """
@@ -205,8 +205,8 @@ class Graph:
     warnings: tuple[str, ...] = ()
     """What was assumed or replicated, by operator name, for the user to read."""
     pieces: Mapping[str, tuple[str, int, int, int]] = field(default_factory=dict)
-    """Parameter that is a piece of a fused one of the file -> (fused parameter, dim, start, stop); and inversely
-    parameter of one expert in the file -> (the graph's parameter of all experts, 0, number, number + 1)."""
+    """Parameter that is a piece of a fused one of the file, or of a piece of it -> (that one, dim, start, stop); and
+    inversely parameter of one expert in the file -> (the graph's parameter of all experts, 0, number, number + 1)."""
     sha256: str = field(default="", compare=False)
     """Digest of the file that the graph came from; empty for built graphs."""
 

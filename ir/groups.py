@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 from ir.graph import Graph, Operator, once_per_graph
@@ -34,14 +35,18 @@ SCORES = {
     "Squeeze", "Dropout", "Neg", "Concat", "ReduceMax",
 }  # fmt: skip
 """Kinds that may be between the scores and their softmax: scale, mask, bias, soft cap, windows, sinks beside keys."""
-WEIGHTS = {"IsNaN", "Where", "Cast", "Dropout", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Mul", "Expand", "Slice"}
+WEIGHTS = {
+    "IsNaN", "Where", "Cast", "Dropout", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Mul", "Expand", "Slice",
+    "ReduceSum", "Greater", "Div",
+}  # fmt: skip
 """Kinds that may be between the softmax and the product with the values; `IsNaN`, `Where` guard rows without keys, a
-`Slice` leaves out what sinks took."""
+`Slice` leaves out what sinks took, and a sum and a quotient make weights of what a mask left (jax2onnx)."""
 LAYOUT = {"Transpose", "Expand", "Reshape", "Unsqueeze", "Squeeze", "Identity", "Cast", "Mul", "Div"}
 """Kinds that may be before an operand of attention: a fused kernel reads strided heads and repeats kv heads itself."""
 POINTWISE = {"Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Reciprocal", "Cast", "Identity", "Neg", "Exp", "Log", "Abs"}
-CURVES = {"Erf", "Tanh", "Sigmoid", "Softplus", "Relu", "Gelu", "Swish", "HardSigmoid", "Clip", "Min", "Max"}
-REDUCTIONS = {"ReduceMean", "ReduceSum", "ReduceL2", "ReduceSumSquare"}
+CURVES = {"Erf", "Erfc", "Tanh", "Sigmoid", "Softplus", "Relu", "Gelu", "Swish", "HardSigmoid", "Clip", "Min", "Max"}
+REDUCTIONS = {"ReduceMean", "ReduceSum", "ReduceL2", "ReduceSumSquare", "GlobalAveragePool"}
+"""Kinds of statistics; TensorFlow's optimizer writes the mean over the last of three dims as a pooling."""
 ROTATIONS = {
     "Slice", "Split", "Neg", "Concat", "Mul", "Add", "Sub", "Reshape", "Unsqueeze", "Squeeze", "Gather", "Cast",
     "Transpose", "Identity",
@@ -305,15 +310,15 @@ class _Finder:
     def _norm(self, anchor: int) -> None:
         op = self._op(anchor)
         rank = len(self.graph.tensors[op.inputs[0]].shape)
-        axes = dict(op.attributes).get("axes", ())
+        axes = (2,) if op.kind == "GlobalAveragePool" and rank == 3 else dict(op.attributes).get("axes", ())
         if not isinstance(axes, tuple) or tuple(axes) != tuple(range(rank - len(axes), rank)) or not axes:
             return
-        kinds = POINTWISE | REDUCTIONS
+        # A variance that is a difference of moments is held at zero or more.
+        kinds = POINTWISE | REDUCTIONS | {"Max"}
 
         def is_side(name: str) -> bool:
-            return self._is_constant(name) or (
-                self.graph.is_weight(name) and len(self.graph.tensors[name].shape) <= len(axes)
-            )
+            shape = self.graph.tensors[name].shape
+            return self._is_constant(name) or (self.graph.is_weight(name) and prod(shape[: -len(axes)]) == 1)
 
         # What is before the norm may have other readers too, as a scaled embedding has.
         for root in reversed(self._roots(op.inputs[0], POINTWISE)):

@@ -119,6 +119,11 @@ class _Push(Additions):
             return None if pieces is None else [pieces]
         if op.kind == "Reshape":
             return self._through_reshape(op, dim, bounds, index)
+        if op.kind == "Squeeze" and op.is_view:
+            gone = {axis % (rank + 1) for axis in dict(op.attributes).get("axes", ())}
+            if len(gone) == 1:
+                pieces = self.piece(op.inputs[0], dim + (min(gone) <= dim), bounds, index)
+                return None if pieces is None else [pieces]
         return None
 
     def _through_reshape(

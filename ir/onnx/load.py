@@ -10,13 +10,13 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from ir.alike_order import alike_order
 from ir.build import GraphBuilder, Stated
 from ir.canonical import canonical
 from ir.errors import ModelError, refuse, too_expensive
 from ir.experts import recognise_experts
 from ir.frozen import freeze
 from ir.graph import Graph, Tensor, TensorRole
-from ir.localize import localize
 from ir.loss import with_loss
 from ir.onnx.options import ReadOptions
 from ir.onnx.read import read_model
@@ -26,9 +26,10 @@ from ir.onnx.readers.inputs import add_inputs
 from ir.onnx.readers.limits import Limits
 from ir.onnx.readers.nodes import BAGS, Node, Source, Stored, dtype_name, small_value
 from ir.onnx.readers.roles import roles_without_metadata, stored_role
-from ir.onnx.readers.schemas import check_num_operands, infer
+from ir.onnx.readers.schemas import check_is_standard, check_num_operands, infer
 from ir.onnx.rewrites.constant_folding import fold
 from ir.onnx.rewrites.dispatch_masks import DispatchMasks
+from ir.onnx.rewrites.einsum_products import as_product
 from ir.onnx.rewrites.embedding_bags import add_bags
 from ir.onnx.rewrites.joined_samples import JoinedSamples
 from ir.onnx.rewrites.loops import Loops
@@ -38,8 +39,10 @@ from ir.onnx.rewrites.repeated_rows import add_rows
 from ir.onnx.rewrites.sample_lookups import SampleLookups
 from ir.onnx.rewrites.sequences import Sequences
 from ir.onnx.rewrites.slice_writes import write_slice
+from ir.onnx.rewrites.turned_sequences import turn_sequence
 from ir.operators import KINDS, Value
 from ir.parameters import split_fused
+from ir.stacks import unstacked
 
 SMALL_VALUE = 64
 """Elements of a constant that is always computed; shapes and axes are smaller (assumed)."""
@@ -80,7 +83,10 @@ def read_graph(model: Any, *, sha256: str = "", **options: Unpack[ReadOptions]) 
     try:
         source = read_model(model)
         graph = _Importer(source, options).run(options.get("name") or source.name, sha256)
-        graph = freeze(localize(split_fused(canonical(recognise_experts(graph)))), source.frozen)
+        graph = canonical(recognise_experts(graph))
+        # A module of PyTorch keeps its parameters whole, and trains them by their names.
+        graph = graph if source.is_pytorch else unstacked(graph)
+        graph = freeze(alike_order(split_fused(graph)), source.frozen)
     except MALFORMED as error:
         # The last net: bytes that parse as protobuf may still break any rule of ONNX.
         raise refuse("the file is malformed", f"{type(error).__name__}: {error}", "Export the model again.") from error
@@ -166,6 +172,8 @@ class _Importer:
         while inputs and not inputs[-1]:
             inputs.pop()
         check_num_operands(node, len(inputs))
+        if node.kind == "Einsum" and not self.source.is_pytorch:
+            node = as_product(self.builder, node, inputs)
         if node.kind == "If":
             self._branch(node, inputs[0], uses)
         elif node.kind in (BAGS, MASKED):
@@ -203,7 +211,7 @@ class _Importer:
         PyTorch leaves such dims as they are, and its newer exporter writes the node all the same, which the standard
         forbids.
         """
-        if not (self.source.has_metadata or self.source.names_state):
+        if not self.source.is_pytorch:
             return False
         value = self.builder.values.get(inputs[1]) if len(inputs) > 1 else None
         axes = node.attributes.get("axes") if value is None else tuple(int(v) for v in value.reshape(-1))
@@ -234,6 +242,8 @@ class _Importer:
         if add_rows(builder, node, inputs, attributes) or write_slice(builder, node, inputs):
             return
         if self.samples.add(node, inputs) or self.joined.add(node, inputs, attributes):
+            return
+        if turn_sequence(builder, node, inputs, attributes):
             return
         outputs = [n if n and (i == 0 or n in uses or node.kind == "Split") else "" for i, n in enumerate(node.outputs)]
         while len(outputs) > 1 and not outputs[-1]:
@@ -390,4 +400,6 @@ class _Importer:
             ]
             is_known = declared is not None and declared.shape is not None and all(s > 0 for s in shape)
             found.append((tuple(shape), declared.dtype) if declared is not None and is_known else None)
+        if None in found:
+            check_is_standard(node)
         return found

@@ -9,6 +9,7 @@ import onnx
 from ir.errors import refuse
 from ir.onnx.readers.declarations import declared
 from ir.onnx.readers.nodes import (
+    COMPUTED,
     FROZEN_KEY,
     KIND_KEY,
     MOST_SAID,
@@ -25,8 +26,11 @@ from ir.onnx.readers.nodes import (
     small_value,
 )
 from ir.onnx.readers.roles import with_stored_constants
+from ir.onnx.rewrites.computed_tables import computed_tables
 from ir.onnx.rewrites.contributed import standard
+from ir.onnx.rewrites.equal_weights import separate_fresh, tied_heads
 from ir.onnx.rewrites.exporter_quirks import folded_parameters, mark_weights, separate, tied, unfolded, unmerged
+from ir.onnx.rewrites.folded_norms import restored_norms, seem_folded
 from ir.onnx.rewrites.masked_writes import chosen_by_masks
 from ir.onnx.rewrites.quantisation import in_floats
 from ir.onnx.rewrites.turned_keys import turned_apart
@@ -68,7 +72,10 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
     )
     nodes, warnings = in_floats(standard(reader.nodes), stored, marked=marked)
     if not marked:
-        nodes = with_stored_constants(nodes, stored)
+        nodes = restored_norms(with_stored_constants(nodes, stored), stored)
+        reads = ((node.kind, i, name) for node in nodes for i, name in enumerate(node.inputs))
+        for name in computed_tables(reads, {n: t for n, t in tensors.items() if n in stored}):
+            stored[name].kind = COMPUTED
     if model.producer_name == PYTORCH:
         if marked:
             separate(nodes, stored, tensors)
@@ -79,6 +86,11 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         nodes = turned_apart(unfolded(nodes, stored, inputs, marked=marked), stored)
         if not marked:
             made += tied(nodes, stored, tensors)
+    if not marked:
+        made += tied_heads(nodes, stored, tensors)
+        separate_fresh(nodes, stored, tensors)
+    if not marked and model.producer_name != PYTORCH:
+        warnings += seem_folded(nodes, stored)
     said, frozen = _stated(model)
     ordered = in_order(nodes, {n for node in made for n in node.outputs} | set(stored) | set(inputs))
     return Source(

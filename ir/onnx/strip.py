@@ -31,6 +31,7 @@ from ir.onnx.readers.annotations import ANNOTATION_KEYS
 from ir.onnx.readers.guard import check
 from ir.onnx.readers.limits import Limits
 from ir.onnx.readers.nodes import (
+    COMPUTED_KEY,
     CONTENT_KEY,
     DATA_FIELDS,
     FILLED_KEY,
@@ -45,10 +46,12 @@ from ir.onnx.readers.nodes import (
 )
 from ir.onnx.readers.roles import roles_without_metadata, stored_role
 from ir.onnx.readers.stated_costs import COST_KEYS
+from ir.onnx.rewrites.computed_tables import computed_tables
+from ir.onnx.rewrites.equal_weights import tables_and_heads
 from ir.onnx.rewrites.exporter_quirks import content, is_filled
 
 KEPT_METADATA = frozenset(
-    {KIND_KEY, SCOPE_KEY, FOLDED_KEY, FILLED_KEY, CONTENT_KEY, TURNED_KEY, UNREAD_KEY, FROZEN_KEY}
+    {KIND_KEY, SCOPE_KEY, FOLDED_KEY, FILLED_KEY, CONTENT_KEY, TURNED_KEY, COMPUTED_KEY, UNREAD_KEY, FROZEN_KEY}
     | {*COST_KEYS, *ANNOTATION_KEYS}
 )
 MAX_COMPARED_BYTES = 1 << 30
@@ -127,7 +130,7 @@ def strip(data: memoryview | bytes, *, parameters: Sequence[str] = (), folder: P
     if folder is not None:
         _read_small(model, folder)
     outside = {t.name for t in model.graph.initializer if _is_external(t)}
-    if model.producer_name == PYTORCH:
+    if is_compared or model.producer_name == PYTORCH:
         _compare(model)
     _clean(model)
     check(model, Limits())
@@ -194,17 +197,29 @@ def _without_large(view: memoryview, kind: str) -> Iterator[bytes | memoryview]:
 
 
 def _compare(model: Any) -> None:
-    """Notes in the metadata of weights which of them are equal and which are fresh, as the reader would find out."""
+    """Notes in the metadata of weights what the reader would find out from their numbers.
+
+    These are: which of them are equal, which are fresh, and which are masks or tables of cosines and sines.
+    """
     weights = [t for t in model.graph.initializer if has_data(t) and not _is_external(t) and t.data_type in FLOATS]
+    reads = [(node.op_type, i, name) for node in model.graph.node for i, name in enumerate(node.input)]
+    tables, heads = tables_and_heads(reads, {t.name: tuple(t.dims) for t in weights})
+    is_pytorch = model.producer_name == PYTORCH
+    computed = computed_tables(reads, {t.name: t for t in weights})
     numbers: dict[object, int] = {}
     for tensor in weights:
-        if is_filled(tensor):
+        if tensor.name in computed:
+            tensor.metadata_props.add(key=COMPUTED_KEY, value="1")
+        if (is_pytorch or len(tensor.dims) == 1 or tensor.name in tables) and is_filled(tensor):
             tensor.metadata_props.add(key=FILLED_KEY, value="1")
-        elif tensor.name.startswith("onnx::") and len(tensor.dims) > 1:
+        elif tensor.name in tables | heads or (
+            is_pytorch and tensor.name.startswith("onnx::") and len(tensor.dims) > 1
+        ):
             same = numbers.setdefault(content(tensor), len(numbers))
             tensor.metadata_props.add(key=CONTENT_KEY, value=str(same))
     for tensor in weights if numbers else ():
-        if not tensor.name.startswith("onnx::") and len(tensor.dims) == 2 and not is_filled(tensor):
+        is_turned = tensor.name in tables or (is_pytorch and not tensor.name.startswith("onnx::"))
+        if is_turned and len(tensor.dims) == 2 and not is_filled(tensor):
             turned = numbers.get(content(tensor, turned=True))
             if turned is not None:
                 tensor.metadata_props.add(key=TURNED_KEY, value=str(turned))

@@ -110,14 +110,13 @@ def saves_output(ctx: Context) -> Result:
     return _elementwise(ctx, saved_outputs=(0,))
 
 
-@kind("com.microsoft.FastGelu", "com.microsoft.BiasGelu", rule="..., [...] -> ...")
 @kind(
-    "com.microsoft.Gelu", "com.microsoft.QuickGelu", "Gelu", "Erf", "Cos", "Sin", "Log", "Abs", "HardSwish", "Swish",
+    "com.microsoft.QuickGelu", "Gelu", "Erf", "Erfc", "Cos", "Sin", "Log", "Abs", "HardSwish", "Swish",
     "Mish", "Celu", "ThresholdedRelu", "Shrink", "Softsign", "Tan", "Acos", "Asin", "Atan", "Sinh", "Cosh", "Asinh",
     "Acosh", "Atanh", "BitCast", rule=UNARY,
 )  # fmt: skip
 def saves_input(ctx: Context) -> Result:
-    """Kinds whose derivative is a function of the operand; a second operand is a bias."""
+    """Kinds whose derivative is a function of the operand; `Erfc` is TensorFlow's, which tf2onnx leaves as it is."""
     return _elementwise(ctx, saved_inputs=(0,))
 
 

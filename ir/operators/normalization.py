@@ -75,25 +75,6 @@ def _with_statistics(ctx: Context, tensor: Tensor, axes: Sequence[int], floats: 
     return dims
 
 
-@kind(
-    "com.microsoft.SkipLayerNormalization",
-    "com.microsoft.SkipSimplifiedLayerNormalization",
-    rule="{rows axis@norm}, [{rows axis 1}], [{rows axis 1}], [{rows axis 1}], [{rows axis 1}]"
-    " -> {rows axis}, {rows 1}, {rows 1}, {rows axis}",
-)
-def skip_layer_norm(ctx: Context) -> Result:
-    """A residual sum (with a bias) and its normalisation; the sum is the fourth output (contributed operators)."""
-    tensor = ctx.tensor(0)
-    dims = _with_statistics(ctx, tensor, [len(tensor.shape) - 1], 1.0 if "Simplified" in ctx.kind else 2.0)
-    rows: Dims = [*dims[:-1], ()]
-    return Result(
-        [(0, dims), *_affine(ctx, dims, tensor, (1, 2, 3, 4))],
-        [dims, rows, rows, dims],
-        [tensor.dtype, "float32", "float32", tensor.dtype],
-        saved_inputs=(0, 1),
-    )
-
-
 BATCH_NORM = (
     "{channels rows@batch_norm}, [channels], [channels], [channels], [channels]"
     " -> {channels rows}, channels, channels, channels, channels"

@@ -172,7 +172,8 @@ def test_a_dim_called_batch_is_the_batch(dims, place):
     ("kind", "repair"),
     [
         ("NonZero", "as much as the data holds"), ("acme.Fancy", r"shape of t in the file \(graph.value_info\)"),
-        ("com.microsoft.Fancy", "the one that the exporter wrote"),
+        ("com.microsoft.Fancy", "the one that the exporter wrote"), ("StatefulCall", "could not convert"),
+        ("ai.onnx.ml.Scaler", "the neural network alone"),
     ],
 )  # fmt: skip
 def test_an_unknown_kind_says_what_to_do(kind, repair):

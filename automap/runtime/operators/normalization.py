@@ -90,19 +90,6 @@ def layer_norm(use: Use) -> list[Tensor]:
     return _layer_norm(use, use.x, dims, (use.optional(1), use.optional(2)), 1e-5)
 
 
-@function("com.microsoft.SkipLayerNormalization", "com.microsoft.SkipSimplifiedLayerNormalization")
-def skip_layer_norm(use: Use) -> list[Tensor]:
-    """Normalisation of operand + skip + bias (0, 1, last), by scale and shift (2, 3); the sum is the last result.
-
-    The simplified kind (RMS) has no shift, and its bias is operand 3.
-    """
-    simplified = "Simplified" in use.kind
-    joined, bias = use.x + use.operand(1), use.optional(3 if simplified else 4)
-    joined = joined if bias is None else joined + bias
-    sides = (use.operand(2), None if simplified else use.optional(3))
-    return [*_layer_norm(use, joined, (-1,), sides, 1e-12), joined]
-
-
 @function("BatchNormalization")
 def batch_norm(use: Use) -> list[Tensor]:
     """Batch normalisation; results 1 and 2 are running statistics, 3 and 4 those of this batch."""

@@ -54,6 +54,10 @@ def is_common_buffer(name: str) -> bool:
 FILLED_KEY, CONTENT_KEY, TURNED_KEY = "automap.filled", "automap.content", "automap.turned"
 """Metadata keys of a stripped weight: "1" if all its elements were equal; a number that equal weights share; the number
 of the weight that equals its transpose."""
+COMPUTED_KEY = "automap.computed"
+"""Metadata key of a stripped tensor: "1" if its numbers were those of a mask or a table of cosines and sines."""
+COMPUTED = "COMPUTED"
+"""Kind of a stored tensor that holds such numbers (`Stored.kind`)."""
 UNREAD_KEY, FROZEN_KEY = "automap.unread_parameters", "automap.frozen_parameters"
 """Metadata of a file: a sentence about parameters of the network that its graph does not read, which is told as a
 warning; and the names of parameters that are not trained, as a JSON list."""
@@ -133,6 +137,11 @@ class Source:
     """What was assumed while the file was read."""
     frozen: frozenset[str] = frozenset()
     """Names of parameters that are not trained; some may not be in the file."""
+
+    @property
+    def is_pytorch(self) -> bool:
+        """Whether one of PyTorch's exporters wrote the file."""
+        return self.has_metadata or self.names_state
 
 
 def dtype_name(number: int) -> str:

@@ -12,7 +12,7 @@ from math import prod
 
 from ir.graph import TensorRole
 from ir.onnx.readers.control_flow import LOOPS
-from ir.onnx.readers.nodes import Node, Source, Stored, dtype_name, is_common_buffer, small_value
+from ir.onnx.readers.nodes import COMPUTED, Node, Source, Stored, dtype_name, is_common_buffer, small_value
 
 WEIGHT_POSITIONS: Mapping[str, Sequence[int]] = {
     "Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (0, 1, 2), "MatMul": (0, 1), "BatchNormalization": (1, 2),
@@ -62,7 +62,7 @@ def roles_without_metadata(source: Source) -> dict[str, TensorRole]:
             positions = range(len(node.inputs))
         for i, name in enumerate(node.inputs):
             stored = held.get(name)
-            if name not in filled and (stored is None or not _is_float(stored)):
+            if name not in filled and (stored is None or not _is_float(stored) or stored.kind == COMPUTED):
                 continue
             is_state = source.names_state and is_common_buffer(name)
             if is_state or (node.kind == "BatchNormalization" and i in RUNNING_STATISTICS):
@@ -89,10 +89,31 @@ def _with_branches(nodes: Iterable[Node], stored: Mapping[str, Stored]) -> tuple
             held |= own
         if node.kind in LOOPS:
             body = node.attributes["body"]
-            inner, own = _with_branches(body.read(body.operands, 0)[0], body.stored)
+            inner, own = _with_branches(body.read(_handed(node), 0)[0], body.stored)
             every += inner
             held |= own
     return every, held
+
+
+def _handed(node: Node) -> list[str]:
+    """The operands of a loop's body as weights may be handed to it: what is sliced, and state that it leaves as it is.
+
+    State that changes begins with numbers that are no weights; it has the names of the body.
+    """
+    body = node.attributes["body"]
+    given = [outer or own for outer, own in zip(node.inputs, body.operands, strict=False)]
+    nodes, results = body.read(given, 0)
+    same = {each.outputs[0]: each.inputs[0] for each in nodes if each.kind == "Identity" and each.inputs}
+    # A Loop has its number and its condition in front of the state, and the condition in front of the results.
+    first, skipped = (2, 1) if node.kind == "Loop" else (0, 0)
+    num_states = len(given) - first - int(node.attributes.get("num_scan_inputs", 0))
+    for i in range(first, first + num_states):
+        result = results[i - first + skipped]
+        while result in same and result != given[i]:
+            result = same[result]
+        if result != given[i]:
+            given[i] = body.operands[i]
+    return given
 
 
 def with_stored_constants(nodes: list[Node], stored: dict[str, Stored]) -> list[Node]:

@@ -49,6 +49,23 @@ def check_num_operands(node: Node, count: int) -> None:
         )
 
 
+def check_is_standard(node: Node) -> None:
+    """Refuses a node of the standard domain that no operator set of ONNX has; its result has no shape.
+
+    Raises:
+        ModelError: names the node.
+    """
+    if "." in node.kind or _schema(node.kind, node.opset) is not None or _schema(node.kind, 0) is not None:
+        return
+    raise refuse(
+        f"operator {node.name or node.outputs[0]} is of a kind that ONNX does not have",
+        node.kind,
+        "The exporter left in the file what it could not convert: use a version or another exporter that can, or write"
+        f" this part of the model otherwise. Or state the shape of {', '.join(node.outputs[:3])} in the file"
+        " (graph.value_info): it is then read, replicated.",
+    )
+
+
 def infer(
     node: Node, inputs: Sequence[str], tensors: Mapping[str, Tensor], values: Mapping[str, Value], num_samples: int
 ) -> dict[str, Declared]:

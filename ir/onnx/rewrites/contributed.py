@@ -7,7 +7,7 @@ scales are left out: they cost nothing beside the products.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 from ir.errors import refuse
@@ -21,8 +21,12 @@ ATTENTION_VERSION = 23
 class _Written:
     """The standard nodes that stand for one fused node."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, products: Set[str], precision: Mapping[str, int]) -> None:
         self.node = node
+        self.precision = precision
+        """The attribute of the file's norms that names the type of their statistics, where they have it."""
+        self.products = products
+        """Names of the results of products of matrices in the file."""
         self.nodes: list[Node] = []
 
     def given(self, index: int) -> str:
@@ -46,6 +50,14 @@ class _Written:
     def integer(self, value: int) -> str:
         """Appends a constant."""
         return self.add("Constant", (), value_int=value)
+
+    def integers(self, *values: int) -> str:
+        """Appends a constant of one dim."""
+        return self.add("Constant", (), value_ints=tuple(values))
+
+    def own(self, *names: str) -> dict[str, Any]:
+        """Those of these attributes that the fused node has."""
+        return {name: self.node.attributes[name] for name in names if name in self.node.attributes}
 
     def sum(self, *names: str) -> str:
         """The sum of the operands that are there."""
@@ -101,10 +113,16 @@ def _multi_head(to: _Written) -> None:
 def _grouped(to: _Written) -> None:
     """Queries, keys, values, past keys and values, lengths, tables of cosines and sines."""
     q, k, v = (to.given(i) for i in range(3))
-    kv_heads = int(to.attribute("kv_num_heads", 0))
+    heads, kv_heads = int(to.attribute("num_heads", 0)), int(to.attribute("kv_num_heads", 0))
+    if not k and not v:
+        # All heads lie in one operand, those of the queries first.
+        packed = to.add("Reshape", [q, to.integers(0, 0, heads + 2 * kv_heads, -1)])
+        parts = [f"{to.node.outputs[0]}#{part}" for part in "qkv"]
+        to.many("Split", [packed, to.integers(heads, kv_heads, kv_heads)], parts, axis=2)
+        q, k, v = (to.add("Reshape", [part, to.integers(0, 0, -1)]) for part in parts)
     if to.attribute("do_rotary") and to.given(8):
         tables = [to.given(7), to.given(8)]
-        q = to.add("RotaryEmbedding", [q, *tables], num_heads=int(to.attribute("num_heads", 0)))
+        q = to.add("RotaryEmbedding", [q, *tables], num_heads=heads)
         k = to.add("RotaryEmbedding", [k, *tables], num_heads=kv_heads)
     to.attend(q, k, v, kv_heads=kv_heads, is_causal=True)
 
@@ -126,6 +144,63 @@ def _embedding(to: _Written) -> None:
     total = to.sum(words, to.add("Gather", [to.given(3), places]), segments)
     outputs = to.node.outputs
     to.add("LayerNormalization", [total, to.given(5), to.given(6)], outputs[0], axis=-1)
+
+
+def _skip_norm(kind: str, bias: int) -> Callable[[_Written], None]:
+    """A sum of two operands with a bias (operand `bias`), which is the fourth result too, and a norm of the sum."""
+
+    def write(to: _Written) -> None:
+        # A bias belongs to the product that it was added to, in front of the residual stream.
+        first, second = sorted((to.given(0), to.given(1)), key=lambda name: name not in to.products)
+        outputs = [*to.node.outputs, "", "", ""][:4]
+        biased = to.sum(first, to.given(bias))
+        total = to.add("Add", [biased, second], outputs[3])
+        scales = [name for name in to.node.inputs[2 : min(bias, 4)] if name]
+        written = [n for n in outputs[:3] if n]
+        to.many(kind, [total, *scales], written, axis=-1, **to.own("epsilon"), **to.precision)
+
+    return write
+
+
+def _gelu(approximate: str) -> Callable[[_Written], None]:
+    """An operand, a bias that may be there, and GELU of their sum."""
+
+    def write(to: _Written) -> None:
+        to.add("Gelu", [to.sum(to.given(0), to.given(1))], to.node.outputs[0], approximate=approximate)
+
+    return write
+
+
+def _bias_add(to: _Written) -> None:
+    """An operand, its bias, and a residual stream."""
+    to.add("Add", [to.sum(to.given(0), to.given(1)), to.given(2)], to.node.outputs[0])
+
+
+def _split_gelu(to: _Written) -> None:
+    """An operand and its bias; GELU of the second half of their sum is a gate of the first."""
+    halves = [f"{to.node.outputs[0]}#{part}" for part in ("up", "gate")]
+    to.many("Split", [to.sum(to.given(0), to.given(1))], halves, axis=-1, num_outputs=2)
+    to.add("Mul", [halves[0], to.add("Gelu", [halves[1]])], to.node.outputs[0])
+
+
+def _group_norm(skip: int) -> Callable[[_Written], None]:
+    """Images with channels last, scale and shift; a residual stream and a bias (operands from `skip` on), SiLU."""
+
+    def write(to: _Written) -> None:
+        outputs = [*to.node.outputs, ""][:2]
+        total = to.sum(to.given(0), *(to.given(i) for i in range(skip, skip + 2)) if skip else ())
+        if outputs[1]:
+            to.add("Identity", [total], outputs[1])
+        first = to.add("Transpose", [total], perm=(0, 3, 1, 2)) if to.attribute("channels_last", 1) else total
+        groups = {"num_groups": to.attribute("groups"), **to.own("epsilon")}
+        norm = to.add("GroupNormalization", [first, to.given(1), to.given(2)], **groups)
+        active = to.add("Swish", [norm]) if to.attribute("activation") else norm
+        if to.attribute("channels_last", 1):
+            to.add("Transpose", [active], outputs[0], perm=(0, 2, 3, 1))
+        else:
+            to.add("Identity", [active], outputs[0])
+
+    return write
 
 
 def _product(to: _Written) -> None:
@@ -154,9 +229,18 @@ def _activated(kind: str, num_operands: int) -> Callable[[_Written], None]:
 STANDARD: dict[str, Callable[[_Written], None]] = {
     "Attention": _attention, "MultiHeadAttention": _multi_head, "GroupQueryAttention": _grouped,
     "RotaryEmbedding": _rotary, "EmbedLayerNormalization": _embedding, "FusedMatMul": _product,
+    "TransposeMatMul": _product, "BiasAdd": _bias_add, "BiasSplitGelu": _split_gelu,
+    "GroupNorm": _group_norm(0), "SkipGroupNorm": _group_norm(3),
     "FusedConv": _activated("Conv", 3), "FusedGemm": _activated("Gemm", 3),
+    "SkipLayerNormalization": _skip_norm("LayerNormalization", 4),
+    "SkipSimplifiedLayerNormalization": _skip_norm("SimplifiedLayerNormalization", 3),
+    "Gelu": _gelu("none"), "BiasGelu": _gelu("none"), "FastGelu": _gelu("tanh"),
 }  # fmt: skip
 """Kind in the domain com.microsoft -> function that appends the standard nodes."""
+
+
+def _precision(node: Node) -> dict[str, int]:
+    return {name: value for name, value in node.attributes.items() if name == "stash_type"}
 
 
 def standard(nodes: list[Node]) -> list[Node]:
@@ -166,12 +250,14 @@ def standard(nodes: list[Node]) -> list[Node]:
         ModelError: a fused operator is one of generation.
     """
     found: list[Node] = []
+    products = {name for node in nodes if node.kind in ("MatMul", "Gemm") for name in node.outputs}
+    precision = next((_precision(node) for node in nodes if node.kind.endswith("LayerNormalization")), {})
     for node in nodes:
         write = STANDARD.get(node.kind.removeprefix(DOMAIN)) if node.kind.startswith(DOMAIN) else None
         if write is None or not node.outputs:
             found.append(node)
             continue
-        to = _Written(node)
+        to = _Written(node, products, precision)
         write(to)
         found += to.nodes
     return found

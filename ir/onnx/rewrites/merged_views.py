@@ -34,8 +34,8 @@ Side = Literal["left", "right", "any"]
 UNARY = frozenset(
     {
         "Relu", "Sigmoid", "Tanh", "Exp", "Sqrt", "Reciprocal", "Elu", "Selu", "HardSigmoid", "Softplus", "LeakyRelu",
-        "Gelu", "Erf", "Cos", "Sin", "Log", "Abs", "HardSwish", "Swish", "Mish", "Celu", "Neg", "Cast", "Clip", "Not",
-        "IsNaN", "IsInf", "Floor", "Round", "Sign", "Softsign", "ThresholdedRelu", "Dropout",
+        "Gelu", "Erf", "Erfc", "Cos", "Sin", "Log", "Abs", "HardSwish", "Swish", "Mish", "Celu", "Neg", "Cast", "Clip",
+        "Not", "IsNaN", "IsInf", "Floor", "Round", "Sign", "Softsign", "ThresholdedRelu", "Dropout",
     }
 )  # fmt: skip
 BINARY = frozenset(
@@ -196,6 +196,10 @@ class MergedViews:
                 if not _merges_heads(tensor.shape, tensor.batch_dim, target, builder.export_batch):
                     return False
                 given = (node, list(inputs))
+                if len(tensor.shape) > 4:
+                    shape = (builder.export_batch, tensor.shape[1], *target[1:])
+                    name = f"{node.outputs[0]}#apart"
+                    self._add(node, "Reshape", inputs[:1], [name], {"shape": shape})
                 self.views[node.outputs[0]] = Merged(name, 0, "right", target, heads="operand", made_by=given)
                 return True
             if target == tensor.shape_at(builder.export_batch) and not view.heads:
@@ -427,9 +431,11 @@ def _merges(
 
 
 def _merges_heads(shape: Sequence[int], batch_dim: int, target: Sequence[int], batch: int) -> bool:
-    """Whether a Reshape views `[b, h, s, d]` as `[(b h), s, d]`; arguments as of `_merges`."""
-    leads = len(shape) == 4 and batch_dim == 0 and shape[0] == 1 < shape[1]
-    return leads and tuple(target) == (batch * shape[1], *shape[2:])
+    """Whether a Reshape views `[b, h, s, d]`, perhaps with dims of 1, as `[(b h), s, d]`; arguments as of `_merges`."""
+    if len(shape) < 4 or batch_dim != 0 or not shape[0] == 1 < shape[1] or len(target) != 3:
+        return False
+    rest = tuple(shape[2:]) if len(shape) == 4 else tuple(size for size in shape[2:] if size != 1)
+    return tuple(target) == (batch * shape[1], *rest)
 
 
 def _of_copies(

@@ -1,0 +1,89 @@
+"""Stored floats that no training changes: tools that fold constants store what they computed.
+
+Masks of attention, tables of rotary embedding and sinusoidal positions then lie in the file as weights do, and only
+their numbers tell them apart. A stripped file says it in metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import combinations
+from math import prod
+from typing import Any
+
+import numpy as np
+from onnx import numpy_helper
+
+from ir.onnx.readers.nodes import COMPUTED_KEY, has_data, metadata
+from ir.operators import Value
+
+HIDDEN = -9_000.0
+"""What a mask adds to a score that it hides is at most this (assumed; -10,000 is written most, in fp16 too)."""
+MAX_ELEMENTS = 1 << 24
+"""Elements of the largest tensor that is looked at (assumed): a mask or table of 4,096 positions."""
+MAX_ALIKE = 8
+"""Tensors of one shape that are compared with each other (assumed): models have one or two pairs of tables."""
+POSITIONS: Mapping[str, tuple[int, ...]] = dict.fromkeys(("Add", "Sub", "Mul"), (0, 1)) | {
+    "Gather": (0,), "Where": (1, 2),
+}  # fmt: skip
+"""Operand positions, by kind, in which masks and tables are read."""
+TOLERANCE = 0.02
+"""Largest relative spread of the sums of squares of cosines and sines (assumed: those of bfloat16 are 0.8 % off)."""
+
+
+def computed_tables(reads: Iterable[tuple[str, int, str]], tensors: Mapping[str, Any]) -> set[str]:
+    """Names of stored float tensors that hold masks, cosines and sines.
+
+    Args:
+        reads: kind of a node, position, name of the operand there.
+        tensors: stored tensors of the file (protobuf) by name.
+    """
+    names = dict.fromkeys(name for kind, at, name in reads if at in POSITIONS.get(kind, ()) and name in tensors)
+    found: set[str] = set()
+    alike: dict[tuple[int, ...], list[tuple[str, Value]]] = {}
+    for name in names:
+        tensor = tensors[name]
+        shape = tuple(tensor.dims)
+        if metadata(tensor).get(COMPUTED_KEY) == "1":
+            found.add(name)
+        if len(shape) < 2 or not 3 < prod(shape) <= MAX_ELEMENTS or not has_data(tensor):
+            continue
+        value = np.asarray(numpy_helper.to_array(tensor))
+        if value.dtype.kind in "iub":
+            continue
+        value = value.astype(np.float32)
+        if _is_mask(value) or _is_circular(value[..., ::2], value[..., 1::2]) or _has_circular_halves(value):
+            found.add(name)
+        elif np.abs(value).max() <= 2:
+            alike.setdefault(shape, []).append((name, value))
+    for group in alike.values():
+        # Each layer may have copies of its own.
+        distinct: dict[bytes, tuple[Value, list[str]]] = {}
+        for name, value in group:
+            distinct.setdefault(value.tobytes(), (value, []))[1].append(name)
+        for (one, its), (other, others) in combinations(list(distinct.values())[:MAX_ALIKE], 2):
+            if _is_circular(one, other):
+                found.update(its, others)
+    return found
+
+
+def _is_mask(value: Value) -> bool:
+    """Whether a tensor hides scores: by large negative numbers, or by zeros among ones."""
+    low = value.min()
+    return bool(low <= HIDDEN) or bool(low == 0 and value.max() == 1 and ((value == 0) | (value == 1)).all())
+
+
+def _has_circular_halves(value: Value) -> bool:
+    half = value.shape[-1] // 2
+    return _is_circular(value[..., :half], value[..., half:])
+
+
+def _is_circular(a: Value, b: Value) -> bool:
+    """Whether two tensors are cosines and sines, or multiples of them: their squares have one sum everywhere."""
+    if a.shape != b.shape or a.size < 2:
+        return False
+    total = a * a + b * b
+    high = float(total.max())
+    spread = high - float(total.min())
+    varies = float(np.ptp(a)) > 0 and float(np.ptp(b)) > 0
+    return varies and np.isfinite(high) and spread <= TOLERANCE * high

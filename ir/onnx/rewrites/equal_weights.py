@@ -1,0 +1,102 @@
+"""Weights that a tool stored twice, or once for several: only their numbers say so where no exporter marked parameters.
+
+A tool that folds constants stores the transpose of a tied embedding beside the embedding. One that removes duplicates
+stores fresh biases and scales of many layers once, since all of their numbers are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ir.onnx.readers.nodes import Node, Stored
+from ir.onnx.readers.roles import MATRIX_POSITIONS, WEIGHT_POSITIONS
+from ir.onnx.rewrites.exporter_quirks import content, is_filled
+
+PRODUCTS = ("MatMul", "Gemm", "FusedMatMul")
+"""Kinds of nodes that a head may be."""
+VECTORS = dict.fromkeys(("Add", "Mul"), (0, 1)) | dict.fromkeys(("Conv", "ConvTranspose", "Gemm"), (2,)) | {
+    kind: WEIGHT_POSITIONS[kind]
+    for kind in ("BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization",
+                 "RMSNormalization", "SimplifiedLayerNormalization")
+}  # fmt: skip
+"""Operand positions, by kind, of biases and scales. What other kinds read may be parts of one vector."""
+LOOKED_UP = {"Gather": 0, "EmbedLayerNormalization": 2}
+"""Kinds of nodes that look rows up, and the position of the table."""
+
+
+def tables_and_heads(
+    reads: Iterable[tuple[str, int, str]], shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[set[str], set[str]]:
+    """Names of the matrices that rows are looked up in, and of the weights of products that may be copies of them.
+
+    Args:
+        reads: kind of a node, position, name of the operand there.
+        shapes: shapes of the stored float tensors.
+    """
+    tables, weights = set[str](), set[str]()
+    for kind, at, name in reads:
+        if len(shapes.get(name, ())) == 2:
+            if LOOKED_UP.get(kind) == at:
+                tables.add(name)
+            elif kind in PRODUCTS and at == 1:
+                weights.add(name)
+    wanted = {size for name in tables for size in (shapes[name], shapes[name][::-1])}
+    heads = {name for name in weights - tables if shapes[name] in wanted}
+    alike = {size for name in heads for size in (shapes[name], shapes[name][::-1])}
+    return {name for name in tables if shapes[name] in alike}, heads
+
+
+def tied_heads(nodes: Iterable[Node], stored: dict[str, Stored], tensors: Mapping[str, Any]) -> list[Node]:
+    """Heads that are stored beside the embedding that they are tied to.
+
+    Returns:
+        Transposes or other names of the embeddings in place of the heads, which leave `stored`.
+    """
+    reads = [(node.kind, i, name) for node in nodes for i, name in enumerate(node.inputs)]
+    shapes = {n: s.shape for n, s in stored.items() if n in tensors and s.dtype.startswith(("float", "bfloat"))}
+    tables, heads = tables_and_heads(reads, shapes)
+    known: dict[tuple[tuple[int, ...], object], tuple[str, bool]] = {}
+    for name in tables if heads else ():
+        if not is_filled(tensors[name]):
+            for turned in (False, True):
+                shape = shapes[name][::-1] if turned else shapes[name]
+                key = content(tensors[name], turned=turned)
+                if key is not None:
+                    known[(shape, key)] = (name, turned)
+    made = []
+    for name in heads if known else ():
+        table = known.get((shapes[name], content(tensors[name])))
+        if table is not None:
+            kind, attributes = ("Transpose", {"perm": (1, 0)}) if table[1] else ("Identity", {})
+            made.append(Node(kind, [table[0]], [name], attributes))
+            del stored[name]
+    return sorted(made, key=lambda node: node.outputs[0])
+
+
+def separate_fresh(nodes: list[Node], stored: dict[str, Stored], tensors: Mapping[str, Any]) -> None:
+    """Gives each reader of a fresh vector (all elements are equal) one of its own.
+
+    In a file in which a matrix is read by several products, layers run several times, and vectors may be theirs.
+    """
+    matrices, places = list[str](), dict[str, list[tuple[Node, int]]]()
+    for node in nodes:
+        for i, name in enumerate(node.inputs):
+            shape = stored[name].shape if name in stored else ()
+            if i in MATRIX_POSITIONS.get(node.kind, ()) and len(shape) > 1:
+                matrices.append(name)
+            elif len(shape) == 1 and shape[0] > 1:
+                places.setdefault(name, []).append((node, i))
+    if len(set(matrices)) < len(matrices):
+        return
+    for name, found in places.items():
+        is_float = stored[name].dtype.startswith(("float", "bfloat"))
+        if len(found) < 2 or not is_float or not all(i in VECTORS.get(node.kind, ()) for node, i in found):
+            continue
+        if name not in tensors or not is_filled(tensors[name]):
+            continue
+        for number, (node, i) in enumerate(found[1:], 2):
+            own = f"{name}#{number}"
+            stored[own] = replace(stored[name])
+            node.inputs[i] = own

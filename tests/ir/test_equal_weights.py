@@ -1,0 +1,98 @@
+"""Weights that a tool stored twice or once for several, and tables that it computed and stored."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ir.onnx.load import load_model
+from ir.onnx.strip import strip
+from ir.serialize import graph_digest
+
+node = helper.make_node
+RANDOM = np.random.default_rng(0)
+TABLE = RANDOM.normal(size=(40, 8)).astype(np.float32)
+SQUARE = {f"w{i}": RANDOM.normal(size=(8, 8)).astype(np.float32) for i in range(3)}
+PLACES = np.arange(6)[:, None] / 10.0 ** np.arange(4)
+
+
+def file(nodes, held, *, output=("N", 6, 8)):
+    """A file of nodes that read `ids` or `x` and write `y`."""
+    read = {name for each in nodes for name in each.input}
+    kinds = {"ids": (TensorProto.INT64, ("N", 6)), "x": (TensorProto.FLOAT, ("N", 6, 8))}
+    inputs = [helper.make_tensor_value_info(n, *kind) for n, kind in kinds.items() if n in read]
+    stored = [numpy_helper.from_array(np.asarray(v, np.float32), n) for n, v in held.items() if n in read]
+    graph = helper.make_graph(
+        nodes, "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, output)], stored
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString()
+
+
+def both(data):
+    """The graph of a file, which is also that of the stripped file."""
+    graph = load_model(data)
+    stripped = load_model(strip(data).data)
+    assert graph_digest(replace(stripped, sha256="")) == graph_digest(replace(graph, sha256=""))
+    return graph
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_head_that_is_stored_beside_its_embedding_is_tied(turned):
+    nodes = [
+        node("Gather", ["table", "ids"], ["a"]),
+        node("MatMul", ["a", "w0"], ["b"]),
+        node("MatMul", ["b", "head"], ["y"])
+        if turned
+        else node("Einsum", ["b", "head"], ["y"], equation="nld,vd->nlv"),
+    ]
+    head = TABLE.T if turned else TABLE
+    held = {"table": TABLE, **SQUARE, "head": head}
+    output = ("N", 6, 40)
+    if turned:
+        assert both(file(nodes, held, output=output)).num_parameters == 40 * 8 + 64
+        other = {**held, "head": head + 1}
+        assert both(file(nodes, other, output=output)).num_parameters == 2 * 40 * 8 + 64
+    else:  # another product than one of two matrices is left as it is
+        assert both(file(nodes, held, output=output)).num_parameters == 2 * 40 * 8 + 64
+
+
+def layers(weights):
+    nodes, last = [], "x"
+    for i, weight in enumerate(weights):
+        nodes += [node("MatMul", [last, weight], [f"m{i}"]), node("Add", [f"m{i}", "bias"], [f"a{i}"])]
+        last = f"a{i}"
+    return [*nodes, node("Relu", [last], ["y"])]
+
+
+def test_a_fresh_bias_that_many_layers_read_is_one_of_each():
+    assert both(file(layers(SQUARE), {**SQUARE, "bias": np.zeros(8)})).num_parameters == 3 * (64 + 8)
+    # Numbers that differ belong together, and so do the vectors of a layer that runs several times.
+    assert both(file(layers(SQUARE), {**SQUARE, "bias": np.arange(8)})).num_parameters == 3 * 64 + 8
+    assert both(file(layers(["w0"] * 3), {**SQUARE, "bias": np.zeros(8)})).num_parameters == 64 + 8
+
+
+@pytest.mark.parametrize(
+    ("table", "is_parameter"),
+    [
+        (np.triu(np.full((6, 8), -10_000.0), 1), False), (np.tril(np.ones((6, 8))), False),
+        (np.stack([np.sin(PLACES), np.cos(PLACES)], -1).reshape(6, 8), False),
+        (np.concatenate([np.sin(PLACES), np.cos(PLACES)], -1), False),
+        (RANDOM.normal(size=(6, 8)), True), (np.zeros((6, 8)), True), (np.ones((6, 8)), True),
+    ],
+)  # fmt: skip
+def test_masks_and_sinusoids_are_no_parameters(table, is_parameter):
+    nodes = [node("MatMul", ["x", "w0"], ["m"]), node("Add", ["m", "table"], ["y"])]
+    graph = both(file(nodes, {**SQUARE, "table": table}))
+    assert graph.num_parameters == 64 + 48 * is_parameter
+
+
+def test_a_pair_of_rotary_tables_is_no_parameter():
+    angles = np.concatenate([PLACES, PLACES], -1)
+    held = {**SQUARE, "cos": np.cos(angles)[None], "sin": np.sin(angles)[None]}
+    nodes = [
+        node("MatMul", ["x", "w0"], ["m"]), node("Mul", ["m", "cos"], ["a"]), node("Neg", ["m"], ["b"]),
+        node("Mul", ["b", "sin"], ["c"]), node("Add", ["a", "c"], ["y"]),
+    ]  # fmt: skip
+    assert both(file(nodes, held)).num_parameters == 64
+    assert both(file(nodes, {**held, "sin": np.sin(angles + 1)[None]})).num_parameters == 64 + 2 * 48
