@@ -7,7 +7,6 @@ express (`automap.verify.target`); what the writers leave to the trainer they sa
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -26,6 +25,7 @@ from ir.blocks import Unit
 from ir.factors import Signature
 from ir.graph import Graph, Operator
 from ir.groups import fused_groups
+from ir.layers import layer_units
 from ir.operators.experts import DISPATCH
 
 
@@ -62,7 +62,9 @@ class ModelShape:
     """Sizes of a model that configurations ask for."""
 
     num_layers: int
-    """Units that the model has several times."""
+    """Layers, see `ir.layers`."""
+    has_experts: tuple[bool, ...]
+    """[layers] whether each has experts."""
     hidden: int | None
     """Last dim of what passes from layer to layer; null without layers."""
     heads: int | None
@@ -135,7 +137,7 @@ def read_run(plan: Plan, problem: Problem, target: Target) -> Run:
             repair=f"Search with --target {target.name}, or export for another target.",
         )
     found = degrees_of(lowered, evaluator)
-    layers = _layers(evaluator.blocks.units)
+    layers = {number: layer for layer, number in enumerate(layer_units(problem.graph, evaluator.blocks))}
     chunks = [tuple(layers[s.unit] for s in chunk if s.unit in layers) for chunk in lowered.chunks]
     segments = [segment for chunk in lowered.chunks for segment in chunk]
     inside = [segment for segment in segments if segment.unit in layers or not layers]
@@ -189,13 +191,6 @@ def _whole_head(lowered: LoweredPlan, evaluator: Evaluator, outside: Sequence[Se
     return max(found)[1] if found else None
 
 
-def _layers(units: Sequence[Unit]) -> dict[int, int]:
-    """Number of a unit that the model has several times -> its number among these."""
-    times = Counter(unit.type for unit in units)
-    repeated = [number for number, unit in enumerate(units) if times[unit.type] > 1]
-    return {number: layer for layer, number in enumerate(repeated)}
-
-
 def _shape(graph: Graph, units: Sequence[Unit], layers: Mapping[int, int]) -> ModelShape:
     boundary = next((units[number].boundary for number in layers), None)
     attention = next((group for group in fused_groups(graph) if group.kind == "attention"), None)
@@ -211,6 +206,10 @@ def _shape(graph: Graph, units: Sequence[Unit], layers: Mapping[int, int]) -> Mo
     routers = [op for op in graph if op.kind == DISPATCH]
     return ModelShape(
         num_layers=len(layers),
+        has_experts=tuple(
+            any(op.kind == DISPATCH for op in graph.operators[units[number].start : units[number].stop])
+            for number in layers
+        ),
         hidden=graph.tensors[boundary].shape[-1] if boundary else None,
         heads=heads,
         has_biases=any(

@@ -7,6 +7,7 @@ L loss.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -139,6 +140,9 @@ def _model(run: Run) -> Iterator[Flag]:
     if shape.experts:
         yield "--num-experts", str(shape.experts)
         yield "--moe-router-topk", str(shape.top_k)
+        if not all(shape.has_experts):
+            runs = (f"[{int(has)}]*{len(list(some))}" for has, some in itertools.groupby(shape.has_experts))
+            yield "--moe-layer-freq", f"({'+'.join(runs)})"
     # Padded to a multiple of this and tp: as in the plan, whatever tp is.
     multiple = run.problem.vocabulary_multiple
     yield "--make-vocab-size-divisible-by", str(multiple // math.gcd(multiple, run.degrees.tensor))

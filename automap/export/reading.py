@@ -8,7 +8,6 @@ as not read; what has one and no place in a stated strategy is refused.
 from __future__ import annotations
 
 import tomllib
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from automap.export.stated import (
 from automap.price.degrees import sequence_length
 from automap.price.evaluator import Evaluator
 from automap.targets import targets
+from ir.layers import is_one_stack, layer_units
 
 
 def read_configuration(path: Path) -> Stated:
@@ -95,9 +95,10 @@ def check_model(stated: Stated, name: str, evaluator: Evaluator) -> None:
         PlanError: it has more or fewer.
     """
     tokens = sequence_length(evaluator.problem.graph)
-    layers = [times for times in Counter(unit.type for unit in evaluator.blocks.units).values() if times > 1]
-    if len(layers) == 1 and stated.num_layers not in (None, *layers):
-        raise refuse("--num-layers", stated.num_layers, f"the model has {layers[0]}", f"Give the model of {name}.")
+    graph = evaluator.problem.graph
+    layers = layer_units(graph, evaluator.blocks)
+    if is_one_stack(graph, evaluator.blocks) and stated.num_layers not in (None, len(layers)):
+        raise refuse("--num-layers", stated.num_layers, f"the model has {len(layers)}", f"Give the model of {name}.")
     if stated.tokens not in (None, tokens) and tokens is not None:
         repair = f"Export the model with that length, or choose it: zoo:NAME:seq_len={stated.tokens}."
         raise PlanError(f"{name} has other samples", field="seq_len", value=stated.tokens, repair=repair)

@@ -42,6 +42,7 @@ from automap.price.tied_parameters import TiedParameters
 from automap.problem import Problem
 from automap.schedule import KINDS, arrange
 from ir.factors import BROADCAST, PARTIAL
+from ir.layers import layer_spans
 
 _COLLECTIVES_PER_OPERATOR = 16
 """Room for the collectives of an operator, forward and backward; a list that does not fit is refused."""
@@ -360,7 +361,8 @@ class Evaluator:
             rows = self.tables.rows(unit_type)
             core = self.tables.core[rows.start : rows.stop]
             target = self.problem.target
-            is_layer = sum(unit.type == unit_type for unit in self.blocks.units) > 1
+            spans = layer_spans(self.problem.graph, self.blocks)
+            is_layer = any(self.blocks.units[number].type == unit_type for span in spans for number in span)
             if self.is_frozen(unit_type):
                 self._masks[unit_type] = dict.fromkeys(RECOMPUTE_MODES, np.zeros(len(rows), dtype=np.bool_))
                 return self._masks[unit_type]

@@ -6,7 +6,6 @@ Published runs and the strategies that people state are built from these parts. 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -25,6 +24,7 @@ from automap.targets import ANY
 from ir.factors import BROADCAST, PARTIAL, Placement
 from ir.graph import Operator
 from ir.groups import fused_groups
+from ir.layers import layer_spans, layer_units
 from ir.operators.experts import COMBINE, DISPATCH, PRODUCT
 from ir.operators.measured import LAYER
 
@@ -192,7 +192,6 @@ def chunks(
     signatures: Ints,
     num_chunks: int,
     masks: Callable[[int], Mask],
-    unlike: int = 0,
     sizes: Sequence[int] | None = None,
 ) -> tuple[tuple[Segment, ...], ...]:
     """The layers spread over chunks as evenly as they go; the outer chunks, which hold embedding and head, have fewer.
@@ -200,18 +199,18 @@ def chunks(
     Args:
         signatures: [operator rows, axes].
         masks: unit type to [operators] which of them are recomputed.
-        unlike: so many of the first layers are of other types than the rest.
         sizes: layers of each chunk; None = even.
 
     Raises:
         Unpriced: there are fewer layers than chunks, or not as many as `sizes` says.
     """
     kinds = [unit.type for unit in evaluator.blocks.units]
-    numbers = _layers(evaluator, unlike)
+    numbers = _layers(evaluator)
     if num_chunks > len(kinds):
         raise Unpriced(f"{len(numbers)} layers cannot be cut into {num_chunks} stages")
     chosen = by_type(evaluator, signatures)
-    again = [masks(kind) if n in numbers else evaluator.masks(kind)["none"] for n, kind in enumerate(kinds)]
+    inside = {*numbers, *(n for span in layer_spans(evaluator.problem.graph, evaluator.blocks) for n in span)}
+    again = [masks(kind) if n in inside else evaluator.masks(kind)["none"] for n, kind in enumerate(kinds)]
     segments = [evaluator.segment(number, chosen, mask) for number, mask in enumerate(again)]
     if sizes is not None and (sum(sizes) != len(numbers) or len(sizes) != num_chunks):
         raise Unpriced(f"{len(numbers)} layers in {num_chunks} stages are not {', '.join(map(str, sizes))}")
@@ -223,7 +222,7 @@ def chunks(
 
 def layer_counts(evaluator: Evaluator, chunks: Sequence[Sequence[Segment]]) -> tuple[int, ...] | None:
     """Layers of each chunk in dataflow order; None where they are as even as they go."""
-    numbers = {*_layers(evaluator, 0)}
+    numbers = {*_layers(evaluator)}
     counts = [len({segment.unit for segment in chunk} & numbers) for chunk in chunks]
     return None if counts == _even(len(numbers), len(chunks)) else tuple(counts)
 
@@ -254,23 +253,19 @@ def recompute_masks(evaluator: Evaluator, trainer: str, mode: str) -> Callable[[
     return mask
 
 
-def _layers(evaluator: Evaluator, unlike: int) -> list[int]:
+def _layers(evaluator: Evaluator) -> list[int]:
     """Units that people count as layers.
 
-    In a measured profile those with one of its layers. Else those of kinds that the model has several times, such as
-    the layers of an encoder and those of a decoder, and `unlike` ones before the most frequent kind. Where these are
-    fewer than half of the units with weights, as in VGG, those with weights.
+    In a measured profile those with one of its layers. Else those of `ir.layers`, such as the layers of an encoder and
+    those of a decoder. Where these are fewer than half of the units with weights, as in VGG, those with weights.
     """
     graph, units = evaluator.problem.graph, evaluator.blocks.units
     measured = [i for i, u in enumerate(units) if any(op.kind == LAYER for op in graph.operators[u.start : u.stop])]
     if measured:
         return measured
-    kinds = [unit.type for unit in units]
-    times = Counter(kinds)
-    first = kinds.index(max(times, key=lambda kind: times[kind]))
-    repeated = [i for i, kind in enumerate(kinds) if times[kind] > 1]
+    layers = layer_units(graph, evaluator.blocks)
     weighty = [i for i, u in enumerate(units) if any(map(graph.is_weight, _read(graph.operators[u.start : u.stop])))]
-    return sorted({*range(first - unlike, first), *repeated}) if 2 * len(repeated) >= len(weighty) else weighty
+    return list(layers) if 2 * len(layers) >= len(weighty) else weighty
 
 
 def _read(operators: Sequence[Operator]) -> set[str]:

@@ -33,6 +33,7 @@ from automap.targets import Target, targets
 from ir.factors import BROADCAST
 from ir.graph import Graph
 from ir.groups import fused_groups
+from ir.layers import is_one_stack, layer_spans
 from ir.operators.experts import PRODUCT
 
 NORMALISATIONS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
@@ -186,20 +187,25 @@ def _expressible(space: PlanSpace, target: Target, shape: Shape, along: bool) ->
 def _windows(space: PlanSpace, target: Target) -> dict[int, tuple[tuple[int, int], ...]]:
     """Number of chunks -> ends of each: the first layer stays with all before it, the last one with all behind it."""
     types = [unit.type for unit in space.linkage.blocks.units]
-    numbers = [number for number, kind in enumerate(types) if types.count(kind) > 1] or list(range(len(types)))
+    graph, blocks = space.problem.graph, space.linkage.blocks
+    spans = layer_spans(graph, blocks) or tuple(range(number, number + 1) for number in range(len(types)))
+    numbers = [number for span in spans for number in span]
     constrained = Constrained(space.problem, space.evaluator, WHOLE)
     kinds = {types[number] for number in numbers}
     found: dict[int, tuple[tuple[int, int], ...]] = {}
-    # A configuration counts layers of one kind; those of an encoder and a decoder it does not.
-    if (len(kinds) > 1 and target.transformers) or (target.stages_of_modules and _num_layer_kinds(space) > 1):
+    # A configuration counts the layers of one stack; those of an encoder and a decoder it does not.
+    several = len(kinds) > 1 and target.transformers and not is_one_stack(graph, blocks)
+    if several or (target.stages_of_modules and _num_layer_kinds(space) > 1):
         return found
     if target.grain != "operators" and not cuts_between_modules(space.problem.graph):
         return found
     stops = [number for number in range(len(types)) if not target.stages_of_modules or _has_module(space, number)]
+    # A first layer of several units is not cut.
+    first = spans[0].stop - (len(spans[0]) == 1)
     last = min(numbers[-1] + 1, stops[-1]) if stops else 0
     for count in {shape.num_chunks for shape in space.shapes if shape.num_chunks > 1}:
         rows = [constrained.window(chunk, count) for chunk in range(count)]
-        lows = [max(low, numbers[0] + chunk) for chunk, (low, _) in enumerate(rows[:-1])]
+        lows = [max(low, first + chunk) for chunk, (low, _) in enumerate(rows[:-1])]
         highs = [min(high, last - (count - 2 - chunk)) for chunk, (_, high) in enumerate(rows[:-1])]
         if all(low <= high for low, high in zip(lows, highs, strict=True)):
             found[count] = (*zip(lows, highs, strict=True), rows[-1])

@@ -114,7 +114,6 @@ def _case(run: Run) -> Case:
             chosen,
             shape.pp * virtual,
             recompute_masks(evaluator, run.stack, recompute or "none"),
-            (run.model.get("moe") or {}).get("dense_layers") or 0,
         ),
         zero=zero,
         zero_axes=np.array([axis.size > 1 and axis.shards_states for axis in axes]),

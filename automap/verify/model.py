@@ -16,7 +16,7 @@ from automap.problem import Problem
 from ir.blocks import Blocks, carried_tensors, find_units
 from ir.factors import FactorRule, placement_text
 from ir.graph import Graph
-from ir.groups import FusedGroup
+from ir.groups import FusedGroup, fused_groups
 from ir.linkage import Group, Linkage, link
 
 Texts = tuple[str, ...]
@@ -62,6 +62,35 @@ class Model:
     def carried(self) -> frozenset[str]:
         """Tensors that may cross a cut between stages beside the one that must."""
         return carried_tensors(self.graph)
+
+    @functools.cached_property
+    def layers(self) -> frozenset[int]:
+        """Numbers of the units that are in layers, as trainers count them: those that the model has several times, and
+        next to them units with as much attention, alone or with what follows them, if operands and results have the
+        shapes of theirs."""
+        units, groups = self.blocks.units, fused_groups(self.graph)
+        heads = Counter(self.unit_of.get(min(group.members)) for group in groups if group.kind == "attention")
+        found = {number for number, unit in enumerate(units) if self.times[unit.type] > 1}
+        attending = {number for number in heads if heads[number] in {heads[one] for one in found}}
+        shapes = {self.crossing_shapes(number) for number in found}
+        waiting = set[int]()
+        for number in range(min(found, default=0) - 1, -1, -1):
+            if self.crossing_shapes(number) not in shapes:
+                break
+            waiting.add(number)
+            if number in attending:
+                found, waiting = found | waiting, set()
+        for number in range(max(found, default=len(units)) + 1, len(units)):
+            if number not in attending or self.crossing_shapes(number) not in shapes:
+                break
+            found.add(number)
+        return frozenset(found)
+
+    def crossing_shapes(self, number: int) -> tuple[tuple[int, ...] | None, ...]:
+        """The shapes of what crosses into a unit and out of it; None where nothing does."""
+        into = self.blocks.units[number - 1].boundary if number else None
+        both = into, self.blocks.units[number].boundary
+        return tuple(None if name is None else self.graph.tensors[name].shape for name in both)
 
     @functools.cached_property
     def linkage(self) -> Linkage:

@@ -6,7 +6,6 @@ Units: samples.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -125,9 +124,8 @@ def read_chunks(plan: Plan, model: Model) -> tuple[Chunk, ...]:
 
 
 def layer_operators(chunk: Chunk, model: Model) -> list[int]:
-    """The operators of a stage in layers: units that the model has several times."""
-    times = Counter(unit.type for unit in model.blocks.units)
-    return [i for i in chunk.operators if times[model.blocks.units[model.unit_of[i]].type] > 1]
+    """The operators of a stage in layers."""
+    return [i for i in chunk.operators if model.unit_of[i] in model.layers]
 
 
 def place_operators(chunk: Chunk, model: Model) -> Iterator[Violation]:

@@ -58,11 +58,13 @@ def check_target(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[
 def _has_several_kinds(model: Model, target: Target) -> bool:
     """Whether a configuration that counts the layers of stages would count those of an encoder and of a decoder."""
     units = model.blocks.units
-    times = Counter(unit.type for unit in units)
-    repeated = {kind for kind, count in times.items() if count > 1}
+    kinds = {units[number].type for number in model.layers}
+    is_row = bool(model.layers) and max(model.layers) - min(model.layers) + 1 == len(model.layers)
+    is_stack = is_row and not model.carried and len(set(map(model.crossing_shapes, model.layers))) == 1
     inside = {i for group in fused_groups(model.graph) if group.kind == "attention" for i in group.members}
     attending = {units[model.unit_of[i]].type for i in inside if i in model.unit_of}
-    return (target.transformers and len(repeated) > 1) or (target.stages_of_modules and len(attending) > 1)
+    several = target.transformers and len(kinds) > 1 and not is_stack
+    return several or (target.stages_of_modules and len(attending) > 1)
 
 
 def _modes(chunks: Sequence[Chunk], model: Model, target: Target) -> Iterator[Violation]:

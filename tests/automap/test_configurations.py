@@ -30,6 +30,11 @@ MODELS = {
     "gpt": (GPT, {}),
     "long": (GPT, {"cp": 2}),
     "moe": ("moe:layers=4,hidden=64,heads=4,kv_heads=4,ffn=128,experts=4,seq_len=32,vocab_size=96", {}),
+    "latent": (
+        "moe:layers=6,hidden=64,heads=4,head_dim=16,kv_rank=32,rope_dim=16,ffn=128,dense_layers=2,experts=4,seq_len=32,"
+        "vocab_size=96",
+        {},
+    ),
 }
 FILES = {
     "megatron-core": ("megatron.sh", "megatron.yaml"),
@@ -39,7 +44,7 @@ FILES = {
     "pytorch": ("pytorch.json",),
     "onnx": ("onnx_devices.json",),
 }
-NO_PLANS = {("long", "deepspeed"), ("long", "pytorch"), ("moe", "pytorch")}
+NO_PLANS = {("long", "deepspeed"), ("long", "pytorch"), ("moe", "pytorch"), ("latent", "pytorch")}
 CASES = [(model, target) for model in MODELS for target in FILES if (model, target) not in NO_PLANS]
 
 

@@ -47,11 +47,15 @@ MODELS = {
     "long": (GPT, {"cp": 2}),
     "moe": ("moe:layers=4,hidden=64,heads=4,kv_heads=2,ffn=128,experts=4,seq_len=32,vocab_size=96", {}),
     "resnet": ("resnet:blocks=2-2,width=8,image_size=32,num_classes=16", {}),
-}
+    "first dense": (
+        "moe:layers=4,hidden=64,heads=4,kv_heads=2,ffn=128,experts=4,dense_layers=1,seq_len=32,vocab_size=96", {},
+    ),
+}  # fmt: skip
 CASES = [
     (model, target)
     for model in MODELS
     for target in WRITERS
+    if model != "first dense" or target == "megatron-core"
     if model != "resnet" or target not in ("megatron-core", "torchtitan")
     if model != "long" or target not in ("deepspeed", "pytorch", "automap")
 ]
@@ -114,6 +118,7 @@ def megatron_arguments(script: str) -> argparse.Namespace:
     for name in SWITCHES:
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--pipeline-model-parallel-layout")
+    parser.add_argument("--moe-layer-freq")
     parser.add_argument("--sgd-momentum", type=float)
     words = shlex.split(script.replace("MODEL_PARALLEL_ARGS=(", " ").replace("MODEL_ARGS=(", " "), comments=True)
     flags = [word for word in words[: words.index("torchrun")] if word not in (")", "#!/bin/bash")]
@@ -159,6 +164,10 @@ def check_megatron(plan: Plan, problem: Problem, files: Mapping[str, str]) -> No
         assert found.num_experts % found.expert_model_parallel_size == 0
         assert data * cp * tp % (found.expert_model_parallel_size * found.expert_tensor_parallel_size) == 0
         assert found.sequence_parallel or tp == 1
+        # moe_freq_type evaluates the list.
+        has_experts = eval(found.moe_layer_freq) if found.moe_layer_freq else [1] * found.num_layers
+        scopes = {op.name.split(".mlp")[0] for op in problem.graph if ".experts" in op.name}
+        assert has_experts == [int(f"layers.{number}" in scopes) for number in range(found.num_layers)]
     assert found.disable_bias_linear == bool(found.num_experts)
     assert found.recompute_granularity == "full" or found.recompute_num_layers is None
     # The numbers of the plan.

@@ -1,0 +1,65 @@
+"""Layers: the units that the configurations of trainers count.
+
+They are the units that a model has several times. Of transformers, what stands next to them with as much attention,
+and takes and makes what they do, is a layer too, though the model has it once: a first layer with a plain MLP before
+those with experts. Units are cut wherever one tensor crosses, so that such a layer may be two of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ir.blocks import Blocks, carried_tensors
+from ir.graph import Graph
+from ir.groups import fused_groups
+
+Shapes = tuple[tuple[int, ...] | None, ...]
+
+
+def layer_spans(graph: Graph, blocks: Blocks) -> tuple[range, ...]:
+    """Numbers of the units of each layer, in their order; none where no unit is there twice.
+
+    Args:
+        blocks: the units of the graph.
+    """
+    units = blocks.units
+    times = Counter(unit.type for unit in units)
+    found = [range(number, number + 1) for number, unit in enumerate(units) if times[unit.type] > 1]
+    known = {_shapes(graph, blocks, span[0]) for span in found}
+    first_members = [group.members[0] for group in fused_groups(graph) if group.kind == "attention"]
+    count = [sum(unit.start <= member < unit.stop for member in first_members) for unit in units]
+    usual = {count[span[0]] for span in found} - {0}
+    attends = {number for number, times_there in enumerate(count) if times_there in usual}
+    while found and found[0].start > 0:
+        first = found[0].start - 1
+        while first > 0 and first not in attends and _shapes(graph, blocks, first) in known:
+            first -= 1
+        if first not in attends or _shapes(graph, blocks, first) not in known:
+            break
+        found.insert(0, range(first, found[0].start))
+    while found and found[-1].stop in attends and _shapes(graph, blocks, found[-1].stop) in known:
+        found.append(range(found[-1].stop, found[-1].stop + 1))
+    return tuple(found)
+
+
+def layer_units(graph: Graph, blocks: Blocks) -> tuple[int, ...]:
+    """Number of the last unit of each layer, ascending; see `layer_spans`."""
+    return tuple(span[-1] for span in layer_spans(graph, blocks))
+
+
+def is_one_stack(graph: Graph, blocks: Blocks) -> bool:
+    """Whether layers follow each other, all take and make tensors of one shape, and nothing crosses them besides.
+
+    An encoder and a decoder are two stacks, and so are the stages of a pyramid.
+    """
+    spans = layer_spans(graph, blocks)
+    numbers = [number for span in spans for number in span]
+    follow = bool(numbers) and numbers == list(range(numbers[0], numbers[-1] + 1))
+    return follow and len({_shapes(graph, blocks, n) for n in numbers}) == 1 and not carried_tensors(graph)
+
+
+def _shapes(graph: Graph, blocks: Blocks, number: int) -> Shapes:
+    """Shapes of what crosses into a unit and out of it."""
+    before = blocks.units[number - 1].boundary if number else None
+    crossing = (before, blocks.units[number].boundary)
+    return tuple(None if name is None else graph.tensors[name].shape for name in crossing)
