@@ -7,6 +7,7 @@ those with experts. Units are cut wherever one tensor crosses, so that such a la
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 from ir.blocks import Blocks, carried_tensors
@@ -26,8 +27,7 @@ def layer_spans(graph: Graph, blocks: Blocks) -> tuple[range, ...]:
     times = Counter(unit.type for unit in units)
     found = [range(number, number + 1) for number, unit in enumerate(units) if times[unit.type] > 1]
     known = {_shapes(graph, blocks, span[0]) for span in found}
-    first_members = [group.members[0] for group in fused_groups(graph) if group.kind == "attention"]
-    count = [sum(unit.start <= member < unit.stop for member in first_members) for unit in units]
+    count = _attention(graph, blocks)
     usual = {count[span[0]] for span in found} - {0}
     attends = {number for number, times_there in enumerate(count) if times_there in usual}
     while found and found[0].start > 0:
@@ -42,9 +42,36 @@ def layer_spans(graph: Graph, blocks: Blocks) -> tuple[range, ...]:
     return tuple(found)
 
 
-def layer_units(graph: Graph, blocks: Blocks) -> tuple[int, ...]:
-    """Number of the last unit of each layer, ascending; see `layer_spans`."""
-    return tuple(span[-1] for span in layer_spans(graph, blocks))
+def layer_units(graph: Graph, blocks: Blocks) -> dict[int, int]:
+    """Number of the last unit of each span of `layer_spans`, ascending -> how many layers are in that span.
+
+    They are several where layers of a few kinds take turns, such as every second one with experts: what is repeated is
+    all of them together. In one stack there are as many as there is attention.
+    """
+    spans = layer_spans(graph, blocks)
+    if not is_one_stack(graph, blocks):
+        return {span[-1]: 1 for span in spans}
+    count = _attention(graph, blocks)
+    return {span[-1]: max(1, sum(count[number] for number in span)) for span in spans}
+
+
+def layers_with(graph: Graph, blocks: Blocks, kind: str) -> tuple[bool, ...]:
+    """[layers] whether each layer has an operator of a kind."""
+    found: list[bool] = []
+    begins = sorted(group.members[0] for group in fused_groups(graph) if group.kind == "attention")
+    times = layer_units(graph, blocks)
+    for span in layer_spans(graph, blocks):
+        first, last = blocks.units[span[0]].start, blocks.units[span[-1]].stop
+        inside = [begin for begin in begins if first <= begin < last][: times[span[-1]]]
+        cuts = [first, *inside[1:], last]
+        found += [any(op.kind == kind for op in graph.operators[a:b]) for a, b in itertools.pairwise(cuts)]
+    return tuple(found)
+
+
+def _attention(graph: Graph, blocks: Blocks) -> list[int]:
+    """[units] how often each unit attends."""
+    first = [group.members[0] for group in fused_groups(graph) if group.kind == "attention"]
+    return [sum(unit.start <= member < unit.stop for member in first) for unit in blocks.units]
 
 
 def is_one_stack(graph: Graph, blocks: Blocks) -> bool:

@@ -7,6 +7,7 @@ express (`automap.verify.target`); what the writers leave to the trainer they sa
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -21,11 +22,11 @@ from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
 from automap.targets import Target
 from automap.verify import Verifier
-from ir.blocks import Unit
+from ir.blocks import Blocks
 from ir.factors import Signature
 from ir.graph import Graph, Operator
 from ir.groups import fused_groups
-from ir.layers import layer_units
+from ir.layers import layer_units, layers_with
 from ir.operators.experts import DISPATCH
 
 
@@ -137,8 +138,8 @@ def read_run(plan: Plan, problem: Problem, target: Target) -> Run:
             repair=f"Search with --target {target.name}, or export for another target.",
         )
     found = degrees_of(lowered, evaluator)
-    layers = {number: layer for layer, number in enumerate(layer_units(problem.graph, evaluator.blocks))}
-    chunks = [tuple(layers[s.unit] for s in chunk if s.unit in layers) for chunk in lowered.chunks]
+    layers = _layers(problem.graph, evaluator.blocks)
+    chunks = [tuple(layer for s in chunk for layer in layers.get(s.unit, ())) for chunk in lowered.chunks]
     segments = [segment for chunk in lowered.chunks for segment in chunk]
     inside = [segment for segment in segments if segment.unit in layers or not layers]
     again = {bool(segment.recomputed.any()): bool(segment.recomputed.all()) for segment in inside}
@@ -151,7 +152,7 @@ def read_run(plan: Plan, problem: Problem, target: Target) -> Run:
         layers=tuple(chunks),
         recompute="none" if True not in again else "full" if again[True] else "selective",
         whole_head=_whole_head(lowered, evaluator, [s for s in segments if s.unit not in layers], found[0]),
-        shape=_shape(problem.graph, evaluator.blocks.units, layers),
+        shape=_shape(problem.graph, evaluator.blocks, layers),
         devices=len(devices),
         lowered=lowered,
         evaluator=evaluator,
@@ -191,7 +192,15 @@ def _whole_head(lowered: LoweredPlan, evaluator: Evaluator, outside: Sequence[Se
     return max(found)[1] if found else None
 
 
-def _shape(graph: Graph, units: Sequence[Unit], layers: Mapping[int, int]) -> ModelShape:
+def _layers(graph: Graph, blocks: Blocks) -> dict[int, range]:
+    """Number of a unit of `layer_units` -> the numbers of its layers, from 0."""
+    times = layer_units(graph, blocks)
+    ends = itertools.accumulate(times.values())
+    return {number: range(end - times[number], end) for number, end in zip(times, ends, strict=True)}
+
+
+def _shape(graph: Graph, blocks: Blocks, layers: Mapping[int, range]) -> ModelShape:
+    units = blocks.units
     boundary = next((units[number].boundary for number in layers), None)
     attention = next((group for group in fused_groups(graph) if group.kind == "attention"), None)
     heads = None
@@ -205,11 +214,8 @@ def _shape(graph: Graph, units: Sequence[Unit], layers: Mapping[int, int]) -> Mo
             heads = dict(op.attributes).get("q_num_heads")
     routers = [op for op in graph if op.kind == DISPATCH]
     return ModelShape(
-        num_layers=len(layers),
-        has_experts=tuple(
-            any(op.kind == DISPATCH for op in graph.operators[units[number].start : units[number].stop])
-            for number in layers
-        ),
+        num_layers=sum(map(len, layers.values())),
+        has_experts=layers_with(graph, blocks, DISPATCH),
         hidden=graph.tensors[boundary].shape[-1] if boundary else None,
         heads=heads,
         has_biases=any(

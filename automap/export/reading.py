@@ -96,9 +96,9 @@ def check_model(stated: Stated, name: str, evaluator: Evaluator) -> None:
     """
     tokens = sequence_length(evaluator.problem.graph)
     graph = evaluator.problem.graph
-    layers = layer_units(graph, evaluator.blocks)
-    if is_one_stack(graph, evaluator.blocks) and stated.num_layers not in (None, len(layers)):
-        raise refuse("--num-layers", stated.num_layers, f"the model has {len(layers)}", f"Give the model of {name}.")
+    layers = sum(layer_units(graph, evaluator.blocks).values())
+    if is_one_stack(graph, evaluator.blocks) and stated.num_layers not in (None, layers):
+        raise refuse("--num-layers", stated.num_layers, f"the model has {layers}", f"Give the model of {name}.")
     if stated.tokens not in (None, tokens) and tokens is not None:
         repair = f"Export the model with that length, or choose it: zoo:NAME:seq_len={stated.tokens}."
         raise PlanError(f"{name} has other samples", field="seq_len", value=stated.tokens, repair=repair)

@@ -6,6 +6,7 @@ Published runs and the strategies that people state are built from these parts. 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -214,7 +215,14 @@ def chunks(
     segments = [evaluator.segment(number, chosen, mask) for number, mask in enumerate(again)]
     if sizes is not None and (sum(sizes) != len(numbers) or len(sizes) != num_chunks):
         raise Unpriced(f"{len(numbers)} layers in {num_chunks} stages are not {', '.join(map(str, sizes))}")
-    ends = [0, *_ends(numbers, sizes or _even(len(numbers), num_chunks)), len(kinds)]
+    if sizes is not None and any(
+        numbers[end - 1] == numbers[end] for end in itertools.accumulate(sizes[:-1]) if 0 < end < len(numbers)
+    ):
+        raise Unpriced(
+            f"{', '.join(map(str, sizes))} layers cut what the model repeats as one: layers of several kinds"
+        )
+    units = sorted({*numbers})
+    ends = [0, *(_ends(numbers, sizes) if sizes else _ends(units, _even(len(units), num_chunks))), len(kinds)]
     if any(a >= b for a, b in itertools.pairwise(ends)):
         raise Unpriced(f"{len(numbers)} layers cannot be cut into {num_chunks} stages")
     return tuple(tuple(segments[a:b]) for a, b in itertools.pairwise(ends))
@@ -222,9 +230,10 @@ def chunks(
 
 def layer_counts(evaluator: Evaluator, chunks: Sequence[Sequence[Segment]]) -> tuple[int, ...] | None:
     """Layers of each chunk in dataflow order; None where they are as even as they go."""
-    numbers = {*_layers(evaluator)}
-    counts = [len({segment.unit for segment in chunk} & numbers) for chunk in chunks]
-    return None if counts == _even(len(numbers), len(chunks)) else tuple(counts)
+    numbers = Counter(_layers(evaluator))
+    counts = [[numbers[unit] for unit in sorted({segment.unit for segment in chunk} & {*numbers})] for chunk in chunks]
+    is_even = [len(some) for some in counts] == _even(len(numbers), len(chunks))
+    return None if is_even else tuple(sum(some) for some in counts)
 
 
 def recompute_masks(evaluator: Evaluator, trainer: str, mode: str) -> Callable[[int], Mask]:
@@ -254,7 +263,7 @@ def recompute_masks(evaluator: Evaluator, trainer: str, mode: str) -> Callable[[
 
 
 def _layers(evaluator: Evaluator) -> list[int]:
-    """Units that people count as layers.
+    """Units that people count as layers, each as often as it has layers.
 
     In a measured profile those with one of its layers. Else those of `ir.layers`, such as the layers of an encoder and
     those of a decoder. Where these are fewer than half of the units with weights, as in VGG, those with weights.
@@ -265,7 +274,8 @@ def _layers(evaluator: Evaluator) -> list[int]:
         return measured
     layers = layer_units(graph, evaluator.blocks)
     weighty = [i for i, u in enumerate(units) if any(map(graph.is_weight, _read(graph.operators[u.start : u.stop])))]
-    return list(layers) if 2 * len(layers) >= len(weighty) else weighty
+    every = [number for number, times in layers.items() for _ in range(times)]
+    return every if 2 * len(layers) >= len(weighty) else weighty
 
 
 def _read(operators: Sequence[Operator]) -> set[str]:

@@ -1,10 +1,24 @@
 """Which units are layers: repeated ones, and what is like them beside them."""
 
+import numpy as np
 import pytest
 
+from automap.cluster import parse_cluster
+from automap.errors import PlanError
+from automap.export.export import export, save
+from automap.export.reading import check_model, read_configuration
+from automap.price.estimate import annotate
+from automap.problem import Problem
+from automap.runtime.torch_export import export_onnx
+from automap.runtime.transformers_models import from_config
+from automap.space.stated_strategy import Strategy, hand_made
+from automap.space.target_limits import plan_space
 from ir import zoo
 from ir.blocks import find_units
-from ir.layers import is_one_stack, layer_spans, layer_units
+from ir.layers import is_one_stack, layer_spans, layer_units, layers_with
+from ir.loss import with_loss
+from ir.onnx.load import load_model
+from ir.operators.experts import DISPATCH
 
 SIZES = "hidden=32,heads=4,seq_len=16,vocab_size=96"
 MOE = f"moe:experts=4,ffn=48,moe_ffn=24,{SIZES}"
@@ -29,7 +43,8 @@ def test_first_layers_without_experts_are_layers(dense):
     graph = zoo.build(f"{MOE},layers=6" + (f",dense_layers={dense}" if dense else ""))
     blocks = find_units(graph)
     assert scopes_of(graph, "layers.") == [{str(number)} for number in range(6)]
-    assert len(layer_units(graph, blocks)) == 6
+    assert list(layer_units(graph, blocks).values()) == [1] * 6
+    assert layers_with(graph, blocks, DISPATCH) == tuple(number >= dense for number in range(6))
     assert is_one_stack(graph, blocks)
 
 
@@ -53,5 +68,37 @@ def test_encoders_with_decoders_and_pyramids_are_several_stacks(spec):
 
 def test_a_model_without_repeats_has_no_layers():
     graph = zoo.build(f"gpt:layers=1,{SIZES}")
-    assert layer_units(graph, find_units(graph)) == ()
+    assert layer_units(graph, find_units(graph)) == {}
     assert not is_one_stack(graph, find_units(graph))
+
+
+@pytest.mark.slow
+def test_layers_that_take_turns_are_counted_one_by_one(tmp_path):
+    """Every second one has experts, so that two of them are what is repeated; a stage cannot end between these two."""
+    from transformers import Qwen3MoeConfig
+
+    config = Qwen3MoeConfig(
+        vocab_size=96, hidden_size=32, intermediate_size=48, moe_intermediate_size=24, num_hidden_layers=8,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_experts=4, num_experts_per_tok=2,
+        decoder_sparse_step=2, max_position_embeddings=32,
+    )  # fmt: skip
+    config.architectures = ["Qwen3MoeForCausalLM"]
+    config.save_pretrained(tmp_path)
+    graph = with_loss(load_model(export_onnx(from_config(f"{tmp_path}:seq_len=16"))))
+    blocks = find_units(graph)
+    assert list(layer_units(graph, blocks).values()) == [2] * 4
+    assert layers_with(graph, blocks, DISPATCH) == (False, True) * 4
+    training = {"global_batch": 16, "target": "megatron-core"}
+    problem = Problem.build(graph, parse_cluster("2xA100"), training, {"fix": {"pp": 2}})
+    space = plan_space(problem)
+    for values in space.random_batch(np.random.default_rng(0), 8).tolist():
+        plan = annotate(space.decode(values), space.lowered(values), space.evaluator)
+        save(export(plan, problem, "megatron-core"), tmp_path)
+        text = (tmp_path / "megatron.sh").read_text()
+        assert "--num-layers 8" in text
+        found = read_configuration(tmp_path / "megatron.sh")
+        lowered = hand_made(space.evaluator, Strategy(**found.degrees, may_idle=True))
+        assert space.evaluator.evaluate(lowered).step_time_s == pytest.approx(plan.estimate.step_time_s, rel=1e-9)
+        check_model(found, "megatron.sh", space.evaluator)
+    with pytest.raises(PlanError, match="repeats as one"):
+        hand_made(space.evaluator, Strategy(pp=2, layers=(3, 5)))
