@@ -73,11 +73,28 @@ def _standard(
     return found, mean, variance
 
 
+def _in_one_kernel(
+    use: Use, x: Tensor, dims: tuple[int, ...], sides: Sequence[Tensor | None], epsilon: float, *, centre: bool
+) -> Tensor | None:
+    """The rows by PyTorch's own kernel, which saves the operand alone; None where it does not compute what is asked."""
+    scale, shift = sides
+    rows = x.shape[dims[0] :]
+    fits = all(side is None or (side.shape == rows and side.dtype == x.dtype) for side in sides)
+    if use.rows.is_split or [*use.results] != [0] or not fits or (scale is None and shift is not None):
+        return None
+    if centre:
+        return torch.nn.functional.layer_norm(x, rows, scale, shift, epsilon)
+    return torch.nn.functional.rms_norm(x, rows, scale, epsilon) if shift is None else None
+
+
 def _layer_norm(
     use: Use, x: Tensor, dims: tuple[int, ...], sides: Sequence[Tensor | None], epsilon: float
 ) -> list[Tensor]:
     """The scaled and shifted rows, their mean and their inverse deviation; RMS: the inverse root mean square twice."""
     centre, epsilon = "RMS" not in use.kind and "Simplified" not in use.kind, use.number("epsilon", epsilon)
+    one = _in_one_kernel(use, x, dims, sides, epsilon, centre=centre)
+    if one is not None:
+        return [one]
     found, mean, variance = _standard(use, _wide(x), dims, epsilon, centre=centre)
     inverse = torch.rsqrt(variance + epsilon)
     return [_scaled(found.to(x.dtype), sides), mean if centre else inverse, inverse]
@@ -94,9 +111,13 @@ def layer_norm(use: Use) -> list[Tensor]:
 def batch_norm(use: Use) -> list[Tensor]:
     """Batch normalisation; results 1 and 2 are running statistics, 3 and 4 those of this batch."""
     x = use.x
+    sides = use.optional(1), use.optional(2)
+    if not use.rows.is_split and [*use.results] == [0] and all(s is not None and s.dtype == x.dtype for s in sides):
+        # By PyTorch's own kernel, which saves the operand alone.
+        return [torch.batch_norm(x, *sides, None, None, True, 0.0, use.number("epsilon", 1e-5), True)]
     dims, shape = tuple(d for d in range(x.ndim) if d != 1), (-1, *[1] * (x.ndim - 2))
     found, *statistics = _standard(use, use.rows.widened(x), dims, use.number("epsilon", 1e-5))
-    scaled = _scaled(found.to(x.dtype), (use.optional(1), use.optional(2)), shape)
+    scaled = _scaled(found.to(x.dtype), sides, shape)
     mean, variance = (statistic.flatten().to(x.dtype) for statistic in statistics)
     kept = use.number("momentum", 0.9)
     running = [
