@@ -186,8 +186,8 @@ def _expressible(space: PlanSpace, target: Target, shape: Shape, along: bool) ->
 
 def _windows(space: PlanSpace, target: Target) -> dict[int, tuple[tuple[int, int], ...]]:
     """Number of chunks -> ends of each: the first layer stays with all before it, the last one with all behind it."""
-    types = [unit.type for unit in space.linkage.blocks.units]
     graph, blocks = space.problem.graph, space.linkage.blocks
+    types = [unit.type for unit in blocks.units]
     spans = layer_spans(graph, blocks) or tuple(range(number, number + 1) for number in range(len(types)))
     numbers = [number for span in spans for number in span]
     constrained = Constrained(space.problem, space.evaluator, WHOLE)

@@ -161,10 +161,8 @@ class Recount:
             # Of a carried tensor the price knows no part of this rank's own that a gathered copy could be kept as.
             read = {piece for piece in self._unit_keeps(chunk, unit, own=False) if piece.root in self._carried}
             saved.add(kept, kept | read | self._enters(chunk, unit))
-            activations, working = (
-                saved.counts() + self._unit_saves(chunk, unit),
-                np.full(3, self._working(chunk, unit)),
-            )
+            activations = saved.counts() + self._unit_saves(chunk, unit)
+            working = np.full(3, self._working(chunk, unit))
             found.append((Moment(activations=activations, gradients=gradients, working=working), saved.counts()))
         return found, saved.counts()
 
