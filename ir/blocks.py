@@ -1,36 +1,26 @@
 """Units: the pieces of a graph between legal cuts, with repeated structure recognised.
 
-A cut after an operator is legal where exactly one tensor that depends on the samples crosses it. Tensors that depend on
-parameters only (views), buffers, constants and data inputs are available everywhere and do not count. A piece without
-heavy work is merged with a neighbour that has some; then repeats of one to twelve pieces are fused, so that a
-transformer layer is one unit.
-
-A tensor that many later pieces read (the memory of an encoder, read by every decoder layer) is *carried*: it may cross
-cuts beside the one tensor.
+`ir.cuts` says where cuts are legal. A piece without heavy work is merged with a neighbour that has some; then repeats
+of one to twelve pieces are fused, so that a transformer layer is one unit.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
+import functools
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ir.graph import Graph, Operator
+from ir.cuts import Cut, find_cuts, is_heavy
+from ir.graph import Graph, Operator, Tensor
 from ir.operators.measured import LAYER
 
-MIN_CARRIED_PIECES = 3
-"""Least number of pieces in which a carried tensor feeds heavy work: a residual feeds two, where its branch begins and
-ends."""
-MAX_CARRIED = 8
-"""Number of candidates that are tried, those with most readers first (assumed)."""
 MAX_PERIOD = 12
 """Largest number of pieces between legal cuts in one repeat (assumed)."""
 NORMALISATIONS = {
     "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization", "GroupNormalization", "ReduceMean",
 }  # fmt: skip
 """Kinds with which a cheap piece belongs to the next unit: pre-norm, or the final norm and the head."""
-LOSSES = {"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss", "MeanSquaredErrorLoss"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,10 +34,12 @@ class Unit:
     type: int
     """Unit type; units of equal type are isomorphic operator by operator."""
     boundary: str | None
-    """Name of the tensor that crosses the cut behind the unit, beside carried ones; None for the last unit."""
+    """Name of the tensor that crosses the cut behind the unit, see `Cut`; None for the last unit."""
+    beside: tuple[str, ...] = ()
+    """Names of the other tensors that cross it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Blocks:
     """All units of a graph; together they cover every operator that is not constant."""
 
@@ -55,6 +47,26 @@ class Blocks:
     """Units in graph order."""
     num_types: int
     """Number of unit types."""
+    handed_on: tuple[frozenset[tuple[int, int]], ...] = ()
+    """[types] where the tensors that cross behind a unit of the type beside its boundary are first read or made in it:
+    offset of the operator in the unit, and position among its operands and results. Units of a type differ in this,
+    as the last one that reads a carried tensor does; what any of them hands on counts for all."""
+
+    @functools.cached_property
+    def carried(self) -> frozenset[str]:
+        """Names of all tensors that cross a cut beside its boundary."""
+        return frozenset(name for unit in self.units for name in unit.beside)
+
+    def carried_results(self, graph: Graph, type: int) -> set[tuple[int, int]]:  # noqa: A002
+        """Offset of an operator in units of a type, and number of its result, of results that are carried."""
+        return {
+            (offset, slot)
+            for unit in self.units
+            if unit.type == type and self.carried
+            for offset, op in enumerate(graph.operators[unit.start : unit.stop])
+            for slot, name in enumerate(op.outputs)
+            if name in self.carried
+        }
 
     def representative(self, type: int) -> Unit:  # noqa: A002
         """The first unit of a type."""
@@ -69,105 +81,51 @@ class Blocks:
         return sum(c for c in counts if c > 1)
 
 
-def legal_cuts(graph: Graph, ignored: frozenset[str] = frozenset()) -> dict[int, str]:
-    """The legal cuts of a graph.
-
-    Args:
-        graph: in canonical order.
-        ignored: names of tensors that do not count.
-
-    Returns:
-        index of an operator -> name of the tensor that alone crosses the cut after it.
-    """
-    num = len(graph.operators)
-    change = [0] * (num + 1)
-    total = [0] * (num + 1)
-    names: list[str] = []
-    for i, op in enumerate(graph.operators):
-        if not op.is_live:
-            continue
-        for name in op.outputs:
-            readers = graph.consumers[name]
-            if not readers or name in ignored:
-                continue
-            names.append(name)
-            change[i] += 1
-            change[readers[-1]] -= 1
-            total[i] += len(names)
-            total[readers[-1]] -= len(names)
-    cuts: dict[int, str] = {}
-    count = number = 0
-    for i in range(num):
-        count += change[i]
-        number += total[i]
-        # Views stand before their first consumer: cut behind the consumer before them, not between.
-        if count == 1 and not graph.operators[i].is_view:
-            name = names[number - 1]
-            if graph.tensors[name].batch_dim is not None:
-                cuts[i] = name
-    return cuts
-
-
-def carried_tensors(graph: Graph, ignored: frozenset[str] = frozenset()) -> frozenset[str]:
-    """Names of the tensors that may cross cuts beside the boundary; see the module.
-
-    Args:
-        graph: in canonical order.
-        ignored: names of tensors that do not count at cuts.
-    """
-    producer, consumers = graph.producer, graph.consumers
-    candidates = [
-        name
-        for name, tensor in graph.tensors.items()
-        if len(consumers[name]) >= MIN_CARRIED_PIECES
-        and tensor.is_float
-        and tensor.batch_dim is not None
-        and name in producer
-        and 8 * (consumers[name][-1] - producer[name]) > len(graph.operators)
-    ]
-    candidates.sort(key=lambda n: (-len(consumers[n]), producer[n]))
-    carried: frozenset[str] = frozenset()
-    for name in candidates[:MAX_CARRIED]:
-        cuts = sorted(legal_cuts(graph, carried | {name} | ignored))
-        heavy = [reader for reader in consumers[name] if is_heavy(graph, graph.operators[reader])]
-        if len({bisect_left(cuts, reader) for reader in heavy}) >= MIN_CARRIED_PIECES:
-            carried |= {name}
-    return carried
-
-
-def is_heavy(graph: Graph, op: Operator) -> bool:
-    """Whether an operator justifies a unit: it multiplies, looks up an embedding, is the loss or a trained layer."""
-    if op.kind == LAYER:
-        return any(graph.tensors[name].role == "parameter" for name in op.inputs)
-    if op.forward_flops.fixed or op.forward_flops.per_sample or op.kind in LOSSES:
-        return not op.is_constant
-    # A look-up of positions is the same for all samples: it belongs to the unit where it is added.
-    depends = graph.tensors[op.outputs[0]].batch_dim is not None
-    return op.kind == "Gather" and len(op.inputs) > 1 and depends and graph.tensors[op.inputs[0]].role == "parameter"
-
-
 def find_units(graph: Graph) -> Blocks:
     """Units of a graph in canonical order; see the module. Linear in the graph except for the search of repeats."""
     ops = graph.operators
     first = next((i for i, op in enumerate(ops) if not op.is_constant), len(ops))
     if first == len(ops):
         return Blocks(units=(), num_types=0)
-    carried = carried_tensors(graph)
-    cuts = {**legal_cuts(graph, carried), **legal_cuts(graph)} if carried else legal_cuts(graph)
-    ends = [i + 1 for i in sorted(cuts) if first <= i < len(ops) - 1] + [len(ops)]
+    cuts = find_cuts(graph)
+    ends = [i + 1 for i in cuts if first <= i < len(ops) - 1] + [len(ops)]
     segments = _merge(graph, list(zip([first, *ends[:-1]], ends, strict=True)))
     hasher = _Hasher(graph)
-    kinds = [hasher.segment(start, stop) for start, stop in segments]
+    kinds = [hasher.segment(start, stop, cuts.get(start - 1)) for start, stop in segments]
     # The layers of a profile are units as they are: two that take turns would otherwise never be cut apart.
     is_profile = any(op.kind == LAYER for op in ops)
     groups = [(k, k + 1) for k in range(len(kinds))] if is_profile else repeats(kinds)
-    types: dict[tuple[int, ...], int] = {}
+    types: dict[Any, int] = {}
     units = []
+    handed_on: dict[int, set[tuple[int, int]]] = {}
     for low, high in groups:
         start, stop = segments[low][0], segments[high - 1][1]
-        kind = types.setdefault(tuple(kinds[low:high]), len(types))
-        units.append(Unit(start=start, stop=stop, type=kind, boundary=cuts.get(stop - 1) if stop < len(ops) else None))
-    return Blocks(units=tuple(units), num_types=len(types))
+        cut = cuts.get(stop - 1) if stop < len(ops) else None
+        beside = () if cut is None else cut.beside
+        places = _places(ops[start:stop], beside)
+        passed = sorted(_form(graph.tensors[name]) for name in beside if name not in places)
+        kind = types.setdefault((tuple(kinds[low:high]), tuple(passed)), len(types))
+        handed_on.setdefault(kind, set()).update(places.values())
+        units.append(
+            Unit(start=start, stop=stop, type=kind, boundary=None if cut is None else cut.boundary, beside=beside)
+        )
+    sites = tuple(frozenset(handed_on[kind]) for kind in range(len(types)))
+    return Blocks(units=tuple(units), num_types=len(types), handed_on=sites)
+
+
+def _places(ops: Sequence[Operator], names: Collection[str]) -> Mapping[str, tuple[int, int]]:
+    """Some tensors that the operators of a unit read or make -> where they first do, see `Blocks.handed_on`."""
+    found: dict[str, tuple[int, int]] = {}
+    for offset, op in enumerate(ops if names else ()):
+        for slot, name in enumerate((*op.inputs, *op.outputs)):
+            if name in names:
+                found.setdefault(name, (offset, slot))
+    return found
+
+
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    """What the costs of sending a tensor depend on."""
+    return tensor.dtype, tensor.batch_dim, tensor.shape
 
 
 def _merge(graph: Graph, segments: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -211,7 +169,8 @@ class _Hasher:
         self.known: dict[Any, int] = {}
         self.segments: dict[tuple[int, ...], int] = {}
 
-    def segment(self, start: int, stop: int) -> int:
+    def segment(self, start: int, stop: int, cut: Cut | None) -> int:
+        """Number of the structure of some operators behind a cut."""
         local: dict[str, tuple[int, int]] = {}
         outside: dict[str, int] = {}
         keys = []
@@ -219,7 +178,8 @@ class _Hasher:
             keys.append(self._operator(op, local, outside))
             for j, name in enumerate(op.outputs):
                 local[name] = (offset, j)
-        return self.segments.setdefault(tuple(keys), len(self.segments))
+        entering = -1 if cut is None else outside.get(cut.boundary, -1)
+        return self.segments.setdefault((entering, *keys), len(self.segments))
 
     def _operator(self, op: Operator, local: dict[str, tuple[int, int]], outside: dict[str, int]) -> int:
         tensors = self.graph.tensors

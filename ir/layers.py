@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-from ir.blocks import Blocks, carried_tensors
+from ir.blocks import Blocks
 from ir.graph import Graph
 from ir.groups import fused_groups
 
@@ -82,7 +82,8 @@ def is_one_stack(graph: Graph, blocks: Blocks) -> bool:
     spans = layer_spans(graph, blocks)
     numbers = [number for span in spans for number in span]
     follow = bool(numbers) and numbers == list(range(numbers[0], numbers[-1] + 1))
-    return follow and len({_shapes(graph, blocks, n) for n in numbers}) == 1 and not carried_tensors(graph)
+    beside = any(blocks.units[number].beside for number in numbers)
+    return follow and len({_shapes(graph, blocks, n) for n in numbers}) == 1 and not beside
 
 
 def _shapes(graph: Graph, blocks: Blocks, number: int) -> Shapes:

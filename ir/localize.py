@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ir.blocks import carried_tensors, legal_cuts
+from ir.cuts import find_cuts
 from ir.build import rebuilt
 from ir.graph import Graph, Operator, Tensor
 
@@ -47,8 +47,7 @@ def localize(graph: Graph) -> Graph:
     if not chain:
         return graph
     shared = frozenset(local)
-    # The memory of an encoder crosses the cuts between the layers of a decoder, as it will where units are found.
-    cuts = sorted({*legal_cuts(graph, shared), *legal_cuts(graph, shared | carried_tensors(graph, shared))})
+    cuts = list(find_cuts(graph, shared))
     readers = _readers(graph, chain, local, cuts)
     if readers is None:
         return graph

@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ir.build import make_graph
+from ir.cuts import nearest_smaller
 from ir.errors import ModelError, refuse
 from ir.graph import Graph, Operator, Tensor
 from ir.operators import make_operator
@@ -284,8 +285,8 @@ def _cuts(
     done = [0.0]
     for spent in seconds:
         done.append(done[-1] + spent)
-    lower = _nearest_smaller(sizes)
-    higher = [places - 1 - i for i in _nearest_smaller(sizes[::-1])][::-1]
+    lower = nearest_smaller(sizes)
+    higher = [places - 1 - i for i in nearest_smaller(sizes[::-1])][::-1]
     trained = [i for i, layer in enumerate(layers) if layer.node.parameters]
     cuts: dict[int, tuple[str, ...]] = {}
     for one, other in itertools.pairwise(trained):
@@ -297,14 +298,3 @@ def _cuts(
         if 1 < len(crossing[i]) <= MAX_CROSSING and apart >= MIN_CUT_SHARE * done[-1]:
             cuts[i] = crossing[i]
     return cuts
-
-
-def _nearest_smaller(sizes: Sequence[int]) -> list[int]:
-    """For each place the nearest place before it with a smaller size, or -1."""
-    found, stack = [], [-1]
-    for i, count in enumerate(sizes):
-        while stack[-1] >= 0 and sizes[stack[-1]] >= count:
-            stack.pop()
-        found.append(stack[-1])
-        stack.append(i)
-    return found

@@ -15,7 +15,7 @@ from typing import Literal
 
 from automap.errors import PlanError
 from automap.export.configuration import Run, signatures
-from ir.blocks import LOSSES
+from ir.cuts import LOSSES
 from ir.factors import BROADCAST, PARTIAL, Placement, Signature
 from ir.graph import Graph, Operator
 

@@ -21,7 +21,7 @@ from automap.export.stated import section
 from automap.plan import Plan, parse_devices
 from automap.problem import Problem
 from automap.targets import find_target
-from ir.blocks import LOSSES
+from ir.cuts import LOSSES
 from ir.factors import Placement
 
 SCRIPT, FILE = "annotate_model.py", "onnx_devices.json"

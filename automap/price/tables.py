@@ -7,6 +7,7 @@ elements, bytes, FLOPs, seconds.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -162,6 +163,7 @@ class _Builder:
             self._add_operator(op, linked.signatures[k], begin, unit.start + k, range(unit.start, unit.stop), group)
             self.core.append(k in linked.core and (group is None or group.kind != "attention"))
         self._link_operands(first)
+        self._hand_on(unit_type, unit, first, local)
         self.boundary_out.append(out_row)
         self.spans.append(len(self.operators))
 
@@ -203,6 +205,35 @@ class _Builder:
         kept = {self.tensors[o.tensor].root for o in self.operands[begin:] if o.is_saved}
         for operand in self.operands[begin:]:
             operand.is_kept = int(self.tensors[operand.tensor].root in kept)
+
+    def _hand_on(self, unit_type: int, unit: Unit, first: int, local: Mapping[str, int]) -> None:
+        """Notes which tensors later units read as carried ones, and which cross behind the unit beside its boundary.
+
+        Args:
+            unit_type: number of the type.
+            unit: its first unit.
+            first: operator row with which it begins.
+            local: name of a tensor of the unit -> its row.
+        """
+        blocks, opening = self.linkage.blocks, self.operators[first]
+        for offset, slot in blocks.handed_on[unit_type]:
+            self.operands[self.operators[first + offset].first_operand + slot].goes_on = 1
+        for offset, slot in sorted(blocks.carried_results(self.graph, unit_type), reverse=True):
+            row = self.operators[first + offset].first_output + slot
+            self.operands[row].next_handed_on, opening.hands_on = opening.hands_on, row
+        passed = [name for name in unit.beside if name not in local]
+        if passed:
+            opening.passes = len(self.tensors)
+            for name in passed:
+                self._add_tensor(self.graph.tensors[name], None, first, None)
+            rows = self.tensors[opening.passes :]
+            # Their bytes together, as those of one tensor.
+            fixed, per_sample = (
+                sum(getattr(row, name) * row.element_bytes for row in rows)
+                for name in ("fixed_elements", "elements_per_sample")
+            )
+            del self.tensors[opening.passes + 1 :], self.names[opening.passes + 1 :]
+            rows[0].fixed_elements, rows[0].elements_per_sample, rows[0].element_bytes = fixed, per_sample, 1.0
 
     def _behind(self, operand: OperandRow) -> set[int]:
         """The rows that read what is made of an operand by views and of parameters alone."""

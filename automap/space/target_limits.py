@@ -197,7 +197,7 @@ def _windows(space: PlanSpace, target: Target) -> dict[int, tuple[tuple[int, int
     several = len(kinds) > 1 and target.transformers and not is_one_stack(graph, blocks)
     if several or (target.stages_of_modules and _num_layer_kinds(space) > 1):
         return found
-    if target.grain != "operators" and not cuts_between_modules(space.problem.graph):
+    if target.grain != "operators" and not cuts_between_modules(space.problem.graph, space.linkage.blocks):
         return found
     stops = [number for number in range(len(types)) if not target.stages_of_modules or _has_module(space, number)]
     # A first layer of several units is not cut.

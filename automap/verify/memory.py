@@ -223,9 +223,13 @@ class Recount:
 
     def _enters(self, chunk: Chunk, unit: Sequence[int]) -> set[Piece]:
         """The tensor that crosses into a unit, as it arrives."""
+        return {self._at(chunk, name, self._made(chunk, name)) for name in self._entering(unit)}
+
+    def _entering(self, unit: Sequence[int]) -> list[str]:
+        """The boundary of the cut before a unit, if there is one."""
         number = self.model.unit_of[unit[0]]
         name = self.model.blocks.units[number - 1].boundary if number else None
-        return set() if name is None else {self._at(chunk, name, self._made(chunk, name))}
+        return [] if name is None else [name]
 
     def _unneeded_results(self, chunk: Chunk, unit: Sequence[int]) -> set[Piece]:
         """Results of operators that do not run again which no backward pass of the unit needs."""
@@ -341,21 +345,25 @@ class Recount:
         return max(self._sent(one) for one, other in itertools.pairwise(self.chunks) if rank in (one.rank, other.rank))
 
     def _sent(self, chunk: Chunk) -> float:
-        """Bytes of a micro-batch that leave a stage: what its last unit makes, and carried tensors that this reads."""
+        """Bytes of a micro-batch that leave a stage: what its last unit makes, and what it hands on beside that."""
         last = self._units(chunk)[-1]
-        linked = self.model.linkage.types[self._unit(last[0]).type]
+        unit, operators = self._unit(last[0]), self.graph.operators
+        linked, handed_on = self.model.linkage.types[unit.type], self.model.blocks.handed_on[unit.type]
         made, beside = set[str](), set[str]()
+        passed = {name for name in unit.beside if self.graph.producer[name] < unit.start}
         for index in last:
-            op, like = self.graph.operators[index], self._like(index)
+            op, like = operators[index], self._like(index)
             made |= {name for name, other in zip(op.outputs, like.outputs, strict=True) if other == linked.boundary_out}
             beside |= {name for name, other in zip(op.inputs, like.inputs, strict=True) if other == linked.boundary_in}
-        read = {name for index in last for name in self.graph.operators[index].inputs} & self.model.carried
+            names = (*op.inputs, *op.outputs)
+            passed |= {names[slot] for offset, slot in handed_on if offset == index - unit.start}
         places = {name: self._made(chunk, name) for name in made}
-        for name in read - made:
-            # It goes on split by samples where the tensor beside it, that enters the unit, is, and whole otherwise.
-            batch = f"S({self.graph.tensors[name].batch_dim})"
-            of_beside = [self._made(chunk, other) for other in beside]
-            places[name] = {axis: batch if p == batch else "B" for place in of_beside for axis, p in place.items()}
+        for name in passed - made:
+            # It goes on split by samples where it is made so, or where the tensor that enters the unit is.
+            batch, home = f"S({self.graph.tensors[name].batch_dim})", self.graph.producer[name]
+            followed = [name] if home >= unit.start else sorted(beside) or self._entering(last)
+            given = [self._made(chunk, other) for other in followed]
+            places[name] = {axis: batch if p == batch else "B" for place in given for axis, p in place.items()}
         return sum(self._bytes(chunk, name, place) for name, place in places.items())
 
     def _unit(self, index: int) -> Unit:

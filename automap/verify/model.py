@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from automap.execution import Execution, execution
 from automap.problem import Problem
-from ir.blocks import Blocks, carried_tensors, find_units
+from ir.blocks import Blocks, find_units
+from ir.cuts import find_cuts
 from ir.factors import FactorRule, placement_text
 from ir.graph import Graph
 from ir.groups import FusedGroup, fused_groups
@@ -59,9 +60,14 @@ class Model:
         self._legal: dict[int, WholeOrSplit] = {}
 
     @functools.cached_property
+    def crossings(self) -> frozenset[frozenset[str]]:
+        """What crosses at each legal cut."""
+        return frozenset(frozenset({cut.boundary, *cut.beside}) for cut in find_cuts(self.graph).values())
+
+    @property
     def carried(self) -> frozenset[str]:
         """Tensors that may cross a cut between stages beside the one that must."""
-        return carried_tensors(self.graph)
+        return self.blocks.carried
 
     @functools.cached_property
     def layers(self) -> frozenset[int]:

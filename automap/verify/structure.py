@@ -148,7 +148,7 @@ def _flow(plan: Plan, model: Model) -> Iterator[Violation]:
 
 
 def _cuts(plan: Plan, model: Model) -> Iterator[Violation]:
-    """Between two stages only one tensor that depends on data may cross, besides those that many later units read."""
+    """Between two stages crosses what crosses at a legal cut."""
     graph = model.graph
     for number, span in enumerate(_spans(plan, model)[:-1]):
         end = span.stop
@@ -159,8 +159,7 @@ def _cuts(plan: Plan, model: Model) -> Iterator[Violation]:
             for name in graph.operators[i].outputs
             if graph.consumers[name] and graph.consumers[name][-1] >= end
         }
-        path = [name for name in crossing - model.carried or crossing if graph.tensors[name].batch_dim is not None]
-        if len(path) != 1 or len(crossing - model.carried) > 1:
+        if crossing not in model.crossings:
             yield Violation(
                 f"stages[{number}].operators",
                 f"cannot be cut behind {graph.operators[end - 1].name}: {len(crossing)} tensors cross, "

@@ -7,7 +7,8 @@ import pytest
 from long_cases import long_but
 
 from ir import zoo
-from ir.blocks import Blocks, Unit, carried_tensors, find_units, legal_cuts, repeats
+from ir.blocks import Blocks, Unit, find_units, repeats
+from ir.cuts import carried_tensors, legal_cuts
 from ir.build import GraphBuilder
 from ir.graph import Graph
 from ir.localize import localize

@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from ir.blocks import find_units, legal_cuts
+from ir.blocks import find_units
+from ir.cuts import legal_cuts
 from ir.errors import ModelError, ModelTooExpensive
 from ir.graph import Graph
 from ir.profile_import import batch_in_name, is_profile, load_profile, read_profile

@@ -56,6 +56,12 @@ class OperatorRow:
     the step."""
     touches: int = 0
     """The tensors that it reads and makes, as bits; tensors of a large unit share their bits."""
+    passes: int = -1
+    """Of the first operator of a unit: row of `tensors` that stands for all tensors which cross the unit without being
+    read, or -1."""
+    hands_on: int = -1
+    """Of the first operator of a unit: row of `operands` with the first result that later units read as a carried
+    tensor, or -1."""
     joins: int = 0
     """The tensors that it touches, and one of each operator that reduces a gradient of its parameters, as bits: what it
     adds to its unit by its neighbours is unchanged while these touch none of them."""
@@ -165,6 +171,10 @@ class OperandRow:
     """Whether a backward pass of the unit needs its memory, which counts in the cost of the unit behind."""
     is_held: int
     """Whether it reads what crosses into the unit and a backward pass of the unit before needs."""
+    goes_on: int = 0
+    """Whether it is the first row of a tensor that crosses behind the unit beside the boundary."""
+    next_handed_on: int = -1
+    """Next row of the chain that begins at `OperatorRow.hands_on`, or -1."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -28,15 +28,28 @@ from ir.factors import BROADCAST, PARTIAL
 
 
 @borrowing(void(TENSOR, int64[::1], int64[::1]), inner=True)
+def _carry(tensor, given, carried):
+    """Writes the placement, [axes], in which a tensor is handed on from unit to unit beside the boundary.
+
+    Args:
+        given: [axes] placement of the tensor that it follows, or of the tensor itself where it is made.
+        carried: split by samples where `given` is, and whole otherwise.
+    """
+    for a in range(given.shape[0]):
+        carried[a] = given[a] if given[a] in (UNKNOWN, tensor.batch_dim) else BROADCAST
+
+
+@borrowing(void(TENSOR, int64[::1], int64[::1]), inner=True)
 def _arrive(tensor, incoming, arrives):
     """Writes the placement in which a tensor that crosses into a unit arrives, [axes].
 
     A carried tensor is split by samples where the boundary is, and whole otherwise.
     """
+    if tensor.role == CARRIED:
+        _carry(tensor, incoming, arrives)
+        return
     for a in range(incoming.shape[0]):
         arrives[a] = BROADCAST if incoming[a] == SUMMED else incoming[a]
-        if tensor.role == CARRIED and incoming[a] not in (UNKNOWN, tensor.batch_dim):
-            arrives[a] = BROADCAST
 
 
 @borrowing(void(TABLES, UNIT, int64[::1], STAGE, UNIT_WORKSPACE, UNIT_COST), inner=True)
@@ -80,9 +93,34 @@ def _enter(tables, unit, incoming, recomputed, stage, workspace, cost):
             and recomputed[operand.operator - unit.first]
         ):
             repeat(sent, cost)
-        if tensor.role == CARRIED and operand.earlier < 0:
-            # It goes on to the next stage beside the boundary.
+        if operand.goes_on == 1:
+            _carry(tensor, incoming, arrives)
             cost.boundary_bytes += local_bytes(tensor, arrives, stage)
+
+
+@borrowing(void(TABLES, UNIT, int64[::1], int64, STAGE, UNIT_WORKSPACE, UNIT_COST), inner=True)
+def _hand_on(tables, unit, incoming, crossing, stage, workspace, cost):
+    """Adds what it takes to hand on results of a unit beside the boundary, and what crosses it without being read.
+
+    A result that later units read as a carried tensor is gathered where it is made, unless it is split by samples.
+    """
+    carried = workspace.scratch[0]
+    passes = tables.operators[unit.first].passes
+    if passes >= 0:
+        _carry(tables.tensors[passes], incoming, carried)
+        cost.boundary_bytes += local_bytes(tables.tensors[passes], carried, stage)
+    row = tables.operators[unit.first].hands_on
+    while row >= 0:
+        operand, made = tables.operands[row], workspace.placement[row]
+        tensor = tables.tensors[operand.tensor]
+        _carry(tensor, made, carried)
+        if operand.goes_on == 1 and row != crossing:
+            cost.boundary_bytes += local_bytes(tensor, carried, stage)
+        if differs(made, carried):
+            reason = Reason(operand.operator, operand.tensor, BEFORE_SENDING)
+            data, times = whole_bytes(tensor, stage.samples), cost.forward_comm_s[:]
+            cost.forward_waits += convert(data, made, carried, stage, times, reason, workspace.recorder)
+        row = operand.next_handed_on
 
 
 @borrowing(
@@ -216,6 +254,7 @@ def unit_cost(tables, unit, recomputed, incoming, crossing, stage, workspace, ou
     whole = num_again == last - first
     _add_sum(tables, unit, incoming, stage, workspace, cost)
     _enter(tables, unit, incoming, recomputed, stage, workspace, cost)
+    _hand_on(tables, unit, incoming, crossing, stage, workspace, cost)
     if tables.operators[first].first_operand <= crossing < tables.operators[last - 1].end:
         sent = workspace.held[crossing]
         for a in range(1, axes.shape[0]):

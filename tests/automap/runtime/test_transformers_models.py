@@ -25,7 +25,8 @@ from automap.runtime.torch_export import export_onnx
 from automap.runtime.transformers_models import example_inputs, from_config, name_of
 from automap.space.stated_strategy import Strategy, hand_made
 from ir.attention_windows import CAUSAL, EVERYTHING, Window, attention_masks
-from ir.blocks import carried_tensors, find_units
+from ir.blocks import find_units
+from ir.cuts import carried_tensors
 from ir.onnx.load import load_model
 from service.command.main import main
 

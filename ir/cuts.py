@@ -1,0 +1,246 @@
+"""Cuts: where a graph may be divided between the stages of a pipeline, and what crosses there.
+
+A cut after an operator is legal where exactly one tensor that depends on the samples crosses it, the *boundary*.
+Tensors that depend on parameters only (views), buffers, constants and data inputs are available everywhere and do not
+count. A tensor that many later pieces read (the memory of an encoder, read by every decoder layer) is *carried*: it may
+cross cuts beside the boundary.
+
+Where a large part of a model has no such cut, several tensors may cross: the skips of a U-Net, the last two cells of
+NASNet, the branches of HRNet, the other tower of a model with two. The boundary is then the tensor that is made last.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from ir.graph import Graph, Operator
+from ir.operators.measured import LAYER
+
+MIN_CARRIED_PIECES = 3
+"""Least number of pieces in which a carried tensor feeds heavy work: a residual feeds two, where its branch begins and
+ends."""
+MAX_CARRIED = 8
+"""Number of candidates that are tried, those with most readers first (assumed)."""
+LOSSES = {"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss", "MeanSquaredErrorLoss"}
+MIN_SHARE = 1 / 8
+"""Least share of the forward FLOPs around a cut where several tensors cross that has no better cut (assumed): blocks of
+most models have less."""
+MIN_HEAVY = 8
+"""Least number of heavy operators there (assumed): each half of a layer has fewer."""
+MAX_CROSSING = 64
+"""Largest number of tensors that may cross a cut (assumed)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """What crosses between two operators."""
+
+    boundary: str
+    """Name of the tensor that the units behind the cut continue from."""
+    beside: tuple[str, ...] = ()
+    """Names of the other tensors that cross, in the order in which they are made."""
+
+
+def find_cuts(graph: Graph, ignored: frozenset[str] = frozenset()) -> dict[int, Cut]:
+    """All cuts of a graph, see the module. Linear in the graph, but for the search of carried tensors.
+
+    Args:
+        graph: in canonical order.
+        ignored: names of tensors that do not count.
+
+    Returns:
+        index of an operator -> what crosses behind it.
+    """
+    carried = carried_tensors(graph, ignored)
+    alone = legal_cuts(graph, ignored)
+    boundaries = {**legal_cuts(graph, carried | ignored), **alone} if carried else alone
+    boundaries.update(_further_cuts(graph, boundaries, ignored))
+    crossing = _crossing(graph, boundaries, ignored)
+    return {
+        index: Cut(boundary=name, beside=tuple(one for one in crossing[index] if one != name))
+        for index, name in sorted(boundaries.items())
+    }
+
+
+def legal_cuts(graph: Graph, ignored: frozenset[str] = frozenset()) -> dict[int, str]:
+    """The legal cuts of a graph.
+
+    Args:
+        graph: in canonical order.
+        ignored: names of tensors that do not count.
+
+    Returns:
+        index of an operator -> name of the tensor that alone crosses the cut after it.
+    """
+    num = len(graph.operators)
+    change = [0] * (num + 1)
+    total = [0] * (num + 1)
+    names: list[str] = []
+    for i, op in enumerate(graph.operators):
+        if not op.is_live:
+            continue
+        for name in op.outputs:
+            readers = graph.consumers[name]
+            if not readers or name in ignored:
+                continue
+            names.append(name)
+            change[i] += 1
+            change[readers[-1]] -= 1
+            total[i] += len(names)
+            total[readers[-1]] -= len(names)
+    cuts: dict[int, str] = {}
+    count = number = 0
+    for i in range(num):
+        count += change[i]
+        number += total[i]
+        # Views stand before their first consumer: cut behind the consumer before them, not between.
+        if count == 1 and not graph.operators[i].is_view:
+            name = names[number - 1]
+            if graph.tensors[name].batch_dim is not None:
+                cuts[i] = name
+    return cuts
+
+
+def carried_tensors(graph: Graph, ignored: frozenset[str] = frozenset()) -> frozenset[str]:
+    """Names of the tensors that may cross cuts beside the boundary; see the module.
+
+    Args:
+        graph: in canonical order.
+        ignored: names of tensors that do not count at cuts.
+    """
+    producer, consumers = graph.producer, graph.consumers
+    candidates = [
+        name
+        for name, tensor in graph.tensors.items()
+        if len(consumers[name]) >= MIN_CARRIED_PIECES
+        and tensor.is_float
+        and tensor.batch_dim is not None
+        and name in producer
+        and 8 * (consumers[name][-1] - producer[name]) > len(graph.operators)
+    ]
+    candidates.sort(key=lambda n: (-len(consumers[n]), producer[n]))
+    carried: frozenset[str] = frozenset()
+    for name in candidates[:MAX_CARRIED]:
+        cuts = sorted(legal_cuts(graph, carried | {name} | ignored))
+        heavy = [reader for reader in consumers[name] if is_heavy(graph, graph.operators[reader])]
+        if len({bisect_left(cuts, reader) for reader in heavy}) >= MIN_CARRIED_PIECES:
+            carried |= {name}
+    return carried
+
+
+def is_heavy(graph: Graph, op: Operator) -> bool:
+    """Whether an operator justifies a unit: it multiplies, looks up an embedding, is the loss or a trained layer."""
+    if op.kind == LAYER:
+        return any(graph.tensors[name].role == "parameter" for name in op.inputs)
+    if op.forward_flops.fixed or op.forward_flops.per_sample or op.kind in LOSSES:
+        return not op.is_constant
+    # A look-up of positions is the same for all samples: it belongs to the unit where it is added.
+    depends = graph.tensors[op.outputs[0]].batch_dim is not None
+    return op.kind == "Gather" and len(op.inputs) > 1 and depends and graph.tensors[op.inputs[0]].role == "parameter"
+
+
+def nearest_smaller(sizes: Sequence[float]) -> list[int]:
+    """For each place the nearest place before it with a smaller size, or -1."""
+    found, stack = [], [-1]
+    for i, count in enumerate(sizes):
+        while stack[-1] >= 0 and sizes[stack[-1]] >= count:
+            stack.pop()
+        found.append(stack[-1])
+        stack.append(i)
+    return found
+
+
+def _last_readers(graph: Graph, index: int, ignored: frozenset[str]) -> dict[str, int]:
+    """The results of an operator that count at cuts -> index of the last operator that reads them."""
+    op = graph.operators[index]
+    names = [name for name in op.outputs if graph.consumers[name] and name not in ignored] if op.is_live else []
+    return {name: graph.consumers[name][-1] for name in names}
+
+
+def _crossing(graph: Graph, places: Collection[int], ignored: frozenset[str]) -> dict[int, tuple[str, ...]]:
+    """Index of an operator -> names of the tensors that cross behind it, in the order in which they are made."""
+    found: dict[int, tuple[str, ...]] = {}
+    until: dict[str, int] = {}
+    for i in range(max(places, default=-1) + 1):
+        until.update(_last_readers(graph, i, ignored))
+        if i in places:
+            until = {name: last for name, last in until.items() if last > i}
+            found[i] = tuple(until)
+    return found
+
+
+def _further_cuts(graph: Graph, known: Collection[int], ignored: frozenset[str]) -> dict[int, str]:
+    """Cuts where several tensors cross -> their boundaries.
+
+    Between two heavy operators it is the place where least crosses. It is worth a cut if `MIN_HEAVY` operators with
+    `MIN_SHARE` of all FLOPs are between the nearest places before and behind it where less crosses: the inside of a
+    short branch has its ends there.
+
+    Args:
+        graph: in canonical order.
+        known: indices of the operators behind which cuts are known.
+        ignored: names of tensors that do not count.
+    """
+    done = [0.0, *itertools.accumulate(op.forward_flops.at(1) for op in graph.operators)]
+    if done[-1] <= 0.0:
+        return {}
+    heavy = [i for i, op in enumerate(graph.operators) if is_heavy(graph, op)]
+    ends = [-1, *sorted(known), len(graph.operators) - 1]
+    stretches = [
+        (start, stop)
+        for start, stop in itertools.pairwise(ends)
+        if bisect_right(heavy, stop) - bisect_right(heavy, start) >= MIN_HEAVY
+        and done[stop + 1] - done[start + 1] >= MIN_SHARE * done[-1]
+    ]
+    sizes, may_cross = _crossing_sizes(graph, ignored) if stretches else ([], [])
+    found: list[int] = []
+    for start, stop in stretches:
+        inside = heavy[bisect_right(heavy, start) : bisect_right(heavy, stop)]
+        between, shared = sizes[start + 1 : stop], _sharing(graph, start, stop, inside)
+        lower = nearest_smaller(between)
+        higher = [len(between) - 1 - i for i in nearest_smaller(between[::-1])][::-1]
+        for one, other in itertools.pairwise(inside):
+            places = [i - start - 1 for i in range(one, other) if may_cross[i] and not shared[i - start - 1]]
+            at = min(places, key=between.__getitem__, default=None)
+            if at is None:
+                continue
+            before, behind = start + 1 + lower[at], start + 1 + higher[at]
+            is_long = bisect_right(heavy, behind) - bisect_right(heavy, before) >= MIN_HEAVY
+            if is_long and done[behind + 1] - done[before + 1] >= MIN_SHARE * done[-1]:
+                found.append(start + 1 + at)
+    return {place: names[-1] for place, names in _crossing(graph, found, ignored).items()}
+
+
+def _crossing_sizes(graph: Graph, ignored: frozenset[str]) -> tuple[list[int], list[bool]]:
+    """[operators] elements of one sample that cross behind each operator; [operators] whether all of it can be sent."""
+    num = len(graph.operators)
+    elements, counts, unsent = ([0] * (num + 1) for _ in range(3))
+    for i in range(num):
+        for name, last in _last_readers(graph, i, ignored).items():
+            tensor = graph.tensors[name]
+            is_sent = tensor.is_float and tensor.batch_dim is not None
+            for column, amount in ((elements, tensor.num_elements), (counts, 1), (unsent, not is_sent)):
+                column[i] += amount
+                column[last] -= amount
+    sizes, counts, unsent = (list(itertools.accumulate(column[:num])) for column in (elements, counts, unsent))
+    return sizes, [
+        0 < count <= MAX_CROSSING and not others and not op.is_view
+        for count, others, op in zip(counts, unsent, graph.operators, strict=True)
+    ]
+
+
+def _sharing(graph: Graph, start: int, stop: int, heavy: Sequence[int]) -> list[int]:
+    """Number of parameters that heavy operators read both before and behind each place between two cuts: the steps of a
+    recurrence, or heads that share their weights."""
+    last: dict[str, int] = {}
+    change = [0] * (stop - start + 1)
+    for i in heavy:
+        for name in graph.operators[i].inputs:
+            if graph.tensors[name].role == "parameter":
+                change[last.get(name, i) - start - 1] += 1
+                change[i - start - 1] -= 1
+                last[name] = i
+    return list(itertools.accumulate(change[:-2]))
