@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ir.graph import Graph, Operator
@@ -204,7 +204,8 @@ def _further_cuts(graph: Graph, known: Collection[int], ignored: frozenset[str])
         higher = [len(between) - 1 - i for i in nearest_smaller(between[::-1])][::-1]
         for one, other in itertools.pairwise(inside):
             places = [i - start - 1 for i in range(one, other) if may_cross[i] and not shared[i - start - 1]]
-            at = min(places, key=between.__getitem__, default=None)
+            # The last one of several: a convolution stands with the norm and the activation behind it.
+            at = min(reversed(places), key=between.__getitem__, default=None)
             if at is None:
                 continue
             before, behind = start + 1 + lower[at], start + 1 + higher[at]

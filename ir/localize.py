@@ -11,8 +11,8 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ir.cuts import find_cuts
 from ir.build import rebuilt
+from ir.cuts import find_cuts
 from ir.graph import Graph, Operator, Tensor
 
 MAX_COPIES = 20_000

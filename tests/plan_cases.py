@@ -4,6 +4,7 @@ import functools
 from dataclasses import replace
 from pathlib import Path
 
+import crossing_graphs
 import numpy as np
 import onnx
 from runtime_ranks import Case, expert_plan, make_problem, with_stages
@@ -53,6 +54,7 @@ GRAPHS = {
     "resnet50": resnet50,
     "plain": lambda: build_gpt(hidden=16, seq=8, vocab=32),
     "plain of four": lambda: build_gpt(layers=4, hidden=16, seq=8, vocab=32),
+    **crossing_graphs.GRAPHS,
 }
 
 

@@ -160,7 +160,7 @@ class Recount:
             kept = self._unit_keeps(chunk, unit, own=True)
             # Of a carried tensor the price knows no part of this rank's own that a gathered copy could be kept as.
             read = {piece for piece in self._unit_keeps(chunk, unit, own=False) if piece.root in self._carried}
-            saved.add(kept, kept | read | self._enters(chunk, unit))
+            saved.add(kept, kept | read | self._as_made(chunk, self._entering(unit)))
             activations = saved.counts() + self._unit_saves(chunk, unit)
             working = np.full(3, self._working(chunk, unit))
             found.append((Moment(activations=activations, gradients=gradients, working=working), saved.counts()))
@@ -214,16 +214,16 @@ class Recount:
                 runs_again = (keeps_results or index in chunk.again) and root in chunk.again and root in unit
                 if not runs_again and not (whole and maker is not None and maker not in unit):
                     pieces.add(self._piece(chunk, index, slot, name, own=own))
-            for name in self.graph.operators[index].inputs if whole else ():
-                maker = self.model.live_maker(name)
-                if maker is not None and maker not in unit:
-                    # The inputs of a unit that is recomputed are saved in the placement in which they arrive.
-                    pieces.add(self._at(chunk, name, self._made(chunk, name)))
+            if whole:
+                # The inputs of a unit that is recomputed are saved in the placement in which they arrive.
+                makers = {name: self.model.live_maker(name) for name in self.graph.operators[index].inputs}
+                outside = [name for name, maker in makers.items() if maker is not None and maker not in unit]
+                pieces |= self._as_made(chunk, outside)
         return pieces
 
-    def _enters(self, chunk: Chunk, unit: Sequence[int]) -> set[Piece]:
-        """The tensor that crosses into a unit, as it arrives."""
-        return {self._at(chunk, name, self._made(chunk, name)) for name in self._entering(unit)}
+    def _as_made(self, chunk: Chunk, names: Iterable[str | None]) -> set[Piece]:
+        """The pieces that tensors are as they arrive at the operators of a stage."""
+        return {self._at(chunk, name, self._made(chunk, name)) for name in names if name is not None}
 
     def _entering(self, unit: Sequence[int]) -> list[str]:
         """The boundary of the cut before a unit, if there is one."""
@@ -252,7 +252,8 @@ class Recount:
         found = Pieces(self._carried, self._viewed)
         if chunk.again.issuperset(unit):
             pieces = {self._piece(chunk, i, slot, name, own=False) for i in unit for slot, name in self._saved(i)}
-            found.add(pieces, pieces)
+            # What leaves may be a view in another placement.
+            found.add(pieces, pieces | self._as_made(chunk, [self._unit(unit[0]).boundary]))
         return found.counts()
 
     def _saved(self, index: int) -> Iterator[tuple[int, str]]:
@@ -346,23 +347,17 @@ class Recount:
 
     def _sent(self, chunk: Chunk) -> float:
         """Bytes of a micro-batch that leave a stage: what its last unit makes, and what it hands on beside that."""
-        last = self._units(chunk)[-1]
-        unit, operators = self._unit(last[0]), self.graph.operators
-        linked, handed_on = self.model.linkage.types[unit.type], self.model.blocks.handed_on[unit.type]
-        made, beside = set[str](), set[str]()
-        passed = {name for name in unit.beside if self.graph.producer[name] < unit.start}
-        for index in last:
-            op, like = operators[index], self._like(index)
-            made |= {name for name, other in zip(op.outputs, like.outputs, strict=True) if other == linked.boundary_out}
-            beside |= {name for name, other in zip(op.inputs, like.inputs, strict=True) if other == linked.boundary_in}
-            names = (*op.inputs, *op.outputs)
-            passed |= {names[slot] for offset, slot in handed_on if offset == index - unit.start}
-        places = {name: self._made(chunk, name) for name in made}
-        for name in passed - made:
+        last, producer = self._units(chunk)[-1], self.graph.producer
+        unit = self._unit(last[0])
+        passed = {name for name in unit.beside if producer[name] < unit.start}
+        for offset, slot in self.model.blocks.handed_on[unit.type]:
+            op = self.graph.operators[unit.start + offset]
+            passed |= {(*op.inputs, *op.outputs)[slot]} if unit.start + offset in last else set()
+        places = {name: self._made(chunk, name) for name in [unit.boundary] if name and producer[name] in last}
+        for name in passed - set(places):
             # It goes on split by samples where it is made so, or where the tensor that enters the unit is.
-            batch, home = f"S({self.graph.tensors[name].batch_dim})", self.graph.producer[name]
-            followed = [name] if home >= unit.start else sorted(beside) or self._entering(last)
-            given = [self._made(chunk, other) for other in followed]
+            batch = f"S({self.graph.tensors[name].batch_dim})"
+            given = [self._made(chunk, other) for other in ([name] if producer[name] in last else self._entering(last))]
             places[name] = {axis: batch if p == batch else "B" for place in given for axis, p in place.items()}
         return sum(self._bytes(chunk, name, place) for name, place in places.items())
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from crossing_graphs import GRAPHS
 
 from automap.cluster import parse_cluster
 from automap.cost_graph.graph import CostGraph
@@ -15,6 +16,7 @@ from ir import zoo
 ADD_UP = columns_of(
     UNIT_COST_DTYPE, "forward_s", "backward_s", "recompute_s", "parameters", "zero_parameters", "reduced", "gathered"
 )
+CROSSING = columns_of(UNIT_COST_DTYPE, "boundary_bytes")
 (SAVED,) = columns_of(UNIT_COST_DTYPE, "saved_bytes")
 STATE = columns_of(UNIT_COST_DTYPE, "parameters", "zero_parameters")
 
@@ -58,6 +60,17 @@ def test_a_transformer_adds_up_but_for_requests_that_come_back(gpt, space, clust
     assert np.median(np.abs(errors)) < 1e-12
     assert np.quantile(np.abs(errors), 0.8) < 1e-9
     assert min(errors) > -1e-9, "a conversion that is asked for again is charged again, never forgotten"
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_models_in_which_several_tensors_cross_add_up(name, space):
+    s = space(GRAPHS[name](), "2x2xV100@10Gbit", 16)
+    for values in s.random_batch(np.random.default_rng(5), 20).tolist():
+        graph, picked = graph_of(s, values)
+        exact, found = graph.units.costs(graph.chosen(picked)), graph.unit_costs(picked)
+        np.testing.assert_allclose(found[:, ADD_UP], exact[:, ADD_UP], rtol=1e-12)
+        np.testing.assert_allclose(found[:, CROSSING], exact[:, CROSSING], rtol=1e-12)
+        assert (seconds(found) > seconds(exact) * (1.0 - 1e-9)).all()
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from collective_list import list_collectives
+from crossing_graphs import GRAPHS
 from price_cases import link_of, stage_of
 
 from automap.cluster import parse_cluster
@@ -316,6 +317,46 @@ def test_a_sum_is_made_whole_before_it_leaves_its_stage(gpt, space):
             assert one.tensor in graph.operators[s.evaluator.blocks.units[last.unit].stop - 1].outputs
             found += 1
     assert found > 5
+
+
+@pytest.mark.parametrize("name", ["unet", "cells"])
+def test_what_later_units_read_is_gathered_where_it_is_made(name, space):
+    """A skip that is split by channels is handed on whole; one that is split by samples as it is."""
+    rng, found = np.random.default_rng(7), 0
+    s = space(GRAPHS[name](), "4xA100", 16, pp=1)
+    graph, blocks = s.problem.graph, s.evaluator.blocks
+    makers = {graph.operators[graph.producer[name]].name: name for name in blocks.carried}
+    for _ in range(20):
+        lowered = s.lowered(s.random(rng))
+        sizes = lowered.layout.stages[0].axes
+        listed = [x for x in list_collectives(lowered, s.evaluator) if makers.get(x.operator) == x.tensor]
+        for segment in lowered.chunks[0]:
+            unit = blocks.units[segment.unit]
+            for offset, chosen in enumerate(segment.chosen):
+                op = graph.operators[unit.start + offset]
+                if op.name in makers:
+                    table = s.linkage.types[unit.type].signatures[offset]
+                    made = [table[value].outputs[0] for value in chosen]
+                    expected = sum(p not in (B, 0) for p, size in zip(made, sizes, strict=True) if size > 1)
+                    mine = [x for x in listed if x.operator == op.name]
+                    assert len(mine) == expected and all(x.direction == "forward" for x in mine)
+                    found += expected
+    assert found > 5
+
+
+@pytest.mark.parametrize("name", ["unet", "cells", "towers"])
+def test_all_that_crosses_is_sent(name, space):
+    """Replicas send their samples of every tensor that crosses behind a unit."""
+    s = space(GRAPHS[name](), "4xA100", 16, pp=2, tp=1, virtual_stages=1)
+    graph, blocks = s.problem.graph, s.evaluator.blocks
+    lowered = template(s, pp=2, micro=2)
+    rank = lowered.layout.stages[0]
+    for number, segment, incoming in s.evaluator.surroundings(lowered):
+        unit = blocks.units[segment.unit]
+        crossing = [graph.tensors[name] for name in (unit.boundary, *unit.beside) if name]
+        cost = s.evaluator.unit_cost(segment, incoming, lowered.stages[number])
+        whole = sum(tensor.elements.at(lowered.samples) for tensor in crossing) * s.problem.activation_bytes
+        assert cost.boundary_bytes == pytest.approx(whole / rank.axes.prod(), rel=1e-12), unit
 
 
 def test_data_parallel_gradient_traffic(mlp, space):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from crossing_graphs import GRAPHS
 
 from automap.cluster import parse_cluster
 from automap.errors import PlanError
@@ -157,6 +158,14 @@ def test_groups_of_a_convolution_are_not_cut():
     convolution = problem.graph.operators[0]
     assert [f.size for f in convolution.rule.factors if f.name == "g"] == [2]
     assert not wrong_plans(problem, 200, num_templates=20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("trainer", ["generic", "megatron-core", "oneflow"])
+def test_plans_of_models_in_which_several_tensors_cross_pass(name, trainer):
+    training = {"global_batch": BATCH, "trainer": trainer}
+    assert not wrong_plans(Problem.build(GRAPHS[name](), parse_cluster("2x4xA100"), training), 25)
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ from long_cases import long_but
 
 from ir import zoo
 from ir.blocks import Blocks, Unit, find_units, repeats
-from ir.cuts import carried_tensors, legal_cuts
 from ir.build import GraphBuilder
+from ir.cuts import carried_tensors, legal_cuts
 from ir.graph import Graph
 from ir.localize import localize
 from ir.loss import with_loss

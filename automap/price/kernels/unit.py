@@ -13,7 +13,7 @@ from numba import boolean, float64, int64, void
 from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Ints2, Mask, Rows, dtype_of, rows_type, tuple_type
 from automap.price.kernels.collectives import SUMMED, UNKNOWN, Reason, convert
-from automap.price.kernels.cost_records import BEFORE_SENDING, UNIT_COST
+from automap.price.kernels.cost_records import BEFORE_SENDING, FORWARD_PASS, UNIT_COST
 from automap.price.kernels.host_overhead import add_host_waits
 from automap.price.kernels.measured_blocks import measured_block
 from automap.price.kernels.placements import dual, local_bytes, whole_bytes
@@ -117,7 +117,7 @@ def _hand_on(tables, unit, incoming, crossing, stage, workspace, cost):
         if operand.goes_on == 1 and row != crossing:
             cost.boundary_bytes += local_bytes(tensor, carried, stage)
         if differs(made, carried):
-            reason = Reason(operand.operator, operand.tensor, BEFORE_SENDING)
+            reason = Reason(operand.operator, operand.tensor, FORWARD_PASS)
             data, times = whole_bytes(tensor, stage.samples), cost.forward_comm_s[:]
             cost.forward_waits += convert(data, made, carried, stage, times, reason, workspace.recorder)
         row = operand.next_handed_on

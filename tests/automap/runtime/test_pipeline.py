@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import crossing_graphs
 import plan_cases
 import pytest
 import stage_cases
@@ -16,7 +17,11 @@ from automap.schedule import BACKWARD, write_order
 @pytest.mark.slow
 def test_pipelines_and_plans_compute_the_step_of_one_process(tmp_path):
     """One set of processes for all: most of the time goes into starting them."""
-    plans = [plan_cases.unlike(name, steps=STEPS if "ZeRO 1" in name else 0) for name in plan_cases.CASES]
+    plans = [
+        plan_cases.expert("pp4", "unet", 4, pp=4, count=4),
+        *(case for name in crossing_graphs.GRAPHS for case in plan_cases.random_plans(name, 4, 2, 0, fix=(("pp", 2),))),
+    ]
+    plans += [plan_cases.unlike(name, steps=STEPS if "ZeRO 1" in name else 0) for name in plan_cases.CASES]
     found = run_ranks(4, [*stage_cases.CASES, *plans], tmp_path, stage_cases.run)
     for name, ranks in zip(stage_cases.CASES, found, strict=False):
         assert not any(isinstance(errors_of_rank, str) for errors_of_rank in ranks), (name, ranks)
