@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ir.blocks import find_units, is_heavy
+from ir.blocks import find_units
+from ir.cuts import is_heavy
 from ir.graph import Graph
 from ir.localize import localize
 

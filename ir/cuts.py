@@ -25,7 +25,7 @@ ends."""
 MAX_CARRIED = 8
 """Number of candidates that are tried, those with most readers first (assumed)."""
 LOSSES = {"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss", "MeanSquaredErrorLoss"}
-MIN_SHARE = 1 / 8
+MIN_SHARE = 1 / 16
 """Least share of the forward FLOPs around a cut where several tensors cross that has no better cut (assumed): blocks of
 most models have less."""
 MIN_HEAVY = 8

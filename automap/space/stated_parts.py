@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -222,10 +222,49 @@ def chunks(
             f"{', '.join(map(str, sizes))} layers cut what the model repeats as one: layers of several kinds"
         )
     units = sorted({*numbers})
-    ends = [0, *(_ends(numbers, sizes) if sizes else _ends(units, _even(len(units), num_chunks))), len(kinds)]
-    if any(a >= b for a, b in itertools.pairwise(ends)):
+    found = divided(segments, _ends(numbers, sizes) if sizes else _ends(units, _even(len(units), num_chunks)))
+    if not all(found):
         raise Unpriced(f"{len(numbers)} layers cannot be cut into {num_chunks} stages")
-    return tuple(tuple(segments[a:b]) for a, b in itertools.pairwise(ends))
+    return found
+
+
+def divided(segments: Sequence[Segment], ends: Iterable[int]) -> tuple[tuple[Segment, ...], ...]:
+    """Units divided among chunks; `ends` counts the units before the end of each chunk but the last."""
+    return tuple(tuple(segments[a:b]) for a, b in itertools.pairwise([0, *ends, len(segments)]))
+
+
+def chunks_of_modules(
+    evaluator: Evaluator, signatures: Ints, modules: Sequence[int], masks: Callable[[int], Mask]
+) -> tuple[tuple[Segment, ...], ...]:
+    """The units divided among chunks of so many modules in a row, as followers of GPipe state it.
+
+    Modules are the outermost ones where there are as many of these. Else a source counts finer ones, and a share of
+    them is taken to be the same share of the operators. A chunk ends with the unit that ends nearest.
+
+    Args:
+        signatures: [operator rows, axes].
+        modules: number of modules of each chunk.
+        masks: unit type to [operators] which of them are recomputed.
+
+    Raises:
+        Unpriced: a chunk would be empty.
+    """
+    graph, units = evaluator.problem.graph, evaluator.blocks.units
+    live = [i for i, op in enumerate(graph.operators) if op.is_live]
+    scoped = [i for i in reversed(live) if graph.operators[i].scope]
+    starts = sorted({graph.operators[i].scope.partition(".")[0]: i for i in scoped}.values())
+    before = list(itertools.accumulate(modules))
+    if len(starts) == before[-1]:
+        wanted = [starts[count] for count in before[:-1]]
+    else:
+        wanted = [live[round(len(live) * count / before[-1])] for count in before[:-1]]
+    chosen = by_type(evaluator, signatures)
+    segments = [evaluator.segment(number, chosen, masks(unit.type)) for number, unit in enumerate(units)]
+    stops = [unit.stop for unit in units]
+    found = divided(segments, (1 + min(range(len(stops)), key=lambda n: abs(stops[n] - end)) for end in wanted))
+    if not all(found):
+        raise Unpriced(f"{len(units)} units cannot be cut into stages of {', '.join(map(str, modules))} modules")
+    return found
 
 
 def layer_counts(evaluator: Evaluator, chunks: Sequence[Sequence[Segment]]) -> tuple[int, ...] | None:

@@ -16,14 +16,23 @@ from typing import Any
 
 import numpy as np
 
+from automap.arrays import Ints
 from automap.cluster import Cluster, Device, Link, Node, known_devices, known_links, parse_cluster
 from automap.errors import UserError
 from automap.plan import ScheduleKind
 from automap.price.evaluator import Evaluator
-from automap.price.lowered_plan import LoweredPlan
+from automap.price.lowered_plan import LoweredPlan, Segment
 from automap.problem import Precision, Problem, trainers
 from automap.space.shape import Shape
-from automap.space.stated_parts import Axis, Unpriced, chunks, mesh, recompute_masks, signatures
+from automap.space.stated_parts import (
+    Axis,
+    Unpriced,
+    chunks,
+    chunks_of_modules,
+    mesh,
+    recompute_masks,
+    signatures,
+)
 from automap.validation.published_runs import Run
 from ir import zoo
 from ir.graph import Graph
@@ -45,6 +54,9 @@ LATENT = ("deepseek-v2", "deepseek-v3", "kimi-k2")
 LATENT_SIZES = {"head_dim": 128, "kv_rank": 512, "q_rank": 1536, "rope_dim": 64}
 """Its sizes, for sources that do not state them: those of DeepSeek-V2 and V3 (defaults of their configurations in
 transformers), with which Kimi-K2 has the published number of parameters too (tested)."""
+
+SIZED = {"amoebanetd": ("amoebanet", "layers", "width"), "unet": ("unet", "convolutions", "width")}
+"""Networks that papers name by two sizes, as AmoebaNet-D(18,256) -> the family of the zoo, and its two keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,18 +121,24 @@ def _case(run: Run) -> Case:
         num_micro_batches=shape.num_micro_batches,
         samples=rows,
         kind=kind,
-        chunks=chunks(
-            evaluator,
-            chosen,
-            shape.pp * virtual,
-            recompute_masks(evaluator, run.stack, recompute or "none"),
-        ),
+        chunks=_chunks(run, evaluator, chosen, shape.pp * virtual),
         zero=zero,
         zero_axes=np.array([axis.size > 1 and axis.shards_states for axis in axes]),
     )
     return Case(
         problem=evaluator.problem, lowered=lowered, evaluator=evaluator, assumed=() if recompute else ("recompute",)
     )
+
+
+def _chunks(run: Run, evaluator: Evaluator, chosen: Ints, count: int) -> tuple[tuple[Segment, ...], ...]:
+    """The stages of a run, with what they recompute; `chosen` is [operator rows, axes]."""
+    masks = recompute_masks(evaluator, run.stack, run.strategy.get("recompute") or "none")
+    modules = run.strategy.get("balance")
+    if not modules:
+        return chunks(evaluator, chosen, count, masks)
+    if len(modules) != count:
+        raise Unpriced(f"balance = {modules} for {count} stages")
+    return chunks_of_modules(evaluator, chosen, modules, masks)
 
 
 def _count(strategy: Mapping[str, Any], name: str) -> int:
@@ -231,17 +249,23 @@ def _spec(run: Run, sequence_parallel: bool) -> str:
 
 
 def _network(name: str, image_size: object) -> str:
-    """The specification of a network for images: the longest name in the zoo with which its own begins; ResNeXts say
-    their groups, as in 32x4d."""
-    wanted = re.sub(r"[^a-z0-9]", "", name.lower())
-    known = max((z for z in zoo.names() if wanted.startswith(z.replace("-", ""))), key=len, default=None)
-    if known is None:
-        raise Unpriced(f"the zoo has no {name}")
+    """The specification of a network for images: a family that papers name by two sizes, or the longest name in the
+    zoo with which its own begins; ResNeXts say their groups, as in 32x4d."""
     keys = {"image_size": image_size} if isinstance(image_size, int) else {}
+    sized = re.fullmatch(r"(.+?)\s*\((\d+),\s*(\d+)\)", name)
+    family = SIZED.get(re.sub(r"[^a-z]", "", sized[1].lower())) if sized else None
+    if sized and family:
+        known, *names = family
+        keys |= dict(zip(names, map(int, sized.groups()[1:]), strict=True))
+        return f"{known}:" + ",".join(f"{key}={value}" for key, value in keys.items())
+    wanted = re.sub(r"[^a-z0-9]", "", name.lower())
+    found = max((z for z in zoo.names() if wanted.startswith(z.replace("-", ""))), key=len, default=None)
+    if found is None:
+        raise Unpriced(f"the zoo has no {name}")
     groups = re.search(r"(\d+)x(\d+)d", name.lower())
     if groups:
         keys |= {"groups": int(groups[1]), "group_width": int(groups[2])}
-    return ":".join([known, ",".join(f"{key}={value}" for key, value in keys.items())]).removesuffix(":")
+    return ":".join([found, ",".join(f"{key}={value}" for key, value in keys.items())]).removesuffix(":")
 
 
 _RATE = re.compile(r"(?:(\d+)\s*x\s*)?(\d+)\s*Gb(?:ps|/s|it/s)", re.IGNORECASE)

@@ -14,14 +14,16 @@ from typing import Any
 from ir.errors import one_of, refuse
 from ir.graph import Graph
 from ir.zoo.convolutions import ResNet, Vgg
+from ir.zoo.pyramids import AmoebaNet, UNet
 from ir.zoo.transformers import T5, Bert, Gpt, Llama, Moe, Vit
 
 PREFIX = "zoo:"
 
-Model = Gpt | Llama | Moe | Bert | Vit | T5 | ResNet | Vgg
+Model = Gpt | Llama | Moe | Bert | Vit | T5 | ResNet | Vgg | UNet | AmoebaNet
 
 FAMILIES: Mapping[str, type[Model]] = {
     "gpt": Gpt, "llama": Llama, "moe": Moe, "bert": Bert, "vit": Vit, "t5": T5, "resnet": ResNet, "vgg": Vgg,
+    "unet": UNet, "amoebanet": AmoebaNet,
 }  # fmt: skip
 
 # Sources: the configurations published with the models (Hugging Face `config.json`, torchvision, timm; GPT-3, arXiv
@@ -82,6 +84,8 @@ NAMED: Mapping[str, Model] = {
     "wide-resnet101": ResNet(blocks=(3, 4, 23, 3), group_width=128),
     "vgg16": Vgg(convolutions=(2, 2, 3, 3, 3)),
     "vgg19": Vgg(convolutions=(2, 2, 4, 4, 4)),
+    "unet-5-64": UNet(convolutions=5, width=64),
+    "amoebanet-d": AmoebaNet(layers=18, width=256),
 }  # fmt: skip
 
 SPELLINGS: Mapping[str, str] = {

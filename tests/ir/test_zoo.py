@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -66,6 +67,8 @@ PARAMETERS = {
     "wide-resnet101": 126_886_696,
     "vgg16": 138_357_544,
     "vgg19": 143_667_240,
+    "unet-5-64": 232_687_328,
+    "amoebanet-d": 122_470_120,
 }
 
 ROUNDED = {"gpt3-175b": 175e9, "nemotron4-15b": 15.6e9, "nemotron4-340b": 341e9, "kimi-k2": 1.04e12, "grok-1": 314e9}
@@ -86,6 +89,7 @@ SMALL = {
     "vit": "vit:layers={},hidden=32,heads=4,image_size=32,patch_size=8,num_classes=10",
     "t5": "t5:layers={},hidden=32,heads=4,head_size=8,seq_len=16,target_len=8,vocab_size=96",
     "resnet": "resnet:blocks={}-2-5,width=8,image_size=32,num_classes=10",
+    "unet": "unet:convolutions={},width=8,levels=2,image_size=16,num_classes=3",
 }
 
 
@@ -107,6 +111,19 @@ def test_parameters(name: str) -> None:
     assert graph.warnings == ((BALANCED_LOAD,) if name.startswith(MIXTURES) else ())
     assert has_loss(graph)
     assert graph.num_parameters == pytest.approx(ROUNDED.get(name, graph.num_parameters), rel=0.02)
+
+
+# Table 1 of GPipe (arXiv 1811.06965), rounded as there.
+@pytest.mark.parametrize(
+    ("layers", "width", "parameters"),
+    [(18, 208, 82e6), (18, 416, 318e6), (18, 544, 542e6), (36, 544, 1.05e9), (72, 512, 1.8e9)],
+)
+def test_amoeba_net_is_as_large_as_gpipe_says(layers: int, width: int, parameters: float) -> None:
+    graph = zoo.build(f"amoebanet:layers={layers},width={width}")
+    assert graph.num_parameters == pytest.approx(parameters, rel=0.025)
+    # Normal cells of a stack are alike, but for its first and its last ones.
+    assert find_units(graph).num_blocks >= layers - 9
+    assert not zoo.build("amoebanet-d").warnings
 
 
 def test_gpt3() -> None:
@@ -385,12 +402,36 @@ def torch_models() -> dict[str, Callable[[], Any]]:
             x = self.layers(self.pool(functional.relu(self.bn(self.stem(image)))))
             return self.fc(self.average(x).flatten(1))
 
+    def convolutions(channels: int, inner: int, out: int) -> nn.Module:
+        sizes = itertools.pairwise((channels, inner, inner, inner, out))
+        return nn.Sequential(
+            *(
+                nn.Sequential(nn.Conv2d(a, b, 3, 1, 1, bias=False), nn.InstanceNorm2d(b), nn.LeakyReLU(0.01))
+                for a, b in sizes
+            )
+        )
+
+    class UNet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pool, self.up = nn.MaxPool2d(2), nn.Upsample(scale_factor=2)
+            self.first, self.second = convolutions(3, 8, 8), convolutions(8, 16, 16)
+            self.bottom, self.segment = convolutions(16, 32, 16), nn.Conv2d(4, 3, 1, bias=False)
+            self.left, self.right = convolutions(32, 8, 8), convolutions(16, 4, 4)
+
+        def forward(self, image: Tensor) -> Tensor:
+            first = self.first(image)
+            second = self.second(self.pool(first))
+            x = torch.cat((self.up(self.bottom(self.pool(second))), second), 1)
+            return self.segment(self.right(torch.cat((self.up(self.left(x)), first), 1)))
+
     def ints() -> Tensor:
         return torch.zeros(1, 16, dtype=torch.long)
 
     return {
         "bert": lambda: (Bert(4), (ints(), ints(), ints())),
         "resnet": lambda: (ResNet((4, 2, 5)), (torch.zeros(1, 3, 32, 32),)),
+        "unet": lambda: (UNet(), (torch.zeros(1, 3, 16, 16),)),
     }
 
 
@@ -410,7 +451,9 @@ def module(family: str, models: ModuleType) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", long_but(("gpt", "moe"), ("gpt", "llama", "moe", "bert", "vit", "resnet")))
+@pytest.mark.parametrize(
+    "family", long_but(("gpt", "moe", "unet"), ("gpt", "llama", "moe", "bert", "vit", "resnet", "unet"))
+)
 def test_agrees_with_an_export(family: str, build: Callable[..., Any]) -> None:
     import torch
 

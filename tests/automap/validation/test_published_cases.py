@@ -177,6 +177,8 @@ def test_latent_attention_has_the_sizes_that_were_published_with_it() -> None:
         ("ResNeXt101-32x4d", 224, 44_177_704),
         ("Wide-ResNet-50-2", 320, 68_883_240),
         ("ViT-L/16", 224, 304_326_632),
+        ("AmoebaNet-D(18,256)", 224, 122_470_120),
+        ("U-Net (5, 64)", 192, 232_687_328),
     ],
 )
 def test_networks_are_known_by_the_names_of_papers(name: str, image: int | None, parameters: int) -> None:
@@ -187,5 +189,32 @@ def test_networks_are_known_by_the_names_of_papers(name: str, image: int | None,
 
 
 def test_a_network_that_the_zoo_has_not_is_named() -> None:
-    with pytest.raises(Unpriced, match="the zoo has no AmoebaNet"):
-        case(model={"name": "AmoebaNet-D(18,256)", "vision": {}})
+    with pytest.raises(Unpriced, match="the zoo has no EfficientNet"):
+        case(model={"name": "EfficientNet-B7", "vision": {}})
+
+
+def first_operators(found: Case) -> list[str]:
+    units, operators = found.evaluator.blocks.units, found.problem.graph.operators
+    return [operators[units[chunk[0].unit].start].name for chunk in found.lowered.chunks]
+
+
+def test_stages_of_so_many_cells_end_where_these_do() -> None:
+    """At the cut that is nearest, and all units of them run again."""
+    stated = {"dp": 1, "pp": 8, "global_batch": 32, "micro_batch": 4, "recompute": "full", "zero_stage": 0}
+    model = {"name": "AmoebaNet-D(18,256)", "vision": {"image": 224}}
+    found = case(model=model, stack="torchgpipe", balance=[2, 2, 2, 3, 3, 4, 4, 4], schedule="GPipe", **stated)
+    cells = ["stem1", "stem3", "cell1_normal2", "cell1_normal4", "cell2_reduction", "cell3_normal3"]
+    assert [name.partition(".")[0] for name in first_operators(found)] == [*cells, "cell4_reduction", "cell5_normal4"]
+    assert all(segment.recomputed.all() for chunk in found.lowered.chunks[:-1] for segment in chunk)
+
+
+def test_finer_modules_than_the_outermost_are_a_share_of_all() -> None:
+    stated = {"dp": 1, "pp": 2, "global_batch": 32, "micro_batch": 4, "zero_stage": 0}
+    model = {"name": "ResNet-101", "vision": {"image": 224}}
+    early, late = (
+        first_operators(case(model=model, stack="torchgpipe", gpus=2, balance=balance, **stated))[1]
+        for balance in ([90, 280], [280, 90])
+    )
+    assert early.startswith(("layer2", "layer3.0", "layer3.1.", "layer3.2.")) and late.startswith("layer3.")
+    with pytest.raises(Unpriced, match=r"balance = \[100, 100, 170\] for 2 stages"):
+        case(model=model, stack="torchgpipe", gpus=2, balance=[100, 100, 170], **stated)
