@@ -55,8 +55,12 @@ LATENT_SIZES = {"head_dim": 128, "kv_rank": 512, "q_rank": 1536, "rope_dim": 64}
 """Its sizes, for sources that do not state them: those of DeepSeek-V2 and V3 (defaults of their configurations in
 transformers), with which Kimi-K2 has the published number of parameters too (tested)."""
 
-SIZED = {"amoebanetd": ("amoebanet", "layers", "width"), "unet": ("unet", "convolutions", "width")}
-"""Networks that papers name by two sizes, as AmoebaNet-D(18,256) -> the family of the zoo, and its two keys."""
+SIZED = {
+    "amoebanetd": "amoebanet:layers={},width={}",
+    "unet": "unet:convolutions={},width={},dropout_percent=10",
+}
+"""Networks that papers name by two sizes, as AmoebaNet-D(18,256) -> their specification in the zoo (GPipe; torchgpipe,
+arXiv 2004.09910)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,21 +255,19 @@ def _spec(run: Run, sequence_parallel: bool) -> str:
 def _network(name: str, image_size: object) -> str:
     """The specification of a network for images: a family that papers name by two sizes, or the longest name in the
     zoo with which its own begins; ResNeXts say their groups, as in 32x4d."""
-    keys = {"image_size": image_size} if isinstance(image_size, int) else {}
+    keys = [f"image_size={image_size}"] if isinstance(image_size, int) else []
     sized = re.fullmatch(r"(.+?)\s*\((\d+),\s*(\d+)\)", name)
     family = SIZED.get(re.sub(r"[^a-z]", "", sized[1].lower())) if sized else None
     if sized and family:
-        known, *names = family
-        keys |= dict(zip(names, map(int, sized.groups()[1:]), strict=True))
-        return f"{known}:" + ",".join(f"{key}={value}" for key, value in keys.items())
+        return ",".join([family.format(sized[2], sized[3]), *keys])
     wanted = re.sub(r"[^a-z0-9]", "", name.lower())
     found = max((z for z in zoo.names() if wanted.startswith(z.replace("-", ""))), key=len, default=None)
     if found is None:
         raise Unpriced(f"the zoo has no {name}")
     groups = re.search(r"(\d+)x(\d+)d", name.lower())
     if groups:
-        keys |= {"groups": int(groups[1]), "group_width": int(groups[2])}
-    return ":".join([found, ",".join(f"{key}={value}" for key, value in keys.items())]).removesuffix(":")
+        keys += [f"groups={groups[1]}", f"group_width={groups[2]}"]
+    return ":".join([found, ",".join(keys)]).removesuffix(":")
 
 
 _RATE = re.compile(r"(?:(\d+)\s*x\s*)?(\d+)\s*Gb(?:ps|/s|it/s)", re.IGNORECASE)

@@ -13,17 +13,17 @@ from typing import Any
 
 from ir.errors import one_of, refuse
 from ir.graph import Graph
-from ir.zoo.convolutions import ResNet, Vgg
+from ir.zoo.convolutions import EfficientNet, ResNet, Vgg
 from ir.zoo.pyramids import AmoebaNet, UNet
 from ir.zoo.transformers import T5, Bert, Gpt, Llama, Moe, Vit
 
 PREFIX = "zoo:"
 
-Model = Gpt | Llama | Moe | Bert | Vit | T5 | ResNet | Vgg | UNet | AmoebaNet
+Model = Gpt | Llama | Moe | Bert | Vit | T5 | ResNet | EfficientNet | Vgg | UNet | AmoebaNet
 
 FAMILIES: Mapping[str, type[Model]] = {
     "gpt": Gpt, "llama": Llama, "moe": Moe, "bert": Bert, "vit": Vit, "t5": T5, "resnet": ResNet, "vgg": Vgg,
-    "unet": UNet, "amoebanet": AmoebaNet,
+    "efficientnet": EfficientNet, "unet": UNet, "amoebanet": AmoebaNet,
 }  # fmt: skip
 
 # Sources: the configurations published with the models (Hugging Face `config.json`, torchvision, timm; GPT-3, arXiv
@@ -80,10 +80,19 @@ NAMED: Mapping[str, Model] = {
     "resnet152": ResNet(blocks=(3, 8, 36, 3)),
     "resnext50": ResNet(blocks=(3, 4, 6, 3), groups=32, group_width=4),
     "resnext101": ResNet(blocks=(3, 4, 23, 3), groups=32, group_width=8),
+    "se-resnext101": ResNet(blocks=(3, 4, 23, 3), groups=32, group_width=4, squeeze=16),
     "wide-resnet50": ResNet(blocks=(3, 4, 6, 3), group_width=128),
     "wide-resnet101": ResNet(blocks=(3, 4, 23, 3), group_width=128),
     "vgg16": Vgg(convolutions=(2, 2, 3, 3, 3)),
     "vgg19": Vgg(convolutions=(2, 2, 4, 4, 4)),
+    "efficientnet-b0": EfficientNet(),
+    "efficientnet-b1": EfficientNet(depth_percent=110, image_size=240),
+    "efficientnet-b2": EfficientNet(width_percent=110, depth_percent=120, image_size=260),
+    "efficientnet-b3": EfficientNet(width_percent=120, depth_percent=140, image_size=300),
+    "efficientnet-b4": EfficientNet(width_percent=140, depth_percent=180, image_size=380),
+    "efficientnet-b5": EfficientNet(width_percent=160, depth_percent=220, image_size=456),
+    "efficientnet-b6": EfficientNet(width_percent=180, depth_percent=260, image_size=528),
+    "efficientnet-b7": EfficientNet(width_percent=200, depth_percent=310, image_size=600),
     "unet-5-64": UNet(convolutions=5, width=64),
     "amoebanet-d": AmoebaNet(layers=18, width=256),
 }  # fmt: skip

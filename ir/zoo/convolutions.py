@@ -1,4 +1,4 @@
-"""ResNet and VGG from a few numbers."""
+"""ResNet, EfficientNet and VGG from a few numbers."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ class ResNet:
     group_width: int = 0
     """Channels of a group in the first stage, doubled like `width` (wide ResNets, arXiv 1605.07146, have twice those of
     a ResNet); 0 = `width`."""
+    squeeze: int = 0
+    """Channels of a block's result over those between its squeeze and its excitation (arXiv 1709.01507); 0 = none."""
     image_size: int = 224
     num_classes: int = 1000
 
@@ -53,11 +55,66 @@ class ResNet:
         y = net.conv(y, f"{scope}.conv2", inner, 3, stride=stride, pad=1, groups=self.groups, bias=False)
         y = net.op("Relu", [net.batch_norm(y, f"{scope}.bn2")], scope)
         y = net.batch_norm(net.conv(y, f"{scope}.conv3", EXPANSION * width, 1, bias=False), f"{scope}.bn3")
+        if self.squeeze:
+            y = net.excited(y, f"{scope}.se", EXPANSION * width // self.squeeze)
         if stride != 1 or net.shape(x)[1] != EXPANSION * width:
             down = f"{scope}.downsample"
             x = net.conv(x, f"{down}.0", EXPANSION * width, 1, stride=stride, bias=False)
             x = net.batch_norm(x, f"{down}.1")
         return net.op("Relu", [net.add(y, x, scope)], scope)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EfficientNet:
+    """Stages of inverted bottlenecks with depthwise convolutions, squeeze and excitation (arXiv 1905.11946)."""
+
+    STAGES = (
+        (1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3),
+        (6, 5, 1, 112, 3), (6, 5, 2, 192, 4), (6, 3, 1, 320, 1),
+    )  # fmt: skip
+    """Expansion, window, stride, channels and blocks of the stages of B0 (table 1 of the paper)."""
+
+    width_percent: int = 100
+    """Channels in per cent of those of B0."""
+    depth_percent: int = 100
+    """Blocks in per cent of those of B0."""
+    image_size: int = 224
+    num_classes: int = 1000
+
+    def build(self, loss: str | None) -> Graph:
+        """The graph."""
+        net = Net()
+        image = net.builder.input("image", (1, 3, self.image_size, self.image_size))
+        x = self._convolved(net, image, "features.0", self._channels(32), 3, stride=2)
+        for number, (expansion, window, stride, channels, blocks) in enumerate(self.STAGES):
+            for i in range(-(-blocks * self.depth_percent // 100)):
+                scope, step = f"features.{number + 1}.{i}", 1 if i else stride
+                x = self._block(net, x, scope, self._channels(channels), (expansion, window, step))
+        x = self._convolved(net, x, f"features.{len(self.STAGES) + 1}", 4 * self._channels(320), 1)
+        x = net.flatten(net.op("ReduceMean", [x], "avgpool", axes=(2, 3), keepdims=1))
+        return net.finish(net.linear(x, "classifier", self.num_classes), loss=loss)
+
+    def _channels(self, of_b0: int) -> int:
+        """A multiple of 8 near the channels of B0, times `width_percent`; at most a tenth below (the paper's code)."""
+        wanted = of_b0 * self.width_percent / 100
+        found = max(8, int(wanted + 4) // 8 * 8)
+        return found if found >= 0.9 * wanted else found + 8
+
+    def _block(self, net: Net, x: str, scope: str, out: int, how: tuple[int, int, int]) -> str:
+        expansion, window, stride = how
+        narrow = net.shape(x)[1]
+        y = self._convolved(net, x, f"{scope}.expand", expansion * narrow, 1) if expansion > 1 else x
+        y = self._convolved(net, y, f"{scope}.depthwise", expansion * narrow, window, stride=stride, is_deep=True)
+        y = net.excited(y, f"{scope}.se", max(1, narrow // 4), activation="swish")
+        y = net.batch_norm(net.conv(y, f"{scope}.project.0", out, 1, bias=False), f"{scope}.project.1")
+        return net.add(y, x, scope) if stride == 1 and narrow == out else y
+
+    def _convolved(
+        self, net: Net, x: str, scope: str, out: int, window: int, *, stride: int = 1, is_deep: bool = False
+    ) -> str:
+        groups = out if is_deep else 1
+        y = net.conv(x, f"{scope}.0", out, window, stride=stride, pad=window // 2, groups=groups, bias=False)
+        return net.swish(net.batch_norm(y, f"{scope}.1"), scope)
 
 
 @dataclass(frozen=True, kw_only=True)

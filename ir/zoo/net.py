@@ -189,6 +189,18 @@ class Net:
         operands += [self.buffer(f"{scope}.running_{name}", width) for name in ("mean", "var")]
         return self.op("BatchNormalization", operands, scope, epsilon=1e-5, momentum=0.9)
 
+    def swish(self, x: str, scope: str) -> str:
+        """`torch.nn.SiLU`, as it is exported."""
+        return self.op("Mul", [x, self.op("Sigmoid", [x], scope)], scope)
+
+    def excited(self, x: str, scope: str, narrow: int, activation: str = "relu") -> str:
+        """Squeeze and excitation: each channel times a number that the means of all channels make."""
+        y = self.op("ReduceMean", [x], scope, axes=(2, 3), keepdims=1)
+        y = self.conv(y, f"{scope}.fc1", narrow, 1, bias=True)
+        y = self.swish(y, scope) if activation == "swish" else self.op("Relu", [y], scope)
+        y = self.conv(y, f"{scope}.fc2", self.shape(x)[1], 1, bias=True)
+        return self.op("Mul", [x, self.op("Sigmoid", [y], scope)], scope)
+
     def max_pool(self, x: str, scope: str, kernel: int, stride: int, pad: int = 0) -> str:
         """`torch.nn.MaxPool2d`."""
         return self.op(

@@ -63,10 +63,19 @@ PARAMETERS = {
     "resnet152": 60_192_808,
     "resnext50": 25_028_904,
     "resnext101": 88_791_336,
+    "se-resnext101": 48_955_416,
     "wide-resnet50": 68_883_240,
     "wide-resnet101": 126_886_696,
     "vgg16": 138_357_544,
     "vgg19": 143_667_240,
+    "efficientnet-b0": 5_288_548,
+    "efficientnet-b1": 7_794_184,
+    "efficientnet-b2": 9_109_994,
+    "efficientnet-b3": 12_233_232,
+    "efficientnet-b4": 19_341_616,
+    "efficientnet-b5": 30_389_784,
+    "efficientnet-b6": 43_040_704,
+    "efficientnet-b7": 66_347_960,
     "unet-5-64": 232_687_328,
     "amoebanet-d": 122_470_120,
 }
@@ -111,6 +120,12 @@ def test_parameters(name: str) -> None:
     assert graph.warnings == ((BALANCED_LOAD,) if name.startswith(MIXTURES) else ())
     assert has_loss(graph)
     assert graph.num_parameters == pytest.approx(ROUNDED.get(name, graph.num_parameters), rel=0.02)
+
+
+# Table 2 of arXiv 1905.11946, rounded as there: billions of products.
+@pytest.mark.parametrize(("name", "products"), [("b0", 0.39), ("b1", 0.7), ("b4", 4.2), ("b6", 19.0), ("b7", 37.0)])
+def test_efficient_nets_work_as_much_as_their_paper_says(name: str, products: float) -> None:
+    assert zoo.build(f"efficientnet-{name}").forward_flops == pytest.approx(2e9 * products, rel=0.05)
 
 
 # Table 1 of GPipe (arXiv 1811.06965), rounded as there.
