@@ -33,6 +33,7 @@ from ir.onnx.rewrites.exporter_quirks import folded_parameters, mark_weights, se
 from ir.onnx.rewrites.folded_norms import restored_norms, seem_folded
 from ir.onnx.rewrites.masked_writes import chosen_by_masks
 from ir.onnx.rewrites.quantisation import in_floats
+from ir.onnx.rewrites.stored_bands import stored_bands
 from ir.onnx.rewrites.turned_keys import turned_apart
 
 
@@ -58,6 +59,8 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         stored[tensor.name] = Stored(tuple(tensor.dims), dtype_name(tensor.data_type), value, kind)
     made = folded_parameters(graph.value_info, stored)
     tensors = {t.name: t for t in graph.initializer}
+    if needs_values:
+        made += stored_bands(stored, tensors)
     for sparse in graph.sparse_initializer:
         stored[sparse.values.name] = Stored(tuple(sparse.dims), dtype_name(sparse.values.data_type))
     inputs: dict[str, Declared] = {}

@@ -31,6 +31,7 @@ from ir.onnx.readers.annotations import ANNOTATION_KEYS
 from ir.onnx.readers.guard import check
 from ir.onnx.readers.limits import Limits
 from ir.onnx.readers.nodes import (
+    BAND_KEY,
     COMPUTED_KEY,
     CONTENT_KEY,
     DATA_FIELDS,
@@ -49,9 +50,21 @@ from ir.onnx.readers.stated_costs import COST_KEYS
 from ir.onnx.rewrites.computed_tables import computed_tables
 from ir.onnx.rewrites.equal_weights import tables_and_heads
 from ir.onnx.rewrites.exporter_quirks import content, is_filled
+from ir.onnx.rewrites.stored_bands import band_of, stated
 
 KEPT_METADATA = frozenset(
-    {KIND_KEY, SCOPE_KEY, FOLDED_KEY, FILLED_KEY, CONTENT_KEY, TURNED_KEY, COMPUTED_KEY, UNREAD_KEY, FROZEN_KEY}
+    {
+        KIND_KEY,
+        SCOPE_KEY,
+        FOLDED_KEY,
+        FILLED_KEY,
+        CONTENT_KEY,
+        TURNED_KEY,
+        COMPUTED_KEY,
+        BAND_KEY,
+        UNREAD_KEY,
+        FROZEN_KEY,
+    }
     | {*COST_KEYS, *ANNOTATION_KEYS}
 )
 MAX_COMPARED_BYTES = 1 << 30
@@ -201,6 +214,10 @@ def _compare(model: Any) -> None:
 
     These are: which of them are equal, which are fresh, and which are masks or tables of cosines and sines.
     """
+    for tensor in model.graph.initializer:
+        band = None if _is_external(tensor) else band_of(tensor)
+        if band is not None and has_data(tensor):
+            tensor.metadata_props.add(key=BAND_KEY, value=stated(band))
     weights = [t for t in model.graph.initializer if has_data(t) and not _is_external(t) and t.data_type in FLOATS]
     reads = [(node.op_type, i, name) for node in model.graph.node for i, name in enumerate(node.input)]
     tables, heads = tables_and_heads(reads, {t.name: tuple(t.dims) for t in weights})

@@ -56,6 +56,8 @@ FILLED_KEY, CONTENT_KEY, TURNED_KEY = "automap.filled", "automap.content", "auto
 of the weight that equals its transpose."""
 COMPUTED_KEY = "automap.computed"
 """Metadata key of a stripped tensor: "1" if its numbers were those of a mask or a table of cosines and sines."""
+BAND_KEY = "automap.band"
+"""Metadata key of a stripped tensor that was a mask: see `ir.onnx.rewrites.stored_bands.Band`, as a JSON list."""
 COMPUTED = "COMPUTED"
 """Kind of a stored tensor that holds such numbers (`Stored.kind`)."""
 UNREAD_KEY, FROZEN_KEY = "automap.unread_parameters", "automap.frozen_parameters"
