@@ -212,7 +212,7 @@ def _further_cuts(graph: Graph, known: Collection[int], ignored: frozenset[str])
             is_long = bisect_right(heavy, behind) - bisect_right(heavy, before) >= MIN_HEAVY
             if is_long and done[behind + 1] - done[before + 1] >= MIN_SHARE * done[-1]:
                 found.append(start + 1 + at)
-    return {place: names[-1] for place, names in _crossing(graph, found, ignored).items()}
+    return {place: names[-1] for place, names in _crossing(graph, set(found), ignored).items()}
 
 
 def _crossing_sizes(graph: Graph, ignored: frozenset[str]) -> tuple[list[int], list[bool]]:
@@ -239,7 +239,7 @@ def _sharing(graph: Graph, start: int, stop: int, heavy: Sequence[int]) -> list[
     last: dict[str, int] = {}
     change = [0] * (stop - start + 1)
     for i in heavy:
-        for name in graph.operators[i].inputs:
+        for name in map(graph.viewed, graph.operators[i].inputs):
             if graph.tensors[name].role == "parameter":
                 change[last.get(name, i) - start - 1] += 1
                 change[i - start - 1] -= 1

@@ -236,6 +236,14 @@ class Graph:
         maker = self.maker(name)
         return self.tensors[name].role == "parameter" or (maker is not None and maker.is_view)
 
+    def viewed(self, name: str) -> str:
+        """The parameter that a tensor is a view of, or the tensor itself."""
+        maker = self.maker(name)
+        while maker is not None and maker.is_view:
+            name = maker.inputs[0]
+            maker = self.maker(name)
+        return name
+
     def keeps_activations(self, op: Operator) -> bool:
         """Whether the backward pass of an operator needs an activation."""
         return any(self.tensors[name].role == "activation" for name in op.saved)

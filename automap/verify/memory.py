@@ -317,17 +317,9 @@ class Recount:
     def _reader(self, index: int) -> str:
         """What reads a copy: an operator, or all that multiply by pieces of one weight."""
         op = self.graph.operators[index]
-        weights = map(self._parameter, op.inputs)
+        weights = map(self.graph.viewed, op.inputs)
         whole = next((self.graph.pieces[name][0] for name in weights if name in self.graph.pieces), op.name)
         return f"copy for {whole}"
-
-    def _parameter(self, name: str) -> str:
-        """The parameter that a tensor is a view of, or the tensor itself."""
-        maker = self.graph.maker(name)
-        while maker is not None and maker.is_view:
-            name = maker.inputs[0]
-            maker = self.graph.maker(name)
-        return name
 
     def _at(self, chunk: Chunk, name: str, place: Place, share: float = 1.0, of: str = "") -> Piece:
         """The piece of memory that holds a tensor in a placement, or the copy of it that `of` reads."""

@@ -66,14 +66,19 @@ def test_models_with_enough_cuts_are_cut_where_one_tensor_crosses(name):
     assert list(find_cuts(graph)) == sorted(legal_cuts(graph))
 
 
-def test_the_steps_of_a_recurrence_are_not_cut_apart():
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_the_steps_of_a_recurrence_are_not_cut_apart(is_turned):
     """They share their weights: no device could have a part of the steps alone."""
     net = Net()
-    x = net.builder.input("x", (1, 8))
-    state, kept = x, x
+
+    def product(x, name):
+        weight = net.parameter(f"{name}.weight", 8, 8)
+        return net.op("MatMul", [x, net.op("Transpose", [weight], perm=(1, 0)) if is_turned else weight])
+
+    state = kept = net.builder.input("x", (1, 8))
     for _ in range(2 * MIN_HEAVY):
-        state = net.op("Tanh", [net.op("MatMul", [state, net.parameter("recurrent.weight", 8, 8)])])
-        kept = net.op("MatMul", [net.add(kept, state), net.parameter("out.weight", 8, 8)])
+        state = net.op("Tanh", [product(state, "recurrent")])
+        kept = product(net.add(kept, state), "out")
     graph = net.finish(net.add(kept, state), loss="mse")
     assert not [cut for cut in find_cuts(graph).values() if cut.beside]
 
