@@ -29,7 +29,6 @@ from automap.price.kernels.records import (
     MAX_DIMS,
     MEASURED,
     MEASURED_BLOCK_DTYPE,
-    NUM_BITS,
     OPERAND_DTYPE,
     OPERATOR_DTYPE,
     OTHER,
@@ -45,6 +44,7 @@ from automap.price.kernels.records import (
     SignatureRow,
     TensorRow,
 )
+from automap.price.operand_links import UnlinkedRows, link_operands
 from automap.problem import Problem
 from ir.blocks import Unit
 from ir.factors import BROADCAST, Signature, may_be_uneven
@@ -162,49 +162,10 @@ class _Builder:
                 )
             self._add_operator(op, linked.signatures[k], begin, unit.start + k, range(unit.start, unit.stop), group)
             self.core.append(k in linked.core and (group is None or group.kind != "attention"))
-        self._link_operands(first)
+        link_operands(UnlinkedRows(self.operators, self.operands, self.tensors, self.copies), first)
         self._hand_on(unit_type, unit, first, local)
         self.boundary_out.append(out_row)
         self.spans.append(len(self.operators))
-
-    def _link_operands(self, first: int) -> None:
-        """Fills what operand rows say of others, for the unit type whose operators begin at row `first`."""
-        same: dict[tuple[int, object], int] = {}
-        readers: dict[int, int] = {}
-        begin = self.operators[first].first_operand
-        for row in range(len(self.operands) - 1, begin - 1, -1):
-            operand = self.operands[row]
-            owner = self.operators[operand.operator]
-            if row >= owner.first_output:
-                continue
-            if owner.is_free or owner.is_parametric:
-                operand.next_reader = readers.get(self.operands[owner.first_output].tensor, -1)
-            operand.sibling = readers.get(operand.tensor, -1)
-            readers[operand.tensor] = row
-        for row in range(begin, len(self.operands)):
-            operand = self.operands[row]
-            tensor = self.tensors[operand.tensor]
-            is_input = row < self.operators[operand.operator].first_output
-            is_free = tensor.producer >= 0 and self.operators[tensor.producer].is_free == 1
-            if is_input and tensor.producer >= 0 and not is_free:
-                operand.maker = self.operators[tensor.producer].first_output + tensor.slot
-            if tensor.role == PARAMETER or is_free:
-                operand.is_saved = 0
-            if operand.is_saved or (is_input and tensor.role in (BOUNDARY, CARRIED)):
-                key = (tensor.root, self.copies[row] if operand.copy_share > 0.0 else None)
-                operand.same_memory = same.get(key, -1)
-                same[key] = row
-        for owner in self.operators[first:]:
-            for operand in self.operands[owner.first_operand : owner.end]:
-                owner.touches |= 1 << operand.tensor % NUM_BITS
-        for owner in self.operators[first:]:
-            owner.joins = owner.touches
-            for operand in self.operands[owner.first_operand : owner.end]:
-                for reader in self._behind(operand):
-                    owner.joins |= 1 << self.operands[reader].tensor % NUM_BITS
-        kept = {self.tensors[o.tensor].root for o in self.operands[begin:] if o.is_saved}
-        for operand in self.operands[begin:]:
-            operand.is_kept = int(self.tensors[operand.tensor].root in kept)
 
     def _hand_on(self, unit_type: int, unit: Unit, first: int, local: Mapping[str, int]) -> None:
         """Notes which tensors later units read as carried ones, and which cross behind the unit beside its boundary.
@@ -234,18 +195,6 @@ class _Builder:
             )
             del self.tensors[opening.passes + 1 :], self.names[opening.passes + 1 :]
             rows[0].fixed_elements, rows[0].elements_per_sample, rows[0].element_bytes = fixed, per_sample, 1.0
-
-    def _behind(self, operand: OperandRow) -> set[int]:
-        """The rows that read what is made of an operand by views and of parameters alone."""
-        found: set[int] = set()
-        left = [operand.next_reader]
-        while left:
-            row = left.pop()
-            while row >= 0 and row not in found:
-                found.add(row)
-                left.append(self.operands[row].next_reader)
-                row = self.operands[row].sibling
-        return found
 
     def _fused(self, unit: Unit, offset: int) -> FusedGroup | None:
         """The group of an operator; one that reaches over the unit's end is run operator by operator."""

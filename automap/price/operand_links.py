@@ -1,0 +1,79 @@
+"""What the operand rows of a unit type say of each other: what makes an operand, and what else reads it or keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from automap.price.kernels.records import BOUNDARY, CARRIED, NUM_BITS, PARAMETER, OperandRow, OperatorRow, TensorRow
+
+
+class UnlinkedRows(NamedTuple):
+    """Rows of tables while they are built."""
+
+    operators: Sequence[OperatorRow]
+    operands: Sequence[OperandRow]
+    tensors: Sequence[TensorRow]
+    copies: Sequence[object]
+    """What the copies of operands are told apart by, for each operand row."""
+
+
+def link_operands(rows: UnlinkedRows, first: int) -> None:
+    """Fills what operand rows say of others, for the unit type whose operators begin at row `first`, the last one."""
+    begin = rows.operators[first].first_operand
+    _link_readers(rows, begin)
+    _link_makers(rows, begin)
+    for owner in rows.operators[first:]:
+        for operand in rows.operands[owner.first_operand : owner.end]:
+            owner.touches |= 1 << operand.tensor % NUM_BITS
+    for owner in rows.operators[first:]:
+        owner.joins = owner.touches
+        for operand in rows.operands[owner.first_operand : owner.end]:
+            for reader in _behind(rows, operand):
+                owner.joins |= 1 << rows.operands[reader].tensor % NUM_BITS
+    kept = {rows.tensors[o.tensor].root for o in rows.operands[begin:] if o.is_saved}
+    for operand in rows.operands[begin:]:
+        operand.is_kept = int(rows.tensors[operand.tensor].root in kept)
+
+
+def _link_readers(rows: UnlinkedRows, begin: int) -> None:
+    readers: dict[int, int] = {}
+    for row in range(len(rows.operands) - 1, begin - 1, -1):
+        operand = rows.operands[row]
+        owner = rows.operators[operand.operator]
+        if row >= owner.first_output:
+            continue
+        if owner.is_free or owner.is_parametric:
+            operand.next_reader = readers.get(rows.operands[owner.first_output].tensor, -1)
+        operand.sibling = readers.get(operand.tensor, -1)
+        readers[operand.tensor] = row
+
+
+def _link_makers(rows: UnlinkedRows, begin: int) -> None:
+    same: dict[tuple[int, object], int] = {}
+    for row in range(begin, len(rows.operands)):
+        operand = rows.operands[row]
+        tensor = rows.tensors[operand.tensor]
+        is_input = row < rows.operators[operand.operator].first_output
+        is_free = tensor.producer >= 0 and rows.operators[tensor.producer].is_free == 1
+        if is_input and tensor.producer >= 0 and not is_free:
+            operand.maker = rows.operators[tensor.producer].first_output + tensor.slot
+        if tensor.role == PARAMETER or is_free:
+            operand.is_saved = 0
+        if operand.is_saved or (is_input and tensor.role in (BOUNDARY, CARRIED)):
+            key = (tensor.root, rows.copies[row] if operand.copy_share > 0.0 else None)
+            operand.same_memory = same.get(key, -1)
+            same[key] = row
+
+
+def _behind(rows: UnlinkedRows, operand: OperandRow) -> set[int]:
+    """The rows that read what is made of an operand by views and of parameters alone."""
+    found: set[int] = set()
+    left = [operand.next_reader]
+    while left:
+        row = left.pop()
+        while row >= 0 and row not in found:
+            found.add(row)
+            left.append(rows.operands[row].next_reader)
+            row = rows.operands[row].sibling
+    return found
