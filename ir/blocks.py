@@ -32,7 +32,9 @@ class Unit:
     stop: int
     """Index behind the last operator."""
     type: int
-    """Unit type; units of equal type are isomorphic operator by operator."""
+    """Unit type; units of equal type are isomorphic operator by operator, and what crosses them is alike."""
+    structure: int
+    """Number that units have in common which are isomorphic, whatever crosses them."""
     boundary: str | None
     """Name of the tensor that crosses the cut behind the unit, see `Cut`; None for the last unit."""
     beside: tuple[str, ...] = ()
@@ -96,6 +98,7 @@ def find_units(graph: Graph) -> Blocks:
     is_profile = any(op.kind == LAYER for op in ops)
     groups = [(k, k + 1) for k in range(len(kinds))] if is_profile else repeats(kinds)
     types: dict[Any, int] = {}
+    structures: dict[tuple[int, ...], int] = {}
     units = []
     handed_on: dict[int, set[tuple[int, int]]] = {}
     for low, high in groups:
@@ -106,9 +109,9 @@ def find_units(graph: Graph) -> Blocks:
         passed = sorted(_form(graph.tensors[name]) for name in beside if name not in places)
         kind = types.setdefault((tuple(kinds[low:high]), tuple(passed)), len(types))
         handed_on.setdefault(kind, set()).update(places.values())
-        units.append(
-            Unit(start=start, stop=stop, type=kind, boundary=None if cut is None else cut.boundary, beside=beside)
-        )
+        structure = structures.setdefault(tuple(kinds[low:high]), len(structures))
+        boundary = None if cut is None else cut.boundary
+        units.append(Unit(start=start, stop=stop, type=kind, boundary=boundary, beside=beside, structure=structure))
     sites = tuple(frozenset(handed_on[kind]) for kind in range(len(types)))
     return Blocks(units=tuple(units), num_types=len(types), handed_on=sites)
 

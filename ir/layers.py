@@ -24,8 +24,8 @@ def layer_spans(graph: Graph, blocks: Blocks) -> tuple[range, ...]:
         blocks: the units of the graph.
     """
     units = blocks.units
-    times = Counter(unit.type for unit in units)
-    found = [range(number, number + 1) for number, unit in enumerate(units) if times[unit.type] > 1]
+    times = Counter(unit.structure for unit in units)
+    found = [range(number, number + 1) for number, unit in enumerate(units) if times[unit.structure] > 1]
     known = {_shapes(graph, blocks, span[0]) for span in found}
     count = _attention(graph, blocks)
     usual = {count[span[0]] for span in found} - {0}
@@ -40,6 +40,33 @@ def layer_spans(graph: Graph, blocks: Blocks) -> tuple[range, ...]:
     while found and found[-1].stop in attends and _shapes(graph, blocks, found[-1].stop) in known:
         found.append(range(found[-1].stop, found[-1].stop + 1))
     return tuple(found)
+
+
+def layer_types(graph: Graph, blocks: Blocks) -> frozenset[int]:
+    """The unit types of layers."""
+    return frozenset(blocks.units[number].type for span in layer_spans(graph, blocks) for number in span)
+
+
+def layers_of_modules(graph: Graph, blocks: Blocks) -> frozenset[int]:
+    """The unit types of layers that share no module with units of other types than these.
+
+    What needs no activation may be shared.
+    """
+    found = layer_types(graph, blocks)
+    code: dict[int, set[str]] = {kind: set() for kind in range(blocks.num_types)}
+    kept: dict[int, set[str]] = {kind: set() for kind in range(blocks.num_types)}
+    for unit in blocks.units:
+        for op in graph.operators[unit.start : unit.stop]:
+            if op.is_live and op.scope:
+                code[unit.type].update(itertools.accumulate(op.scope.split("."), "{}.{}".format))
+                if graph.keeps_activations(op):
+                    kept[unit.type].add(op.scope)
+    while True:
+        outside = set[str]().union(*(paths for kind, paths in code.items() if kind not in found))
+        left = frozenset(kind for kind in found if not kept[kind] & outside)
+        if left == found:
+            return found
+        found = left
 
 
 def layer_units(graph: Graph, blocks: Blocks) -> dict[int, int]:

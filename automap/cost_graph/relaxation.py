@@ -125,7 +125,7 @@ class Relaxation:
         self._settings, self._hardware = _fields(space.evaluator.settings(0)), _fields(stage.hardware)
         self._sizes, self._is_sharded = stage.axes.tolist(), stage.zero_axes.tolist()
         evaluator = space.evaluator
-        self._is_frozen = np.array([evaluator.is_frozen(kind) for kind in range(len(costs.times))])
+        self._is_frozen = np.array([evaluator.recomputed.is_frozen(kind) for kind in range(len(costs.times))])
         self._first_type = int(space.arrays.units[0])
         self._first = np.zeros(len(costs.times))
         self._first[self._first_type] = ends_first / costs.times[self._first_type]

@@ -34,15 +34,15 @@ from automap.price.kernels.step import overflow, step, step_time_s
 from automap.price.kernels.step_records import Order, Pipeline, StageArrays, new_step_workspace
 from automap.price.kernels.unit import CALL_DTYPE, Calls, unit_cost, unit_costs
 from automap.price.kernels.unit_workspace import UnitWorkspace, new_unit_workspace
-from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan, Segment, UnitCall
+from automap.price.lowered_plan import LoweredPlan, Segment, UnitCall
 from automap.price.outcome import Outcome
+from automap.price.recompute_masks import RecomputeMasks
 from automap.price.stage_layout import PipelineLayout, PipelineLayouts
 from automap.price.tables import Tables, build_tables
 from automap.price.tied_parameters import TiedParameters
 from automap.problem import Problem
 from automap.schedule import KINDS, arrange
 from ir.factors import BROADCAST, PARTIAL
-from ir.layers import layer_spans
 
 _COLLECTIVES_PER_OPERATOR = 16
 """Room for the collectives of an operator, forward and backward; a list that does not fit is refused."""
@@ -357,42 +357,12 @@ class Evaluator:
 
     def masks(self, unit_type: int) -> Mapping[str, Mask]:
         """[operators] which operators of a unit type each recompute mode runs again."""
-        if unit_type not in self._masks:
-            rows = self.tables.rows(unit_type)
-            core = self.tables.core[rows.start : rows.stop]
-            target = self.problem.target
-            spans = layer_spans(self.problem.graph, self.blocks)
-            is_layer = any(self.blocks.units[number].type == unit_type for span in spans for number in span)
-            if self.is_frozen(unit_type):
-                self._masks[unit_type] = dict.fromkeys(RECOMPUTE_MODES, np.zeros(len(rows), dtype=np.bool_))
-                return self._masks[unit_type]
-            self._masks[unit_type] = {
-                "none": np.zeros(len(rows), dtype=np.bool_),
-                "selective": core.copy(),
-                "full": np.full(len(rows), target is None or not target.layers_only or is_layer),
-            }
-            if target is not None and target.grain != "operators":
-                self._masks[unit_type]["full"][self._between_modules(unit_type)] = False
-        return self._masks[unit_type]
-
-    def is_frozen(self, unit_type: int) -> bool:
-        """Whether a unit has no backward pass, for nothing in it or before it is trained: it runs nothing again."""
-        graph, unit = self.problem.graph, self.blocks.representative(unit_type)
-        return not any(graph.runs_backward(op) for op in graph.operators[unit.start : unit.stop] if op.is_live)
-
-    def _between_modules(self, unit_type: int) -> Mask:
-        """[operators] which keep something and are code of no module but the whole: modules do not run them again."""
-        graph, unit = self.problem.graph, self.blocks.representative(unit_type)
-        return np.array(
-            [
-                not op.scope and op.outputs[0] != graph.outputs[-1] and graph.keeps_activations(op)
-                for op in graph.operators[unit.start : unit.stop]
-            ]
-        )
+        return self.recomputed.of(unit_type)
 
     @functools.cached_property
-    def _masks(self) -> dict[int, Mapping[str, Mask]]:
-        return {}
+    def recomputed(self) -> RecomputeMasks:
+        """What the recompute modes run again."""
+        return RecomputeMasks(self.problem, self.tables)
 
     @functools.cached_property
     def has_core(self) -> bool:

@@ -94,7 +94,9 @@ def compile_space(space: SpaceOutline) -> SpaceArrays:
         stage_rows=stage_rows,
         fills=meshes.fills,
         masks=masks,
-        silent=np.array([evaluator.is_frozen(kind) for kind in range(evaluator.blocks.num_types)], dtype=np.bool_),
+        silent=np.array(
+            [evaluator.recomputed.is_frozen(kind) for kind in range(evaluator.blocks.num_types)], dtype=np.bool_
+        ),
         obeys=obeys,
         kept=np.ascontiguousarray(space.constrained.kept),
         again=np.ascontiguousarray(space.constrained.again),

@@ -18,6 +18,7 @@ from automap.plan import Plan
 from automap.verify.model import Model, Placed
 from automap.verify.reading import Chunk, Violation, layer_operators, num_ranks, remainders
 from ir.graph import Graph
+from ir.layers import layers_of_modules
 from ir.linkage import Group
 
 
@@ -74,8 +75,13 @@ def _mode(chunk: Chunk, model: Model, mode: str) -> frozenset[int]:
         if target is None:
             return frozenset(chunk.operators)
         inside = layer_operators(chunk, model) if target.layers_only else chunk.operators
-        is_whole = target.grain == "operators"
-        return frozenset(index for index in inside if is_whole or not _is_between_modules(model.graph, index))
+        if target.grain == "operators":
+            return frozenset(inside)
+        if target.layers_only:
+            # A layer that shares a module with what is no layer does not run again.
+            kinds, units = layers_of_modules(model.graph, model.blocks), model.blocks.units
+            inside = [index for index in inside if units[model.unit_of[index]].type in kinds]
+        return frozenset(index for index in inside if not _is_between_modules(model.graph, index))
     return _core(chunk, model) if mode == "selective" else frozenset()
 
 

@@ -76,7 +76,8 @@ class Model:
         shapes of theirs."""
         units, groups = self.blocks.units, fused_groups(self.graph)
         heads = Counter(self.unit_of.get(min(group.members)) for group in groups if group.kind == "attention")
-        found = {number for number, unit in enumerate(units) if self.times[unit.type] > 1}
+        times = Counter(unit.structure for unit in units)
+        found = {number for number, unit in enumerate(units) if times[unit.structure] > 1}
         attending = {number for number in heads if heads[number] in {heads[one] for one in found}}
         shapes = {self.crossing_shapes(number) for number in found}
         waiting = set[int]()

@@ -60,7 +60,8 @@ def _has_several_kinds(model: Model, target: Target) -> bool:
     units = model.blocks.units
     kinds = {units[number].type for number in model.layers}
     is_row = bool(model.layers) and max(model.layers) - min(model.layers) + 1 == len(model.layers)
-    is_stack = is_row and not model.carried and len(set(map(model.crossing_shapes, model.layers))) == 1
+    beside = any(units[number].beside for number in model.layers)
+    is_stack = is_row and not beside and len(set(map(model.crossing_shapes, model.layers))) == 1
     inside = {i for group in fused_groups(model.graph) if group.kind == "attention" for i in group.members}
     attending = {units[model.unit_of[i]].type for i in inside if i in model.unit_of}
     several = target.transformers and len(kinds) > 1 and not is_stack

@@ -30,12 +30,14 @@ MODELS = {
     "moe": ("moe:layers=2,hidden=64,heads=4,kv_heads=2,ffn=128,experts=4,seq_len=32,vocab_size=96", {}),
     "t5": ("t5:layers=2,hidden=64,heads=4,ffn=128,seq_len=32,vocab_size=96", {}),
     "resnet": ("resnet:blocks=2-2,width=8,image_size=32,num_classes=16", {}),
+    "unet": ("unet:convolutions=4,width=8,levels=2,image_size=16,num_classes=3", {}),
 }
 CASES = [
     (model, target)
     for model in MODELS
     for target, about in targets().items()
-    if not (model == "resnet" and about.transformers) and not (model == "long" and "context" not in about.parallel)
+    if not (model in ("resnet", "unet") and about.transformers)
+    and not (model == "long" and "context" not in about.parallel)
     if about.patterned
 ]
 """Targets that express any placement of operators have nothing to be tested here."""

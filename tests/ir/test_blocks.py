@@ -130,7 +130,7 @@ def test_repeats(kinds, groups):
 
 
 def test_units_are_plain_data():
-    unit = Unit(start=0, stop=1, type=0, boundary=None)
+    unit = Unit(start=0, stop=1, type=0, structure=0, boundary=None)
     assert Blocks(units=(unit,), num_types=1).representative(0) == unit
     assert find_units(Graph(name="", operators=(), tensors={}, outputs=())) == Blocks(units=(), num_types=0)
 

@@ -15,10 +15,11 @@ from automap.space.stated_strategy import Strategy, hand_made
 from automap.space.target_limits import plan_space
 from ir import zoo
 from ir.blocks import find_units
-from ir.layers import is_one_stack, layer_spans, layer_units, layers_with
+from ir.layers import is_one_stack, layer_spans, layer_types, layer_units, layers_of_modules, layers_with
 from ir.loss import with_loss
 from ir.onnx.load import load_model
 from ir.operators.experts import DISPATCH
+from ir.zoo.net import Net
 
 SIZES = "hidden=32,heads=4,seq_len=16,vocab_size=96"
 MOE = f"moe:experts=4,ffn=48,moe_ffn=24,{SIZES}"
@@ -102,3 +103,19 @@ def test_layers_that_take_turns_are_counted_one_by_one(tmp_path):
         check_model(found, "megatron.sh", space.evaluator)
     with pytest.raises(PlanError, match="repeats as one"):
         hand_made(space.evaluator, Strategy(pp=2, layers=(3, 5)))
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_layer_that_shares_a_module_with_others_is_none_of_modules(is_shared: bool) -> None:
+    """As the activation of the first block of a U-Net of diffusers, with which its embedding of time is computed."""
+    net = Net()
+    x = net.linear(net.builder.input("x", (1, 8)), "embedding", 8)
+    x = net.op("Sigmoid", [x], "layers.1.act" if is_shared else "act")
+    for number in range(4):
+        x = net.op("Sigmoid", [net.linear(x, f"layers.{number}.linear", 8)], f"layers.{number}.act")
+    graph = net.finish(net.linear(x, "head", 8), loss="mse")
+    blocks = find_units(graph)
+    layers = layer_types(graph, blocks)
+    assert sum(unit.type in layers for unit in blocks.units) == 4
+    # All layers are of one type: what runs again is decided for all of them.
+    assert layers_of_modules(graph, blocks) == (frozenset() if is_shared else layers)

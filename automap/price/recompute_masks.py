@@ -1,0 +1,60 @@
+"""Which operators of a unit the recompute modes run again, under the target of a problem."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import numpy as np
+
+from automap.arrays import Mask
+from automap.price.lowered_plan import RECOMPUTE_MODES
+from automap.price.tables import Tables
+from automap.problem import Problem
+from ir.layers import layer_types, layers_of_modules
+
+
+class RecomputeMasks:
+    """The masks of one problem, each made when it is first asked for."""
+
+    def __init__(self, problem: Problem, tables: Tables) -> None:
+        self._graph, self._target = problem.graph, problem.target
+        self._tables, self._blocks = tables, tables.linkage.blocks
+        self._known: dict[int, Mapping[str, Mask]] = {}
+
+    def of(self, unit_type: int) -> Mapping[str, Mask]:
+        """Recompute mode -> [operators] which operators of a unit type run again."""
+        if unit_type not in self._known:
+            rows = self._tables.rows(unit_type)
+            nothing = np.zeros(len(rows), dtype=np.bool_)
+            self._known[unit_type] = dict.fromkeys(RECOMPUTE_MODES, nothing)
+            if not self.is_frozen(unit_type):
+                full = np.full(len(rows), self._runs_whole_again is None or unit_type in self._runs_whole_again)
+                if self._target is not None and self._target.grain != "operators":
+                    full[self._between_modules(unit_type)] = False
+                core = self._tables.core[rows.start : rows.stop].copy()
+                self._known[unit_type] = {"none": nothing, "selective": core, "full": full}
+        return self._known[unit_type]
+
+    def is_frozen(self, unit_type: int) -> bool:
+        """Whether a unit has no backward pass, for nothing in it or before it is trained: it runs nothing again."""
+        graph, unit = self._graph, self._blocks.representative(unit_type)
+        return not any(graph.runs_backward(op) for op in graph.operators[unit.start : unit.stop] if op.is_live)
+
+    @functools.cached_property
+    def _runs_whole_again(self) -> frozenset[int] | None:
+        """The types of units that may run again as a whole; None = all."""
+        if self._target is None or not self._target.layers_only:
+            return None
+        is_whole = self._target.grain != "operators"
+        return (layers_of_modules if is_whole else layer_types)(self._graph, self._blocks)
+
+    def _between_modules(self, unit_type: int) -> Mask:
+        """[operators] which keep something and are code of no module but the whole: modules do not run them again."""
+        graph, unit = self._graph, self._blocks.representative(unit_type)
+        return np.array(
+            [
+                not op.scope and op.outputs[0] != graph.outputs[-1] and graph.keeps_activations(op)
+                for op in graph.operators[unit.start : unit.stop]
+            ]
+        )
