@@ -1,11 +1,11 @@
 """Linkage: the operators of a unit whose signatures are decided, and those that follow without a conversion.
 
 In every unit type (see `ir.blocks`) some operators are *leaders*: contractions, embeddings and losses, operators that
-read the tensor which crosses into the unit, joins of two groups, and a Dropout of what may be a sum (its signature
-decides whether the sum is reduced whole or scattered). Every other operator follows the producer of its first
-activation input: for each signature of the leader its own signature is the one that takes its inputs as they are, but
-a sum that another follower needs whole is not passed on as a sum. A leader with its followers is a linkage group (the
-word of the Auto-MAP paper). Parameter views follow their consumer.
+read the tensor which crosses into the unit, joins of two groups, operators that make samples of what is the same for
+all, and a Dropout of what may be a sum (its signature decides whether the sum is reduced whole or scattered). Every
+other operator follows the producer of its first activation input: for each signature of the leader its own signature is
+the one that takes its inputs as they are, but a sum that another follower needs whole is not passed on as a sum. A
+leader with its followers is a linkage group (the word of the Auto-MAP paper). Parameter views follow their consumer.
 
 Computed once a graph; knows nothing of devices.
 """
@@ -141,7 +141,8 @@ class _Unit:
                 continue
             leaders = {group_of[self.producer[name]] for name in self.parents[k]}
             ends_sum = op.kind == "Dropout" and self._may_be_sum(op.inputs[0])
-            leads = self.multiplies[k] or self._looks_up(op) or incoming in op.inputs or len(leaders) != 1 or ends_sum
+            leads = self.multiplies[k] or self._looks_up(op) or incoming in op.inputs or len(leaders) != 1
+            leads = leads or ends_sum or self._begins_samples(op)
             group_of[k] = k if leads else group_of[self.producer[self.parents[k][0]]]
             members.setdefault(group_of[k], []).append(k)
         for k in range(len(self.ops) - 1, -1, -1):
@@ -155,6 +156,12 @@ class _Unit:
     def _looks_up(self, op: Operator) -> bool:
         """Whether an operator looks up rows of a parameter, at places that may be computed."""
         return op.kind == "Gather" and len(op.inputs) > 1 and self.graph.tensors[op.inputs[0]].role == "parameter"
+
+    def _begins_samples(self, op: Operator) -> bool:
+        """Whether an operator makes samples of what is the same for all, such as a class token that was reshaped."""
+        tensors = self.graph.tensors
+        has_samples = [any(tensors[n].batch_dim is not None for n in names) for names in (op.inputs, op.outputs)]
+        return has_samples == [False, True]
 
     def _may_be_sum(self, name: str) -> bool:
         """Whether some signature of its producer leaves tensor `name` partial."""

@@ -22,6 +22,7 @@ from automap.space.templates import templates
 from automap.targets import targets
 from automap.verify import Verifier, verify
 from ir import zoo
+from ir.zoo.net import Net
 
 GPT = "gpt:layers=4,hidden=64,heads=4,seq_len=32,vocab_size=102"
 MODELS = {
@@ -218,3 +219,19 @@ def test_a_model_without_attention_is_no_transformer() -> None:
 def test_a_trainer_that_is_named_stays() -> None:
     training = {"global_batch": 16, "target": "megatron-core", "trainer": "generic"}
     assert Problem.build(zoo.build(GPT), parse_cluster("8xA100"), training).training.trainer == "generic"
+
+
+def test_samples_of_a_token_that_is_reshaped_first_are_split() -> None:
+    """CLIP's class token: modules run on the samples that each rank has."""
+    net = Net()
+    x = net.linear(net.builder.input("x", (1, 4, 8)), "embedding", 8)
+    token = net.op("Expand", [net.parameter("token", 8)], "tokens", shape=(1, 1, 8))
+    token = net.op("Expand", [token], "tokens", shape=(1, 1, 8), batch_dim=0)
+    x = net.op("Concat", [token, x], "tokens", axis=1)
+    graph = net.finish(net.linear(x, "head", 8))
+    problem = Problem.build(graph, parse_cluster("4xA100"), {"global_batch": 16, "target": "pytorch"})
+    space, check = plan_space(problem), Verifier(problem)
+    found = list(templates(space))
+    assert max(shape.dp for shape, _ in found) == 4
+    for _, values in found:
+        assert check.violations(decoded(space, values)) == ()
