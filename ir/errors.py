@@ -67,8 +67,11 @@ def one_of(names: Iterable[str], given: object) -> str:
 
 
 def refuse(message: str, value: object, repair: str) -> ModelError:
-    """The error for something in the model itself, to be raised by the caller."""
-    return ModelError(message, field="model", value=value, repair=repair)
+    """The error for something in the model itself, to be raised by the caller.
+
+    Hostile files have things without names: the error says so in place of their name.
+    """
+    return ModelError(message, field="model", value="an empty name" if value == "" else value, repair=repair)
 
 
 def too_expensive(message: str, value: object, repair: str) -> ModelTooExpensive:

@@ -130,7 +130,7 @@ class _Importer:
         outputs = [self.merged.make(self._resolve(n)) for n in self.source.outputs]
         missing = [n for n in outputs if n not in self.builder.tensors and n not in self.builder.values]
         if missing:
-            raise refuse("an output is computed by nothing", missing[0], "Send the complete graph.")
+            raise refuse("an output is computed by nothing", missing[0], "Send the whole graph.")
         graph = self.builder.finish(outputs, name=name, sha256=sha256)
         if not graph.parameters:
             raise ModelError(

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
 
 from ir.errors import ModelError
 from ir.onnx.load import load_model
@@ -114,6 +117,34 @@ def test_bombs(name):
     assert status == 0 and answer["error"] and answer["repair"], answer
     assert peak_bytes <= 256 << 20
     assert cpu_s <= 2.0  # 1 s on a machine of its own
+
+
+def test_what_has_no_name_is_refused_in_words():
+    """An output and an attribute of an unknown type, both without a name."""
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 4]) for n in ("x", "y"))
+    weight = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    for change in ("output", "attribute"):
+        model = helper.make_model(helper.make_graph(nodes, "g", [x], [y], [weight]))
+        if change == "output":
+            model.graph.output[0].name = ""
+        else:
+            model.graph.node[0].attribute.add(type=onnx.AttributeProto.SPARSE_TENSOR)
+        with pytest.raises(ModelError) as fault:
+            load_model(model.SerializeToString())
+        assert fault.value.value and fault.value.repair
+
+
+def test_an_expansion_to_more_dims_than_numpy_has_is_not_folded():
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    stored = [
+        numpy_helper.from_array(value, name)
+        for name, value in {"w": np.ones((4, 4), np.float32), "c": np.ones(1), "dims": np.ones(64, np.int64)}.items()
+    ]
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("Expand", ["c", "dims"], ["many"])]
+    model = helper.make_model(helper.make_graph(nodes, "g", [x], [y], stored))
+    assert outcome("64 dims", model.SerializeToString())
 
 
 @pytest.mark.slow

@@ -279,4 +279,4 @@ def _check_defined(given: set[str], nodes: Any, outputs: Iterable[str]) -> None:
                 raise refuse("a node reads a tensor that nothing defines", name, repair)
     for name in outputs:
         if not name or name not in defined:
-            raise refuse("an output is computed by nothing", name or "an output without name", "Send the whole graph.")
+            raise refuse("an output is computed by nothing", name, "Send the whole graph.")

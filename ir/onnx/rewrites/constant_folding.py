@@ -33,7 +33,8 @@ def fold(node: Node, values: Sequence[Value | None]) -> Sequence[Value] | None:
     try:
         with np.errstate(all="ignore"):
             found = run(node, *values)
-    except (ValueError, IndexError, TypeError, OverflowError, KeyError):
+    except (ValueError, IndexError, TypeError, OverflowError, KeyError, RuntimeError):
+        # Broadcasts of more than 32 dims are a RuntimeError.
         return None
     return [found] if isinstance(found, np.ndarray) else found
 
