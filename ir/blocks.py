@@ -83,13 +83,18 @@ class Blocks:
         return sum(c for c in counts if c > 1)
 
 
-def find_units(graph: Graph) -> Blocks:
-    """Units of a graph in canonical order; see the module. Linear in the graph except for the search of repeats."""
+def find_units(graph: Graph, *, several: bool = True) -> Blocks:
+    """Units of a graph in canonical order; see the module. Linear in the graph except for the search of repeats.
+
+    Args:
+        graph: in canonical order.
+        several: see `find_cuts`.
+    """
     ops = graph.operators
     first = next((i for i, op in enumerate(ops) if not op.is_constant), len(ops))
     if first == len(ops):
         return Blocks(units=(), num_types=0)
-    cuts = find_cuts(graph)
+    cuts = find_cuts(graph, several=several)
     ends = [i + 1 for i in cuts if first <= i < len(ops) - 1] + [len(ops)]
     segments = _merge(graph, list(zip([first, *ends[:-1]], ends, strict=True)))
     hasher = _Hasher(graph)

@@ -44,12 +44,13 @@ class Cut:
     """Names of the other tensors that cross, in the order in which they are made."""
 
 
-def find_cuts(graph: Graph, ignored: frozenset[str] = frozenset()) -> dict[int, Cut]:
+def find_cuts(graph: Graph, ignored: frozenset[str] = frozenset(), *, several: bool = True) -> dict[int, Cut]:
     """All cuts of a graph, see the module. Linear in the graph, but for the search of carried tensors.
 
     Args:
         graph: in canonical order.
         ignored: names of tensors that do not count.
+        several: whether several tensors may cross, but for carried ones, which may in any case.
 
     Returns:
         index of an operator -> what crosses behind it.
@@ -57,7 +58,8 @@ def find_cuts(graph: Graph, ignored: frozenset[str] = frozenset()) -> dict[int, 
     carried = carried_tensors(graph, ignored)
     alone = legal_cuts(graph, ignored)
     boundaries = {**legal_cuts(graph, carried | ignored), **alone} if carried else alone
-    boundaries.update(_further_cuts(graph, boundaries, ignored))
+    if several:
+        boundaries.update(_further_cuts(graph, boundaries, ignored))
     crossing = _crossing(graph, boundaries, ignored)
     return {
         index: Cut(boundary=name, beside=tuple(one for one in crossing[index] if one != name))

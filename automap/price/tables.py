@@ -46,6 +46,7 @@ from automap.price.kernels.records import (
 )
 from automap.price.operand_links import UnlinkedRows, link_operands
 from automap.problem import Problem
+from automap.units import units_of
 from ir.blocks import Unit
 from ir.factors import BROADCAST, Signature, may_be_uneven
 from ir.graph import DTYPE_BYTES, Graph, Operator, Tensor
@@ -390,7 +391,7 @@ def _repeated(graph: Graph, groups: AbstractSet[FusedGroup]) -> dict[str, float]
 
 def build_tables(problem: Problem, linkage: Linkage | None = None) -> Tables:
     """Builds the tables of a problem."""
-    linkage = linkage or link(problem.graph)
+    linkage = linkage or link(problem.graph, units_of(problem))
     builder = _Builder(problem, linkage)
     for unit_type in range(linkage.blocks.num_types):
         builder.add_type(unit_type)

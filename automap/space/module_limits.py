@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from automap.arrays import Ints
 from automap.space.space import PlanSpace
-from ir.blocks import Blocks, Unit
+from ir.blocks import Unit
 from ir.factors import BROADCAST, PARTIAL, Placement, Signature
 from ir.graph import Graph, Operator
 
@@ -39,14 +39,10 @@ def runs_in_modules(space: PlanSpace, column: Ints) -> bool:
     )
 
 
-def cuts_between_modules(graph: Graph, blocks: Blocks) -> bool:
-    """Whether stages of whole modules hand on one tensor, and share no layer.
-
-    A decoder reads the encoder's memory in every layer; the position biases of T5 are those of one layer for all.
-    """
+def cuts_between_modules(graph: Graph) -> bool:
+    """Whether stages of whole modules share no layer: the position biases of T5 are those of one layer for all."""
     layers = _layers(graph)
-    shared = any(COPY in op.name and op.scope in layers for op in graph.operators)
-    return not shared and not blocks.carried
+    return not any(COPY in op.name and op.scope in layers for op in graph.operators)
 
 
 def recomputes_units(graph: Graph, units: Sequence[Unit]) -> bool:

@@ -30,6 +30,7 @@ from automap.space.shape import Shape
 from automap.space.space import PlanSpace
 from automap.space.stated_parts import Unpriced, mesh, signatures
 from automap.targets import Target, targets
+from automap.units import hands_on_one
 from ir.factors import BROADCAST
 from ir.graph import Graph
 from ir.groups import fused_groups
@@ -197,7 +198,9 @@ def _windows(space: PlanSpace, target: Target) -> dict[int, tuple[tuple[int, int
     several = len(kinds) > 1 and target.transformers and not is_one_stack(graph, blocks)
     if several or (target.stages_of_modules and _num_layer_kinds(space) > 1):
         return found
-    if target.grain != "operators" and not cuts_between_modules(space.problem.graph, space.linkage.blocks):
+    if hands_on_one(target) and blocks.carried:
+        return found
+    if target.grain != "operators" and not cuts_between_modules(graph):
         return found
     stops = [number for number in range(len(types)) if not target.stages_of_modules or _has_module(space, number)]
     # A first layer of several units is not cut.

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from automap.execution import Execution, execution
 from automap.problem import Problem
-from ir.blocks import Blocks, find_units
+from automap.units import units_of
+from ir.blocks import Blocks
 from ir.cuts import find_cuts
 from ir.factors import FactorRule, placement_text
 from ir.graph import Graph
@@ -54,10 +55,21 @@ class Model:
         for op in self.graph.operators:
             if not op.is_live:
                 self.parametric.update(op.outputs)
-        self.blocks: Blocks = find_units(self.graph)
+        self.blocks: Blocks = units_of(problem)
         self.unit_of = {i: n for n, unit in enumerate(self.blocks.units) for i in range(unit.start, unit.stop)}
         self.times = Counter(unit.type for unit in self.blocks.units)
         self._legal: dict[int, WholeOrSplit] = {}
+
+    def crossing(self, end: int) -> frozenset[str]:
+        """The tensors that depend on data and cross in front of an operator."""
+        graph = self.graph
+        return frozenset(
+            name
+            for i in range(end)
+            if graph.operators[i].is_live
+            for name in graph.operators[i].outputs
+            if graph.consumers[name] and graph.consumers[name][-1] >= end
+        )
 
     @functools.cached_property
     def crossings(self) -> frozenset[frozenset[str]]:

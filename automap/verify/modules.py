@@ -21,12 +21,12 @@ AGAIN = "@"
 
 
 def check_modules(chunks: Sequence[Chunk], model: Model, target: Target) -> Iterator[Violation]:
-    """Stages that hand on more than one tensor or share a layer, and operators that are finer than modules."""
+    """Stages that share a layer, and operators that are finer than modules."""
     inside = _layers(model)
     if len(chunks) > 1:
         again = [op.name for op in model.graph.operators if AGAIN in op.name and op.scope in inside]
-        for name in sorted([*model.carried, *again])[:1]:
-            yield Violation("stages", f"{target.name} has stages that share one tensor and no layer, not {name}")
+        for name in sorted(again)[:1]:
+            yield Violation("stages", f"{target.name} has stages that share no layer, not {name}")
     yield from _parts_again(chunks, model, target)
     for chunk in chunks:
         for axis in (axis for axis, size in chunk.sizes.items() if size > 1):

@@ -149,20 +149,13 @@ def _flow(plan: Plan, model: Model) -> Iterator[Violation]:
 
 def _cuts(plan: Plan, model: Model) -> Iterator[Violation]:
     """Between two stages crosses what crosses at a legal cut."""
-    graph = model.graph
     for number, span in enumerate(_spans(plan, model)[:-1]):
         end = span.stop
-        crossing = {
-            name
-            for i in range(end)
-            if graph.operators[i].is_live
-            for name in graph.operators[i].outputs
-            if graph.consumers[name] and graph.consumers[name][-1] >= end
-        }
+        crossing = model.crossing(end)
         if crossing not in model.crossings:
             yield Violation(
                 f"stages[{number}].operators",
-                f"cannot be cut behind {graph.operators[end - 1].name}: {len(crossing)} tensors cross, "
+                f"cannot be cut behind {model.graph.operators[end - 1].name}: {len(crossing)} tensors cross, "
                 + ", ".join(sorted(crossing)[:SHOWN]),
             )
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from automap.plan import Plan, parse_devices
 from automap.targets import Target
+from automap.units import hands_on_one
 from automap.verify.model import Model, Placed
 from automap.verify.modules import check_modules, parameters_behind
 from automap.verify.reading import Chunk, Violation, layer_operators, num_ranks
@@ -39,6 +40,13 @@ def check_target(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[
         yield Violation("stages", f"{target.name} has no pipelines")
     if len(chunks) > 1 and _has_several_kinds(model, target):
         yield Violation("stages", f"{target.name} has no pipelines of layers of several kinds")
+    for chunk in chunks[:-1] if hands_on_one(target) else ():
+        crossing = sorted(model.crossing(max(chunk.operators) + 1))
+        if len(crossing) > 1:
+            yield Violation(
+                chunk.where, f"{target.name} has stages that hand on one tensor, not {', '.join(crossing[:2])}"
+            )
+            break
     if target.alike:
         yield from _unlike(plan, chunks, target, ranks)
     if not target.recompute_levels:

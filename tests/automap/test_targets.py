@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from crossing_graphs import towers, unet
 
 from agents import Budget, search_offer
 from automap.cluster import parse_cluster
@@ -20,6 +21,7 @@ from automap.space.space import PlanSpace
 from automap.space.target_limits import plan_space
 from automap.space.templates import templates
 from automap.targets import targets
+from automap.units import units_of
 from automap.verify import Verifier, verify
 from ir import zoo
 from ir.zoo.net import Net
@@ -169,7 +171,7 @@ def test_what_is_finer_than_modules_is_found_by_the_verifier() -> None:
     space = PlanSpace(Problem.build(deep, parse_cluster("2xA100"), {"global_batch": 16}, {"fix": {"pp": 2}}))
     plan = decoded(space, next(values for _, values in templates(space)))
     beyond = Verifier(space.problem).beyond(plan, "automap")
-    assert any("share one tensor and no layer" in violation.what for violation in beyond)
+    assert any("hand on one tensor" in violation.what for violation in beyond)
     for target in ("megatron-core", "torchtitan", "deepspeed"):
         beyond = Verifier(space.problem).beyond(plan, target)
         assert any("layers of several kinds" in violation.what for violation in beyond), target
@@ -235,3 +237,21 @@ def test_samples_of_a_token_that_is_reshaped_first_are_split() -> None:
     assert max(shape.dp for shape, _ in found) == 4
     for _, values in found:
         assert check.violations(decoded(space, values)) == ()
+
+
+@pytest.mark.parametrize("target", ["deepspeed", "pytorch", "automap"])
+def test_stages_of_modules_hand_on_one_tensor(target: str) -> None:
+    """Where enough cuts are left they have pipelines; where most work would be in one unit its parts may run again."""
+    for graph, has_pipelines in ((towers(10), True), (unet(3), False)):
+        free, bound = (
+            Problem.build(graph, parse_cluster("4xA100"), {"global_batch": 16, **about})
+            for about in ({}, {"target": target})
+        )
+        assert any(unit.beside for unit in units_of(free).units)
+        assert has_pipelines == (not any(unit.beside for unit in units_of(bound).units))
+        assert len(units_of(bound).units) > 8
+        assert has_pipelines == any(shape.pp > 1 for shape in plan_space(bound).shapes)
+        space = PlanSpace(free)
+        cut = next(values for shape, values in templates(space) if shape.pp == 4)
+        faults = Verifier(bound).violations(decoded(space, cut))
+        assert any("hand on one tensor" in fault.what for fault in faults)
