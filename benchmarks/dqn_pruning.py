@@ -49,7 +49,8 @@ def one_by_one(case: Case) -> PlanSpace:
     constraints = tuple(c for constraint in problem.hints.constraints for c in spread(constraint))
     problem = replace(problem, hints=replace(problem.hints, constraints=constraints))
     units = tuple(replace(unit, type=number) for number, unit in enumerate(blocks.units))
-    apart = replace(blocks, units=units, num_types=len(units))
+    handed_on = tuple(blocks.handed_on[unit.type] for unit in blocks.units)
+    apart = replace(blocks, units=units, num_types=len(units), handed_on=handed_on)
     return PlanSpace(problem, Evaluator(problem, build_tables(problem, link(graph, apart))))
 
 
