@@ -153,6 +153,9 @@ def _save(tables, unit, incoming, recomputed, whole, stage, workspace, cost):
         is_crossing = tensor.role in (BOUNDARY, CARRIED)
         keeper = tables.tensors[tensor.root].producer
         workspace.noted[row] = NOT_SAVED
+        if whole and is_crossing and operand.earlier >= 0:
+            # It is kept once, whoever reads it and in whatever copies.
+            continue
         if whole and is_crossing:
             # What comes in is kept as it comes.
             _arrive(tensor, incoming, arrives)
