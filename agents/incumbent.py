@@ -55,7 +55,6 @@ class Incumbent(Spending):
         best_s: step time of that plan, or infinity.
         best_by: name of the searcher that found it.
         reached: best step time of each searcher, None where it found nothing that fits.
-        outside: the best plan that fits and lies outside the plan space, if one was offered.
         priced: number of plans that each searcher has priced.
         nearest: values of the plan that overflows memory least while none fits.
         least_overflow: its overflow, as a share of a device's memory.
@@ -82,7 +81,7 @@ class Incumbent(Spending):
         self.best: Values | None = None
         self.best_s = float("inf")
         self.best_by = searcher
-        self.outside: Outside | None = None
+        self._outside: list[Outside] = []
         self.reached: dict[str, float | None] = {}
         self.priced: Counter[str] = Counter()
         self.searcher = searcher
@@ -125,6 +124,16 @@ class Incumbent(Spending):
     def table(self) -> BoundTable:
         """Lower bounds of the space, built on first use."""
         return BoundTable(self.space)
+
+    @cached_property
+    def verifier(self) -> Verifier:
+        """Checks plans of the problem."""
+        return Verifier(self.space.problem)
+
+    @property
+    def outside(self) -> Outside | None:
+        """The best plan that fits and lies outside the plan space, if one was offered."""
+        return self._outside[-1] if self._outside else None
 
     @property
     def searcher(self) -> str:
@@ -175,9 +184,10 @@ class Incumbent(Spending):
             if before is None or step_time_s < before:
                 self._reach(searcher, step_time_s)
                 self._add_diverse(searcher, values, step_time_s)
+            if step_time_s < self.least_s:
+                self.improvements.append((self.evaluations, self.seconds, step_time_s))
             if step_time_s < self.best_s:
                 self.best, self.best_s, self.best_by = values, step_time_s, searcher
-                self.improvements.append((self.evaluations, self.seconds, step_time_s))
         elif self.best is None and overflow < self.least_overflow:
             self.nearest, self.least_overflow = values, overflow
 
@@ -185,7 +195,8 @@ class Incumbent(Spending):
         """Prices one plan, which need not be in the plan space, and keeps it if it is the best.
 
         A plan outside the space is left out unless it passes `automap.verify`: the space's masks do not stand for the
-        hints and the target there.
+        hints and the target there. Its memory is counted again where the search ends (`result`), which takes some
+        tenths of a second for a long pipeline.
 
         Returns:
             Seconds of a step and overflow of memory, see `PlanSpace.price`.
@@ -199,13 +210,13 @@ class Incumbent(Spending):
         self.count(1)
         seconds, before = outcome.step_time_s, self.reached[self.searcher]
         if outcome.fits and (before is None or seconds < before):
-            plan = annotate(to_plan(lowered, space.evaluator), lowered, space.evaluator)
-            if not Verifier(space.problem).violations(plan):
+            plan = to_plan(lowered, space.evaluator)
+            if not self.verifier.violations(plan, memory=False):
                 self._reach(self.searcher, seconds)
                 if seconds < self.least_s:
                     self.improvements.append((self.evaluations, self.seconds, seconds))
                 if self.outside is None or seconds < self.outside.step_time_s:
-                    self.outside = Outside(seconds, plan, lowered, self.searcher)
+                    self._outside.append(Outside(seconds, plan, lowered, self.searcher))
         if self.seconds - self._reported >= REPORT_EVERY_S:
             self.report()
         return seconds, outcome.overflow
@@ -296,10 +307,13 @@ class Incumbent(Spending):
             NothingFits: no plan that fits was found.
         """
         self.report()
-        if self.best is None and self.outside is None:
+        while self.outside is not None and self.outside.step_time_s < self.best_s:
+            found = self._outside.pop()
+            plan = annotate(found.plan, found.lowered, self.space.evaluator)
+            if not self.verifier.violations(plan):
+                return self._outside_result(found._replace(plan=plan), seed)
+        if self.best is None:
             self._fall_back_on_templates()
-        if self.outside is not None and self.outside.step_time_s < self.best_s:
-            return self._outside_result(self.outside, seed)
         assert self.best is not None
         first, found_by, best_unlike = self.best, self.best_by, self._best_synchronous
         if self.space.problem.training.sync_modes == ("synchronous",):
@@ -402,7 +416,7 @@ class Incumbent(Spending):
         """
         lowered = self.space.lowered(values)
         plan = annotate(replace(self.space.decode(values), sync=sync), lowered, self.space.evaluator)
-        faults = Verifier(self.space.problem).violations(plan)
+        faults = self.verifier.violations(plan)
         if faults:
             raise IllegalPlan(f"{record.found_by} found a plan that breaks rules: " + "; ".join(map(str, faults)))
         free = [slot.kind for slot in self.space.free_slots(values)]

@@ -60,10 +60,17 @@ def moves_of(count: int, farthest: int) -> Ints:
     return np.array(moves, dtype=np.int64).reshape(len(moves), count)
 
 
+@functools.cache
+def _shortened(count: int) -> Ints:
+    """[n] the chunk that gets shorter in each of the moves of `shifts`."""
+    found: Ints = np.diff(moves_of(count, FARTHEST), axis=1, prepend=0, append=0).argmin(axis=1)
+    return found
+
+
 def rises(ends: Ints, last: int) -> Mask:
     """[n] whether ends, [n, ends], leave no chunk empty of those up to the last end."""
-    bounds = np.pad(ends, ((0, 0), (1, 1)), constant_values=((0, 0), (0, last)))
-    return np.asarray((np.diff(bounds, axis=1) > 0).all(axis=1))
+    lasts = np.all(ends[:, -1:] < last, axis=1)
+    return np.asarray(np.all(ends[:, 1:] > ends[:, :-1], axis=1) & np.all(ends[:, :1] > 0, axis=1) & lasts)
 
 
 def shifts(ends: Ints, units: int) -> Ints:
@@ -75,8 +82,10 @@ def shifts(ends: Ints, units: int) -> Ints:
         ends: [chunks - 1] ends of the units of all chunks but the last.
         units: of the model.
     """
-    found = ends + moves_of(len(ends), FARTHEST)
-    legal: Ints = found[rises(found, units)]
+    moves = moves_of(len(ends), FARTHEST)
+    # The chunk that gets shorter must have two units.
+    counts = np.diff(ends, prepend=0, append=units)
+    legal: Ints = ends + moves[counts[_shortened(len(ends))] > 1]
     return legal
 
 

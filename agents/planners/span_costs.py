@@ -68,11 +68,13 @@ class SpanCosts:
         elements = costs["scattered" if zero else "reduced"][0]
         self.reduce_s: Floats = np.zeros_like(self._saved[0])
         self.unit_reduce_s: Floats = np.zeros(space.num_units)
-        shown = 1.0 - space.problem.trainer.gradient_overlap
         for axis, size in enumerate(layout.axes.tolist()):
             sent, link = elements[:, axis] * settings.sent_gradient_bytes, layout.links[axis]
-            self.reduce_s += shown * _all_reduce_s(size, link, spans(sent))
-            self.unit_reduce_s += shown * _all_reduce_s(size, link, sent)
+            self.reduce_s += _all_reduce_s(size, link, spans(sent))
+            self.unit_reduce_s += _all_reduce_s(size, link, sent)
+        hidden = space.problem.trainer.gradient_overlap
+        self.reduce_s = shown(self.reduce_s, spans(self.backward_s[0]), hidden)
+        self.unit_reduce_s = shown(self.unit_reduce_s, self.backward_s[0], hidden)
 
     @functools.cached_property
     def unit_state_bytes(self) -> Floats:
@@ -204,6 +206,20 @@ def spans(of_units: Floats) -> Floats:
     found: Floats = sums[..., None, :] - sums[..., :, None]
     empty: Mask = np.tril(np.ones(found.shape[-2:], dtype=np.bool_))
     return np.where(empty, np.inf, found)
+
+
+def shown(seconds: Floats, backward_s: Floats, hidden: float) -> Floats:
+    """Seconds of reductions of gradients that a step waits for, as in the price (`automap.price.kernels.step`): what no
+    trainer hides, and what the backward pass of the last micro-batch is too short for.
+
+    Args:
+        seconds: of the reductions.
+        backward_s: of the backward pass of a micro-batch.
+        hidden: share that a trainer hides if it can, `gradient_overlap`.
+    """
+    can_hide = np.where(np.isfinite(backward_s), backward_s, 0.0)
+    found: Floats = seconds * (1.0 - hidden) + np.maximum(seconds * hidden - can_hide, 0.0)
+    return found
 
 
 def _all_reduce_s(size: float, link: Record, sent: Floats) -> Floats:

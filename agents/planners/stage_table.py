@@ -145,6 +145,10 @@ class StageTable:
             self._rates[key] = float(between[between > 0.0].min(initial=np.inf))
         return self._rates[key]
 
+    def seconds_a_byte(self, place: int) -> float:
+        """Seconds of a byte from the device before a place of the order to the one at it."""
+        return 1.0 / self._rate(place - 1, place, place + 1)
+
     def seconds(self, behind: int, place: int, size: int) -> Floats:
         """See `StageSeconds`: both passes, and the share of a micro-batch in the reduction of gradients."""
         return self._best(behind, place, size)[0]
@@ -185,9 +189,9 @@ class StageTable:
 
     def _sends(self, place: int, size: int) -> tuple[float, float]:
         """Seconds of a byte from the device before a stage and to the device behind it; 0 where there is none."""
-        before = 1.0 / self._rate(place - 1, place, place + 1) if place > 0 else 0.0
+        before = self.seconds_a_byte(place) if place > 0 else 0.0
         end = place + size
-        behind = 1.0 / self._rate(end - 1, end, end + 1) if end < len(self.order) else 0.0
+        behind = self.seconds_a_byte(end) if end < len(self.order) else 0.0
         return before, behind
 
     def channel(self, place: int, size: int, following: int) -> Floats:

@@ -66,7 +66,7 @@ class Outside(NamedTuple):
     step_time_s: float
     """Step time of the plan."""
     plan: Plan
-    """The plan with its estimate."""
+    """The plan; with its estimate where the search has ended."""
     lowered: LoweredPlan
     """The same plan in numbers."""
     found_by: str

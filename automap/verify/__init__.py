@@ -32,8 +32,13 @@ class Verifier:
     def __init__(self, problem: Problem) -> None:
         self._model = Model(problem)
 
-    def violations(self, plan: Plan) -> tuple[Violation, ...]:
-        """All faults of a plan, see `verify`."""
+    def violations(self, plan: Plan, *, memory: bool = True) -> tuple[Violation, ...]:
+        """All faults of a plan, see `verify`.
+
+        Args:
+            plan: the plan.
+            memory: whether its memory is counted too, which takes longer than all other rules.
+        """
         model = self._model
         found = check_structure(plan, model)
         if found:
@@ -49,7 +54,7 @@ class Verifier:
             *check_hints(plan, chunks, model),
             *check_target(plan, chunks, model),
             *check_replicas(plan, chunks, model),
-            *check_memory(plan, chunks, model),
+            *(check_memory(plan, chunks, model) if memory else ()),
         )
 
     def beyond(self, plan: Plan, target: str) -> tuple[Violation, ...]:

@@ -4,13 +4,15 @@ import pytest
 
 from agents import Budget
 from agents.incumbent import Incumbent
-from agents.planners.staged_plan import StageChoice, StagedPlan, lower_staged, search_staged
+from agents.planners.stage_table import StageTable, Strategy
+from agents.planners.staged_plan import StageChoice, StagedPlan, data_parallel, lower_staged, search_staged
 from agents.searcher import SearchTask
 from automap.cluster import parse_cluster
 from automap.problem import Problem
 from automap.schedule import write_order
 from automap.space.space import PlanSpace
 from automap.verify import verify
+from ir import zoo
 
 CLUSTER = "4xV100"
 
@@ -70,3 +72,46 @@ def test_hints_hold_outside_the_space_too(mlp):
     incumbent.offer(lower_staged(space, staged(space.num_units)))
     assert incumbent.best is None
     assert incumbent.outside is None
+
+
+@pytest.mark.parametrize("cluster", ["4x1xV100@10Gbit", "8xA100"])
+@pytest.mark.parametrize("trainer", ["generic", "torchtitan", "megatron-core"])
+def test_planners_know_what_hides_reductions(cluster, trainer):
+    """One stage of replicas waits for its gradients as long as in the price: links fast and slow, overlap in part."""
+    training = {"global_batch": 32, "trainer": trainer}
+    space = PlanSpace(Problem.build(zoo.build("vgg19"), parse_cluster(cluster), training))
+    devices = tuple(range(space.meshes.devices))
+    for count in (1, 4):
+        whole = StageChoice(end=space.num_units, devices=devices)
+        lowered = lower_staged(space, StagedPlan(stages=(whole,), num_micro_batches=count))
+        (rank,) = space.evaluator.evaluate(lowered).ranks
+        strategy = Strategy(tp=1, signatures=data_parallel(space.evaluator, len(space.axes)))
+        costs = StageTable(space, devices, count, [strategy]).spans(0, len(devices), strategy)
+        assert costs.reduce_s[0, space.num_units] == pytest.approx(float(rank["sync_s"]), rel=1e-12)
+
+
+def test_plans_outside_are_left_out_whose_memory_is_counted_otherwise(problem, monkeypatch):
+    """Memory is counted again where a search ends: then the next best plan that passes is returned."""
+    incumbent = Incumbent(PlanSpace(problem), Budget.parse(10), searcher="spp")
+    space, order = incumbent.space, write_order("1f1b", 2, 2, 8)
+    plans = [staged(space.num_units, sizes, order, "explicit") for sizes in ((1, 3), (2, 2), (3, 1))]
+    lowered = [lower_staged(space, plan) for plan in plans]
+    lowered.sort(key=lambda one: -space.evaluator.evaluate(one).step_time_s)
+    *_, slower_s, faster_s = (incumbent.offer(one)[0] for one in lowered)
+    assert faster_s < slower_s
+    monkeypatch.setattr(incumbent, "verifier", Picky(incumbent.verifier, incumbent.outside.plan.stages))
+    result = incumbent.result(seed=0)
+    assert result.step_time_s == slower_s
+    assert verify(problem, result.plan) == ()
+
+
+class Picky:
+    """A verifier that refuses the memory of plans with some stages."""
+
+    def __init__(self, verifier, stages):
+        self.verifier, self.stages = verifier, stages
+
+    def violations(self, plan, *, memory=True):
+        if memory and plan.stages == self.stages:
+            return ("counted otherwise",)
+        return self.verifier.violations(plan, memory=memory)
