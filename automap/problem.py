@@ -356,7 +356,9 @@ class Problem:
     def _check_fix(self) -> None:
         """Refuses degrees that no plan has, before anything is prepared or queued."""
         fix, devices = self.hints.fix, self.cluster.num_devices
-        degrees = {"dp": fix.dp, "tp": fix.tp, "pp": fix.pp}
+        # The first stage of a pipeline may have fewer devices, unless dp is the same in all.
+        is_even = fix.dp is not None or (fix.pp is not None and (devices % fix.pp == 0 or fix.pp > devices))
+        degrees = {"dp": fix.dp, "tp": fix.tp, "pp": fix.pp if is_even else None}
         known = [(name, value, devices, "number of devices") for name, value in degrees.items()]
         known.append(("num_micro_batches", fix.num_micro_batches, self.training.global_batch, "global batch"))
         for name, value, whole, what in known:

@@ -66,6 +66,7 @@ def cases():
         expert("pp2 x dp2, ZeRO 3, zero-bubble", "gpt", 4, pp=2, zero=3, fix=ZB),
         expert("pp2 x cp2", "gpt", 4, pp=2, middle=2, fix=(("cp", 2),)),
         expert("pp4", "deep", 4, pp=4, count=4),
+        expert("pp2 of 1 and 2 devices, ZeRO 1", "gpt", 3, pp=2, zero=1),
         expert("tp2", "odd", 2, tp=2),
         expert("tp4, sequence-parallel", "odd", 4, tp=4, sequence_parallel=True),
         expert("dp2 x tp2, ZeRO 3", "odd", 4, tp=2, zero=3),

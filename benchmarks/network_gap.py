@@ -118,8 +118,8 @@ class Known:
         return None if entry is None else entry["best_s"]
 
     def improve(self, name: str, best_s: float, values: Values | None) -> None:
-        """Takes a faster plan."""
-        if best_s < self.found[name]["best_s"] and values is not None:
+        """Takes a faster plan, of which only the step time is kept if it lies outside the space."""
+        if best_s < self.found[name]["best_s"]:
             self._keep(name, best_s, values, self.found[name]["template_s"])
             self._write()
 
@@ -166,7 +166,7 @@ class Run(NamedTuple):
     took_s: float
     """Seconds of processor time."""
     best: Values | None
-    """The best plan."""
+    """The best plan; None where it lies outside the space."""
 
 
 def proposed(space: PlanSpace, grid: Grid, network: ProposalNetwork, seed: int) -> Run:
@@ -177,11 +177,12 @@ def proposed(space: PlanSpace, grid: Grid, network: ProposalNetwork, seed: int) 
     incumbent = Incumbent(space, Budget(), searcher="elimination", clock=time.process_time)
     began = time.process_time()
     opened = work_out(incumbent, grid)
-    opening_s = incumbent.best_s
+    opening_s = incumbent.least_s
     propose_and_solve(opened, grid, network, seed=seed)
     is_proven = opening_s <= incumbent.table.first.time_s
     first_s, _ = incumbent.first_proposal or (opening_s if is_proven else math.inf, 0.0)
-    return Run(opening_s, first_s, incumbent.best_s, time.process_time() - began, incumbent.best)
+    took_s, is_outside = time.process_time() - began, incumbent.least_s < incumbent.best_s
+    return Run(opening_s, first_s, incumbent.least_s, took_s, None if is_outside else incumbent.best)
 
 
 def main() -> None:

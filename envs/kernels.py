@@ -132,8 +132,6 @@ class Facts(NamedTuple):
     """Number of mesh axes."""
     first: FirstSlots
     """Number of the first slot of each kind."""
-    num_devices: int
-    """Number of devices of the cluster."""
     global_batch: int
     """Samples of a step."""
     first_bound_s: float
@@ -146,6 +144,8 @@ class Facts(NamedTuple):
     """[slots] number of the linkage group, 0 where there is none."""
     flow: GroupFlow
     """The flow between linkage groups."""
+    ranks: Ints
+    sizes: Ints
     degrees: Ints
     middles: Ints
     micro_batches: Ints
@@ -242,12 +242,12 @@ def _write_state(facts, value, slot, bound, made, state):
 def _write_shape(facts, value, shape):
     """Writes the features of the shape that the first values decide."""
     num_axes = facts.num_axes
-    pp, tp = facts.degrees[value[0]], facts.degrees[value[1]]
+    tp = facts.degrees[value[1]]
     middle = facts.middles[value[2]] if num_axes == 3 else 1
     count = facts.micro_batches[value[num_axes]]
-    shape.pp = math.log2(pp) / 4.0
+    shape.pp = math.log2(facts.ranks[value[0]]) / 4.0
     shape.tp = math.log2(tp) / 4.0
-    shape.dp = math.log2(facts.num_devices // (pp * tp * middle)) / 4.0
+    shape.dp = math.log2(facts.sizes[value[0]] // (tp * middle)) / 4.0
     shape.micro_batches = math.log2(count) / 4.0
     shape.samples = math.log2(facts.global_batch // count) / 4.0
     shape.virtual = math.log2(facts.virtuals[value[num_axes + 1]]) / 4.0

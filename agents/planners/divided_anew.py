@@ -1,8 +1,8 @@
 """Pipelines divided anew: what the best pipelines so far gain outside the plan space, after Piper, Alpa, Galvatron and
 SPP.
 
-In the space only short pipelines have unlike stages. Where pipelines are about as fast as the best plan, or none but
-slow ones are in the space, as on a prime number of devices:
+In the space only short pipelines have unlike stages, and of others the first one at most differs. Where pipelines are
+about as fast as the best plan, or none but slow ones are in the space:
 
 1. The dynamic programs of Piper (`agents.planners.piper`) and Alpa (`agents.planners.alpa`) divide units and devices
    among stages again, with the ZeRO stage of such a pipeline and its micro-batches, or fewer or more of them. Each
@@ -91,7 +91,8 @@ def divide_anew(incumbent: Incumbent, grid: Grid) -> None:
     if is_short or space.num_units > MOST_UNITS or space.problem.training.sync_modes != ("synchronous",):
         return
     near = _near(incumbent, grid, NEAR)
-    settings = _settings(incumbent, near or _near(incumbent, grid, FAR)[:1])
+    pipelines = near or _near(incumbent, grid, FAR)[:1]
+    settings = list(dict.fromkeys(_Setting(shape.num_micro_batches, zero) for shape, zero in pipelines))[:SETTINGS]
     if not settings:
         return
     with incumbent.share(
@@ -125,17 +126,6 @@ def _layered(incumbent: Incumbent, near: Sequence[_Near]) -> Priced:
     plain = [(shape, zero) for shape, zero in near if shape.virtual == 1]
     plans = (layered(incumbent.space, shape, zero) for shape, zero in plain[:LAYERED])
     return _priced(incumbent, filter(None, plans))
-
-
-def _settings(incumbent: Incumbent, pipelines: Sequence[_Near]) -> list[_Setting]:
-    """The settings of pipelines, or one with as many micro-batches as devices at most where the space has none."""
-    found = [_Setting(shape.num_micro_batches, zero) for shape, zero in pipelines]
-    space = incumbent.space
-    is_free = space.problem.target is None and space.problem.hints.fix.pp is None
-    if not found and is_free and all(shape.pp == 1 for shape in space.shapes) and incumbent.best is not None:
-        counts = [count for count in space.meshes.micro_batches if count <= space.meshes.devices]
-        found = [_Setting(count, incumbent.best[space.first.zero]) for count in counts[-1:]]
-    return list(dict.fromkeys(found))[:SETTINGS]
 
 
 def solved_strategies(space: PlanSpace, grid: Grid) -> dict[int, list[Strategy]]:

@@ -213,7 +213,9 @@ def add_kind(worth: Floats, options: Sequence[Option], change: Floats) -> tuple[
 
 def layered(space: PlanSpace, shape: Shape, zero: int) -> StagedPlan | None:
     """The plan of a mesh: layers dealt to its stages, each with the strategies of `LayerChoice`; None where no stage
-    can hold its share."""
+    can hold its share, or where stages have unlike numbers of devices."""
+    if not space.meshes.is_even(shape):
+        return None
     order, size = tuple(range(space.meshes.devices)), space.meshes.devices // shape.pp
     table = StageTable(space, order, shape.num_micro_batches, shardings(space, shape), zero=zero)
     seconds = [table.seconds(shape.pp - rank, rank * size, size) for rank in range(shape.pp)]

@@ -54,7 +54,8 @@ class BoundTable:
         unlike = [self._unlike(shape) for shape in space.shapes]
         settings, least = self._least(even, unlike)
         even, unlike = ([self._numbered(some) for some in every] for every in (even, unlike))
-        # Rows of the tables: the settings, then the least of all settings that stages of equal size may be in.
+        # Rows of the tables: the settings, then the least of all settings that stages may be in whose sizes no slot
+        # decides.
         sets: dict[tuple[int, ...], int] = {(setting,): setting for setting in range(len(settings))}
         self._rows = np.array([sets.setdefault(some, len(sets)) for some in even], dtype=np.int64)
         flat, starts = np.concatenate([*map(list, sets)]), np.cumsum([0, *map(len, sets)])[:-1]
@@ -129,7 +130,14 @@ class BoundTable:
         arrays = self.space.arrays
         picked = np.empty((len(settings), len(arrays.groups), len(arrays.obeys)), dtype=np.int64)
         forced_signatures(self.space.compiled, settings, picked)
-        bound_up = {setting for some in even if min(some) < 0 for setting in some if setting >= 0}
+        are_even = map(self.space.meshes.is_even, self.space.shapes)
+        bound_up = {
+            setting
+            for some, is_even in zip(even, are_even, strict=True)
+            if min(some) < 0 or not is_even
+            for setting in some
+            if setting >= 0
+        }
         bound_up |= {setting for some in (*self._pairs, *unlike) for setting in some if setting >= 0}
         some = sorted(bound_up)
         if some:
@@ -172,14 +180,17 @@ class BoundTable:
         return tuple(setting if setting >= 0 else len(self.settings) - 1 - setting for setting in some)
 
     def _even(self, shape: Shape) -> tuple[int, ...]:
-        """Settings of the ranks of a shape whose stages are alike, in any order of the devices."""
+        """Settings of the ranks of a shape whose sizes no slot decides, in any order of the devices."""
         meshes = self.space.meshes
         rows = sorted(
-            {row for order in range(meshes.num_orders(shape.pp)) for row in self.space.even_rows(shape, order)}
+            {row for order in range(meshes.num_orders(shape.pp)) for row in self.space.usual_rows(shape, order)}
         )
         count = meshes.micro_batches.index(shape.num_micro_batches)
         shared = [setting for row in rows for setting in self._shared(row, count)]
-        return (*(self._setting(row, shape.samples) for row in rows), *shared)
+        samples = [shape.samples] * len(rows)
+        if not meshes.is_even(shape):
+            samples = [spread(shape.samples, int(ranks)) for ranks in self.space.arrays.axes[rows, 0]]
+        return (*map(self._setting, rows, samples), *shared)
 
     def _unlike(self, shape: Shape) -> tuple[int, ...]:
         """Settings of all stages that a shape may have where they are of unlike size."""

@@ -53,7 +53,7 @@ def ways_to_share(space: PlanSpace, shape: Shape) -> list[int]:
     arrays, count = space.arrays, space.meshes.micro_batches.index(shape.num_micro_batches)
     found = set[int]()
     for order in range(space.meshes.num_orders(shape.pp)):
-        numbers = [number for number in arrays.mixed[space.even_rows(shape, order)].tolist() if number >= 0]
+        numbers = [number for number in arrays.mixed[space.usual_rows(shape, order)].tolist() if number >= 0]
         _, first = np.unique(arrays.share_ways[numbers, count], axis=1, return_index=True)
         found.update(first.tolist() if numbers else [0])
     return sorted(found)

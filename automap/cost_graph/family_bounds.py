@@ -282,7 +282,7 @@ class FamilyBounds(MixedStages):
         for order in range(space.meshes.num_orders(shape.pp)):
             quick = -np.inf
             for trips in ((), path_trips(shape, space.schedules) if shape.virtual == 1 else ONCE):
-                rows = space.even_rows(shape, order)
+                rows = space.usual_rows(shape, order)
                 known = {row: self._row_views(row, family, trips, level) for row in dict.fromkeys(rows)}
                 views = [known[row] for row in rows]
                 if trips and shape.virtual > 1:

@@ -167,7 +167,7 @@ class StageBounds:
     def _rates(self, shape: Shape, order: int) -> list[float]:
         """[ranks] bytes a second from each rank to the next one, of stages of equal size."""
         degrees, middles = self.space.meshes.degrees, self.space.meshes.middles
-        at = (order, degrees.index(shape.pp), degrees.index(shape.tp), middles.index(shape.middle))
+        at = (order, self.space.meshes.division(shape), degrees.index(shape.tp), middles.index(shape.middle))
         first = int(self.space.arrays.even_layouts[at]["first"])
         found: list[float] = self.space.arrays.send_bytes_per_s[first : first + shape.pp].tolist()
         return found
@@ -184,7 +184,7 @@ class StageBounds:
         """The distinct stages of equal size of a shape, in any order of the devices."""
         space = self.space
         orders = range(space.meshes.num_orders(shape.pp))
-        return sorted({row for order in orders for row in space.even_rows(shape, order)})
+        return sorted({row for order in orders for row in space.usual_rows(shape, order)})
 
     def _stage(self, row: int, shape: Shape, samples: int = 0) -> Stage:
         arrays = self.space.arrays

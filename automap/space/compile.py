@@ -56,6 +56,8 @@ def compile_space(space: SpaceOutline) -> SpaceArrays:
         scalars=_scalars(space, mixed.most_meshes),
         moved=np.array(moved, dtype=MOVED),
         shape_nodes=_shape_nodes(space),
+        ranks=_ints([stages for stages, _ in meshes.divisions]),
+        sizes=_ints([size for _, size in meshes.divisions]),
         degrees=_ints(meshes.degrees),
         middles=_ints(meshes.middles),
         micro_batches=_ints(meshes.micro_batches),
@@ -158,15 +160,15 @@ def _even_layouts(space: SpaceOutline, rows: dict[int, int]) -> tuple[Rows, list
         rows: number of a distinct stage -> its row, added to.
     """
     meshes = space.meshes
-    sizes = len(meshes.degrees), len(meshes.degrees), len(meshes.middles)
+    sizes = len(meshes.divisions), len(meshes.degrees), len(meshes.middles)
     layouts = np.full((len(meshes.orders), *sizes), np.array((-1, False), dtype=EVEN_LAYOUT))
     stages: list[int] = []
     sends: list[tuple[float, float]] = []
     for shape in space.shapes:
-        at = meshes.degrees.index(shape.pp), meshes.degrees.index(shape.tp), meshes.middles.index(shape.middle)
+        at = meshes.division(shape), meshes.degrees.index(shape.tp), meshes.middles.index(shape.middle)
         if layouts[0][at]["first"] < 0:
             for order in range(meshes.num_orders(shape.pp)):
-                layout = space.layout_of(shape, order, (meshes.devices // shape.pp,) * shape.pp)
+                layout = space.layout_of(shape, order, meshes.sizes(shape))
                 layouts[order][at] = len(stages), layout.uniform
                 stages += [rows.setdefault(number, len(rows)) for number in layout.numbers]
                 sends += zip(layout.send_latency_s.tolist(), layout.send_bytes_per_s.tolist(), strict=True)
@@ -249,7 +251,7 @@ def _mixed(space: SpaceOutline, rows: dict[int, int]) -> _Mixed:
         ranks=kind_ranks,
         samples=np.ascontiguousarray(samples),
         ways=np.ascontiguousarray(ways),
-        most_meshes=1 + 2 * most * longest if stages else max(1, meshes.longest),
+        most_meshes=1 + 2 * most * longest if stages else max(min(2, longest), meshes.longest),
     )
 
 

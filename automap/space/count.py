@@ -126,11 +126,11 @@ def _sizes(space: SteppedSpace, shape: Shape, limit: int | None) -> Iterator[tup
     """Numbers of devices that the stages of a shape may have."""
     meshes = space.meshes
     if not meshes.may_differ(shape):
-        yield (meshes.devices // shape.pp,) * shape.pp
+        yield meshes.sizes(shape)
         return
     at = meshes.degrees.index(shape.tp), meshes.middles.index(shape.middle)
     fills = meshes.fills[at][meshes.micro_batches.index(shape.num_micro_batches)]
-    share = meshes.devices // shape.pp // meshes.part
+    share = shape.size // meshes.part
     pending: list[tuple[tuple[int, ...], int]] = [((), fills.shape[1] - 1)]
     while pending:
         sizes, left = pending.pop()
@@ -148,8 +148,8 @@ def _rows(space: SteppedSpace, shape: Shape, order: int, sizes: Sequence[int]) -
     """[stages] row of each among the distinct stages."""
     meshes, arrays = space.meshes, space.arrays
     within = meshes.degrees.index(shape.tp), meshes.middles.index(shape.middle)
-    if len(set(sizes)) == 1:
-        return space.even_rows(shape, order)
+    if tuple(sizes) == meshes.sizes(shape):
+        return space.usual_rows(shape, order)
     parts = [devices // meshes.part for devices in sizes]
     return [int(arrays.stage_rows[(order, *within, sum(parts[:i]), mine)]) for i, mine in enumerate(parts)]
 

@@ -336,7 +336,7 @@ def _counted(kind: str, name: str, counts: Callable[[Meshes], Sequence[int]]) ->
 
 
 DECISIONS = (
-    _counted("pp", "pipeline stages", lambda meshes: meshes.degrees),
+    _counted("pp", "pipeline stages", lambda meshes: [stages for stages, _ in meshes.divisions]),
     _counted("tp", "size of the inner mesh axis", lambda meshes: meshes.degrees),
     Decision(kind="middle", slots=_middle, amounts=lambda s: _logs(s.meshes.middles)),
     _counted("micro_batches", "micro-batches", lambda meshes: meshes.micro_batches),

@@ -21,10 +21,13 @@ def values_of(space: SteppedSpace, lowered: LoweredPlan) -> Values | None:
     if lowered.axes != space.axes or len(inner) != 1:
         return None
     (*middle, tp), pp = next(iter(inner)), len(stages)
+    # Where equal stages are not possible, all but the first one have equally many devices.
+    devices = space.meshes.devices
+    size = len(stages[-1].devices) if devices % pp else devices // pp
     shape = Shape(
         pp=pp,
         tp=tp,
-        dp=space.meshes.devices // pp // math.prod((*middle, tp)),
+        dp=size // math.prod((*middle, tp)),
         num_micro_batches=lowered.num_micro_batches,
         samples=lowered.samples,
         virtual=len(lowered.chunks) // pp,
@@ -50,12 +53,14 @@ def _order(space: SteppedSpace, values: Sequence[int], lowered: LoweredPlan) -> 
 def _devices(space: SteppedSpace, values: Sequence[int], lowered: LoweredPlan) -> list[int] | None:
     stages, part = lowered.layout.stages, space.meshes.part
     found: list[int] = []
-    even = space.meshes.devices // len(stages)
+    usual = space.meshes.sizes(space.shape(values))
     for slot in space.slots[space.first.devices : space.first.shares]:
-        size = len(stages[slot.index].devices) if slot.index < len(stages) - 1 else even
-        if size != even and (size % part or not space.legal((*values, *found))[size // part]):
+        if slot.index >= len(stages) - 1 or (size := len(stages[slot.index].devices)) == usual[slot.index]:
+            found.append(0)
+            continue
+        if size % part or not space.legal((*values, *found))[size // part]:
             return None
-        found.append(0 if size == even else size // part)
+        found.append(size // part)
     return found if space.layout((*values, *found)) is lowered.layout else None
 
 

@@ -3,13 +3,16 @@
 A mesh has the axes (dp, tp), the last one over consecutive devices; where the model has a use for a third axis, it
 stands between the two (`middle_axis`). The names are for people: operators choose their signatures on every axis in the
 same way. Stages of a pipeline may differ in dp alone (`automap.space.stage_sizes`), and may go through the devices in
-another order (`automap.space.device_order`).
+another order (`automap.space.device_order`). Where few numbers of stages divide the devices, the first stage may have
+fewer of them than the others.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from automap.arrays import Mask
@@ -20,7 +23,7 @@ from automap.problem import Problem
 from automap.space.constraints import Constrained
 from automap.space.device_order import Order, device_orders
 from automap.space.limits import Limits
-from automap.space.shape import MiddleAxis, Shape, divisors
+from automap.space.shape import Division, MiddleAxis, Shape, divisors
 from automap.space.stage_sizes import MAX_UNEVEN_STAGES, part_size, ways_to_fill
 from ir.blocks import Blocks
 from ir.graph import Graph
@@ -31,6 +34,13 @@ MIN_TOKENS_A_RANK = 4096
 exchange of keys and values, and there are samples enough to split instead. `hints.fix.cp` knows no such limit."""
 MAX_VIRTUAL_STAGES = 32
 """Most chunks of a rank (assumed): more only adds transfers. Megatron-LM's published runs use up to 20."""
+UNEQUAL = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48)
+"""Numbers of stages that pipelines have, or numbers near them, where equal stages have none between a number and more
+than `FEW_TIMES` as many."""
+FEW_TIMES = 2
+"""Ratio of two successive numbers of equal stages up to which no others are between them (assumed)."""
+NEAR_ENOUGH = 1.7
+"""Ratio to such a number up to which one will do because samples divide over its stages (assumed)."""
 CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Numbers of chunks of a rank in a model of few equal blocks, whose units divide into any number of chunks about as
 well (assumed)."""
@@ -95,7 +105,8 @@ class Meshes:
     Attributes:
         middle: the third axis, or None.
         shapes: all shapes that obey the hints, whose samples divide evenly wherever they can.
-        degrees, middles, micro_batches, virtuals: the numbers that shapes are made of, ascending.
+        divisions: how pipelines may divide the devices, ascending.
+        degrees, middles, micro_batches, virtuals: the other numbers that shapes are made of, ascending.
         devices: number of devices of the cluster.
         orders: the orders in which stages may go through the devices.
         part: devices of a part, the unit in which sizes of unlike stages are counted.
@@ -117,6 +128,7 @@ class Meshes:
         self.micro_batches = divisors(problem.training.global_batch)
         self.middles = list(self.middle.degrees) if self.middle else [1]
         self.devices = problem.cluster.num_devices
+        self.divisions = self._divisions()
         self.shapes = self._as_fixed([shape for shape in self._find() if limits.shapes(shape)])
         if not self.shapes:
             self._refuse()
@@ -138,7 +150,19 @@ class Meshes:
 
     def mesh(self, shape: Shape) -> tuple[int, ...]:
         """[axes] ranks of each mesh axis."""
-        return self.mesh_of(self.devices // shape.pp, shape.tp, shape.middle)
+        return self.mesh_of(shape.size, shape.tp, shape.middle)
+
+    def is_even(self, shape: Shape) -> bool:
+        """Whether stages have equally many devices, but for plans that decide otherwise."""
+        return shape.pp * shape.size == self.devices
+
+    def division(self, shape: Shape) -> int:
+        """Number of the division of a shape."""
+        return self.divisions.index(Division(shape.pp, shape.size))
+
+    def sizes(self, shape: Shape) -> tuple[int, ...]:
+        """[stages] devices of each stage, but for plans that decide otherwise."""
+        return (self.devices - (shape.pp - 1) * shape.size, *(shape.size,) * (shape.pp - 1))
 
     def mesh_of(self, devices: int, tp: int, middle: int) -> tuple[int, ...]:
         """[axes] ranks of each mesh axis of a stage of so many devices."""
@@ -150,9 +174,14 @@ class Meshes:
 
     def may_differ(self, shape: Shape) -> bool:
         """Whether stages of the shape may have unlike numbers of devices."""
-        is_short = not self.alike and 1 < shape.pp <= MAX_UNEVEN_STAGES and shape.virtual == 1
+        is_short = self.is_even(shape) and 1 < shape.pp <= MAX_UNEVEN_STAGES and shape.virtual == 1
         shares = shape.dp > 1 and shape.samples > shape.dp
-        return is_short and shares and self.devices // shape.pp % self.part == 0 and self.problem.hints.fix.dp is None
+        return is_short and shares and self.may_be_unlike and shape.size % self.part == 0
+
+    @property
+    def may_be_unlike(self) -> bool:
+        """Whether target and hints leave stages of unlike size."""
+        return not self.alike and self.problem.hints.fix.dp is None
 
     @functools.cached_property
     def fills(self) -> Mask:
@@ -170,21 +199,57 @@ class Meshes:
         """Whether the middle axis splits the batch: over ep all but the experts do."""
         return self.middle is not None and self.middle.name == "ep"
 
+    def _divisions(self) -> tuple[Division, ...]:
+        """The divisions into equal stages, and where many numbers of stages are missing, some whose first stage has
+        fewer devices; of a fixed number of stages that leaves no equal ones, the most even one.
+
+        The other stages of these have as many devices as let the samples of a micro-batch divide over them, if the
+        batch allows it.
+        """
+        pp = self.problem.hints.fix.pp
+        found = {count: Division(count, self.devices // count) for count in self.degrees}
+        gaps = [(few, more) for few, more in itertools.pairwise(self.degrees) if more > FEW_TIMES * few]
+        if not self.may_be_unlike or not (gaps if pp is None else self.devices % pp):
+            return tuple(found.values())
+        host = max(host.num_devices for host in self.problem.cluster.hosts)
+        inner, batch = [tp for tp in self.degrees if tp <= host], divisors(self.problem.training.global_batch)
+        whole = sorted({tp * ranks for tp in inner for ranks in batch if ranks > 1})
+        if pp is not None:
+            some = self._unequal(whole, pp, pp) or self._unequal(range(2, self.devices), pp, pp)
+            found |= {one.stages: one for one in some[:1]}
+        for few, more in gaps if pp is None else ():
+            between = self._unequal(whole, few + 1, more - 1)
+            for wanted in UNEQUAL:
+                if few < wanted < more:
+                    near = [one for one in between if max(one.stages / wanted, wanted / one.stages) <= NEAR_ENOUGH]
+                    near = near or self._unequal([max(2, -(-self.devices // wanted))], few + 1, more - 1)
+                    near.sort(key=lambda one: (abs(math.log(one.stages / wanted)), one.size))
+                    found = {one.stages: one for one in near[:1]} | found
+        return tuple(sorted(found.values()))
+
+    def _unequal(self, sizes: Iterable[int], least: int, most: int) -> list[Division]:
+        """Divisions with so many devices in all stages but the first, of some numbers of stages, in their order."""
+        found = [Division(-(-self.devices // size), size) for size in sizes if size < self.devices]
+        return [
+            one for one in found if least <= one.stages <= min(most, self.num_units) and self.devices % one.size != 0
+        ]
+
     def _find(self) -> tuple[Shape, ...]:
         fix, devices = self.problem.hints.fix, self.problem.cluster.num_devices
         batch = self.problem.training.global_batch
         found = []
-        for pp in self.degrees:
+        for pp, size in self.divisions:
             if pp > self.num_units or fix.pp not in (None, pp):
                 continue
+            first = devices - (pp - 1) * size
             for tp in self.degrees:
-                if (devices // pp) % tp or fix.tp not in (None, tp) or not self.constrained.allows(pp, tp):
+                if size % tp or fix.tp not in (None, tp) or not self.constrained.allows(pp, tp):
                     continue
                 for middle in self.middles:
-                    dp = devices // pp // tp // middle
-                    if devices // pp // tp % middle or fix.dp not in (None, dp):
+                    dp = size // tp // middle
+                    if size // tp % middle or fix.dp not in (None, dp) or first % (tp * middle):
                         continue
-                    for count in self._counts(dp, middle if self.splits_batch else 1):
+                    for count in self._counts(dp, first // (tp * middle), middle if self.splits_batch else 1):
                         if fix.num_micro_batches not in (None, count):
                             continue
                         found += [
@@ -197,7 +262,7 @@ class Meshes:
                                 virtual=virtual,
                                 middle=middle,
                             )
-                            for virtual in self._virtuals(pp, count)
+                            for virtual in self._virtuals(pp, count, may_be_several=first == size)
                         ]
         return tuple(found)
 
@@ -206,18 +271,25 @@ class Meshes:
         sharded = [shape for shape in shapes if shape.replicas > 1] if self.problem.hints.fix.zero else []
         return tuple(sharded or shapes)
 
-    def _counts(self, dp: int, inner: int) -> list[int]:
+    def _counts(self, dp: int, first: int, inner: int) -> list[int]:
         """Numbers of micro-batches whose samples divide over dp and then over `inner`; where there are none, those
-        that give each rank of dp at least one sample, as evenly as they go."""
+        that give each rank of dp at least one sample, as evenly as they go.
+
+        Args:
+            dp: ranks of the outermost axis, but for the first stage.
+            first: those of the first stage.
+            inner: ranks over which the samples of each of these divide.
+        """
         samples = {count: self.problem.training.global_batch // count for count in self.micro_batches}
         even = [count for count, mine in samples.items() if mine % (dp * inner) == 0]
-        return even or [n for n, mine in samples.items() if mine >= dp and spread(mine, dp) // dp % inner == 0]
+        found = even or [n for n, mine in samples.items() if mine >= dp and spread(mine, dp) // dp % inner == 0]
+        return [count for count in found if spread(samples[count], first) // first % inner == 0]
 
-    def _virtuals(self, pp: int, num_micro_batches: int) -> list[int]:
+    def _virtuals(self, pp: int, num_micro_batches: int, *, may_be_several: bool) -> list[int]:
         """Numbers of chunks of a rank: divisors of the blocks of the largest rank, `CHUNKS` where few are equal, or
         the number of the hints."""
         fix = self.problem.hints.fix
-        if self.constrained.stages or fix.schedule not in (None, "interleaved"):
+        if not may_be_several or self.constrained.stages or fix.schedule not in (None, "interleaved"):
             return [1] if fix.virtual_stages in (None, 1) else []
         if fix.virtual_stages is None:
             each = -(-self.num_blocks // pp)
@@ -231,20 +303,20 @@ class Meshes:
 
     def values(self, shape: Shape) -> tuple[int, ...]:
         """The values that decide `shape`: of pp, tp, the middle axis if there is one, micro-batches, virtual stages."""
-        inner = (self.degrees.index(shape.pp), self.degrees.index(shape.tp))
+        inner = (self.division(shape), self.degrees.index(shape.tp))
         outer = (self.micro_batches.index(shape.num_micro_batches), self.virtuals.index(shape.virtual))
         return (*inner, *outer) if self.middle is None else (*inner, self.middles.index(shape.middle), *outer)
 
     def shape(self, values: Sequence[int]) -> Shape:
         """The shape that the first values decide."""
-        pp, tp = self.degrees[values[0]], self.degrees[values[1]]
+        (pp, size), tp = self.divisions[values[0]], self.degrees[values[1]]
         middle = 1 if self.middle is None else self.middles[values[2]]
         at = 2 if self.middle is None else 3
         count = self.micro_batches[values[at]]
         return Shape(
             pp=pp,
             tp=tp,
-            dp=self.devices // pp // tp // middle,
+            dp=size // tp // middle,
             num_micro_batches=count,
             samples=self.problem.training.global_batch // count,
             virtual=self.virtuals[values[at + 1]],
@@ -263,6 +335,14 @@ class Meshes:
                 field="hints.fix.pp",
                 value=pp,
                 repair=f"Use at most {self.num_units} stages, which `automap inspect` counts as units.",
+            )
+        counts = sorted({one.stages for one in self.divisions if one.stages <= self.num_units})
+        if pp is not None and pp not in counts:
+            raise ProblemError(
+                f"the {devices} devices and a global batch of {batch} have no pipelines of so many stages",
+                field="hints.fix.pp",
+                value=pp,
+                repair=f"Use one of {', '.join(map(str, counts))}.",
             )
         names = ("dp", "cp", "ep", "tp", "pp", "num_micro_batches", "virtual_stages", "schedule")
         fixed = {name: getattr(self.problem.hints.fix, name) for name in names}

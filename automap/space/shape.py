@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,7 +16,8 @@ class Shape:
     tp: int
     """Ranks of the innermost mesh axis."""
     dp: int
-    """Ranks of the outermost mesh axis, in every stage where all have equally many devices."""
+    """Ranks of the outermost mesh axis, in every stage where all have equally many devices; where the first one has
+    fewer, in all others."""
     num_micro_batches: int
     """Micro-batches of a step."""
     samples: int
@@ -27,6 +28,11 @@ class Shape:
     """Ranks of the mesh axis between dp and tp."""
 
     @property
+    def size(self) -> int:
+        """Devices of a stage; of all stages but the first one, where that has fewer."""
+        return self.dp * self.tp * self.middle
+
+    @property
     def num_chunks(self) -> int:
         """Chunks of the graph."""
         return self.pp * self.virtual
@@ -35,6 +41,15 @@ class Shape:
     def replicas(self) -> int:
         """Ranks over which ZeRO shards what is whole on them."""
         return self.dp * self.middle
+
+
+class Division(NamedTuple):
+    """How a pipeline divides the devices: each stage has as many, or the first one what is left, which is less."""
+
+    stages: int
+    """Number of stages."""
+    size: int
+    """Devices of a stage, but for the first one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -77,6 +77,7 @@ class PlanSpace(SteppedSpace):
         if shape.virtual > 1:
             fields["kind"] = "interleaved"
         is_unlike = any(values[self.first.devices : self.first.shares]) or shape.samples % shape.dp != 0
+        is_unlike = is_unlike or not self.meshes.is_even(shape)
         return LoweredPlan(
             axes=self.axes,
             layout=self.layout(values),

@@ -149,10 +149,10 @@ class SteppedSpace(SpaceOutline):
         found: list[int] = self._laid_out(values).stages[: self.shape(values).pp].tolist()
         return found
 
-    def even_rows(self, shape: Shape, order: int) -> list[int]:
-        """[stages] row of each among the distinct stages, of a shape whose stages are of equal size."""
+    def usual_rows(self, shape: Shape, order: int) -> list[int]:
+        """[stages] row of each among the distinct stages, of a shape whose sizes no slot decides."""
         degrees, middles = self.meshes.degrees, self.meshes.middles
-        at = (order, degrees.index(shape.pp), degrees.index(shape.tp), middles.index(shape.middle))
+        at = (order, self.meshes.division(shape), degrees.index(shape.tp), middles.index(shape.middle))
         first = self.arrays.even_layouts[at]["first"]
         found: list[int] = self.arrays.stages[first : first + shape.pp].tolist()
         return found

@@ -238,7 +238,7 @@ def _spans_hosts(space: PlanSpace, shape: Shape) -> bool:
     cluster = space.problem.cluster
     largest = max(host.num_devices for host in cluster.hosts)
     # Where bandwidths are measured, some devices of a host may be nearer than others.
-    has_levels = cluster.bandwidth_GBps is not None or space.meshes.devices // shape.pp > largest
+    has_levels = cluster.bandwidth_GBps is not None or shape.size > largest
     spans = min(shape.tp, shape.dp) > 1 and has_levels and space.problem.hints.fix.may_split_batch("tp")
     return spans and share % shape.tp == 0
 

@@ -19,15 +19,15 @@ from automap.verify import Verifier
 from ir import zoo
 
 MODEL = "bert:layers=8,hidden=1024,heads=16,seq_len=128,vocab_size=8192"
-"""Ten units, too few for a stage on each of eleven devices."""
+"""Ten units."""
 
 
 ONE_ORDER = {"fix": {"schedule": "1f1b"}}
 
 
-def opened(evaluations=4_000, hints=None, **training):
+def opened(evaluations=4_000, hints=None, devices=6, **training):
     """The incumbent and its plans before pipelines are divided anew."""
-    cluster = parse_cluster("11x1xV100@10Gbit")
+    cluster = parse_cluster(f"{devices}x1xV100@10Gbit")
     space = PlanSpace(Problem.build(zoo.build(MODEL), cluster, {"global_batch": 128, **training}, hints))
     incumbent = Incumbent(space, Budget(evaluations=evaluations), searcher="expert")
     grid = price_grid(incumbent)
@@ -59,7 +59,7 @@ def test_a_long_pipeline_of_unlike_stages_is_the_best_plan(hints):
     first, *others = result.unlike(3)
     assert first == plan and len(others) == 2
     assert others[0].estimate.step_time_s == incumbent.best_s
-    assert all(one.schedule.kind != "explicit" and len(one.stages) <= 11 for one in others)
+    assert all(one.schedule.kind != "explicit" and len(one.stages) <= 6 for one in others)
     assert all(incumbent.space.encode(one) is not None for one in others)
 
 
@@ -93,7 +93,7 @@ def test_orders_are_listed_where_they_may_be_run(changes, lists):
 
 
 def test_units_and_devices_move_as_long_as_that_gains():
-    incumbent, _ = opened(hints=ONE_ORDER)
+    incumbent, _ = opened(hints=ONE_ORDER, devices=11)
     even = [StageChoice(end=end, devices=(rank,)) for rank, end in enumerate((1, 2, 3, 4, 5, 6, 7))]
     last = StageChoice(end=incumbent.space.num_units, devices=tuple(range(7, 11)))
     plan = StagedPlan(stages=(*even, last), num_micro_batches=8)
@@ -108,13 +108,9 @@ def test_units_and_devices_move_as_long_as_that_gains():
     assert [device for stage in found.stages for device in stage.devices] == list(range(11))
 
 
-@pytest.mark.parametrize(
-    ("cluster", "batch", "has_none"), [("11x1xV100@10Gbit", 32, False), ("31x1xV100@10Gbit", 64, True)]
-)
-def test_pipelines_are_found_where_the_space_has_only_slow_ones(cluster, batch, has_none):
-    """31 has no divisor but itself, and the model has fewer units; 11 stages are much slower than replicas."""
-    space = PlanSpace(Problem.build(zoo.build(MODEL), parse_cluster(cluster), {"global_batch": batch}))
-    assert all(shape.pp == 1 for shape in space.shapes) == has_none
+def test_pipelines_are_found_where_the_space_has_only_slow_ones():
+    """Those of 2 and 7 stages are slower than replicas."""
+    space = PlanSpace(Problem.build(zoo.build(MODEL), parse_cluster("14x1xV100@10Gbit"), {"global_batch": 35}))
     incumbent = Incumbent(space, Budget(evaluations=4_000), searcher="expert")
     grid = price_grid(incumbent)
     long = [space.shape(row).pp > 1 for row in grid.values.tolist()]

@@ -46,7 +46,7 @@ def test_a_chain_adds_up_exactly(mlp, space):
         np.testing.assert_allclose(graph.unit_costs(picked)[:, SAVED], exact[:, SAVED], rtol=1e-12, atol=1e-6)
 
 
-@pytest.mark.parametrize("cluster", ["2x2xV100@10Gbit", "2xV100-16GB+2xP100-16GB"])
+@pytest.mark.parametrize("cluster", ["2x2xV100@10Gbit", "2xV100-16GB+2xP100-16GB", "5xV100-16GB@10Gbit"])
 def test_a_transformer_adds_up_but_for_requests_that_come_back(gpt, space, cluster):
     """Compute, parameters and reductions always; conversions unless a tensor is asked for as A, B, A."""
     s = space(gpt(layers=3), cluster, 16)

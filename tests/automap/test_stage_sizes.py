@@ -9,7 +9,7 @@ import pytest
 
 from automap.bounds.partial_plans import BoundTable, PartialPlans
 from automap.cluster import parse_cluster
-from automap.errors import PlanError
+from automap.errors import PlanError, ProblemError
 from automap.plan import Plan
 from automap.price.estimate import estimate_lowered, price
 from automap.price.lowered_plan import spread
@@ -38,7 +38,8 @@ def enumerate_plans(space):
 
 def is_uneven(space, values):
     shape = space.shape(values)
-    return any(values[space.first.schedule + 2 : space.first.shares]) or shape.samples % shape.dp > 0
+    is_decided = any(values[space.first.schedule + 2 : space.first.shares])
+    return is_decided or shape.samples % shape.dp > 0 or not space.meshes.is_even(shape)
 
 
 def shape_of(space, **wanted):
@@ -102,7 +103,10 @@ def test_every_division_of_the_devices_is_offered_once(mlp, space):
 
 def test_samples_divide_unevenly_only_where_they_cannot_evenly(mlp, space):
     s = space(mlp((56, 56)), "1x7xA100", 64)
-    assert {(x.dp, x.num_micro_batches) for x in s.shapes if x.dp > 1} == {(7, 1), (7, 2), (7, 4), (7, 8)}
+    even = [x for x in s.shapes if s.meshes.is_even(x)]
+    assert {(x.dp, x.num_micro_batches) for x in even if x.dp > 1} == {(7, 1), (7, 2), (7, 4), (7, 8)}
+    assert not any(x.samples % x.dp for x in s.shapes if x not in even)
+    assert {x.dp for x in space(mlp((8,) * 9), "13xA100", 121, tp=1).shapes if x.pp > 1} == {2, 3, 4, 11}
     for batch, cluster in ((64, "2x4xA100"), (24, "2x3xA100"), (1024, "4x8xA100")):
         assert not any(x.samples % x.dp for x in space(mlp((48, 48)), cluster, batch).shapes)
     mixed = space(mlp((48, 48)), "6xA100", 8).shapes
@@ -125,6 +129,57 @@ def test_inner_axes_are_common_and_virtual_stages_even(gpt, space):
             assert shape.virtual == 1
             assert 1 < shape.pp <= MAX_UNEVEN_STAGES
             assert all(stage.axes[0] <= shape.samples for stage in stages)
+
+
+@pytest.mark.parametrize("devices", [1, 3, 7, 12, 37, 64, 83, 296, 575])
+@pytest.mark.parametrize("batch", [6, 64, 1170])
+def test_numbers_of_stages_are_missing_nowhere(mlp, space, devices, batch):
+    """Equal stages wherever they divide the devices; else the first has fewer, and samples divide over the others."""
+    s = space(mlp((8,) * 40), f"{devices}x1xA100", batch)
+    meshes, counts = s.meshes, s.meshes.degrees
+    assert [one.stages for one in meshes.divisions if one.stages * one.size == devices] == counts
+    for stages, size in meshes.divisions:
+        first = devices - (stages - 1) * size
+        assert 0 < first <= size
+        if first < size:
+            fewer, more = max(n for n in counts if n < stages), min(n for n in counts if n > stages)
+            assert more > 2 * fewer
+    for shape in s.shapes:
+        sizes = meshes.sizes(shape)
+        assert sum(sizes) == devices
+        assert s.stage_devices(meshes.values(shape)) == sizes
+        assert meshes.shape(meshes.values(shape)) == shape
+        if not meshes.is_even(shape):
+            assert shape.samples >= shape.dp and shape.virtual == 1
+    # No gap is left that is much wider than that between numbers near which one is looked for.
+    offered = sorted({1} | {stages for stages, _ in meshes.divisions if stages <= s.num_units})
+    assert all(more <= 3 * fewer for fewer, more in itertools.pairwise(offered) if more <= min(devices, 40) / 2)
+
+
+def test_a_first_stage_has_fewer_devices(mlp, space):
+    s = space(mlp((8,) * 6), "7xA100", 8, pp=4)
+    shape = next(one for one in s.shapes if one.dp == 2)
+    assert s.meshes.sizes(shape) == (1, 2, 2, 2)
+    values = whole(s, s.meshes.values(shape))
+    assert s.layout(values).stages[0].devices == (0,)
+    assert [stage.devices for stage in s.decode(values).stages] == ["0", "1-2", "3-4", "5-6"]
+    equal = space(mlp((8,) * 6), "7xA100", 56, dp=7).meshes.divisions
+    assert [one.stages for one in equal] == [1, 7]
+
+
+@pytest.mark.parametrize(("cluster", "pp", "sizes"), [("8xA100", 3, (2, 3, 3)), ("7xA100", 2, (3, 4))])
+def test_a_fixed_number_of_stages_that_does_not_divide_the_devices(mlp, space, cluster, pp, sizes):
+    s = space(mlp((8,) * 6), cluster, 12, pp=pp)
+    assert {s.meshes.sizes(shape) for shape in s.shapes} == {sizes}
+    (found,) = s.random_batch(np.random.default_rng(0), 1)
+    assert [len(stage.devices) for stage in s.layout(found.tolist()).stages] == list(sizes)
+
+
+def test_a_number_of_stages_that_no_samples_divide_over_is_refused(mlp, space):
+    with pytest.raises(ProblemError, match="no pipelines of so many stages") as caught:
+        space(mlp((8,) * 6), "4xA100", 7, pp=3)
+    assert caught.value.field == "hints.fix.pp"
+    assert caught.value.repair == "Use one of 1, 2, 4."
 
 
 def test_a_fixed_dp_leaves_no_unlike_stages(mlp, space):
@@ -162,6 +217,9 @@ SMALL = [
                                                               "recompute": "none"}),
     ((16, 16), "4xA100", 12, "torchtitan", {"pp": 2, "tp": 1, "zero": 3}),
     ((12, 12), "3xA100", 8, "generic", {"recompute": "none", "pp": 1}),
+    ((8, 8, 8), "5xV100-16GB", 20, "torchtitan", {"num_micro_batches": 2, "tp": 1, "recompute": "none", "zero": 1}),
+    ((8, 8, 8), "2xV100-16GB+3xP100", 20, "generic", {"tp": 1, "num_micro_batches": 1, "recompute": "none", "zero": 2}),
+    ((8, 8, 8), "7x2xA100", 84, "megatron-lm", {"tp": 2, "num_micro_batches": 2, "recompute": "none", "zero": 1}),
 ]  # fmt: skip
 
 
@@ -198,6 +256,10 @@ MIXED = [
     (GPT, "8xA100", 16, "megatron-lm", {"cp": 2}),
     (MOE, "8xA100", 16, "megatron-core", {}),
     (GPT, "1x7xA100", 64, "generic", {}),
+    (GPT, "11x1xV100-16GB@10Gbit", 24, "torchtitan", {}),
+    (GPT, "3xV100-16GB+4xP100", 32, "generic", {}),
+    (MOE, "7x2xA100", 64, "generic", {}),
+    (MOE, "5xA100", 16, "megatron-core", {"pp": 2}),
     (MOE, "2x3xA100@10Gbit", 64, "deepspeed", {}),
     ("t5:layers=2,hidden=64,heads=4,seq_len=32,vocab_size=128", "8xA100", 24, "generic", {"pp": 2}),
     ("resnet:blocks=1-2-1-1,image_size=64", "8xV100-16GB+4xP100", 48, "generic", {}),

@@ -107,8 +107,8 @@ def _find_least(space, bounds, value, workspace):
     shape = space.shape_nodes[shape_node(space, value, space.first.schedule)].shape
     count = value[space.first.micro_batches]
     for rank in range(layout.frame[0].num_ranks):
-        is_even = layout.frame[0].is_even
-        workspace.least[rank] = bounds.shapes[shape] if is_even else bounds.unlike[layout.stages[rank], count]
+        is_usual = layout.frame[0].is_usual
+        workspace.least[rank] = bounds.shapes[shape] if is_usual else bounds.unlike[layout.stages[rank], count]
 
 
 @borrowing(float64(SPACE, LOWER_BOUNDS, WORKSPACE, int64), inner=True)

@@ -22,6 +22,7 @@ FRAME = np.dtype(
         ("schedule", np.int64),  # kind of the schedule, see `automap.schedule`
         ("num_meshes", np.int64),  # rows of `Layout.sizes`
         ("is_uniform", np.bool_),  # whether one rank stands for all
+        ("is_usual", np.bool_),  # whether no slot decides how many devices ranks have
         ("is_even", np.bool_),  # whether all ranks have equally many devices
         ("has_replicas", np.bool_),  # whether ZeRO has something to shard
     ]
@@ -88,37 +89,46 @@ def middle_of(space, value):
     return value[space.first.middle] if space.first.middle < space.first.micro_batches else 0
 
 
+@borrowing(boolean(SPACE, int64[::1]), inner=True)
+def may_differ(space, value):
+    """Whether slots may decide how many devices the stages of a pipeline without virtual stages have."""
+    num_ranks, size = space.ranks[value[space.first.pp]], space.sizes[value[space.first.pp]]
+    return 1 < num_ranks <= space.scalars.longest and num_ranks * size == space.scalars.num_devices
+
+
 @borrowing(boolean(SPACE, int64[::1], int64[::1]), inner=True)
 def share_devices(space, value, devices):
-    """Writes how many devices each stage has, [stages]; returns whether all have equally many."""
-    num_ranks = space.degrees[value[space.first.pp]]
+    """Writes how many devices each stage has, [stages]; returns whether no slot decides it."""
+    num_ranks = space.ranks[value[space.first.pp]]
     left = space.scalars.num_devices
-    even = left // num_ranks
-    is_even = True
+    usual = space.sizes[value[space.first.pp]]
+    is_usual = True
     for stage in range(num_ranks):
-        devices[stage] = even
+        devices[stage] = usual if stage > 0 else left - (num_ranks - 1) * usual
         slot = space.first.devices + stage
         if stage == num_ranks - 1:
             devices[stage] = left
         elif slot < space.first.shares and value[slot] > 0:
             devices[stage] = value[slot] * space.scalars.part
-            is_even = False
+            is_usual = False
         left -= devices[stage]
-    return is_even
+    return is_usual
 
 
 @borrowing(void(SPACE, int64[::1], LAYOUT), inner=True)
 def find_stages(space, value, layout):
-    """Writes `devices`, `rows`, `boundaries` and `is_even` of a plan whose slots before `shares` are decided."""
+    """Writes devices and rows of the stages and of what is between them, of a plan whose slots before `shares` are
+    decided."""
     first, scalars = space.first, space.scalars
     devices, rows, boundaries = layout.devices, layout.rows, layout.boundaries
     pp, tp, middle, order = value[first.pp], value[first.tp], middle_of(space, value), value[first.order]
-    num_ranks = space.degrees[pp]
-    is_even = share_devices(space, value, devices)
-    layout.frame[0].is_even = is_even
+    num_ranks = space.ranks[pp]
+    is_usual = share_devices(space, value, devices)
+    layout.frame[0].is_usual = is_usual
+    layout.frame[0].is_even = is_usual and space.sizes[pp] * num_ranks == scalars.num_devices
     before = 0
     for rank in range(num_ranks):
-        if is_even:
+        if is_usual:
             boundaries[rank] = space.even_layouts[order, pp, tp, middle].first + rank
             rows[rank] = space.stages[boundaries[rank]]
         else:
@@ -152,7 +162,7 @@ def look_from(space, value, kind, layout):
     """Writes `stages` and `samples` as a kind of device sees them, the slowest kind first: see `LoweredPlan.views`."""
     batch = space.scalars.global_batch // space.micro_batches[value[space.first.micro_batches]]
     within = space.degrees[value[space.first.tp]] * space.middles[middle_of(space, value)]
-    for rank in range(space.degrees[value[space.first.pp]]):
+    for rank in range(space.ranks[value[space.first.pp]]):
         outer = layout.devices[rank] // within
         number = sharing(space, value, layout.rows[rank])
         if number < 0:
@@ -199,7 +209,7 @@ def unlike_meshes(space, value, layout):
     layout.frame[0].num_meshes = 0
     is_shared = value[space.first.shares] > 0
     is_one = layout.frame[0].is_even and not is_shared
-    for stage in range(1 if is_one else space.degrees[value[space.first.pp]]):
+    for stage in range(1 if is_one else space.ranks[value[space.first.pp]]):
         outer = layout.devices[stage] // within
         number = sharing(space, value, layout.rows[stage])
         if number < 0:
@@ -215,7 +225,7 @@ def set_layout(space, value, layout):
     """Writes all of a layout but the ends of chunks, from the slots before `cut`."""
     first, frame = space.first, layout.frame[0]
     num_axes = layout.zero_axes.shape[0]
-    num_ranks = space.degrees[value[first.pp]]
+    num_ranks = space.ranks[value[first.pp]]
     virtual = space.virtuals[value[first.virtual]]
     frame.num_ranks, frame.num_chunks = num_ranks, num_ranks * virtual
     frame.num_micro_batches = space.micro_batches[value[first.micro_batches]]
@@ -225,7 +235,7 @@ def set_layout(space, value, layout):
     look_from(space, value, 0, layout)
     cut_shares(space, layout.stages, num_ranks, layout.shares[: frame.num_chunks])
     even = space.even_layouts[value[first.order], value[first.pp], value[first.tp], middle_of(space, value)]
-    frame.is_uniform = frame.is_even and even.is_uniform
+    frame.is_uniform = frame.is_usual and even.is_uniform
     frame.has_replicas = False
     for axis in range(num_axes):
         layout.most_ranks[axis] = 1.0

@@ -11,7 +11,7 @@ from numba import boolean, float64, int64, void
 from automap.jit import borrowing, kernel
 from automap.price.kernels.placements import divides
 from automap.price.kernels.records import TABLES
-from automap.space.kernels.layout import LAYOUT, middle_of
+from automap.space.kernels.layout import LAYOUT, may_differ, middle_of
 from automap.space.kernels.levels import mode_of
 from automap.space.kernels.records import SPACE
 
@@ -31,11 +31,11 @@ def shape_node(space, value, count):
 def size_mask(space, value, stage, mask):
     """Writes how many parts of the cluster a stage may get, [parts]; 0 stands for an even share."""
     first, scalars = space.first, space.scalars
-    num_ranks = space.degrees[value[first.pp]]
-    even = scalars.num_devices // num_ranks
+    num_ranks = space.ranks[value[first.pp]]
+    even = space.sizes[value[first.pp]]
     mask[:] = False
-    is_long = num_ranks > scalars.longest or space.virtuals[value[first.virtual]] > 1
-    if stage >= num_ranks - 1 or is_long or even % scalars.part != 0:
+    is_one = not may_differ(space, value) or space.virtuals[value[first.virtual]] > 1
+    if stage >= num_ranks - 1 or is_one or even % scalars.part != 0:
         mask[0] = True
         return
     share = even // scalars.part
@@ -61,7 +61,7 @@ def share_mask(space, value, layout, mask):
         mask[way] = True
         for other in range(way):
             same = True
-            for rank in range(space.degrees[value[space.first.pp]]):
+            for rank in range(space.ranks[value[space.first.pp]]):
                 number = space.mixed[layout.rows[rank]]
                 if number >= 0:
                     same = same and space.share_ways[number, count, way] == space.share_ways[number, count, other]

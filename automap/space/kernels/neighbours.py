@@ -16,7 +16,7 @@ from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Floats, Ints, Ints2, Mask, tuple_type
 from automap.space.kernels.cuts import cut_number, nth_cut
 from automap.space.kernels.draft import DRAFT, new_draft
-from automap.space.kernels.layout import LAYOUT, Layout, cut_window, decide_stages, new_layout
+from automap.space.kernels.layout import LAYOUT, Layout, cut_window, decide_stages, may_differ, new_layout
 from automap.space.kernels.levels import nearest_legal
 from automap.space.kernels.records import COMPILED, SPACE
 from automap.space.kernels.stepper import active_slots, decide, legal_values
@@ -269,8 +269,8 @@ def _require(space, shapes, kind, value, donors, move):
         move.required[slot] = value[slot]
     _copy_ends(move.ends, move.layout)
     move.is_even[0] = False
-    may_differ = 1 < frame.num_ranks <= space.scalars.longest and frame.num_chunks == frame.num_ranks
-    if (kind in (M_SHIFT, M_SLIDE) and frame.num_chunks == 1) or (kind == M_DEVICES and not may_differ):
+    hands_over = may_differ(space, value) and frame.num_chunks == frame.num_ranks
+    if (kind in (M_SHIFT, M_SLIDE) and frame.num_chunks == 1) or (kind == M_DEVICES and not hands_over):
         kind = M_ONE
     if kind in (M_ONE, M_TWO):
         for _ in range(kind - M_ONE + 1):

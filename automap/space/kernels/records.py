@@ -105,7 +105,7 @@ TIED = np.dtype(
 LEVEL = np.dtype([("light", np.int64), ("heavy", np.int64), ("steps", np.int64)])
 """A level of recomputation, see `automap.space.recomputation.Level`."""
 EVEN_LAYOUT = np.dtype([("first", np.int64), ("is_uniform", np.bool_)])
-"""Layout of stages with equally many devices: row of `SpaceArrays.stages` of its first rank, -1 = no such layout; and
+"""Layout of stages whose sizes no slot decides: row of `SpaceArrays.stages` of its first rank, -1 = no such layout; and
 whether one rank stands for all."""
 SHAPE_NODE = np.dtype([("first_child", np.int64), ("num_children", np.int64), ("value", np.int64), ("shape", np.int64)])
 """A decided beginning of a shape's values: its continuations by one value, which follow each other in ascending order;
@@ -124,8 +124,12 @@ class SpaceArrays(NamedTuple):
     """[kinds of decisions] see `MOVED`."""
     shape_nodes: Annotated[Rows, rows_type(SHAPE_NODE)]
     """[decided beginnings of shapes] see `SHAPE_NODE`; the empty beginning first."""
+    ranks: Ints
+    """Pipeline ranks by the value of the slot `pp`."""
+    sizes: Ints
+    """Devices of each rank but the first one by the value of the slot `pp`; that one has what is left."""
     degrees: Ints
-    """Values of the slots `pp` and `tp`."""
+    """Values of the slot `tp`."""
     middles: Ints
     """Values of the slot `middle`, [1] without one."""
     micro_batches: Ints
@@ -197,7 +201,7 @@ class SpaceArrays(NamedTuple):
     """[stages of several kinds, values of `micro_batches`, values of `shares`, kinds] samples of all ranks of a kind
     together."""
     even_layouts: Annotated[Rows, rows_type(EVEN_LAYOUT, 4)]
-    """[order, pipeline degree, inner degree, middle degree] see `EVEN_LAYOUT`."""
+    """[order, values of `pp`, inner degree, middle degree] see `EVEN_LAYOUT`."""
     stage_rows: Ints5
     """[order, inner degree, middle degree, parts before, parts] row of the distinct stage, or -1."""
     fills: Mask5

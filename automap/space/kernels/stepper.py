@@ -11,7 +11,16 @@ from numba import boolean, int64, types, void
 
 from automap.jit import borrowing, kernel
 from automap.space.kernels.draft import DRAFT, legal_signatures, pick
-from automap.space.kernels.layout import LAYOUT, cut_window, decide_stages, find_stages, middle_of, set_end, set_layout
+from automap.space.kernels.layout import (
+    LAYOUT,
+    cut_window,
+    decide_stages,
+    find_stages,
+    may_differ,
+    middle_of,
+    set_end,
+    set_layout,
+)
 from automap.space.kernels.levels import nearest_legal
 from automap.space.kernels.masks import copy, level_mask, shape_node, share_mask, size_mask
 from automap.space.kernels.records import COMPILED, SPACE
@@ -32,7 +41,7 @@ def active_slots(space, value, slot, layout):
     first, frame = space.first, layout.frame[0]
     if slot < first.schedule or slot >= first.signature:
         return slot, 1
-    num_ranks = space.degrees[value[first.pp]]
+    num_ranks = space.ranks[value[first.pp]]
     is_plain = num_ranks > 1 and space.virtuals[value[first.virtual]] == 1
     if slot < first.order:
         return first.schedule, int64(is_plain and space.schedules.shape[0] > 1)
@@ -40,7 +49,7 @@ def active_slots(space, value, slot, layout):
         has_orders = num_ranks > 1 or space.scalars.orders_one == 1
         return first.order, int64(has_orders and space.even_layouts.shape[0] > 1)
     if slot < first.shares:
-        return first.devices, num_ranks - 1 if is_plain and num_ranks <= space.scalars.longest else 0
+        return first.devices, num_ranks - 1 if is_plain and may_differ(space, value) else 0
     if slot < first.cut:
         return first.shares, int64(space.share_ways.shape[2] > 1)
     if slot < first.recompute:
@@ -111,7 +120,7 @@ def legal_values(compiled, value, slot, draft):
     elif slot < first.signature:
         num_values = space.zeros.shape[1]
         others = space.degrees[value[first.tp]] * space.middles[middle_of(space, value)]
-        kind = 2 if space.degrees[value[first.pp]] > 1 else 1 if others > 1 else 0
+        kind = 2 if space.ranks[value[first.pp]] > 1 else 1 if others > 1 else 0
         copy(space.zeros[kind], mask)
     else:
         group, axis = divmod(slot - first.signature, draft.picked.shape[1])
