@@ -307,11 +307,11 @@ class Incumbent(Spending):
             NothingFits: no plan that fits was found.
         """
         self.report()
-        while self.outside is not None and self.outside.step_time_s < self.best_s:
-            found = self._outside.pop()
+        while (found := self.outside) is not None and found.step_time_s < self.best_s:
             plan = annotate(found.plan, found.lowered, self.space.evaluator)
             if not self.verifier.violations(plan):
                 return self._outside_result(found._replace(plan=plan), seed)
+            self._outside.pop()
         if self.best is None:
             self._fall_back_on_templates()
         assert self.best is not None

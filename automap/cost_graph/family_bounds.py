@@ -276,7 +276,7 @@ class FamilyBounds(MixedStages):
     # -- stages that differ ---------------------------------------------------------------------------------------
 
     def _of_rows(self, family: Family, target_s: float, level: Level) -> float:
-        """Of stages of equal size on any devices, in any order."""
+        """Of stages whose sizes no slot decides on any devices, in any order."""
         space, shape = self.space, family.shapes[0]
         found = []
         for order in range(space.meshes.num_orders(shape.pp)):
