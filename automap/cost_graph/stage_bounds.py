@@ -165,7 +165,7 @@ class StageBounds:
         return room / (1.0 + float(settings.unused_share))
 
     def _rates(self, shape: Shape, order: int) -> list[float]:
-        """[ranks] bytes a second from each rank to the next one, of stages whose sizes no slot decides."""
+        """[ranks] bytes a second from each rank to the next one, of sizes that no slot decides."""
         degrees, middles = self.space.meshes.degrees, self.space.meshes.middles
         at = (order, self.space.meshes.division(shape), degrees.index(shape.tp), middles.index(shape.middle))
         first = int(self.space.arrays.even_layouts[at]["first"])
@@ -181,7 +181,7 @@ class StageBounds:
     # -- stages and their costs -----------------------------------------------------------------------------------
 
     def _rows(self, shape: Shape) -> list[int]:
-        """The distinct stages of a shape whose sizes no slot decides, in any order of the devices."""
+        """The distinct stages of a shape, of sizes that no slot decides, in any order."""
         space = self.space
         orders = range(space.meshes.num_orders(shape.pp))
         return sorted({row for order in orders for row in space.usual_rows(shape, order)})
