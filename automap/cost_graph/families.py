@@ -49,7 +49,7 @@ def families(space: PlanSpace, shapes: Sequence[Shape]) -> list[Family]:
 
 
 def ways_to_share(space: PlanSpace, shape: Shape) -> list[int]:
-    """Ways to share out samples over stages whose sizes no slot decides: those that differ from all before in some order."""
+    """Ways to share out samples over stages whose sizes no slot decides, none the same as one before in all orders."""
     arrays, count = space.arrays, space.meshes.micro_batches.index(shape.num_micro_batches)
     found = set[int]()
     for order in range(space.meshes.num_orders(shape.pp)):
