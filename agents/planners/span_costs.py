@@ -73,8 +73,8 @@ class SpanCosts:
             self.reduce_s += _all_reduce_s(size, link, spans(sent))
             self.unit_reduce_s += _all_reduce_s(size, link, sent)
         hidden = space.problem.trainer.gradient_overlap
-        self.reduce_s = shown(self.reduce_s, spans(self.backward_s[0]), hidden)
-        self.unit_reduce_s = shown(self.unit_reduce_s, self.backward_s[0], hidden)
+        self.reduce_s = _shown(self.reduce_s, spans(self.backward_s[0]), hidden)
+        self.unit_reduce_s = _shown(self.unit_reduce_s, self.backward_s[0], hidden)
 
     @functools.cached_property
     def unit_state_bytes(self) -> Floats:
@@ -208,7 +208,7 @@ def spans(of_units: Floats) -> Floats:
     return np.where(empty, np.inf, found)
 
 
-def shown(seconds: Floats, backward_s: Floats, hidden: float) -> Floats:
+def _shown(seconds: Floats, backward_s: Floats, hidden: float) -> Floats:
     """Seconds of reductions of gradients that a step waits for, as in the price (`automap.price.kernels.step`): what no
     trainer hides, and what the backward pass of the last micro-batch is too short for.
 

@@ -145,7 +145,7 @@ class StageTable:
             self._rates[key] = float(between[between > 0.0].min(initial=np.inf))
         return self._rates[key]
 
-    def seconds_a_byte(self, place: int) -> float:
+    def _seconds_a_byte(self, place: int) -> float:
         """Seconds of a byte from the device before a place of the order to the one at it."""
         return 1.0 / self._rate(place - 1, place, place + 1)
 
@@ -189,9 +189,9 @@ class StageTable:
 
     def _sends(self, place: int, size: int) -> tuple[float, float]:
         """Seconds of a byte from the device before a stage and to the device behind it; 0 where there is none."""
-        before = self.seconds_a_byte(place) if place > 0 else 0.0
+        before = self._seconds_a_byte(place) if place > 0 else 0.0
         end = place + size
-        behind = self.seconds_a_byte(end) if end < len(self.order) else 0.0
+        behind = self._seconds_a_byte(end) if end < len(self.order) else 0.0
         return before, behind
 
     def channel(self, place: int, size: int, following: int) -> Floats:

@@ -50,7 +50,7 @@ class BoundTable:
         self.space = space
         self.settings: dict[tuple[int, int], int] = {}
         self._pairs: dict[tuple[int, int], int] = {}
-        even = [self._even(shape) for shape in space.shapes]
+        even = [self._usual(shape) for shape in space.shapes]
         unlike = [self._unlike(shape) for shape in space.shapes]
         settings, least = self._least(even, unlike)
         even, unlike = ([self._numbered(some) for some in every] for every in (even, unlike))
@@ -179,7 +179,7 @@ class BoundTable:
         """Settings with pairs numbered behind the others."""
         return tuple(setting if setting >= 0 else len(self.settings) - 1 - setting for setting in some)
 
-    def _even(self, shape: Shape) -> tuple[int, ...]:
+    def _usual(self, shape: Shape) -> tuple[int, ...]:
         """Settings of the ranks of a shape whose sizes no slot decides, in any order of the devices."""
         meshes = self.space.meshes
         rows = sorted(
@@ -232,7 +232,7 @@ class BoundTable:
 
         Args:
             shape: the shape.
-            stands: `_of_stages` of its stages of equal size, and of those of unlike size.
+            stands: `_of_stages` of its stages of usual size, and of those whose sizes slots decide.
         """
         found, count = [], shape.num_micro_batches
         for busy_s, through_s, held in stands:

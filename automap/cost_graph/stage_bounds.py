@@ -168,7 +168,7 @@ class StageBounds:
         """[ranks] bytes a second from each rank to the next one, of sizes that no slot decides."""
         degrees, middles = self.space.meshes.degrees, self.space.meshes.middles
         at = (order, self.space.meshes.division(shape), degrees.index(shape.tp), middles.index(shape.middle))
-        first = int(self.space.arrays.even_layouts[at]["first"])
+        first = int(self.space.arrays.usual_layouts[at]["first"])
         found: list[float] = self.space.arrays.send_bytes_per_s[first : first + shape.pp].tolist()
         return found
 

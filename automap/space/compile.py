@@ -13,7 +13,7 @@ from automap.price.kernels.stage_records import HARDWARE_DTYPE, LINK_DTYPE
 from automap.schedule import KINDS
 from automap.space.batch_shares import share_out
 from automap.space.decisions import DECISIONS, SpaceOutline
-from automap.space.kernels.records import EVEN_LAYOUT, GROUP, LEVEL, MOVED, SHAPE_NODE, TIED, Scalars, SpaceArrays
+from automap.space.kernels.records import GROUP, LEVEL, MOVED, SHAPE_NODE, TIED, USUAL_LAYOUT, Scalars, SpaceArrays
 from ir.factors import whole_signature
 
 
@@ -24,7 +24,7 @@ def compile_space(space: SpaceOutline) -> SpaceArrays:
     tables = evaluator.tables
     # Number of a distinct stage, of which the evaluator may know others -> its row.
     rows: dict[int, int] = {}
-    layouts, stages, sends = _even_layouts(space, rows)
+    layouts, stages, sends = _usual_layouts(space, rows)
     stage_rows, send_rows = _unlike_stages(space, rows, sends)
     mixed = _mixed(space, rows)
     distinct = [evaluator.stands.stages[number] for number in rows]
@@ -92,7 +92,7 @@ def compile_space(space: SpaceOutline) -> SpaceArrays:
         share_ways=mixed.ways,
         send_rows=send_rows,
         kind_samples=mixed.samples,
-        even_layouts=layouts,
+        usual_layouts=layouts,
         stage_rows=stage_rows,
         fills=meshes.fills,
         masks=masks,
@@ -153,15 +153,15 @@ def _shape_nodes(space: SpaceOutline) -> Rows:
     return nodes
 
 
-def _even_layouts(space: SpaceOutline, rows: dict[int, int]) -> tuple[Rows, list[int], list[tuple[float, float]]]:
-    """The arrays `even_layouts` and `stages`, and what sending to the next rank costs behind each of the latter.
+def _usual_layouts(space: SpaceOutline, rows: dict[int, int]) -> tuple[Rows, list[int], list[tuple[float, float]]]:
+    """The arrays `usual_layouts` and `stages`, and what sending to the next rank costs behind each of the latter.
 
     Args:
         rows: number of a distinct stage -> its row, added to.
     """
     meshes = space.meshes
     sizes = len(meshes.divisions), len(meshes.degrees), len(meshes.middles)
-    layouts = np.full((len(meshes.orders), *sizes), np.array((-1, False), dtype=EVEN_LAYOUT))
+    layouts = np.full((len(meshes.orders), *sizes), np.array((-1, False), dtype=USUAL_LAYOUT))
     stages: list[int] = []
     sends: list[tuple[float, float]] = []
     for shape in space.shapes:

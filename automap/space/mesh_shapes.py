@@ -339,7 +339,7 @@ class Meshes:
         counts = sorted({one.stages for one in self.divisions if one.stages <= self.num_units})
         if pp is not None and pp not in counts:
             raise ProblemError(
-                f"the {devices} devices and a global batch of {batch} have no pipelines of so many stages",
+                f"{devices} devices have no pipelines of so many stages",
                 field="hints.fix.pp",
                 value=pp,
                 repair=f"Use one of {', '.join(map(str, counts))}.",

@@ -153,7 +153,7 @@ class SteppedSpace(SpaceOutline):
         """[stages] row of each among the distinct stages, of a shape whose sizes no slot decides."""
         degrees, middles = self.meshes.degrees, self.meshes.middles
         at = (order, self.meshes.division(shape), degrees.index(shape.tp), middles.index(shape.middle))
-        first = self.arrays.even_layouts[at]["first"]
+        first = self.arrays.usual_layouts[at]["first"]
         found: list[int] = self.arrays.stages[first : first + shape.pp].tolist()
         return found
 

@@ -134,7 +134,7 @@ def test_inner_axes_are_common_and_virtual_stages_even(gpt, space):
 @pytest.mark.parametrize("devices", [1, 3, 7, 12, 37, 64, 83, 296, 575])
 @pytest.mark.parametrize("batch", [6, 64, 1170])
 def test_numbers_of_stages_are_missing_nowhere(mlp, space, devices, batch):
-    """Equal stages wherever they divide the devices; else the first has fewer, and samples divide over the others."""
+    """Equal stages wherever they divide the devices; else the first has fewer."""
     s = space(mlp((8,) * 40), f"{devices}x1xA100", batch)
     meshes, counts = s.meshes, s.meshes.degrees
     assert [one.stages for one in meshes.divisions if one.stages * one.size == devices] == counts
@@ -175,7 +175,7 @@ def test_a_fixed_number_of_stages_that_does_not_divide_the_devices(mlp, space, c
     assert [len(stage.devices) for stage in s.layout(found.tolist()).stages] == list(sizes)
 
 
-def test_a_number_of_stages_that_no_samples_divide_over_is_refused(mlp, space):
+def test_a_number_of_stages_that_leaves_the_first_one_nothing_is_refused(mlp, space):
     with pytest.raises(ProblemError, match="no pipelines of so many stages") as caught:
         space(mlp((8,) * 6), "4xA100", 7, pp=3)
     assert caught.value.field == "hints.fix.pp"

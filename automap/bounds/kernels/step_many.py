@@ -41,7 +41,7 @@ class LowerBounds(NamedTuple):
     nodes: Floats2
     """[nodes of `SpaceArrays.shape_nodes`, 2] seconds and overflow that no plan behind a node goes below."""
     shapes: Ints
-    """[shapes] row of the tables of units for stages of equal size."""
+    """[shapes] row of the tables of units for stages whose sizes no slot decides."""
     unlike: Ints2
     """[distinct stages, values of the slot `micro_batches`] row of the tables of units for stages of unlike size, or
     -1."""

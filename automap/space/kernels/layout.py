@@ -129,7 +129,7 @@ def find_stages(space, value, layout):
     before = 0
     for rank in range(num_ranks):
         if is_usual:
-            boundaries[rank] = space.even_layouts[order, pp, tp, middle].first + rank
+            boundaries[rank] = space.usual_layouts[order, pp, tp, middle].first + rank
             rows[rank] = space.stages[boundaries[rank]]
         else:
             mine = devices[rank] // scalars.part
@@ -234,7 +234,7 @@ def set_layout(space, value, layout):
     unlike_meshes(space, value, layout)
     look_from(space, value, 0, layout)
     cut_shares(space, layout.stages, num_ranks, layout.shares[: frame.num_chunks])
-    even = space.even_layouts[value[first.order], value[first.pp], value[first.tp], middle_of(space, value)]
+    even = space.usual_layouts[value[first.order], value[first.pp], value[first.tp], middle_of(space, value)]
     frame.is_uniform = frame.is_usual and even.is_uniform
     frame.has_replicas = False
     for axis in range(num_axes):

@@ -104,7 +104,7 @@ TIED = np.dtype(
 """A parameter that two units use."""
 LEVEL = np.dtype([("light", np.int64), ("heavy", np.int64), ("steps", np.int64)])
 """A level of recomputation, see `automap.space.recomputation.Level`."""
-EVEN_LAYOUT = np.dtype([("first", np.int64), ("is_uniform", np.bool_)])
+USUAL_LAYOUT = np.dtype([("first", np.int64), ("is_uniform", np.bool_)])
 """Layout of stages whose sizes no slot decides: row of `SpaceArrays.stages` of its first rank, -1 = no such layout; and
 whether one rank stands for all."""
 SHAPE_NODE = np.dtype([("first_child", np.int64), ("num_children", np.int64), ("value", np.int64), ("shape", np.int64)])
@@ -200,8 +200,8 @@ class SpaceArrays(NamedTuple):
     kind_samples: Ints4
     """[stages of several kinds, values of `micro_batches`, values of `shares`, kinds] samples of all ranks of a kind
     together."""
-    even_layouts: Annotated[Rows, rows_type(EVEN_LAYOUT, 4)]
-    """[order, values of `pp`, inner degree, middle degree] see `EVEN_LAYOUT`."""
+    usual_layouts: Annotated[Rows, rows_type(USUAL_LAYOUT, 4)]
+    """[order, values of `pp`, inner degree, middle degree] see `USUAL_LAYOUT`."""
     stage_rows: Ints5
     """[order, inner degree, middle degree, parts before, parts] row of the distinct stage, or -1."""
     fills: Mask5

@@ -47,7 +47,7 @@ def active_slots(space, value, slot, layout):
         return first.schedule, int64(is_plain and space.schedules.shape[0] > 1)
     if slot < first.devices:
         has_orders = num_ranks > 1 or space.scalars.orders_one == 1
-        return first.order, int64(has_orders and space.even_layouts.shape[0] > 1)
+        return first.order, int64(has_orders and space.usual_layouts.shape[0] > 1)
     if slot < first.shares:
         return first.devices, num_ranks - 1 if is_plain and may_differ(space, value) else 0
     if slot < first.cut:
@@ -98,7 +98,7 @@ def legal_values(compiled, value, slot, draft):
         num_values = space.schedules.shape[0]
         mask[:num_values] = True
     elif slot < first.devices:
-        num_values = space.even_layouts.shape[0]
+        num_values = space.usual_layouts.shape[0]
         mask[:num_values] = True
     elif slot < first.shares:
         num_values = space.send_rows.shape[1] - 1
