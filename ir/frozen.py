@@ -22,14 +22,7 @@ def names_in_file(graph: Graph, parameter: str) -> tuple[str, ...]:
     """The names that a parameter of the graph has in its file: of a piece that of the whole, of experts all."""
     if parameter in graph.pieces:
         return names_in_file(graph, graph.pieces[parameter][0])
-    return tuple(
-        name for name, (whole, *_) in graph.pieces.items() if whole == parameter and _is_expert(graph, name)
-    ) or (parameter,)
-
-
-def _is_expert(graph: Graph, name: str) -> bool:
-    """Whether a name of `Graph.pieces` is that of one expert's parameter in the file, and not a piece taken apart."""
-    return name not in graph.tensors and all(whole != name for whole, *_ in graph.pieces.values())
+    return graph.expert_names.get(parameter, (parameter,))
 
 
 def freeze(graph: Graph, names: Collection[str]) -> Graph:

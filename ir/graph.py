@@ -249,6 +249,17 @@ class Graph:
         return any(self.tensors[name].role == "activation" for name in op.saved)
 
     @cached_property
+    def expert_names(self) -> Mapping[str, tuple[str, ...]]:
+        """Parameter of all experts of a layer -> the names of those of its experts in the file, see `pieces`."""
+        wholes = {whole for whole, *_ in self.pieces.values()}
+        found: dict[str, list[str]] = {}
+        for name, (whole, *_) in self.pieces.items():
+            # A piece taken apart is a tensor of the graph, or has pieces itself.
+            if name not in self.tensors and name not in wholes:
+                found.setdefault(whole, []).append(name)
+        return {whole: tuple(names) for whole, names in found.items()}
+
+    @cached_property
     def has_frozen(self) -> bool:
         """Whether some parameter is not trained."""
         return any(t.frozen for t in self.tensors.values())
