@@ -5,9 +5,9 @@ skeleton, elimination solves the signatures together in some hundredths of a sec
 the network need not decide them one by one. What it is asked for is what elimination cannot know: which mesh,
 micro-batches, cuts, levels of recomputation and ZeRO stage are worth a solve.
 
-They are solved in turn with skeletons of other promising meshes (`agents.planners.promising`): where memory is scarce,
-the best mesh is often one whose templates do not fit, and where templates do not suit the model, one that is good only
-with the signatures of the best plans so far.
+They are solved in turn with skeletons of other meshes that are promising with the signatures of the best plans so far
+(`agents.planners.promising`): where memory is scarce, the best mesh is often one whose templates do not fit, and where
+templates do not suit the model, one that is good only with other signatures.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from envs.hybrid import HybridDecisions
 SKELETONS = 24
 """Number of skeletons that the network proposes before whole plans (assumed)."""
 SOLVED = 16
-"""Number of these skeletons that are solved at most, the best first, and of promising meshes (assumed)."""
+"""Number of these skeletons that are solved at most, the best first, and of `like_the_best` (assumed)."""
 SHARE = 0.125
 """Share of a budget that skeletons and whole plans have at most, each (assumed)."""
 SKELETON_SECONDS, PLAN_SECONDS = 0.45, 0.13
@@ -75,7 +75,7 @@ def propose_and_solve(search: SkeletonSearch, templates: Grid, network: Proposal
     with _share(incumbent, SKELETON_SECONDS):
         if not incumbent.finished:
             skeletons = _proposed(search, known, network, seed)
-            _solve(search, SOLVED, skeletons, _plans(alike), _plans(promising))
+            _solve(search, SOLVED, skeletons, _plans(alike))
     with _share(incumbent, PLAN_SECONDS):
         if incumbent.finished:
             return []

@@ -18,9 +18,8 @@ from automap.space.space import PlanSpace, Values
 
 NEARLY_FITS = 0.5
 """Overflow up to which a template may be made to fit, as share of a device's memory."""
-BEGINS = 0.2
-"""Overflow up to which a planner begins with a template rather than with one of its mesh that fits, see
-`agents.planners.opening.NEARLY_FITS`."""
+BEGINS = 0.7
+"""Overflow up to which a planner begins with a promising template rather than with one of its mesh that fits."""
 FITTING = 2.0
 """Share of the step time that a plan loses for each share of a device's memory by which it must still shrink when all
 is recomputed (assumed)."""
@@ -68,6 +67,9 @@ def promises(space: PlanSpace, grid: Grid) -> Promise:
     one, other = grid.prices[light], grid.prices[heavy]
     share = _share(one[:, 1], other[:, 1])
     seconds = one[:, 0] + share * (other[:, 0] - one[:, 0])
+    # One that fits may recompute other things than the levels between the two do.
+    fitting_s = np.where(grid.prices[order, 1] <= 0.0, grid.prices[order, 0], np.inf)
+    seconds = np.minimum(seconds, np.minimum.reduceat(fitting_s, starts))
     return Promise(light, heavy, seconds, np.minimum(one[:, 1], other[:, 1]))
 
 
@@ -97,21 +99,24 @@ def like_the_best(space: PlanSpace, grid: Grid, found: Ints) -> Ints:
     What suits a model on one mesh mostly suits it on another, and templates may have none of it. A skeleton takes the
     signatures of each of the first `DONORS` good plans with distinct signatures that split work over the same axes of
     the mesh, and those of the best plan of each other set of axes, as far as they are legal. The most promising of
-    these plans are also priced with the recomputation and the ZeRO stages of the templates of their mesh. Good plans
-    and those that `with_other_shapes` makes of them may have skeletons that no template has. There is one plan for
-    each mesh with a number of micro-batches and of virtual stages; those that overflow memory by much come last.
+    these plans are also priced on other shapes (`with_other_shapes`), and with the recomputation and the ZeRO stages of
+    the templates of their mesh. Good plans and those on other shapes may have skeletons that no template has. There is
+    one plan for each mesh with a number of micro-batches and of virtual stages; those that overflow memory by much come
+    last.
 
     Args:
         space: the space.
         grid: templates with their prices, of which the `TRANSFERRED` most promising meshes are taken.
         found: [k, slots] plans that planners have found, the best first; the best of each mesh gives its skeleton too.
     """
-    first = space.first
-    own = found[numbered(row_digests(found[:, : first.schedule]))[1]]
+    if not len(found):
+        return found
+    own = found[numbered(row_digests(found[:, : space.first.schedule]))[1]]
     rows = np.concatenate([promising_meshes(space, grid)[:TRANSFERRED], own])
-    others = [own, with_other_shapes(space, found), _with_donors(space, rows, found)]
-    plans = _most_promising(space, np.concatenate(others))
-    return _most_promising(space, np.concatenate([plans, _varied(space, grid, plans[:VARIED])]))
+    tried = _priced(space, np.concatenate([own, _with_donors(space, rows, found)]))
+    tried = tried.joined(_priced(space, with_other_shapes(space, promising_meshes(space, tried))))
+    tried = tried.joined(_priced(space, _varied(space, grid, promising_meshes(space, tried)[:VARIED])))
+    return promising_meshes(space, tried)
 
 
 def with_other_shapes(space: PlanSpace, found: Ints) -> Ints:
@@ -119,7 +124,7 @@ def with_other_shapes(space: PlanSpace, found: Ints) -> Ints:
 
     Signatures mean the same on all shapes whose inner axes are alike, also on those of which there are no templates, or
     only ones that overflow memory by much. Pipelines are cut evenly; ranks recompute what those of the plan do at the
-    same place, or everything.
+    same place, nothing, or everything.
 
     Args:
         space: the space.
@@ -138,9 +143,11 @@ def with_other_shapes(space: PlanSpace, found: Ints) -> Ints:
                 plan[first.cut : first.recompute] = 0
             ranks = np.arange(alike[at].pp)
             plan[first.recompute + ranks] = plan[first.recompute + ranks * shape.pp // len(ranks)]
-            heavy = plan.copy()
-            heavy[first.recompute : first.zero] = len(space.levels) - 1
-            plans += [plan, heavy]
+            plans.append(plan)
+            for level in (0, len(space.levels) - 1):
+                other = plan.copy()
+                other[first.recompute : first.zero] = level
+                plans.append(other)
     rows = np.array(plans, dtype=np.int64).reshape(len(plans), len(space.slots))
     return space.repair_many(rows, first.schedule)
 
@@ -161,8 +168,6 @@ def _with_donors(space: PlanSpace, rows: Ints, found: Ints) -> Ints:
     first = space.first.signature
     donors = found[numbered(row_digests(found[:, first:]))[1]]
     axes, of_donors = _split_axes(space, rows), _split_axes(space, donors)
-    if not len(donors):
-        return found
     plans = []
     for some in np.unique(axes, axis=0):
         taken = np.concatenate(
@@ -193,14 +198,8 @@ def _varied(space: PlanSpace, grid: Grid, plans: Ints) -> Ints:
     return np.concatenate(found)
 
 
-def _most_promising(space: PlanSpace, plans: Ints) -> Ints:
-    """[n, slots] the most promising plan of each mesh with a number of micro-batches and of virtual stages, the most
-    promising first."""
-    seconds, overflow = space.price(plans).T
-    over = np.maximum(overflow, 0.0)
-    ranked = plans[np.lexsort((seconds * (1.0 + FITTING * over), over > NEARLY_FITS))]
-    best: Ints = ranked[numbered(row_digests(ranked[:, : space.first.schedule]))[1]]
-    return best
+def _priced(space: PlanSpace, plans: Ints) -> Grid:
+    return Grid(plans, space.price(plans))
 
 
 def split_axes(space: PlanSpace, values: Values) -> tuple[bool, ...]:

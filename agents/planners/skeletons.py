@@ -15,21 +15,19 @@ from collections import Counter
 from collections.abc import Container
 
 import numpy as np
-import numpy.typing as npt
 
 from agents.incumbent import Incumbent
 from agents.planners.chunk_moves import moved
-from agents.planners.linearization import Linearization, Propose, Worth, leads_on, worth_of
+from agents.planners.linearization import ROUNDS_TO_FIT, Linearization, Propose, Worth, leads_on, worth_of
 from agents.planners.neighbouring_skeletons import neighbouring_skeletons, repaired, with_other_shares, with_other_zero
 from agents.planners.pipeline_cuts import cut_anew
 from agents.planners.promising import split_axes
 from agents.planners.recompute_less import made_to_fit, recompute_less
 from agents.sampling.expert import Grid
+from automap.arrays import Floats
 from automap.cost_graph.graph import CostGraph, CostGraphCache
 from automap.cost_graph.sensitivities import sensitivities
 from automap.space.space import Ints, Values
-
-Floats = npt.NDArray[np.float64]
 
 EVALUATIONS_A_SOLVE = 50
 """Evaluations of a budget for which one solve is granted, and `FEWEST_SOLVES` in any case: a solve prices only a few
@@ -136,16 +134,14 @@ class SkeletonSearch:
 
         Args:
             values: the plan.
-            rounds: number of solves at most, each at the plan that the one before it has found.
+            rounds: number of solves at most, each at the last plan; then `ROUNDS_TO_FIT` where nothing fits as yet.
         """
         self.split.add(split_axes(self.space, values))
         graph = self._graph(values[: self.space.first.signature])
-        picked = graph.picked(values)
-        if picked is None:
-            picked = tuple(0 for _ in graph.nodes)
-        time: Floats | None = None
-        seen = {picked}
-        for _ in range(rounds):
+        picked = graph.picked(values) or tuple(0 for _ in graph.nodes)
+        given_s = float(self.space.price(np.array([values]))[0, 0])
+        time, seen = None, {picked}
+        for done in range(rounds + ROUNDS_TO_FIT):
             at = sensitivities(graph.units, graph.chosen(picked))
             time = at.time if time is None else 0.5 * (time + at.time)
             self._solves += 1
@@ -157,6 +153,10 @@ class SkeletonSearch:
             if picked in seen or self.finished:
                 return
             seen.add(picked)
+            (is_over, _), _ = self.best[graph.skeleton]
+            may_win = is_over and min(given_s, *(one.seconds for one in found)) < self.incumbent.best_s
+            if done + 1 >= rounds and not may_win:
+                return
 
     def descend(self, values: Values) -> Values:
         """The best plan that a skeleton leads to.

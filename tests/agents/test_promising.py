@@ -80,9 +80,12 @@ def test_other_meshes_take_the_signatures_of_good_plans(scarce):
     found = like_the_best(space, grid, donors)
     assert all(space.repair(row) == tuple(row) for row in found.tolist())
     first = space.first
-    some = [rows[:TRANSFERRED], donors, with_other_shapes(space, donors)]
-    meshes = np.concatenate(some)[:, : first.schedule].tolist()
-    assert set(map(tuple, found[:, : first.schedule].tolist())) == set(map(tuple, meshes))
+    shapes = set(map(tuple, found[:, : first.schedule].tolist()))
+    meshes = set(map(tuple, np.concatenate([rows[:TRANSFERRED], donors])[:, : first.schedule].tolist()))
+    assert len(shapes) == len(found) and meshes < shapes
+    # The others have the inner axes of one of these.
+    inner = {(space.shape(mesh).tp, space.shape(mesh).middle) for mesh in meshes}
+    assert {(space.shape(mesh).tp, space.shape(mesh).middle) for mesh in shapes} <= inner
     # On a mesh with other axes than those of a giver some of its signatures may not be legal.
     taken = (found[:, None, first.signature :] == donors[None, :, first.signature :]).mean(axis=2).max(axis=1)
     assert taken.min() > 0.5 and taken.mean() > 0.9
@@ -118,15 +121,22 @@ def test_recomputation_and_zero_are_those_that_suit_the_signatures(scarce):
 
 
 def test_of_them_the_most_promising_come_first(scarce):
-    """Of those that fit, the fastest ones, also where their templates are not; what overflows by much is last."""
+    """Those that are fastest with as little recomputation as fits; what overflows by much is last."""
     space, grid = scarce
     rows = promising_meshes(space, grid)
     solved = SkeletonSearch(Incumbent(space, Budget(), searcher="elimination"), propose)
     solved.descend(tuple(rows[0].tolist()))
     found = like_the_best(space, grid, solved.plans().values)
     seconds, overflow = space.price(found).T
-    fits, hopeless = overflow <= 0.0, overflow > NEARLY_FITS
-    assert (np.diff(seconds[fits]) >= 0.0).all() and (np.diff(hopeless.astype(int)) >= 0).all()
+    assert (np.diff((overflow > NEARLY_FITS).astype(int)) >= 0).all()
+    fitting_s = [
+        min(space.price(np.array(plans))[:, 0], default=np.inf)
+        for row in found[: len(found) // 2 : 4]
+        if (plans := recompute_less(space, tuple(row.tolist())))
+    ]
+    assert len(fitting_s) > 10
+    assert min(fitting_s[:4]) == min(fitting_s)
+    assert np.median(fitting_s[: len(fitting_s) // 2]) < np.median(fitting_s[len(fitting_s) // 2 :])
     shape = space.first.schedule
     before = {tuple(row[:shape]): s for row, s in zip(rows.tolist(), space.price(rows)[:, 0], strict=True)}
     axes = split_axes(space, tuple(rows[0]))

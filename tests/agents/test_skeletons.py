@@ -157,3 +157,31 @@ def test_another_solve_may_gain_more_where_the_given_plan_was_bad():
     assert not leads_on((True, 0.1), (True, 0.5), best_s=1.0)
     assert not leads_on((False, 1.0), (False, 1.01), best_s=1.0)
     assert not leads_on((False, 2.0), (False, 3.0), best_s=1.0)
+
+
+def test_a_skeleton_is_solved_further_until_a_plan_fits():
+    """A mixture of experts: memory is fullest at another moment in what the first solve finds than where it is made."""
+    space = PlanSpace(generate(100_342).problem)
+    values, prices = grid_of(space)
+    nearly = [tuple(values[i].tolist()) for i in np.flatnonzero((prices[:, 1] > 0.0) & (prices[:, 1] < 0.1))]
+    given = next(
+        row
+        for row in nearly
+        if (lambda s: (s.pp, s.tp, s.middle, s.num_micro_batches))(space.shape(row)) == (1, 4, 1, 1)
+    )
+    solves = []
+
+    def counted(point):
+        solves.append(propose(point))
+        return solves[-1]
+
+    search = SkeletonSearch(Incumbent(space, Budget(), searcher="elimination"), counted)
+    search.solve(given, rounds=1)
+    is_over, found_s = search.best[given[: space.first.signature]][0]
+    assert all(one.overflow > 0.2 for one in solves[0]) and not is_over
+    assert found_s < 0.6 * prices[prices[:, 1] <= 0.0, 0].min()
+    # None of the plans of a skeleton that overflow is worth more solves where all are slower than the best one.
+    further = len(solves)
+    slower = max(nearly, key=lambda row: space.price(np.array([row]))[0, 0])
+    search.solve(slower, rounds=1)
+    assert len(solves) == further + 1 and min(one.seconds for one in solves[-1]) > found_s
