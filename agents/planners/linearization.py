@@ -24,9 +24,10 @@ MUCH_BETTER, NEAR_ENOUGH = 0.95, 1.3
 the plan found and the best of all (assumed). A third solve gained nothing on the skeletons of four models where a
 second one gained up to a third."""
 ROUNDS_TO_FIT = 2
-"""Number of further solves where no plan of a skeleton fits: at the plan that the last one has found, memory may be
-fullest at another moment. A mixture of experts on 368 devices, given a plan that overflows by 0.02, is solved by plans
-that overflow by 0.3 and more; at these, by one that fits and is 1.2 times faster than the best of other skeletons."""
+"""Number of further solves where no plan of a skeleton fits (assumed): at the plan that the last one has found, memory
+may be fullest at another moment. A mixture of experts on 368 devices, given a plan that overflows by 0.02, is solved by
+plans that overflow by 0.27 and more; at these, by one that fits and is 1.2 times faster than the best of other
+skeletons."""
 
 
 def leads_on(found: Worth, given: Worth, best_s: float) -> bool:

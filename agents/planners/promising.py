@@ -19,7 +19,8 @@ from automap.space.space import PlanSpace, Values
 NEARLY_FITS = 0.5
 """Overflow up to which a template may be made to fit, as share of a device's memory."""
 BEGINS = 0.7
-"""Overflow up to which a planner begins with a promising template rather than with one of its mesh that fits."""
+"""Overflow up to which a planner begins with a promising template rather than with one of its mesh that fits
+(assumed; with 0.2 `benchmarks/network_gap.py` ends as near, within what its runs differ by)."""
 FITTING = 2.0
 """Share of the step time that a plan loses for each share of a device's memory by which it must still shrink when all
 is recomputed (assumed)."""

@@ -128,7 +128,7 @@ def ranks(service: Any) -> list[psutil.Process]:
 
 
 def test_trials_in_processes_of_their_own(running: Any, until: Any) -> None:
-    model = "zoo:gpt:layers=2,hidden=32,heads=2,seq_len=16,vocab_size=64"
+    model = "zoo:gpt:layers=2,hidden=128,heads=2,seq_len=128,vocab_size=64"  # 1,000 steps take most of a minute
     here = {**parse_cluster("2xV100-16GB").to_json(), "name": LOCAL}
     training = {"global_batch": 8, "precision": "fp32"}
     client, asked = running.client, {"budget": 100, "searchers": ["mcmc"], "hints": {"fix": {"dp": 2}}}
