@@ -16,6 +16,7 @@ from agents.learning.network import ProposalNetwork
 from agents.learning.preparation import Preparation, known_at_first
 from agents.learning.problems import generate
 from agents.learning.proposed_skeletons import SKELETONS, by_promise, proposals, solve_first
+from agents.planners.descents import descend
 from agents.planners.elimination import propose
 from agents.planners.skeletons import SkeletonSearch
 from agents.sampling.expert import Grid
@@ -138,7 +139,7 @@ class Exam:
             first.append(incumbent.best_s / known_s - 1.0)
             skeletons.go_on(SKELETONS - 1)
             for values in by_promise(skeletons)[:EXAMINED_SKELETONS]:
-                search.descend(values)
+                descend(search, values)
             best.append(incumbent.best_s / known_s - 1.0)
         return Grade(first=first, best=best)
 

@@ -27,6 +27,7 @@ from agents.learning.hyperparameters import Hyperparameters
 from agents.learning.leads import Guide
 from agents.learning.lessons import Lesson
 from agents.learning.plan_vec_env import PlanVecEnv
+from agents.planners.descents import descend
 from agents.planners.elimination import propose
 from agents.planners.skeletons import SkeletonSearch
 from agents.searcher import Budget
@@ -97,7 +98,7 @@ class _Visit:
         values, first = finished.values, self._search.space.first.signature
         skeleton = values[:first]
         if skeleton not in self._led_to:
-            self._led_to[skeleton] = self._search.descend(values)
+            self._led_to[skeleton] = descend(self._search, values)
         plans = [values, self._led_to[skeleton]]
         if self.best is not None and self.best[:first] == skeleton:
             plans.append(self.best)

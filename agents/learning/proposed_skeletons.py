@@ -12,8 +12,9 @@ templates do not suit the model, one that is good only with other signatures.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -23,6 +24,7 @@ from agents.learning.network import ProposalNetwork
 from agents.learning.proposals import PROPOSALS, SIDE_BY_SIDE, Proposals, Proposed, fitting, note_first
 from agents.learning.search_tree import SearchTree
 from agents.planners import elimination
+from agents.planners.descents import descend
 from agents.planners.opening import REFINED_LEAST, REFINED_LEAST_S
 from agents.planners.promising import FITTING, like_the_best, promising_meshes, split_axes
 from agents.planners.skeletons import SkeletonSearch
@@ -39,7 +41,7 @@ SOLVED = 16
 """Number of these skeletons that are solved at most, the best first, and of `like_the_best` (assumed)."""
 SHARE = 0.125
 """Share of a budget that skeletons and whole plans have at most, each (assumed)."""
-SKELETON_SECONDS, PLAN_SECONDS = 0.45, 0.13
+SKELETON_SECONDS, PLAN_SECONDS = 0.53, 0.05
 """Seconds that skeletons and whole plans have at most, so that everything behind the templates ends within a second in
 the mean (`benchmarks/network_gap.py`)."""
 PROPOSED = 0.15
@@ -164,19 +166,39 @@ def solve_further(search: SkeletonSearch, templates: Grid) -> None:
 
 def _solve(search: SkeletonSearch, most: int, proposed: Iterable[Values], *others: Iterable[Values]) -> None:
     """Solves the skeletons of proposals and of other plans, the best of each first, in turn, until the budget ends or
-    `most` of each are solved; none of those that were taken before, and none twice."""
+    `most` of each are solved; none of those that were taken before, and none twice.
+
+    Every other proposal is the first one of its mesh, micro-batches and virtual stages: those that have these in common
+    often lead to much the same plan.
+    """
     search.allow((1 + len(others)) * most)
-    first = search.space.first.signature
-    plans = [iter(some) for some in (proposed, *others)]
+    plans = [_in_turn(search, list(proposed)), *map(iter, others)]
     for _ in range(most):
         for number, some in enumerate(plans):
             if search.finished:
                 return
-            values = next((one for one in some if one[:first] not in search.taken), None)
+            values = next((one for one in some if _is_open(search, one)), None)
             if values is not None:
-                search.taken.add(values[:first])
+                search.taken.add(values[: search.space.first.signature])
                 search.incumbent.searcher = "elimination" if number else "dqn"
-                search.descend(values)
+                descend(search, values)
+
+
+def _is_open(search: SkeletonSearch, values: Values) -> bool:
+    """Whether the skeleton of a plan was not taken, and a descent from it may lead to another plan."""
+    return values[: search.space.first.signature] not in search.taken and values not in search.ended
+
+
+def _in_turn(search: SkeletonSearch, plans: Sequence[Values]) -> Iterator[Values]:
+    """The plans that are open, in turn the first one of all and the first one whose mesh, micro-batches and virtual
+    stages no skeleton has that was taken."""
+    shape = slice(search.space.first.schedule)
+    for wants_new in itertools.cycle((False, True)):
+        taken = {skeleton[shape] for skeleton in search.taken} if wants_new else ()
+        left = [one for one in plans if _is_open(search, one)]
+        if not left:
+            return
+        yield next((one for one in left if one[shape] not in taken), left[0])
 
 
 def _solve_unlike(search: SkeletonSearch, promising: Ints) -> None:
@@ -198,7 +220,7 @@ def _solve_unlike(search: SkeletonSearch, promising: Ints) -> None:
             seconds, overflow = search.space.price(np.array([values]))[0].tolist()
             if seconds * (1.0 + FITTING * max(overflow, 0.0)) <= UNLIKE * incumbent.best_s:
                 search.allow(1)
-                search.descend(values)
+                descend(search, values)
             return
 
 
@@ -248,7 +270,7 @@ def solve_first(search: SkeletonSearch, skeletons: Proposals) -> None:
     search.allow(1)
     decided = skeletons.found[0].values
     search.taken.add(decided[: search.space.first.signature])
-    values = search.descend(decided)
+    values = descend(search, decided)
     seconds, overflow = search.space.price(np.array([values]))[0].tolist()
     skeletons.episodes.known.add(values, (seconds, overflow))
     note_first(search.incumbent, [*skeletons.found, Proposed(values, seconds, overflow, seconds)])

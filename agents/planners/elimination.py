@@ -10,7 +10,8 @@ argmins; it merges nodes where it is stuck and ends with a greedy search. Here:
    own nodes.
 3. Where every table that is left would be too large, nodes with many neighbours are held at their values in the plan at
    hand; each of them is then free in turn, until nothing gains. This is rare, and no longer exact.
-4. Memory: a Lagrange multiplier on the fullest ranks, bisected on a logarithmic scale until the plan just fits.
+4. Memory: a Lagrange multiplier on the fullest ranks, bisected on a logarithmic scale until the plan just fits; then
+   plans between the last two, which differ in many nodes.
 
 Sensitivities, solution, exact price, new sensitivities: see `agents.planners.skeletons`. Units: seconds, bytes.
 """
@@ -52,6 +53,10 @@ PRICES = (0.01, 100.0)
 """Least and greatest price of a device's whole memory, in step times."""
 BISECTIONS = 4
 """Number of bisections of that price."""
+BETWEEN = 0.1
+"""Share of what is left of a budget in evaluations that the plans between two solutions take at most (assumed)."""
+LEAST_SAVED = 1e-6
+"""Least change of memory that counts, as a share of a device's; less is divided by this."""
 FULLEST = 16.0
 """Exponent by which fuller ranks weigh more in the price of memory."""
 
@@ -231,6 +236,45 @@ def propose(point: Linearization) -> list[Candidate]:
         middle = math.sqrt(low * high)
         solve_at(middle)
         low, high = (low, middle) if found[-1].overflow <= 0.0 else (middle, high)
+    return [*found, *_between(point, found)]
+
+
+def _between(point: Linearization, found: Sequence[Candidate]) -> list[Candidate]:
+    """Plans between those on either side of the price at which a plan just fits.
+
+    From one to the other many nodes may change at once, and leave memory empty. So first the nodes of the plan that
+    does not fit change that save most memory for their seconds, then those of the best plan so far change back that
+    gain most.
+    """
+    fits, over = [one for one in found if one.overflow <= 0.0], [one for one in found if one.overflow > 0.0]
+    if not fits or point.incumbent.finished:
+        return []
+    nearest, best = min(over, key=lambda one: one.overflow), min(fits, key=lambda one: one.seconds)
+    plans = _on_the_way(point, nearest, best)
+    best = min([best, *plans], key=lambda one: one.worth)
+    return [*plans, *_on_the_way(point, best, nearest)]
+
+
+def _on_the_way(point: Linearization, begin: Candidate, end: Candidate) -> list[Candidate]:
+    """Plans in which more and more nodes of one plan have the values of another one, at the best rate of seconds for
+    memory first; none where pricing them would take too much of the budget."""
+    graph, incumbent = point.graph, point.incumbent
+    unlike = [n for n, (one, other) in enumerate(zip(begin.picked, end.picked, strict=True)) if one != other]
+    if len(unlike) < 2 or (incumbent.left is not None and 2 * len(unlike) > BETWEEN * incumbent.left):
+        return []
+    changes = [(n, end.picked[n]) for n in unlike]
+    seconds, overflow = incumbent.price(graph.moved(begin.picked, [[change] for change in changes])).T
+    saved = begin.overflow - overflow
+    rates = (seconds - begin.seconds) / np.maximum(np.abs(saved), LEAST_SAVED)
+    # What costs both, on the way to the plan that fits, comes last.
+    order = np.lexsort((rates, (begin.overflow > 0.0) & (saved <= 0.0) & (rates > 0.0)))
+    some = [[changes[i] for i in order[:count]] for count in range(1, len(order))]
+    prices = incumbent.price(graph.moved(begin.picked, some)).tolist()
+    found = []
+    for moves, (step_s, over) in zip(some, prices, strict=True):
+        changed = dict(moves)
+        picked = tuple(changed.get(n, value) for n, value in enumerate(begin.picked))
+        found.append(Candidate(picked=picked, seconds=step_s, overflow=over))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Neighbouring skeletons: plans on the same mesh whose decisions before the signatures differ a little."""
+"""Neighbouring skeletons: plans with as many stages and the same inner axes whose other decisions differ a little."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def repaired(space: PlanSpace, plan: Sequence[int], values: Values) -> Values:
 
 
 def neighbouring_skeletons(space: PlanSpace, values: Values) -> list[Values]:
-    """Distinct legal plans on the mesh of a plan that differ in one decision before the signatures.
+    """Distinct legal plans with the stages and inner axes of a plan that differ in one decision before the signatures.
 
-    Cuts, ZeRO stage, batch shares, order of the devices and schedule take other values; all ranks recompute alike, or
-    just as much as memory takes; the pipeline is cut anew; micro-batches and virtual stages have other numbers.
-    Signatures are kept as far as they are legal.
+    Cuts, devices of a stage, ZeRO stage, batch shares, order of the devices and schedule take other values; all ranks
+    recompute alike, or just as much as memory takes; the pipeline is cut anew; micro-batches and virtual stages have
+    other numbers. Signatures are kept as far as they are legal.
     """
     first, shape = space.first.signature, space.shape(values)
     found: list[list[int]] = []
@@ -48,7 +48,8 @@ def neighbouring_skeletons(space: PlanSpace, values: Values) -> list[Values]:
     tried["order"] = min(TRIED_ORDERS, space.meshes.num_orders(shape.pp))
     if shape.pp > 1 and shape.virtual == 1:
         tried["schedule"] = len(space.schedules)
-    idle = {"cut": shape.num_chunks - 1}
+    tried["devices"] = space.meshes.devices
+    idle = {"cut": shape.num_chunks - 1, "devices": shape.pp - 1}
     for at, slot in enumerate(space.slots[:first]):
         if slot.index < idle.get(slot.kind, 1):
             others = range(min(slot.num_values, tried.get(slot.kind, 0)))
@@ -75,6 +76,15 @@ def with_other_zero(space: PlanSpace, values: Values) -> list[Values]:
     """A plan with each other stage of ZeRO that is legal."""
     at = space.first.zero
     others = (repaired(space, [*values[:at], zero, *values[at + 1 :]], values) for zero in range(space.zeros.shape[1]))
+    return [plan for plan in dict.fromkeys(others) if plan != values]
+
+
+def with_other_schedule(space: PlanSpace, values: Values) -> list[Values]:
+    """A plan with each other order of its micro-batches that is legal; none for plans with virtual stages."""
+    at, shape = space.first.schedule, space.shape(values)
+    if shape.pp == 1 or shape.virtual > 1:
+        return []
+    others = (repaired(space, [*values[:at], one, *values[at + 1 :]], values) for one in range(len(space.schedules)))
     return [plan for plan in dict.fromkeys(others) if plan != values]
 
 

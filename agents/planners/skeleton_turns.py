@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from agents.incumbent import Incumbent
+from agents.planners.descents import descend
 from agents.planners.linearization import Propose
 from agents.planners.promising import promising_meshes
 from agents.planners.skeletons import Mesh, SkeletonSearch
@@ -46,13 +47,13 @@ def run_skeletons(search: SkeletonSearch, start: Sequence[Values], in_breadth: i
     for values in waiting[:in_breadth]:
         if search.finished:
             return
-        search.descend(values)
+        descend(search, values)
     del waiting[:in_breadth]
     for turn in itertools.count():
         if search.finished:
             return
         if waiting and turn % TURNS:
-            search.descend(waiting.pop(0))
+            descend(search, waiting.pop(0))
         elif not search.work_out_best() and not waiting:
             return
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from agents.incumbent import Incumbent
 from agents.planners.chunk_moves import moved
-from agents.planners.linearization import ROUNDS_TO_FIT, Linearization, Propose, Worth, leads_on, worth_of
+from agents.planners.linearization import ROUNDS_TO_FIT, Linearization, Propose, Worth, worth_of
 from agents.planners.neighbouring_skeletons import neighbouring_skeletons, repaired, with_other_shares, with_other_zero
 from agents.planners.pipeline_cuts import cut_anew
 from agents.planners.promising import split_axes
@@ -33,8 +33,6 @@ EVALUATIONS_A_SOLVE = 50
 """Evaluations of a budget for which one solve is granted, and `FEWEST_SOLVES` in any case: a solve prices only a few
 plans, and the search must end some time."""
 FEWEST_SOLVES = 12
-DESCENTS = 2
-"""Number of times at most that a waiting skeleton is solved and its pipeline cut anew."""
 ROUNDS = 4
 """Largest number of solves when a skeleton is worked out."""
 WORTH_POLISHING = 1.05
@@ -72,6 +70,8 @@ class SkeletonSearch:
         best: worth and values of the best plan of each skeleton so far.
         done: skeletons that have been worked out.
         taken: skeletons that were proposed or promising and have been solved.
+        ended: plans from which a descent led nowhere else.
+        lightened: skeletons that were solved because they are those of good plans without their recomputation.
         split: sets of axes over which solved skeletons split work, see `split_axes`.
     """
 
@@ -88,6 +88,8 @@ class SkeletonSearch:
         self.done: set[Values] = set()
         self.taken: set[Values] = set()
         self.split: set[tuple[bool, ...]] = set()
+        self.ended: set[Values] = set()
+        self.lightened: set[Values] = set()
         self._refined: dict[Values, bool] = {}
         self._turns: Counter[Mesh] = Counter()
         self._meshes: dict[Values, Mesh] = {}
@@ -118,6 +120,10 @@ class SkeletonSearch:
         """Grants so many further solves at least, in a budget in evaluations."""
         self._most_solves = max(self._most_solves, self._solves + solves)
 
+    def grant(self, solves: int) -> None:
+        """Grants so many solves more, in a budget in evaluations."""
+        self._most_solves += solves
+
     @property
     def finished(self) -> bool:
         """Whether the budget has ended."""
@@ -129,12 +135,15 @@ class SkeletonSearch:
         rows = np.array(found, dtype=np.int64).reshape(len(found), len(self.space.slots))
         return Grid(rows, self.space.price(rows))
 
-    def solve(self, values: Values, *, rounds: int) -> None:
+    def solve(self, values: Values, *, rounds: int) -> Values | None:
         """Solves the skeleton of a plan, the first time at the sensitivities of this plan.
 
         Args:
             values: the plan.
             rounds: number of solves at most, each at the last plan; then `ROUNDS_TO_FIT` where nothing fits as yet.
+
+        Returns:
+            The fastest plan of the last solve that does not fit, where another one of it fits.
         """
         self.split.add(split_axes(self.space, values))
         graph = self._graph(values[: self.space.first.signature])
@@ -149,58 +158,21 @@ class SkeletonSearch:
             found = self.propose(Linearization(graph=near, picked=picked, at=at, time=time, incumbent=self.incumbent))
             for one in found:
                 self._keep(graph.values(one.picked), one.worth)
-            picked = min(found, key=lambda one: one.worth).picked
+            best = min(found, key=lambda one: one.worth)
+            over = [one for one in found if one.seconds < best.seconds and best.overflow <= 0.0]
+            beyond = graph.values(min(over, key=lambda one: one.seconds).picked) if over else None
+            picked = best.picked
             if picked in seen or self.finished:
-                return
+                break
             seen.add(picked)
             (is_over, _), _ = self.best[graph.skeleton]
             may_win = is_over and min(given_s, *(one.seconds for one in found)) < self.incumbent.best_s
             if done + 1 >= rounds and not may_win:
-                return
-
-    def descend(self, values: Values) -> Values:
-        """The best plan that a skeleton leads to.
-
-        Solves the skeleton of a plan, and again at what is found where that `leads_on`. Then cuts the pipeline of what
-        is found anew and recomputes no more than it takes to fit, where it does not fit under all ZeRO stages; where
-        that gains and is near the best plan so far, or still does not fit, the same is done with the new skeleton.
-
-        Args:
-            values: a plan with the skeleton.
-        """
-        first = self.space.first.signature
-        before = min(self._price(np.array([values], dtype=np.int64)), default=(True, np.inf))
-        for _ in range(DESCENTS):
-            self.solve(values, rounds=1)
-            worth, solved = self.best[values[:first]]
-            if not self.finished and leads_on(worth, before, self.incumbent.best_s):
-                self._most_solves += 1
-                self.solve(solved, rounds=1)
-                worth, solved = self.best[values[:first]]
-            begins = [solved, *(with_other_zero(self.space, solved) if worth[0] else ())]
-            cuts = [plan for begin in begins for plan in (begin, *cut_anew(self.space, begin))]
-            plans = dict.fromkeys(plan for cut in cuts for plan in (cut, *recompute_less(self.space, cut)))
-            plans.pop(solved)
-            found = self._price(np.array(list(plans), dtype=np.int64).reshape(len(plans), len(values)))
-            best = min(found, default=worth)
-            if best >= worth:
-                return self._with_moved_units(solved)
-            values, before = list(plans)[found.index(best)], best
-            if self.finished or not (best[0] or self._is_worth_polishing(best)):
                 break
-        return self._with_moved_units(values)
+        return beyond
 
-    def _with_moved_units(self, values: Values) -> Values:
-        """A plan; where it is the best of all, units move between its chunks, and the new skeleton is solved too."""
-        if self.finished or values != self.incumbent.best or self.space.shape(values).pp == 1:
-            return values
-        after = moved(self.space, values)
-        if after == values or not self._price(np.array([after], dtype=np.int64)):
-            return values
-        self.solve(after, rounds=1)
-        return self.best[after[: self.space.first.signature]][1]
-
-    def _is_worth_polishing(self, worth: Worth) -> bool:
+    def is_worth_polishing(self, worth: Worth) -> bool:
+        """Whether a plan of this worth fits and is near the best plan of all."""
         is_over, seconds = worth
         return not is_over and seconds <= WORTH_POLISHING * self.incumbent.best_s
 
@@ -235,9 +207,9 @@ class SkeletonSearch:
         self.done.add(skeleton)
         self.solve(self.best[skeleton][1], rounds=ROUNDS)
         worth, values = self.best[skeleton]
-        if worth[0] or self._is_worth_polishing(worth):
+        if worth[0] or self.is_worth_polishing(worth):
             self._polish(values)
-            self._price(self.neighbours(self.best[skeleton][1]))
+            self.price(self.neighbours(self.best[skeleton][1]))
         return True
 
     def best_of_kinds(self, *, each_number: bool = False) -> list[Values]:
@@ -269,7 +241,7 @@ class SkeletonSearch:
     def share_out(self, values: Values) -> None:
         """Prices a plan with each way to share out samples, where devices of a stage are unlike."""
         plans = with_other_shares(self.space, values)
-        self._price(np.array(plans, dtype=np.int64).reshape(len(plans), len(values)))
+        self.price(np.array(plans, dtype=np.int64).reshape(len(plans), len(values)))
 
     def try_around(self, values: Values) -> None:
         """Solves the skeleton of a plan, then prices the neighbours of what is found, and cuts some of them anew.
@@ -306,7 +278,7 @@ class SkeletonSearch:
         cuts = [cut for number in begins for cut in cut_anew(self.space, zeros[number])]
         anew = dict.fromkeys(plan for cut in cuts for plan in (cut, *recompute_less(self.space, cut)))
         anew |= dict.fromkeys(moved(self.space, zeros[number], anew=True) for number in begins if moves)
-        self._price(np.array(list(anew), dtype=np.int64).reshape(len(anew), len(values)))
+        self.price(np.array(list(anew), dtype=np.int64).reshape(len(anew), len(values)))
 
     def refine(self, values: Values, *, polishes: bool, each_number: bool = False) -> None:
         """Improves a plan on its mesh until nothing gains: neighbours, units moved between chunks.
@@ -325,7 +297,7 @@ class SkeletonSearch:
         for _ in range(REFINED):
             self.try_around(values)
             values = best()[1]
-            self._price(np.array([moved(self.space, values, anew=True)], dtype=np.int64))
+            self.price(np.array([moved(self.space, values, anew=True)], dtype=np.int64))
             values = best()[1]
             if polishes and not self.finished:
                 self._polish(values)
@@ -341,7 +313,7 @@ class SkeletonSearch:
 
     def is_near(self, values: Values) -> bool:
         """Whether the best plan with the skeleton of a plan fits and is near the best plan of all."""
-        return self._is_worth_polishing(self.best[values[: self.space.first.signature]][0])
+        return self.is_worth_polishing(self.best[values[: self.space.first.signature]][0])
 
     def look_around(self, values: Values, step_time_s: float, overflow: float) -> None:
         """Prices the neighbours of a plan with this price on its mesh, then those changes together that gain alone.
@@ -354,7 +326,7 @@ class SkeletonSearch:
         for _ in range(CLIMBS):
             plans = self.neighbours(values)
             gains: dict[int, tuple[Worth, int]] = {}
-            found = self._price(plans)
+            found = self.price(plans)
             for plan, one in zip(plans, found, strict=False):
                 changed = np.flatnonzero(plan[: self.space.first.signature] != values[: self.space.first.signature])
                 if one < worth and len(changed) == 1:
@@ -367,13 +339,13 @@ class SkeletonSearch:
                 together[at] = value
                 steps.append(repaired(self.space, together, values))
             plans = np.array(steps[1:], dtype=np.int64)
-            joint = self._price(plans)
+            joint = self.price(plans)
             if not joint or min(joint) >= min(found):
                 return
             best = min(range(len(joint)), key=joint.__getitem__)
             values, worth = tuple(plans[best].tolist()), joint[best]
 
-    def _price(self, plans: Ints) -> list[Worth]:
+    def price(self, plans: Ints) -> list[Worth]:
         """Prices plans, [n, slots], as many of the first ones as the budget allows, and returns their worth."""
         return [worth_of(seconds, overflow) for seconds, overflow in self._prices(plans).tolist()]
 
@@ -413,15 +385,15 @@ class SkeletonSearch:
             if not ranked:
                 pairs = itertools.combinations(sorted(move for _, move in by_worth[:PAIRED]), 2)
                 together = [[one, other] for one, other in pairs if (one[0], other[0]) in graph.linked]
-            self._price(graph.moved(picked, together))
+            self.price(graph.moved(picked, together))
             after, plan = self.best[graph.skeleton]
             picked = graph.picked(plan) if after < worth else None
             if picked is None and not worth[0]:
                 over = (prices[:, 1] > 0.0) & (prices[:, 1] <= NEARLY_FITS) & (prices[:, 0] < worth[1])
-                self._price(made_to_fit(self.space, plans[over], prices[over, 0]))
+                self.price(made_to_fit(self.space, plans[over], prices[over, 0]))
 
     def neighbours(self, values: Values, *, again: bool = False) -> Ints:
-        """[n, slots] plans of other skeletons on the same mesh; signatures are kept as far as they are legal.
+        """[n, slots] the neighbours of a plan that have other skeletons (`neighbouring_skeletons`).
 
         Args:
             values: the plan.

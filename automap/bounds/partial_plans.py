@@ -50,6 +50,7 @@ class BoundTable:
         self.space = space
         self.settings: dict[tuple[int, int], int] = {}
         self._pairs: dict[tuple[int, int], int] = {}
+        self._of_unlike: dict[tuple[int, int, int, int], tuple[int, ...]] = {}
         even = [self._usual(shape) for shape in space.shapes]
         unlike = [self._unlike(shape) for shape in space.shapes]
         settings, least = self._least(even, unlike)
@@ -194,18 +195,29 @@ class BoundTable:
 
     def _unlike(self, shape: Shape) -> tuple[int, ...]:
         """Settings of all stages that a shape may have where they are of unlike size."""
-        meshes, arrays = self.space.meshes, self.space.arrays
+        meshes = self.space.meshes
         if not meshes.may_differ(shape):
             return ()
         tp, middle = meshes.degrees.index(shape.tp), meshes.middles.index(shape.middle)
-        count = meshes.micro_batches.index(shape.num_micro_batches)
+        key = (tp, middle, meshes.micro_batches.index(shape.num_micro_batches), shape.samples)
+        # Shapes that differ in their stages and replicas alone have the same ones.
+        if key not in self._of_unlike:
+            self._of_unlike[key] = self._unlike_with(*key)
+        return self._of_unlike[key]
+
+    def _unlike_with(self, tp: int, middle: int, count: int, samples: int) -> tuple[int, ...]:
+        """Settings of all stages with these inner axes.
+
+        Args:
+            tp, middle, count: values of the slots of the two axes and of the micro-batches.
+            samples: of a micro-batch.
+        """
+        arrays = self.space.arrays
         rows = np.unique(arrays.stage_rows[:, tp, middle, :, arrays.fills[tp, middle, count, 1]])
         rows = rows[rows >= 0]
         shared = [setting for row in rows.tolist() for setting in self._shared(row, count)]
         outer = arrays.axes[rows, 0].astype(np.int64).tolist()
-        even = [
-            self._setting(row, spread(shape.samples, ranks)) for row, ranks in zip(rows.tolist(), outer, strict=True)
-        ]
+        even = [self._setting(row, spread(samples, ranks)) for row, ranks in zip(rows.tolist(), outer, strict=True)]
         return (*even, *shared)
 
     def _of_stages(self, sets: Sequence[Sequence[int]], settings: Ints, least: UnitBounds) -> Floats:

@@ -1,13 +1,18 @@
 """Elimination against brute force."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from agents import Budget, search
+from agents.incumbent import Incumbent
 from agents.planners import elimination
-from agents.planners.elimination import least, solve
+from agents.planners.elimination import least, propose, solve
+from agents.planners.promising import promising_meshes
+from agents.planners.skeletons import SkeletonSearch
+from agents.sampling.expert import grid_of
 from automap.cluster import parse_cluster
 from automap.cost_graph.graph import CostGraph
 from automap.cost_graph.message_passing import bounds_of_parts, candidates
@@ -16,6 +21,7 @@ from automap.cost_graph.weighted_graph import GraphBuilder, JointClasses, Scalar
 from automap.problem import Problem
 from automap.space.space import PlanSpace
 from automap.space.templates import templates
+from ir import zoo
 
 
 def random_graph(rng, sizes, factors):
@@ -238,3 +244,22 @@ def test_never_worse_than_a_template_and_the_same_again(gpt):
     assert first.plan.stages == second.plan.stages
     assert first.evaluations == second.evaluations
     assert first.plan.search.found_by == "elimination"
+
+
+def test_plans_between_two_prices_of_memory_fill_it(monkeypatch):
+    """Small devices: from one price of memory to the next many nodes change at once, and leave memory empty."""
+    cluster = parse_cluster("8xV100-16GB")
+    cluster = replace(cluster, devices={name: replace(one, memory_GiB=1.9) for name, one in cluster.devices.items()})
+    graph = zoo.build("gpt:layers=8,hidden=1024,heads=16,seq_len=512,vocab_size=32000")
+    space = PlanSpace(Problem.build(graph, cluster, {"global_batch": 32}))
+    gains = []
+    for row in map(tuple, promising_meshes(space, grid_of(space))[:8].tolist()):
+        best_s = []
+        for share in (0.0, 0.1):
+            monkeypatch.setattr(elimination, "BETWEEN", share)
+            search = SkeletonSearch(Incumbent(space, Budget(evaluations=10_000), searcher="elimination"), propose)
+            search.solve(row, rounds=1)
+            best_s.append(search.incumbent.best_s)
+        if best_s[0] < float("inf"):
+            gains.append(best_s[0] / best_s[1])
+    assert min(gains) >= 1.0 and max(gains) > 1.1

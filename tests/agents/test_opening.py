@@ -8,6 +8,7 @@ import pytest
 from agents import Budget, search
 from agents.incumbent import Incumbent
 from agents.planners.chunk_moves import best_cuts
+from agents.planners.descents import descend
 from agents.planners.elimination import propose
 from agents.planners.opening import (
     OTHER_CUTS,
@@ -106,7 +107,7 @@ def test_the_best_plan_is_solved_with_other_cuts():
     straight = [row for row, plan in enumerate(values) if (s := space.shape(plan)).pp == 2 and s.tp == s.virtual == 1]
     best = min(straight, key=lambda row: (prices[row, 1] > 0.0, prices[row, 0]))
     search = SkeletonSearch(incumbent, propose)
-    search.descend(tuple(values[best].tolist()))
+    descend(search, tuple(values[best].tolist()))
     first, before, before_s = space.first.signature, incumbent.best, incumbent.best_s
     _solve_other_cuts(search)
     assert {plan[:first] for plan in best_cuts(space, before, OTHER_CUTS)} <= set(search.best)

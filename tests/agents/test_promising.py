@@ -5,6 +5,7 @@ import pytest
 
 from agents import Budget
 from agents.incumbent import Incumbent
+from agents.planners.descents import descend
 from agents.planners.elimination import propose
 from agents.planners.promising import (
     NEARLY_FITS,
@@ -125,7 +126,7 @@ def test_of_them_the_most_promising_come_first(scarce):
     space, grid = scarce
     rows = promising_meshes(space, grid)
     solved = SkeletonSearch(Incumbent(space, Budget(), searcher="elimination"), propose)
-    solved.descend(tuple(rows[0].tolist()))
+    descend(solved, tuple(rows[0].tolist()))
     found = like_the_best(space, grid, solved.plans().values)
     seconds, overflow = space.price(found).T
     assert (np.diff((overflow > NEARLY_FITS).astype(int)) >= 0).all()

@@ -10,11 +10,12 @@ from agents.learning import proposed_skeletons
 from agents.learning.checkpoint import read_network
 from agents.learning.proposals import NETWORK, Proposals
 from agents.learning.proposed_skeletons import propose_and_solve, solve_further, solve_proposed
+from agents.planners.descents import descend
 from agents.planners.elimination import propose
 from agents.planners.opening import REFINED_LEAST, work_out
 from agents.planners.promising import promising_meshes, split_axes
 from agents.planners.skeletons import SkeletonSearch
-from agents.sampling.expert import price_grid
+from agents.sampling.expert import grid_of, price_grid
 from automap.cluster import parse_cluster
 from automap.problem import Problem
 from automap.space.space import PlanSpace
@@ -138,7 +139,7 @@ def test_axes_that_no_solved_skeleton_splits_are_tried_first():
     grid = price_grid(incumbent, charged=False)
     search = SkeletonSearch(incumbent, propose)
     best = grid.values[grid.prices[:, 0].argsort()[0]]
-    search.descend(tuple(best.tolist()))
+    descend(search, tuple(best.tolist()))
     (solved,) = search.split
     promising = promising_meshes(space, grid)
     proposed_skeletons._solve_unlike(search, promising)
@@ -154,7 +155,7 @@ def test_axes_that_no_solved_skeleton_splits_are_tried_first():
 def test_a_first_plan_is_noted_where_no_time_is_left_to_solve_it(monkeypatch):
     solved = []
     monkeypatch.setattr(SkeletonSearch, "finished", property(lambda search: True))
-    monkeypatch.setattr(SkeletonSearch, "descend", lambda *given: solved.append(given))
+    monkeypatch.setattr(proposed_skeletons, "descend", lambda *given: solved.append(given))
     incumbent, _, _, _ = proposed("gpt2", "2x4xA100", 64)
     assert not solved and incumbent.first_proposal is not None
 
@@ -172,3 +173,26 @@ def test_further_skeletons_are_new_ones_and_small_budgets_are_left_alone():
         assert (search.taken > before) is goes_on and before <= search.taken
         # A solve that is under way is finished.
         assert incumbent.charged - begun <= (0.2 * evaluations if goes_on else 0)
+
+
+def test_every_other_proposal_has_a_shape_of_its_own():
+    space = PlanSpace(Problem.build(zoo.build("gpt2"), parse_cluster("2x4xA100"), {"global_batch": 64}))
+    search = SkeletonSearch(Incumbent(space, Budget(), searcher="elimination"), propose)
+    first = space.first
+    grid = grid_of(space)
+    shapes = list(dict.fromkeys(tuple(row[: first.schedule].tolist()) for row in grid.values))[:3]
+    # Three plans of the first shape, then two of the second, then one of the third.
+    plans = []
+    for shape, count in zip(shapes, (3, 2, 1), strict=True):
+        rows = [tuple(row.tolist()) for row in grid.values if tuple(row[: first.schedule].tolist()) == shape]
+        plans += list({row[: first.signature]: row for row in rows}.values())[:count]
+    assert len(plans) == 6
+    order = []
+    for values in proposed_skeletons._in_turn(search, plans):
+        order.append(plans.index(values))
+        search.taken.add(values[: first.signature])
+    assert order == [0, 3, 1, 5, 2, 4]
+    # A plan that a descent has ended with leads nowhere.
+    search.taken.clear()
+    search.ended.update(plans[:5])
+    assert next(proposed_skeletons._in_turn(search, plans)) == plans[5]

@@ -9,7 +9,8 @@ import pytest
 from agents import Budget
 from agents.incumbent import Incumbent
 from agents.learning.problems import generate
-from agents.planners import recompute_less, skeletons
+from agents.planners import descents, recompute_less, skeletons
+from agents.planners.descents import descend
 from agents.planners.elimination import propose
 from agents.planners.linearization import leads_on
 from agents.planners.neighbouring_skeletons import with_other_shares
@@ -79,7 +80,7 @@ def test_what_does_not_fit_is_cut_anew():
     search = SkeletonSearch(Incumbent(space, Budget(evaluations=4_000), searcher="elimination"), propose)
     search.solve(near, rounds=1)
     assert search.incumbent.best is None and search.incumbent.least_overflow < 0.05
-    search.descend(near)
+    descend(search, near)
     first, best = space.first, search.incumbent.best
     assert best is not None and best[first.cut : first.recompute] != near[first.cut : first.recompute]
     assert search.incumbent.best_s < prices[prices[:, 1] <= 0.0, 0].min() / 3
@@ -142,11 +143,11 @@ def test_a_skeleton_is_solved_again_at_a_plan_that_is_much_better(monkeypatch):
     def reached():
         """Step times that skeletons of promising templates lead to, each in a search of its own."""
         searches = [SkeletonSearch(Incumbent(space, Budget(), searcher="elimination"), propose) for _ in rows]
-        plans = [search.descend(tuple(row)) for search, row in zip(searches, rows, strict=True)]
+        plans = [descend(search, tuple(row)) for search, row in zip(searches, rows, strict=True)]
         return space.price(np.array(plans))[:, 0]
 
     again = reached()
-    monkeypatch.setattr(skeletons, "leads_on", lambda found, given, best_s: False)
+    monkeypatch.setattr(descents, "leads_on", lambda found, given, best_s: False)
     once = reached()
     assert (again <= once).all() and (again < 0.8 * once).any()
 

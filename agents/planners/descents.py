@@ -1,0 +1,138 @@
+"""Descents: from a skeleton to the best plan that it leads to.
+
+A skeleton is solved, and the plan found says what its decisions before the signatures should have been: where to cut,
+what to recompute, the ZeRO stage, the order of micro-batches. These are tried in whole batches of exact prices, and
+what is best is solved again. Signatures and recomputation both make a plan fit, and which of them costs less is known
+only where both are tried: a plan that does not fit recomputes more, one that recomputes is also solved without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from agents.planners.chunk_moves import moved
+from agents.planners.linearization import Worth, leads_on
+from agents.planners.neighbouring_skeletons import with_other_schedule, with_other_zero
+from agents.planners.pipeline_cuts import cut_anew
+from agents.planners.promising import NEARLY_FITS
+from agents.planners.recompute_less import recompute_less
+from agents.planners.skeletons import SkeletonSearch
+from automap.arrays import Ints
+from automap.space.space import Values
+
+DESCENTS = 2
+"""Number of times at most that a waiting skeleton is solved and its pipeline cut anew."""
+
+
+def descend(search: SkeletonSearch, values: Values) -> Values:
+    """The best plan that a skeleton leads to.
+
+    Solves the skeleton of a plan, and again at what is found where that `leads_on`. Then cuts the pipeline of what is
+    found anew and recomputes no more than it takes to fit, also of a faster plan that does not fit, and under all ZeRO
+    stages where nothing fits; where that gains and is near the best plan so far, or still does not fit, the same is
+    done with the new skeleton. In the end less recomputation and other orders of micro-batches are tried, and units
+    move between chunks.
+
+    Args:
+        search: the skeletons that are solved.
+        values: a plan with the skeleton.
+    """
+    first = search.space.first.signature
+    before = min(search.price(np.array([values], dtype=np.int64)), default=(True, np.inf))
+    for _ in range(DESCENTS):
+        beyond = search.solve(values, rounds=1)
+        worth, solved = search.best[values[:first]]
+        if not search.finished and leads_on(worth, before, search.incumbent.best_s):
+            search.grant(1)
+            beyond = search.solve(solved, rounds=1)
+            worth, solved = search.best[values[:first]]
+        plans = [plan for plan in dict.fromkeys(_cut_and_fitted(search, solved, worth, beyond)) if plan != solved]
+        found = search.price(_rows(search, plans))
+        best = min(found, default=worth)
+        if best >= worth:
+            search.ended.add(solved)
+            values = solved
+            break
+        values, before = plans[found.index(best)], best
+        if search.finished or not (best[0] or search.is_worth_polishing(best)):
+            break
+    return _with_moved_units(search, _with_other_schedule(search, _lightened(search, values)))
+
+
+def _cut_and_fitted(search: SkeletonSearch, solved: Values, worth: Worth, beyond: Values | None) -> Iterator[Values]:
+    """Plans with the signatures of a solved one whose pipelines are cut anew, and that recompute what it takes to fit.
+
+    Args:
+        search: the skeletons that are solved.
+        solved: the best plan of a skeleton.
+        worth: its worth.
+        beyond: the fastest plan of the last solve that does not fit, if another one fits.
+    """
+    space = search.space
+    begins = [solved, *(with_other_zero(space, solved) if worth[0] else ())]
+    if beyond is not None:
+        begins.append(beyond)
+    for begin in begins:
+        for cut in (begin, *cut_anew(space, begin)):
+            yield cut
+            yield from recompute_less(space, cut)
+
+
+def _lightened(search: SkeletonSearch, values: Values) -> Values:
+    """A plan; where it recomputes and would be faster without, also solved without: other signatures may make that fit.
+
+    Returns:
+        The better of the two plans.
+    """
+    first, space = search.space.first, search.space
+    ranks = slice(first.recompute, first.recompute + space.shape(values).pp)
+    if search.finished or not any(values[ranks]):
+        return values
+    light = list(values)
+    light[ranks] = [0] * len(values[ranks])
+    plan = space.repair(light, first.recompute)
+    ((seconds, overflow),) = space.price(np.array([plan])).tolist()
+    skeleton = plan[: first.signature]
+    if not 0.0 < overflow <= NEARLY_FITS or seconds >= search.incumbent.best_s or skeleton in search.lightened:
+        return values
+    search.lightened.add(skeleton)
+    search.grant(1)
+    search.solve(plan, rounds=1)
+    return min(search.best[skeleton], search.best[values[: first.signature]])[1]
+
+
+def _with_other_schedule(search: SkeletonSearch, values: Values) -> Values:
+    """A plan; where it is near the best plan of all, the best of its orders of micro-batches.
+
+    Orders that keep more micro-batches alive wait less. Of an order that is faster but does not fit, there is the plan
+    that recomputes as much as it takes.
+    """
+    space, others = search.space, with_other_schedule(search.space, values)
+    if search.finished or not search.is_near(values) or not others:
+        return values
+    (_, step_s), _ = search.best[values[: space.first.signature]]
+    faster = [
+        one for one, seconds in zip(others, space.price(_rows(search, others))[:, 0], strict=True) if seconds < step_s
+    ]
+    plans = list(dict.fromkeys(plan for one in faster for plan in (one, *recompute_less(space, one))))
+    found = search.price(_rows(search, plans))
+    best = min(found, default=(True, 0.0))
+    return plans[found.index(best)] if found and best < (False, step_s) else values
+
+
+def _with_moved_units(search: SkeletonSearch, values: Values) -> Values:
+    """A plan; where it is the best of all, units move between its chunks, and the new skeleton is solved too."""
+    if search.finished or values != search.incumbent.best or search.space.shape(values).pp == 1:
+        return values
+    after = moved(search.space, values)
+    if after == values or not search.price(_rows(search, [after])):
+        return values
+    search.solve(after, rounds=1)
+    return search.best[after[: search.space.first.signature]][1]
+
+
+def _rows(search: SkeletonSearch, plans: list[Values]) -> Ints:
+    """[n, slots] plans."""
+    return np.array(plans, dtype=np.int64).reshape(len(plans), len(search.space.slots))

@@ -1,0 +1,117 @@
+"""Descents: what is tried at the end of one gains where it should, and no plan gets worse."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from agents import Budget
+from agents.incumbent import Incumbent
+from agents.learning.checkpoint import read_network
+from agents.learning.problems import generate
+from agents.learning.proposals import NETWORK
+from agents.learning.proposed_skeletons import propose_and_solve
+from agents.planners import descents
+from agents.planners.descents import descend
+from agents.planners.elimination import propose
+from agents.planners.opening import work_out
+from agents.planners.promising import like_the_best, promising_meshes
+from agents.planners.skeletons import SkeletonSearch
+from agents.sampling.expert import grid_of, price_grid
+from automap.cluster import parse_cluster
+from automap.problem import Problem
+from automap.space.space import PlanSpace
+from ir import zoo
+
+
+def reached(space, row):
+    """The best plan of a descent in a search of its own, and its step time."""
+    search = SkeletonSearch(Incumbent(space, Budget(), searcher="elimination"), propose)
+    descend(search, row)
+    return search.incumbent.best, search.incumbent.best_s
+
+
+def leave_out(monkeypatch, name):
+    """Leaves out what descents do in the function of this name."""
+    monkeypatch.setattr(descents, name, lambda search, values: values)
+
+
+def test_orders_of_micro_batches_are_tried_with_the_recomputation_that_they_need(monkeypatch):
+    """Zero-bubble orders keep activations longer; eight stages with few micro-batches gain by them all the same."""
+    cluster = parse_cluster("8x1xV100-16GB@10Gbit")
+    cluster = replace(cluster, devices={name: replace(one, memory_GiB=5) for name, one in cluster.devices.items()})
+    graph = zoo.build("gpt:layers=24,hidden=1024,heads=8,seq_len=1024,vocab_size=8192")
+    training = {"global_batch": 16, "trainer": "automap"}
+    space = PlanSpace(Problem.build(graph, cluster, training, {"fix": {"pp": 8}}))
+    rows = list(map(tuple, promising_meshes(space, grid_of(space))[:4].tolist()))
+    found = [reached(space, row) for row in rows]
+    leave_out(monkeypatch, "_with_other_schedule")
+    usual = [reached(space, row) for row in rows]
+    first = space.first
+    gains = [before / after for (_, after), (_, before) in zip(found, usual, strict=True)]
+    assert min(gains) > 1.05
+    kinds = {space.schedules[plan[first.schedule]] for plan, _ in found}
+    assert kinds <= {"zb1p", "zb2p"}
+    assert {space.schedules[plan[first.schedule]] for plan, _ in usual} == {"1f1b"}
+    assert any(any(plan[first.recompute : first.recompute + 8]) for plan, _ in found)
+
+
+def test_signatures_make_fit_what_templates_recompute_for(monkeypatch):
+    """The signatures of other meshes make 112 layers fit on this one with recomputation; its own ones do without."""
+    space = PlanSpace(generate(100_134).problem)
+    incumbent = Incumbent(space, Budget(evaluations=20_000), searcher="expert")
+    grid = price_grid(incumbent, charged=False)
+    first, solved = space.first, work_out(incumbent, grid).plans(None).values
+    row = next(
+        row
+        for row in map(tuple, like_the_best(space, grid, solved).tolist())
+        if (lambda s: (s.pp, s.tp, s.num_micro_batches, s.virtual))(space.shape(row)) == (8, 4, 32, 14)
+    )
+    assert all(row[first.recompute : first.recompute + 8])
+    plan, best_s = reached(space, row)
+    leave_out(monkeypatch, "_lightened")
+    before, before_s = reached(space, row)
+    assert best_s < 0.9 * before_s
+    assert sum(plan[first.recompute : first.zero]) < sum(before[first.recompute : first.zero])
+
+
+def test_stages_of_unlike_size_are_neighbours():
+    """Twelve hosts of three devices: a small encoder is cut best into 12 devices and 24, which no template is."""
+    space = PlanSpace(generate(100_335).problem)
+    values, prices = grid_of(space)
+    alike = [
+        at
+        for at, row in enumerate(values.tolist())
+        if space.stage_devices(row) == (18, 18) and space.shape(row).tp == 3
+    ]
+    row = tuple(values[min(alike, key=lambda at: prices[at, 0])].tolist())
+    search = SkeletonSearch(Incumbent(space, Budget(), searcher="elimination"), propose)
+    found = {space.stage_devices(plan) for plan in map(tuple, search.neighbours(row).tolist())}
+    assert {(18, 18), (12, 24), (24, 12)} <= found and all(sum(devices) == 36 for devices in found)
+    incumbent = Incumbent(space, Budget(evaluations=8_000), searcher="expert")
+    grid = price_grid(incumbent, charged=False)
+    propose_and_solve(work_out(incumbent, grid), grid, read_network(NETWORK), seed=0)
+    assert space.stage_devices(incumbent.best) == (12, 24)
+    assert incumbent.best_s < 0.8 * prices[prices[:, 1] <= 0.0, 0].min()
+
+
+def test_a_faster_plan_that_does_not_fit_is_cut_anew_and_recomputes():
+    """Where memory binds, a solve tells of its fastest plan; a descent makes it fit, and is never slower for it."""
+    cluster = parse_cluster("2x4xV100-16GB@25Gbit")
+    cluster = replace(cluster, devices={name: replace(one, memory_GiB=2.2) for name, one in cluster.devices.items()})
+    graph = zoo.build("gpt:layers=8,hidden=1024,heads=16,seq_len=512,vocab_size=32000")
+    space = PlanSpace(Problem.build(graph, cluster, {"global_batch": 32}))
+    gains = []
+    for row in map(tuple, promising_meshes(space, grid_of(space))[:12].tolist()):
+        search = SkeletonSearch(Incumbent(space, Budget(), searcher="elimination"), propose)
+        beyond = search.solve(row, rounds=1)
+        if beyond is None:
+            continue
+        ((seconds, overflow),) = space.price(np.array([beyond])).tolist()
+        worth, plan = search.best[row[: space.first.signature]]
+        assert overflow > 0.0 and seconds < search.incumbent.best_s
+        tried = space.price(np.array(list(descents._cut_and_fitted(search, plan, worth, beyond))))
+        usual = space.price(np.array(list(descents._cut_and_fitted(search, plan, worth, None))))
+        best_s, usual_s = (some[some[:, 1] <= 0.0, 0].min() for some in (tried, usual))
+        gains.append(usual_s / best_s)
+        assert reached(space, row)[1] <= search.incumbent.best_s
+    assert min(gains) >= 1.0 and max(gains) > 1.02
