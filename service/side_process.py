@@ -33,10 +33,18 @@ Task = Callable[[Mapping[str, Any], bytes], dict[str, Any]]
 
 
 def check(document: Mapping[str, Any], graph: bytes) -> dict[str, Any]:
-    """Checks that model, cluster, training and hints fit each other: {request, model_id} → {}."""
+    """Checks that model, cluster, training and hints fit each other: {request, model_id} → {}.
+
+    Where hints decide something, it is also checked that they leave a plan, which takes as long as the beginning of a
+    search: some tenths of a second for a large model.
+    """
+    from automap.hints import Fix
+    from automap.space.target_limits import plan_space
     from service.jobs.run_job import build_problem
 
-    build_problem(_graph(document, graph), _request(document))
+    problem = build_problem(_graph(document, graph), _request(document))
+    if problem.hints.constraints or problem.hints.fix != Fix():
+        plan_space(problem)
     return {}
 
 

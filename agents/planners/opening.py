@@ -4,7 +4,8 @@ A template shards all models by one pattern and cuts them evenly, without virtua
 of what it misses is found:
 
 1. Around the best template of each mesh all single changes of the decisions before the signatures are priced: cuts,
-   virtual stages, micro-batches, batch shares, recomputation, ZeRO; and those together that gain alone.
+   devices of a stage, virtual stages, micro-batches, batch shares, recomputation, ZeRO; and those together that gain
+   alone.
 2. Elimination solves the skeletons of the best plans so far, each mesh in turn, see `agents.planners.elimination`.
 
 Templates that fit and templates that nearly fit have every other turn.

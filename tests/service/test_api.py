@@ -316,6 +316,8 @@ def test_dims_can_be_bound(api: httpx.Client) -> None:
         ({"hints": {"fix": {"dp": 0}}}, "hints.fix.dp"),
         ({"hints": {"fix": {"dp": 3}}}, "hints.fix.dp"),
         ({"hints": {"fix": {"tp": 4, "pp": 4}}}, "hints.fix"),
+        ({"hints": {"fix": {"pp": 7}}}, "hints.fix.pp"),
+        ({"hints": {"fix": {"num_micro_batches": 7}}}, "hints.fix.num_micro_batches"),
         ({"hints": {"fixed": {}}}, "hints.fixed"),
         ({"hints": {"constraints": [{"scope": "nothing.*"}]}}, "hints.constraints[0].scope"),
         ({"budget": "soon"}, "budget"),
