@@ -15,6 +15,8 @@ from automap.space.space import PlanSpace, Values
 
 TRIED_CUTS = 4
 """Number of ends of a chunk that are tried, those nearest to its share of the work first."""
+TRIED_MOVES = (-2, -1, 1, 2)
+"""By how many groups of inner axes the devices of a stage are changed (assumed)."""
 TRIED_ORDERS = 8
 """Number of orders of the devices that are tried."""
 
@@ -48,12 +50,12 @@ def neighbouring_skeletons(space: PlanSpace, values: Values) -> list[Values]:
     tried["order"] = min(TRIED_ORDERS, space.meshes.num_orders(shape.pp))
     if shape.pp > 1 and shape.virtual == 1:
         tried["schedule"] = len(space.schedules)
-    tried["devices"] = space.meshes.devices
-    idle = {"cut": shape.num_chunks - 1, "devices": shape.pp - 1}
+    idle = {"cut": shape.num_chunks - 1}
     for at, slot in enumerate(space.slots[:first]):
         if slot.index < idle.get(slot.kind, 1):
             others = range(min(slot.num_values, tried.get(slot.kind, 0)))
             found += [[*values[:at], other, *values[at + 1 :]] for other in others if other != values[at]]
+    found += _with_other_stages(space, values)
     # More recomputation than is needed may pay with other signatures, which then fit.
     ranks = range(space.first.recompute, space.first.recompute + shape.pp)
     for mode in np.flatnonzero(space.modes).tolist():
@@ -70,6 +72,23 @@ def neighbouring_skeletons(space: PlanSpace, values: Values) -> list[Values]:
             found.append(plan)
     legal = (repaired(space, plan, values) for plan in found)
     return list(dict.fromkeys([*recompute_less(space, values), *cut_anew(space, values), *legal]))
+
+
+def _with_other_stages(space: PlanSpace, values: Values) -> list[list[int]]:
+    """A plan in which one stage has a few devices more or fewer, which the last one has fewer or more."""
+    shape, meshes = space.shape(values), space.meshes
+    if shape.pp == 1 or not meshes.may_differ(shape):
+        return []
+    # Devices are counted in parts; a stage has whole groups of inner axes. 0 stands for the usual number.
+    step, found = max(1, shape.tp * shape.middle // meshes.part), list[list[int]]()
+    for stage, devices in enumerate(space.stage_devices(values)[:-1]):
+        at = space.first.devices + stage
+        for move in TRIED_MOVES:
+            parts = devices // meshes.part + step * move
+            if 0 < parts < space.slots[at].num_values:
+                value = 0 if parts * meshes.part == shape.size else parts
+                found.append([*values[:at], value, *values[at + 1 :]])
+    return found
 
 
 def with_other_zero(space: PlanSpace, values: Values) -> list[Values]:
