@@ -95,15 +95,16 @@ def promising_meshes(space: PlanSpace, grid: Grid) -> Ints:
 
 
 def like_the_best(space: PlanSpace, grid: Grid, found: Ints) -> Ints:
-    """[n, slots] plans of promising skeletons with the signatures of good plans, most promising first.
+    """[n, slots] plans of promising skeletons with the signatures of good plans: the fastest that fits, then the most
+    promising ones.
 
     What suits a model on one mesh mostly suits it on another, and templates may have none of it. A skeleton takes the
     signatures of each of the first `DONORS` good plans with distinct signatures that split work over the same axes of
     the mesh, and those of the best plan of each other set of axes, as far as they are legal. The most promising of
     these plans are also priced on other shapes (`with_other_shapes`), and with the recomputation and the ZeRO stages of
-    the templates of their mesh. Good plans and those on other shapes may have skeletons that no template has. There is
-    one plan for each mesh with a number of micro-batches and of virtual stages; those that overflow memory by much come
-    last.
+    the templates of their mesh. Good plans and those on other shapes may have skeletons that no template has. Behind
+    the first plan there is one for each mesh with a number of micro-batches and of virtual stages; those that overflow
+    memory by much come last.
 
     Args:
         space: the space.
@@ -117,7 +118,10 @@ def like_the_best(space: PlanSpace, grid: Grid, found: Ints) -> Ints:
     tried = _priced(space, np.concatenate([own, _with_donors(space, rows, found)]))
     tried = tried.joined(_priced(space, with_other_shapes(space, promising_meshes(space, tried))))
     tried = tried.joined(_priced(space, _varied(space, grid, promising_meshes(space, tried)[:VARIED])))
-    return promising_meshes(space, tried)
+    seconds = np.where(tried.prices[:, 1] <= 0.0, tried.prices[:, 0], np.inf)
+    # Where memory is scarce, one that fits may be slow beside what others promise, and the only one for long.
+    fastest = tried.values[[seconds.argmin()]] if np.isfinite(seconds).any() else tried.values[:0]
+    return np.concatenate([fastest, promising_meshes(space, tried)])
 
 
 def with_other_shapes(space: PlanSpace, found: Ints) -> Ints:

@@ -9,6 +9,7 @@ Processes for Machine Learning. Units: seconds.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 
 import numpy as np
@@ -33,15 +34,13 @@ class Corrections:
 
     Attributes:
         arrays: what the kernels read.
-        spread: standard deviation of the logarithm of measured over predicted step time, where nothing is near.
         common: logarithm of measured over predicted step time that all plans share; 0 while nothing was measured.
     """
 
     def __init__(self, space: PlanSpace) -> None:
-        kinds = [slot.kind for slot in space.slots]
+        self._problem, kinds = space.problem, [slot.kind for slot in space.slots]
         counts = Counter(kinds)
         self.common = 0.0
-        self.spread = max(NOISE, error_band(space.problem))
         self._measured: list[float | None] = []
         self._inverse: Floats = np.zeros((0, 0))
         self.arrays = CorrectionArrays(
@@ -51,6 +50,12 @@ class Corrections:
             weight=np.zeros(MOST),
             slot_weight=np.array([(OF_MESH if kind in MESH_KINDS else OF_OTHERS) / counts[kind] for kind in kinds]),
         )
+
+    @functools.cached_property
+    def spread(self) -> float:
+        """Standard deviation of the logarithm of measured over predicted step time, where nothing is near."""
+        # It takes some milliseconds of a large model, and nobody asks for it before something was measured.
+        return max(NOISE, error_band(self._problem))
 
     def learn(self, values: Values | None, ratio: float | None) -> None:
         """Adds a plan that has run.

@@ -1,8 +1,7 @@
 """Descents: what is tried at the end of one gains where it should, and no plan gets worse."""
 
-from dataclasses import replace
-
 import numpy as np
+from small_clusters import cluster_with
 
 from agents import Budget
 from agents.incumbent import Incumbent
@@ -17,7 +16,6 @@ from agents.planners.opening import work_out
 from agents.planners.promising import like_the_best, promising_meshes
 from agents.planners.skeletons import SkeletonSearch
 from agents.sampling.expert import grid_of, price_grid
-from automap.cluster import parse_cluster
 from automap.problem import Problem
 from automap.space.space import PlanSpace
 from ir import zoo
@@ -37,8 +35,7 @@ def leave_out(monkeypatch, name):
 
 def test_orders_of_micro_batches_are_tried_with_the_recomputation_that_they_need(monkeypatch):
     """Zero-bubble orders keep activations longer; eight stages with few micro-batches gain by them all the same."""
-    cluster = parse_cluster("8x1xV100-16GB@10Gbit")
-    cluster = replace(cluster, devices={name: replace(one, memory_GiB=5) for name, one in cluster.devices.items()})
+    cluster = cluster_with(5, "8x1xV100-16GB@10Gbit")
     graph = zoo.build("gpt:layers=24,hidden=1024,heads=8,seq_len=1024,vocab_size=8192")
     training = {"global_batch": 16, "trainer": "automap"}
     space = PlanSpace(Problem.build(graph, cluster, training, {"fix": {"pp": 8}}))
@@ -96,8 +93,7 @@ def test_stages_of_unlike_size_are_neighbours():
 
 def test_a_faster_plan_that_does_not_fit_is_cut_anew_and_recomputes():
     """Where memory binds, a solve tells of its fastest plan; a descent makes it fit, and is never slower for it."""
-    cluster = parse_cluster("2x4xV100-16GB@25Gbit")
-    cluster = replace(cluster, devices={name: replace(one, memory_GiB=2.2) for name, one in cluster.devices.items()})
+    cluster = cluster_with(2.2, "2x4xV100-16GB@25Gbit")
     graph = zoo.build("gpt:layers=8,hidden=1024,heads=16,seq_len=512,vocab_size=32000")
     space = PlanSpace(Problem.build(graph, cluster, {"global_batch": 32}))
     gains = []

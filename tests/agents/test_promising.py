@@ -5,8 +5,13 @@ import pytest
 
 from agents import Budget
 from agents.incumbent import Incumbent
+from agents.learning.checkpoint import read_network
+from agents.learning.problems import generate
+from agents.learning.proposals import NETWORK
+from agents.learning.proposed_skeletons import propose_and_solve
 from agents.planners.descents import descend
 from agents.planners.elimination import propose
+from agents.planners.opening import work_out
 from agents.planners.promising import (
     NEARLY_FITS,
     TRANSFERRED,
@@ -18,7 +23,7 @@ from agents.planners.promising import (
 )
 from agents.planners.recompute_less import recompute_less
 from agents.planners.skeletons import SkeletonSearch
-from agents.sampling.expert import grid_of
+from agents.sampling.expert import grid_of, price_grid
 from automap.cluster import parse_cluster
 from automap.problem import Problem
 from automap.space.space import PlanSpace
@@ -81,15 +86,30 @@ def test_other_meshes_take_the_signatures_of_good_plans(scarce):
     found = like_the_best(space, grid, donors)
     assert all(space.repair(row) == tuple(row) for row in found.tolist())
     first = space.first
-    shapes = set(map(tuple, found[:, : first.schedule].tolist()))
+    shapes = set(map(tuple, found[1:, : first.schedule].tolist()))
     meshes = set(map(tuple, np.concatenate([rows[:TRANSFERRED], donors])[:, : first.schedule].tolist()))
-    assert len(shapes) == len(found) and meshes < shapes
+    assert len(shapes) == len(found) - 1 and meshes < shapes
     # The others have the inner axes of one of these.
     inner = {(space.shape(mesh).tp, space.shape(mesh).middle) for mesh in meshes}
     assert {(space.shape(mesh).tp, space.shape(mesh).middle) for mesh in shapes} <= inner
     # On a mesh with other axes than those of a giver some of its signatures may not be legal.
     taken = (found[:, None, first.signature :] == donors[None, :, first.signature :]).mean(axis=2).max(axis=1)
     assert taken.min() > 0.5 and taken.mean() > 0.9
+
+
+def test_the_fastest_plan_that_fits_is_the_first():
+    """A reserve leaves 3 GB of each device: no template fits, and no plan that the opening has solved."""
+    incumbent = Incumbent(PlanSpace(generate(100_121).problem), Budget(evaluations=4_000), searcher="expert")
+    space, grid = incumbent.space, price_grid(incumbent, charged=False)
+    opened = work_out(incumbent, grid)
+    assert incumbent.best is None
+    found = like_the_best(space, grid, opened.plans(None).values)
+    seconds, overflow = space.price(found).T
+    assert overflow[0] <= 0.0 and seconds[0] <= seconds[overflow <= 0.0].min()
+    # Promising are others, which are much faster, and of which none is made to fit.
+    assert overflow[1] > 0.0 and seconds[1] < seconds[0] / 10
+    propose_and_solve(opened, grid, read_network(NETWORK), seed=0)
+    assert incumbent.best_s <= seconds[0]
 
 
 def test_good_plans_are_tried_on_other_shapes_with_the_same_inner_axes(scarce):

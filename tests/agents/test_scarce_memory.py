@@ -1,11 +1,11 @@
 """Pipelines where memory is scarce: unlike stages on many devices, which recompute no more than it takes to fit."""
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from long_cases import long_but
+from small_clusters import cluster_with
 
 from agents import Budget, search
 from agents.planners.span_costs import SpanCosts
@@ -37,17 +37,12 @@ def pyramid():
     return load_profile("\n".join([*nodes, *edges]) + "\n", name="pyramid", batch=1)
 
 
-def with_memory(cluster, gib):
-    found = parse_cluster(cluster)
-    return replace(found, devices={name: replace(device, memory_GiB=gib) for name, device in found.devices.items()})
-
-
 @pytest.mark.parametrize(
     "cluster", long_but(["4x8xV100-16GB@100Gbit"], ["4x8xV100-16GB@100Gbit", "16x8xV100-16GB@100Gbit"])
 )
 def test_the_portfolio_divides_large_clusters_as_well_as_planners_do(cluster):
     fix = {"schedule": "1f1b", "virtual_stages": 1, "zero": 0}
-    problem = Problem.build(pyramid(), with_memory(cluster, 2.5), {"global_batch": 512}, {"fix": fix})
+    problem = Problem.build(pyramid(), cluster_with(2.5, cluster), {"global_batch": 512}, {"fix": fix})
     step_s = {
         name: search(problem, Budget(evaluations=1_000), searcher=name).plan.estimate.step_time_s
         for name in ("elimination", "alpa", "piper")
@@ -62,7 +57,7 @@ def test_the_portfolio_divides_large_clusters_as_well_as_planners_do(cluster):
 
 def test_spans_recompute_as_few_units_as_fit():
     """Seconds and numbers of units are those of trying all numbers under all pairs of modes."""
-    space = PlanSpace(Problem.build(zoo.build(MODEL), with_memory("4xA100", 2.0), {"global_batch": 4096}))
+    space = PlanSpace(Problem.build(zoo.build(MODEL), cluster_with(2.0, "4xA100"), {"global_batch": 4096}))
     units = UnitsInOrder.of(space.evaluator, data_parallel(space.evaluator, 2))
     (layout,) = space.evaluator.layout_of([((0,), (1, 1))]).stages
     costs = SpanCosts(space, units, layout, 1024.0, 0)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from small_clusters import cluster_with
 
 from agents import Budget
 from agents.incumbent import Incumbent
@@ -116,8 +117,7 @@ def test_no_two_changes_of_signatures_improve_a_polished_plan(monkeypatch):
 def test_changes_that_nearly_fit_are_made_to_fit(monkeypatch):
     """One rank of this pipeline must recompute more where a group's tensors are whole, which is faster all the same."""
     model = zoo.build("llama:layers=8,hidden=512,heads=8,ffn=1408,seq_len=512,vocab_size=32000")
-    cluster = parse_cluster("2x4xV100-16GB@25Gbit")
-    cluster = replace(cluster, devices={name: replace(one, memory_GiB=1.76) for name, one in cluster.devices.items()})
+    cluster = cluster_with(1.76, "2x4xV100-16GB@25Gbit")
     space = PlanSpace(Problem.build(model, cluster, {"global_batch": 64}, {"fix": {"pp": 2}}))
     values, prices = rows_of(space, tp=2)
     fitting = np.flatnonzero(prices[:, 1] <= 0.0)
