@@ -11,7 +11,8 @@ slower than the fastest one's. A planner that proposes nothing that fits has a d
 is faster than all of them, how often slower than one, and how often its seeds are within 1 %. A, B and C are the
 clusters of DAPPLE's evaluation. Layer profiles are read from FOLDER. With --planners '' the portfolio searches alone.
 With --table, the lines of FILEs that this has printed become the table of docs/planners.md, and with --picture its
-picture; of a pair that stands there twice the last lines count. The committed figures are in benchmarks/results/.
+picture; of a pair that stands there twice, the fastest line of each planner and the last one of the portfolio count.
+The committed figures are in benchmarks/results/.
 """
 
 import argparse
@@ -110,13 +111,20 @@ def found_by(problem: Problem, name: str, budget: Budget, seed: int = 0) -> tupl
 
 
 def steps_of(lines: list[str]) -> Steps:
-    """The step times of printed lines, by model and cluster; of a pair that stands there twice the last ones."""
+    """The step times of printed lines, by model and cluster.
+
+    Of a pair that stands there twice, each planner has its fastest plan, since the host decides how far it comes in its
+    seconds, and the portfolio its last one.
+    """
     found: Steps = {}
     names = (*PLANNERS, "portfolio")
     pattern = re.compile(rf"(\S+) +(\S.*?) +({'|'.join(names)}) +([\d.]+|-) ")
     for match in filter(None, map(pattern.match, lines)):
         model, cluster, name, step = match.groups()
-        found.setdefault((model, cluster), {})[name] = None if step == "-" else float(step)
+        steps = found.setdefault((model, cluster), {})
+        before, step_ms = steps.get(name), None if step == "-" else float(step)
+        is_kept = name != "portfolio" and before is not None and (step_ms is None or before <= step_ms)
+        steps[name] = before if is_kept else step_ms
     order = [*itertools.product(MODELS, clusters())]
     return {pair: found[pair] for pair in order if "portfolio" in found.get(pair, {})}
 

@@ -40,7 +40,7 @@ def descend(search: SkeletonSearch, values: Values) -> Values:
         values: a plan with the skeleton.
     """
     first = search.space.first.signature
-    before = min(search.price(np.array([values], dtype=np.int64)), default=(True, np.inf))
+    before = min(search.price(_rows(search, [values])), default=(True, np.inf))
     for _ in range(DESCENTS):
         beyond = search.solve(values, rounds=1)
         worth, solved = search.best[values[:first]]
@@ -93,7 +93,7 @@ def _lightened(search: SkeletonSearch, values: Values) -> Values:
     light = list(values)
     light[ranks] = [0] * len(values[ranks])
     plan = space.repair(light, first.recompute)
-    ((seconds, overflow),) = space.price(np.array([plan])).tolist()
+    ((seconds, overflow),) = space.price(_rows(search, [plan])).tolist()
     skeleton = plan[: first.signature]
     if not 0.0 < overflow <= NEARLY_FITS or seconds >= search.incumbent.best_s or skeleton in search.lightened:
         return values
