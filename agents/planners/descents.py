@@ -81,26 +81,30 @@ def _cut_and_fitted(search: SkeletonSearch, solved: Values, worth: Worth, beyond
 
 
 def _lightened(search: SkeletonSearch, values: Values) -> Values:
-    """A plan; where it recomputes and would be faster without, also solved without: other signatures may make that fit.
+    """A plan that fits; where it would be faster with less recomputation or another ZeRO stage, also solved with these:
+    other signatures may make that fit.
 
     Returns:
-        The better of the two plans.
+        The best of these plans.
     """
     first, space = search.space.first, search.space
-    ranks = slice(first.recompute, first.recompute + space.shape(values).pp)
-    if search.finished or not any(values[ranks]):
+    (is_over, step_s), _ = search.best[values[: first.signature]]
+    if search.finished or is_over:
         return values
+    ranks = slice(first.recompute, first.recompute + space.shape(values).pp)
     light = list(values)
     light[ranks] = [0] * len(values[ranks])
-    plan = space.repair(light, first.recompute)
-    ((seconds, overflow),) = space.price(_rows(search, [plan])).tolist()
-    skeleton = plan[: first.signature]
-    if not 0.0 < overflow <= NEARLY_FITS or seconds >= search.incumbent.best_s or skeleton in search.lightened:
-        return values
-    search.lightened.add(skeleton)
-    search.grant(1)
-    search.solve(plan, rounds=1)
-    return min(search.best[skeleton], search.best[values[: first.signature]])[1]
+    plans = [plan for plan in (space.repair(light, first.recompute), *with_other_zero(space, values)) if plan != values]
+    for plan, (seconds, overflow) in zip(plans, space.price(_rows(search, plans)).tolist(), strict=True):
+        skeleton = plan[: first.signature]
+        is_fast = seconds < min(step_s, search.incumbent.best_s)
+        if search.finished or not is_fast or overflow > NEARLY_FITS or skeleton in search.lightened:
+            continue
+        search.lightened.add(skeleton)
+        search.grant(1)
+        search.solve(plan, rounds=1)
+    skeletons = {plan[: first.signature] for plan in (values, *plans)}
+    return min(search.best[skeleton] for skeleton in skeletons if skeleton in search.best)[1]
 
 
 def _with_other_schedule(search: SkeletonSearch, values: Values) -> Values:
