@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Unpack
 
@@ -24,7 +24,7 @@ from ir.onnx.readers.control_flow import LOOPS, SEQUENCES
 from ir.onnx.readers.guard import parse
 from ir.onnx.readers.inputs import add_inputs
 from ir.onnx.readers.limits import Limits
-from ir.onnx.readers.nodes import BAGS, Node, Source, Stored, dtype_name, small_value
+from ir.onnx.readers.nodes import BAGS, DTYPES, Node, Source, Stored, dtype_name, small_value
 from ir.onnx.readers.roles import roles_without_metadata, stored_role
 from ir.onnx.readers.schemas import check_is_standard, check_num_operands, infer
 from ir.onnx.rewrites.constant_folding import fold
@@ -174,6 +174,8 @@ class _Importer:
         check_num_operands(node, len(inputs))
         if node.kind == "Einsum" and not self.source.is_pytorch:
             node = as_product(self.builder, node, inputs)
+        elif node.kind == "CastLike" and len(inputs) == 2:
+            node, inputs = self._as_cast(node, inputs)
         if node.kind == "If":
             self._branch(node, inputs[0], uses)
         elif node.kind in (BAGS, MASKED):
@@ -190,6 +192,14 @@ class _Importer:
                 for name in inputs:
                     self.merged.make(name, node.kind)
                 self._operator(node, inputs, attributes, uses)
+
+    def _as_cast(self, node: Node, inputs: list[str]) -> tuple[Node, list[str]]:
+        """A CastLike as the Cast that it is where the dtype of its second operand is known, so that it is folded."""
+        held = self.builder.tensors.get(inputs[1]) or self.builder.values.get(inputs[1])
+        number = None if held is None else next((n for n, dtype in DTYPES.items() if dtype == str(held.dtype)), None)
+        if number is None:
+            return node, inputs
+        return replace(node, kind="Cast", attributes={"to": number}), inputs[:1]
 
     def _is_elided(self, node: Node, inputs: Sequence[str], uses: set[str]) -> bool:
         """Whether a node is but another name of its operand; then the name is noted."""

@@ -337,6 +337,37 @@ def test_nodes_out_of_order_are_sorted():
     assert [op.kind for op in load_model(helper.make_model(graph).SerializeToString())] == ["MatMul", "Relu"]
 
 
+@pytest.mark.parametrize("kind", ["Cast", "CastLike"])
+def test_a_cast_to_the_type_of_a_known_tensor_is_a_cast(kind):
+    """Expanded standard functions and PyTorch's unoptimised files write numbers and masks so."""
+
+    def cast(name, like, to, out):
+        return helper.make_node(kind, [name, like] if kind == "CastLike" else [name], [out], **to)
+
+    as_int, as_half = ({"to": TensorProto.INT64}, {"to": TensorProto.FLOAT16}) if kind == "Cast" else ({}, {})
+    nodes = [
+        cast("floats", "end", as_int, "start"), helper.make_node("Range", ["start", "end", "one"], ["places"]),
+        helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("Clip", ["y", "least"], ["c"]),
+        cast("floats", "y", as_half, "least"), helper.make_node("Gather", ["c", "places"], ["g"], axis=1),
+    ]  # fmt: skip
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT16, [1, 4])],
+        [helper.make_tensor_value_info("g", TensorProto.FLOAT16, None)],
+        [
+            helper.make_tensor("w", TensorProto.FLOAT16, [4, 4], [0.0] * 16),
+            helper.make_tensor("floats", TensorProto.FLOAT, [], [1.0]),
+            helper.make_tensor("end", TensorProto.INT64, [], [3]),
+            helper.make_tensor("one", TensorProto.INT64, [], [1]),
+        ],
+    )
+    loaded = load_model(helper.make_model(graph).SerializeToString())
+    assert [op.kind for op in loaded if op.is_live] == ["MatMul", "Clip", "Gather"]
+    assert loaded.tensors["g"].shape == (1, 2)
+    assert ("min", 1.0) in next(op for op in loaded if op.kind == "Clip").attributes
+
+
 def test_backward_flops_need_no_input_gradient(export):
     graph = load_model(export("mlp"))
     first, *rest = [op for op in graph if op.forward_flops.per_sample]
