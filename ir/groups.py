@@ -364,18 +364,23 @@ class _Finder:
         if self._op(anchor).kind == "RotaryEmbedding":
             self._add("rotary", {anchor} | self._layout_before(name, {anchor}))
             return
+        roots = []
         for _ in range(8):
             index = self._maker(name)
             if index is None or self._op(index).kind not in ("Slice", "Split", "Gather", "Squeeze", "Reshape"):
                 break
             name = self._op(index).inputs[0]
+            roots.append(name)
 
         def is_side(tensor: str) -> bool:
             return tensor not in self.graph.of_parameters
 
-        if name != self._op(anchor).inputs[0] and name in self.graph.of_parameters:
-            members = self._closed(self._region(name, ROTATIONS, is_side), {anchor}, name)
-            self._add("rotary", members | self._layout_before(name, members))
+        # The farthest may hold queries, keys and values of one product side by side (GPT-NeoX).
+        for root in reversed(roots):
+            members = self._closed(self._region(root, ROTATIONS, is_side), {anchor}, root)
+            if members and root in self.graph.of_parameters:
+                self._add("rotary", members | self._layout_before(root, members))
+                return
 
     def _loss(self, anchor: int) -> None:
         root = self._roots(self._op(anchor).inputs[0], {"Cast", "Softmax", "Identity", "Reshape"})[-1]

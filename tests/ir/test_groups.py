@@ -192,3 +192,31 @@ def test_a_loss_of_small_operators_is_one_kernel():
     loss = c.op("ReduceSum", c.op("Neg", picked), axes=(0, 1), keepdims=0)
     graph = c.b.finish([loss])
     assert kinds(graph) == {"loss": 1}
+
+
+def turned(c: Chain, x: str, turned_size: int) -> str:
+    """The first dims of each head of `x` `[1, 2, 8, 8]` rotated, the others kept, as GPT-NeoX writes it."""
+    half = turned_size // 2
+
+    def part(whole: str, start: int, end: int) -> str:
+        return c.op("Slice", whole, axes=(3,), starts=(start,), ends=(end,), steps=(1,))
+
+    y = part(x, 0, turned_size)
+    across = c.op("Concat", c.op("Neg", part(y, half, turned_size)), part(y, 0, half), axis=3)
+    angles = np.ones((1, 1, 8, turned_size), np.float32)
+    y = c.op("Add", c.op("Mul", y, angles), c.op("Mul", across, angles))
+    return c.op("Concat", y, part(x, turned_size, 8), axis=3)
+
+
+def test_queries_and_keys_of_one_product_are_rotated_apart():
+    """GPT-NeoX: each head has its query, key and value side by side in one product, which is split behind heads."""
+    c = Chain((1, 8, 16))
+    c.b.parameter("qkv", (16, 48))
+    heads = c.op("Reshape", c.op("MatMul", c.x, "qkv"), np.array([1, 8, 2, 24]))
+    heads = c.op("Transpose", heads, perm=(0, 2, 1, 3))
+    q, k, v = c.b.add("Split", [heads], ["query", "key", "value"], attributes={"axis": 3, "split": (8, 8, 8)}, opset=18)
+    q, k = turned(c, q, 4), turned(c, k, 4)
+    weights = c.op("Softmax", c.op("MatMul", q, c.op("Transpose", k, perm=(0, 1, 3, 2))), axis=-1)
+    mixed = c.op("Transpose", c.op("MatMul", weights, v), perm=(0, 2, 1, 3))
+    graph = c.graph(c.op("Reshape", mixed, np.array([1, 8, 16])))
+    assert kinds(graph) == {"attention": 1, "rotary": 2}
