@@ -378,7 +378,9 @@ class _Finder:
         # The farthest may hold queries, keys and values of one product side by side (GPT-NeoX).
         for root in reversed(roots):
             members = self._closed(self._region(root, ROTATIONS, is_side), {anchor}, root)
-            if members and root in self.graph.of_parameters:
+            # The negated half is put beside the other; without that it may be the negated score of a loss.
+            is_turned = any(self._op(i).kind == "Concat" for i in members)
+            if is_turned and root in self.graph.of_parameters:
                 self._add("rotary", members | self._layout_before(root, members))
                 return
 

@@ -194,6 +194,20 @@ def test_a_loss_of_small_operators_is_one_kernel():
     assert kinds(graph) == {"loss": 1}
 
 
+def test_a_loss_over_the_tokens_that_a_mask_leaves_is_one_kernel():
+    """`-scores.gather(-1, labels[..., None])[..., 0]`, and the mean over the labels that are not 0."""
+    c = Chain((1, 8, 16))
+    labels = c.b.input("labels", (1, 8), "int64")
+    c.b.parameter("v", (16, 4))
+    scores = c.op("LogSoftmax", c.op("MatMul", c.x, "v"), axis=-1)
+    picked = c.op("GatherElements", scores, c.op("Unsqueeze", labels, axes=(2,)), axis=2)
+    kept = c.op("Cast", c.op("Not", c.op("Equal", labels, np.array(0))), to="float32")
+    masked = c.op("Mul", c.op("Neg", c.op("Squeeze", picked, axes=(2,))), kept)
+    total, count = (c.op("ReduceSum", name, axes=(0, 1), keepdims=0) for name in (masked, kept))
+    graph = c.b.finish([c.op("Div", total, count)])
+    assert kinds(graph) == {"loss": 1}
+
+
 def turned(c: Chain, x: str, turned_size: int) -> str:
     """The first dims of each head of `x` `[1, 2, 8, 8]` rotated, the others kept, as GPT-NeoX writes it."""
     half = turned_size // 2
