@@ -98,7 +98,7 @@ class _Finder:
     def run(self) -> tuple[FusedGroup, ...]:
         passes: tuple[tuple[Callable[[int], None], set[str]], ...] = (
             (self._attention, {"Softmax", "Attention"}),
-            (self._rotary, {"Neg", "RotaryEmbedding"}),
+            (self._rotary, {"Neg", "Sub", "RotaryEmbedding"}),
             (self._loss, {"LogSoftmax", "Log"}),
             (self._norm, REDUCTIONS),
             (self._activation, CURVES),
@@ -364,6 +364,12 @@ class _Finder:
         if self._op(anchor).kind == "RotaryEmbedding":
             self._add("rotary", {anchor} | self._layout_before(name, {anchor}))
             return
+        if self._op(anchor).kind == "Sub":
+            # x * cos - y * sin of the two halves, or of each two neighbours.
+            index = self._maker(name)
+            if index is None or self._op(index).kind != "Mul":
+                return
+            name = next((n for n in self._op(index).inputs if n in self.graph.of_parameters), name)
         roots = []
         for _ in range(8):
             index = self._maker(name)
@@ -378,7 +384,7 @@ class _Finder:
         # The farthest may hold queries, keys and values of one product side by side (GPT-NeoX).
         for root in reversed(roots):
             members = self._closed(self._region(root, ROTATIONS, is_side), {anchor}, root)
-            # The negated half is put beside the other; without that it may be the negated score of a loss.
+            # What is turned is put beside the rest; without that it may be the negated score of a loss.
             is_turned = any(self._op(i).kind == "Concat" for i in members)
             if is_turned and root in self.graph.of_parameters:
                 self._add("rotary", members | self._layout_before(root, members))

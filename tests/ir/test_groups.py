@@ -234,3 +234,25 @@ def test_queries_and_keys_of_one_product_are_rotated_apart():
     mixed = c.op("Transpose", c.op("MatMul", weights, v), perm=(0, 2, 1, 3))
     graph = c.graph(c.op("Reshape", mixed, np.array([1, 8, 16])))
     assert kinds(graph) == {"attention": 1, "rotary": 2}
+
+
+def test_neighbours_are_rotated_without_a_negation():
+    """torchtune, and Meta's code without complex numbers: `stack([a * cos - b * sin, b * cos + a * sin], -1)`."""
+    c = Chain((1, 8, 16))
+    cos, sin = np.full((8, 4), 0.6, np.float32), np.full((8, 4), 0.8, np.float32)
+
+    def rotated(x: str) -> str:
+        pairs = c.op("Reshape", x, np.array([1, 2, 8, 4, 2]))
+        a, b = (c.op("Gather", pairs, np.array(i), axis=4) for i in (0, 1))
+        first = c.op("Sub", c.op("Mul", a, cos), c.op("Mul", b, sin))
+        second = c.op("Add", c.op("Mul", b, cos), c.op("Mul", a, sin))
+        stacked = c.op("Concat", *(c.op("Unsqueeze", y, axes=(4,)) for y in (first, second)), axis=4)
+        return c.op("Reshape", stacked, np.array([1, 2, 8, 8]))
+
+    def heads() -> str:
+        return c.op("Transpose", c.op("Reshape", c.op("MatMul", "x", "w"), np.array([1, 8, 2, 8])), perm=(0, 2, 1, 3))
+
+    q, k = rotated(heads()), c.op("Transpose", rotated(heads()), perm=(0, 1, 3, 2))
+    mixed = c.op("Transpose", c.op("MatMul", c.op("Softmax", c.op("MatMul", q, k), axis=-1), heads()), perm=(0, 2, 1, 3))
+    graph = c.graph(c.op("Reshape", mixed, np.array([1, 8, 16])))
+    assert kinds(graph) == {"attention": 1, "rotary": 2}
