@@ -253,6 +253,8 @@ def test_neighbours_are_rotated_without_a_negation():
         return c.op("Transpose", c.op("Reshape", c.op("MatMul", "x", "w"), np.array([1, 8, 2, 8])), perm=(0, 2, 1, 3))
 
     q, k = rotated(heads()), c.op("Transpose", rotated(heads()), perm=(0, 1, 3, 2))
-    mixed = c.op("Transpose", c.op("MatMul", c.op("Softmax", c.op("MatMul", q, k), axis=-1), heads()), perm=(0, 2, 1, 3))
+    mixed = c.op(
+        "Transpose", c.op("MatMul", c.op("Softmax", c.op("MatMul", q, k), axis=-1), heads()), perm=(0, 2, 1, 3)
+    )
     graph = c.graph(c.op("Reshape", mixed, np.array([1, 8, 16])))
     assert kinds(graph) == {"attention": 1, "rotary": 2}
