@@ -24,6 +24,7 @@ from automap.price.evaluator import Evaluator, blank
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
 from automap.space.shape import Shape, divisors
 from automap.space.stated_parts import Unpriced, chunks, mesh, recompute_masks, signatures
+from ir.graph import Graph, Operator
 from ir.groups import fused_groups
 from ir.operators.experts import DISPATCH
 
@@ -182,9 +183,7 @@ def _check_heads(evaluator: Evaluator, chosen: Ints, tp: int) -> None:
     whole = list(_whole_products(evaluator, chosen))
     undivided = {}
     for index in whole:
-        op = graph.operators[index]
-        tensor = graph.tensors[op.outputs[0]]
-        heads = math.prod(size for dim, size in enumerate(tensor.shape[:-2]) if dim != tensor.batch_dim)
+        heads = _heads(graph, graph.operators[index])
         if any(index in members for members in attention) and heads % tp:
             undivided[index] = heads
     if undivided and not _divides_attention(evaluator, attention, set(whole)):
@@ -195,6 +194,17 @@ def _check_heads(evaluator: Evaluator, chosen: Ints, tp: int) -> None:
     products = {i for u in units for i in range(u.start, u.stop) if graph.operators[i].forward_flops.at(1) > 0.0}
     if products <= set(whole):
         raise _refuse("tp", tp, "divides no product of the model", "Use a smaller tp, or 1.")
+
+
+def _heads(graph: Graph, op: Operator) -> int:
+    """The heads of a product of attention: its products of matrices for one sample."""
+    if op.kind == "Einsum":
+        # Heads may be any dim there, as in "bhij,bjhd->bihd"; all operands and the result have them.
+        operands = (*op.rule.inputs, *op.rule.outputs)
+        shared = set.intersection(*({i for dim in dims for i in dim} for dims in operands))
+        return math.prod(op.rule.factors[i].size for i in shared if not op.rule.factors[i].is_batch)
+    tensor = graph.tensors[op.outputs[0]]
+    return math.prod(size for dim, size in enumerate(tensor.shape[:-2]) if dim != tensor.batch_dim)
 
 
 def _divides_attention(evaluator: Evaluator, attention: Sequence[Collection[int]], whole: Collection[int]) -> bool:

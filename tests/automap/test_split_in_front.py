@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 
 from automap.cluster import parse_cluster
@@ -65,6 +68,24 @@ def test_a_pyramid_divides_the_stages_whose_heads_it_can() -> None:
 def test_a_degree_that_divides_no_heads_is_refused_with_those_that_fit_most_layers() -> None:
     with pytest.raises(PlanError, match=r"does not divide the 4 heads of layers\.1/MatMul.*Use one of 1, 2, 4"):
         divided(encoder(2, 4), 8)
+
+
+def test_heads_of_grouped_products_in_letters_are_those_of_their_groups() -> None:
+    """Queries in groups share a key, `[b, places, groups, heads of a group, size]`: no rank has part of a group."""
+    net = Net()
+    x = net.builder.input("features", (1, 9, WIDTH))
+    shapes = {"q": (1, 9, 2, 2, 8), "k": (1, 9, 2, 8), "v": (1, 9, 2, 8)}
+
+    def part(name: str, shape: tuple[int, ...]) -> str:
+        made = net.linear(x, name, math.prod(shape[2:]))
+        return net.op("Reshape", [made, net.builder.constant(f"{name}_to", np.array(shape))])
+
+    q, k, v = (part(name, shape) for name, shape in shapes.items())
+    scores = net.op("Einsum", [q, k], "core", equation="btghd,bsgd->bghts")
+    mixed = net.op("Einsum", [net.op("Softmax", [scores], axis=-1), v], "mixed", equation="bghts,bsgd->btghd")
+    whole = net.op("Reshape", [mixed, net.builder.constant("to", np.array([1, 9, WIDTH]))])
+    with pytest.raises(PlanError, match=r"does not divide the 2 heads of .*Use one of 1, 2\."):
+        divided(net.finish(net.linear(whole, "out", 10)), 4)
 
 
 def test_a_norm_that_the_user_wants_split_stays_so() -> None:
