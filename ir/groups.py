@@ -10,7 +10,7 @@ them. Groups are recognised by structure, never by names.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
@@ -47,6 +47,9 @@ POINTWISE = {"Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Reciprocal", "Cast", "I
 CURVES = {"Erf", "Erfc", "Tanh", "Sigmoid", "Softplus", "Relu", "Gelu", "Swish", "HardSigmoid", "Clip", "Min", "Max"}
 REDUCTIONS = {"ReduceMean", "ReduceSum", "ReduceL2", "ReduceSumSquare", "GlobalAveragePool"}
 """Kinds of statistics; TensorFlow's optimizer writes the mean over the last of three dims as a pooling."""
+STATISTICS = {"Reshape", "Unsqueeze", "Squeeze", "Expand", "Clip"}
+"""Kinds that may be on the way of a statistic back to the elements: PyTorch writes the dim of `x.var` and `x.std` by a
+Reshape, and `normalize` holds the length above zero and repeats it."""
 ROTATIONS = {
     "Slice", "Split", "Neg", "Concat", "Mul", "Add", "Sub", "Reshape", "Unsqueeze", "Squeeze", "Gather", "Cast",
     "Transpose", "Identity",
@@ -156,8 +159,14 @@ class _Finder:
             runs_backward=runs_backward,
         )
 
-    def _region(self, root: str, kinds: set[str], is_side: Callable[[str], bool]) -> list[int]:
-        """Operators of `kinds` that depend on `root` and otherwise on side tensors only, ascending."""
+    def _region(
+        self, root: str, kinds: set[str], is_side: Callable[[str], bool], of_smaller: Collection[str] = ()
+    ) -> list[int]:
+        """Operators of `kinds` that depend on `root` and otherwise on side tensors only, ascending.
+
+        Those of `of_smaller` are taken too where their first operand has fewer elements than `root`.
+        """
+        size = self.graph.tensors[root].num_elements
         inside = {root}
         members: list[int] = []
         queue = list(self.graph.consumers[root])
@@ -169,7 +178,8 @@ class _Finder:
             if index <= seen:
                 continue
             seen = index
-            if op.kind not in kinds or index in self.taken or not op.is_live:
+            is_of_smaller = op.kind in of_smaller and self.graph.tensors[op.inputs[0]].num_elements < size
+            if not (op.kind in kinds or is_of_smaller) or index in self.taken or not op.is_live:
                 continue
             if all(n in inside or is_side(n) for n in op.inputs):
                 members.append(index)
@@ -322,7 +332,7 @@ class _Finder:
 
         # What is before the norm may have other readers too, as a scaled embedding has.
         for root in reversed(self._roots(op.inputs[0], POINTWISE)):
-            members = self._closed(self._region(root, kinds, is_side), {anchor}, root)
+            members = self._closed(self._region(root, kinds, is_side, STATISTICS), {anchor}, root)
             if members:
                 self._add("norm", members)
                 return

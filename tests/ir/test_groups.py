@@ -120,6 +120,26 @@ def layer_norm(c: Chain, x: str) -> str:
     return c.op("Add", c.op("Mul", y, "scale"), "shift")
 
 
+def norm_of_std(c: Chain, x: str) -> str:
+    """`scale * (x - x.mean(-1)) / (x.std(-1) + eps)`: the dims of the deviation come back by a Reshape."""
+    c.b.parameter("scale", (16,))
+    y = c.op("Sub", x, c.op("ReduceMean", x, axes=(-1,), keepdims=1))
+    y2 = c.op("Sub", x, c.op("ReduceMean", x, axes=(-1,), keepdims=1))
+    variance = c.op(
+        "Div", c.op("Mul", c.op("ReduceMean", c.op("Mul", y, y), axes=(-1,), keepdims=0), number(16)), number(15)
+    )
+    deviation = c.op("Sqrt", c.op("Reshape", variance, np.array([1, 8, 1])))
+    return c.op("Div", c.op("Mul", "scale", y2), c.op("Add", deviation, number(1e-6)))
+
+
+def norm_of_length(c: Chain, x: str) -> str:
+    """`torch.nn.functional.normalize(x, dim=-1) * 4 * scale`."""
+    c.b.parameter("scale", (16,))
+    length = c.op("Clip", c.op("ReduceL2", x, axes=(-1,), keepdims=1), number(1e-12))
+    y = c.op("Div", x, c.op("Expand", length, np.array([1, 8, 16])))
+    return c.op("Mul", c.op("Mul", y, number(4)), "scale")
+
+
 def gelu(c: Chain, x: str) -> str:
     y = c.op("Add", c.op("Erf", c.op("Div", x, number(1.4142))), number(1.0))
     return c.op("Mul", c.op("Mul", x, y), number(0.5))
@@ -135,11 +155,13 @@ def mish(c: Chain, x: str) -> str:
         (lambda c: rms_norm(c, c.x, cast=False), "norm", 6, 1),
         (lambda c: rms_norm(c, c.x, cast=True), "norm", 8, 1),
         (lambda c: layer_norm(c, c.x), "norm", 9, 1),
+        (lambda c: norm_of_std(c, c.x), "norm", 13, 1),
+        (lambda c: norm_of_length(c, c.x), "norm", 6, 1),
         (lambda c: gelu(c, c.x), "activation", 5, 1),
         (lambda c: mish(c, c.x), "activation", 3, 1),
         (lambda c: c.op("Mul", gelu(c, c.x), c.op("MatMul", "x", "w")), "activation", 6, 2),
     ],
-    ids=["rms", "rms-cast", "layer", "gelu", "mish", "geglu"],
+    ids=["rms", "rms-cast", "layer", "deviation", "length", "gelu", "mish", "geglu"],
 )
 def test_chains(make, kind, members, saved):
     chain = Chain()
