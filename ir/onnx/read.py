@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import onnx
 
@@ -70,9 +71,7 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
             stored[v.name].kind = stored[v.name].kind or given.kind
             continue
         inputs[v.name] = given
-    marked = any(d.kind in ("PARAMETER", "BUFFER", "USER_INPUT") for d in inputs.values()) or any(
-        s.kind in ("PARAMETER", "BUFFER") for s in stored.values()
-    )
+    marked = _is_marked(inputs, stored)
     nodes, warnings = in_floats(standard(reader.nodes), stored, marked=marked)
     if not marked:
         nodes = restored_norms(with_stored_constants(nodes, stored), stored)
@@ -108,6 +107,18 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         warnings=(*warnings, *said),
         frozen=frozen,
     )
+
+
+def _is_marked(inputs: Mapping[str, Declared], stored: Mapping[str, Stored]) -> bool:
+    """Whether a file says which tensors are parameters.
+
+    Weights are marked among the declarations of inner tensors, which other tools drop or make again; the marks of the
+    inputs are left then, and say nothing of the weights.
+    """
+    kinds = {given.kind for given in (*inputs.values(), *stored.values())}
+    if kinds & {"PARAMETER", "BUFFER"}:
+        return True
+    return "USER_INPUT" in kinds and not any(s.dtype.startswith(("float", "bfloat")) for s in stored.values())
 
 
 def _stated(model: onnx.ModelProto) -> tuple[tuple[str, ...], frozenset[str]]:

@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 from long_cases import long_but
-from onnx import TensorProto, helper, shape_inference
+from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from ir.blocks import find_units
 from ir.canonical import BIAS_TRAFFIC
@@ -335,6 +335,32 @@ def test_nodes_out_of_order_are_sorted():
         [helper.make_tensor("w", TensorProto.FLOAT, [4, 4], [0.0] * 16)],
     )
     assert [op.kind for op in load_model(helper.make_model(graph).SerializeToString())] == ["MatMul", "Relu"]
+
+
+@pytest.mark.parametrize("has_marks", [True, False])
+def test_weights_whose_marks_another_tool_dropped_are_parameters(has_marks):
+    """PyTorch's newer exporter marks weights in `value_info`, which shape inference and others write anew."""
+
+    def marked(value, key, text):
+        value.metadata_props.add(key=f"pkg.{key}", value=text)
+        return value
+
+    kind = "torch.export.graph_signature.InputSpec.kind"
+    weight, bias = (np.arange(n, dtype=np.float32).reshape(shape) for n, shape in ((12, (4, 3)), (3, (3,))))
+    inner = [
+        marked(helper.make_tensor_value_info("val_0", TensorProto.FLOAT, [4, 3]), "onnxscript.optimizer.folded_from",
+               "['fc.weight']"),
+        marked(helper.make_tensor_value_info("fc.bias", TensorProto.FLOAT, [3]), kind, "PARAMETER"),
+    ]  # fmt: skip
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "val_0"], ["y"]), helper.make_node("Add", ["y", "fc.bias"], ["z"])],
+        "g",
+        [marked(helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4]), kind, "USER_INPUT")],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, [1, 3])],
+        [numpy_helper.from_array(weight, "val_0"), numpy_helper.from_array(bias, "fc.bias")],
+        value_info=inner if has_marks else [],
+    )
+    assert load_model(helper.make_model(graph, producer_name="pytorch").SerializeToString()).num_parameters == 15
 
 
 @pytest.mark.parametrize("kind", ["Cast", "CastLike"])
