@@ -115,7 +115,7 @@ def _is_marked(inputs: Mapping[str, Declared], stored: Mapping[str, Stored]) -> 
     Weights are marked among the declarations of inner tensors, which other tools drop or make again; the marks of the
     inputs are left then, and say nothing of the weights.
     """
-    kinds = {given.kind for given in (*inputs.values(), *stored.values())}
+    kinds = {d.kind for d in inputs.values()} | {s.kind for s in stored.values()}
     if kinds & {"PARAMETER", "BUFFER"}:
         return True
     return "USER_INPUT" in kinds and not any(s.dtype.startswith(("float", "bfloat")) for s in stored.values())
