@@ -6,6 +6,7 @@ is considered where its lower bound is below the step time of the best template 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from automap.price.estimate import annotate, lower_bound_s
 from automap.price.evaluator import Evaluator
 from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
+from automap.space.mesh_shapes import FEW_TIMES
 from automap.space.shape import divisors
 from automap.space.target_limits import plan_space
 from automap.verify import Verifier
@@ -25,6 +27,9 @@ from automap.verify import Verifier
 NEAR = 1.25
 """A part is searched if its best template takes at most so many times as long as the best template on all devices. The
 gain of a search over the templates differs between two clusters by about that much, and seldom by more. Assumed."""
+SHARED_BY = (2, 3, 4, 8)
+"""Numbers that divide a part where few numbers divide what is there: sizes of inner axes that the heads and widths of
+most models can be split by (assumed)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +51,10 @@ class Part:
 def clusters_within(cluster: Cluster, batch: int) -> Iterator[tuple[Cluster, tuple[int, ...]]]:
     """Clusters of equal whole hosts, or of devices of one host, with their devices' numbers, the largest first.
 
-    The numbers of hosts and of devices are divisors of those of the cluster, and the largest number that divides the
-    batch. No device of a host is idle where other hosts are in use, since hosts share their links to the network.
+    The numbers of hosts and of devices are divisors of those of the cluster, the largest number that divides the batch,
+    and, where divisors are far apart, the largest numbers that others divide (`SHARED_BY`): 22 of 23 devices may be
+    split in two, 23 may not. No device of a host is idle where other hosts are in use, since hosts share their links to
+    the network.
     """
     first = 0
     for node in cluster.nodes:
@@ -72,8 +79,12 @@ def clusters_within(cluster: Cluster, batch: int) -> Iterator[tuple[Cluster, tup
 
 
 def _counts(number: int, batch: int) -> list[int]:
-    """Divisors of a number, and the largest divisor of the batch up to the number."""
-    return sorted({*divisors(number), max(d for d in divisors(batch) if d <= number)})
+    """Divisors of a number, the largest divisor of the batch up to it, and multiples of others where it has few."""
+    own = divisors(number)
+    found = {*own, max(d for d in divisors(batch) if d <= number)}
+    if any(more > FEW_TIMES * few for few, more in itertools.pairwise(own)):
+        found |= {number // by * by for by in SHARED_BY if by < number}
+    return sorted(found)
 
 
 def promising(problem: Problem, should_stop: Callable[[], bool] = lambda: False) -> tuple[Part, ...]:

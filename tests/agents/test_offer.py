@@ -110,7 +110,8 @@ def test_ties_out_of_bounds_are_refused():
     ("cluster", "batch", "names"),
     [
         ("4x2xV100-16GB", 8, {"2x2": range(4), "1x2": range(2), "1x1": range(1)}),
-        ("1x7xA100-80GB", 64, {"1x4": range(4), "1x1": range(1)}),
+        ("1x7xA100-80GB", 64, {"1x6": range(6), "1x4": range(4), "1x1": range(1)}),
+        ("23x1xT4-16GB@10Gbit", 64, {f"{n}x1": range(n) for n in (22, 21, 20, 16, 1)}),
         ("2xV100-16GB+2xP100", 4, {"1x2xV100": range(2), "1x1xV100": range(1), "1x2xP100": range(2, 4),
                                    "1x1xP100": range(2, 3)}),
     ],
@@ -123,6 +124,13 @@ def test_parts_are_whole_hosts_or_devices_of_one(cluster, batch, names):
     for part, devices in clusters_within(parse_cluster(cluster), batch):
         assert part.num_devices == len(devices)
         assert parse_cluster(json.loads(json.dumps(part.to_json()))) == part
+
+
+def test_a_prime_number_of_devices_leaves_one_idle():
+    # Stages of equal size and inner axes need divisors, which 11 has not.
+    found = part_to_search(promising(build("vgg16", "11x1xP100-16GB@10Gbit", 96)))
+    assert found is not None and found.devices == tuple(range(10))
+    assert found.template_s is not None and found.template_s < 0.5 * found.reference_s
 
 
 @pytest.mark.slow
