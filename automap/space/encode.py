@@ -22,8 +22,8 @@ def values_of(space: SteppedSpace, lowered: LoweredPlan) -> Values | None:
         return None
     (*middle, tp), pp = next(iter(inner)), len(stages)
     # Where equal stages are not possible, all but the first one have equally many devices.
-    devices = space.meshes.devices
-    size = len(stages[-1].devices) if devices % pp else devices // pp
+    is_equal = space.meshes.has_equal(pp, math.prod((*middle, tp)))
+    size = space.meshes.devices // pp if is_equal else len(stages[-1].devices)
     shape = Shape(
         pp=pp,
         tp=tp,

@@ -156,6 +156,13 @@ class Meshes:
         """Whether stages have equally many devices, but for plans that decide otherwise."""
         return shape.pp * shape.size == self.devices
 
+    def has_equal(self, pp: int, inner: int) -> bool:
+        """Whether so many stages with inner axes of so many ranks can have equally many devices.
+
+        Then they have, but for plans that decide otherwise.
+        """
+        return self.devices % (pp * inner) == 0
+
     def division(self, shape: Shape) -> int:
         """Number of the division of a shape."""
         return self.divisions.index(Division(shape.pp, shape.size))
@@ -204,28 +211,45 @@ class Meshes:
         fewer devices; of a fixed number of stages that leaves no equal ones, the most even one.
 
         The other stages of these have as many devices as let the samples of a micro-batch divide over them, if the
-        batch allows it.
+        batch allows it. Numbers of stages are missing also where those that there are share hosts.
         """
         pp = self.problem.hints.fix.pp
         found = {count: Division(count, self.devices // count) for count in self.degrees}
-        gaps = [(few, more) for few, more in itertools.pairwise(self.degrees) if more > FEW_TIMES * few]
-        if not self.may_be_unlike or not (gaps if pp is None else self.devices % pp):
+        gaps = _gaps(self.degrees)
+        if not self.may_be_unlike:
             return tuple(found.values())
         host = max(host.num_devices for host in self.problem.cluster.hosts)
         inner, batch = [tp for tp in self.degrees if tp <= host], divisors(self.problem.training.global_batch)
         whole = sorted({tp * ranks for tp in inner for ranks in batch if ranks > 1})
-        if pp is not None:
+        if pp is not None and self.devices % pp:
             some = self._unequal(whole, pp, pp) or self._unequal(range(2, self.devices), pp, pp)
             found |= {one.stages: one for one in some[:1]}
         for few, more in gaps if pp is None else ():
             between = self._unequal(whole, few + 1, more - 1)
             for wanted in UNEQUAL:
                 if few < wanted < more:
-                    near = [one for one in between if max(one.stages / wanted, wanted / one.stages) <= NEAR_ENOUGH]
+                    near = _nearest(between, wanted)
                     near = near or self._unequal([max(2, -(-self.devices // wanted))], few + 1, more - 1)
-                    near.sort(key=lambda one: (abs(math.log(one.stages / wanted)), one.size))
                     found = {one.stages: one for one in near[:1]} | found
-        return tuple(sorted(found.values()))
+        return tuple(sorted({*found.values(), *self._of_whole_hosts(whole)}))
+
+    def _of_whole_hosts(self, sizes: Sequence[int]) -> list[Division]:
+        """Divisions into stages of whole hosts, of which the first has fewer, where equal ones have few numbers.
+
+        Those of 7 hosts are 1 and 7. Equal stages of 28 devices are also 2 and 4, but share a host, so that its devices
+        are no inner axis.
+
+        Args:
+            sizes: devices of a stage over which micro-batches can be spread, ascending.
+        """
+        hosts = [host.num_devices for host in self.problem.cluster.hosts]
+        if len(set(hosts)) > 1 or hosts[0] == 1:
+            return []
+        found = []
+        for few, more in _gaps(divisors(len(hosts))):
+            between = self._unequal([size for size in sizes if size % hosts[0] == 0], few + 1, more - 1)
+            found += [one for wanted in UNEQUAL if few < wanted < more for one in _nearest(between, wanted)[:1]]
+        return found
 
     def _unequal(self, sizes: Iterable[int], least: int, most: int) -> list[Division]:
         """Divisions with so many devices in all stages but the first, of some numbers of stages, in their order."""
@@ -248,6 +272,8 @@ class Meshes:
                 for middle in self.middles:
                     dp = size // tp // middle
                     if size // tp % middle or fix.dp not in (None, dp) or first % (tp * middle):
+                        continue
+                    if first < size and self.has_equal(pp, tp * middle):
                         continue
                     for count in self._counts(dp, first // (tp * middle), middle if self.splits_batch else 1):
                         if fix.num_micro_batches not in (None, count):
@@ -378,3 +404,14 @@ class Meshes:
             value=batch,
             repair=f"Use a multiple of a divisor of {devices}.",
         )
+
+
+def _gaps(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Successive numbers, of an ascending row, between which others are missing (`FEW_TIMES`)."""
+    return [(few, more) for few, more in itertools.pairwise(numbers) if more > FEW_TIMES * few]
+
+
+def _nearest(divisions: Iterable[Division], wanted: int) -> list[Division]:
+    """The divisions into about as many stages as are wanted (`NEAR_ENOUGH`), the nearest first."""
+    near = [one for one in divisions if max(one.stages / wanted, wanted / one.stages) <= NEAR_ENOUGH]
+    return sorted(near, key=lambda one: (abs(math.log(one.stages / wanted)), one.size))

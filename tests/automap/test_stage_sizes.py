@@ -15,6 +15,7 @@ from automap.price.estimate import estimate_lowered, price
 from automap.price.lowered_plan import spread
 from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
+from automap.space.encode import values_of
 from automap.space.space import PlanSpace
 from automap.space.stage_sizes import MAX_UNEVEN_STAGES, part_size, ways_to_fill
 from automap.space.templates import templates
@@ -165,6 +166,22 @@ def test_a_first_stage_has_fewer_devices(mlp, space):
     assert [stage.devices for stage in s.decode(values).stages] == ["0", "1-2", "3-4", "5-6"]
     equal = space(mlp((8,) * 6), "7xA100", 56, dp=7).meshes.divisions
     assert [one.stages for one in equal] == [1, 7]
+
+
+def test_inner_axes_stay_inside_hosts_where_equal_stages_share_one(mlp, space):
+    """Seven hosts of four: 2 and 4 equal stages share a host, whose four devices are then no inner axis."""
+    s = space(mlp((8,) * 8), "7x4xA100", 16)
+    offered = {(one.pp, one.tp): s.meshes.sizes(one) for one in s.shapes}
+    assert offered[4, 4] == offered[4, 2] == (4, 8, 8, 8) and offered[2, 4] == (12, 16)
+    # Equal stages stay where the inner axis lets them be equal, so that each plan is there once.
+    assert offered[4, 1] == offered[4, 7] == (7,) * 4 and offered[2, 2] == (14, 14)
+    for fixed in (2, 4):
+        alone = space(mlp((8,) * 8), "7x4xA100", 16, pp=fixed).shapes
+        assert set(alone) == {one for one in s.shapes if one.pp == fixed}
+    for values in map(tuple, s.random_batch(np.random.default_rng(0), 200).tolist()):
+        again = values_of(s, s.lowered(values))
+        assert again is not None and s.shape(again) == s.shape(values)
+    assert len(space(mlp((8,) * 8), "7x4xA100", 16, dp=2).meshes.divisions) == 6
 
 
 @pytest.mark.parametrize(("cluster", "pp", "sizes"), [("8xA100", 3, (2, 3, 3)), ("7xA100", 2, (3, 4))])
