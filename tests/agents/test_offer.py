@@ -8,6 +8,7 @@ import pytest
 
 from agents import Budget, search, search_offer
 from agents.portfolio.any_trainer import set_aside
+from agents.portfolio.offer import part_share
 from agents.results.fewer_devices import clusters_within, on_all, part_to_search, promising
 from agents.results.plainest import plain, plainest, plainness, simplified
 from automap.cluster import parse_cluster
@@ -131,6 +132,18 @@ def test_a_prime_number_of_devices_leaves_one_idle():
     found = part_to_search(promising(build("vgg16", "11x1xP100-16GB@10Gbit", 96)))
     assert found is not None and found.devices == tuple(range(10))
     assert found.template_s is not None and found.template_s < 0.5 * found.reference_s
+    # The search there has half of the budget, and a quarter where templates are no faster.
+    assert part_share(found) == 2.0 * part_share(replace(found, template_s=found.reference_s)) == 0.5
+    assert part_share(None) == 0.0
+
+
+@pytest.mark.slow
+def test_a_faster_part_is_searched_long_enough():
+    gpt = "gpt:layers=12,hidden=1024,heads=16,seq_len=1024"
+    result = search_offer(build(gpt, "23x1xT4-16GB@10Gbit", 64), Budget.parse(1000), tie=0.0)
+    used = [d for stage in result.plan.stages for d in parse_devices(stage.devices)]
+    # A quarter of the budget ended with 575 ms on 23 devices.
+    assert len(set(used)) == 22 and step_s(result.plan) < 0.55
 
 
 @pytest.mark.slow
