@@ -57,7 +57,9 @@ def clusters_within(cluster: Cluster, batch: int) -> Iterator[tuple[Cluster, tup
     the network.
     """
     first = 0
-    for node in cluster.nodes:
+    # Equal hosts may stand in several rows.
+    for one, alike in itertools.groupby(cluster.nodes, key=lambda node: replace(node, count=1)):
+        node = replace(one, count=sum(row.count for row in alike))
         rows = [(count, node.num_devices) for count in _counts(node.count, batch)]
         rows += [(1, each) for each in _counts(node.num_devices, batch) if each < node.num_devices]
         for count, each in sorted(rows, reverse=True):

@@ -111,6 +111,7 @@ def test_ties_out_of_bounds_are_refused():
     ("cluster", "batch", "names"),
     [
         ("4x2xV100-16GB", 8, {"2x2": range(4), "1x2": range(2), "1x1": range(1)}),
+        ("1x2xV100-16GB+3x2xV100-16GB", 8, {"2x2": range(4), "1x2": range(2), "1x1": range(1)}),
         ("1x7xA100-80GB", 64, {"1x6": range(6), "1x4": range(4), "1x1": range(1)}),
         ("23x1xT4-16GB@10Gbit", 64, {f"{n}x1": range(n) for n in (22, 21, 20, 16, 1)}),
         ("2xV100-16GB+2xP100", 4, {"1x2xV100": range(2), "1x1xV100": range(1), "1x2xP100": range(2, 4),
