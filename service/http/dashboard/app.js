@@ -33,6 +33,11 @@ async function show() {
 document.getElementById("key-button").addEventListener("click", async () => {
   if (await askForKey()) show();
 });
+// The address behind # names a page, so the link past the head of the page must not change it.
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
 addEventListener("hashchange", () => {
   show();
   main.focus();
