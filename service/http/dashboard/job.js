@@ -2,7 +2,7 @@
 
 import { events, get, post } from "./api.js";
 import { Course, chart, swatch } from "./chart.js";
-import { announce, count, h, seconds, share, table } from "./dom.js";
+import { announce, count, h, keep, seconds, share, table } from "./dom.js";
 import { bar, model, place, state } from "./jobs.js";
 import { showPlan } from "./plan.js";
 
@@ -27,8 +27,13 @@ export async function showJob(root, id, signal) {
 
   async function stop(event) {
     event.target.disabled = true;
-    job = await post(`/v1/jobs/${job.id}/cancel`, {});
-    showHead();
+    try {
+      job = await post(`/v1/jobs/${job.id}/cancel`, {});
+      showHead();
+    } catch (fault) {
+      event.target.disabled = false;
+      head.append(h("p", { class: "fault", role: "alert" }, fault.message));
+    }
   }
 
   function showSearch() {
@@ -69,4 +74,24 @@ export async function showJob(root, id, signal) {
   job = await get(`/v1/jobs/${job.id}`, signal);
   showHead();
   if (job.state === "succeeded") await showPlan(plan, job, signal);
+  else plan.replaceChildren(soFar(job));
+}
+
+/** What a search that failed or was cancelled had found by then. */
+function soFar(job) {
+  const best = job.progress?.best_step_time_s;
+  if (!best) return h("p", {}, job.progress ? "The search had found no plan that fits." : "The search had not begun.");
+  const shown = h("div", { role: "alert" });
+  async function download() {
+    shown.replaceChildren();
+    try {
+      const found = await get(`/v1/jobs/${job.id}/plan?best=so-far`);
+      keep("plan.json", JSON.stringify(found, null, 1), "application/json");
+    } catch (fault) {
+      shown.replaceChildren(h("p", { class: "fault" }, fault.message));
+    }
+  }
+  return h("div", {}, h("h2", {}, "Plan"),
+    h("p", {}, `The search did not end by itself. Its best plan until then takes ${seconds(best)} a step.`),
+    h("p", {}, h("button", { type: "button", onclick: download }, "Download the best plan so far")), shown);
 }

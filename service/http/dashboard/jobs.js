@@ -12,7 +12,7 @@ export const state = (name) => h("span", { class: `state state-${name}` }, name)
 
 export function bar(job, progress = job.progress) {
   if (job.state === "queued") return h("span", { class: "quiet" }, "waits");
-  const fraction = job.state === "running" ? progress?.fraction ?? 0 : 1;
+  const fraction = job.state === "succeeded" ? 1 : progress?.fraction ?? 0;
   return h("progress", { value: fraction, max: 1, "aria-label": `Progress of ${model(job)}` }, `${Math.round(100 * fraction)} %`);
 }
 
