@@ -4,6 +4,7 @@ import { get } from "./api.js";
 import { h, seconds, table } from "./dom.js";
 
 const AGAIN_MS = 2000;
+const PAGE = 50, MOST = 1000;
 
 export const place = (request) =>
   typeof request?.cluster === "string" ? request.cluster : request?.cluster?.name || "a cluster of its own";
@@ -18,17 +19,38 @@ export function bar(job, progress = job.progress) {
 
 export async function showJobs(root, signal) {
   document.title = "Jobs · AutoMAP";
-  const list = h("div");
-  root.append(h("h1", {}, "Jobs"), list);
-  let before = "";
-  for (;;) {
-    if (!document.hidden) {
-      const { jobs } = await get("/v1/jobs?limit=50", signal);
-      const now = JSON.stringify(jobs);
-      // Untouched while nothing changes, so that who reads or tabs through it is not thrown out.
-      if (now !== before) list.replaceChildren(jobs.length ? rows(jobs) : nothing());
-      before = now;
+  const list = h("div"), notice = h("div", { role: "status" });
+  const older = h("button", { type: "button", hidden: true, onclick: more }, "Show older jobs");
+  root.append(h("h1", {}, "Jobs"), notice, list, h("p", {}, older));
+  let before = "", limit = PAGE;
+
+  async function look() {
+    const { jobs, next } = await get(`/v1/jobs?limit=${limit}`, signal);
+    const now = JSON.stringify(jobs);
+    // Untouched while nothing changes, so that who reads or tabs through it is not thrown out.
+    if (now !== before) list.replaceChildren(jobs.length ? rows(jobs) : nothing());
+    before = now;
+    older.hidden = !next || limit === MOST;
+    notice.replaceChildren();
+  }
+
+  /** A service that is away for a moment, as at a restart, is asked again. */
+  async function patiently() {
+    try {
+      await look();
+    } catch (fault) {
+      if (signal.aborted || fault.document?.status < 500) throw fault;
+      notice.replaceChildren(h("p", { class: "fault" }, `${fault.message} The page tries again every two seconds.`));
     }
+  }
+
+  async function more() {
+    limit = Math.min(MOST, limit + PAGE);
+    await patiently();
+  }
+
+  for (;;) {
+    if (!document.hidden) await patiently();
     await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
     if (signal.aborted) return;
   }
@@ -37,7 +59,7 @@ export async function showJobs(root, signal) {
 const nothing = () => h("p", {}, "There are no jobs yet. ", h("a", { href: "#/new" }, "Start a search."));
 
 function rows(jobs) {
-  return table("The latest jobs, newest first", [["model"], ["cluster"], ["state"], ["progress"], ["best step", true], ["begun"]],
+  return table("The latest jobs, newest first", [["model"], ["cluster"], ["state"], ["progress"], ["best step", true], ["submitted"]],
     jobs.map((job) => [
       h("a", { href: `#/jobs/${job.id}` }, model(job)),
       place(job.request),
