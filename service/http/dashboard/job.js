@@ -18,7 +18,7 @@ export async function showJob(root, id, signal) {
   function showHead() {
     const active = ["queued", "running"].includes(job.state);
     const cancel = h("button", { type: "button", onclick: stop }, "Cancel the job");
-    const facts = [h("p", {}, state(job.state), " ", bar(job, course.latest), " ",
+    const facts = [h("p", {}, asked(job.request)), h("p", {}, state(job.state), " ", bar(job, course.latest), " ",
       h("span", { class: "quiet" }, `job ${job.id}${job.attempt > 1 ? `, run ${job.attempt}` : ""}`))];
     if (active) facts.push(h("p", {}, cancel));
     if (job.problem) facts.push(h("div", { class: "fault" }, h("strong", {}, job.problem.title), h("div", {}, job.problem.detail)));
@@ -42,7 +42,7 @@ export async function showJob(root, id, signal) {
     const bound = latest.lower_bound_s;
     const rows = [...course.members].map(([name, member]) => {
       const best = member.points.at(-1)?.[1];
-      return [h("span", {}, swatch(member.look), name), count(member.evaluations), seconds(best),
+      return [h("span", { class: "member" }, swatch(member.look), name), count(member.evaluations), seconds(best),
         best && bound ? `+${share(best / bound - 1)}` : "–"];
     });
     search.replaceChildren(
@@ -50,7 +50,7 @@ export async function showJob(root, id, signal) {
       h("p", {}, `${latest.searcher}: ${count(latest.evaluations)} plans in ${seconds(latest.seconds)}, `,
         latest.best_step_time_s === null ? "none fits yet" : `the best ${seconds(latest.best_step_time_s)} a step`,
         bound ? `; no plan takes less than ${seconds(bound)}.` : "."),
-      chart(course),
+      h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "The search over time" }, chart(course)),
       rows.length ? table("Searchers", [["searcher"], ["plans", true], ["best step", true], ["above the bound", true]], rows) : "");
   }
 
@@ -75,6 +75,17 @@ export async function showJob(root, id, signal) {
   showHead();
   if (job.state === "succeeded") await showPlan(plan, job, signal);
   else plan.replaceChildren(soFar(job));
+}
+
+/** The settings of a request, by which jobs for the same model and cluster are told apart. */
+function asked(request) {
+  const training = request?.training ?? {};
+  return [
+    training.global_batch ? `${count(training.global_batch)} samples a step` : null,
+    training.precision ? `precision ${training.precision}` : null,
+    training.target && training.target !== "any" ? `for ${training.target}` : null,
+    request?.budget ? `budget ${/^\d+$/.test(request.budget) ? `${request.budget} plans` : request.budget}` : null,
+  ].filter((part) => part !== null).join(", ");
 }
 
 /** What a search that failed or was cancelled had found by then. */

@@ -24,7 +24,7 @@ export async function showPlan(root, job, signal) {
     if (title === "Where the time goes") root.append(times(estimate));
     if (title === "Where the memory goes") root.append(memory(estimate));
   }
-  root.append(h("h2", {}, "Beside others"), baselines(plan), await comparison(plan, job, signal));
+  root.append(h("h2", {}, "Compared with others"), baselines(plan), await comparison(plan, job, signal));
   root.append(h("h2", {}, "Files"), await files(plan, job, signal));
   announce("The plan is shown.");
   try {
@@ -40,7 +40,7 @@ async function draw(words, pictures, shown, here, signal) {
   words.replaceChildren(h("table", {}, h("tbody", {}, drawn.lines.map(([label, line]) =>
     h("tr", {}, h("th", { scope: "row" }, label), h("td", {}, line))))));
   for (const [title, names] of shown) {
-    pictures.get(title).replaceChildren(...names.map((name) => h("figure", { id: name },
+    pictures.get(title).replaceChildren(...names.map((name) => h("figure", { id: name, tabindex: "0" },
       h("img", { src: `data:image/svg+xml,${encodeURIComponent(drawn.pictures[name].svg)}`, alt: drawn.pictures[name].about }))));
   }
 }
@@ -54,14 +54,14 @@ function times({ breakdown_s: all, step_time_s: step }) {
 
 function memory({ memory_bytes: rows }) {
   const all = (row) => CLASSES.reduce((sum, name) => sum + row[name], 0);
-  return table("GiB at the peak", [["devices"], ...CLASSES.map((name) => [name, true]), ["in all", true], ["there is", true]],
+  return table("Memory in GiB at the peak", [["devices"], ...CLASSES.map((name) => [name, true]), ["total", true], ["capacity", true]],
     rows.map((row) => [row.devices, ...CLASSES.map((name) => gib(row[name])), gib(all(row)), gib(row.capacity)]));
 }
 
 function baselines({ estimate, search }) {
   const rows = Object.entries(search?.baselines ?? {}).map(([name, s]) =>
     [BASELINES[name] ?? name, s === null ? "does not fit" : seconds(s), s === null ? "–" : `${(s / estimate.step_time_s).toFixed(2)} ×`]);
-  return table("Step times that this plan stands beside", [["plan"], ["step", true], ["this plan is faster by", true]],
+  return table("Step times of this plan and of others", [["plan"], ["step", true], ["relative to this plan", true]],
     [["this plan", seconds(estimate.step_time_s), "1.00 ×"], ...rows]);
 }
 
