@@ -16,12 +16,13 @@ export const keys = {
 
 let asking = null;
 
-/** Asks the user for a key, once at a time. Resolves to whether one was given. */
-export function askForKey() {
+/** Asks the user for a key, once at a time, and says why the one before was refused. Resolves to whether one was given. */
+export function askForKey(why = "") {
   asking ??= new Promise((resolve) => {
     const dialog = document.getElementById("key-dialog");
     const input = document.getElementById("key");
     input.value = keys.get();
+    document.getElementById("key-fault").textContent = why;
     dialog.showModal();
     dialog.addEventListener("close", () => {
       asking = null;
@@ -44,7 +45,10 @@ async function send(path, options) {
     if (fault.name === "AbortError") throw fault;
     throw new Fault({ title: "No answer", detail: "The service does not answer. Is it running?" });
   }
-  if (answer.status === 401 && (await askForKey())) return send(path, options);
+  if (answer.status === 401) {
+    const why = keys.get() ? (await answer.clone().json().catch(() => ({}))).title : "";
+    if (await askForKey(why)) return send(path, options);
+  }
   if (!answer.ok) {
     throw new Fault(await answer.json().catch(() => ({ title: `Status ${answer.status}` })));
   }
