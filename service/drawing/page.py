@@ -72,7 +72,7 @@ def report(plan: Plan) -> str:
         + f"<td class='number'>{row.total / GIB:.2f}</td><td class='number'>{row.capacity / GIB:.2f}</td></tr>"
         for row in estimate.memory_bytes
     ]
-    heads = "".join(f"<th scope='col' class='number'>{name}</th>" for name in (*MEMORY_CLASSES, "in all", "there is"))
+    heads = "".join(f"<th scope='col' class='number'>{name}</th>" for name in (*MEMORY_CLASSES, "total", "capacity"))
     drawn = {name: _picture(plan, name) for name in pictures_of(plan)}
     document = plan.to_json()
     document["estimate"].pop("timeline", None)

@@ -148,7 +148,7 @@ def test_where_a_key_is_needed_it_is_asked_for(
         page.get_by_label("Key", exact=True).fill("amk_wrong")
         page.get_by_role("button", name="Use it").click()
         # It is refused, and asked for again; the right one opens the list.
-        page.get_by_role("dialog").wait_for()
+        page.get_by_role("dialog").get_by_role("alert").get_by_text("key").wait_for()
         page.get_by_label("Key", exact=True).fill(text)
         page.keyboard.press("Enter")
         page.get_by_text("There are no jobs yet.").wait_for()
@@ -156,3 +156,33 @@ def test_where_a_key_is_needed_it_is_asked_for(
         assert page.evaluate("localStorage.length") == 0
         assert text not in page.content()
         context.close()
+
+
+@pytest.mark.slow
+def test_jobs_that_ended_without_a_plan_and_many_jobs(browser: Any, api: httpx.Client, store: Store) -> None:
+    asked = {"zoo": GPT, "cluster": "8xA100-80GB", "training": {"global_batch": 64}, "budget": "300"}
+    ids = [api.post("/v1/jobs", json={**asked, "seed": seed}).json()["id"] for seed in range(51)]
+    assert api.post(f"/v1/jobs/{ids[0]}/cancel").status_code == 200
+    page = browser.new_context(viewport={"width": 375, "height": 740}).new_page()
+    page.set_default_timeout(60_000)
+    # A job that was cancelled says what came of it, with its settings and without a bar that is full.
+    page.goto(f"{api.base_url}/#/jobs/{ids[0]}")
+    page.get_by_text("The search had not begun.").wait_for()
+    page.get_by_text("64 samples a step, budget 300 plans").wait_for()
+    assert page.locator("progress").evaluate("bar => bar.value") == 0
+    # The link past the header leads into the page, and not to another one.
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    assert page.url.endswith(f"#/jobs/{ids[0]}")
+    # Of more jobs than a page has the older ones are shown when they are asked for.
+    page.get_by_role("link", name="Jobs").click()
+    page.get_by_role("button", name="Show older jobs").click()
+    page.locator(f'a[href="#/jobs/{ids[0]}"]').wait_for()
+    assert page.locator("tbody tr").count() == 51
+    assert page.get_by_role("button", name="Show older jobs").is_hidden()
+    # A service that is away for a moment is asked again.
+    page.route("**/v1/jobs?*", lambda route: route.abort())
+    page.get_by_text("The page tries again").wait_for()
+    page.unroute("**/v1/jobs?*")
+    page.get_by_text("The page tries again").wait_for(state="detached")

@@ -46,7 +46,7 @@ async function send(path, options) {
     throw new Fault({ title: "No answer", detail: "The service does not answer. Is it running?" });
   }
   if (answer.status === 401) {
-    const why = keys.get() ? (await answer.clone().json().catch(() => ({}))).title : "";
+    const why = keys.get() ? (await answer.clone().json().catch(() => ({}))).detail : "";
     if (await askForKey(why)) return send(path, options);
   }
   if (!answer.ok) {
