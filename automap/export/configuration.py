@@ -232,6 +232,14 @@ def _is_vector(graph: Graph, name: str) -> bool:
     return graph.is_weight(name) and len(graph.tensors[name].shape) == 1
 
 
+def each_host(run: Run) -> str:
+    """What to do on the hosts of a plan for more than one of them."""
+    text = f"Start it on each of the {len(run.processes)} hosts, with the name or address of the first one for HOST"
+    if run.target.name == "accelerate":
+        text += ", and with --machine_rank 0 on the first host, 1 on the second, and so on"
+    return text
+
+
 def header(run: Run, lines: Sequence[str] = (), *, version: str | None = None) -> str:
     """Lines of comment for the top of a file: who wrote it, for which version, and from what.
 
@@ -244,6 +252,12 @@ def header(run: Run, lines: Sequence[str] = (), *, version: str | None = None) -
         f"Written by AutoMAP for {version or run.target.version}.",
         f"Model {run.plan.model.name}, {run.devices} devices, global batch {run.problem.training.global_batch}.",
         *([f"Predicted: {estimate.step_time_s:.4g} s a step."] if estimate is not None else []),
+        *([f"{each_host(run)}."] if len(run.processes) > 1 else []),
         *lines,
     ]
-    return "".join(f"# {line}\n" for line in text)
+    return "".join(f"# {one_line(line)}\n" for line in text)
+
+
+def one_line(text: str) -> str:
+    """A text as a comment may hold it. Names of models are anybody's: what follows a line break would be run."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)

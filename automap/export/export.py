@@ -8,7 +8,7 @@ from pathlib import Path
 
 from automap.errors import PlanError
 from automap.export import accelerate, deepspeed, megatron, onnx_devices, own_trainer, pytorch, torchtitan
-from automap.export.configuration import Export, Note, Run, read_run
+from automap.export.configuration import Export, Note, Run, each_host, read_run
 from automap.export.rounding import rounded
 from automap.plan import Plan
 from automap.problem import Problem
@@ -58,7 +58,7 @@ def export(plan: Plan, problem: Problem, name: str) -> Export:
         )
     run = read_run(plan, problem, target)
     found = WRITERS[name](run)
-    notes = (*found.notes, *_frozen(run), *_unequal(run), *rounded(run))
+    notes = (*found.notes, *_frozen(run), *_hosts(run), *_unequal(run), *rounded(run))
     report = {
         "schema": "automap.export/1",
         "target": name,
@@ -83,6 +83,13 @@ def _frozen(run: Run) -> Iterator[Note]:
         frozen = graph.num_parameters - graph.num_trained
         text = f"{frozen:,} of {graph.num_parameters:,} parameters are frozen: call requires_grad_(False) on them first"
         yield Note(about="frozen parameters", kept="left to you", text=text)
+
+
+def _hosts(run: Run) -> Iterator[Note]:
+    """What several hosts ask for."""
+    if len(run.processes) > 1 and run.target.name != "onnx":
+        text = each_host(run)
+        yield Note(about="hosts", kept="left to you", text=text[0].lower() + text[1:])
 
 
 def _unequal(run: Run) -> Iterator[Note]:

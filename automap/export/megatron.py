@@ -17,6 +17,13 @@ from automap.price.visible_keys import has_ring
 
 Flag = tuple[str, str | None]
 """A flag and its value, None for one without."""
+YOURS = (
+    "Data, tokenizer, learning rate and checkpoints are yours: add their arguments.",
+    "So is the rest of the model. What you do not state has the default of Megatron-LM, which may be another model:",
+    "--ffn-hidden-size, --swiglu, --normalization, --position-embedding-type, --group-query-attention with",
+    "--num-query-groups, --untie-embeddings-and-output-weights, and --moe-ffn-hidden-size of experts.",
+)
+"""Lines at the top of the script that say what is left to the user."""
 
 
 def write(run: Run) -> Export:
@@ -29,7 +36,7 @@ def write(run: Run) -> Export:
     start = f'{run.torchrun} "${{PRETRAIN:-pretrain_gpt.py}}"'
     script = (
         "#!/bin/bash\n"
-        + header(run, ["Data, tokenizer, learning rate and checkpoints are yours: add their arguments."])
+        + header(run, YOURS)
         + "export CUDA_DEVICE_MAX_CONNECTIONS=1\n\n"
         + _array("MODEL_PARALLEL_ARGS", parallel)
         + _array("MODEL_ARGS", model)
@@ -155,6 +162,7 @@ def _notes(run: Run) -> Iterator[Note]:
     yield Note(about="degrees, stages, batch, ZeRO, recomputation, precision", kept="exact", text="as the plan says")
     what = (
         "the script that trains it (PRETRAIN; without it pretrain_gpt.py, which trains decoders), the rest of its "
-        "shape (kind of norm, gate, groups of queries, windows, vocabulary) and the data"
+        "shape (width of the MLP, kind of norm, gate, groups of queries, windows, vocabulary), whose flags the script "
+        "lists, and the data"
     )
     yield Note(about="model", kept="left to you", text=what)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from automap.export.configuration import Export, Note, Run, header
+from automap.export.configuration import Export, Note, Run, header, one_line
 
 SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}
 """Schedule of a plan -> name in torch.distributed.pipelining."""
@@ -55,6 +55,7 @@ def _module(run: Run) -> str:
         "from dataclasses import replace\n",
         "from torchtitan.config import ParallelismConfig",
         *(["from torchtitan.distributed.activation_checkpoint import FullAC"] if run.recompute == "full" else []),
+        f"# Put the recipe of {one_line(run.plan.model.name)} in place of this one of Llama 3 8B, unless that is your model.",
         "from torchtitan.models.llama3.config_registry import llama3_8b as recipe",
         "from torchtitan.trainer import Trainer\n\n",
         f"def {FUNCTION}() -> Trainer.Config:",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,29 @@ def test_hosts_with_unequal_numbers_of_processes_are_named() -> None:
         found = export(space.decode(space.random(np.random.default_rng(0))), space.problem, target)
         assert [words in note.text for note in found.notes if note.about == "processes"] == [True]
         assert "GPUS_PER_NODE" not in found.files.get("megatron.yaml", "")
+
+
+@pytest.mark.parametrize("target", ["megatron-core", "torchtitan", "accelerate"])
+def test_a_name_of_a_model_is_no_line_of_a_script(target: str) -> None:
+    training = {"global_batch": 24, "target": target}
+    graph = replace(zoo.build(GPT), name="mine\ntouch here\r\u2028import os")
+    space = plan_space(Problem.build(graph, parse_cluster("4xA100"), training))
+    found = export(space.decode(space.random(np.random.default_rng(0))), space.problem, target)
+    for name, text in found.files.items():
+        named = [line for line in text.splitlines() if "touch here" in line or "import os" in line]
+        assert named if name.endswith((".sh", ".py")) else True
+        assert all(line.startswith(("# ", "    #")) for line in named if not name.endswith(".json"))
+
+
+@pytest.mark.parametrize("target", ["megatron-core", "torchtitan", "accelerate"])
+def test_several_hosts_are_told_how_to_start(target: str) -> None:
+    training = {"global_batch": 24, "target": target}
+    space = plan_space(Problem.build(zoo.build(GPT), parse_cluster("2x4xA100"), training))
+    found = export(space.decode(space.random(np.random.default_rng(0))), space.problem, target)
+    (note,) = [note for note in found.notes if note.about == "hosts"]
+    assert "each of the 2 hosts" in note.text and ("--machine_rank" in note.text) == (target == "accelerate")
+    files = [text for name, text in found.files.items() if name.endswith((".sh", ".py", ".toml", "accelerate.yaml"))]
+    assert files and all("# Start it on each of the 2 hosts" in text for text in files)
 
 
 @pytest.mark.parametrize(
