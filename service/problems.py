@@ -30,7 +30,10 @@ class RemoteError(Exception):
     def __init__(self, document: Mapping[str, Any]) -> None:
         title, detail = str(document.get("title", "error")), str(document.get("detail", ""))
         # A detail may say no more than the title.
-        super().__init__((title if detail.rstrip(".") == title else f"{title}: {detail}").strip(": "))
+        told = (title if detail.rstrip(".") == title else f"{title}: {detail}").strip(": ")
+        if "value" in document and document.get("repair") and told == title:
+            told = f"{title} (got {document['value']}). {document['repair']}"
+        super().__init__(told)
         self.document = document
         self.status = int(document.get("status", 0))
 

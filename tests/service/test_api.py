@@ -271,6 +271,23 @@ def test_unknown_places(api: httpx.Client, method: str, path: str, status: int) 
 
 
 @pytest.mark.parametrize(
+    ("path", "repair"),
+    [
+        ("/v1/jobs?limit=0", "Give a number of at least 1."),
+        ("/v1/jobs?limit=1001", "Give a number of at most 1000."),
+        ("/v1/jobs?limit=many", "Give an integer."),
+        ("/v1/jobs?state=asleep", "Use 'queued', 'running', 'succeeded', 'failed' or 'cancelled'."),
+        ("/v1/jobs?cursor=x", "Give `next` of the page before, unchanged."),
+        ("/v1/jobs/x?wait=soon", "Give a number."),
+        ("/v1/jobs/x/plan?best=one", "Use 'final' or 'so-far'."),
+        ("/v1/jobs/x", "`automap status` and GET /v1/jobs list the jobs that there are."),
+    ],
+)
+def test_parameters_are_refused_with_a_repair(api: httpx.Client, path: str, repair: str) -> None:
+    assert api.get(path).json()["repair"] == repair
+
+
+@pytest.mark.parametrize(
     ("data", "query", "field"),
     [
         (b"", "", "model"),

@@ -71,7 +71,8 @@ def find_job(store: Store, job_id: str) -> Job:
 
 def no_job(job_id: str) -> HTTPException:
     """The error for a job that is not there, to be raised by the caller."""
-    return refusal(404, "No such job", field="job_id", value=job_id[:80])
+    repair = "`automap status` and GET /v1/jobs list the jobs that there are."
+    return refusal(404, "No such job", field="job_id", value=job_id[:80], repair=repair)
 
 
 def plan_of(store: Store, job: Job, *, so_far: bool = False) -> dict[str, Any]:

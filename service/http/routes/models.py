@@ -90,7 +90,7 @@ def show(request: Request, model_id: str) -> ModelView:
     """The record of a model."""
     model = store_of(request).model(model_id)
     if model is None:
-        raise refusal(404, "No such model", field="model_id", value=model_id[:80])
+        raise _no_model(model_id)
     return ModelView.of(model)
 
 
@@ -107,7 +107,12 @@ def delete(request: Request, model_id: str) -> None:
         repair = "Cancel it first, or wait for its end."
         raise refusal(409, "A job that has not ended needs the model", field="job_id", value=users[0], repair=repair)
     if not store.delete_model(model_id):
-        raise refusal(404, "No such model", field="model_id", value=model_id[:80])
+        raise _no_model(model_id)
+
+
+def _no_model(model_id: str) -> HTTPException:
+    repair = "GET /v1/models lists the models that there are; POST /v1/models uploads one."
+    return refusal(404, "No such model", field="model_id", value=model_id[:80], repair=repair)
 
 
 @contextlib.contextmanager
