@@ -55,7 +55,7 @@ def _module(run: Run) -> str:
         "from dataclasses import replace\n",
         "from torchtitan.config import ParallelismConfig",
         *(["from torchtitan.distributed.activation_checkpoint import FullAC"] if run.recompute == "full" else []),
-        f"# Put the recipe of {one_line(run.plan.model.name)} in place of this one of Llama 3 8B, unless that is your model.",
+        f"# Put the recipe of {one_line(run.plan.model.name)} in place of this one, which is that of Llama 3 8B.",
         "from torchtitan.models.llama3.config_registry import llama3_8b as recipe",
         "from torchtitan.trainer import Trainer\n\n",
         f"def {FUNCTION}() -> Trainer.Config:",
