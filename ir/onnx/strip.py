@@ -122,7 +122,11 @@ def strip_file(path: Path, *, parameters: Sequence[str] = ()) -> Stripped:
             finally:
                 view.release()
     except (OSError, ValueError) as fault:  # an empty file cannot be mapped
-        raise refuse("the file cannot be read", f"{path}: {fault}", "Give the path of an ONNX file.") from None
+        raise refuse(
+            "the file cannot be read",
+            f"{path}: {getattr(fault, 'strerror', None) or fault}",
+            "Give the path of an ONNX file.",
+        ) from None
 
 
 def strip(data: memoryview | bytes, *, parameters: Sequence[str] = (), folder: Path | None = None) -> Stripped:

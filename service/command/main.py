@@ -99,9 +99,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault(name, "1")
     try:
         with listening(SlowPhases()):
-            _with_verb(words)(words, standalone_mode=True)
+            try:
+                _with_verb(words)(words, standalone_mode=True)
+            finally:
+                sys.stdout.flush()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
+    except OSError as fault:
+        return _lost(fault)
     except UserError as fault:
         _complain(str(fault), problem_of(fault), as_json="--json" in words)
         return 3 if isinstance(fault, NothingFits) else 2
@@ -117,6 +122,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _complain(text, problem(500, "a package is missing", text), as_json="--json" in words)
         return 1
     return 0
+
+
+def _lost(fault: OSError) -> int:
+    """The exit code where a file that a verb did not check fails it, or the output, as on a full disk."""
+    if fault.filename is None:
+        # What Python still holds for stdout would fail once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if not isinstance(fault, BrokenPipeError):
+        place = fault.filename or "the output"
+        typer.echo(f"automap: {place}: {fault.strerror or fault}. Nothing more was written.", err=True)
+    return 1
 
 
 def _complain(text: str, document: dict[str, Any], *, as_json: bool) -> None:

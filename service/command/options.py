@@ -17,7 +17,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from automap.documents import read_file
-from automap.errors import ModelError, PlanError, ProblemError
+from automap.errors import ModelError, PlanError, ProblemError, one_of
 from service.jobs.run_job import JobRequest, ModelOptions
 from service.jobs.trial_options import Trials
 
@@ -139,6 +139,15 @@ def writable(path: Path | None) -> Path | None:
     return path
 
 
+def makable(option: typer.CallbackParam, folder: Path) -> Path:
+    """Refuses a folder that cannot be made or written before the work is done, not after it."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        repair = "Name a folder of yours, or one that can be made."
+        raise PlanError("no folder that can be written", field=str(option.name), value=str(folder), repair=repair)
+    return folder
+
+
 OutputOption = Annotated[
     Path | None, typer.Option("-o", "--output", callback=writable, help="Where to write the plan.")
 ]
@@ -222,7 +231,12 @@ def read_model(
     globs = tuple(parameters or ())
     options = ModelOptions(dims=parse_dims(dim or []), batch_dims=parse_batch_dims(batch_dim or []), parameters=globs)
     if model.startswith("zoo:"):
-        data, options = b"", replace(options, zoo=model.removeprefix("zoo:"))
+        name = model.removeprefix("zoo:")
+        if not name:
+            from ir import zoo
+
+            raise ModelError("no name behind zoo:", field="model", value=model, repair=one_of(zoo.names(), name))
+        data, options = b"", replace(options, zoo=name)
     elif model.startswith("hf:"):
         from service.loading import export_config
 

@@ -16,6 +16,7 @@ from service.command.options import (
     SeedOption,
     drawable,
     gathers,
+    makable,
     read_model,
     writable,
 )
@@ -194,7 +195,10 @@ def validate(
 @app.command("train-agent")
 def train_agent(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Folder of the network; a training that stopped goes on there.")
+        Path,
+        typer.Argument(
+            metavar="FOLDER", callback=makable, help="Folder of the network; a training that stopped goes on there."
+        ),
     ],
     labels: Annotated[
         Path | None, typer.Option(help="Folder of `label-problems`: the plans of teachers to learn from.")
@@ -276,7 +280,9 @@ def label_problems(
 
 @app.command()
 def demo(
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the plans.")] = Path("demo"),
+    output: Annotated[Path, typer.Option("-o", "--output", callback=makable, help="Folder for the plans.")] = Path(
+        "demo"
+    ),
     budget: BudgetOption = "25s",
     seed: SeedOption = 0,
 ) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,15 +21,43 @@ def write_plan(plan: Plan, output: Path | None) -> None:
     """Writes a plan to the file that the user names, if there is one.
 
     Raises:
-        PlanError: the file cannot be written.
+        PlanError: the file cannot be written. What stood there before stays, and the error says where the plan is kept.
     """
     if output is not None:
+        text = json.dumps(plan.to_json(), indent=1) + "\n"
         try:
-            output.write_text(json.dumps(plan.to_json(), indent=1) + "\n")
+            _replace(output.resolve(), text)
         except OSError as fault:
             raise PlanError(
-                f"cannot be written ({fault.strerror})", field="output", value=str(output), repair="Name another file."
+                f"cannot be written ({fault.strerror})", field="output", value=str(output), repair=_keep(text)
             ) from None
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a file whole or not at all, unless it is a pipe or a device."""
+    if path.exists() and not path.is_file():
+        path.write_text(text)
+        return
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text)
+        if path.exists():
+            shutil.copymode(path, part)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _keep(text: str) -> str:
+    """Keeps a plan that took long to find among the temporary files; returns what the user can do."""
+    number, name = tempfile.mkstemp(prefix="automap-plan-", suffix=".json")
+    try:
+        with os.fdopen(number, "w") as file:
+            file.write(text)
+    except OSError:
+        Path(name).unlink()
+        return "Name another file."
+    return f"The plan is kept in {name}: copy it from there."
 
 
 def show_plan(plan: Plan, output: Path | None, *, as_json: bool) -> None:

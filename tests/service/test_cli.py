@@ -201,6 +201,7 @@ def test_search_for_programs(model: str, capsys: pytest.CaptureFixture[str]) -> 
         (["MODEL", "--hints", "nowhere.json"], "hints"),
         (["MODEL", "--dim", "x"], "dims"),
         (["MODEL", "-o", "/nowhere/plan.json"], "output"),
+        (["zoo:"], "model"),
     ],
 )
 @pytest.mark.usefixtures("searching")
@@ -214,6 +215,38 @@ def test_bad_input(model: str, words: list[str], field: str, capsys: pytest.Capt
     assert document["field"] == field
     assert document["repair"] in shown.err
     assert "Traceback" not in shown.err
+
+
+@pytest.mark.usefixtures("searching")
+def test_a_plan_that_cannot_be_written_is_kept(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["search", model, "--cluster", "8xV100-16GB", "--global-batch", "64"]
+    assert main([*words, "-o", "/dev/full", "--json"]) == 2
+    document = json.loads(capsys.readouterr().out)
+    kept = Path(document["repair"].removeprefix("The plan is kept in ").removesuffix(": copy it from there."))
+    assert Plan.from_json(json.loads(kept.read_text())).stages
+    kept.unlink()
+    # What stood at the place of a plan stays whole until the new one is.
+    there = tmp_path / "plan.json"
+    there.write_text("before")
+    os.link(there, tmp_path / "same")
+    assert main([*words, "-o", str(there)]) == 0
+    assert json.loads(there.read_text())["stages"] and (tmp_path / "same").read_text() == "before"
+    assert {path.name for path in tmp_path.iterdir()} == {"plan.json", "same", Path(model).name}
+
+
+@pytest.mark.parametrize("words", [["train-agent", "FILE"], ["demo", "-o", "FILE/inside"]])
+def test_a_folder_that_cannot_be_made(words: list[str], model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([word.replace("FILE", model) for word in words]) == 2
+    assert "no folder that can be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["clusters", "schema"])
+def test_output_that_cannot_be_written_is_one_sentence(verb: str) -> None:
+    with open("/dev/full", "w") as full:
+        words = [sys.executable, "-m", "service.command.main", verb]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "automap: the output: No space left on device. Nothing more was written.\n"
 
 
 @pytest.mark.parametrize("words", [["search"], ["nonsense"], ["search", "m", "--cluster", "c", "--global-batch", "x"]])
