@@ -53,7 +53,7 @@ FrozenOption = Annotated[
     typer.Option(
         "--frozen",
         metavar="PATTERN",
-        help="Parameters that are not trained, such as '*' and behind it '!*lora*' for all but the adapters.",
+        help="Parameters that are not trained, such as '*' followed by '!*lora*', which are all but the adapters.",
     ),
 ]
 OptimizerOption = Annotated[str | None, typer.Option(help="adam, momentum or sgd; default: adam.")]

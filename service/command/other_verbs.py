@@ -123,7 +123,7 @@ def clusters(as_json: JsonOption = False) -> None:
     typer.echo("Devices, with peaks in TFLOP/s (* no kernels of it were measured: its band is wider):")
     for line in device_lines():
         typer.echo(line)
-    typer.echo("Links between nodes, as in @25Gbit, which is then all that a node has:")
+    typer.echo("Links between nodes, as in @25Gbit, in place of those that a node has by default:")
     for line in link_lines():
         typer.echo(line)
     typer.echo(own_line())

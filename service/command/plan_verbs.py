@@ -62,7 +62,8 @@ def search(
     from service.command.terminal import interruptible, progress_line
 
     if job.request.budget.isdigit():
-        text = f"{int(job.request.budget):,} plans beside the templates; {job.request.budget}s would be a time"
+        number = job.request.budget
+        text = f"{int(number):,} plans, without those of the templates; write {number}s for seconds"
         typer.echo(f"{'budget':9} {text}", err=True)
     results: list[SearchResult] = []
     problems: list[Problem] = []
