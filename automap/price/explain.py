@@ -78,10 +78,15 @@ def reasons(lowered: LoweredPlan, evaluator: Evaluator, outcome: Outcome) -> tup
         parts.append((rest if rest > _ROUNDING * float(result.end_s) else 0.0, _zero))
     largest = sorted(parts, key=lambda part: -part[0])[:NUM_REASONS]
     return tuple(
-        f"{seconds / outcome.step_time_s:.0%} of the step ({in_seconds(seconds)}) is {say(case, seconds)}"
+        f"{_share(seconds / outcome.step_time_s)} of the step ({in_seconds(seconds)}) is {say(case, seconds)}"
         for seconds, say in largest
         if seconds > 0.0
     )
+
+
+def _share(share: float) -> str:
+    """A share in whole percent; a small one is not told as none."""
+    return f"{share:.0%}" if share >= 0.005 else "less than 1%"
 
 
 def _exposed(case: Bottleneck) -> list[float]:

@@ -98,7 +98,8 @@ def _facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     shown = ", ".join(f"{number} {kind}" for kind, number in kinds[:NUM_KINDS])
     if len(kinds) > NUM_KINDS:
         rest = sum(number for _, number in kinds[NUM_KINDS:])
-        shown += f", {rest} of {len(kinds) - NUM_KINDS} other kinds"
+        others = len(kinds) - NUM_KINDS
+        shown += f", {rest} of {others} other kinds" if others > 1 else f", {rest} {kinds[-1][0]}"
     coverage = " · ".join(f"{_percent(share)} {state}" for state, share in document["coverage"].items() if share)
     lines = [
         ("model", document["name"]),

@@ -277,6 +277,9 @@ def test_inspect(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "1,235,496" in shown
     assert "8xV100-16GB at a global batch of 64" in " ".join(shown.split())
     assert "100.0 % modelled" in shown
+    # The kinds are all named where one more ends the list.
+    assert main(["inspect", "zoo:llama3-8b:layers=1"]) == 0
+    assert "1 SoftmaxCrossEntropyLoss" in " ".join(capsys.readouterr().out.split())
 
 
 def test_inspect_shows_what_it_can(model: str, capsys: pytest.CaptureFixture[str]) -> None:
