@@ -13,15 +13,14 @@ from collections.abc import Iterator
 
 from automap.errors import PlanError
 from automap.export.configuration import Export, Note, Run, header
+from automap.export.decoder import Decoder, decoder_of
 from automap.price.visible_keys import has_ring
 
 Flag = tuple[str, str | None]
 """A flag and its value, None for one without."""
 YOURS = (
     "Data, tokenizer, learning rate and checkpoints are yours: add their arguments.",
-    "So is the rest of the model. What you do not state has the default of Megatron-LM, which may be another model:",
-    "--ffn-hidden-size, --swiglu, --normalization, --position-embedding-type, --group-query-attention with",
-    "--num-query-groups, --untie-embeddings-and-output-weights, and --moe-ffn-hidden-size of experts.",
+    "So is what a model without its weights does not say, such as --rotary-base, --norm-epsilon, dropout and windows.",
 )
 """Lines at the top of the script that say what is left to the user."""
 
@@ -32,11 +31,11 @@ def write(run: Run) -> Export:
     Raises:
         PlanError: a setting that Megatron-LM has no words for.
     """
-    parallel, model = list(_parallel(run)), list(_model(run))
+    parallel, model = list(_parallel(run)), [*_model(run), *_layers(run)]
     start = f'{run.torchrun} "${{PRETRAIN:-pretrain_gpt.py}}"'
     script = (
         "#!/bin/bash\n"
-        + header(run, YOURS)
+        + header(run, [*YOURS, *_untold(run)])
         + "export CUDA_DEVICE_MAX_CONNECTIONS=1\n\n"
         + _array("MODEL_PARALLEL_ARGS", parallel)
         + _array("MODEL_ARGS", model)
@@ -158,11 +157,61 @@ def _model(run: Run) -> Iterator[Flag]:
         yield "--sgd-momentum", "0.0"  # 0.9 by default (megatron/training/arguments.py, _add_regularization_args)
 
 
+def _decoder(run: Run) -> Decoder:
+    return decoder_of(run.problem.graph, run.evaluator.blocks, run.shape.hidden, run.shape.heads)
+
+
+def _layers(run: Run) -> Iterator[Flag]:
+    """What layers are made of, as far as the graph says it."""
+    found, shape = _decoder(run), run.shape
+    for name, value in (
+        ("--ffn-hidden-size", found.ffn),
+        ("--moe-ffn-hidden-size", found.expert_ffn),
+        ("--moe-shared-expert-intermediate-size", found.shared_ffn),
+    ):
+        if value is not None:
+            yield name, str(value)
+    if found.activation == "swiglu":
+        yield "--swiglu", None
+    if found.norm is not None:
+        yield "--normalization", found.norm
+    if found.positions is not None:
+        yield "--position-embedding-type", found.positions
+    if found.head_size is not None and shape.heads and found.head_size * shape.heads != shape.hidden:
+        yield "--kv-channels", str(found.head_size)
+    if found.kv_heads is not None and shape.heads and found.kv_heads < shape.heads:
+        yield "--group-query-attention", None
+        yield "--num-query-groups", str(found.kv_heads)
+    if found.is_tied is False:
+        yield "--untie-embeddings-and-output-weights", None
+
+
+def _untold(run: Run) -> list[str]:
+    """Lines about arguments that the graph does not say plainly; without them Megatron-LM trains another model."""
+    found, has_dense = _decoder(run), not all(run.shape.has_experts)
+    untold = [
+        *(["--ffn-hidden-size"] if found.ffn is None and has_dense else []),
+        *(["--moe-ffn-hidden-size"] if found.expert_ffn is None and run.shape.experts else []),
+        *(["--swiglu or another activation"] if found.activation is None else []),
+        *(["--normalization"] if found.norm is None else []),
+        *(["--position-embedding-type"] if found.positions is None else []),
+        *(["--group-query-attention with --num-query-groups"] if found.kv_heads is None else []),
+        *(["--untie-embeddings-and-output-weights"] if found.is_tied is None else []),
+    ]
+    if not untold:
+        return []
+    first = "The graph does not say these plainly. State them: by default Megatron-LM may train another model."
+    return [first, f"{', '.join(untold)}."]
+
+
 def _notes(run: Run) -> Iterator[Note]:
     yield Note(about="degrees, stages, batch, ZeRO, recomputation, precision", kept="exact", text="as the plan says")
     what = (
-        "the script that trains it (PRETRAIN; without it pretrain_gpt.py, which trains decoders), the rest of its "
-        "shape (width of the MLP, kind of norm, gate, groups of queries, windows, vocabulary), whose flags the script "
-        "lists, and the data"
+        "the script that trains it (PRETRAIN; without it pretrain_gpt.py, which trains decoders), the data, and what a "
+        "model without its weights does not say (base of rotary positions, epsilon of norms, dropout, windows, "
+        "vocabulary)"
     )
+    untold = _untold(run)
+    if untold:
+        what += f"; also {untold[-1].removesuffix('.')}, which the graph does not say plainly"
     yield Note(about="model", kept="left to you", text=what)

@@ -91,7 +91,8 @@ NUMBERS = (
     "tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size", "expert-model-parallel-size",
     "expert-tensor-parallel-size", "num-layers-per-virtual-pipeline-stage", "micro-batch-size", "global-batch-size",
     "recompute-num-layers", "num-layers", "hidden-size", "num-attention-heads", "seq-length", "max-position-embeddings",
-    "num-experts", "moe-router-topk", "make-vocab-size-divisible-by",
+    "num-experts", "moe-router-topk", "make-vocab-size-divisible-by", "ffn-hidden-size", "moe-ffn-hidden-size",
+    "moe-shared-expert-intermediate-size", "kv-channels", "num-query-groups",
 )  # fmt: skip
 CHOICES = {
     "cp-comm-type": ("p2p", "a2a", "allgather", "a2a+p2p"),
@@ -102,10 +103,13 @@ CHOICES = {
     "fp8-format": ("e4m3", "hybrid"),
     "fp8-recipe": ("tensorwise", "delayed", "mxfp8", "blockwise"),
     "optimizer": ("adam", "sgd"),
+    "normalization": ("LayerNorm", "RMSNorm"),
+    "position-embedding-type": ("learned_absolute", "rope", "mrope", "relative", "none"),
 }
 SWITCHES = (
     "sequence-parallel", "use-distributed-optimizer", "overlap-grad-reduce", "overlap-param-gather", "tp-comm-overlap",
-    "bf16", "fp16", "accumulate-allreduce-grads-in-fp32", "disable-bias-linear",
+    "bf16", "fp16", "accumulate-allreduce-grads-in-fp32", "disable-bias-linear", "swiglu", "group-query-attention",
+    "untie-embeddings-and-output-weights",
 )  # fmt: skip
 
 

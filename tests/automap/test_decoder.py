@@ -1,0 +1,108 @@
+"""What configurations say of the layers of a transformer is what the model was built with."""
+
+import pytest
+from transformers import Phi3Config
+
+from automap.cluster import parse_cluster
+from automap.export.configuration import read_run
+from automap.export.decoder import Decoder, decoder_of
+from automap.export.export import export
+from automap.problem import Problem
+from automap.space.target_limits import plan_space
+from automap.space.templates import templates
+from ir import zoo
+from ir.onnx.load import load_model
+from service.loading import export_config
+
+GPT = Decoder(
+    ffn=256,
+    expert_ffn=None,
+    shared_ffn=None,
+    activation="gelu",
+    norm="LayerNorm",
+    positions="learned_absolute",
+    head_size=16,
+    kv_heads=4,
+    is_tied=True,
+)
+LLAMA = Decoder(
+    ffn=160,
+    expert_ffn=None,
+    shared_ffn=None,
+    activation="swiglu",
+    norm="RMSNorm",
+    positions="rope",
+    head_size=8,
+    kv_heads=2,
+    is_tied=False,
+)
+MIXTURE = Decoder(
+    ffn=128,
+    expert_ffn=128,
+    shared_ffn=48,
+    activation="swiglu",
+    norm="RMSNorm",
+    positions="rope",
+    head_size=16,
+    kv_heads=2,
+    is_tied=False,
+)
+
+
+def exported(graph):
+    """The run of a template for Megatron-LM, and what its files say."""
+    problem = Problem.build(graph, parse_cluster("4xA100"), {"global_batch": 16, "target": "megatron-core"})
+    space = plan_space(problem)
+    plan = space.decode(next(values for _, values in templates(space)))
+    return read_run(plan, problem, problem.target), export(plan, problem, "megatron-core")
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("gpt:layers=3,hidden=64,heads=4,seq_len=32,vocab_size=100", GPT),
+        ("llama:layers=3,hidden=64,heads=8,kv_heads=2,ffn=160,seq_len=32,vocab_size=100", LLAMA),
+        (
+            "moe:layers=3,hidden=64,heads=4,kv_heads=2,ffn=128,experts=4,seq_len=32,vocab_size=96,shared_ffn=48,"
+            "dense_layers=1",
+            MIXTURE,
+        ),
+    ],
+)
+def test_models_of_the_zoo(spec, expected):
+    run, found = exported(zoo.build(spec))
+    blocks = run.evaluator.blocks
+    assert decoder_of(run.problem.graph, blocks, run.shape.hidden, run.shape.heads) == expected
+    script = found.files["megatron.sh"]
+    flags = {
+        f"--ffn-hidden-size {expected.ffn}": True,
+        f"--num-query-groups {expected.kv_heads}": expected.kv_heads < run.shape.heads,
+        "--swiglu": expected.activation == "swiglu",
+        f"--normalization {expected.norm}": True,
+        f"--moe-ffn-hidden-size {expected.expert_ffn}": expected.expert_ffn is not None,
+        f"--moe-shared-expert-intermediate-size {expected.shared_ffn}": expected.shared_ffn is not None,
+        "--untie-embeddings-and-output-weights": not expected.is_tied,
+    }
+    assert {flag: f"    {flag}\n" in script for flag in flags} == flags
+    assert "does not say these plainly" not in script
+
+
+def test_one_product_for_queries_keys_and_values_and_one_for_gate_and_width(tmp_path):
+    """Phi-3 as PyTorch exports it: both are taken apart by slices."""
+    sizes = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "vocab_size": 128}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    Phi3Config(**sizes, **heads, pad_token_id=0, eos_token_id=1, bos_token_id=2).save_pretrained(tmp_path)
+    graph = load_model(export_config(f"hf:{tmp_path}:seq_len=32")[0])
+    run, _ = exported(graph)
+    assert decoder_of(graph, run.evaluator.blocks, run.shape.hidden, run.shape.heads) == LLAMA
+
+
+def test_what_is_not_plain_is_named():
+    """The plain ReLU of T5 is no activation that Megatron-LM takes by default, and its places are biases of scores."""
+    run, found = exported(zoo.build("t5:layers=2,hidden=64,heads=4,head_size=16,ffn=160,seq_len=32,vocab_size=96"))
+    shape = decoder_of(run.problem.graph, run.evaluator.blocks, run.shape.hidden, run.shape.heads)
+    assert (shape.ffn, shape.norm, shape.activation, shape.positions) == (160, "RMSNorm", None, None)
+    script = found.files["megatron.sh"]
+    assert "# --swiglu or another activation, --position-embedding-type.\n" in script
+    (note,) = [note for note in found.notes if note.about == "model"]
+    assert "--position-embedding-type, which the graph does not say plainly" in note.text
