@@ -61,7 +61,7 @@ def run_demo(folder: Path, *, budget: str = "25s", seed: int = 0) -> int:
     """
     folder.mkdir(parents=True, exist_ok=True)
     began, failures = time.monotonic(), 0
-    with _exporting(folder / "gpt2-xl") as gpt2_xl, _service(folder / "service.log") as url:
+    with _exporting(folder / "gpt2-xl") as gpt2_xl, started_service(folder / "service.log") as url:
         say(f"The service runs at {url} (private Redis, one worker); its log is {folder / 'service.log'}.")
         with AutomapClient(url) as client:
             for case in _cases(gpt2_xl):
@@ -185,7 +185,7 @@ def _exporting(folder: Path) -> Iterator[Callable[[], bytes]]:
 
 
 @contextlib.contextmanager
-def _service(log: Path) -> Iterator[str]:
+def started_service(log: Path) -> Iterator[str]:
     """Runs the service on a free port with a data folder of its own; gives its URL."""
     with tempfile.TemporaryDirectory(prefix="automap-demo-") as data, log.open("wb") as errors:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("AUTOMAP_")}
