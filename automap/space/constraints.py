@@ -67,10 +67,11 @@ class Constrained:
                         value=constraint.stage,
                         repair=f"Give them the same stage: {self._unit_name(unit)}.",
                     )
-                if constraint.recompute is not None:
-                    for mode, name in enumerate(RECOMPUTE_MODES):
-                        again = bool(evaluator.masks(kind)[name][offset])
-                        forced[int(constraint.recompute), unit, mode] &= again == constraint.recompute
+                again = [bool(evaluator.masks(kind)[name][offset]) for name in RECOMPUTE_MODES]
+                # What no mode runs again, as units without a backward pass, binds nothing.
+                if constraint.recompute is not None and _runs_again(problem, again):
+                    forced[int(constraint.recompute), unit] &= np.array(again) == constraint.recompute
+            self._check_recompute(index, constraint, places, evaluator)
             self._check_sharding(index, constraint, places)
         self._check_equal_layers(named)
         self.kept, self.again = forced
@@ -92,6 +93,23 @@ class Constrained:
         }
         chosen = [select(constraint.scope, names) for constraint in self.problem.hints.constraints]
         return [[place[name] for name in found if name in place] for found in chosen]
+
+    def _check_recompute(
+        self, index: int, constraint: Constraint, places: Iterable[tuple[int, int]], evaluator: Evaluator
+    ) -> None:
+        """Refuses operators that must run again, none of which the target can run again."""
+        target = self.problem.target
+        masks = [(self._units[unit].type, offset) for unit, offset in places]
+        masks = [(kind, offset) for kind, offset in masks if not evaluator.recomputed.is_frozen(kind)]
+        if constraint.recompute and target is not None and masks:
+            again = ([bool(evaluator.masks(kind)[name][at]) for name in RECOMPUTE_MODES] for kind, at in masks)
+            if not any(_runs_again(self.problem, one) for one in again):
+                raise ProblemError(
+                    f"{target.name} runs none of these operators again",
+                    field=f"hints.constraints[{index}].recompute",
+                    value=True,
+                    repair="Name operators of layers, leave it out, or use another target.",
+                )
 
     def _check_sharding(self, index: int, constraint: Constraint, places: Iterable[tuple[int, int]]) -> None:
         """Refuses a placement that none of the named operators can have."""
@@ -278,3 +296,9 @@ class Constrained:
             return False
         wanted = (constraint.sharding or {}).get(axis)
         return wanted is None or signature.outputs[0] == parse_placement(wanted)
+
+
+def _runs_again(problem: Problem, again: Sequence[bool]) -> bool:
+    """Whether some recompute mode of the target runs an operator again, of which `again` says so for every mode."""
+    kept = RECOMPUTE_MODES if problem.target is None else problem.target.recompute
+    return any(found and name in kept for name, found in zip(RECOMPUTE_MODES, again, strict=True))

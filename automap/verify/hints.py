@@ -69,7 +69,24 @@ def _fixed(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[Violat
 
 
 def _mode(chunk: Chunk, model: Model, mode: str) -> frozenset[int]:
-    """The operators that a recompute mode recomputes."""
+    """The operators that a recompute mode recomputes; a unit without a backward pass runs nothing again."""
+    return _whole_mode(chunk, model, mode) - _without_backward(chunk, model)
+
+
+def _without_backward(chunk: Chunk, model: Model) -> frozenset[int]:
+    """The operators of units in which and before which nothing is trained."""
+    graph, units = model.graph, {model.unit_of[index] for index in chunk.operators}
+    ranges = [range(model.blocks.units[number].start, model.blocks.units[number].stop) for number in units]
+    return frozenset(
+        index
+        for unit in ranges
+        if not any(op.is_live and graph.runs_backward(op) for op in graph.operators[unit.start : unit.stop])
+        for index in unit
+    )
+
+
+def _whole_mode(chunk: Chunk, model: Model, mode: str) -> frozenset[int]:
+    """The operators that a recompute mode recomputes where everything is trained."""
     if mode == "full":
         target = model.problem.target
         if target is None:
@@ -104,7 +121,13 @@ def _core(chunk: Chunk, model: Model) -> frozenset[int]:
 
 
 def _recomputed(chunks: Sequence[Chunk], model: Model, named: Sequence[set[int]]) -> Iterator[Violation]:
-    """Where some operators of a rank must be recomputed, its other operators may be, exempted or not."""
+    """Where some operators of a rank must be recomputed, its other operators may be, exempted or not.
+
+    Operators that no mode of the target runs again, as those without a backward pass, bind nothing.
+    """
+    modes = ("selective", "full") if model.problem.target is None else model.problem.target.recompute
+    able = frozenset[int]().union(*(_mode(chunk, model, mode) for chunk in chunks for mode in modes))
+    named = [members & able for members in named]
     for chunk in chunks:
         of_rank = {i for other in chunks if other.rank == chunk.rank for i in other.operators}
         constraints = model.problem.hints.constraints

@@ -55,6 +55,20 @@ def test_opposite_shardings_of_equal_layers_are_refused(gpt, first, second, said
     PlanSpace(problem(gpt(), [asked[0], asked[0] | {"scope": scopes[1]}]))
 
 
+def test_what_a_target_runs_again_binds_and_other_operators_are_refused(gpt):
+    """Megatron-LM runs layers again, and neither the head nor the loss."""
+
+    def found(scope):
+        hints = {"constraints": [{"scope": scope, "recompute": True}]}
+        asked = Problem.build(gpt(), "2xA100", {"global_batch": 8, "target": "megatron-core"}, hints)
+        return search(asked, Budget(evaluations=10)).plan
+
+    assert all(stage.recompute for stage in found("**").stages)
+    with pytest.raises(ProblemError, match="megatron-core runs none of these operators again") as caught:
+        found("loss")
+    assert caught.value.field == "hints.constraints[0].recompute"
+
+
 def test_the_opposite_of_a_fixed_recomputation_is_refused(gpt):
     constraints = [{"scope": "**", "recompute": False}]
     assert problem(gpt(), constraints, recompute="none").hints.fix.recompute == "none"

@@ -9,10 +9,12 @@ from adapted_networks import LAYERS, RANK, SIZE, TOKENS, Encoded, Transformer, f
 from long_cases import long_but
 from torch.utils.flop_counter import FlopCounterMode
 
+from agents.searcher import Budget, search
 from automap.bounds.partial_plans import BoundTable, PartialPlan
 from automap.cost_graph.families import families, parts
 from automap.cost_graph.family_bounds import FamilyBounds
 from automap.errors import ProblemError
+from automap.globs import select
 from automap.plan import model_ref
 from automap.price.estimate import estimate_lowered, price
 from automap.problem import Problem
@@ -188,6 +190,24 @@ def test_all_ways_of_pricing_agree_and_no_plan_beats_its_bounds(name, cluster, t
                 if values[space.first.zero] in each.zeros and not each.is_unlike:
                     known.setdefault(each, bounds.bound(each, np.inf))
                     assert known[each] <= seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    "hints",
+    [
+        {"fix": {"recompute": "full"}},
+        {"fix": {"recompute": "selective"}},
+        {"constraints": [{"scope": "layers.*", "recompute": True}]},
+    ],
+)
+def test_wanted_recomputation_binds_what_has_a_backward_pass(hints):
+    """Frozen layers in front run nothing again; a search finds plans all the same, which pass."""
+    problem = problem_of(zoo.build(LLAMA), "2xA100", 16, hints, trainer="ddp", frozen=["embed*", "layers.[01].*"])
+    (stage,) = search(problem, Budget(evaluations=10)).plan.stages
+    found = {name for glob in stage.recompute for name in select(glob, [op.name for op in problem.graph])}
+    scopes = {name.partition("/")[0][: len("layers.0")] for name in found}
+    assert not scopes & {"layers.0", "layers.1"}
+    assert found or hints["fix"] == {"recompute": "selective"}, "a kernel may fuse all that this mode runs again"
 
 
 @pytest.mark.parametrize(
