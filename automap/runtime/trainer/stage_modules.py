@@ -100,7 +100,12 @@ def cut(module: nn.Module, roles: Roles, num_stages: int) -> tuple[list[nn.Modul
 
 
 def _place(traced: torch.fx.Graph, module: nn.Module, roles: Roles) -> dict[torch.fx.Node, int]:
-    """The stage of every node that depends on a parameter."""
+    """The stage of every node that depends on a parameter.
+
+    A parameter that is read in place of its module is refused: the stages would hold it apart from the network, whose
+    parameters are what the optimizer and checkpoints see.
+    """
+    names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     found: dict[torch.fx.Node, int] = {}
     for node in traced.nodes:
         stages = [found[n] for n in node.all_input_nodes if n in found]
@@ -111,11 +116,20 @@ def _place(traced: torch.fx.Graph, module: nn.Module, roles: Roles) -> dict[torc
                 stages.append(span[0])
             elif any(True for _ in child.parameters()):
                 raise refuse_cut(f"{node.target} is not in the plan's model", "Give the model that was searched.")
-        elif node.op == "get_attr" and isinstance(getattr(module, str(node.target), None), nn.Parameter):
-            raise refuse_cut(f"the parameter {node.target} belongs to no module", "Put it into a module of its own.")
+        elif node.op == "get_attr" and str(node.target) in names:
+            raise _read_apart(str(node.target), module)
         if stages:
             found[node] = max(stages)
     return found
+
+
+def _read_apart(name: str, module: nn.Module) -> FinerThanModules:
+    """The error for a parameter that code which is cut reads itself."""
+    owner, _, last = name.rpartition(".")
+    if owner and not any(True for _ in module.get_submodule(owner).children()):
+        text = f"several stages run {owner}, or code between modules reads its {last}"
+        return refuse_cut(text, "Use a plan without a pipeline.")
+    return refuse_cut(f"the parameter {name} belongs to no module of one stage", "Put it into a module of its own.")
 
 
 def _crossing(traced: torch.fx.Graph, stage_of: dict[torch.fx.Node, int], number: int) -> torch.fx.Node:

@@ -1,0 +1,70 @@
+"""Stages of networks that are traced and cut between modules; without processes."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from automap.runtime.trainer.roles import Roles
+from automap.runtime.trainer.stage_modules import cut
+from automap.runtime.trainer.supported_plans import FinerThanModules
+
+
+class Inner(nn.Module):
+    """Two layers, and what else may be read: a parameter of its own, a layer once more, or the weight of a layer."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.first, self.second, self.shared = (nn.Linear(4, 4) for _ in range(3))
+        self.own = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        y = self.second(self.shared(self.first(x)) if self.kind == "shared" else self.first(x))
+        match self.kind:
+            case "shared":
+                return self.shared(y)
+            case "own":
+                return y * self.own
+            case "weight":
+                return F.linear(y, self.first.weight)
+        return y
+
+
+class Outer(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.inner, self.head = Inner(kind), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.head(self.inner(x))
+
+
+ONCE = {"inner.first": 0, "inner.second": 1, "head": 1}
+
+
+def stages_of(kind):
+    more = {"shared": ({"inner.shared": 0}, {"inner.shared": 1}), "own": ({"inner": 1}, {"inner": 1})}
+    first, last = more.get(kind, ({"inner": 1}, {"inner": 1}) if kind == "weight" else ({}, {}))
+    return cut(Outer(kind), Roles(stages=ONCE | first, ends=ONCE | last), 2)
+
+
+def test_each_stage_has_its_modules():
+    stages, names = stages_of("")
+    assert names == ["x"]
+    found = [{name.rpartition(".")[0] for name, _ in stage.named_parameters()} for stage in stages]
+    assert found == [{"inner.first"}, {"inner.second", "head"}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("shared", r"several stages run inner\.shared"),
+        ("weight", r"inner\.first, or code between modules reads its weight"),
+        ("own", r"the parameter inner\.own belongs to no module"),
+    ],
+)
+def test_parameters_that_cut_code_reads_are_finer_than_modules(kind, said):
+    """A stage would hold them apart from the network, and neither optimizer nor checkpoint would see their changes."""
+    with pytest.raises(FinerThanModules, match=said):
+        stages_of(kind)
