@@ -11,6 +11,7 @@ from automap.errors import PlanError
 from automap.plan import Plan
 from automap.runtime.trainer.module_tree import tied_names
 from automap.targets import OWN, targets
+from ir.frozen import names_in_file
 from ir.graph import Graph
 
 INSTEAD = "Search with --target automap, whose plans modules run."
@@ -70,10 +71,11 @@ def check_parameters(graph: Graph, module: nn.Module) -> None:
     wanted: dict[str, int] = {}
     ties = tied_names(module)
     for tensor in graph.parameters:
-        name = graph.pieces[tensor.name][0] if tensor.name in graph.pieces else tensor.name
-        # A file may have any of the names of a shared parameter.
-        name = ties.get(name, name)
-        wanted[name] = wanted.get(name, 0) + tensor.num_elements
+        names = names_in_file(graph, tensor.name)
+        for name in names:
+            # A file may have any of the names of a shared parameter.
+            first = ties.get(name, name)
+            wanted[first] = wanted.get(first, 0) + tensor.num_elements // len(names)
     found = {name: p.numel() for name, p in module.named_parameters()}
     wrong = sorted({name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)})
     if wrong:

@@ -5,7 +5,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from automap.errors import PlanError
 from automap.runtime.torch_export import export_onnx
+from automap.runtime.trainer.supported_plans import check_parameters
 from ir.errors import ModelError
 from ir.onnx.readers.nodes import FROZEN_KEY
 from ir.onnx.sandbox import import_model
@@ -57,3 +59,33 @@ def test_files_of_before_say_a_sentence_and_broken_names_are_refused() -> None:
     for broken in ("[", "[1]", '["adapter.weight"'):
         with pytest.raises(ModelError, match="as a JSON list"):
             import_model(with_metadata(broken))
+
+
+class Mixture(nn.Module):
+    """Experts that are modules of their own: each computes all tokens, and counts for those routed to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.gate, self.head = nn.Embedding(16, 8), nn.Linear(8, 4, bias=False), nn.Linear(8, 16)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 8)) for _ in range(self.gate.out_features)
+        )
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        weights, chosen = self.gate(x).softmax(-1).topk(2, -1)
+        parts = [(weights * (chosen == n)).sum(-1, keepdim=True) * e(x) for n, e in enumerate(self.experts)]
+        return self.head(sum(parts, torch.zeros_like(x)))
+
+
+def test_experts_of_a_network_are_those_of_its_graph() -> None:
+    """The graph has the weights of all experts in one tensor, the network one parameter for each."""
+    graph = import_model(export_onnx(lambda: (Mixture(), torch.zeros(1, 6, dtype=torch.int64))))
+    assert graph.expert_names
+    check_parameters(graph, Mixture())
+    other = Mixture()
+    other.experts[3][2] = nn.Linear(12, 8, bias=False)
+    with pytest.raises(
+        PlanError, match=r"experts\.3\.2\.bias: the model of the plan has 8 elements there, the module none"
+    ):
+        check_parameters(graph, other)
