@@ -64,8 +64,8 @@ def read_edges(path: Path) -> Graph:
         words = line.partition("#")[0].replace(",", " ").split()
         if not words:
             continue
-        if len(words) < 2 or not all(word.isascii() and word.isdigit() for word in words[:2]):
-            repair = "Write two whole numbers from 0 on, with a blank, a tab or a comma between them."
+        if len(words) < 2 or not all(map(_is_node, words[:2])):
+            repair = "Write two whole numbers from 0 to 2^63 - 1, with a blank, a tab or a comma between them."
             raise ProblemError("no edge", field=f"edges, line {number}", value=line[:60], repair=repair)
         pairs += int(words[0]), int(words[1])
         if len(pairs) > 2 * MOST_EDGES:
@@ -75,6 +75,11 @@ def read_edges(path: Path) -> Graph:
     # Numbers of nodes need not be consecutive in the file.
     _, numbers = np.unique(np.array(pairs, dtype=np.int64), return_inverse=True)
     return _graph(numbers[::2], numbers[1::2], int(numbers.max()) + 1)
+
+
+def _is_node(word: str) -> bool:
+    """Whether a word of a file is the number of a node, which fits into 64 bits."""
+    return word.isascii() and word.isdigit() and len(word) <= 100 and int(word) < 1 << 63
 
 
 def _graph(heads: Ints, tails: Ints, nodes: int) -> Graph:

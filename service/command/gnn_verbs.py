@@ -96,13 +96,15 @@ def profile(
     output: OutputOption = None,
     machines: Annotated[int, typer.Option(min=1, max=1024, help="Machines, each with one partition.")] = 4,
     gpus: Annotated[int, typer.Option(min=0, max=64, help="GPUs of a machine.")] = 2,
-    cpus: Annotated[float, typer.Option(min=1, help="Cores of a machine.")] = 16.0,
-    nic: Annotated[float, typer.Option(min=0.001, help="Gbit/s that a machine sends and receives.")] = 25.0,
+    cpus: Annotated[float, typer.Option(min=1, max=65536, help="Cores of a machine.")] = 16.0,
+    nic: Annotated[float, typer.Option(min=0.001, max=1e5, help="Gbit/s that a machine sends and receives.")] = 25.0,
     workers: Annotated[int, typer.Option(min=1, max=4096, help="Workers, of one GPU each.")] = 6,
     samplers: Annotated[int, typer.Option(min=1, max=64, help="Samplers of a worker.")] = 2,
     batch: Annotated[int, typer.Option(min=1, help="Seeds in a mini-batch of a worker.")] = 1000,
     fan_outs: Annotated[str, typer.Option(help="Neighbours of a node, hop by hop.")] = "15,10,5",
-    features: Annotated[int, typer.Option(min=1, help="Number of features of a node, 4 bytes each.")] = 100,
+    features: Annotated[
+        int, typer.Option(min=1, max=10_000_000, help="Number of features of a node, 4 bytes each.")
+    ] = 100,
     train_s: Annotated[
         str, typer.Option(help="Seconds of training on a mini-batch; or `measured`: this and sampling, on this host.")
     ] = "0.06",
@@ -116,7 +118,7 @@ def profile(
     from automap.gnn.profile import Setting, parse_made_up, profile_graph, told
 
     hops = fan_outs.split(",")
-    if not all(hop.strip().isdigit() and 0 < int(hop) <= 10_000 for hop in hops):
+    if not all(hop.strip().isdecimal() and len(hop) <= 100 and 0 < int(hop) <= 10_000 for hop in hops):
         raise ProblemError("no fan-outs", field="fan_outs", value=fan_outs, repair="Give numbers as in 15,10,5.")
     setting = Setting(
         machines=machines,

@@ -53,6 +53,10 @@ def test_a_graph_becomes_a_problem_that_is_searched(tmp_path, capsys):
     assert "2,000 nodes" in capsys.readouterr().err
     assert main(["gnn", "search", str(problem), "--budget", "20", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == "automap.gnn-plan/1"
-    for option, value in (("fan-outs", "four"), ("train-s", "soon")):
+    for option, value in (("fan-outs", "four"), ("fan-outs", "5,²"), ("train-s", "soon")):
         assert main(["gnn", "profile", "2000x8", f"--{option}", value]) == 2
         assert option.replace("-", "_") in capsys.readouterr().err
+    # A document that `gnn search` would refuse is not written.
+    for option, value in (("nic", "inf"), ("cpus", "1e9"), ("features", "99999999999")):
+        assert main(["gnn", "profile", "2000x8", f"--{option}", value]) == 2
+        assert f"--{option}" in capsys.readouterr().err

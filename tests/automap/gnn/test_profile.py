@@ -33,7 +33,14 @@ def test_an_edge_list_is_read(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "field"),
-    [("", "edges"), ("1 2\n3\n", "edges, line 2"), ("1 -2\n", "edges, line 1"), ("a b", "edges, line 1")],
+    [
+        ("", "edges"),
+        ("1 2\n3\n", "edges, line 2"),
+        ("1 -2\n", "edges, line 1"),
+        ("a b", "edges, line 1"),
+        (f"1 {(1 << 63) - 1}\n1 {1 << 63}\n", "edges, line 2"),
+        ("1 " + "9" * 5000, "edges, line 1"),
+    ],
 )
 def test_what_is_no_edge_list_is_named(text, field, tmp_path):
     path = tmp_path / "edges.txt"
