@@ -296,7 +296,7 @@ class ModuleTrainer:
         loss = self._loss
         if self.roles.splits_classes:
             loss = functools.partial(split_cross_entropy, axis=self._axis, ignored=IGNORED)
-        found = run_again(loss, outputs, labels) if LOSS in self.roles.recomputed else loss(outputs, labels)
+        found = run_again(None, loss, outputs, labels) if LOSS in self.roles.recomputed else loss(outputs, labels)
         return found * (self.scaling.scale / self._total)
 
     def _low_precision(self) -> torch.dtype | None:

@@ -18,12 +18,21 @@ from torch.distributed.pipelining._backward import stage_backward, stage_backwar
 from torch.distributed.pipelining.schedules import RESHARD, UNSHARD, _Action, _PipelineScheduleRuntime
 
 from automap.plan import Plan
+from automap.runtime.trainer.running_statistics import StatisticsKept
 from automap.schedule import write_order
 
 SINGLE = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 
 
-class _ScatteringStage(PipelineStage):
+class _Stage(PipelineStage):
+    """A stage whose running statistics do not count the made-up samples that torch finds shapes with."""
+
+    def _forward_metadata_inference(self, *args: Any, **kwargs: Any) -> Any:
+        with StatisticsKept(self.submod):
+            return super()._forward_metadata_inference(*args, **kwargs)
+
+
+class _ScatteringStage(_Stage):
     """A stage that scatters gradients after every micro-batch; torch's own keep them whole until the last one."""
 
     def __init__(self, *args: Any, frees_weights: bool, **kwargs: Any) -> None:
@@ -94,7 +103,7 @@ def make_schedule(
         group: the pipeline ranks.
     """
     number, count, kind = len(plan.stages), plan.num_micro_batches, plan.schedule.kind
-    make: Any = PipelineStage
+    make: Any = _Stage
     if zero > 1:
         make = lambda *args, **kwargs: _ScatteringStage(*args, frees_weights=zero == 3, **kwargs)  # noqa: E731
     made = [make(stage, n, number, device, group=group) for n, stage in stages.items()]

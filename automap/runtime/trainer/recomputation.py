@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from automap.errors import PlanError
 from automap.globs import select
 from automap.plan import Plan
 from automap.runtime.trainer.module_tree import LOSS, role_of, unit_paths
+from automap.runtime.trainer.running_statistics import StatisticsKept
 from automap.runtime.trainer.supported_plans import INSTEAD, refuse
 from ir.graph import Graph, Operator
 
@@ -108,9 +110,21 @@ def _kept(module: nn.Module, path: str, stays: Mapping[str, bool]) -> Iterator[s
             yield from _kept(child, inner, stays)
 
 
-def run_again(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A forward pass that saves its inputs alone and runs again in the backward pass."""
-    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+def run_again(module: nn.Module | None, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A forward pass that saves its inputs alone and runs again in the backward pass.
+
+    Args:
+        module: what runs, if it is a module: the second pass leaves its running statistics as they are.
+        forward: its code.
+        args: what the code takes.
+        kwargs: what it takes by name.
+    """
+    again: AbstractContextManager[None] = nullcontext() if module is None else StatisticsKept(module)
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), again
+
+    return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
 
 def recompute(module: nn.Module, recomputed: Mapping[str, tuple[str, ...]]) -> None:
@@ -124,9 +138,9 @@ def recompute(module: nn.Module, recomputed: Mapping[str, tuple[str, ...]]) -> N
         if path != LOSS:
             child = module.get_submodule(path)
             if kept:
-                child.forward = _InParts(child.forward, path, [module.get_submodule(inner) for inner in kept])
+                child.forward = _InParts(child, path, [module.get_submodule(inner) for inner in kept])
             else:
-                child.forward = functools.partial(run_again, child.forward)
+                child.forward = functools.partial(run_again, child, child.forward)
 
 
 class _Pass:
@@ -145,8 +159,8 @@ class _InParts:
     pass of the code around them.
     """
 
-    def __init__(self, forward: Callable[..., Any], path: str, kept: Sequence[nn.Module]) -> None:
-        self._forward, self._path = forward, path
+    def __init__(self, module: nn.Module, path: str, kept: Sequence[nn.Module]) -> None:
+        self._module, self._forward, self._path = module, module.forward, path
         self._present: _Pass | None = None
         for child in kept:
             child.forward = functools.partial(self._run_once, child.forward)
@@ -165,7 +179,7 @@ class _InParts:
             finally:
                 self._present = before
 
-        found = run_again(run, *args, **kwargs)
+        found = run_again(self._module, run, *args, **kwargs)
         if any(tensor._version != version for tensor, version in passes[0].versions):
             raise PlanError(
                 "its code changes in place what a layer of it made, so that it cannot run again in parts",

@@ -1,0 +1,31 @@
+"""Running statistics of normalisations, which count every sample once, whatever a plan runs more than once."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+Buffers = dict[str, Tensor | None]
+
+
+class StatisticsKept:
+    """A context in which a module is trained without a change of its running statistics; it may be entered often.
+
+    Copies are changed in place of them, since backward passes of other micro-batches may be under way.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._before: list[list[tuple[_NormBase, Buffers]]] = []
+
+    def __enter__(self) -> None:
+        norms = [part for part in self._module.modules() if isinstance(part, _NormBase) and part.training]
+        self._before.append([(part, dict(part._buffers)) for part in norms])
+        for part in norms:
+            part._buffers.update({n: None if x is None else x.clone() for n, x in part._buffers.items()})
+
+    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, at: TracebackType | None) -> None:
+        for part, buffers in self._before.pop():
+            part._buffers.update(buffers)
