@@ -25,6 +25,9 @@ from automap.runtime.trainer.gradients import local_of
 from automap.runtime.trainer.roles import Roles
 from automap.runtime.trainer.sharded_modules import interleave, weight_dim
 
+INDEX = ".metadata"
+"""The file of a checkpoint that says what is in the others (torch.distributed.checkpoint.filesystem)."""
+
 
 class Checkpoint:
     """The weights, buffers and optimizer state of a network on this rank, by their names in files."""
@@ -125,17 +128,26 @@ def read(folder: Path, state: dict[str, Any]) -> None:
     Raises:
         UserError: the folder is missing or damaged, or its checkpoint is one of another network or optimizer.
     """
+    absent = [False] * dist.get_world_size()
+    dist.all_gather_object(absent, not (folder / INDEX).is_file())
+    if any(absent):
+        # torch would write traces of it into the log.
+        raise _unreadable(folder, absent.index(True), f"No such file, {INDEX}")
     try:
         load(state, checkpoint_id=folder)
     except CheckpointException as fault:
         rank, (failure, _) = min(fault.failures.items(), key=lambda one: one[0])
         why = f"{type(failure).__name__}, {' '.join(str(failure).split()) or 'a file ends too early'}"
-        raise UserError(
-            f"no checkpoint that this network and optimizer can read: process {rank} says {why}",
-            field="folder",
-            value=str(folder),
-            repair="Give the folder of a complete checkpoint of the same network and kind of optimizer.",
-        ) from None
+        raise _unreadable(folder, rank, why) from None
+
+
+def _unreadable(folder: Path, rank: int, why: str) -> UserError:
+    return UserError(
+        f"no checkpoint that this network and optimizer can read: process {rank} says {why}",
+        field="folder",
+        value=str(folder),
+        repair="Give the folder of a complete checkpoint of the same network and kind of optimizer.",
+    )
 
 
 def _on_first_process(work: Callable[[], None], device: torch.device) -> None:

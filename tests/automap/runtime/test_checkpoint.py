@@ -54,10 +54,12 @@ def cut(path):
         (lambda folder: None, lambda: state() | {"model.weight": torch.zeros(5)}, "Size mismatch"),
     ],
 )
-def test_a_checkpoint_that_cannot_be_read_is_an_error_with_a_repair(folder, damage, wanted, word):
+def test_a_checkpoint_that_cannot_be_read_is_an_error_with_a_repair(folder, damage, wanted, word, caplog):
     damage(folder)
     with pytest.raises(UserError, match="no checkpoint that this network and optimizer can read") as fault:
         read(folder, wanted())
     assert word in str(fault.value)
     assert (fault.value.field, fault.value.value) == ("folder", str(folder))
     assert fault.value.repair
+    if not (folder / ".metadata").exists():
+        assert not caplog.records, "torch writes no traces where there is no checkpoint"
