@@ -42,7 +42,7 @@ from automap.runtime.trainer.process_mesh import own_device
 from automap.runtime.trainer.skipping_stages import drop_weights
 from automap.runtime.trainer.split_check import PROBE_ULPS, computes, probe_inputs
 from automap.runtime.trainer.supported_plans import INSTEAD
-from automap.runtime.trainer.training_graph import data_inputs, input_names, scores_of
+from automap.runtime.trainer.training_graph import check_count, check_data, data_inputs, input_names, scores_of
 from ir.graph import Graph
 from ir.operators.experts import COMBINE, DISPATCH
 
@@ -104,7 +104,7 @@ class GraphTrainer:
         """
         _check_code(module, graph, whole, finer)
         self.plan, self.why, self.device = plan, str(finer), own_device()
-        graph = as_trained(graph, module)
+        self._graph = graph = as_trained(graph, module)
         _check_scores(graph, whole, self.device)
         self.scaling = LossScale(self.device, on=plan.training.precision == "fp16")
         values = {name: tensor.detach().to(self.device) for name, tensor in whole.values.items()}
@@ -150,14 +150,10 @@ class GraphTrainer:
         Returns:
             The loss of the whole batch; where replicas are trained apart, that of the samples of this rank's replica.
         """
-        if any(len(x) != len(self.rows) for x in data):
-            raise PlanError(
-                f"this rank reads {len(self.rows)} samples", field="data", value=[len(x) for x in data],
-                repair="Give the samples at `trainer.rows` of a global batch.",
-            )  # fmt: skip
+        check_data(data, self._graph, len(self.rows))
         self._take_up()
         self._given = dict(zip((*self._inputs, self._labels), (x.to(self.device) for x in data), strict=True))
-        count, scale = self._sum(self._own_count()), self.scaling.scale
+        count, scale = check_count(self._sum(self._own_count())), self.scaling.scale
         for executor in self._executors.values():
             executor.scale = scale / count
         loss = self._pipeline.step(self._part)

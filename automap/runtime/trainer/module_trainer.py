@@ -48,7 +48,7 @@ from automap.runtime.trainer.split_check import (
 )
 from automap.runtime.trainer.split_dropout import alike, drop_independently
 from automap.runtime.trainer.stage_modules import Untraced, cut, prune
-from automap.runtime.trainer.training_graph import input_names, scores_of
+from automap.runtime.trainer.training_graph import check_count, check_data, input_names, scores_of
 from ir.graph import Graph
 
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -80,7 +80,7 @@ class ModuleTrainer:
         count: Callable[[Tensor], Tensor],
         per_rank: Sequence[str],
     ) -> None:
-        self.plan, self.roles, self._loss, self._count = plan, roles, loss, count
+        self.plan, self.roles, self._loss, self._count, self._graph = plan, roles, loss, count, graph
         self.device = own_device()
         self.scaling = LossScale(self.device, on=plan.training.precision == "fp16")
         set_tf32(on=plan.training.precision == "tf32")
@@ -247,15 +247,11 @@ class ModuleTrainer:
             The loss of the whole batch, equal on every process; where replicas are trained apart, that of the samples
             of this process's replica.
         """
-        if any(len(x) != len(self.rows) for x in data):
-            raise PlanError(
-                f"this rank trains on {len(self.rows)} samples", field="data", value=[len(x) for x in data],
-                repair="Give the samples at `trainer.rows` of a global batch.",
-            )  # fmt: skip
+        check_data(data, self._graph, len(self.rows))
         self._take_up()
         *inputs, labels = (x.to(self.device) for x in data)
         counts = self._count(labels).to(torch.float64) * self._reports()
-        self._total = float(self._everywhere(counts))
+        self._total = check_count(float(self._everywhere(counts)))
         run = self._accumulate if self._schedule is None else self._run_schedule
         if self._sums is not None:
             self._sums.begin()
