@@ -119,6 +119,22 @@ def place_together(simulator: Simulator, rng: np.random.Generator) -> Ints:
     return placed(simulator, order, rate, rng)
 
 
+def place_gathered(simulator: Simulator, machine: int, rng: np.random.Generator) -> Ints:
+    """[tasks] all that finds room on one machine, what exchanges most bytes first; the rest where most room is left."""
+    tasks, arrays = movable(simulator), simulator.arrays
+    volume = np.zeros(len(simulator.pinned))
+    np.add.at(volume, arrays.source, arrays.mean_bytes)
+    np.add.at(volume, arrays.target, arrays.mean_bytes)
+    scale = simulator.room.max(axis=0) + 1e-12
+
+    def rate(task: int, place: Ints, room: Floats) -> Floats:
+        found: Floats = (room / scale).sum(axis=1)
+        found[machine] = np.inf
+        return found
+
+    return placed(simulator, tasks[np.argsort(-volume[tasks], kind="stable")], rate, rng)
+
+
 def place_packed(simulator: Simulator, rng: np.random.Generator) -> Ints:
     """[tasks] large tasks first, each on the machine that it leaves the least room on (best-fit decreasing)."""
     scale = simulator.room.max(axis=0) + 1e-12

@@ -6,19 +6,20 @@ it is compared with, are simulated on volumes that the search has not seen.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from agents.gnn.baselines import BASELINES, nothing_fits, place_by_flows
+from agents.gnn.baselines import BASELINES, nothing_fits, place_by_flows, place_gathered
 from agents.gnn.enumeration import MOST, count, enumerate_placements
 from agents.gnn.metropolis import ShareLeft, search_by_loads, search_metropolis
 from agents.gnn.orders import choose_schedule, search_order
 from agents.searcher import Budget
 from automap.arrays import Floats, Ints
-from automap.errors import ProblemError, one_of
+from automap.errors import NothingFits, ProblemError, one_of
 from automap.gnn.plan import GnnEstimate, GnnPlan, GnnSearch, ProblemRef, Schedule, digest
 from automap.gnn.problem import BOUNDS, GnnProblem
 from automap.gnn.simulator import POLICIES, Simulator
@@ -31,6 +32,8 @@ ITERATIONS, DRAWS = 20, 8
 MOST_TRANSFERS = 20_000
 """Transfers of one simulation in the search, so that it takes some 40 ms at most; large problems get fewer
 iterations."""
+GATHERED = 8
+"""Most machines of which each is a place to gather tasks on, where the search begins (assumed)."""
 ORDER_SHARE = 0.3
 """Share of the budget for the order of the flows, once the placement is found (assumed)."""
 LEAST_ITERATIONS = 4
@@ -136,6 +139,12 @@ def _find(
     starts |= {
         f"loads from {name}": search_by_loads(simulator, place, proposals, rng) for name, place in starts.items()
     }
+    if len(simulator.room) <= GATHERED:
+        # Behind an interface that is slow in one direction, tasks leave together or not at all.
+        for machine in range(len(simulator.room)):
+            with contextlib.suppress(NothingFits):
+                name = f"gathering on {simulator.problem.machines[machine].name}"
+                starts[name] = place_gathered(simulator, machine, rng)
     seconds = simulator.makespans(list(starts.values()))
     name, place = list(starts.items())[int(seconds.argmin())]
     if searcher == "dqn":

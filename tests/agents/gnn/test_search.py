@@ -141,6 +141,35 @@ def test_a_search_with_nothing_to_choose_ends():
     assert (place == start).all() and done >= 50
 
 
+def test_tasks_leave_a_slow_interface_together():
+    """Most bytes cross between workers and server, which fit beside each other on both machines; any one that moves
+    alone makes these cross, through an interface that receives at a hundredth of the other's rate."""
+    gb = {"mean": 3e8}
+    machine = {"cpus": 10.0, "memory_GiB": 64.0}
+    flows = [("s0", "x0", gb), ("x0", "w0", {"mean": 7e7}), ("s0", "x1", gb), ("x1", "w1", {"mean": 0.0})]
+    flows += [flow for w in ("w0", "w1") for flow in ((w, "p", gb), ("p", w, gb))]
+    roles = {"s": "store", "x": "sampler", "w": "worker", "p": "server"}
+    pinned = {"s0": "m0", "x0": "m1"}
+    problem = GnnProblem.from_json(
+        {
+            "machines": [
+                {"name": "m0", "nic_in_Gbps": 0.1, "nic_out_Gbps": 10.0, **machine},
+                {"name": "m1", "nic_in_Gbps": 10.0, "nic_out_Gbps": 0.1, **machine},
+            ],
+            "tasks": [
+                {"name": n, "role": roles[n[0]], "machine": pinned.get(n), "cpus": 1.0}
+                for n in ("s0", "w0", "x0", "w1", "x1", "p")
+            ],
+            "flows": [{"source": a, "target": b, "bytes": amount} for a, b, amount in flows],
+        }
+    )
+    walked, best = (
+        search(problem, Budget(evaluations=200), searcher=name).estimate.iteration_s
+        for name in ("metropolis", "enumeration")
+    )
+    assert walked <= best * (1 + 1e-9)
+
+
 def test_a_budget_in_evaluations_gives_one_plan():
     problem = make_problem(MIDDLE, 2)
     first, second = (search(problem, Budget(evaluations=60), seed=3, searcher="metropolis") for _ in range(2))
