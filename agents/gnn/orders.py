@@ -6,6 +6,9 @@ is decided here ahead, by simulations on the volumes of the search.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 
 from agents.gnn.metropolis import ShareLeft
@@ -46,26 +49,43 @@ def search_order(
     return ranks, done
 
 
-def choose_schedule(simulator: Simulator, place: Ints, ranks: Ints, seed: int) -> tuple[Schedule, Ints]:
-    """Chooses the schedule for a placement, on volumes that the search has not seen.
+class Judged(NamedTuple):
+    """A placement with the schedule that suits it best on volumes that the search has not seen."""
+
+    seconds: float
+    """Of all judges together."""
+    schedule: Schedule
+    ranks: Ints
+    """[flows] the order of `priority`, the most urgent 0."""
+
+
+def judges_of(simulator: Simulator, seed: int) -> list[Simulator]:
+    """Draws of volumes by which placements and schedules are chosen.
+
+    Args:
+        simulator: the problem as the search saw it.
+        seed: seed of the search.
+    """
+    return [
+        Simulator(simulator.problem, iterations=simulator.iterations, seed=seed + 1_000_000 + number)
+        for number in range(JUDGES)
+    ]
+
+
+def choose_schedule(simulator: Simulator, judges: Sequence[Simulator], place: Ints, ranks: Ints) -> Judged:
+    """Chooses the schedule for a placement.
 
     A searched order may suit the volumes of the search too well, and where interfaces are idle most of the time, or
     one machine sends to all others, a simple schedule may do as well.
 
     Args:
         simulator: the problem as the search saw it.
+        judges: see `judges_of`.
         place: [tasks] machine of each task.
         ranks: [flows] the order that was searched.
-        seed: seed of the search.
-
-    Returns:
-        The schedule and [flows] the order of `priority`.
     """
-    judges = [
-        Simulator(simulator.problem, iterations=simulator.iterations, seed=seed + 1_000_000 + number)
-        for number in range(JUDGES)
-    ]
     choices: list[tuple[Schedule, Ints]] = [("priority", ranks), ("priority", simulator.ranks(place))]
     choices += [(schedule, ranks) for schedule in SCHEDULES]
     seconds = [sum(judge.run(place, schedule, order).makespan_s for judge in judges) for schedule, order in choices]
-    return choices[int(np.argmin(seconds))]
+    best = int(np.argmin(seconds))
+    return Judged(seconds[best], *choices[best])

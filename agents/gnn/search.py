@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from agents.gnn.baselines import BASELINES, nothing_fits, place_by_flows, place_gathered
 from agents.gnn.enumeration import MOST, count, enumerate_placements
 from agents.gnn.metropolis import ShareLeft, search_by_loads, search_metropolis
-from agents.gnn.orders import choose_schedule, search_order
+from agents.gnn.orders import choose_schedule, judges_of, search_order
 from agents.searcher import Budget
 from automap.arrays import Floats, Ints
 from automap.errors import NothingFits, ProblemError, one_of
@@ -34,6 +34,9 @@ MOST_TRANSFERS = 20_000
 iterations."""
 GATHERED = 8
 """Most machines of which each is a place to gather tasks on, where the search begins (assumed)."""
+NEAR = 1.5
+"""Largest ratio of the times of a simple rule's placement and the one found, on the volumes of the search, at which the
+rule's is judged too: slower ones are not the faster ones on other volumes (assumed)."""
 ORDER_SHARE = 0.3
 """Share of the budget for the order of the flows, once the placement is found (assumed)."""
 LEAST_ITERATIONS = 4
@@ -110,8 +113,7 @@ def search(
     ranks, more = search_order(
         simulator, place, rng, share_left=lambda done, best_s: share_left(evaluations + done, best_s)
     )
-    schedule, ranks = choose_schedule(simulator, place, ranks, seed)
-    found = Found(place, name, schedule, ranks, evaluations + more, is_optimal=name == "enumeration")
+    found = _judged(simulator, Found(place, name, "priority", ranks, evaluations + more), seed)
     seconds = time.perf_counter() - begin
     return make_plan(simulator, found, seconds=seconds, seed=seed)
 
@@ -156,6 +158,31 @@ def _find(
     if found_s < seconds.min():
         name, place = searcher if searcher == "dqn" else "metropolis", found
     return place, name, evaluations + len(starts)
+
+
+def _judged(simulator: Simulator, found: Found, seed: int) -> Found:
+    """The best of what was found and of what simple rules give, with its schedule, on volumes that the search has not
+    seen: where volumes vary much, a placement may suit those of the search alone.
+
+    Args:
+        simulator: the problem as the search saw it.
+        found: the placement and the order that were searched.
+        seed: seed of the search.
+    """
+    judges, rng = judges_of(simulator, seed), np.random.default_rng(seed)
+    own = choose_schedule(simulator, judges, found.place, found.ranks)
+    is_optimal = found.searcher == "enumeration"
+    best = replace(found, schedule=own.schedule, ranks=own.ranks, is_optimal=is_optimal)
+    least_s, limit_s = own.seconds, NEAR * simulator.run(found.place, ranks=found.ranks).makespan_s
+    for name, rule in BASELINES.items():
+        place = found.place if name == "random" else rule(simulator, rng)
+        if place is found.place or simulator.run(place).makespan_s > limit_s:
+            continue
+        other = choose_schedule(simulator, judges, place, simulator.ranks(place))
+        if other.seconds < least_s:
+            least_s = other.seconds
+            best = replace(found, place=place, searcher=name, schedule=other.schedule, ranks=other.ranks)
+    return best
 
 
 def make_plan(simulator: Simulator, found: Found, *, seconds: float, seed: int) -> GnnPlan:
