@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from agents.results.infeasibility_advice import fastest_template_s
 from automap.bounds.partial_plans import BoundTable
-from automap.cluster import Cluster
+from automap.cluster import Cluster, Node
 from automap.errors import PlanError, UserError
 from automap.plan import Plan, format_devices, parse_devices
 from automap.price.estimate import annotate, lower_bound_s
@@ -30,6 +30,9 @@ gain of a search over the templates differs between two clusters by about that m
 SHARED_BY = (2, 3, 4, 8)
 """Numbers that divide a part where few numbers divide what is there: sizes of inner axes that the heads and widths of
 most models can be split by (assumed)."""
+MOST_KINDS = 4
+"""Kinds of devices of which all sets are parts; of more, the fastest ones are. Clusters of four kinds are rare, and
+have ten sets of two or three (assumed)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +52,7 @@ class Part:
 
 
 def clusters_within(cluster: Cluster, batch: int) -> Iterator[tuple[Cluster, tuple[int, ...]]]:
-    """Clusters of equal whole hosts, or of devices of one host, with their devices' numbers, the largest first.
+    """Equal whole hosts, devices of one host, or all hosts of some kinds, as clusters with their devices' numbers.
 
     The numbers of hosts and of devices are divisors of those of the cluster, the largest number that divides the batch,
     and, where divisors are far apart, the largest numbers that others divide (`SHARED_BY`): 22 of 23 devices may be
@@ -64,20 +67,41 @@ def clusters_within(cluster: Cluster, batch: int) -> Iterator[tuple[Cluster, tup
         rows += [(1, each) for each in _counts(node.num_devices, batch) if each < node.num_devices]
         for count, each in sorted(rows, reverse=True):
             devices = tuple(range(first, first + count * each))
-            if len(devices) == cluster.num_devices:
-                continue
-            matrix = cluster.bandwidth_GBps
-            yield (
-                replace(
-                    cluster,
-                    name=f"{count}x{each}x{node.device}",
-                    nodes=(replace(node, count=count, num_devices=each),),
-                    devices={node.device: cluster.devices[node.device]},
-                    bandwidth_GBps=matrix and tuple(tuple(matrix[a][b] for b in devices) for a in devices),
-                ),
-                devices,
-            )
+            if len(devices) < cluster.num_devices:
+                yield _within(cluster, (replace(node, count=count, num_devices=each),), devices), devices
         first += node.count * node.num_devices
+    for nodes in _of_kinds(cluster):
+        of_nodes = (number for number, node in enumerate(cluster.nodes) for _ in range(node.count * node.num_devices))
+        devices = tuple(device for device, number in enumerate(of_nodes) if number in nodes)
+        yield _within(cluster, tuple(cluster.nodes[number] for number in nodes), devices), devices
+
+
+def _of_kinds(cluster: Cluster) -> Iterator[tuple[int, ...]]:
+    """Numbers of the entries of `nodes` that some kinds of devices have together, but not all kinds: two or more."""
+    kinds = [node.device for node in cluster.nodes]
+    by_speed = sorted(set(kinds), key=lambda kind: (-max(cluster.devices[kind].peak_TFLOPs.values()), kind))
+    # Of many kinds only the fastest ones: all sets of four are ten, of eight 246.
+    sizes = range(1, len(by_speed))
+    if len(by_speed) <= MOST_KINDS:
+        sets = [some for size in sizes for some in itertools.combinations(by_speed, size)]
+    else:
+        sets = [tuple(by_speed[:size]) for size in sizes]
+    for some in sets:
+        nodes = tuple(number for number, kind in enumerate(kinds) if kind in some)
+        if len(nodes) > 1:
+            yield nodes
+
+
+def _within(cluster: Cluster, nodes: tuple[Node, ...], devices: tuple[int, ...]) -> Cluster:
+    """The cluster of some hosts or devices of another one."""
+    matrix = cluster.bandwidth_GBps
+    return replace(
+        cluster,
+        name="+".join(f"{node.count}x{node.num_devices}x{node.device}" for node in nodes),
+        nodes=nodes,
+        devices={node.device: cluster.devices[node.device] for node in nodes},
+        bandwidth_GBps=matrix and tuple(tuple(matrix[a][b] for b in devices) for a in devices),
+    )
 
 
 def _counts(number: int, batch: int) -> list[int]:

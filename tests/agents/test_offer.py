@@ -128,6 +128,28 @@ def test_parts_are_whole_hosts_or_devices_of_one(cluster, batch, names):
         assert parse_cluster(json.loads(json.dumps(part.to_json()))) == part
 
 
+def test_parts_are_all_hosts_of_some_kinds():
+    cluster = parse_cluster("4xA100-40GB+8xV100-16GB+16xT4+2xA100-40GB")
+    found = [(part, devices) for part, devices in clusters_within(cluster, 256) if len(part.nodes) > 1]
+    assert {tuple(part.devices): devices for part, devices in found} == {
+        ("A100-40GB",): (*range(4), 28, 29),
+        ("A100-40GB", "V100-16GB"): (*range(12), 28, 29),
+        ("A100-40GB", "T4-16GB"): (*range(4), *range(12, 30)),
+        ("V100-16GB", "T4-16GB"): tuple(range(4, 28)),
+    }
+    assert all(part.device(number).name == cluster.device(device).name for part, devices in found
+               for number, device in enumerate(devices))  # fmt: skip
+    # Of five kinds the fastest ones.
+    five = parse_cluster("1xH100+1xA100-40GB+1xV100-16GB+1xP100+1xT4")
+    assert sorted(len(part.nodes) for part, _ in clusters_within(five, 8) if len(part.nodes) > 1) == [2, 3, 4]
+
+
+def test_a_slow_kind_of_devices_is_left_idle():
+    problem = build("gpt2", "8xH100+8xA100-80GB+8xV100-16GB", 48)
+    part = part_to_search(promising(problem))
+    assert part is not None and part.devices == tuple(range(16)) and part.template_s < part.reference_s
+
+
 def test_a_prime_number_of_devices_leaves_one_idle():
     # Stages of equal size and inner axes need divisors, which 11 has not.
     found = part_to_search(promising(build("vgg16", "11x1xP100-16GB@10Gbit", 96)))
