@@ -43,6 +43,7 @@ NAMES: Mapping[str, str] = {
 DETOUR = 0.1
 """Largest share of a step time that a change may cost and still go before cheaper ones because its plan fits into
 memory (assumed)."""
+UNEQUAL_SHARES = "unequal shares of the samples"
 SAME = 1e-9
 """Largest share of a step time that is no difference: sums of the same terms in another order (assumed)."""
 
@@ -64,6 +65,8 @@ def changes(yours: LoweredPlan, best: LoweredPlan, evaluator: Evaluator) -> tupl
     saved_s = sum(rest.values())
     if max(abs(value) for value in rest.values()) > SAME * before.step_time_s:
         words = list(dict.fromkeys((*beyond(yours, way.yours, evaluator), *beyond(best, way.best, evaluator))))
+        alike = _alike(yours, best, evaluator)
+        words = [word for word in words if word not in alike]
         found.append(
             Change(
                 about=", ".join(words) or "details",
@@ -120,17 +123,11 @@ def plain(strategy: Strategy) -> Strategy:
 
 def beyond(lowered: LoweredPlan, strategy: Strategy, evaluator: Evaluator) -> Iterator[str]:
     """What of a plan its nearest strategy does not say, in words."""
-    stages = lowered.layout.stages
-    used, there = sum(len(stage.devices) for stage in stages), evaluator.problem.cluster.num_devices
-    if used < there:
-        yield f"{used} of {there} devices"
-    if len({tuple(stage.axes.tolist()) for stage in stages}) > 1:
-        yield "stages of unlike sizes"
-    if [device for stage in stages for device in stage.devices] != list(range(used)):
-        yield "another order of the devices"
+    yield from _placed(lowered, evaluator)
     if any(mine is not None for mine in lowered.shares):
-        yield "unequal shares of the samples"
-    if used < there:
+        yield UNEQUAL_SHARES
+    used = sum(len(stage.devices) for stage in lowered.layout.stages)
+    if used < evaluator.problem.cluster.num_devices:
         return  # the strategy is one of all devices, whose axes are others
     try:
         stated = hand_made(evaluator, strategy)
@@ -152,6 +149,25 @@ def beyond(lowered: LoweredPlan, strategy: Strategy, evaluator: Evaluator) -> It
     again = [sum(int(s.recomputed.sum()) for s in chunk) for chunk in lowered.chunks]
     if again != [sum(int(s.recomputed.sum()) for s in chunk) for chunk in stated.chunks]:
         yield "recomputation of other operators"
+
+
+def _placed(lowered: LoweredPlan, evaluator: Evaluator) -> Iterator[str]:
+    """Where a plan's stages stand, as far as its nearest strategy does not say it, in words."""
+    stages = lowered.layout.stages
+    used, there = sum(len(stage.devices) for stage in stages), evaluator.problem.cluster.num_devices
+    if used < there:
+        yield f"{used} of {there} devices"
+    if len({tuple(stage.axes.tolist()) for stage in stages}) > 1:
+        yield "stages of unlike sizes"
+    if [device for stage in stages for device in stage.devices] != list(range(used)):
+        yield "another order of the devices"
+
+
+def _alike(one: LoweredPlan, other: LoweredPlan, evaluator: Evaluator) -> set[str]:
+    """What two plans have both beyond their strategies, and have alike: no word of their difference."""
+    places = [[(tuple(s.devices), tuple(s.axes.tolist())) for s in plan.layout.stages] for plan in (one, other)]
+    found = set(_placed(one, evaluator)) if places[0] == places[1] else set()
+    return found | {UNEQUAL_SHARES} if one.shares == other.shares else found
 
 
 def _signatures(lowered: LoweredPlan, evaluator: Evaluator) -> Ints:

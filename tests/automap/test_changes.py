@@ -10,6 +10,9 @@ import pytest
 
 from automap.cluster import parse_cluster
 from automap.price.evaluator import Evaluator
+from automap.price.lowered_plan import LoweredPlan
+from automap.price.plan_reader import lower_plan
+from automap.price.plan_writer import to_plan
 from automap.problem import Problem
 from automap.space.changes import beyond, changes, nearest, shortage
 from automap.space.space import PlanSpace
@@ -88,3 +91,22 @@ def test_a_plan_that_does_not_fit_says_where() -> None:
     assert f"{memory.total / 2**30:.1f} GiB of {memory.capacity / 2**30:.1f}" in text
     small = estimate_lowered(hand_made(evaluator(), Strategy()), evaluator())
     assert small.fits and shortage(small) is None
+
+
+def test_what_two_plans_have_alike_is_no_change() -> None:
+    problem = Problem.build(zoo.build(GPT), parse_cluster("2xA100-40GB+2xV100-16GB+2xT4-16GB"), {"global_batch": 64})
+    on_six = Evaluator(problem)
+
+    small = Evaluator(Problem.build(zoo.build(GPT), parse_cluster("4xA100-40GB"), {"global_batch": 64}))
+    plain = to_plan(hand_made(small, Strategy(micro_batch=16)), small)
+
+    def replicas(shares: tuple[int, ...] | None, devices: str) -> LoweredPlan:
+        stage = replace(plain.stages[0], devices=devices, batch_shares=shares)
+        moved = replace(plain, stages=(stage,), cluster=problem.cluster.to_json(), training=problem.training)
+        return lower_plan(moved, on_six)
+
+    even, uneven = replicas(None, "0-3"), replicas((24, 24, 8, 8), "0-3")
+    assert [change.about for change in changes(even, uneven, on_six)] == ["unequal shares of the samples"]
+    # Other devices are a change, though no fewer than before.
+    (moved,) = changes(even, replicas(None, "2-5"), on_six)
+    assert moved.about == "4 of 6 devices, another order of the devices"
