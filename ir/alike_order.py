@@ -1,33 +1,47 @@
-"""Layers that are alike in the same order: tools that rewrite files write the operators of each layer in an own order.
+"""The order of the operators: the same one whatever order a file has them in, with equal layers written alike.
 
-Units of a pipeline are of one type where their operators are equal one by one, so that a file of twelve equal layers
-would have as many types as it has orders. In operand order (each operator behind its operands, the first operand's
-first) equal layers are written alike. What many products read, as the memory of an encoder, is computed first, so that
-an encoder is not written among the layers of its decoder.
+Any order in which operators stand behind their operands is that of the same network, and exporters and tools write
+unlike ones. But the units of a pipeline are consecutive operators, and of one type where these are equal one by one: a
+file of twelve equal layers would have as many types as it has orders, and another price in each. So operators are put
+into an order that follows from the graph alone, neither from names nor from the file: each one behind its operands,
+which are computed one after the other. Which of several operands is first, and what is computed before all that, is
+tried in a few ways (`WAYS`). The file's own order is taken only where fewer operators are unlike in it.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 
 from ir.blocks import find_units
+from ir.build import rebuilt
 from ir.cuts import is_heavy
 from ir.graph import Graph
 from ir.localize import localize
 
 FEWEST_TYPES = 3
 """Types of units of a model of equal layers: what is before them, they, what is behind them."""
-MANY_READERS = 6
-"""Least number of products that read what is computed first (assumed): a norm feeds three, or five with gates."""
+WAYS = ((True, 6), (False, 6), (True, 1), (False, 2))
+"""Whether the operand behind the longest chain of operators is computed first, or the first operand; and least number
+of products that read a tensor that is computed before anything else, as the memory of an encoder is, so that an encoder
+is not written among the layers of its decoder. A norm feeds three products, or five with gates; a decoder of two layers
+reads its memory four times. Of
+150 exported models only two diffusion transformers have fewer unlike operators in the order of their file than in the
+best of these."""
 
 
 def alike_order(graph: Graph) -> Graph:
-    """The localized graph, with its operators in operand order where fewer of them are unlike then."""
+    """The localized graph in the first of the orders in which fewest of its operators are unlike."""
+    plain = _in_operand_order(graph, is_deepest_first=True)
+    best: Graph | None = None
+    fewest = 0
+    for is_deepest_first, many in WAYS:
+        found = localize(_in_operand_order(plain, is_deepest_first=is_deepest_first, many=many))
+        if find_units(found).num_types <= FEWEST_TYPES:
+            return found
+        if best is None or _num_unlike(found) < fewest:
+            best, fewest = found, _num_unlike(found)
     given = localize(graph)
-    if find_units(given).num_types <= FEWEST_TYPES:
-        return given
-    found = localize(_in_operand_order(graph))
-    return found if _num_unlike(found) < _num_unlike(given) else given
+    return given if best is None or _num_unlike(given) < fewest else best
 
 
 def _num_unlike(graph: Graph) -> int:
@@ -36,32 +50,48 @@ def _num_unlike(graph: Graph) -> int:
     return sum(unit.stop - unit.start for unit in map(blocks.representative, range(blocks.num_types)))
 
 
-def _in_operand_order(graph: Graph) -> Graph:
-    """The graph with each operator behind the last of its operands; constants are first, what nothing reads is last."""
+def _in_operand_order(graph: Graph, *, is_deepest_first: bool, many: int | None = None) -> Graph:
+    """The graph with each operator behind the last of its operands.
+
+    Args:
+        graph: the graph; its order decides nothing but which of several tensors that many products read is first.
+        is_deepest_first: see `WAYS`.
+        many: see `WAYS`; None where nothing is computed before the rest.
+    """
     operators = graph.operators
-    constants = [index for index, op in enumerate(operators) if op.is_constant]
-    many = [index for index, op in enumerate(operators) if any(_feeds_many(graph, name) for name in op.outputs)]
-    last = [graph.producer[name] for name in graph.outputs if name in graph.producer]
+    makers = [[graph.producer[name] for name in op.inputs if name in graph.producer] for op in operators]
+    shared = [] if many is None else [i for i in range(len(operators)) if _feeds_many(graph, i, many)]
+    results = [graph.producer[name] for name in graph.outputs if name in graph.producer]
+    depths = _depths(makers) if is_deepest_first else [0] * len(operators)
     order: list[int] = []
     done = set[int]()
-    for root in [*constants, *many, *last, *range(len(operators))]:
+    for root in [*shared, *results]:
         stack = [root]
         while stack:
             index = stack[-1]
-            makers = (graph.producer[name] for name in operators[index].inputs if name in graph.producer)
-            ahead = None if index in done else next((maker for maker in makers if maker not in done), None)
-            if ahead is not None:
-                stack.append(ahead)
+            ahead = [maker for maker in makers[index] if maker not in done] if index not in done else []
+            if ahead:
+                stack.append(max(ahead, key=depths.__getitem__))
                 continue
             stack.pop()
             if index not in done:
                 done.add(index)
                 order.append(index)
-    return replace(graph, operators=tuple(operators[index] for index in order))
+    return rebuilt(graph, [operators[index] for index in order], graph.tensors)
 
 
-def _feeds_many(graph: Graph, name: str) -> bool:
-    """Whether many products read an activation that depends on the samples."""
-    if graph.tensors[name].batch_dim is None:
-        return False
-    return sum(is_heavy(graph, graph.operators[reader]) for reader in graph.consumers[name]) >= MANY_READERS
+def _depths(makers: Sequence[Sequence[int]]) -> list[int]:
+    """[operators] number of operators on the longest chain that ends at each, given those that make its operands."""
+    depths: list[int] = []
+    for ahead in makers:
+        depths.append(1 + max((depths[maker] for maker in ahead), default=0))
+    return depths
+
+
+def _feeds_many(graph: Graph, index: int, many: int) -> bool:
+    """Whether so many products read a result of an operator that depends on the samples."""
+    return any(
+        graph.tensors[name].batch_dim is not None
+        and sum(is_heavy(graph, graph.operators[reader]) for reader in graph.consumers[name]) >= many
+        for name in graph.operators[index].outputs
+    )

@@ -7,6 +7,10 @@ cross cuts beside the boundary.
 
 Where a large part of a model has no such cut, several tensors may cross: the skips of a U-Net, the last two cells of
 NASNet, the branches of HRNet, the other tower of a model with two. The boundary is then the tensor that is made last.
+
+No cut is inside a fused group (`ir.groups`): a kernel runs as a whole. Where a model reads its data input directly, as
+a single layer of attention does, nothing else would keep queries, keys and values together. An activation may be cut
+off from its gate, for a whole tower may be between the two.
 """
 
 from __future__ import annotations
@@ -16,7 +20,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from ir.graph import Graph, Operator
+from ir.graph import Graph, Operator, once_per_graph
+from ir.groups import fused_groups
 from ir.operators.measured import LAYER
 
 MIN_CARRIED_PIECES = 3
@@ -68,6 +73,16 @@ def find_cuts(graph: Graph, ignored: frozenset[str] = frozenset(), *, several: b
     }
 
 
+@once_per_graph
+def _inside_kernels(graph: Graph) -> tuple[int, ...]:
+    """[operators] number of fused groups without gates that have members both up to the operator and behind it."""
+    change = [0] * len(graph.operators)
+    for group in (each for each in fused_groups(graph) if each.kind != "activation"):
+        change[group.members[0]] += 1
+        change[group.members[-1]] -= 1
+    return tuple(itertools.accumulate(change))
+
+
 def legal_cuts(graph: Graph, ignored: frozenset[str] = frozenset()) -> dict[int, str]:
     """The legal cuts of a graph.
 
@@ -95,12 +110,13 @@ def legal_cuts(graph: Graph, ignored: frozenset[str] = frozenset()) -> dict[int,
             total[i] += len(names)
             total[readers[-1]] -= len(names)
     cuts: dict[int, str] = {}
+    inside = _inside_kernels(graph)
     count = number = 0
     for i in range(num):
         count += change[i]
         number += total[i]
         # Views stand before their first consumer: cut behind the consumer before them, not between.
-        if count == 1 and not graph.operators[i].is_view:
+        if count == 1 and not inside[i] and not graph.operators[i].is_view:
             name = names[number - 1]
             if graph.tensors[name].batch_dim is not None:
                 cuts[i] = name
@@ -231,8 +247,8 @@ def _crossing_sizes(graph: Graph, ignored: frozenset[str]) -> tuple[list[int], l
                 column[last] -= amount
     sizes, counts, unsent = (list(itertools.accumulate(column[:num])) for column in (elements, counts, unsent))
     return sizes, [
-        0 < count <= MAX_CROSSING and not others and not op.is_view
-        for count, others, op in zip(counts, unsent, graph.operators, strict=True)
+        0 < count <= MAX_CROSSING and not others and not kernels and not op.is_view
+        for count, others, kernels, op in zip(counts, unsent, _inside_kernels(graph), graph.operators, strict=True)
     ]
 
 
