@@ -4,7 +4,8 @@
    are the minor part and could not be split.
 2. `Reshape [b,s,k] -> [(b s),k]; product; bias; Reshape -> [b,s,n]` becomes a product and a bias on `[b,s,k]`: `(b s)`
    could be split by samples only, `[b,s,k]` is split by samples and by positions.
-3. A bias behind a product costs no traffic of its own: it is added where the product is written (GEMM epilogue).
+3. A softmax in small steps becomes a Softmax (`ir.spelled_out`).
+4. A bias behind a product costs no traffic of its own: it is added where the product is written (GEMM epilogue).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import replace
 
 from ir.graph import Graph, Operator
 from ir.rewrite import Rewrite
+from ir.spelled_out import spelled_out
 
 BIAS_TRAFFIC = (0.0, 0.5)
 """Traffic of such a bias: forward none, in the epilogue of the product; backward the output gradient is read once more
@@ -21,7 +23,7 @@ and summed."""
 
 def canonical(graph: Graph) -> Graph:
     """The rewritten graph; unchanged where nothing matches. See the module."""
-    for rewrite in (_transposes, _compose, _products, _biases):
+    for rewrite in (_transposes, _compose, _products, spelled_out, _biases):
         graph = rewrite(graph)
     return graph
 

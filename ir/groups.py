@@ -57,8 +57,13 @@ ROTATIONS = {
 PICKS = {
     "LogSoftmax", "Softmax", "Log", "NegativeLogLikelihoodLoss", "GatherElements", "Neg", "ReduceMean", "ReduceSum",
     "Squeeze", "Unsqueeze", "Where", "Cast", "Mul", "Div", "Add", "Reshape", "Sub", "Exp", "ReduceMax", "Identity",
-    "SoftmaxCrossEntropyLoss",
+    "SoftmaxCrossEntropyLoss", "ReduceLogSumExp", "Gather", "Slice", "Pow",
 }  # fmt: skip
+"""Kinds of a cross-entropy in small steps; `Gather` and `Slice` drop the dim of the one score that was picked."""
+SAME_SCORES = {"Cast", "Identity", "Reshape"}
+"""Kinds that leave the scores of a loss what they are."""
+PICKED = {"GatherElements", "Gather", "Squeeze", "Clip", "Add"}
+"""Kinds that may be between a softmax and the logarithm of one of its probabilities, which is held above zero."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +107,7 @@ class _Finder:
         passes: tuple[tuple[Callable[[int], None], set[str]], ...] = (
             (self._attention, {"Softmax", "Attention"}),
             (self._rotary, {"Neg", "Sub", "RotaryEmbedding"}),
-            (self._loss, {"LogSoftmax", "Log"}),
+            (self._loss, {"LogSoftmax", "Log", "ReduceLogSumExp", "SoftmaxCrossEntropyLoss"}),
             (self._norm, REDUCTIONS),
             (self._activation, CURVES),
         )
@@ -401,12 +406,27 @@ class _Finder:
                 return
 
     def _loss(self, anchor: int) -> None:
-        root = self._roots(self._op(anchor).inputs[0], {"Cast", "Softmax", "Identity", "Reshape"})[-1]
-
         def is_side(tensor: str) -> bool:
             return tensor not in self.graph.of_parameters
 
-        region = set(self._region(root, PICKS, is_side))
-        outputs = self._outputs(region)
-        if anchor in region and len(outputs) == 1 and self.graph.tensors[outputs[0]].num_elements == 1:
-            self._add("loss", region)
+        for root in reversed(self._scores_before(self._op(anchor).inputs[0])):
+            region = set(self._region(root, PICKS, is_side))
+            outputs = self._outputs(region)
+            if anchor in region and len(outputs) == 1 and self.graph.tensors[outputs[0]].num_elements == 1:
+                self._add("loss", region)
+                return
+
+    def _scores_before(self, name: str) -> list[str]:
+        """Tensors that may be the scores of a loss, the farthest last: those before a softmax, also where its logarithm
+        is taken of the one probability that was picked, and `name` itself."""
+        found, kinds = [name], {*SAME_SCORES, *PICKED, "Softmax"}
+        while len(found) < MAX_MEMBERS:
+            index = self._maker(found[-1])
+            if index is None or index in self.taken or self._op(index).kind not in kinds:
+                break
+            kinds = kinds if self._op(index).kind in PICKED else kinds - PICKED
+            mains = [n for n in self._op(index).inputs if n in self.graph.of_parameters]
+            if len(mains) != 1 or self.graph.is_weight(mains[0]):
+                break
+            found.append(mains[0])
+        return found
