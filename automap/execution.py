@@ -17,7 +17,8 @@ from types import MappingProxyType
 from automap.image_layouts import converted
 from automap.problem import Problem
 from ir.graph import Graph, Operator
-from ir.groups import PRODUCTS, FusedGroup, fused_groups
+from ir.group_kinds import PRODUCTS
+from ir.groups import FusedGroup, fused_groups
 from ir.operators.experts import PRODUCT as EXPERT_PRODUCT
 
 FULL, HALF = 4.0, 2.0

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ir.graph import Graph, Operator, once_per_graph
-from ir.groups import PRODUCTS, fused_groups
+from ir.group_kinds import PRODUCTS
+from ir.groups import fused_groups
 from ir.known_values import FIRST, HIDING, Known, KnownValues
 
 MAX_PAIRS = 1 << 17

@@ -16,6 +16,20 @@ from math import prod
 from typing import Literal
 
 from ir.graph import Graph, Operator, once_per_graph
+from ir.group_kinds import (
+    CURVES,
+    LAYOUT,
+    PICKED,
+    PICKS,
+    POINTWISE,
+    PRODUCTS,
+    REDUCTIONS,
+    ROTATIONS,
+    SAME_SCORES,
+    SCORES,
+    STATISTICS,
+    WEIGHTS,
+)
 
 GroupKind = Literal["attention", "softmax", "norm", "activation", "rotary", "loss"]
 
@@ -27,43 +41,6 @@ BACKWARD_TRAFFIC: dict[GroupKind, float] = {
 }  # fmt: skip
 """Bytes moved backward, in multiples of the bytes of the group's inputs and outputs. Counted as in `ir.operators`:
 attention reads q, k, v, o and do and writes dq, dk, dv (8 transfers against 4); a gate reads three and writes two."""
-
-PRODUCTS = {"MatMul", "Einsum", "Gemm"}
-"""Kinds that multiply two matrices."""
-SCORES = {
-    "Add", "Sub", "Mul", "Div", "Where", "Cast", "Tanh", "Clip", "Max", "Min", "Identity", "Reshape", "Unsqueeze",
-    "Squeeze", "Dropout", "Neg", "Concat", "ReduceMax",
-}  # fmt: skip
-"""Kinds that may be between the scores and their softmax: scale, mask, bias, soft cap, windows, sinks beside keys."""
-WEIGHTS = {
-    "IsNaN", "Where", "Cast", "Dropout", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Mul", "Expand", "Slice",
-    "ReduceSum", "Greater", "Div",
-}  # fmt: skip
-"""Kinds that may be between the softmax and the product with the values; `IsNaN`, `Where` guard rows without keys, a
-`Slice` leaves out what sinks took, and a sum and a quotient make weights of what a mask left (jax2onnx)."""
-LAYOUT = {"Transpose", "Expand", "Reshape", "Unsqueeze", "Squeeze", "Identity", "Cast", "Mul", "Div"}
-"""Kinds that may be before an operand of attention: a fused kernel reads strided heads and repeats kv heads itself."""
-POINTWISE = {"Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Reciprocal", "Cast", "Identity", "Neg", "Exp", "Log", "Abs"}
-CURVES = {"Erf", "Erfc", "Tanh", "Sigmoid", "Softplus", "Relu", "Gelu", "Swish", "HardSigmoid", "Clip", "Min", "Max"}
-REDUCTIONS = {"ReduceMean", "ReduceSum", "ReduceL2", "ReduceSumSquare", "GlobalAveragePool"}
-"""Kinds of statistics; TensorFlow's optimizer writes the mean over the last of three dims as a pooling."""
-STATISTICS = {"Reshape", "Unsqueeze", "Squeeze", "Expand", "Clip"}
-"""Kinds that may be on the way of a statistic back to the elements: PyTorch writes the dim of `x.var` and `x.std` by a
-Reshape, and `normalize` holds the length above zero and repeats it."""
-ROTATIONS = {
-    "Slice", "Split", "Neg", "Concat", "Mul", "Add", "Sub", "Reshape", "Unsqueeze", "Squeeze", "Gather", "Cast",
-    "Transpose", "Identity",
-}  # fmt: skip
-PICKS = {
-    "LogSoftmax", "Softmax", "Log", "NegativeLogLikelihoodLoss", "GatherElements", "Neg", "ReduceMean", "ReduceSum",
-    "Squeeze", "Unsqueeze", "Where", "Cast", "Mul", "Div", "Add", "Reshape", "Sub", "Exp", "ReduceMax", "Identity",
-    "SoftmaxCrossEntropyLoss", "ReduceLogSumExp", "Gather", "Slice", "Pow",
-}  # fmt: skip
-"""Kinds of a cross-entropy in small steps; `Gather` and `Slice` drop the dim of the one score that was picked."""
-SAME_SCORES = {"Cast", "Identity", "Reshape"}
-"""Kinds that leave the scores of a loss what they are."""
-PICKED = {"GatherElements", "Gather", "Squeeze", "Clip", "Add"}
-"""Kinds that may be between a softmax and the logarithm of one of its probabilities, which is held above zero."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -333,14 +310,41 @@ class _Finder:
 
         def is_side(name: str) -> bool:
             shape = self.graph.tensors[name].shape
-            return self._is_constant(name) or (self.graph.is_weight(name) and prod(shape[: -len(axes)]) == 1)
+            return self._is_constant(name) or (self._is_of_weights(name) and prod(shape[: -len(axes)]) == 1)
 
         # What is before the norm may have other readers too, as a scaled embedding has.
         for root in reversed(self._roots(op.inputs[0], POINTWISE)):
             members = self._closed(self._region(root, kinds, is_side, STATISTICS), {anchor}, root)
             if members:
-                self._add("norm", members)
+                self._add("norm", members | self._scales_before(members))
                 return
+
+    def _is_of_weights(self, name: str) -> bool:
+        """Whether a tensor is a weight, or elements of weights and constants one by one."""
+        if self.graph.is_weight(name):
+            return True
+        index = self._maker(name)
+        if index is None or index in self.taken or self._op(index).kind not in POINTWISE:
+            return False
+        return all(self._is_constant(n) or self._is_of_weights(n) for n in self._op(index).inputs)
+
+    def _scales_before(self, members: set[int]) -> set[int]:
+        """Operators on weights alone that only members of a norm read.
+
+        Gemma multiplies by `1 + weight`. Transformer Engine adds the one inside its kernel (`zero_centered_gamma`), and
+        a compiler fuses it as any other elementwise step.
+        """
+        found: set[int] = set()
+        stack = list(members)
+        while stack:
+            for name in self._op(stack.pop()).inputs:
+                index = self._maker(name)
+                if index is None or index in members | found or not self._is_of_weights(name):
+                    continue
+                if name not in self.graph.outputs and set(self.graph.consumers[name]) <= members | found:
+                    found.add(index)
+                    stack.append(index)
+        return found
 
     def _activation(self, anchor: int) -> None:
         root = self._roots(self._op(anchor).inputs[0], POINTWISE)[-1]

@@ -35,7 +35,8 @@ from automap.price.visible_keys import mean_of, visible_keys
 from automap.problem import Problem
 from ir.blocks import Blocks
 from ir.graph import Operator
-from ir.groups import PRODUCTS, FusedGroup, fused_groups
+from ir.group_kinds import PRODUCTS
+from ir.groups import FusedGroup, fused_groups
 from ir.operators.experts import COMBINE, DISPATCH
 from ir.operators.experts import PRODUCT as EXPERT_PRODUCT
 

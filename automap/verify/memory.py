@@ -43,7 +43,7 @@ from automap.verify.replicas import held_bytes
 from automap.verify.schedule import Action, peaks, rank_orders
 from ir.blocks import Unit
 from ir.graph import DTYPE_BYTES, Operator
-from ir.groups import PRODUCTS
+from ir.group_kinds import PRODUCTS
 from ir.loss import scores_of_losses
 from ir.operators.experts import PRODUCT as EXPERT_PRODUCT
 

@@ -111,6 +111,14 @@ def rms_norm(c: Chain, x: str, *, cast: bool) -> str:
     return c.op("Mul", "scale", c.op("Cast", y, to="float32") if cast else y)
 
 
+def norm_of_gemma(c: Chain, x: str) -> str:
+    """`(1 + weight) * x / rms(x)`: what is added to the weight is a step of the norm's kernel."""
+    c.b.parameter("scale", (16,))
+    mean = c.op("ReduceMean", c.op("Pow", x, number(2)), axes=(-1,), keepdims=1)
+    y = c.op("Mul", x, c.op("Reciprocal", c.op("Sqrt", c.op("Add", mean, number(1e-6)))))
+    return c.op("Mul", y, c.op("Add", c.op("Cast", "scale", to="float32"), number(1)))
+
+
 def layer_norm(c: Chain, x: str) -> str:
     c.b.parameter("scale", (16,))
     c.b.parameter("shift", (16,))
@@ -154,6 +162,7 @@ def mish(c: Chain, x: str) -> str:
     [
         (lambda c: rms_norm(c, c.x, cast=False), "norm", 6, 1),
         (lambda c: rms_norm(c, c.x, cast=True), "norm", 8, 1),
+        (lambda c: norm_of_gemma(c, c.x), "norm", 8, 1),
         (lambda c: layer_norm(c, c.x), "norm", 9, 1),
         (lambda c: norm_of_std(c, c.x), "norm", 13, 1),
         (lambda c: norm_of_length(c, c.x), "norm", 6, 1),
@@ -161,7 +170,7 @@ def mish(c: Chain, x: str) -> str:
         (lambda c: mish(c, c.x), "activation", 3, 1),
         (lambda c: c.op("Mul", gelu(c, c.x), c.op("MatMul", "x", "w")), "activation", 6, 2),
     ],
-    ids=["rms", "rms-cast", "layer", "deviation", "length", "gelu", "mish", "geglu"],
+    ids=["rms", "rms-cast", "gemma", "layer", "deviation", "length", "gelu", "mish", "geglu"],
 )
 def test_chains(make, kind, members, saved):
     chain = Chain()
