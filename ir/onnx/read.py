@@ -84,7 +84,7 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         else:
             nodes = unmerged(nodes, stored, inputs, tensors)
             if not any(s.dtype.startswith(("float", "bfloat")) for s in stored.values()):
-                mark_weights(nodes, inputs)
+                warnings += mark_weights(nodes, inputs)
         nodes = turned_apart(unfolded(nodes, stored, inputs, marked=marked), stored)
         if not marked:
             made += tied(nodes, stored, tensors)

@@ -188,3 +188,27 @@ def test_all_dims_without_sizes_are_named_at_once():
         load_model(data)
     assert (fault.value.field, fault.value.value) == ("dims.rows", "unbound")
     assert load_model(data, dims={"rows": 3, "columns": 4}).tensors["x"].shape == (1, 3, 4)
+
+
+@pytest.mark.parametrize("batch", ["N", 2, 1])
+def test_a_module_s_own_parameters_among_the_inputs(batch):
+    """PyTorch's older exporter without stored weights lists data, then names without a dot, then those of modules."""
+    nodes = [
+        node("Concat", ["x", "cls_token"], ["t"], axis=1) if batch == 1 else node("Add", ["x", "cls_token"], ["t"]),
+        node("Mul", ["t", "scale"], ["s"]),
+        node("MatMul", ["s", "fc.weight"], ["y"]),
+    ]
+    inputs = [("x", batch, 2, 8), ("cls_token", 1, 1, 8), ("scale", 2, 1) if batch != 1 else ("scale", 1, 3, 1)]
+    made = onnx.load_from_string(model(nodes, [], [*inputs, ("fc.weight", 8, 8)]))
+    made.producer_name = "pytorch"
+    graph = load_model(made.SerializeToString())
+    names = {p.name for p in graph.parameters}
+    said = "cls_token, scale: taken as parameters of the module itself, not as data"
+    if batch == 1:
+        # A leading dim of 1 may be that of one sample: it is said, and a name decides.
+        said = "cls_token, scale: taken as data; if they are parameters, name them, as in `--parameters scale`"
+        named = load_model(made.SerializeToString(), parameters=("cls_token", "scale"))
+        assert {p.name for p in named.parameters} == {"cls_token", "scale", "fc.weight"}
+    else:
+        assert names == {"cls_token", "scale", "fc.weight"}
+    assert said in graph.warnings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -123,10 +123,15 @@ def unmerged(
     return kept
 
 
-def mark_weights(nodes: Iterable[Node], inputs: dict[str, Declared]) -> None:
+def mark_weights(nodes: Iterable[Node], inputs: dict[str, Declared]) -> tuple[str, ...]:
     """Tells weights from data in a file of PyTorch's older exporter without stored parameters.
 
-    It lists the data first, then parameters and buffers; the first input that is read as a weight ends the data.
+    It lists the data first, then the module's own parameters, whose names have no dot, then the parameters and buffers
+    of the modules inside. The first input that is read as a weight and has a dot in its name ends the data; so does,
+    before it, an input of floats that cannot be data of a sample, as its leading dim is not the batch.
+
+    Returns:
+        warnings about inputs without a dot that are parameters, or may be.
     """
     read: dict[str, set[tuple[str, int]]] = {}
     for node in nodes:
@@ -134,7 +139,7 @@ def mark_weights(nodes: Iterable[Node], inputs: dict[str, Declared]) -> None:
             if name in inputs:
                 read.setdefault(name, set()).add((node.kind, i))
     names = list(inputs)
-    first = next(
+    inner = next(
         (
             k
             for k, name in enumerate(names)
@@ -144,6 +149,9 @@ def mark_weights(nodes: Iterable[Node], inputs: dict[str, Declared]) -> None:
         ),
         len(names),
     )
+    candidates = _own_candidates(names[:inner], inputs) if inner < len(names) else inner
+    batch = (inputs[names[0]].shape or (None,))[0] if names else None
+    first = next((k for k in range(candidates, inner) if (inputs[names[k]].shape or (batch,))[0] != batch), inner)
     for name in names[first:]:
         is_float = inputs[name].dtype.startswith(("float", "bfloat"))
         is_statistic = any(kind == "BatchNormalization" and i > 2 for kind, i in read.get(name, ()))
@@ -151,6 +159,26 @@ def mark_weights(nodes: Iterable[Node], inputs: dict[str, Declared]) -> None:
     if first < len(names):
         for name in names[:first]:
             inputs[name].kind = "USER_INPUT"
+    own, unsure = (", ".join(part[:8]) for part in (names[first:inner], names[candidates:first]))
+    warnings = (f"{own}: taken as parameters of the module itself, not as data",) if own else ()
+    if unsure and batch == 1:
+        # At one sample, the leading dim does not tell a class token from data.
+        repair = f"if they are parameters, name them, as in `--parameters {names[first - 1]}`"
+        warnings += (f"{unsure}: taken as data; {repair}",)
+    return warnings
+
+
+def _own_candidates(names: Sequence[str], inputs: Mapping[str, Declared]) -> int:
+    """Position of the first of the inputs before a module's inner weights that may be a weight of its own; else behind
+    all. From it on all are floats of stated sizes without a dot in their names."""
+    found = len(names)
+    for k in range(len(names) - 1, 0, -1):
+        given, name = inputs[names[k]], names[k]
+        is_float = given.dtype.startswith(("float", "bfloat")) and "." not in name and "::" not in name
+        if not is_float or given.shape is None or not all(isinstance(size, int) for size in given.shape):
+            break
+        found = k
+    return found
 
 
 def is_filled(tensor: Any) -> bool:
