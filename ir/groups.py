@@ -9,6 +9,7 @@ them. Groups are recognised by structure, never by names.
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -310,23 +311,26 @@ class _Finder:
 
         def is_side(name: str) -> bool:
             shape = self.graph.tensors[name].shape
-            return self._is_constant(name) or (self._is_of_weights(name) and prod(shape[: -len(axes)]) == 1)
+            is_scale = self.graph.is_weight(name) or name in self._of_weights
+            return self._is_constant(name) or (is_scale and prod(shape[: -len(axes)]) == 1)
 
         # What is before the norm may have other readers too, as a scaled embedding has.
         for root in reversed(self._roots(op.inputs[0], POINTWISE)):
             members = self._closed(self._region(root, kinds, is_side, STATISTICS), {anchor}, root)
             if members:
-                self._add("norm", members | self._scales_before(members))
+                scales = self._scales_before(members)
+                self._add("norm", members | scales if len(members | scales) <= MAX_MEMBERS else members)
                 return
 
-    def _is_of_weights(self, name: str) -> bool:
-        """Whether a tensor is a weight, or elements of weights and constants one by one."""
-        if self.graph.is_weight(name):
-            return True
-        index = self._maker(name)
-        if index is None or index in self.taken or self._op(index).kind not in POINTWISE:
-            return False
-        return all(self._is_constant(n) or self._is_of_weights(n) for n in self._op(index).inputs)
+    @functools.cached_property
+    def _of_weights(self) -> frozenset[str]:
+        """Names of tensors whose elements are computed one by one from weights and constants."""
+        found: set[str] = set()
+        for op in self.graph.operators:
+            is_step = op.kind in POINTWISE and op.is_live
+            if is_step and all(n in found or self.graph.is_weight(n) or self._is_constant(n) for n in op.inputs):
+                found.update(op.outputs)
+        return frozenset(found)
 
     def _scales_before(self, members: set[int]) -> set[int]:
         """Operators on weights alone that only members of a norm read.
@@ -339,7 +343,7 @@ class _Finder:
         while stack:
             for name in self._op(stack.pop()).inputs:
                 index = self._maker(name)
-                if index is None or index in members | found or not self._is_of_weights(name):
+                if index is None or index in members | found | self.taken or name not in self._of_weights:
                     continue
                 if name not in self.graph.outputs and set(self.graph.consumers[name]) <= members | found:
                     found.add(index)

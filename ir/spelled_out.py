@@ -14,6 +14,9 @@ from __future__ import annotations
 from ir.graph import Graph, Operator
 from ir.rewrite import Rewrite
 
+FIRST_OF_ONE_DIM = 13
+"""First version of the operator set whose softmax is over one dim, https://onnx.ai/onnx/operators/onnx__Softmax.html."""
+
 
 def spelled_out(graph: Graph) -> Graph:
     """The graph with one operator for each softmax, log-softmax and logsumexp in small steps; see the module."""
@@ -29,10 +32,16 @@ def _made_by(graph: Graph, name: str, kind: str) -> Operator | None:
 
 
 def _axis(graph: Graph, op: Operator) -> int | None:
-    """The one dim that a reduction takes away, or None."""
-    rank = len(graph.tensors[op.inputs[0]].shape)
+    """The one dim that a reduction takes away, or None; samples are not classes, and must not be.
+
+    Before version 13 a softmax over another dim than the last took all that follow as one.
+    """
+    tensor = graph.tensors[op.inputs[0]]
     axes = dict(op.attributes).get("axes", ())
-    return axes[0] % rank if isinstance(axes, tuple) and len(axes) == 1 else None
+    if not isinstance(axes, tuple) or len(axes) != 1:
+        return None
+    axis, last = int(axes[0]) % len(tensor.shape), len(tensor.shape) - 1
+    return axis if axis != tensor.batch_dim and (axis == last or op.opset >= FIRST_OF_ONE_DIM) else None
 
 
 def _keeps_dim(op: Operator) -> bool:

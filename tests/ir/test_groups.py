@@ -180,6 +180,18 @@ def test_chains(make, kind, members, saved):
     assert (group.kind, len(group.members), len(group.saved)) == (kind, members, saved)
 
 
+def test_a_scale_of_many_steps_is_found_once():
+    """Each step reads the one before it twice: 60 of them have 2 ** 60 paths to the weight."""
+    c = Chain()
+    c.b.parameter("scale", (16,))
+    scale = "scale"
+    for _ in range(60):
+        scale = c.op("Mul", scale, scale)
+    mean = c.op("ReduceMean", c.op("Mul", c.x, c.x), axes=(-1,), keepdims=1)
+    graph = c.graph(c.op("Mul", c.op("Div", c.x, c.op("Sqrt", mean)), scale))
+    assert kinds(graph) == {"norm": 1}
+
+
 def test_what_others_read_is_not_swallowed():
     """An inner tensor that is a result of the model reaches memory, whatever the kernel would like."""
     chain = Chain()

@@ -85,6 +85,13 @@ def test_what_else_is_read_stays():
     assert not any(op.kind == "Softmax" for op in net.graph(net.op("Div", power, net.over("ReduceMean", power))))
 
 
+def test_a_softmax_over_samples_stays_in_steps():
+    net = Net()
+    power = net.op("Exp", net.x)
+    y = net.op("Div", power, net.op("ReduceSum", power, axes=(0,), keepdims=1))
+    assert [op.kind for op in net.graph(y) if op.is_live] == ["MatMul", "Exp", "ReduceSum", "Div"]
+
+
 def test_attention_with_a_softmax_in_steps():
     net = Net()
     keys = net.op("Transpose", net.op("MatMul", "x", "v"), perm=(0, 2, 1))
