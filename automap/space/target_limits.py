@@ -7,7 +7,7 @@ model: which degrees Megatron's pattern can be split by, where a pipeline may be
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -69,7 +69,11 @@ def plan_space(problem: Problem, evaluator: Evaluator | None = None) -> PlanSpac
 
 
 def _check_fixed(problem: Problem, target: Target, evaluator: Evaluator) -> None:
-    """Refuses a degree that the user fixes where the target has plans with others."""
+    """Refuses a hint that the user fixes where the target has plans with another degree, or without it.
+
+    Raises:
+        ProblemError: such a hint, with what is possible.
+    """
     fixed = {name: getattr(problem.hints.fix, name) for name in ("tp", "pp")}
     free = replace(problem, hints=replace(problem.hints, fix=replace(problem.hints.fix, tp=None, pp=None)))
     whole = PlanSpace(free, evaluator)
@@ -85,6 +89,24 @@ def _check_fixed(problem: Problem, target: Target, evaluator: Evaluator) -> None
                 repair=f"Use {', '.join(map(str, legal))}, or another target; {target.name} splits "
                 f"{', '.join(target.parallel)}.",
             )
+    stated = [name for name, value in asdict(problem.hints.fix).items() if value is not None]
+    for names in (*([name] for name in stated), stated):
+        fix = replace(problem.hints.fix, **dict.fromkeys(names))
+        if names and _has_plans(replace(problem, hints=replace(problem.hints, fix=fix)), target, evaluator):
+            values = [getattr(problem.hints.fix, name) for name in names]
+            raise ProblemError(
+                f"the target {target.name} has no plan of this model with this, and has some without it",
+                field=f"hints.fix.{names[0]}" if len(names) == 1 else "hints.fix",
+                value=values[0] if len(names) == 1 else dict(zip(names, values, strict=True)),
+                repair=f"Leave it out, or use another target; {target.name} splits {', '.join(target.parallel)}.",
+            )
+
+
+def _has_plans(problem: Problem, target: Target, evaluator: Evaluator) -> bool:
+    """Whether a target can express any plan of a problem."""
+    whole = PlanSpace(problem, evaluator)
+    limits = [_limits(whole, target, along) for along in target.sequence_parallel]
+    return any(some.shapes(shape) for some in limits for shape in whole.shapes)
 
 
 def _promise(space: PlanSpace) -> tuple[int, bool, float]:

@@ -190,8 +190,10 @@ def test_what_is_finer_than_modules_is_found_by_the_verifier() -> None:
         (
             {"target": "torchtitan"},
             {"fix": {"zero": 0, "tp": 2, "pp": 1}},
-            ("training.target", "torchtitan splits data"),
+            ("hints.fix.tp", "torchtitan splits data"),
         ),
+        ({"target": "automap"}, {"fix": {"cp": 2}}, ("hints.fix.cp", "Leave it out, or use another target")),
+        ({"target": "automap"}, {"fix": {"cp": 2, "zero": 3}}, ("hints.fix.cp", "automap splits data")),
     ],
 )
 def test_what_does_not_go_with_a_target_is_refused(
@@ -201,6 +203,13 @@ def test_what_does_not_go_with_a_target_is_refused(
         plan_space(Problem.build(zoo.build(GPT), parse_cluster("8xA100"), {"global_batch": 16, **training}, hints))
     assert fault.value.field == words[0]
     assert words[1] in fault.value.repair
+
+
+def test_hints_that_a_target_obeys_neither_of_are_named_together() -> None:
+    training, hints = {"global_batch": 16, "target": "automap"}, {"fix": {"cp": 2, "tp": 8}}
+    with pytest.raises(ProblemError) as fault:
+        plan_space(Problem.build(zoo.build(GPT), parse_cluster("2x8xA100"), training, hints))
+    assert (fault.value.field, fault.value.value) == ("hints.fix", "{'tp': 8, 'cp': 2}")
 
 
 def test_a_degree_that_a_target_does_not_have_is_named() -> None:
