@@ -160,12 +160,12 @@ def mark_weights(nodes: Iterable[Node], inputs: dict[str, Declared]) -> tuple[st
         for name in names[:first]:
             inputs[name].kind = "USER_INPUT"
     own, unsure = (", ".join(part[:8]) for part in (names[first:inner], names[candidates:first]))
-    warnings = (f"{own}: taken as parameters of the module itself, not as data",) if own else ()
+    warnings = [f"{own}: taken as parameters of the module itself, not as data"] if own else []
     if unsure and batch == 1:
         # At one sample, the leading dim does not tell a class token from data.
         repair = f"if they are parameters, name them, as in `--parameters {names[first - 1]}`"
-        warnings += (f"{unsure}: taken as data; {repair}",)
-    return warnings
+        warnings.append(f"{unsure}: taken as data; {repair}")
+    return tuple(warnings)
 
 
 def _own_candidates(names: Sequence[str], inputs: Mapping[str, Declared]) -> int:
