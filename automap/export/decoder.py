@@ -12,7 +12,8 @@ from typing import Literal, NamedTuple, TypeVar
 
 from ir.blocks import Blocks
 from ir.graph import Graph, Operator
-from ir.groups import CURVES, REDUCTIONS, fused_groups
+from ir.group_kinds import CURVES, REDUCTIONS
+from ir.groups import fused_groups
 from ir.layers import layer_spans
 from ir.operators.experts import DISPATCH, PRODUCT
 
