@@ -123,15 +123,20 @@ def test_layouts_are_those_that_torch_has():
     """What a convolution finds in memory when PyTorch runs the module."""
     torch.manual_seed(0)
     module, x = Stack(), torch.randn(2, 3, 8, 8)
-    seen = []
-    for child in module.modules():
+    called = []
+    for name, child in module.named_children():
         if isinstance(child, torch.nn.Conv2d):
             child.register_forward_pre_hook(
-                lambda _, given: seen.append(given[0].is_contiguous(memory_format=torch.channels_last))
+                lambda _, given, name=name: called.append(
+                    (name, given[0].is_contiguous(memory_format=torch.channels_last))
+                )
             )
     module(x)
+    # By module, and of one module in the order of its calls.
+    seen = [layout for _, layout in sorted(called, key=lambda one: one[0])]
     graph = with_loss(load_model(export_onnx(lambda: (Stack(), (x,))), name="stack"))
     convolutions = [index for index, op in enumerate(graph.operators) if op.kind == "Conv"]
+    convolutions.sort(key=lambda index: graph.operators[index].name)
     problem = Problem.build(graph, parse_cluster("1xH200"), {"global_batch": 8, "trainer": "ddp", "precision": "bf16"})
     last = images_last(problem)
     assert [index in last for index in convolutions] == seen

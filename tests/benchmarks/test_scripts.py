@@ -91,8 +91,9 @@ SCRIPTS = {
     "zoo_speed": "vgg19",
 }
 """Script -> arguments; an underscore is a space inside one."""
-WRITER = "readme_demo"
-"""Runs the demonstration, which has tests of its own; here it writes down what another one shows."""
+WRITER, PHOTOGRAPHER = "readme_demo", "dashboard_pictures"
+"""The first runs the demonstration, which has tests of its own; here it writes down what another one shows. The second
+needs half a minute of a search in a browser; the dashboard has tests of its own too."""
 APART = {"fit_trainers": "{runs}"}
 """Those that run in a process of their own, for they change the constants of the price."""
 MISSING = {
@@ -123,7 +124,10 @@ node3 -- ReLU -- forward_compute_time=0.5, backward_compute_time=0.5, activation
 
 
 def test_every_script_has_a_run():
-    assert {path.stem for path in BENCHMARKS.glob("*.py")} == SHARED | set(SCRIPTS) | set(APART) | {WRITER}
+    assert {path.stem for path in BENCHMARKS.glob("*.py")} == SHARED | set(SCRIPTS) | set(APART) | {
+        WRITER,
+        PHOTOGRAPHER,
+    }
 
 
 @pytest.fixture(scope="module")
