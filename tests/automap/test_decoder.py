@@ -1,5 +1,7 @@
 """What configurations say of the layers of a transformer is what the model was built with."""
 
+from dataclasses import replace
+
 import pytest
 from transformers import Phi3Config
 
@@ -25,28 +27,10 @@ GPT = Decoder(
     kv_heads=4,
     is_tied=True,
 )
-LLAMA = Decoder(
-    ffn=160,
-    expert_ffn=None,
-    shared_ffn=None,
-    activation="swiglu",
-    norm="RMSNorm",
-    positions="rope",
-    head_size=8,
-    kv_heads=2,
-    is_tied=False,
+LLAMA = replace(
+    GPT, ffn=160, activation="swiglu", norm="RMSNorm", positions="rope", head_size=8, kv_heads=2, is_tied=False
 )
-MIXTURE = Decoder(
-    ffn=128,
-    expert_ffn=128,
-    shared_ffn=48,
-    activation="swiglu",
-    norm="RMSNorm",
-    positions="rope",
-    head_size=16,
-    kv_heads=2,
-    is_tied=False,
-)
+MIXTURE = replace(LLAMA, ffn=128, expert_ffn=128, shared_ffn=48, head_size=16)
 
 
 def exported(graph):
