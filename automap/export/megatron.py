@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 
 from automap.errors import PlanError
-from automap.export.configuration import Export, Note, Run, header
+from automap.export.configuration import Export, ModelShape, Note, Run, header
 from automap.export.decoder import Decoder, decoder_of
 from automap.price.visible_keys import has_ring
 
@@ -23,6 +23,8 @@ YOURS = (
     "So is what a model without its weights does not say, such as --rotary-base, --norm-epsilon, dropout and windows.",
 )
 """Lines at the top of the script that say what is left to the user."""
+UNTOLD = "The graph does not say these plainly. State them: by default Megatron-LM may train another model."
+"""The line over the arguments that a graph does not say plainly."""
 
 
 def write(run: Run) -> Export:
@@ -31,11 +33,13 @@ def write(run: Run) -> Export:
     Raises:
         PlanError: a setting that Megatron-LM has no words for.
     """
-    parallel, model = list(_parallel(run)), [*_model(run), *_layers(run)]
+    layers = decoder_of(run.problem.graph, run.evaluator.blocks, run.shape.hidden, run.shape.heads)
+    parallel, model = list(_parallel(run)), [*_model(run), *_layers(layers, run.shape)]
+    untold = _untold(layers, run.shape)
     start = f'{run.torchrun} "${{PRETRAIN:-pretrain_gpt.py}}"'
     script = (
         "#!/bin/bash\n"
-        + header(run, [*YOURS, *_untold(run)])
+        + header(run, [*YOURS, *([UNTOLD, f"{untold}."] if untold else [])])
         + "export CUDA_DEVICE_MAX_CONNECTIONS=1\n\n"
         + _array("MODEL_PARALLEL_ARGS", parallel)
         + _array("MODEL_ARGS", model)
@@ -51,7 +55,7 @@ def write(run: Run) -> Export:
         version=run.target.version,
         files={"megatron.sh": script, "megatron.yaml": settings},
         launch="bash megatron.sh --data-path …",
-        notes=tuple(_notes(run)),
+        notes=tuple(_notes(untold)),
     )
 
 
@@ -157,13 +161,8 @@ def _model(run: Run) -> Iterator[Flag]:
         yield "--sgd-momentum", "0.0"  # 0.9 by default (megatron/training/arguments.py, _add_regularization_args)
 
 
-def _decoder(run: Run) -> Decoder:
-    return decoder_of(run.problem.graph, run.evaluator.blocks, run.shape.hidden, run.shape.heads)
-
-
-def _layers(run: Run) -> Iterator[Flag]:
+def _layers(found: Decoder, shape: ModelShape) -> Iterator[Flag]:
     """What layers are made of, as far as the graph says it."""
-    found, shape = _decoder(run), run.shape
     for name, value in (
         ("--ffn-hidden-size", found.ffn),
         ("--moe-ffn-hidden-size", found.expert_ffn),
@@ -186,32 +185,28 @@ def _layers(run: Run) -> Iterator[Flag]:
         yield "--untie-embeddings-and-output-weights", None
 
 
-def _untold(run: Run) -> list[str]:
-    """Lines about arguments that the graph does not say plainly; without them Megatron-LM trains another model."""
-    found, has_dense = _decoder(run), not all(run.shape.has_experts)
+def _untold(found: Decoder, shape: ModelShape) -> str:
+    """The arguments that the graph does not say plainly, in words; "" where it says all."""
+    has_dense = not all(shape.has_experts)
     untold = [
         *(["--ffn-hidden-size"] if found.ffn is None and has_dense else []),
-        *(["--moe-ffn-hidden-size"] if found.expert_ffn is None and run.shape.experts else []),
+        *(["--moe-ffn-hidden-size"] if found.expert_ffn is None and shape.experts else []),
         *(["--swiglu or another activation"] if found.activation is None else []),
         *(["--normalization"] if found.norm is None else []),
         *(["--position-embedding-type"] if found.positions is None else []),
         *(["--group-query-attention with --num-query-groups"] if found.kv_heads is None else []),
         *(["--untie-embeddings-and-output-weights"] if found.is_tied is None else []),
     ]
-    if not untold:
-        return []
-    first = "The graph does not say these plainly. State them: by default Megatron-LM may train another model."
-    return [first, f"{', '.join(untold)}."]
+    return ", ".join(untold)
 
 
-def _notes(run: Run) -> Iterator[Note]:
+def _notes(untold: str) -> Iterator[Note]:
     yield Note(about="degrees, stages, batch, ZeRO, recomputation, precision", kept="exact", text="as the plan says")
     what = (
         "the script that trains it (PRETRAIN; without it pretrain_gpt.py, which trains decoders), the data, and what a "
         "model without its weights does not say (base of rotary positions, epsilon of norms, dropout, windows, "
         "vocabulary)"
     )
-    untold = _untold(run)
     if untold:
-        what += f"; also {untold[-1].removesuffix('.')}, which the graph does not say plainly"
+        what += f"; also {untold}, which the graph does not say plainly"
     yield Note(about="model", kept="left to you", text=what)
