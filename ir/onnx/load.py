@@ -29,7 +29,7 @@ from ir.onnx.readers.roles import roles_without_metadata, stored_role
 from ir.onnx.readers.schemas import check_is_standard, check_num_operands, infer
 from ir.onnx.rewrites.constant_folding import fold
 from ir.onnx.rewrites.dispatch_masks import DispatchMasks
-from ir.onnx.rewrites.einsum_products import as_product
+from ir.onnx.rewrites.einsum_products import as_product, in_pairs
 from ir.onnx.rewrites.embedding_bags import add_bags
 from ir.onnx.rewrites.joined_samples import JoinedSamples
 from ir.onnx.rewrites.loops import Loops
@@ -172,6 +172,10 @@ class _Importer:
         while inputs and not inputs[-1]:
             inputs.pop()
         check_num_operands(node, len(inputs))
+        if node.kind == "Einsum" and len(inputs) > 2:
+            for product in in_pairs(node):
+                self._node(product, uses)
+            return
         if node.kind == "Einsum" and not self.source.is_pytorch:
             node = as_product(self.builder, node, inputs)
         elif node.kind == "CastLike" and len(inputs) == 2:

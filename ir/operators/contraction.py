@@ -260,16 +260,25 @@ def conv_transpose(ctx: Context) -> Result:
     return _product(ctx, operands, out, "none" if has_bias else "multi", flops)
 
 
-@kind("Einsum", rule="{kept summed+ 1}* -> {kept}")
-def einsum(ctx: Context) -> Result:
-    """The attribute `equation` names the loops, which are the factors; those that are not in the result are summed."""
-    equation = str(ctx.attributes["equation"]).replace(" ", "")
-    left, _, right = equation.partition("->")
-    terms = left.split(",")
-    if "->" not in equation:
+def explicit(equation: str) -> tuple[list[str], str]:
+    """The terms of the operands and of the result of an einsum, whose equation may leave out the latter."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    if not arrow:
         letters = left.replace(",", "").replace(".", "")
         dots = "..." if "..." in left else ""
         right = dots + "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    return left.split(","), right
+
+
+@kind("Einsum", rule="{kept summed+ 1}* -> {kept}")
+def einsum(ctx: Context) -> Result:
+    """The attribute `equation` names the loops, which are the factors; those that are not in the result are summed.
+
+    Of two operands, a loop that one alone has is summed before they are multiplied, and without a sum over both they
+    are multiplied element by element.
+    """
+    terms, right = explicit(str(ctx.attributes["equation"]))
+    equation = f"{','.join(terms)}->{right}"
     ranks = [len(ctx.tensor(i).shape) - len(t) + 3 for i, t in enumerate(terms) if "..." in t]
     if ranks:
         # Fresh letters for the dims of the ellipsis, aligned to the right.
@@ -303,7 +312,9 @@ def einsum(ctx: Context) -> Result:
         operands.append((i, dims))
     out = [found[letter] for letter in right]
     if len(terms) == 2:
-        result = _product(ctx, operands, out, "multi")
+        shared = set(terms[0]) & set(terms[1])
+        points = prod(rule.size(loop) for letter, loop in found.items() if letter in right or letter in shared)
+        result = _product(ctx, operands, out, "multi", 2.0 * points if shared - set(right) else 0.0)
         result.attributes = {"equation": equation}
         return result
     flops = 2.0 * prod(f.size for f in rule.factors) if len(terms) > 1 else 0.0
