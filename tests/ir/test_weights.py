@@ -67,6 +67,32 @@ def test_a_quantised_file_is_the_model_of_floats(dtype):
     assert load_model(data).warnings == ("the file is quantised (2 weights, 3 other values): it is read as floats",)
 
 
+def test_integers_that_are_only_moved_are_floats():
+    """ONNX Runtime moves roundings behind look-ups and views, and stores transposed weights as integers."""
+    shapes = {"w": (96, 8), "t": (50, 8), "u": (9, 8)}
+    sizes = numpy_helper.from_array(np.asarray([-1, 8]), "sizes")
+    common = [weight("v", 96, 8), numpy_helper.from_array(np.asarray(0.1, np.float32), "s"), sizes]
+
+    def moved(dtype, rounds, restores):
+        """A file whose values are looked up, turned, joined and reshaped between two kinds of nodes."""
+        nodes = [
+            node("Cast", ["x"], ["ids"], to=TensorProto.INT64), node("Concat", ["t", "u"], ["all"], axis=0),
+            node("Gather", ["all", "ids"], ["e0"]), node(restores, ["e0", "s"], ["e"]),
+            node("Transpose", ["w"], ["w0"], perm=[1, 0]), node(restores, ["w0", "s"], ["w1"]),
+            node("MatMul", ["e", "w1"], ["m"]), node("MatMul", ["m", "v"], ["h"]), node(rounds, ["h", "s"], ["hq"]),
+            node("Reshape", ["hq", "sizes"], ["r"]), node(restores, ["r", "s"], ["rf"]), node("Relu", ["rf"], ["y"]),
+        ]  # fmt: skip
+        for each in nodes:
+            if each.op_type == "Identity":
+                del each.input[1:]
+        stored = [numpy_helper.from_array(np.ones(shape, dtype), name) for name, shape in shapes.items()]
+        return model(nodes, [*stored, *common])
+
+    integers = moved(np.int8, "QuantizeLinear", "DequantizeLinear")
+    assert facts(integers) == facts(moved(np.float32, "Identity", "Identity"))
+    assert load_model(integers).warnings == ("the file is quantised (3 weights, 1 other values): it is read as floats",)
+
+
 @pytest.mark.parametrize("domain", ["qonnx.custom_op.general", "onnx.brevitas"])
 def test_roundings_of_training_with_quantisation_are_left_out(domain):
     """Brevitas writes a node of its own for each weight and value that it rounds, with no shape of the result."""

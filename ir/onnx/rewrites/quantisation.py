@@ -1,12 +1,14 @@
 """Quantised files read as the float models that they came from: training computes in floats.
 
-A weight that is stored as integers and dequantised is a float weight. A value that is quantised and dequantised at once
-was rounded, nothing more (training with such roundings passes gradients straight through them). Operators that compute
-with integers have no gradient, and are refused.
+A weight that is stored as integers and dequantised is a float weight. A value that is quantised and dequantised was
+rounded, nothing more (training with such roundings passes gradients straight through them), and both stay so where
+operators move the integers in between, as look-ups and views do. Operators that compute with integers have no gradient,
+and are refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
@@ -24,6 +26,11 @@ ROUNDING_KINDS = tuple(
     for kind in ("Quant", "IntQuant", "FloatQuant", "BipolarQuant", "Trunc")
 )
 """Kinds that round floats to floats, which Brevitas and QONNX write for training with quantisation."""
+MOVING_KINDS = frozenset(
+    {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Slice", "Split", "Gather", "GatherND",
+     "GatherElements", "Expand", "Tile", "Pad", "MaxPool", "DepthToSpace", "SpaceToDepth", "Concat"}
+)  # fmt: skip
+"""Kinds whose results hold numbers of their first operand, or of all operands (Concat), as they are."""
 
 
 def in_floats(nodes: list[Node], stored: dict[str, Stored], *, marked: bool) -> tuple[list[Node], tuple[str, ...]]:
@@ -35,16 +42,18 @@ def in_floats(nodes: list[Node], stored: dict[str, Stored], *, marked: bool) -> 
         marked: whether the exporter marked parameters.
 
     Returns:
-        the nodes, with an Identity in place of each DequantizeLinear whose operand is stored or was just quantised, and
-        of each node that rounds floats to floats; and a warning if there was any.
+        the nodes, with an Identity in place of each DequantizeLinear whose operand holds stored or quantised numbers,
+        of the QuantizeLinear that made them, and of each node that rounds floats to floats; and a warning if there was
+        any.
 
     Raises:
         ModelError: an operator computes with integers.
     """
     made = {name: node for node in nodes for name in node.outputs}
     weights, pairs, kept = 0, 0, []
+    rounded = set[str]()
     for node in nodes:
-        plain = node.kind.removeprefix("com.microsoft.")
+        plain = _plain(node)
         if plain.startswith(INTEGER_KINDS):
             raise refuse(
                 f"operator {node.name or node.outputs[0]} computes with integers, which cannot be trained",
@@ -52,27 +61,52 @@ def in_floats(nodes: list[Node], stored: dict[str, Stored], *, marked: bool) -> 
                 "Hand in the model as it was before it was quantised.",
             )
         if node.kind in ROUNDING_KINDS and node.inputs:
-            kept.append(Node("Identity", node.inputs[:1], node.outputs[:1], {}))
+            kept.append(_left_out(node))
             is_weight = node.inputs[0] in stored
             weights, pairs = weights + is_weight, pairs + (not is_weight)
             continue
-        source = node.inputs[0] if plain == "DequantizeLinear" and node.inputs else ""
-        origin = made.get(source)
-        if source in stored:
-            scale = stored.get(node.inputs[1]) if len(node.inputs) > 1 else None
-            dtype = scale.dtype if scale is not None else "float32"
-            given = stored[source]
+        origins = _origins(node.inputs[0], made) if plain == "DequantizeLinear" and node.inputs else set()
+        quantised = {name for name in origins if name in made and _plain(made[name]) == "QuantizeLinear"}
+        if not origins or not origins - quantised <= stored.keys():
+            kept.append(node)
+            continue
+        scale = stored.get(node.inputs[1]) if len(node.inputs) > 1 else None
+        dtype = scale.dtype if scale is not None else "float32"
+        for name in sorted(origins - quantised):
+            given = stored[name]
             if not given.dtype.startswith(("float32", "float16", "bfloat", "float64")):
                 kind = "PARAMETER" if marked and prod(given.shape) > 1 else given.kind
-                stored[source] = replace(given, dtype=dtype, value=None, kind=kind)
+                stored[name] = replace(given, dtype=dtype, value=None, kind=kind)
                 weights += 1
-            kept.append(Node("Identity", [source], node.outputs[:1], {}))
-        elif origin is not None and origin.kind.removeprefix("com.microsoft.") == "QuantizeLinear":
-            kept.append(Node("Identity", origin.inputs[:1], node.outputs[:1], {}))
-            pairs += 1
-        else:
-            kept.append(node)
+        rounded |= quantised
+        pairs += bool(quantised)
+        kept.append(_left_out(node))
     if not weights and not pairs:
         return nodes, ()
+    kept = [_left_out(node) if not rounded.isdisjoint(node.outputs) else node for node in kept]
     warning = f"the file is quantised ({weights} weights, {pairs} other values): it is read as floats"
     return kept, (warning,)
+
+
+def _plain(node: Node) -> str:
+    return node.kind.removeprefix("com.microsoft.")
+
+
+def _left_out(node: Node) -> Node:
+    return Node("Identity", node.inputs[:1], node.outputs[:1], {})
+
+
+def _origins(name: str, made: Mapping[str, Node]) -> set[str]:
+    """The tensors whose numbers a tensor holds, in front of operators that only move them."""
+    found, pending, seen = set[str](), [name], set[str]()
+    while pending:
+        name = pending.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        node = made.get(name)
+        if node is None or node.kind not in MOVING_KINDS:
+            found.add(name)
+        else:
+            pending += node.inputs if node.kind == "Concat" else node.inputs[:1]
+    return found
