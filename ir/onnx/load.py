@@ -41,6 +41,7 @@ from ir.onnx.rewrites.sequences import Sequences
 from ir.onnx.rewrites.slice_writes import write_slice
 from ir.onnx.rewrites.turned_sequences import turn_sequence
 from ir.operators import KINDS, Value
+from ir.operators.make import MAX_ELEMENTS
 from ir.parameters import split_fused
 from ir.stacks import unstacked
 
@@ -244,6 +245,8 @@ class _Importer:
             return False
         fill = small_value(node.attributes["value"]) if "value" in node.attributes else None
         sizes = tuple(int(v) for v in shape.reshape(-1))
+        if prod(sizes) > MAX_ELEMENTS or min(sizes, default=1) < 1:
+            return False
         dtype = "float32" if fill is None else str(fill.dtype)
         self.builder.add_tensor(Tensor(name=output, shape=sizes, dtype=dtype, role=self.roles[output]))
         return True

@@ -130,6 +130,24 @@ def test_integer_arithmetic_is_refused_by_name():
         load_model(model(nodes, [numpy_helper.from_array(np.ones((8, 96), np.uint8), "w")]))
 
 
+def test_zeros_beside_stored_weights_are_no_parameters():
+    """A recurrence begins with zeros; a file that holds no weights may hold the shape of each in such a node."""
+    shape = numpy_helper.from_array(np.asarray([8, 96]), "shape")
+    zeros = [node("ConstantOfShape", ["shape"], ["w"]), node("MatMul", ["x", "w"], ["h"])]
+    beside = load_model(model([*zeros, node("MatMul", ["h", "v"], ["y"])], [shape, STORED[2]]))
+    assert {p.name for p in beside.parameters} == {"v"}
+    alone = load_model(model([*zeros, node("Add", ["h", "b"], ["y"])], [shape, STORED[1]]))
+    assert {p.name for p in alone.parameters} == {"w", "b"}
+
+
+@pytest.mark.parametrize("sizes", [(8, -96), (8, 1 << 60), (1 << 30, 1 << 30)])
+def test_a_weight_of_no_possible_shape_is_refused(sizes):
+    shape = numpy_helper.from_array(np.asarray(sizes), "shape")
+    zeros = [node("ConstantOfShape", ["shape"], ["w"]), node("MatMul", ["x", "w"], ["y"])]
+    with pytest.raises(ModelError, match="its result would be of shape"):
+        load_model(model(zeros, [shape]))
+
+
 def test_weights_in_constant_nodes():
     constants = [node("Constant", [], [t.name], value=t) for t in STORED]
     data = model([*constants, *PLAIN], [])

@@ -41,16 +41,18 @@ def roles_without_metadata(source: Source) -> dict[str, TensorRole]:
 
     A float tensor of two or more elements in a weight position is a parameter; running statistics are buffers. A file
     that was stripped of its weights may hold each as a `ConstantOfShape` of a stored shape (the light models of the
-    onnx package do), so that the results of such operators have roles too.
+    onnx package do), so that the results of such operators have roles too. Where weights are stored, they are zeros.
 
     Returns:
         tensor name -> role; a tensor that is not listed is a constant.
     """
     nodes, held = _with_branches(source.nodes, source.stored)
+    is_stored = _holds_weights(nodes, held)
     filled = {
         node.outputs[0]
         for node in nodes
-        if node.kind == "ConstantOfShape"
+        if not is_stored
+        and node.kind == "ConstantOfShape"
         and node.inputs
         and node.inputs[0] in source.stored
         and ("value" not in node.attributes or node.attributes["value"].data_type in (1, 10, 11, 16))
@@ -72,6 +74,17 @@ def roles_without_metadata(source: Source) -> dict[str, TensorRole]:
             ):
                 roles.setdefault(name, "parameter")
     return roles
+
+
+def _matrices(nodes: Iterable[Node]) -> set[str]:
+    """Names of the tensors that are read as matrices of weights."""
+    return {node.inputs[i] for node in nodes for i in MATRIX_POSITIONS.get(node.kind, ()) if i < len(node.inputs)}
+
+
+def _holds_weights(nodes: Iterable[Node], stored: Mapping[str, Stored]) -> bool:
+    """Whether a matrix of weights is among the stored tensors."""
+    given = [stored[name] for name in _matrices(nodes) & stored.keys()]
+    return any(_is_float(each) and len(each.shape) > 1 for each in given)
 
 
 def _is_float(stored: Stored) -> bool:
@@ -131,9 +144,7 @@ def with_stored_constants(nodes: list[Node], stored: dict[str, Stored]) -> list[
         if node.kind == "Constant" and node.outputs and "value" in node.attributes
     }
     held = {n: t for n, t in held.items() if prod(t.dims) > 1 and dtype_name(t.data_type).startswith(("float", "bfl"))}
-    matrices = {node.inputs[i] for node in nodes for i in MATRIX_POSITIONS.get(node.kind, ()) if i < len(node.inputs)}
-    is_stored = any(name in matrices and _is_float(given) for name, given in stored.items())
-    if is_stored or not any(name in matrices and len(tensor.dims) > 1 for name, tensor in held.items()):
+    if _holds_weights(nodes, stored) or not any(len(held[n].dims) > 1 for n in _matrices(nodes) & held.keys()):
         return nodes
     for name, tensor in held.items():
         stored[name] = Stored(tuple(tensor.dims), dtype_name(tensor.data_type), small_value(tensor))
