@@ -21,11 +21,11 @@ from ir.onnx.readers.nodes import (
     Source,
     Stored,
     dtype_name,
-    in_order,
     metadata,
     opsets,
     small_value,
 )
+from ir.onnx.readers.order import in_order, needed
 from ir.onnx.readers.roles import with_stored_constants
 from ir.onnx.rewrites.computed_tables import computed_tables
 from ir.onnx.rewrites.contributed import standard
@@ -72,7 +72,8 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
             continue
         inputs[v.name] = given
     marked = _is_marked(inputs, stored)
-    nodes, warnings = in_floats(standard(reader.nodes), stored, marked=marked)
+    read = needed(reader.nodes, [v.name for v in graph.output])
+    nodes, warnings = in_floats(standard(read), stored, marked=marked)
     if not marked:
         nodes = restored_norms(with_stored_constants(nodes, stored), stored)
         reads = ((node.kind, i, name) for node in nodes for i, name in enumerate(node.inputs))

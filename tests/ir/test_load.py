@@ -325,6 +325,38 @@ def test_local_functions_are_expanded():
     assert [op.kind for op in loaded] == ["MatMul"] * 4 and loaded.num_parameters == 16
 
 
+def test_a_function_may_hand_on_its_operands():
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("f", 1)]
+    swapped = helper.make_function("f", "Swap", ["a", "b"], ["b", "a"], [], opsets)
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["h"]),
+            helper.make_node("Swap", ["h", "x"], ["first", "second"], domain="f"),
+            helper.make_node("Concat", ["first", "second"], ["y"], axis=1),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [helper.make_tensor("w", TensorProto.FLOAT, [4, 3], [0.0] * 12)],
+    )
+    loaded = load_model(helper.make_model(graph, opset_imports=opsets, functions=[swapped]).SerializeToString())
+    product, joined = loaded.operators
+    assert joined.inputs == ("x", *product.outputs)
+
+
+def test_nodes_that_no_output_needs_are_not_read():
+    """Also those that could not be read, such as one whose result is as long as its data say."""
+    weights = [helper.make_tensor("w", TensorProto.FLOAT, [4, 4], [0.0] * 16)]
+    needed = helper.make_node("MatMul", ["x", "w"], ["y"])
+    other = [helper.make_node("NonZero", ["y"], ["places"]), helper.make_node("Transpose", ["places"], ["turned"])]
+    found = []
+    for nodes in ([needed], [*other[::-1], needed]):
+        values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", 4]) for n in "xy"]
+        model = helper.make_model(helper.make_graph(nodes, "g", values[:1], values[1:], weights))
+        found.append(load_model(model.SerializeToString()))
+    assert found[0].operators == found[1].operators
+
+
 def test_nodes_out_of_order_are_sorted():
     nodes = [helper.make_node("Relu", ["y"], ["z"]), helper.make_node("MatMul", ["x", "w"], ["y"])]
     graph = helper.make_graph(

@@ -175,6 +175,27 @@ def test_weights_that_only_a_branch_reads():
     assert facts(data) == facts(model(PLAIN, STORED))
 
 
+def test_branches_may_have_names_in_common():
+    """Each branch is a graph of its own: two may call their tensors alike, and a third one has branches inside."""
+
+    def branch(operand, held, *inner):
+        product = node("MatMul", [operand, "own"], ["t"])
+        return helper.make_graph([*inner, product], "branch", [], [value("t", "N", 96)], [weight("own", *held)])
+
+    within = node("If", ["c"], ["i"], then_branch=branch("g", (96, 96)), else_branch=branch("g", (96, 5)))
+    nodes = [
+        node("If", ["c"], ["g"], then_branch=branch("x", (8, 96)), else_branch=branch("x", (8, 7))),
+        node("If", ["c"], ["h"], then_branch=branch("i", (96, 64), within), else_branch=branch("g", (96, 5))),
+        node("Relu", ["h"], ["y"]),
+    ]
+    plain = [
+        node("MatMul", ["x", "w"], ["g"]), node("MatMul", ["g", "u"], ["i"]), node("MatMul", ["i", "v"], ["h"]),
+        node("Relu", ["h"], ["y"]),
+    ]  # fmt: skip
+    data = model(nodes, [numpy_helper.from_array(np.asarray(True), "c")])
+    assert facts(data) == facts(model(plain, [*STORED[::2], weight("u", 96, 96)]))
+
+
 @pytest.mark.parametrize(
     ("kind", "operands", "shapes", "inputs"),
     [

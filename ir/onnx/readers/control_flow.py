@@ -77,6 +77,21 @@ def all_nodes(holder: Any) -> Iterator[Any]:
             yield from all_nodes(sub)
 
 
+def all_graphs(model: Any) -> Iterator[Any]:
+    """The graph of a model, the bodies of its functions, and their subgraphs."""
+    pending = [model.graph, *model.functions]
+    while pending:
+        holder = pending.pop()
+        yield holder
+        pending += (sub for node in holder.node if node.attribute for sub in graphs(node))
+
+
+def written(holder: Any) -> Iterator[str]:
+    """Names of the tensors that a graph, without its subgraphs, or a function stores or computes."""
+    yield from (t.name for t in getattr(holder, "initializer", ()))
+    yield from (name for node in holder.node for name in node.output if name)
+
+
 def free_names(graph: Any) -> dict[str, None]:
     """Names that a subgraph reads from the enclosing graph, in order of first use."""
     own = {v.name for v in graph.input} | {t.name for t in graph.initializer}

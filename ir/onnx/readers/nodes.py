@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import onnx
@@ -14,7 +15,7 @@ from onnx import numpy_helper
 from ir.build import MAX_VALUE_ELEMENTS
 from ir.errors import refuse
 from ir.onnx.readers.annotations import stated_annotations
-from ir.onnx.readers.control_flow import Body, Branch, bags, free_names, graphs
+from ir.onnx.readers.control_flow import Body, Branch, all_graphs, bags, free_names, graphs, written
 from ir.onnx.readers.stated_costs import stated_costs
 from ir.operators import Value
 
@@ -252,6 +253,7 @@ class Reader:
     """Collects the nodes of a model with local functions expanded."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = model
         self.functions = {(f.domain, f.name, f.overload): f for f in model.functions}
         self.nodes: list[Node] = []
         self.fresh = 0
@@ -325,7 +327,7 @@ class Reader:
         name = (prefix + proto.name) if proto.name else ""
         if proto.op_type == "If":
             captured = [renamed(n) for sub in graphs(proto) for n in free_names(sub)]
-            branches = {a.name: self._branch(a.g, around, renamed) for a in proto.attribute}
+            branches = {a.name: self._branch(a, around, outputs[0]) for a in proto.attribute}
             self.nodes.append(
                 Node("If", [inputs[0], *dict.fromkeys(captured)], outputs, branches, name, scope, opsets.get("", 0))
             )
@@ -365,20 +367,31 @@ class Reader:
 
         return Body(read, stored, [v.name for v in graph.input])
 
-    def _branch(self, graph: Any, around: tuple[Any, ...], renamed: Callable[[str], str]) -> Branch:
-        opsets, names, local, given, prefix, scope = around
+    @cached_property
+    def shared(self) -> set[str]:
+        """Names that several tensors of the file have, as those of two branches may."""
+        counted = Counter(v.name for v in self.model.graph.input)
+        for graph in all_graphs(self.model):
+            counted.update(written(graph))
+        return {name for name, count in counted.items() if count > 1}
+
+    def _branch(self, attribute: Any, around: tuple[Any, ...], label: str) -> Branch:
+        """The branch that an attribute of the If that writes `label` holds."""
+        opsets, _, local, given, prefix, scope = around
+        graph, names = attribute.g, dict(local)
+        for name in written(graph):
+            names[name] = f"{label}/{attribute.name}/{name}" if name in self.shared else f"{prefix}{name}"
 
         def read() -> tuple[list[Node], dict[str, Stored]]:
             outer, self.nodes = self.nodes, []
-            self.read(graph.node, opsets, None if names is None else local, given, prefix, scope)
+            self.read(graph.node, opsets, names, given, prefix, scope)
             nodes, self.nodes = self.nodes, outer
             stored = {
-                renamed(t.name): Stored(tuple(t.dims), dtype_name(t.data_type), small_value(t))
-                for t in graph.initializer
+                names[t.name]: Stored(tuple(t.dims), dtype_name(t.data_type), small_value(t)) for t in graph.initializer
             }
             return nodes, stored
 
-        return Branch(read, [renamed(v.name) for v in graph.output])
+        return Branch(read, [names.get(v.name, f"{prefix}{v.name}") for v in graph.output])
 
     def _expand(
         self, function: Any, inputs: list[str], outputs: list[str], attributes: dict[str, Any], scope: str
@@ -386,9 +399,11 @@ class Reader:
         given = {a.name: _attribute(a, {}) for a in function.attribute_proto}
         given.update(attributes)
         actual = inputs + [""] * (len(function.input) - len(inputs))
-        names = dict(zip(function.input, actual, strict=False))
-        names.update(zip(function.output, outputs, strict=False))
-        names = {k: v for k, v in names.items() if v or k in function.input}
+        given_names = dict(zip(function.input, actual, strict=False))
+        results = list(zip(function.output, outputs, strict=False))
+        # A result that is an operand has its name inside of the function.
+        self.nodes += [Node("Identity", [given_names[k]], [v], {}) for k, v in results if v and k in given_names]
+        names = {k: v for k, v in results if v} | given_names
         self.fresh += 1
         self.read(function.node, opsets(function), names, given, f"{function.name}_{self.fresh}/", scope)
 
@@ -396,46 +411,3 @@ class Reader:
 def opsets(proto: Any) -> dict[str, int]:
     """Domain -> version of its operator set; the standard domain is empty."""
     return {"" if o.domain == "ai.onnx" else o.domain: o.version for o in proto.opset_import}
-
-
-def in_order(nodes: list[Node], known: set[str]) -> list[Node]:
-    """The nodes in an order in which each reads only known or written tensors; ties by position in the file (Kahn).
-
-    Raises:
-        ModelError: the graph has a cycle.
-    """
-    producer = {name: i for i, node in enumerate(nodes) for name in node.outputs if name}
-    if _is_in_order(nodes, producer.keys() - known):
-        return list(nodes)
-    waiting = [0] * len(nodes)
-    readers: list[list[int]] = [[] for _ in nodes]
-    for i, node in enumerate(nodes):
-        for name in {n for n in node.inputs if n and n in producer and n not in known}:
-            waiting[i] += 1
-            readers[producer[name]].append(i)
-    ready = [i for i, count in enumerate(waiting) if count == 0]
-    heapq.heapify(ready)
-    order: list[Node] = []
-    while ready:
-        index = heapq.heappop(ready)
-        order.append(nodes[index])
-        for reader in readers[index]:
-            waiting[reader] -= 1
-            if waiting[reader] == 0:
-                heapq.heappush(ready, reader)
-    if len(order) < len(nodes):
-        stuck = next(node for i, node in enumerate(nodes) if waiting[i] > 0)
-        repair = "Export again: a forward graph has no cycle."
-        raise refuse("the graph has a cycle", stuck.name or stuck.outputs[0] if stuck.outputs else stuck.kind, repair)
-    return order
-
-
-def _is_in_order(nodes: list[Node], written: set[str]) -> bool:
-    """Whether each node reads none of the names `written` before a node has written it; most files are so."""
-    if sum(len(node.outputs) for node in nodes) != sum(len(set(node.outputs)) for node in nodes):
-        return False
-    for node in nodes:
-        if not written.isdisjoint(node.inputs):
-            return False
-        written.difference_update(node.outputs)
-    return True
