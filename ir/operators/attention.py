@@ -178,12 +178,16 @@ def recurrent(ctx: Context) -> Result:
     y: Dims = [batch, time, d, h] if layout else [time, d, batch, h]
     steps = x.shape[t_dim] * x.shape[b_dim]
     flops_x, flops_r = 2.0 * steps * w.num_elements, 2.0 * steps * r.num_elements
+    gradient_flops = {0: flops_x, 1: flops_x, 2: flops_r}
+    # Whatever needs a gradient, that of the state goes back from step to step.
+    for i in [i for i in gradient_flops if ctx.needs_gradient[i]][:1]:
+        gradient_flops[i] += flops_r
     return Result(
         operands,
         [y, state, state],
         [x.dtype] * 3,
         forward_flops=flops_x + flops_r,
-        gradient_flops={0: flops_x + flops_r, 1: flops_x, 2: flops_r},
+        gradient_flops=gradient_flops,
         saved_inputs=(0, 1, 2),
         saved_outputs=(0,),
     )

@@ -1,6 +1,8 @@
 """Costs, refusals and results of the table of kinds; what a split computes is in test_signature_oracle."""
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from ir.build import GraphBuilder
 from ir.factors import signatures
@@ -32,6 +34,23 @@ def test_flops_and_saved_tensors_follow_gradients():
     assert op.saved == () and op.forward_flops.per_sample == 0
     op = make_operator("Relu", name="r", inputs=[x], outputs=["y"]).operator
     assert op.saved == ("y",)
+
+
+@pytest.mark.parametrize("role", ["input", "activation"])
+def test_the_state_of_a_recurrence_has_a_gradient_from_step_to_step(role):
+    """The FLOPs of both passes are those of the steps written out, as torch counts them; the first state is given."""
+    steps, features, hidden = 5, 4, 3
+    x, w, r = (torch.ones(size) for size in ((steps, 1, features), (features, hidden), (hidden, hidden)))
+    w, r, x = w.requires_grad_(), r.requires_grad_(), x.requires_grad_(role == "activation")
+    with FlopCounterMode(display=False) as counted:
+        state = torch.zeros(1, hidden, requires_grad=True)
+        for step in range(steps):
+            state = torch.tanh(x[step] @ w + state @ r)
+        state.sum().backward()
+    weights = [tensor(size, "parameter", None, name=n) for n, size in (("w", (1, 3, 4)), ("r", (1, 3, 3)))]
+    inputs = [tensor((steps, 1, features), role, 1), *weights]
+    op = make_operator("RNN", name="o", inputs=inputs, outputs=["y"], attributes={"hidden_size": hidden}).operator
+    assert op.forward_flops.at(1) + op.backward_flops.at(1) == counted.get_total_flops()
 
 
 @pytest.mark.parametrize(
