@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from ir.attention_windows import attention_masks
 from ir.blocks import find_units
 from ir.errors import ModelError
 from ir.onnx.load import load_model
@@ -21,13 +22,16 @@ INPUTS = {
     "last": ("N", 4, 4, 16),
     "ids": ("N", 6),
     "segments": ("N", 6),
+    "heads": ("N", 6, 4, 1, 4),
 }
+SIZES = {"in_three": (0, 0, 4, 3, 4), "flat": (0, 0, 16)}
 
 
 def load(*nodes):
     """The graph of nodes that write y."""
     used = {name for each in nodes for name in each.input}
     stored = [numpy_helper.from_array(np.ones(s, np.float32), n) for n, s in SHAPES.items() if n in used]
+    stored += [numpy_helper.from_array(np.asarray(s), n) for n, s in SIZES.items() if n in used]
     types = {"ids": TensorProto.INT64, "segments": TensorProto.INT64}
     inputs = [
         helper.make_tensor_value_info(n, types.get(n, TensorProto.FLOAT), s) for n, s in INPUTS.items() if n in used
@@ -63,6 +67,35 @@ CASES = {
     "groups of queries": (
         [*PROJECTED, fused("GroupQueryAttention", "q", "k", "v", num_heads=4, kv_num_heads=2)],
         [*PROJECTED, node("Attention", ["q", "k", "v"], ["y"], q_num_heads=4, kv_num_heads=2, is_causal=1)],
+    ),
+    "window": (
+        [*PROJECTED, fused("GroupQueryAttention", "q", "k", "v", num_heads=4, kv_num_heads=2, local_window_size=3)],
+        [
+            *PROJECTED,
+            node("Attention", ["q", "k", "v"], ["y"], q_num_heads=4, kv_num_heads=2, is_causal=1, left_window_size=2),
+        ],
+    ),
+    "packed operands": (
+        [
+            node("MatMul", ["x", "wide"], ["m"]), node("Reshape", ["m", "in_three"], ["p"]),
+            fused("MultiHeadAttention", "p", num_heads=4),
+        ],
+        [
+            node("MatMul", ["x", "wide"], ["m"]), node("Split", ["m"], ["q", "k", "v"], axis=-1, num_outputs=3),
+            node("Attention", ["q", "k", "v"], ["y"], q_num_heads=4, kv_num_heads=4),
+        ],
+    ),
+    "packed keys and values": (
+        [PROJECTED[0], node("Concat", ["heads", "heads"], ["p"], axis=3),
+         fused("MultiHeadAttention", "q", "p", num_heads=4)],
+        [
+            PROJECTED[0], node("Reshape", ["heads", "flat"], ["k"]),
+            node("Attention", ["q", "k", "k"], ["y"], q_num_heads=4, kv_num_heads=4),
+        ],
+    ),
+    "gated": (
+        [PROJECTED[0], node("SwiGLU", ["q", "x"], ["y"], alpha=1.5)],
+        [PROJECTED[0], node("Swish", ["q"], ["s"], alpha=1.5), node("Mul", ["s", "x"], ["y"])],
     ),
     "turned product": (
         [fused("FusedMatMul", "x", "turned", transB=1, alpha=0.5)],
@@ -136,6 +169,9 @@ def test_a_fused_operator_is_its_parts(case):
     assert given.forward_flops == expected.forward_flops
     assert [(t.shape, t.batch_dim) for t in map(given.tensors.get, given.outputs)] == [
         (t.shape, t.batch_dim) for t in map(expected.tensors.get, expected.outputs)
+    ]
+    assert [mask.window for mask in attention_masks(given).values()] == [
+        mask.window for mask in attention_masks(expected).values()
     ]
     assert not given.warnings
 

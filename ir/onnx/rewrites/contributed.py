@@ -1,4 +1,4 @@
-"""ONNX Runtime's fused operators (domain com.microsoft) written as standard ones.
+"""Fused operators, those of ONNX Runtime (domain com.microsoft) and SwiGLU, written as those that they are made of.
 
 Files that its optimisers wrote hold them: attention with its projections, embeddings with their norm, products with
 their activations. Operand orders are those of ONNX Runtime's ContribOperators.md, version 1.23. Key padding masks and
@@ -71,10 +71,19 @@ class _Written:
         """Appends the attention of `[b, s, h]` operands as the result."""
         heads = int(self.attribute("num_heads", 0))
         self._refuse_cache()
+        # Mistral's window of 4,096 positions has the query's own among them.
+        window = int(self.attribute("local_window_size", -1))
         self.add(
             "Attention", [q, k, v, *([mask] if mask else [])], self.node.outputs[0], q_num_heads=heads,
             kv_num_heads=kv_heads or heads, is_causal=int(is_causal),
+            **({"left_window_size": window - 1} if window > 0 else {}),
         )  # fmt: skip
+
+    def unpacked(self, name: str, parts: str) -> list[str]:
+        """The parts, `[b, s, h]`, of an operand that holds them as `[b, s, heads, parts, head size]`."""
+        outputs = [f"{self.node.outputs[0]}#{part}" for part in parts]
+        self.many("Split", [name], outputs, axis=3, num_outputs=len(parts))
+        return [self.add("Reshape", [part, self.integers(0, 0, -1)]) for part in outputs]
 
     def _refuse_cache(self) -> None:
         if any(self.node.outputs[1:]):
@@ -96,14 +105,13 @@ def _attention(to: _Written) -> None:
 
 
 def _multi_head(to: _Written) -> None:
-    """Queries, keys, values, bias of all three, key padding mask, attention bias."""
+    """Queries, keys, values, of which the last two or all may be packed, bias of all three, key padding mask, attention
+    bias."""
     q, k, v, bias = (to.given(i) for i in range(4))
-    if not k or not v:
-        raise refuse(
-            f"operator {to.node.name or to.node.outputs[0]} ({to.node.kind}) has its operands packed into one",
-            to.node.kind,
-            "Hand in the file that the exporter wrote.",
-        )
+    if not k and not v:
+        q, k, v = to.unpacked(q, "qkv")
+    elif not v:
+        k, v = to.unpacked(k, "kv")
     if bias:
         parts = to.many("Split", [bias], [f"{to.node.outputs[0]}#{n}" for n in ("bq", "bk", "bv")], num_outputs=3)
         q, k, v = (to.add("Add", pair) for pair in zip((q, k, v), parts, strict=True))
@@ -169,6 +177,11 @@ def _gelu(approximate: str) -> Callable[[_Written], None]:
         to.add("Gelu", [to.sum(to.given(0), to.given(1))], to.node.outputs[0], approximate=approximate)
 
     return write
+
+
+def _swiglu(to: _Written) -> None:
+    """A gate and what it is multiplied by."""
+    to.add("Mul", [to.add("Swish", [to.given(0)], **to.own("alpha")), to.given(1)], to.node.outputs[0])
 
 
 def _bias_add(to: _Written) -> None:
@@ -237,6 +250,8 @@ STANDARD: dict[str, Callable[[_Written], None]] = {
     "Gelu": _gelu("none"), "BiasGelu": _gelu("none"), "FastGelu": _gelu("tanh"),
 }  # fmt: skip
 """Kind in the domain com.microsoft -> function that appends the standard nodes."""
+WRITERS = {f"{DOMAIN}{kind}": write for kind, write in STANDARD.items()} | {"SwiGLU": _swiglu}
+"""The same by kinds with their domain, and the kinds of the standard that are written as others."""
 
 
 def _precision(node: Node) -> dict[str, int]:
@@ -244,7 +259,7 @@ def _precision(node: Node) -> dict[str, int]:
 
 
 def standard(nodes: list[Node]) -> list[Node]:
-    """The nodes with ONNX Runtime's fused operators replaced by standard ones.
+    """The nodes with fused operators replaced by those that they are made of.
 
     Raises:
         ModelError: a fused operator is one of generation.
@@ -253,7 +268,7 @@ def standard(nodes: list[Node]) -> list[Node]:
     products = {name for node in nodes if node.kind in ("MatMul", "Gemm") for name in node.outputs}
     precision = next((_precision(node) for node in nodes if node.kind.endswith("LayerNormalization")), {})
     for node in nodes:
-        write = STANDARD.get(node.kind.removeprefix(DOMAIN)) if node.kind.startswith(DOMAIN) else None
+        write = WRITERS.get(node.kind)
         if write is None or not node.outputs:
             found.append(node)
             continue
