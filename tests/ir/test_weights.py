@@ -121,6 +121,17 @@ def test_a_number_that_a_tool_stored_is_no_parameter(made):
     assert {p.name for p in graph.parameters} == {"w", "b", "v", "head.scale"}
 
 
+def test_weights_of_one_element_are_parameters():
+    """The bias of one filter, the slope of a PRelu and the matrix of one feature; a number is none, nor a factor."""
+    stored = [weight("w", 1, 3, 3, 3), weight("b", 1), weight("slope", 1), weight("f", 1), weight("m", 1, 1)]
+    nodes = [
+        node("Conv", ["x", "w", "b"], ["c"]), node("PRelu", ["c", "slope"], ["p"]), node("Mul", ["p", "f"], ["s"]),
+        node("GlobalAveragePool", ["s"], ["g"]), node("Flatten", ["g"], ["h"]), node("MatMul", ["h", "m"], ["y"]),
+    ]  # fmt: skip
+    graph = load_model(model(nodes, stored, [("x", "N", 3, 8, 8)]))
+    assert {p.name for p in graph.parameters} == {"w", "b", "slope", "m"}
+
+
 def test_integer_arithmetic_is_refused_by_name():
     nodes = [
         node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]), node("MatMulInteger", ["q", "w", "z"], ["i"]),

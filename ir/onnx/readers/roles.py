@@ -29,6 +29,12 @@ WEIGHT_POSITIONS: Mapping[str, Sequence[int]] = {
 domain it is one in every position."""
 MATRIX_POSITIONS = {k: WEIGHT_POSITIONS[k] for k in ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN")}
 """Positions that hold the weights of which every model has some."""
+ALWAYS_WEIGHTS = frozenset(MATRIX_POSITIONS) | {
+    "BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization", "RMSNormalization",
+    "SimplifiedLayerNormalization", "PRelu", "DeformConv",
+}  # fmt: skip
+"""Kinds whose weight positions hold weights also where these are of one element, such as a bias of one channel; one
+element in the position of another kind may be any number."""
 _MADE = re.compile(r"onnx::|/|_?val_\d+$|scalar_tensor")
 """Beginnings of the names that PyTorch's exporters give to the results of operators: where a later tool stored such a
 result in the file, it is no parameter of the module."""
@@ -39,9 +45,10 @@ RUNNING_STATISTICS = (3, 4)
 def roles_without_metadata(source: Source) -> dict[str, TensorRole]:
     """Roles of the stored tensors of a file whose exporter marked none.
 
-    A float tensor of two or more elements in a weight position is a parameter; running statistics are buffers. A file
-    that was stripped of its weights may hold each as a `ConstantOfShape` of a stored shape (the light models of the
-    onnx package do), so that the results of such operators have roles too. Where weights are stored, they are zeros.
+    A float tensor of two or more elements in a weight position is a parameter, and one of a single element where
+    nothing but weights stand; running statistics are buffers. A file that was stripped of its weights may hold each as
+    a `ConstantOfShape` of a stored shape (the light models of the onnx package do), so that the results of such
+    operators have roles too. Where weights are stored, they are zeros.
 
     Returns:
         tensor name -> role; a tensor that is not listed is a constant.
@@ -70,7 +77,10 @@ def roles_without_metadata(source: Source) -> dict[str, TensorRole]:
             if is_state or (node.kind == "BatchNormalization" and i in RUNNING_STATISTICS):
                 roles[name] = "buffer"
             elif i in positions and (
-                stored is None or prod(stored.shape) > 1 or (source.names_state and not _MADE.match(name))
+                stored is None
+                or prod(stored.shape) > 1
+                or (stored.shape and node.kind in ALWAYS_WEIGHTS)
+                or (source.names_state and not _MADE.match(name))
             ):
                 roles.setdefault(name, "parameter")
     return roles
