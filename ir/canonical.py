@@ -144,8 +144,22 @@ def _biases(graph: Graph) -> Graph:
     for i, op in enumerate(graph.operators):
         if op.kind != "Add" or len(op.inputs) != 2:
             continue
-        after = any(m is not None and m.kind in ("MatMul", "Gemm") for m in map(graph.maker, op.inputs))
-        bias = any(graph.tensors[n].role == "parameter" and len(graph.tensors[n].shape) == 1 for n in op.inputs)
-        if after and bias:
-            rewrite.made[i] = [replace(op, traffic=BIAS_TRAFFIC)]
+        for product, bias in (op.inputs, op.inputs[::-1]):
+            maker = graph.maker(product)
+            if maker is not None and graph.tensors[bias].role == "parameter" and _adds_to_columns(graph, maker, bias):
+                rewrite.made[i] = [replace(op, traffic=BIAS_TRAFFIC)]
     return rewrite.finish()
+
+
+def _adds_to_columns(graph: Graph, product: Operator, bias: str) -> bool:
+    """Whether a parameter has one number for each column of a product, which an einsum may write as several dims."""
+    shape = graph.tensors[bias].shape
+    if product.kind in ("MatMul", "Gemm"):
+        return len(shape) == 1
+    made = graph.tensors[product.outputs[0]].shape
+    if product.kind != "Einsum" or len(product.inputs) != 2 or not shape or made[-len(shape) :] != shape:
+        return False
+    data, weight = sorted(range(2), key=lambda i: graph.is_weight(product.inputs[i]))
+    rows = {factor for dim in product.rule.inputs[data] for factor in dim}
+    columns = {factor for dim in product.rule.outputs[0][-len(shape) :] for factor in dim}
+    return graph.is_weight(product.inputs[weight]) and not columns & rows

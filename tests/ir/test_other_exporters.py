@@ -5,6 +5,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ir.blocks import find_units
+from ir.canonical import BIAS_TRAFFIC
 from ir.frozen import names_in_file
 from ir.groups import fused_groups
 from ir.onnx.load import load_model
@@ -238,3 +239,15 @@ def test_many_convolutions_without_a_normalisation_are_told(depth, end, is_told)
     nodes.append(node(end, [last, *sides], ["y"]))
     graph = load(nodes, weights((3, 3, 1, 1), (3,)), ("N", 3, 8, 8), ("N", 3, 8, 8))
     assert any("export for training" in warning for warning in graph.warnings) == is_told
+
+
+def test_a_bias_of_several_dims_is_added_where_the_product_is_written():
+    """As Keras and JAX write heads; numbers that each row has are no such bias."""
+    nodes = [
+        node("Einsum", ["x", "w0"], ["h"], equation="abc,cde->abde"), node("Add", ["w1", "h"], ["b"]),
+        node("Add", ["b", "w2"], ["c"]), node("Einsum", ["c", "w3"], ["o"], equation="abde,def->abf"),
+        node("Add", ["o", "w4"], ["y"]),
+    ]  # fmt: skip
+    shapes = [(WIDTH, HEADS, SIZE), (HEADS, SIZE), (LENGTH, HEADS, SIZE), (HEADS, SIZE, WIDTH), (WIDTH,)]
+    sums = [op for op in load(nodes, weights(*shapes)) if op.kind == "Add"]
+    assert [op.traffic == BIAS_TRAFFIC for op in sums] == [True, False, True]
