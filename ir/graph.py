@@ -22,8 +22,9 @@ TensorRole = Literal["input", "parameter", "buffer", "constant", "activation"]
 
 DTYPE_BYTES: Mapping[str, float] = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8": 1,
+    "float4": 0.5,
     "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8,
-    "int4": 0.5, "uint4": 0.5, "bool": 1, "complex64": 8, "string": 0,
+    "int4": 0.5, "uint4": 0.5, "int2": 0.25, "uint2": 0.25, "bool": 1, "complex64": 8, "string": 0,
 }  # fmt: skip
 """Bytes of one element by dtype."""
 

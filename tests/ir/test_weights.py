@@ -46,7 +46,11 @@ PLAIN = [
 STORED = [weight("w", 8, 96), weight("b", 96), weight("v", 96, 64)]
 
 
-@pytest.mark.parametrize("dtype", [TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4])
+@pytest.mark.parametrize(
+    "dtype",
+    [TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.INT2, TensorProto.FLOAT8E8M0,
+     TensorProto.FLOAT4E2M1],
+)  # fmt: skip
 def test_a_quantised_file_is_the_model_of_floats(dtype):
     """Weights stored as integers, values rounded between operators, and a weight rounded in training."""
     narrow = helper.make_tensor("w", dtype, [8, 96], np.ones((8, 96), np.int8))

@@ -25,10 +25,11 @@ BAGS = "#Bags"
 DTYPES: Mapping[int, str] = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 8: "string", 9: "bool",
     10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64", 16: "bfloat16", 17: "float8",
-    18: "float8", 19: "float8", 20: "float8", 21: "uint4", 22: "int4",
+    18: "float8", 19: "float8", 20: "float8", 21: "uint4", 22: "int4", 23: "float4", 24: "float8", 25: "uint2",
+    26: "int2",
 }  # fmt: skip
 """`TensorProto.DataType` -> name."""
-WITHOUT_VALUES = ("string", "float8", "complex64", "uint4", "int4")
+WITHOUT_VALUES = ("string", "float8", "float4", "complex64", "uint4", "int4", "uint2", "int2")
 """Dtypes of stored tensors whose values are never read."""
 
 UNKNOWN_DIM = -1

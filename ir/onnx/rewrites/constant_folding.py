@@ -21,7 +21,7 @@ from ir.operators import Value
 
 Evaluate = Callable[..., Value | Sequence[Value] | None]
 
-NOT_IN_NUMPY = ("bfloat16", "float8", "string")
+NOT_IN_NUMPY = ("bfloat16", "float8", "float4", "string")
 """Dtypes that numpy lacks: casts to them are not folded, because the constants would be of another dtype."""
 
 
