@@ -51,7 +51,7 @@ def in_floats(nodes: list[Node], stored: dict[str, Stored], *, marked: bool) -> 
     """
     made = {name: node for node in nodes for name in node.outputs}
     weights, pairs, kept = 0, 0, []
-    rounded = set[str]()
+    rounded, known = set[str](), dict[str, set[str]]()
     for node in nodes:
         plain = _plain(node)
         if plain.startswith(INTEGER_KINDS):
@@ -65,7 +65,7 @@ def in_floats(nodes: list[Node], stored: dict[str, Stored], *, marked: bool) -> 
             is_weight = node.inputs[0] in stored
             weights, pairs = weights + is_weight, pairs + (not is_weight)
             continue
-        origins = _origins(node.inputs[0], made) if plain == "DequantizeLinear" and node.inputs else set()
+        origins = _origins(node.inputs[0], made, known) if plain == "DequantizeLinear" and node.inputs else set()
         quantised = {name for name in origins if name in made and _plain(made[name]) == "QuantizeLinear"}
         if not origins or not origins - quantised <= stored.keys():
             kept.append(node)
@@ -96,17 +96,26 @@ def _left_out(node: Node) -> Node:
     return Node("Identity", node.inputs[:1], node.outputs[:1], {})
 
 
-def _origins(name: str, made: Mapping[str, Node]) -> set[str]:
-    """The tensors whose numbers a tensor holds, in front of operators that only move them."""
+def _origins(name: str, made: Mapping[str, Node], known: dict[str, set[str]]) -> set[str]:
+    """The tensors whose numbers a tensor holds, in front of operators that only move them.
+
+    Args:
+        name: name of the tensor.
+        made: tensor name -> the node that makes it.
+        known: results of earlier calls, to which this one is added.
+    """
     found, pending, seen = set[str](), [name], set[str]()
     while pending:
-        name = pending.pop()
-        if name in seen:
+        current = pending.pop()
+        if current in seen:
             continue
-        seen.add(name)
-        node = made.get(name)
-        if node is None or node.kind not in MOVING_KINDS:
-            found.add(name)
+        seen.add(current)
+        node = made.get(current)
+        if current in known:
+            found |= known[current]
+        elif node is None or node.kind not in MOVING_KINDS:
+            found.add(current)
         else:
             pending += node.inputs if node.kind == "Concat" else node.inputs[:1]
+    known[name] = found
     return found
