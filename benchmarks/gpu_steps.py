@@ -155,7 +155,7 @@ def priced(case: Case, folder: Path, trainer: str, cluster: str) -> Plan:
 def automap(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Runs a command of AutoMAP."""
     return subprocess.run(
-        [sys.executable, "-m", "service.command.main", *words], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "service.command", *words], capture_output=True, text=True, check=False
     )
 
 

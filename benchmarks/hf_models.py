@@ -53,7 +53,7 @@ def plan(name: str, folder: Path, budget: str) -> bool:
     words = ["search", f"hf:{folder / name}", "--cluster", cluster, "--global-batch", "128", "--json"]
     began = time.perf_counter()
     child = subprocess.Popen(
-        [sys.executable, "-m", "service.command.main", *words, "--budget", budget],
+        [sys.executable, "-m", "service.command", *words, "--budget", budget],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     out, err = child.communicate()

@@ -64,7 +64,7 @@ class Service:
         """Starts it and waits until it answers."""
         words = ["serve", "--port", "0", "--json", "--workers", str(self._workers)]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "service.command.main", *words],
+            [sys.executable, "-m", "service.command", *words],
             env=os.environ | self._environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

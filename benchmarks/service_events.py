@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=100)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, EmbeddedRedis(Path(folder)) as redis, connect(redis.url) as client:
-        command = [sys.executable, "-m", "service.command.main", "serve", "--port", "0", "--workers", "0", "--json"]
+        command = [sys.executable, "-m", "service.command", "serve", "--port", "0", "--workers", "0", "--json"]
         path = os.pathsep.join([str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "AUTOMAP_REDIS_URL": redis.url, "PYTHONPATH": path}
         service = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)

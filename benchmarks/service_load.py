@@ -64,7 +64,7 @@ def start(url: str, workers: int) -> tuple[subprocess.Popen[bytes], str]:
     words = ["serve", "--port", "0", "--json", "--workers", str(workers)]
     more = {"AUTOMAP_REDIS_URL": url, "AUTOMAP_REQUIRE_KEYS": "1", "AUTOMAP_LOG_LEVEL": "CRITICAL"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "service.command.main", *words],
+        [sys.executable, "-m", "service.command", *words],
         env={**os.environ, **more, "AUTOMAP_MAX_QUEUED_JOBS": "100000"},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -28,7 +28,7 @@ def run(command: str) -> tuple[float, float]:
     """Seconds of processor time and of wall time that one command takes."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     before, began = os.times(), time.monotonic()
-    words = [sys.executable, "-m", "service.command.main", *shlex.split(command)]
+    words = [sys.executable, "-m", "service.command", *shlex.split(command)]
     subprocess.run(words, env=environment, capture_output=True, check=True)
     now = os.times()
     used = now.children_user + now.children_system - before.children_user - before.children_system

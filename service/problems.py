@@ -66,3 +66,30 @@ def error_of(document: Mapping[str, Any]) -> UserError | RemoteError:
     if isinstance(fault, NothingFits):
         fault.nearest, fault.changes = document.get("nearest"), tuple(document.get("changes", ()))
     return fault
+
+
+def wanted(kind: str, bounds: Mapping[str, Any]) -> tuple[str, str] | None:
+    """What is wrong with a parameter that pydantic refuses, and what to write instead.
+
+    Args:
+        kind: the type of pydantic's error.
+        bounds: its context.
+
+    Returns:
+        Message and repair; None = only pydantic's own words say it.
+    """
+    match kind:
+        case "int_parsing" | "int_from_float":
+            return "expected an integer", "Give an integer."
+        case "float_parsing":
+            return "expected a number", "Give a number."
+        case "greater_than_equal":
+            return "out of range", f"Give a number of at least {bounds['ge']:.12g}."
+        case "less_than_equal":
+            return "out of range", f"Give a number of at most {bounds['le']:.12g}."
+        case "literal_error" | "enum":
+            return "unknown value", f"Use {bounds['expected']}."
+        case "string_too_long":
+            return "too long", f"Give at most {bounds['max_length']} characters."
+        case _:
+            return None

@@ -181,7 +181,7 @@ def _supervised(redis_url: str, num_workers: int, embedded: EmbeddedRedis | None
 
 def _start_worker(redis_url: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "service.command.main", "worker", "--parent", str(os.getpid())],
+        [sys.executable, "-m", "service.command", "worker", "--parent", str(os.getpid())],
         env={**os.environ, "AUTOMAP_REDIS_URL": redis_url},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -102,7 +102,7 @@ def kernels() -> Path:
 
 def check(step: Step, house: Path, kernels: Path) -> None:
     """Runs commands, or a script, on the copy."""
-    programs = {"automap": [sys.executable, "-m", "service.command.main"], "python": [sys.executable]}
+    programs = {"automap": [sys.executable, "-m", "service.command"], "python": [sys.executable]}
     commands = [[sys.executable, "-c", step.text]]
     if step.language == "sh":
         lines = [line.split() for line in step.text.replace("\\\n", " ").splitlines()]

@@ -211,4 +211,4 @@ def started_service(log: Path) -> Iterator[str]:
 
 
 def _command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "service.command.main", *words]
+    return [sys.executable, "-m", "service.command", *words]

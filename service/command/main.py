@@ -20,6 +20,7 @@ from automap.errors import NothingFits, UserError
 from automap.phases import listening
 from service.command import comparing_verbs, gnn_verbs, key_verbs, other_verbs, plan_verbs, server_verbs
 from service.command.output import print_json
+from service.command.usage import is_help, usage_error
 from service.problems import RemoteError, problem, problem_of
 from service.slow_phases import SlowPhases
 
@@ -100,11 +101,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with listening(SlowPhases()):
             try:
-                _with_verb(words)(words, standalone_mode=True)
+                return _parsed(words)
             finally:
                 sys.stdout.flush()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
+    except KeyboardInterrupt:
+        return 130
     except OSError as fault:
         return _lost(fault)
     except UserError as fault:
@@ -121,7 +124,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text = f"this needs {package}, which is not installed: {repair}"
         _complain(text, problem(500, "a package is missing", text), as_json="--json" in words)
         return 1
-    return 0
+
+
+def _parsed(words: Sequence[str]) -> int:
+    """Runs a command; returns the exit code that it states, or 0.
+
+    Raises:
+        UserError: the parser refuses the words, or as the command.
+    """
+    try:
+        code = _with_verb(words)(words, prog_name=app.info.name, standalone_mode=False)
+    except typer.TyperException as fault:
+        if is_help(fault):
+            return 2
+        raise usage_error(fault, words) from None
+    return code if isinstance(code, int) else 0
 
 
 def _lost(fault: OSError) -> int:
@@ -139,7 +156,3 @@ def _complain(text: str, document: dict[str, Any], *, as_json: bool) -> None:
     typer.echo(f"automap: {text}", err=True)
     if as_json:
         print_json(document)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,7 +12,6 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Mapping
 from http import HTTPStatus
 from itertools import chain
 from typing import Any
@@ -40,7 +39,7 @@ from service.http.side_processes import SideProcesses
 from service.jobs.keys import Keys
 from service.jobs.store import Store
 from service.logs import REQUEST
-from service.problems import MEDIA_TYPE, problem, problem_of
+from service.problems import MEDIA_TYPE, problem, problem_of, wanted
 from service.settings import Settings
 
 LOG = logging.getLogger("automap.api")
@@ -253,10 +252,11 @@ def _on_invalid(request: Request, fault: Exception) -> Response:
     assert isinstance(fault, RequestValidationError)
     first = fault.errors()[0]
     place = ".".join(str(part) for part in first["loc"][1:]) or "request"
-    message, repair = _wanted(place, str(first["type"]), first.get("ctx", {})) or (
-        str(first["msg"]),
-        "See docs/api.md.",
-    )
+    if first["type"] == "string_pattern_mismatch" and place in FORMS:
+        said = "not understood", FORMS[place]
+    else:
+        said = wanted(str(first["type"]), first.get("ctx", {})) or (str(first["msg"]), "See docs/api.md.")
+    message, repair = said
     return _respond(request, problem_of(UserError(message, field=place, value=first.get("input"), repair=repair)))
 
 
@@ -266,24 +266,3 @@ FORMS = {
     "idempotency-key": "Give ASCII letters, digits and signs, without blanks.",
 }
 """Parameter that has a form of its own -> how to write it."""
-
-
-def _wanted(place: str, kind: str, bounds: Mapping[str, Any]) -> tuple[str, str] | None:
-    """What is wrong with a parameter and what to write instead; None = only pydantic's own words say it."""
-    match kind:
-        case "int_parsing":
-            return "expected an integer", "Give an integer."
-        case "float_parsing":
-            return "expected a number", "Give a number."
-        case "greater_than_equal":
-            return "out of range", f"Give a number of at least {bounds['ge']}."
-        case "less_than_equal":
-            return "out of range", f"Give a number of at most {bounds['le']}."
-        case "literal_error" | "enum":
-            return "unknown value", f"Use {bounds['expected']}."
-        case "string_too_long":
-            return "too long", f"Give at most {bounds['max_length']} characters."
-        case "string_pattern_mismatch" if place in FORMS:
-            return "not understood", FORMS[place]
-        case _:
-            return None

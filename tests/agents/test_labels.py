@@ -194,7 +194,7 @@ def test_a_problem_that_fits_nowhere_is_labelled_so():
 @pytest.mark.slow
 def test_labelling_goes_on_where_it_was_killed(tmp_path, capsys):
     words = ["label-problems", str(tmp_path), "--problems", "6", "--budget", "0.3s", "--split", "train"]
-    process = subprocess.Popen((sys.executable, "-m", "service.command.main", *words), start_new_session=True)
+    process = subprocess.Popen((sys.executable, "-m", "service.command", *words), start_new_session=True)
     deadline = time.monotonic() + 60.0
     while len(read_labels(tmp_path)) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)

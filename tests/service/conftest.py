@@ -218,7 +218,7 @@ class Service:
     def __init__(self, data_dir: Path, *words: str, **environment: str) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "service.command.main", "serve", "--port", "0", "--json", *words],
+            [sys.executable, "-m", "service.command", "serve", "--port", "0", "--json", *words],
             env={**os.environ, "AUTOMAP_DATA_DIR": str(data_dir), "AUTOMAP_LOG_LEVEL": "INFO"} | environment,
             stdout=subprocess.PIPE,
             stderr=self._log,

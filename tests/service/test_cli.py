@@ -243,15 +243,73 @@ def test_a_folder_that_cannot_be_made(words: list[str], model: str, capsys: pyte
 @pytest.mark.parametrize("verb", ["clusters", "schema"])
 def test_output_that_cannot_be_written_is_one_sentence(verb: str) -> None:
     with Path("/dev/full").open("w") as full:
-        words = [sys.executable, "-m", "service.command.main", verb]
+        words = [sys.executable, "-m", "service.command", verb]
         done = subprocess.run(words, check=False, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
     assert done.stderr == "automap: the output: No space left on device. Nothing more was written.\n"
 
 
-@pytest.mark.parametrize("words", [["search"], ["nonsense"], ["search", "m", "--cluster", "c", "--global-batch", "x"]])
-def test_bad_usage(words: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "field", "value", "repair"),
+    [
+        ("search", "MODEL", "nothing", "Give MODEL."),
+        ("search m", "--cluster", "nothing", "Give --cluster."),
+        ("search m --cluster c --global-batch x", "--global-batch", "x", "Give an integer."),
+        ("search m --cluster c --tie 7", "--tie", "7", "at most 1."),
+        ("serve --port 70000", "--port", "70000", "at most 65535."),
+        ("search m --clster c", "option", "--clster", "Did you mean --cluster"),
+        ("search m n --cluster c", "command", "search m n --cluster c", "`automap search --help`"),
+        ("serch m", "command", "serch m", "`automap --help`"),
+        ("keys crate", "command", "keys crate", "`automap keys --help`"),
+    ],
+)
+def test_bad_usage(words: str, field: str, value: str, repair: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words.split(), "--json"]) == 2
+    shown = capsys.readouterr()
+    document = json.loads(shown.out)
+    assert document["field"] == field
+    assert document["value"].removesuffix(" --json") == value
+    assert repair in document["repair"]
+    assert shown.err == f"automap: {document['detail']}\n"
+
+
+def test_an_option_without_its_value(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", "m", "--cluster"]) == 2
+    assert "'--cluster' requires an argument (got search m --cluster). `automap --help`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["keys"]])
+def test_nothing_asked_for_shows_the_help_alone(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
+    shown = capsys.readouterr()
+    assert "Usage: automap" in shown.out
+    assert shown.err == ""
+
+
+def test_ctrl_c_while_libraries_are_loaded_leaves_no_traceback() -> None:
+    code = """
+import os, signal, sys
+class Press:
+    def find_spec(self, name, *rest):
+        if name == "service.command.main":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Press())
+from service.command.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize(("closed", "shows"), [("2>&-", True), ("<&- >&-", False)])
+def test_it_runs_without_the_standard_streams(closed: str, shows: bool, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    words = f"search zoo:gpt2:layers=1 --cluster 2xA100 --global-batch 4 --budget 1 --searcher expert -o {plan}"
+    line = f"exec {sys.executable} -m service.command {words} {closed}"
+    done = subprocess.run(["sh", "-c", line], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done
+    assert ("strategy" in done.stdout) is shows
+    assert Plan.from_json(json.loads(plan.read_text())).stages
 
 
 def test_nothing_fits(model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,7 +127,7 @@ def test_what_is_shown_is_what_a_command_prints(page: Path, command: str, output
     """Line by line, but for the width of the terminal; a line may end in `…`, and others may be left out."""
     words = [str(ROOT / word) if word.startswith("examples/") else word for word in shlex.split(command)]
     ran = subprocess.run(
-        [sys.executable, "-m", "service.command.main", *words[1:]],
+        [sys.executable, "-m", "service.command", *words[1:]],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"},
         capture_output=True,

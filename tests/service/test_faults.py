@@ -89,7 +89,7 @@ def test_a_bare_worker_waits_for_a_redis_that_is_away_and_comes_back(tmp_path: P
         os.kill(server.pid, signal.SIGKILL)
         until(lambda: not server.is_alive())
         worker = subprocess.Popen(
-            [sys.executable, "-m", "service.command.main", "worker"],
+            [sys.executable, "-m", "service.command", "worker"],
             env={**os.environ, "AUTOMAP_REDIS_URL": server.url, "AUTOMAP_LOG_LEVEL": "WARNING"},
             stderr=subprocess.PIPE,
             preexec_fn=processes.dying_with_parent(signal.SIGKILL),  # noqa: PLW1509

@@ -1,0 +1,47 @@
+"""What the parser of the command line refuses, as an error like every other: it names the field, the value and the
+repair. The parser's own words say neither the value nor how to write it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from automap.errors import UserError
+from service.problems import wanted
+
+
+def is_help(fault: typer.TyperException) -> bool:
+    """Whether the parser has shown its help because nothing was asked for, which is no error to speak of."""
+    return not fault.message and getattr(fault, "param", None) is None
+
+
+def usage_error(fault: typer.TyperException, words: Sequence[str]) -> UserError:
+    """The error for what the parser refuses.
+
+    Args:
+        fault: what it says.
+        words: the command line, without the name of the program.
+    """
+    context = getattr(fault, "ctx", None)
+    see = f"`{'automap' if context is None else context.command_path} --help` lists what can be written."
+    if (param := getattr(fault, "param", None)) is not None:
+        return _of_parameter(fault, param, see)
+    if (option := getattr(fault, "option_name", None)) is not None and hasattr(fault, "possibilities"):
+        meant = " or ".join(fault.possibilities or ())
+        repair = f"Did you mean {meant}? {see}" if meant else see
+        return UserError("there is no such option", field="option", value=option, repair=repair)
+    return UserError(fault.format_message().rstrip("."), field="command", value=" ".join(words), repair=see)
+
+
+def _of_parameter(fault: typer.TyperException, param: Any, see: str) -> UserError:
+    """The error for the value of one option or argument."""
+    field = param.metavar or param.name.upper() if param.param_type_name == "argument" else max(param.opts, key=len)
+    if not fault.message:
+        return UserError("missing", field=field, value="nothing", repair=f"Give {field}. {see}")
+    # The parser reads values with pydantic, whose error says what stood there.
+    errors = getattr(fault.__cause__, "errors", None)
+    first: dict[str, Any] = errors()[0] if errors is not None else {}
+    said = wanted(str(first.get("type")), first.get("ctx", {})) or (fault.message.rstrip("."), see)
+    return UserError(said[0], field=field, value=str(first.get("input", "...")), repair=said[1])
