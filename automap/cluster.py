@@ -91,7 +91,7 @@ class Device:
             raise ClusterError(
                 f"{self.name} has no arithmetic for operators other than products",
                 field="peak_TFLOPs",
-                value=", ".join(self.peak_TFLOPs) or "nothing",
+                value=", ".join(self.peak_TFLOPs),
                 repair="State the peak in one of " + ", ".join(GENERAL) + ".",
             )
         if self.curves_of not in published_curves("gemm"):
@@ -411,7 +411,7 @@ def parse_cluster(spec: str | Mapping[str, Any]) -> Cluster:
     for part in text.split("+"):
         match = _PART.match(part.strip())
         if match is None:
-            repair = "Write [NODESx]GPUSxDEVICE[@LINK], as in 4x8xA100 (`automap clusters` lists all), or a .json file."
+            repair = "Write [NODESx]GPUSxDEVICE[@LINK], as in 4x8xA100, or a JSON document (docs/plan-format.md)."
             raise ClusterError("not understood", field="cluster", value=spec, repair=repair)
         device: Device = _lookup("devices", match["device"], "cluster")
         count, per_node = int(match["nodes"] or 1), int(match["gpus"])

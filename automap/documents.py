@@ -43,7 +43,8 @@ def read_document(text: str | bytes, *, field: str = "", error: type[UserError] 
     Raises:
         UserError: (of type `error`) the text is not JSON, has a duplicate key or a value that `check_document` refuses.
     """
-    return _read(text, field, error, shown=str(text[:SHOWN]))
+    start = text[:SHOWN]
+    return _read(text, field, error, shown=start if isinstance(start, str) else start.decode(errors="replace"))
 
 
 def read_file(path: Path, *, field: str, error: type[UserError]) -> Any:
@@ -87,9 +88,7 @@ def _read(text: str | bytes, field: str, error: type[UserError], shown: str) -> 
     except ValueError as fault:
         why = f"no UTF-8 at byte {fault.start}" if isinstance(fault, UnicodeDecodeError) else str(fault)
         repair = "Write one JSON document in UTF-8."
-        raise error(
-            f"cannot be read as JSON ({why})", field=field or DOCUMENT, value=shown or "nothing", repair=repair
-        ) from None
+        raise error(f"cannot be read as JSON ({why})", field=field or DOCUMENT, value=shown, repair=repair) from None
     check_document(document, field=field, error=error)
     return document
 

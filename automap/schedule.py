@@ -208,7 +208,7 @@ def _check_complete(lists: Sequence[Sequence[Action]], num_ranks: int, num_chunk
         found = [_text((word, chunk, micro_batch)) for word in range(4) if have[chunk, micro_batch] >> word & 1]
         raise _refuse(
             f"[{chunk % num_ranks}]",
-            " ".join(found) or "nothing",
+            " ".join(found),
             f"chunk {chunk} and micro-batch {micro_batch} need F, and either B or both I and W",
             "Add what is missing, or remove what is too much.",
         )

@@ -19,7 +19,7 @@ class UserError(Exception):
 
     Attributes:
         field: what was wrong, as the user names it (`model`, `cluster`, `training.global_batch` ...).
-        value: what it was, shortened.
+        value: what it was, shortened; of an empty text, "nothing".
         repair: what to do about it, one sentence.
     """
 
@@ -27,7 +27,7 @@ class UserError(Exception):
         super().__init__(message)
         self.message = _shown(message, 1000)
         self.field = _shown(field, 200)
-        self.value = _shown(value if isinstance(value, str) else repr(value), 200)
+        self.value = _shown((value or "nothing") if isinstance(value, str) else repr(value), 200)
         self.repair = _shown(repair, 1000)
 
     def __str__(self) -> str:

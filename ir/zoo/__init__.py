@@ -131,7 +131,7 @@ def check_known(spec: str) -> None:
     name = spec.removeprefix(PREFIX).partition(":")[0]
     if SPELLINGS.get(name, name) not in NAMED and name not in FAMILIES:
         repair = f"{one_of(NAMED, name)} Or a family with its sizes: {', '.join(FAMILIES)}."
-        raise refuse("unknown name", name or "nothing", repair)
+        raise refuse("unknown name", name, repair)
 
 
 def build(spec: str, *, loss: str | None = None) -> Graph:

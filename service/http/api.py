@@ -32,6 +32,7 @@ from service.http import openapi
 from service.http.access import audit, authorize
 from service.http.feed import Feed
 from service.http.metrics import Metrics
+from service.http.parameters import check_parameters
 from service.http.reader import Reader
 from service.http.routes import dashboard, drawings, estimates, events, gnn, jobs, meta, models, recommendations
 from service.http.routes.views import Views
@@ -60,8 +61,11 @@ def create_app(settings: Settings, client: redis.Redis) -> FastAPI:
         client: the service's Redis.
     """
     # No pages that load scripts from elsewhere; /openapi.json is there for every tool.
-    admitted = [Depends(authorize)]
+    admitted = [Depends(authorize), Depends(check_parameters)]
     app = FastAPI(title="AutoMAP", version=version(), docs_url=None, redoc_url=None, dependencies=admitted)
+    # A path with a slash too many is not there. A redirection would be an answer without a body, which leads away from
+    # TLS behind a proxy.
+    app.router.redirect_slashes = False
     app.state.settings = settings
     app.state.store = Store(client)
     app.state.large_bodies = anyio.CapacityLimiter(1)
@@ -214,15 +218,19 @@ def _on_user_error(request: Request, fault: Exception) -> Response:
 def _on_http_error(request: Request, fault: Exception) -> Response:
     assert isinstance(fault, StarletteHTTPException)
     headers = dict(fault.headers or {})
+    named: dict[str, str] = {}
     if fault.status_code == 405:
         headers["Allow"] = ", ".join(sorted(_methods(request)))
+        named = {"field": "method", "value": request.method, "repair": f"Use one of {headers['Allow']}."}
+    elif fault.status_code == 404:
+        named = {"field": "path", "value": request.url.path[:200], "repair": "GET /openapi.json lists all paths."}
     if isinstance(fault, _TooLarge):
         return _respond(request, _too_large(f"more than {fault.limit}", fault.limit))
     if isinstance(fault.detail, dict):
         return _respond(request, fault.detail, headers)
     title = HTTPStatus(fault.status_code).phrase
     detail = fault.detail if fault.detail != title else f"{request.method} {request.url.path}"
-    return _respond(request, problem(fault.status_code, title, detail), headers)
+    return _respond(request, problem(fault.status_code, title, detail, **named), headers)
 
 
 def _routes() -> list[APIRoute]:
@@ -251,7 +259,8 @@ def _on_invalid(request: Request, fault: Exception) -> Response:
     # Of parameters: bodies are read by `automap.documents` and `automap.records`.
     assert isinstance(fault, RequestValidationError)
     first = fault.errors()[0]
-    place = ".".join(str(part) for part in first["loc"][1:]) or "request"
+    # Behind its name a parameter that is given several times has a number, which says nothing to its sender.
+    place = str(first["loc"][1]) if len(first["loc"]) > 1 else "request"
     if first["type"] == "string_pattern_mismatch" and place in FORMS:
         said = "not understood", FORMS[place]
     else:

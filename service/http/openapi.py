@@ -19,6 +19,7 @@ from fastapi.routing import APIRoute
 from automap.plan import Plan
 from automap.records import definition
 from service.http.access import access_of
+from service.http.parameters import API
 from service.http.schemas import EstimateBody, Fault, GnnJobBody, JobBody, ModelBody, RecommendationBody
 from service.problems import MEDIA_TYPE
 
@@ -31,6 +32,8 @@ ALWAYS = {
     "503": "The store does not answer; nothing was accepted.",
 }
 """Status -> the cause of an error that any request may get."""
+CHECKED = {"422": "There is no such parameter."}
+"""Status -> the cause of an error of requests of the API."""
 LOCKED = {"401": "No key, or one that may not be used.", "403": "The key has not the scope."}
 """Status -> the cause of an error of requests that need a key."""
 _EXAMPLES = Path(__file__).with_name("examples.json")
@@ -115,7 +118,8 @@ def describe(app: FastAPI, routes: Iterable[APIRoute]) -> dict[str, Any]:
         # Where keys are not needed, everybody may call: hence the empty alternative.
         operation["security"] = [{}] if scope == "anybody" else [{}, {"key": [scope]}]
         responses: dict[str, Any] = operation["responses"]
-        for status, text in {**ALWAYS, **({} if scope == "anybody" else LOCKED)}.items():
+        checked = CHECKED if path.startswith(API) else {}
+        for status, text in {**ALWAYS, **checked, **({} if scope == "anybody" else LOCKED)}.items():
             responses.setdefault(status, {"description": text})
         for status, response in responses.items():
             response.setdefault("headers", {}).update(_headers(status))

@@ -32,9 +32,7 @@ def model_name(model_id: str, request: JobRequest, store: Store) -> str:
     spec = request.model.zoo
     if bool(spec) == bool(model_id):
         repair = "Give the id of an uploaded model, or under zoo the name of a known one."
-        raise ModelError(
-            "exactly one of model_id and zoo is needed", field="model_id", value=model_id or "nothing", repair=repair
-        )
+        raise ModelError("exactly one of model_id and zoo is needed", field="model_id", value=model_id, repair=repair)
     if spec:
         try:
             zoo.check_known(spec)

@@ -281,10 +281,34 @@ def test_unknown_places(api: httpx.Client, method: str, path: str, status: int) 
         ("/v1/jobs/x?wait=soon", "Give a number."),
         ("/v1/jobs/x/plan?best=one", "Use 'final' or 'so-far'."),
         ("/v1/jobs/x", "`automap status` and GET /v1/jobs list the jobs that there are."),
+        ("/v1/jobs?stat=failed", "Did you mean state? Use one of cursor, limit, model_id, state."),
+        ("/v1/jobs/x/plan?so_far=1", "Use one of best."),
+        ("/v1/zoo?name=gpt2", "Leave it out: this request takes no parameters."),
+        ("/v1/jobs/", "GET /openapi.json lists all paths."),
     ],
 )
 def test_parameters_are_refused_with_a_repair(api: httpx.Client, path: str, repair: str) -> None:
     assert api.get(path).json()["repair"] == repair
+
+
+def test_parameters_of_others_are_refused_where_they_would_change_the_meaning(api: httpx.Client) -> None:
+    # An upload takes `dim`, a job takes `dims`; left out without a word, the model would be read with other sizes.
+    document = check_problem(api.post("/v1/models?dims=width=8", content=mlp(hidden="width")), 422, "query")
+    assert (document["value"], document["repair"][:17]) == ("dims", "Did you mean dim?")
+    # Who asks whether the service lives may add what he likes.
+    assert api.get("/healthz?at=1").status_code == api.get("/metrics?name=x").status_code == 200
+
+
+def test_every_refusal_shows_what_was_sent(api: httpx.Client) -> None:
+    wrong = {"cluster": "", "zoo": "gpt2", "training": {"global_batch": 8}}
+    document = check_problem(api.post("/v1/jobs", json=wrong), 422, "cluster")
+    assert document["value"] == "nothing"
+    assert "document" in document["repair"] and "file" not in document["repair"]
+    sent = {"Content-Type": "application/json"}
+    assert check_problem(api.post("/v1/jobs", content=b"", headers=sent), 422)["value"] == "nothing"
+    assert check_problem(api.post("/v1/jobs", content=b"{'zoo': 1}", headers=sent), 422)["value"] == "{'zoo': 1}"
+    assert check_problem(api.put("/v1/jobs"), 405, "method")["repair"] == "Use one of GET, POST."
+    assert check_problem(api.get("/v1/jobs?state=awake"), 422)["field"] == "state"
 
 
 @pytest.mark.parametrize(
