@@ -28,7 +28,7 @@ from service.http.api import close, create_app
 from service.http.connections import server_config
 from service.http.feed import Feed
 from service.jobs import job_queue
-from service.jobs.connection import connect
+from service.jobs.connection import AWAY, check, connect
 from service.jobs.keys import Keys
 from service.jobs.store import Store
 from service.settings import Settings
@@ -73,6 +73,15 @@ def serve(
         url = settings.redis_url or (embedded.url if embedded else "")
         client = connect(url)
         stack.callback(client.close)
+        try:
+            check(url)
+        except AWAY as fault:
+            if settings.require_keys:
+                repair = "Start it, or set AUTOMAP_REDIS_URL: whether there is a key is known to Redis alone."
+                raise UserError(
+                    f"Redis does not answer ({fault})", field="redis_url", value="...", repair=repair
+                ) from None
+            LOG.warning("Redis does not answer (%s); requests get 503 until it does", fault)
         if settings.require_keys and not Keys(client).any_usable():
             repair = "Make one: `automap keys create --tenant NAME`. Or bind 127.0.0.1, where none is needed."
             raise UserError(

@@ -86,7 +86,7 @@ def _keys() -> Iterator[Keys]:
     import redis
 
     from service.embedded_redis import reach
-    from service.jobs.connection import connect
+    from service.jobs.connection import check, connect
     from service.jobs.keys import Keys
 
     settings = read_settings()
@@ -94,6 +94,7 @@ def _keys() -> Iterator[Keys]:
         url = settings.redis_url or stack.enter_context(reach(settings.data_dir))
         client = stack.enter_context(connect(url))
         try:
+            check(url)
             yield Keys(client)
         except redis.RedisError as fault:
             repair = "Start it, or set AUTOMAP_REDIS_URL or AUTOMAP_DATA_DIR as the service has them."

@@ -70,7 +70,7 @@ def connect(url: str, *, patient: bool = False) -> redis.Redis:
         pool = client.connection_pool
         pool.connection_class(**pool.connection_kwargs)  # which refuses options that it does not know
     except (ValueError, TypeError, redis.RedisError):
-        repair = "Write it as in redis://host:6379/0; docs/service.md tells of TLS and sentinels."
+        repair = "Write it as in redis://host:6379/0; docs/deploy.md tells of TLS and sentinels."
         # Without what is before the host: it may be a password.
         shown = re.sub(r"//[^/]*@", "//...@", url).partition("?")[0]
         raise UserError("not a Redis URL", field="redis_url", value=shown, repair=repair) from None
@@ -94,6 +94,23 @@ def _found_by_sentinels(
     known = Sentinel([(host, int(port)) for host, _, port in places], sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
     client: redis.Redis = known.master_for(name, connection_pool_class=pool_class, **{**given, **read, **encrypted})  # type: ignore[no-untyped-call]
     return client
+
+
+def check(url: str) -> None:
+    """Looks whether a Redis takes commands.
+
+    Raises:
+        UserError: it answers and refuses, as with a wrong password, which no waiting changes.
+        redis.RedisError: it is away (one of `AWAY`).
+    """
+    try:
+        with connect(url) as client:
+            client.ping()
+    except redis.exceptions.OutOfMemoryError:
+        raise
+    except (redis.AuthenticationError, redis.ResponseError) as fault:
+        repair = "Put name, password and database into AUTOMAP_REDIS_URL, as in redis://name:password@host:6379/0."
+        raise UserError(f"Redis refuses ({fault})", field="redis_url", value="...", repair=repair) from None
 
 
 def impatient(client: redis.Redis) -> redis.Redis:

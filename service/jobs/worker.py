@@ -35,12 +35,11 @@ from rq.serializers import JSONSerializer
 from rq.utils import current_timestamp, now
 from rq.worker_registration import clean_worker_registry
 
-from automap.errors import UserError
 from ir import lifetime
 from service import temporary
 from service.jobs import delivery as deliveries
 from service.jobs import job_queue, one_run
-from service.jobs.connection import ANSWER_S, LONGEST_PAUSE_S, connect, impatient, paced, patiently
+from service.jobs.connection import ANSWER_S, AWAY, LONGEST_PAUSE_S, check, connect, impatient, paced, patiently
 from service.jobs.delivery import Run
 from service.jobs.store import DAY_S, Store, Superseded
 from service.logs import JOB
@@ -77,12 +76,8 @@ def main(settings: Settings, *, parent: int | None = None) -> None:
         lifetime.die_with_parent(signal.SIGKILL, parent)
     assert settings.redis_url is not None
     try:
-        with connect(settings.redis_url) as first:
-            first.ping()
-    except redis.AuthenticationError as fault:
-        repair = "Put name and password into AUTOMAP_REDIS_URL, as in redis://name:password@host:6379/0."
-        raise UserError(f"Redis refuses the worker ({fault})", field="redis_url", value="...", repair=repair) from None
-    except redis.ConnectionError as fault:
+        check(settings.redis_url)
+    except AWAY as fault:
         LOG.warning("Redis does not answer (%s); the worker waits for it", fault)
     client = connect(settings.redis_url, patient=True)
     client.ping()

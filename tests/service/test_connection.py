@@ -14,6 +14,7 @@ import redis
 from redis_servers import RedisServer, free_port
 
 from automap.errors import UserError
+from service.command.main import main
 from service.jobs.connection import connect, impatient, patiently
 from service.jobs.run_job import JobRequest
 from service.jobs.store import Store
@@ -37,6 +38,24 @@ def test_what_is_no_address_is_told_without_its_password(url: str) -> None:
         connect(url)
     assert caught.value.field == "redis_url"
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_redis_that_refuses_is_told_at_the_start_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+    with RedisServer(tmp_path, port=port, requirepass="right"):
+        for url in (f"redis://:hunter2@127.0.0.1:{port}/0", f"redis://:right@127.0.0.1:{port}/99"):
+            monkeypatch.setenv("AUTOMAP_REDIS_URL", url)
+            for words in (["serve", "--port", "0", "--workers", "0"], ["worker"], ["keys", "list"]):
+                assert main(words) == 2
+                told = capsys.readouterr().err
+                assert told.startswith("automap: redis_url: Redis refuses (")
+                assert "name, password and database" in told
+                assert "hunter2" not in told
+    # Without it nobody knows whether there is a key; and nobody is served without one.
+    assert main(["serve", "--port", "0", "--host", "0.0.0.0"]) == 2
+    assert "Redis does not answer" in capsys.readouterr().err
 
 
 def certificate(folder: Path) -> dict[str, Path]:
