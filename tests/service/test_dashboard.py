@@ -186,3 +186,11 @@ def test_jobs_that_ended_without_a_plan_and_many_jobs(browser: Any, api: httpx.C
     page.get_by_text("The page tries again").wait_for()
     page.unroute("**/v1/jobs?*")
     page.get_by_text("The page tries again").wait_for(state="detached")
+    # Who tabs through the list, or has moved it to the side, is not thrown out where it changes.
+    held = page.locator(f'a[href="#/jobs/{ids[40]}"]')
+    held.focus()
+    moved = page.locator(".wide").evaluate("wide => { wide.scrollLeft = 60; return wide.scrollLeft; }")
+    api.post("/v1/jobs", json={**asked, "seed": 99})
+    page.locator("tbody tr").nth(51).wait_for()
+    assert moved > 0 and page.locator(".wide").evaluate("wide => wide.scrollLeft") == moved
+    assert held.evaluate("link => link === document.activeElement")

@@ -23,6 +23,21 @@ export function table(caption, columns, rows) {
         i === 0 ? h("th", { scope: "row", class: kind(i) }, cell) : h("td", { class: kind(i) }, cell)))))));
 }
 
+const REACHED = "a[href], button, [tabindex]";
+
+/** Shows other content in a place that changes by itself. What has the focus, and how far tables are moved to the side,
+ * stays as it is: a link is found again by its address, all else by its number. */
+export function renew(root, ...children) {
+  const held = root.contains(document.activeElement) ? document.activeElement : null;
+  const number = [...root.querySelectorAll(REACHED)].indexOf(held);
+  const moved = [...root.querySelectorAll(".wide")].map((wide) => wide.scrollLeft);
+  root.replaceChildren(...children);
+  root.querySelectorAll(".wide").forEach((wide, i) => { wide.scrollLeft = moved[i] ?? 0; });
+  if (!held) return;
+  const reached = [...root.querySelectorAll(REACHED)], href = held.getAttribute("href");
+  (href ? reached.find((one) => one.getAttribute("href") === href) : reached[number])?.focus({ preventScroll: true });
+}
+
 export function seconds(value) {
   if (value === null || value === undefined) return "–";
   for (const [unit, scale] of [["µs", 1e6], ["ms", 1e3]]) {

@@ -2,7 +2,7 @@
 
 import { events, get, post } from "./api.js";
 import { Course, chart, swatch } from "./chart.js";
-import { announce, count, h, keep, seconds, share, table } from "./dom.js";
+import { announce, count, h, keep, renew, seconds, share, table } from "./dom.js";
 import { bar, model, place, state } from "./jobs.js";
 import { showPlan } from "./plan.js";
 
@@ -45,7 +45,7 @@ export async function showJob(root, id, signal) {
       return [h("span", { class: "member" }, swatch(member.look), name), count(member.evaluations), seconds(best),
         best && bound ? `+${share(best / bound - 1)}` : "–"];
     });
-    search.replaceChildren(
+    renew(search,
       h("h2", {}, "Search"),
       h("p", {}, `${latest.searcher}: ${count(latest.evaluations)} plans in ${seconds(latest.seconds)}, `,
         latest.best_step_time_s === null ? "none fits yet" : `the best ${seconds(latest.best_step_time_s)} a step`,

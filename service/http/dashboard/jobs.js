@@ -1,7 +1,7 @@
 // The list of jobs, looked at again every two seconds while the page is seen.
 
 import { get } from "./api.js";
-import { h, seconds, table } from "./dom.js";
+import { h, renew, seconds, table } from "./dom.js";
 
 const AGAIN_MS = 2000;
 const PAGE = 50, MOST = 1000;
@@ -27,8 +27,8 @@ export async function showJobs(root, signal) {
   async function look() {
     const { jobs, next } = await get(`/v1/jobs?limit=${limit}`, signal);
     const now = JSON.stringify(jobs);
-    // Untouched while nothing changes, so that who reads or tabs through it is not thrown out.
-    if (now !== before) list.replaceChildren(jobs.length ? rows(jobs) : nothing());
+    // Untouched while nothing changes, so that a text that is being selected stays selected.
+    if (now !== before) renew(list, jobs.length ? rows(jobs) : nothing());
     before = now;
     older.hidden = !next || limit === MOST;
     notice.replaceChildren();
