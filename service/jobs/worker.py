@@ -270,8 +270,9 @@ class Worker(rq.Worker):
             text = f"It needed more than {self._settings.max_job_bytes / GIB:g} GiB. Give a smaller model or cluster."
             store.fail(run.job_id, run.token, problem(500, "The job ran out of memory", text))
         else:
-            LOG.warning("job %s: its process died (%s)", run.job_id, status)
+            # Which raises `Superseded` of a job that has ended or was cancelled: then there is nothing to tell.
             store.died(run.job_id, run.token)
+            LOG.warning("job %s: its process died (%s)", run.job_id, status)
 
     def _died(self, job: Delivery, *fault: Any) -> None:
         """Queues the job again that a delivery has begun, or gives it up; RQ calls this where a worker is gone."""

@@ -238,6 +238,8 @@ def test_how_a_child_ends(
             os.kill(os.getppid(), signal.SIGTERM)
         signal.pause()
 
+    warnings: list[str] = []
+    monkeypatch.setattr(worker.LOG, "warning", lambda text, *more: warnings.append(text))
     monkeypatch.setattr(one_run, "run", misbehave)
     if end == "hangs":
         # RQ kills it 60 s behind its limit; an alarm at the limit itself, which it might swallow, never rings.
@@ -252,6 +254,8 @@ def test_how_a_child_ends(
     job = store.job(job_id)
     assert job is not None
     assert job.state == state
+    # A job that its owner cancelled is nothing that who runs the service must look at.
+    assert any("died" in text for text in warnings) is (end in ("killed", "raises"))
     assert job.problem is None if title is None else job.problem and job.problem["title"] == title
     if end in ("killed", "raises", "stopped"):
         # A stop is no death: two more deaths, and only then the job has failed.
