@@ -301,7 +301,7 @@ KINDS: Mapping[str, type[Device] | type[Link]] = {"devices": Device, "links": Li
 def _library(folder: str) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     for entry in sorted(resources.files("automap").joinpath("data", folder).iterdir(), key=lambda e: e.name):
-        item: Any = from_json(KINDS[folder], read_document(entry.read_text()), path=entry.name, error=ClusterError)
+        item: Any = from_json(KINDS[folder], read_document(entry.read_bytes()), path=entry.name, error=ClusterError)
         for name in (item.name, *item.aliases):
             found[name.lower()] = item
     return found

@@ -22,7 +22,7 @@ foreign  those of another vendor
 def families() -> Mapping[str, Mapping[str, str]]:
     """Family -> name of each of its devices -> one of `KERNELS`, in the order in which they are shown."""
     found: Mapping[str, Mapping[str, str]] = read_document(
-        resources.files("automap").joinpath("data", "families.json").read_text()
+        resources.files("automap").joinpath("data", "families.json").read_text("utf-8")
     )["families"]
     return found
 

@@ -39,7 +39,7 @@ Errors = Mapping[str, Annotated[float, Range(0, 2**31 - 1)]]
 @functools.cache
 def fitted(name: str) -> Mapping[str, Any]:
     """A file of `automap/data/fitted`."""
-    text = resources.files("automap").joinpath("data", "fitted", f"{name}.json").read_text()
+    text = resources.files("automap").joinpath("data", "fitted", f"{name}.json").read_text("utf-8")
     document: Mapping[str, Any] = read_document(text)
     return document
 

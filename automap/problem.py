@@ -183,7 +183,7 @@ def trainers() -> Mapping[str, Trainer]:
     """Every trainer that has a data file, by name."""
     found = {}
     for entry in sorted(resources.files("automap").joinpath("data", "trainers").iterdir(), key=lambda e: e.name):
-        trainer = from_json(Trainer, read_document(entry.read_text()), path=entry.name, error=ProblemError)
+        trainer = from_json(Trainer, read_document(entry.read_bytes()), path=entry.name, error=ProblemError)
         found[trainer.name] = trainer
     return found
 

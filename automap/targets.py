@@ -95,7 +95,7 @@ def targets() -> Mapping[str, Target]:
     """Every target that has a data file, by name."""
     found = {}
     for entry in sorted(resources.files("automap").joinpath("data", "targets").iterdir(), key=lambda e: e.name):
-        target = from_json(Target, read_document(entry.read_text()), path=entry.name, error=ProblemError)
+        target = from_json(Target, read_document(entry.read_bytes()), path=entry.name, error=ProblemError)
         found[target.name] = target
     return found
 

@@ -82,7 +82,7 @@ class EmbeddedRedis:
             temporary.sweep()
             self._socket_folder = temporary.make("redis")
             self.start()
-            (self._folder / _ADDRESS).write_text(self.url)
+            (self._folder / _ADDRESS).write_text(self.url, "utf-8")
         except OSError as fault:
             self._clean()
             raise self._fault(f"cannot be written ({fault.strerror})", "Make room in it.") from None
@@ -181,7 +181,7 @@ def reach(data_dir: Path) -> Iterator[str]:
         UserError: none runs and none can be started.
     """
     address = data_dir / "redis" / _ADDRESS
-    url = address.read_text() if address.exists() else ""
+    url = address.read_text("utf-8") if address.exists() else ""
     if url and _answers(url):
         yield url
         return

@@ -82,3 +82,18 @@ def test_no_room_holds_more_than_a_third_of_the_code(package: str) -> None:
         room: count for room, count in rooms.items() if room.startswith(package) and count > MAX_SHARE * rooms.total()
     }
     assert not large, f"cut these rooms, of {rooms.total()} lines in all: {large}"
+
+
+def test_texts_are_utf_8_whatever_the_locale_says() -> None:
+    """Pages and scripts have signs that are not ASCII, which not every locale can write or read."""
+    missing = []
+    for path in FILES:
+        if path.name == "jit.py":
+            continue  # it reads itself, in ASCII, and each change of it compiles all kernels anew
+        for call in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+                continue
+            wanted = {"read_text": 1, "write_text": 2}.get(call.func.attr)
+            if wanted is not None and len(call.args) < wanted and not any(k.arg == "encoding" for k in call.keywords):
+                missing.append(f"{path.relative_to(ROOT)}:{call.lineno}")
+    assert not missing, f"say that these texts are UTF-8: {missing}"

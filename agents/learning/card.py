@@ -70,7 +70,7 @@ def write_card(folder: Path) -> None:
     Raises:
         ProblemError: the network learnt from another version of the generator, whose limits are not known here.
     """
-    (folder / CARD).write_text(card(json.loads((folder / ABOUT).read_text())))
+    (folder / CARD).write_text(card(json.loads((folder / ABOUT).read_bytes())), "utf-8")
 
 
 def card(about: Mapping[str, Any]) -> str:

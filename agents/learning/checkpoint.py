@@ -56,7 +56,7 @@ def write_checkpoint(
     # Each file is complete or not there, whenever the writer is interrupted.
     for name, write in (
         (TENSORS, lambda path: save_file({key: value.numpy() for key, value in tensors.items()}, path)),
-        (ABOUT, lambda path: path.write_text(text)),
+        (ABOUT, lambda path: path.write_text(text, "utf-8")),
     ):
         write(folder / f"{name}.new")
         (folder / f"{name}.new").replace(folder / name)
@@ -118,7 +118,7 @@ def read_about(folder: Path) -> dict[str, Any]:
         ProblemError: it cannot be read, or is no description of a network.
     """
     try:
-        about = json.loads((folder / ABOUT).read_text())
+        about = json.loads((folder / ABOUT).read_text("utf-8"))
     except (OSError, ValueError) as fault:
         raise _refused(folder, f"cannot be read: {fault}") from None
     if not isinstance(about, dict):

@@ -103,7 +103,7 @@ def is_better(label: Label, other: Label) -> bool:
 
 def _lines(folder: Path) -> Iterator[Label]:
     for path in sorted(folder.glob("labels-*.jsonl")):
-        for line in path.read_text(errors="replace").splitlines():
+        for line in path.read_text("utf-8", errors="replace").splitlines():
             with contextlib.suppress(json.JSONDecodeError, UserError):
                 yield from_json(Label, json.loads(line), path=path.name)
 

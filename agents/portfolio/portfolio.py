@@ -288,6 +288,6 @@ def cores() -> int:
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     limit = Path("/sys/fs/cgroup/cpu.max")
     if limit.exists():
-        quota, period = limit.read_text().split()
+        quota, period = limit.read_text("utf-8").split()
         count = count if quota == "max" else min(count, -(-int(quota) // int(period)))
     return max(1, min(count, MOST_MEMBERS))

@@ -81,7 +81,7 @@ def add_spec(found: onnx.NodeDeviceConfigurationProto, name: str, use: dict[str,
 
 def main(source: str, made: str) -> None:
     """Annotates a file."""
-    plan = json.loads((Path(__file__).parent / "onnx_devices.json").read_text())
+    plan = json.loads((Path(__file__).parent / "onnx_devices.json").read_bytes())
     model = onnx.load(source, load_external_data=False)
     annotate(model, plan)
     onnx.save(model, made)

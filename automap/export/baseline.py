@@ -58,7 +58,7 @@ def load(path: Path) -> dict[str, Any]:
         PlanError: it cannot be read.
     """
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as fault:
         reason = fault.strerror if isinstance(fault, OSError) else "no UTF-8"
         repair = "Name a readable file."

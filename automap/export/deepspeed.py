@@ -37,7 +37,7 @@ def write(run: Run) -> Export:
     if degrees.pipeline > 1:
         document["pipeline"] = _pipeline(run)
         package = resources.files("automap").joinpath("export")
-        files = {name: package.joinpath(name).read_text() for name in (PIPELINE, LOADER)}
+        files = {name: package.joinpath(name).read_text("utf-8") for name in (PIPELINE, LOADER)}
         recipe = "from deepspeed_pipeline import pipeline"
     else:
         again = run.recompute == "full"

@@ -40,7 +40,7 @@ def pipeline(
     Raises:
         ValueError: the model is not that of the plan, or cannot be cut as the plan says.
     """
-    plan = json.loads((folder / "deepspeed.json").read_text())["pipeline"]
+    plan = json.loads((folder / "deepspeed.json").read_bytes())["pipeline"]
     known = dict(model.named_modules())
     missing = [path for paths in plan["modules"] for path in paths if path not in known]
     if missing:

@@ -114,7 +114,7 @@ def save(found: Export, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in found.files.items():
             part = folder / f".{name}.part"
-            part.write_text(text)
+            part.write_text(text, "utf-8")
         for name in found.files:
             (folder / f".{name}.part").replace(folder / name)
     except OSError as fault:

@@ -38,7 +38,7 @@ def write(run: Run) -> Export:
         version=run.target.version,
         files={
             FILE: text + "\n",
-            SCRIPT: resources.files("automap").joinpath("export", SCRIPT).read_text(),
+            SCRIPT: resources.files("automap").joinpath("export", SCRIPT).read_text("utf-8"),
         },
         launch=f"python {SCRIPT} MODEL.onnx ANNOTATED.onnx",
         notes=tuple(_notes(unstated)),

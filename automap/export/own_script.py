@@ -26,7 +26,7 @@ def batch(step: int, samples: int) -> tuple[Tensor, ...]:
 
 def main() -> None:
     """Trains for STEPS steps, from the checkpoint if there is one, and writes a checkpoint."""
-    plan = Plan.from_json(json.loads(Path(__file__).with_name("automap_plan.json").read_text()))
+    plan = Plan.from_json(json.loads(Path(__file__).with_name("automap_plan.json").read_bytes()))
     trainer = parallelize(build(), plan, MODEL)
     optimizer = torch.optim.AdamW(trainer.parameters(), lr=3e-4)
     first = trainer.load(CHECKPOINT, optimizer, step=0)["step"] if CHECKPOINT.exists() else 0

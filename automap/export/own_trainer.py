@@ -23,7 +23,7 @@ def write(run: Run) -> Export:
         model = f"{zoo.PREFIX}{run.plan.model.name}"
     except ModelError:
         model = FILE
-    text = resources.files("automap").joinpath("export", "own_script.py").read_text()
+    text = resources.files("automap").joinpath("export", "own_script.py").read_text("utf-8")
     return Export(
         target=run.target.name,
         version=run.target.version,

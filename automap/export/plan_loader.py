@@ -42,7 +42,7 @@ class Training:
     def __init__(
         self, model: nn.Module, loss: Callable[[Any, Tensor], Tensor], folder: Path = Path(__file__).parent
     ) -> None:
-        self.plan, self.loss = json.loads((folder / "pytorch.json").read_text()), loss
+        self.plan, self.loss = json.loads((folder / "pytorch.json").read_bytes()), loss
         self._check(model)
         kind = "cuda" if torch.cuda.is_available() else "cpu"
         mesh = init_device_mesh(kind, self.plan["mesh"]["shape"], mesh_dim_names=self.plan["mesh"]["dim_names"])

@@ -31,7 +31,7 @@ def write(run: Run) -> Export:
     files = {"pytorch.json": json.dumps(_document(run), indent=1) + "\n"}
     if is_piped:
         files["schedule.csv"] = "".join(",".join(row) + "\n" for row in _order(run))
-    files[LOADER] = resources.files("automap").joinpath("export", LOADER).read_text()
+    files[LOADER] = resources.files("automap").joinpath("export", LOADER).read_text("utf-8")
     return Export(
         target=run.target.name,
         version=run.target.version,

@@ -42,7 +42,7 @@ def read_configuration(path: Path) -> Stated:
         PlanError: it cannot be read, or as in `read_text`.
     """
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as fault:
         reason = fault.strerror if isinstance(fault, OSError) else "no UTF-8"
         repair = "Name one of its files, such as megatron.sh." if path.is_dir() else "Name a readable file."
@@ -53,7 +53,7 @@ def read_configuration(path: Path) -> Stated:
 def arguments_beside(path: Path) -> str:
     """The text of the `TrainingArguments` beside a configuration, empty where there are none."""
     try:
-        return path.with_name(training_arguments.FILE).read_text()
+        return path.with_name(training_arguments.FILE).read_text("utf-8")
     except (OSError, UnicodeDecodeError):
         return ""
 

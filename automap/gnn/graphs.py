@@ -54,7 +54,7 @@ def read_edges(path: Path) -> Graph:
         ProblemError: the file cannot be read, a line is no edge, or there are none.
     """
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as fault:
         why = fault.strerror if isinstance(fault, OSError) else "no text"
         repair = "Name a text file with two numbers a line."

@@ -300,7 +300,7 @@ def _number_of(held: dict[str, Any]) -> Any:
 def _read(path: Path) -> Mapping[str, Any]:
     file = path / "config.json" if path.is_dir() else path
     try:
-        document = json.loads(file.read_text(), object_hook=_number_of)
+        document = json.loads(file.read_text("utf-8"), object_hook=_number_of)
     except OSError as fault:
         raise ModelError(
             f"cannot be read ({fault.strerror}); nothing is downloaded", field="model", value=str(file),

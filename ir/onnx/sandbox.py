@@ -176,7 +176,7 @@ def forbid_opening() -> None:
 def _address_space() -> int:
     """Bytes that this process has mapped; 0 where the system does not say."""
     statm = Path("/proc/self/statm")
-    return int(statm.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
+    return int(statm.read_text("utf-8").split()[0]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
 
 
 @contextlib.contextmanager

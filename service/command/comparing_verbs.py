@@ -127,7 +127,7 @@ def sweep(
         raise PlanError("no cell has a plan", field="over", value=" ".join(over), repair=f"The first: {cells[0].fault}")
     document = {"over": {side.name: list(side.values) for side in sides}, "cells": [cell.to_json() for cell in cells]}
     if output is not None:
-        output.write_text(json.dumps(document, indent=1) + "\n")
+        output.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     if as_json:
         print_json(document)
     else:

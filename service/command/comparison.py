@@ -73,16 +73,16 @@ def draw_file(data: bytes, request: JobRequest, path: Path, output: Path, pictur
     assert plan.estimate is not None
     assert plan.estimate.timeline is not None
     if kind == ".json":
-        output.write_text(json.dumps(trace(plan.model.name, plan.estimate.timeline)) + "\n")
+        output.write_text(json.dumps(trace(plan.model.name, plan.estimate.timeline)) + "\n", "utf-8")
         return
     from service.drawing.page import report, svg
 
     if kind == ".html":
-        output.write_text(report(plan))
+        output.write_text(report(plan), "utf-8")
         return
     figure = PICTURES[picture or "timeline"](plan)
     if kind == ".svg":
-        output.write_text(svg(figure))
+        output.write_text(svg(figure), "utf-8")
     else:
         figure.savefig(output, dpi=150)
 

@@ -123,7 +123,7 @@ def _prove(path: Path, schema: dict[str, Any], data: bytes, case: Case) -> None:
     """Checks the written plan, away from the service that made it."""
     from automap.price.estimate import price
 
-    document = json.loads(path.read_text())
+    document = json.loads(path.read_text("utf-8"))
     jsonschema.Draft202012Validator(schema).validate(document)
     plan = Plan.from_json(document)
     request = JobRequest(cluster=None, training={}, model=ModelOptions(name=case.name))

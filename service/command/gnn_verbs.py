@@ -238,7 +238,7 @@ def schema(
 def _write(output: Path | None, document: object) -> None:
     if output is not None:
         try:
-            output.write_text(json.dumps(document, indent=1) + "\n")
+            output.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
         except OSError as fault:
             raise PlanError(
                 f"cannot be written ({fault.strerror})", field="output", value=str(output), repair="Name another file."

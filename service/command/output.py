@@ -36,11 +36,11 @@ def write_plan(plan: Plan, output: Path | None) -> None:
 def _replace(path: Path, text: str) -> None:
     """Writes a file whole or not at all, unless it is a pipe or a device."""
     if path.exists() and not path.is_file():
-        path.write_text(text)
+        path.write_text(text, "utf-8")
         return
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        part.write_text(text)
+        part.write_text(text, "utf-8")
         if path.exists():
             shutil.copymode(path, part)
         part.replace(path)
@@ -52,7 +52,7 @@ def _keep(text: str) -> str:
     """Keeps a plan that took long to find among the temporary files; returns what the user can do."""
     number, name = tempfile.mkstemp(prefix="automap-plan-", suffix=".json")
     try:
-        with os.fdopen(number, "w") as file:
+        with os.fdopen(number, "w", encoding="utf-8") as file:
             file.write(text)
     except OSError:
         Path(name).unlink()

@@ -33,7 +33,7 @@ def measure_host(output: Path | None, *, time_limit_s: float, num_devices: int |
     target = local_profile()
     target.parent.mkdir(parents=True, exist_ok=True)
     for path in (target, output) if output is not None else (target,):
-        path.write_text(text)
+        path.write_text(text, "utf-8")
         typer.echo(f"written to {path}", err=True)
     typer.echo(f"measured in {found.time_s:.0f} s; errors on measurements that were left out of the fit:", err=True)
     for name, rows, median, p90 in residuals(found.cluster):

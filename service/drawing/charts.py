@@ -52,13 +52,13 @@ def write(path: Path, title: str, document: Mapping[str, Any], draw: Callable[[]
     """
     kind = path.suffix.lower()
     if kind == ".json":
-        path.write_text(json.dumps(document, indent=1) + "\n")
+        path.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     elif kind == ".png":
         draw().savefig(path, dpi=150)
     else:
         from service.drawing.page import page_of, svg
 
-        path.write_text(page_of(title, draw()) if kind == ".html" else svg(draw()))
+        path.write_text(page_of(title, draw()) if kind == ".html" else svg(draw()), "utf-8")
 
 
 def progress_numbers(result: SearchResult) -> dict[str, Any]:

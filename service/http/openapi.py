@@ -136,7 +136,7 @@ def describe(app: FastAPI, routes: Iterable[APIRoute]) -> dict[str, Any]:
 @functools.cache
 def examples() -> dict[str, dict[str, Any]]:
     """`method path` -> {request, answer}: real exchanges, cut short where they are lists."""
-    found: dict[str, dict[str, Any]] = json.loads(_EXAMPLES.read_text())
+    found: dict[str, dict[str, Any]] = json.loads(_EXAMPLES.read_text("utf-8"))
     return found
 
 

@@ -384,7 +384,7 @@ def run_next() -> None:
 def _limit_memory(most_bytes: int) -> None:
     """Bounds what this process may allocate beyond what it has from the worker."""
     status = Path("/proc/self/status")
-    found = re.search(r"VmData:\s+(\d+) kB", status.read_text()) if status.exists() else None
+    found = re.search(r"VmData:\s+(\d+) kB", status.read_text("utf-8")) if status.exists() else None
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     soft = most_bytes + (int(found[1]) << 10 if found else 0)
     resource.setrlimit(resource.RLIMIT_DATA, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))

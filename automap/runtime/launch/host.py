@@ -64,14 +64,16 @@ def gpus() -> Mapping[str, int]:
     """Model of a GPU, as its driver reports it -> the number of such GPUs of this machine."""
     found = Counter[str]()
     for path in sorted(_DRIVER.glob("gpus/*/information")):
-        models = [line.partition(":")[2].strip() for line in path.read_text().splitlines() if line.startswith("Model:")]
+        models = [
+            line.partition(":")[2].strip() for line in path.read_text("utf-8").splitlines() if line.startswith("Model:")
+        ]
         found.update(models)
     return found
 
 
 def processor() -> str:
     """The model of this machine's processor."""
-    lines = _PROCESSORS.read_text().splitlines() if _PROCESSORS.exists() else []
+    lines = _PROCESSORS.read_text("utf-8").splitlines() if _PROCESSORS.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
 
 

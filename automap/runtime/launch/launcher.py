@@ -89,7 +89,7 @@ def launch(
     with contextlib.ExitStack() as stack:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="automap-ranks-")))
-        (folder / "argument.json").write_text(json.dumps(argument))
+        (folder / "argument.json").write_text(json.dumps(argument), "utf-8")
         start = time.monotonic()
         processes = stack.enter_context(_processes(task, num_ranks, limits, folder))
         end = _wait(processes, folder, start + limits.time_s, limits.grace_s, should_stop)
@@ -200,9 +200,9 @@ def _path(folder: Path, rank: int) -> Path:
 
 def _read(folder: Path, rank: int) -> dict[str, Any]:
     path = _path(folder, rank)
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
     return found
 
 
 def _log(folder: Path, rank: int) -> str:
-    return (folder / f"rank-{rank}.log").read_text(errors="replace")[-_SHOWN_CHARACTERS:].strip()
+    return (folder / f"rank-{rank}.log").read_text("utf-8", errors="replace")[-_SHOWN_CHARACTERS:].strip()

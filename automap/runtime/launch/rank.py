@@ -61,13 +61,13 @@ def main(arguments: list[str]) -> int:
     folder = Path(place)
     module, _, function = task.partition(":")
     try:
-        argument = json.loads((folder / "argument.json").read_text())
+        argument = json.loads((folder / "argument.json").read_text("utf-8"))
         run = getattr(importlib.import_module(module), function)
         said = {"result": run(folder, int(rank), int(num_ranks), argument)}
     except Exception as error:
         said = fault(error)
     written = folder / f"rank-{rank}.part"
-    written.write_text(json.dumps(said))
+    written.write_text(json.dumps(said), "utf-8")
     written.rename(folder / f"rank-{rank}.json")
     return int("error" in said)
 

@@ -39,7 +39,7 @@ class Meter:
 
 
 def _read() -> str:
-    return _STAT.read_text() if _STAT.exists() else ""
+    return _STAT.read_text("utf-8") if _STAT.exists() else ""
 
 
 def core_times(cores: Collection[int], stat: str) -> tuple[float, float]:

@@ -34,15 +34,15 @@ def describe(device: torch.device, num_ranks: int) -> dict[str, Any]:
 def _cache_bytes() -> int:
     """The largest cache of the first core; 8 MiB (assumed) where the system does not state it."""
     units = {"K": 1 << 10, "M": 1 << 20}
-    sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    sizes = [path.read_text("utf-8").strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
     return max((int(size[:-1]) * units[size[-1]] for size in sizes if size[-1:] in units), default=8 << 20)
 
 
 def _free_bytes() -> int:
     """The memory that processes can still allocate, within the limit of the container."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
+    lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
     free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     limit, used = (Path("/sys/fs/cgroup") / f"memory.{name}" for name in ("max", "current"))
-    if limit.exists() and used.exists() and limit.read_text().strip().isdigit():
-        free = min(free, int(limit.read_text()) - int(used.read_text()))
+    if limit.exists() and used.exists() and limit.read_text("utf-8").strip().isdigit():
+        free = min(free, int(limit.read_text("utf-8")) - int(used.read_text("utf-8")))
     return max(free, 1)

@@ -119,7 +119,7 @@ def _is_gloo_running() -> bool:
     for task in Path("/proc/self/task").glob("*/stat"):
         with contextlib.suppress(OSError):  # A thread that has ended meanwhile.
             # Its number, its name in parentheses, and its state: see proc(5).
-            name, _, state = task.read_text().partition("(")[2].rpartition(") ")
+            name, _, state = task.read_text("utf-8").partition("(")[2].rpartition(") ")
             if name == GLOO_THREAD and state[0] == "R":
                 return True
     return False
