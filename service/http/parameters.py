@@ -1,5 +1,5 @@
 """Query parameters that a route does not take are refused. One that is misspelt would otherwise be left out without a
-word: an upload with `dims` in place of `dim` would be read with other sizes than its sender means.
+word: an upload with `batch_dims` in place of `batch_dim` would be read with another batch than its sender means.
 
 Only routes of the API look, so that probes and pages may be asked for with whatever their callers add.
 """

@@ -292,9 +292,9 @@ def test_parameters_are_refused_with_a_repair(api: httpx.Client, path: str, repa
 
 
 def test_parameters_of_others_are_refused_where_they_would_change_the_meaning(api: httpx.Client) -> None:
-    # An upload takes `dim`, a job takes `dims`; left out without a word, the model would be read with other sizes.
-    document = check_problem(api.post("/v1/models?dims=width=8", content=mlp(hidden="width")), 422, "query")
-    assert (document["value"], document["repair"][:17]) == ("dims", "Did you mean dim?")
+    # An upload takes `batch_dim`, a job takes `batch_dims`; left out without a word, dim 0 would be the batch.
+    document = check_problem(api.post("/v1/models?batch_dims=x=1", content=mlp()), 422, "query")
+    assert (document["value"], document["repair"][:23]) == ("batch_dims", "Did you mean batch_dim?")
     # Who asks whether the service lives may add what he likes.
     assert api.get("/healthz?at=1").status_code == api.get("/metrics?name=x").status_code == 200
 
