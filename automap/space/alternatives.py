@@ -17,13 +17,15 @@ from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
 from automap.space.changes import in_words, nearest, plain, shortage
 from automap.space.shape import divisors
-from automap.space.stated_strategy import SCHEDULES, Strategy, hand_made
+from automap.space.stated_strategy import SCHEDULES, Strategy, hand_made, micro_batches
 
 MOST_VIRTUAL = 8
 """Largest number of chunks of a pipeline rank that is tried (assumed: more have hardly any bubble left)."""
 ALONE = "these degrees alone, without the rest of the plan"
 TOLD = 1e-3
 """Share of a step by which the degrees alone must be slower or faster to be told."""
+OF_REPLICAS = ("tp", "pp", "cp", "ep", "micro_batch")
+"""Degrees with which the replicas change, or the samples that they share out."""
 TRIED = 3
 """Number of values to either side of a degree that are tried until one of them is a plan."""
 
@@ -80,20 +82,32 @@ def _runs(strategy: Strategy, evaluator: Evaluator) -> Iterator[list[Strategy]]:
     """Runs of strategies that differ in one degree; of each run the first that is a plan counts."""
 
     def changed(name: str, value: Any) -> Strategy:
-        # Replicas follow; the layers of each chunk stay where there are as many chunks.
-        return plain(replace(strategy, **{name: value}))
+        # Replicas follow; the layers of each chunk stay where there are as many chunks, and shares as many replicas.
+        shares = () if name in OF_REPLICAS else strategy.shares
+        return plain(replace(strategy, shares=shares, **{name: value}))
 
     yield [replace(strategy, layers=None)]
-    devices = evaluator.problem.cluster.num_devices
+    yield [replace(strategy, shares=())]
+    cluster, others = evaluator.problem.cluster.num_devices, strategy.tp * strategy.pp * strategy.cp
+
+    def samples(devices: int) -> list[int]:
+        batch = evaluator.problem.training.global_batch
+        return sorted(micro_batches(batch, max(1, devices // others), strategy))
+
+    if strategy.devices is not None:
+        # More replicas leave each of them fewer samples.
+        fewer = [count for count in reversed(samples(cluster)) if count <= strategy.micro_batch]
+        yield [replace(changed("micro_batch", count), devices=None) for count in fewer][:TRIED]
+    devices = len(strategy.devices or range(cluster))
     sizes = divisors(devices)
     for name in ("tp", "pp", "cp", "ep"):
         now = getattr(strategy, name)
         yield [changed(name, size) for size in sizes if size > now][:TRIED]
         yield [changed(name, size) for size in reversed(sizes) if size < now][:TRIED]
-    replicas = max(1, devices // (strategy.tp * strategy.pp * strategy.cp))
-    samples = divisors(max(1, evaluator.problem.training.global_batch // replicas))
-    yield [changed("micro_batch", count) for count in samples if count > strategy.micro_batch][:TRIED]
-    yield [changed("micro_batch", count) for count in reversed(samples) if count < strategy.micro_batch][:TRIED]
+    yield [changed("micro_batch", count) for count in samples(devices) if count > strategy.micro_batch][:TRIED]
+    yield [changed("micro_batch", count) for count in reversed(samples(devices)) if count < strategy.micro_batch][
+        :TRIED
+    ]
     if strategy.pp > 1:
         yield [changed("virtual", count) for count in range(strategy.virtual + 1, MOST_VIRTUAL + 1)]
         yield [changed("virtual", count) for count in range(strategy.virtual - 1, 0, -1)]

@@ -22,11 +22,12 @@ from automap.price.degrees import degrees_of
 from automap.price.estimate import estimate_lowered
 from automap.price.evaluator import Evaluator, blank
 from automap.price.lowered_plan import LoweredPlan
-from automap.space.shape import divisors
 from automap.space.stated_parts import layer_counts
 from automap.space.stated_strategy import Strategy, hand_made
 
 NAMES: Mapping[str, str] = {
+    "devices": "devices",
+    "shares": "shares of the samples",
     "tp": "tensor parallel",
     "sequence_parallel": "sequence parallel",
     "pp": "pipeline",
@@ -44,6 +45,7 @@ DETOUR = 0.1
 """Largest share of a step time that a change may cost and still go before cheaper ones because its plan fits into
 memory (assumed)."""
 UNEQUAL_SHARES = "unequal shares of the samples"
+UNLIKE_STAGES = "stages of unlike sizes"
 SAME = 1e-9
 """Largest share of a step time that is no difference: sums of the same terms in another order (assumed)."""
 
@@ -65,7 +67,7 @@ def changes(yours: LoweredPlan, best: LoweredPlan, evaluator: Evaluator) -> tupl
     saved_s = sum(rest.values())
     if max(abs(value) for value in rest.values()) > SAME * before.step_time_s:
         words = list(dict.fromkeys((*beyond(yours, way.yours, evaluator), *beyond(best, way.best, evaluator))))
-        alike = _alike(yours, best, evaluator)
+        alike = _alike(yours, best)
         words = [word for word in words if word not in alike]
         found.append(
             Change(
@@ -81,29 +83,30 @@ def changes(yours: LoweredPlan, best: LoweredPlan, evaluator: Evaluator) -> tupl
 
 
 def nearest(lowered: LoweredPlan, evaluator: Evaluator) -> Strategy:
-    """The strategy with the degrees of a plan on all devices; it is the plan itself if that has nothing else."""
-    degrees, problem = degrees_of(lowered, evaluator)[0], evaluator.problem
-    micro_batch, others = degrees.micro_batch, degrees.tensor * degrees.pipeline * degrees.context
-    if sum(len(stage.devices) for stage in lowered.layout.stages) < problem.cluster.num_devices:
-        # More replicas than the plan has leave each of them fewer samples.
-        samples = problem.training.global_batch // max(1, problem.cluster.num_devices // others)
-        micro_batch = max(count for count in divisors(max(1, samples)) if count <= micro_batch)
+    """The strategy with the degrees and the devices of a plan; it is the plan itself if that has nothing else."""
+    degrees = degrees_of(lowered, evaluator)[0]
+    used = tuple(device for stage in lowered.layout.stages for device in stage.devices)
+    replicas = max(1, len(used) // (degrees.tensor * degrees.pipeline * degrees.context))
     segments = [segment for chunk in lowered.chunks for segment in chunk]
     again = [segment for segment in segments if segment.recomputed.any()]
     mode = "none" if not again else "full" if all(segment.recomputed.all() for segment in again) else "selective"
+    # Where axes are others than those of the strategy, what their indices have says nothing of its replicas.
+    is_shared = all(mine is None or len(mine) == replicas for mine in lowered.shares)
     return plain(
         Strategy(
             tp=degrees.tensor,
             pp=degrees.pipeline,
             cp=degrees.context,
             ep=degrees.expert,
-            micro_batch=micro_batch,
+            micro_batch=-(-lowered.samples // replicas),
             virtual=degrees.virtual_stages,
             schedule=lowered.kind,
             zero=degrees.zero,
             recompute=mode,
             sequence_parallel=degrees.sequence_parallel,
             layers=layer_counts(evaluator, lowered.chunks),
+            devices=None if used == tuple(range(evaluator.problem.cluster.num_devices)) else used,
+            shares=lowered.shares if is_shared and degrees.expert == 1 else (),
         )
     )
 
@@ -123,12 +126,10 @@ def plain(strategy: Strategy) -> Strategy:
 
 def beyond(lowered: LoweredPlan, strategy: Strategy, evaluator: Evaluator) -> Iterator[str]:
     """What of a plan its nearest strategy does not say, in words."""
-    yield from _placed(lowered, evaluator)
-    if any(mine is not None for mine in lowered.shares):
+    if _is_unlike(lowered):
+        yield UNLIKE_STAGES
+    if any(mine is not None for mine in lowered.shares) and strategy.shares != lowered.shares:
         yield UNEQUAL_SHARES
-    used = sum(len(stage.devices) for stage in lowered.layout.stages)
-    if used < evaluator.problem.cluster.num_devices:
-        return  # the strategy is one of all devices, whose axes are others
     try:
         stated = hand_made(evaluator, strategy)
     except UserError:
@@ -151,23 +152,15 @@ def beyond(lowered: LoweredPlan, strategy: Strategy, evaluator: Evaluator) -> It
         yield "recomputation of other operators"
 
 
-def _placed(lowered: LoweredPlan, evaluator: Evaluator) -> Iterator[str]:
-    """Where a plan's stages stand, as far as its nearest strategy does not say it, in words."""
-    stages = lowered.layout.stages
-    used, there = sum(len(stage.devices) for stage in stages), evaluator.problem.cluster.num_devices
-    if used < there:
-        yield f"{used} of {there} devices"
-    if len({tuple(stage.axes.tolist()) for stage in stages}) > 1:
-        yield "stages of unlike sizes"
-    if [device for stage in stages for device in stage.devices] != list(range(used)):
-        yield "another order of the devices"
+def _is_unlike(lowered: LoweredPlan) -> bool:
+    return len({tuple(stage.axes.tolist()) for stage in lowered.layout.stages}) > 1
 
 
-def _alike(one: LoweredPlan, other: LoweredPlan, evaluator: Evaluator) -> set[str]:
+def _alike(one: LoweredPlan, other: LoweredPlan) -> set[str]:
     """What two plans have both beyond their strategies, and have alike: no word of their difference."""
     places = [[(tuple(s.devices), tuple(s.axes.tolist())) for s in plan.layout.stages] for plan in (one, other)]
-    found = set(_placed(one, evaluator)) if places[0] == places[1] else set()
-    return found | {UNEQUAL_SHARES} if one.shares == other.shares else found
+    alike = {UNLIKE_STAGES: places[0] == places[1], UNEQUAL_SHARES: one.shares == other.shares}
+    return {word for word, is_alike in alike.items() if is_alike}
 
 
 def _signatures(lowered: LoweredPlan, evaluator: Evaluator) -> Ints:
@@ -255,17 +248,33 @@ class _Way:
 
 
 def in_words(before: Strategy, after: Strategy, num_devices: int) -> str:
-    """What changes from one strategy to the next, the replicas too."""
+    """What changes from one strategy to the next, the replicas too; the cluster has so many devices."""
     found = []
     for name, text in NAMES.items():
         values = [getattr(strategy, name) for strategy in (before, after)]
         follows = name == "schedule" and (before.virtual != after.virtual or None in values)
         if values[0] != values[1] and not follows:
-            found.append(f"{text} {_text(name, values[0])} → {_text(name, values[1])}")
-    replicas = [num_devices // (strategy.tp * strategy.pp * strategy.cp) for strategy in (before, after)]
+            found.append(_devices(values, num_devices) if name == "devices" else f"{text} {_change(name, values)}")
+    replicas = [
+        len(strategy.devices or range(num_devices)) // (strategy.tp * strategy.pp * strategy.cp)
+        for strategy in (before, after)
+    ]
     if replicas[0] != replicas[1]:
         found.append(f"replicas {replicas[0]} → {replicas[1]}")
     return ", ".join(found)
+
+
+def _devices(values: Sequence[tuple[int, ...] | None], num_devices: int) -> str:
+    """How the devices that work change: their number, which they are, or their order."""
+    before, after = (range(num_devices) if devices is None else devices for devices in values)
+    if len(before) != len(after):
+        return f"devices {len(before)} → {len(after)}"
+    return "another order of the devices" if set(before) == set(after) else "other devices"
+
+
+def _change(name: str, values: Sequence[object]) -> str:
+    before, after = (_text(name, value) for value in values)
+    return f"{before} → {after}" if before != after else f"otherwise {after}"
 
 
 def _text(name: str, value: object) -> str:
@@ -273,6 +282,8 @@ def _text(name: str, value: object) -> str:
         return "on" if value else "off"
     if name == "layers":
         return "even" if value is None else "uneven"
+    if name == "shares":
+        return "unequal" if value else "even"
     return "none" if value is None else str(value)
 
 

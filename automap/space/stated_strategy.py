@@ -22,6 +22,7 @@ from automap.plan import ScheduleKind
 from automap.price.degrees import sequence_length
 from automap.price.evaluator import Evaluator, blank
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
+from automap.price.stage_layout import PipelineLayout
 from automap.space.shape import Shape, divisors
 from automap.space.stated_parts import Unpriced, chunks, mesh, recompute_masks, signatures
 from ir.graph import Graph, Operator
@@ -64,10 +65,14 @@ class Strategy:
     """Whether the last devices of the cluster may be idle, where dp is stated: a configuration has its own number."""
     layers: tuple[int, ...] | None = None
     """Layers of each stage in dataflow order; None = as even as they go, the outer stages with fewer."""
+    devices: tuple[int, ...] | None = None
+    """Devices that work, in the order of the ranks; None = all of the cluster, in the order of their numbers."""
+    shares: tuple[tuple[int, ...] | None, ...] = ()
+    """Samples of a micro-batch on each replica, stage by stage; None and empty: as even as they go."""
 
 
 def hand_made(evaluator: Evaluator, strategy: Strategy) -> LoweredPlan:
-    """The lowered plan that `strategy` names, on all devices of the cluster, or on the first ones if others may idle.
+    """The lowered plan that `strategy` names, on its devices, or on the first ones of them if others may idle.
 
     Raises:
         PlanError: names the degree that does not fit, and what would.
@@ -85,6 +90,7 @@ def hand_made(evaluator: Evaluator, strategy: Strategy) -> LoweredPlan:
         axes = mesh(dp=dp, tp=strategy.tp, cp=strategy.cp, ep=strategy.ep, slices=strategy.tp)
     except Unpriced as fault:
         raise _refuse("ep", strategy.ep, str(fault), f"Use a divisor of dp, {_words(divisors(dp))}.") from None
+    _check_shares(strategy, axes[0].size, rows)
     chosen = signatures(evaluator, shape, axes, sequence_parallel=strategy.sequence_parallel)
     if strategy.tp > 1:
         _check_heads(evaluator, chosen, strategy.tp)
@@ -98,7 +104,7 @@ def hand_made(evaluator: Evaluator, strategy: Strategy) -> LoweredPlan:
         raise _refuse(degree, getattr(strategy, degree), str(fault), "Use fewer stages.") from None
     return LoweredPlan(
         axes=tuple(axis.name for axis in axes),
-        layout=evaluator.layout([axis.size for axis in axes], strategy.pp),
+        layout=_layout(evaluator, strategy, [axis.size for axis in axes]),
         num_micro_batches=count,
         samples=rows,
         kind=kind,
@@ -106,15 +112,30 @@ def hand_made(evaluator: Evaluator, strategy: Strategy) -> LoweredPlan:
         zero=strategy.zero if dp * strategy.cp > 1 else 0,
         zero_axes=np.array([axis.size > 1 and axis.shards_states for axis in axes]),
         spread_over=(0,) * strategy.pp if rows % dp else (),
+        shares=strategy.shares,
     )
+
+
+def _layout(evaluator: Evaluator, strategy: Strategy, sizes: Sequence[int]) -> PipelineLayout:
+    """Equal meshes over the devices of a strategy, one for each pipeline rank."""
+    if strategy.devices is None:
+        return evaluator.layout(sizes, strategy.pp)
+    each = math.prod(sizes)
+    starts = range(0, each * strategy.pp, each)
+    return evaluator.layout_of([(strategy.devices[first : first + each], sizes) for first in starts])
+
+
+def _check_shares(strategy: Strategy, replicas: int, rows: int) -> None:
+    """Refuses shares that are not those of a micro-batch on the outer axis of each stage."""
+    for mine in strategy.shares:
+        if len(strategy.shares) != strategy.pp or (mine is not None and (len(mine), sum(mine)) != (replicas, rows)):
+            what = f"do not deal {rows} samples of a micro-batch to {replicas} replicas of {strategy.pp} stages"
+            raise _refuse("shares", strategy.shares, what, "Leave them out: replicas have equal shares then.")
 
 
 def _samples(batch: int, dp: int, strategy: Strategy) -> int:
     """Samples of a micro-batch: dp times those of a replica, of the fullest one where dp does not divide the batch."""
-    if batch % dp == 0 or strategy.ep > 1 or strategy.cp > 1:
-        each = {mine: mine * dp for mine in (divisors(batch // dp) if batch % dp == 0 else [])}
-    else:
-        each = {-(-samples // dp): samples for samples in divisors(batch) if samples >= dp}
+    each = micro_batches(batch, dp, strategy)
     if strategy.micro_batch not in each:
         what = f"the global batch of {batch} is no multiple of dp * micro_batch = {dp * strategy.micro_batch}"
         if each and batch % dp:
@@ -129,13 +150,22 @@ def _samples(batch: int, dp: int, strategy: Strategy) -> int:
     return each[strategy.micro_batch]
 
 
+def micro_batches(batch: int, dp: int, strategy: Strategy) -> dict[int, int]:
+    """Samples that a micro-batch may have on the fullest of dp replicas -> its samples on all of them."""
+    if batch % dp == 0:
+        return {mine: mine * dp for mine in divisors(batch // dp)}
+    if strategy.ep > 1 or strategy.cp > 1:
+        return {}
+    return {-(-samples // dp): samples for samples in divisors(batch) if samples >= dp}
+
+
 def _degrees(evaluator: Evaluator, strategy: Strategy) -> int:
     """The data-parallel degree, all others checked."""
     for name in ("dp", "tp", "pp", "cp", "ep", "micro_batch", "virtual"):
         value = getattr(strategy, name)
         if value is not None and value < 1:
             raise _refuse(name, value, "must be positive", "Give 1 or more, or leave it out.")
-    devices = evaluator.problem.cluster.num_devices
+    devices = len(strategy.devices or range(evaluator.problem.cluster.num_devices))
     others = strategy.tp * strategy.pp * strategy.cp
     if strategy.may_idle and strategy.dp is not None:
         devices = min(devices, strategy.dp * others)

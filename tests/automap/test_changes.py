@@ -106,7 +106,10 @@ def test_what_two_plans_have_alike_is_no_change() -> None:
         return lower_plan(moved, on_six)
 
     even, uneven = replicas(None, "0-3"), replicas((24, 24, 8, 8), "0-3")
-    assert [change.about for change in changes(even, uneven, on_six)] == ["unequal shares of the samples"]
+    assert [change.about for change in changes(even, uneven, on_six)] == ["shares of the samples even → unequal"]
     # Other devices are a change, though no fewer than before.
-    (moved,) = changes(even, replicas(None, "2-5"), on_six)
-    assert moved.about == "4 of 6 devices, another order of the devices"
+    assert [change.about for change in changes(even, replicas(None, "2-5"), on_six)] == ["other devices"]
+    # What two plans on the same part of the cluster differ in is told on that part.
+    whole = replicas(None, "0-3")
+    found = changes(whole, hand_made(on_six, Strategy(tp=2, micro_batch=32, devices=(0, 1, 2, 3))), on_six)
+    assert {change.about for change in found} == {"tensor parallel 1 → 2, micro-batch 16 → 32, replicas 4 → 2"}

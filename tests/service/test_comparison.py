@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from automap.cluster import parse_cluster
+from automap.errors import PlanError
 from automap.plan import Plan
 from automap.price.evaluator import Evaluator
 from automap.problem import Problem
-from automap.space.alternatives import Alternative, alternatives
+from automap.space.alternatives import ALONE, Alternative, alternatives
+from automap.space.changes import nearest
 from automap.space.stated_strategy import Strategy, hand_made
 from ir import zoo
 from service.command.comparison import limits
@@ -103,6 +106,38 @@ def test_layers_stay_as_they_are_while_something_else_changes() -> None:
     zero = hand_made(evaluator, Strategy(pp=2, layers=(3, 1), micro_batch=2, zero=1))
     assert found["ZeRO 0 → 1"].step_time_s == evaluator.evaluate(zero).step_time_s
     assert all("layers" not in about for about in found if "pipeline" not in about and "chunk" not in about)
+
+
+def test_choices_are_made_on_the_devices_and_with_the_shares_of_the_plan() -> None:
+    problem = Problem.build(
+        zoo.build(GPT.removeprefix("zoo:")), parse_cluster("4xA100-40GB+4xT4-16GB"), {"global_batch": 64}
+    )
+    evaluator = Evaluator(problem)
+    fast = Strategy(micro_batch=16, devices=(0, 1, 2, 3))
+    shared = Strategy(micro_batch=8, shares=((12, 12, 12, 12, 4, 4, 4, 4),))
+    for strategy in (fast, shared):
+        lowered = hand_made(evaluator, strategy)
+        assert nearest(lowered, evaluator) == strategy
+        found = {one.about: one for one in alternatives(lowered, evaluator)}
+        assert ALONE not in found
+        zero = hand_made(evaluator, replace(strategy, zero=1))
+        assert found["ZeRO 0 → 1"].step_time_s == evaluator.evaluate(zero).step_time_s
+        others = {
+            fast: ("devices 4 → 8, micro-batch 16 → 8, replicas 4 → 8", Strategy(micro_batch=8)),
+            shared: ("shares of the samples unequal → even", Strategy(micro_batch=8)),
+        }
+        about, other = others[strategy]
+        assert found[about].step_time_s == evaluator.evaluate(hand_made(evaluator, other)).step_time_s
+    uneven = replace(shared, shares=((12, 12, 12, 12, 4, 4, 4, 8),))
+    with pytest.raises(PlanError, match="64 samples of a micro-batch to 8 replicas"):
+        hand_made(evaluator, uneven)
+
+
+def test_every_number_of_samples_of_unequal_replicas_is_a_choice() -> None:
+    problem = Problem.build(zoo.build(GPT.removeprefix("zoo:")), "7xT4", {"global_batch": 64})
+    evaluator = Evaluator(problem)
+    found = {one.about for one in alternatives(hand_made(evaluator, Strategy(micro_batch=5)), evaluator)}
+    assert {"micro-batch 5 → 10", "micro-batch 5 → 3"} <= found
 
 
 def test_the_changes_add_up_to_the_difference(plans: list[str], capsys: pytest.CaptureFixture[str]) -> None:
