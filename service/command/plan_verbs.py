@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 INTERRUPTED = "The search was interrupted before its budget was spent; this is the best plan that it had found."
-"""Warning of a plan whose search the user ended with Ctrl-C."""
+"""Warning of a plan whose search the user ended with Ctrl-C, or another program with SIGTERM."""
 
 
 @app.command()
@@ -58,7 +58,7 @@ def search(
     ] = 0.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Finds a plan on this machine. Ctrl-C ends the search with the best plan so far and exit code 130."""
+    """Finds a plan on this machine. Ctrl-C, or SIGTERM, ends the search with the best plan so far and exit code 130."""
     from service.command.terminal import interruptible, progress_line
 
     if job.request.budget.isdigit():

@@ -1,4 +1,4 @@
-"""Live output on stderr, and Ctrl-C. Silent where stderr is no terminal."""
+"""Live output on stderr, Ctrl-C and SIGTERM. Silent where stderr is no terminal."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def show_job(show: Show, job: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Gives a function that says whether Ctrl-C was pressed; a second Ctrl-C ends the program."""
+    """Gives a function that says whether Ctrl-C was pressed, or SIGTERM came, as `timeout` and batch systems send it.
+
+    The second one ends the program.
+    """
     pressed = False
 
     def press(number: int, frame: object) -> None:
@@ -59,11 +62,12 @@ def interruptible() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         pressed = True
 
-    before = signal.signal(signal.SIGINT, press)
+    before = {number: signal.signal(number, press) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield lambda: pressed
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -147,11 +147,12 @@ sys.exit(main(["search", "zoo:gpt2", *words, "--json"]))
     assert {"expert", "dqn", "mcmc", "elimination"} <= set(plan.search.searchers)
 
 
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_search_gives_the_best_plan_so_far(
-    model: str, search: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    sent: signal.Signals, model: str, search: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*given: Any, **more: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), sent)
         assert more["should_stop"]()
         return search(*given, **more)
 
