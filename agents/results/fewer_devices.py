@@ -127,9 +127,13 @@ def promising(problem: Problem, should_stop: Callable[[], bool] = lambda: False)
         return ()
     # The plan that the user runs today is for all devices.
     hints = replace(problem.hints, baseline=None)
+    # A ZeRO stage that the user fixes asks for replicas, where all devices have any.
+    needs_replicas = bool(hints.fix.zero) and _has_replicas(problem)
     for cluster, devices in known:
         try:
             part = Problem.build(problem.graph, cluster, problem.training, hints)
+            if needs_replicas and not _has_replicas(part):
+                continue
             bound_s, template_s = lower_bound_s(part), None
             if bound_s < reference_s and not should_stop():
                 bound_s = max(bound_s, BoundTable(plan_space(part)).first.time_s)
@@ -141,6 +145,10 @@ def promising(problem: Problem, should_stop: Callable[[], bool] = lambda: False)
                 Part(problem=part, devices=devices, bound_s=bound_s, template_s=template_s, reference_s=reference_s)
             )
     return tuple(sorted(found, key=lambda part: part.template_s or float("inf")))
+
+
+def _has_replicas(problem: Problem) -> bool:
+    return any(shape.replicas > 1 for shape in plan_space(problem).shapes)
 
 
 def part_to_search(parts: tuple[Part, ...]) -> Part | None:

@@ -218,6 +218,12 @@ def test_parts_that_cannot_be_as_fast_are_left_alone():
     }
 
 
+def test_a_fixed_zero_stage_keeps_replicas_on_the_part():
+    found = [promising(build(GPT, "2x4xV100-16GB@10Gbit", 8, fix=fix)) for fix in ({"tp": 2}, {"tp": 2, "zero": 1})]
+    devices = [{len(part.devices) for part in parts} for parts in found]
+    assert devices == [{2, 4}, {4}]
+
+
 @pytest.mark.slow
 def test_gradients_are_reduced_in_two_levels_from_every_seed():
     problem = build("resnet50", "2x4xV100-16GB@25Gbit", 512, fix={"pp": 1})
