@@ -88,8 +88,12 @@ def lower_plan(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "t
     for number, stage in enumerate(plan.stages):
         if stage.zero != zero:
             raise _refuse(f"stages[{number}].zero", stage.zero.stage, "stages differ", "Give every stage the same.")
-        if not 0 <= stage.zero.stage <= 3 or any(a not in dict(stage.mesh) for a in stage.zero.axes):
-            raise _refuse(f"stages[{number}].zero", stage.zero.stage, "no such ZeRO", "Stage 0 to 3 over mesh axes.")
+        if not 0 <= stage.zero.stage <= 3:
+            raise _refuse(f"stages[{number}].zero.stage", stage.zero.stage, "no such ZeRO stage", "Give 0 to 3.")
+        for axis in stage.zero.axes:
+            if axis not in dict(stage.mesh):
+                names = ", ".join(name for name, _ in stage.mesh)
+                raise _refuse(f"stages[{number}].zero.axes", axis, "no such mesh axis", f"Use {names}.")
     live = {axis for stage in plan.stages for axis, size in stage.mesh if size > 1}
     spread_over = tuple(_first_batch_axis(plan, number, axes) for number in range(ranks))
     shares = tuple(_shares(plan, number, spread_over[number % ranks]) for number in range(len(plan.stages)))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from automap.cluster import parse_cluster
+from automap.errors import PlanError
 from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import LoweredPlan
 from automap.price.plan_reader import lower_plan
@@ -113,3 +114,11 @@ def test_what_two_plans_have_alike_is_no_change() -> None:
     whole = replicas(None, "0-3")
     found = changes(whole, hand_made(on_six, Strategy(tp=2, micro_batch=32, devices=(0, 1, 2, 3))), on_six)
     assert {change.about for change in found} == {"tensor parallel 1 → 2, micro-batch 16 → 32, replicas 4 → 2"}
+
+
+def test_a_zero_over_an_axis_that_is_not_there_names_the_axis() -> None:
+    plan = to_plan(hand_made(evaluator(), Strategy(zero=1, micro_batch=8)), evaluator())
+    (stage,) = plan.stages
+    wrong = replace(plan, stages=(replace(stage, zero=replace(stage.zero, axes=("up",))),))
+    with pytest.raises(PlanError, match=r"stages\[0\]\.zero\.axes: no such mesh axis \(got up\)\. Use dp"):
+        lower_plan(wrong, evaluator())
