@@ -173,12 +173,13 @@ def _to_onnx(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], o
 
     from automap.runtime.constant_values import ConstantValues
     from automap.runtime.real_numbers import with_real_numbers
+    from automap.runtime.scan_exports import scans_as_operators
 
     exported = None
     # A forward that makes tensors without saying where makes them on the CPU; the others wait on the meta device.
     on_meta = all(parameter.is_meta for parameter in module.parameters())
     try:
-        with ConstantValues():
+        with ConstantValues(), scans_as_operators(module):
             try:
                 exported = torch.export.export(module, args, kwargs)
             except Exception as fault:

@@ -12,6 +12,7 @@ from ir.operators import (  # noqa: F401  (each module registers its kinds)
     normalization,
     pooling,
     reduction,
+    scans,
     shape,
 )
 from ir.operators.base import KINDS, BakedBatch, MissingBatch, Unsupported, Usage, Value

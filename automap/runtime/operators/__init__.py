@@ -13,6 +13,7 @@ from automap.runtime.operators import (  # noqa: F401  (each module registers it
     recurrent,
     reduction,
     resize,
+    scans,
     shape,
 )
 from automap.runtime.operators.base import FUNCTIONS, Use

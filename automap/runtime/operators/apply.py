@@ -24,6 +24,8 @@ from ir.graph import Graph, Operator, Tensor
 
 COUNTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "Attention": {"q_num_heads": ("h", "g"), "kv_num_heads": ("h",)},
+    "LinearAttention": {"q_num_heads": ("h", "g"), "kv_num_heads": ("h",)},
+    "automap.LinearAttention": {"q_num_heads": ("h", "g"), "kv_num_heads": ("h",)},
     "RotaryEmbedding": {"num_heads": ("h",)},
     "GroupNormalization": {"num_groups": ("g",)},
 }
