@@ -176,6 +176,20 @@ def overflow(trainer, optimizer):
     trainer.scaling.scale = scale / 2.0
 
 
+def refuse_outside(trainer, plan):
+    """A class and a row of a table that are not there, in the samples of one rank, are refused by all ranks."""
+    where = slice(0, 1 if plan.sync.kind == "synchronous" else None), -1
+    for place, number, field in ((0, -1, "data.ids"), (1, SIZES["vocab_size"], "data.labels")):
+        data = batch()
+        data[place][where] = number
+        try:
+            trainer.step(*(x[trainer.rows] for x in data))
+        except PlanError as refused:
+            assert f"{refused.field} {refused.value}" == f"{field} {number}", refused
+        else:
+            raise AssertionError("was not refused")
+
+
 def run(name, document, folder, resume):
     """Losses of a step and, after it, of one more; weights in between are saved."""
     plan = Plan.from_json(document)
@@ -192,6 +206,7 @@ def run(name, document, folder, resume):
         trainer = parallelize(module.float() if HALF in name else module, plan, graph, per_rank=per_rank)
     assert bool(trainer.why) == (GRAPH in name.partition(" of ")[0]), trainer.why
     assert (dist.get_rank() == 0 and bool(trainer.why)) == any("in place of the module" in str(w.message) for w in told)
+    refuse_outside(trainer, plan)
     optimizer = torch.optim.SGD(trainer.parameters(), lr=1.0, momentum=0.9)
     if OVERFLOW in name:
         overflow(trainer, optimizer)

@@ -41,8 +41,9 @@ from automap.runtime.trainer.module_tree import tied_names
 from automap.runtime.trainer.process_mesh import own_device
 from automap.runtime.trainer.skipping_stages import drop_weights
 from automap.runtime.trainer.split_check import PROBE_ULPS, computes, probe_inputs
+from automap.runtime.trainer.step_data import Indices, check_data
 from automap.runtime.trainer.supported_plans import INSTEAD
-from automap.runtime.trainer.training_graph import check_count, check_data, data_inputs, input_names, scores_of
+from automap.runtime.trainer.training_graph import data_inputs, input_names, scores_of
 from ir.graph import Graph
 from ir.operators.experts import COMBINE, DISPATCH
 
@@ -123,6 +124,7 @@ class GraphTrainer:
         drop_weights(module, ())
         self._rows()
         self._given: dict[str, Tensor] = {}
+        self._indices = Indices(graph)
         self._is_updated = False
 
     def _rows(self) -> None:
@@ -153,7 +155,8 @@ class GraphTrainer:
         check_data(data, self._graph, len(self.rows))
         self._take_up()
         self._given = dict(zip((*self._inputs, self._labels), (x.to(self.device) for x in data), strict=True))
-        count, scale = check_count(self._sum(self._own_count())), self.scaling.scale
+        own = torch.tensor(self._own_count(), device=self.device)
+        count, scale = self._indices.count(own, tuple(self._given.values()), self._replica), self.scaling.scale
         for executor in self._executors.values():
             executor.scale = scale / count
         loss = self._pipeline.step(self._part)

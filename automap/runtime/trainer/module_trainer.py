@@ -31,7 +31,7 @@ from automap.runtime.trainer.borders import enter_by_borders
 from automap.runtime.trainer.checkpoint import Checkpoint
 from automap.runtime.trainer.gradients import OverlappedSums, local_of, sum_gradients
 from automap.runtime.trainer.loss_scaling import LossScale
-from automap.runtime.trainer.losses import IGNORED, LossFunction
+from automap.runtime.trainer.losses import IGNORED, LossFunction, summed_cross_entropy
 from automap.runtime.trainer.module_tree import LOSS, called_parts, tied_names, unit_paths
 from automap.runtime.trainer.pipeline_schedules import make_schedule
 from automap.runtime.trainer.process_mesh import make_mesh, own_device, own_samples, sharding_axis, shares_of
@@ -48,7 +48,8 @@ from automap.runtime.trainer.split_check import (
 )
 from automap.runtime.trainer.split_dropout import alike, drop_independently
 from automap.runtime.trainer.stage_modules import Untraced, cut, prune
-from automap.runtime.trainer.training_graph import check_count, check_data, input_names, scores_of
+from automap.runtime.trainer.step_data import Indices, check_data
+from automap.runtime.trainer.training_graph import input_names, scores_of
 from ir.graph import Graph
 
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -96,6 +97,7 @@ class ModuleTrainer:
         self._ties = tied_names(module)
         units = unit_paths(module)
         self._inputs = input_names(graph, module)
+        self._indices = Indices(graph, has_classes=loss is summed_cross_entropy)
         self._split(module, graph, mesh["split"], per_rank)
         number, ranks = len(plan.stages), self._pipe.size()
         self._mine = list(range(self._pipe.get_local_rank(), number, ranks))
@@ -251,7 +253,7 @@ class ModuleTrainer:
         self._take_up()
         *inputs, labels = (x.to(self.device) for x in data)
         counts = self._count(labels).to(torch.float64) * self._reports()
-        self._total = check_count(float(self._everywhere(counts)))
+        self._total = self._indices.count(counts, (*inputs, labels), self._together)
         run = self._accumulate if self._schedule is None else self._run_schedule
         if self._sums is not None:
             self._sums.begin()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,43 +95,3 @@ def scores_of(module: nn.Module, inputs: tuple[Tensor, ...] | list[Tensor], name
             repair="Return the scores alone, first in a tuple, or as `logits` of a dictionary.",
         )  # fmt: skip
     return found
-
-
-def check_data(data: Sequence[object], graph: Graph, num_samples: int) -> None:
-    """Refuses what is handed to a step and is no data of the network.
-
-    Args:
-        data: the inputs and the labels of the samples of this rank.
-        graph: the graph of the network.
-        num_samples: the number of samples of this rank.
-
-    Raises:
-        PlanError: names what differs.
-    """
-    names = [*(tensor.name for tensor in data_inputs(graph)), "labels"]
-    if len(data) != len(names):
-        raise PlanError(
-            f"a step takes {len(names)} tensors", field="data", value=len(data), repair=f"Give {', '.join(names)}."
-        )
-    for name, x in zip(names, data, strict=True):
-        if not isinstance(x, Tensor):
-            raise PlanError("no tensor", field=f"data.{name}", value=type(x).__name__, repair="Give a torch.Tensor.")
-    lengths = [len(x) if isinstance(x, Tensor) and x.dim() else 0 for x in data]
-    if any(length != num_samples for length in lengths):
-        raise PlanError(
-            f"this rank reads {num_samples} samples", field="data", value=lengths,
-            repair="Give the samples at `trainer.rows` of a global batch.",
-        )  # fmt: skip
-
-
-def check_count(count: float) -> float:
-    """The number of labels that the loss of a batch is divided by.
-
-    Raises:
-        PlanError: it is 0, on all processes alike.
-    """
-    if not count:
-        raise PlanError(
-            "no label of the batch counts", field="data.labels", value=0, repair="Leave such a batch out.",
-        )  # fmt: skip
-    return count
