@@ -335,9 +335,15 @@ def _named(
 def make_graph(
     operators: Sequence[Operator], tensors: Mapping[str, Tensor], outputs: Sequence[str], **rest: Any
 ) -> Graph:
-    """A Graph with just the tensors that its operators touch, in order of first touch; `rest` are its other fields."""
+    """A Graph with just the tensors that its operators touch, in order of first touch; `rest` are its other fields.
+
+    Inputs stay in the order of `tensors`, which is that of the file: it is how users hand them in.
+    """
     touched = dict.fromkeys(name for op in operators for names in (op.inputs, op.outputs) for name in names)
-    used = {name: tensors[name] for name in (touched | dict.fromkeys(outputs))}
+    touched |= dict.fromkeys(outputs)
+    inputs = iter([name for name, tensor in tensors.items() if tensor.role == "input" and name in touched])
+    ordered = (next(inputs) if tensors[name].role == "input" else name for name in touched)
+    used = {name: tensors[name] for name in ordered}
     return Graph(operators=tuple(operators), tensors=used, outputs=tuple(outputs), **rest)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from automap.errors import PlanError
 from automap.runtime.mesh_groups import Axis
+from automap.runtime.operators.base import torch_dtype
 from automap.runtime.trainer.roles import Roles
 from automap.runtime.trainer.training_graph import data_inputs, scores_of
 from ir.graph import Graph
@@ -26,7 +27,7 @@ PROBE_ULPS = 200
 
 
 def probe_inputs(graph: Graph, module: nn.Module, samples: int) -> list[Tensor]:
-    """Random data of the shapes of the graph's inputs, without the labels."""
+    """Random data of the shapes and types of the graph's inputs, without the labels."""
     rows = min((m.num_embeddings for m in module.modules() if isinstance(m, nn.Embedding)), default=2)
     like = next(module.parameters())
     generator = torch.Generator().manual_seed(0)
@@ -36,7 +37,7 @@ def probe_inputs(graph: Graph, module: nn.Module, samples: int) -> list[Tensor]:
         if tensor.is_float:
             found.append(torch.randn(shape, generator=generator).to(like))
         else:
-            found.append(torch.randint(rows, shape, generator=generator).to(like.device))
+            found.append(torch.randint(rows, shape, generator=generator).to(like.device, torch_dtype(tensor.dtype)))
     return found
 
 

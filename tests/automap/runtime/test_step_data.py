@@ -2,11 +2,17 @@
 
 import pytest
 import torch
+from torch import nn
 
 from automap.errors import PlanError
+from automap.runtime.torch_export import export_onnx
 from automap.runtime.trainer import step_data
+from automap.runtime.trainer.split_check import probe_inputs
 from automap.runtime.trainer.step_data import Indices, check_data
+from automap.runtime.trainer.training_graph import data_inputs
 from ir import zoo
+from ir.loss import with_loss
+from ir.onnx.sandbox import import_model
 
 GRAPH = zoo.build("gpt:layers=1,hidden=16,heads=4,seq_len=8,vocab_size=24")
 IDS = torch.zeros(4, 8, dtype=torch.int64)
@@ -69,3 +75,25 @@ def test_classes_that_the_network_does_not_have_are_refused(alone, number):
     with pytest.raises(PlanError, match=f"data\\.labels: the network has 24 classes \\(got {number}\\). Give classes"):
         count(IDS, labels)
     assert count(IDS, labels, has_classes=False) == 32.0
+
+
+class Several(nn.Module):
+    """Reads its inputs in another order than it takes them."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.kinds, self.out = nn.Embedding(5, 4), nn.Embedding(3, 4), nn.Linear(4, 2)
+
+    def forward(self, first, keep, last):
+        x = self.kinds(last) + self.rows(first)
+        return self.out(x.masked_fill(~keep[:, :, None], 0.0))
+
+
+def test_a_step_takes_inputs_in_the_order_of_the_file():
+    ids, keep = torch.zeros(1, 3, dtype=torch.int64), torch.ones(1, 3, dtype=torch.bool)
+    data = export_onnx(lambda: (Several(), (ids, keep, ids.int())))
+    graph = with_loss(import_model(data))
+    assert [tensor.name for tensor in data_inputs(graph)] == ["first", "keep", "last"]
+    probes = probe_inputs(graph, Several(), 2)
+    assert [x.dtype for x in probes] == [torch.int64, torch.bool, torch.int32]
+    Several()(*probes)
