@@ -217,11 +217,18 @@ def run(name, document, folder, resume):
     step = trainer.load(Path(folder) / resume, optimizer, step=0)["step"] if resume else 1
     losses = []
     for number in range(step, 3):
+        held = [p for group in trainer.parameters() for p in group["params"] if number == 1]
+        for parameter in held:
+            parameter.grad = torch.ones_like(parameter)
         with mock.patch.object(dist, "reduce_scatter_single", wraps=dist.reduce_scatter_single) as scattered:
             losses.append(trainer.step(*(x[trainer.rows] for x in batch(number))))
+        for parameter in held:
+            parameter.grad.sub_(1.0)
         stage = plan.stages[0].zero.stage
         rounds = 0 if stage == 0 else 1 if stage == 1 else plan.num_micro_batches
         assert trainer.why or rounds <= scattered.call_count, "gradients are kept whole"
+        if number == 1:
+            torch.save(trainer.clip_gradients(math.inf), Path(folder) / f"{name}.{dist.get_rank()}.norm")
         optimizer.step()
         optimizer.zero_grad()
         if number == 1:

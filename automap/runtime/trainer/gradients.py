@@ -71,6 +71,43 @@ class OverlappedSums:
         self._missing, self._under_way = [], []
 
 
+class Earlier:
+    """Gradients that are there before a step: those of the step are added to them once they are complete.
+
+    What ranks have summed must not be in a sum again.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        """Takes the gradients away."""
+        self._held = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
+        for parameter, _ in self._held:
+            parameter.grad = None
+
+    def add(self, *, to_all: bool) -> None:
+        """Adds them to the gradients of the step; where not `to_all`, the step was left out and they are dropped."""
+        for parameter, gradient in self._held if to_all else ():
+            parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
+
+
+def square_of(gradients: Iterable[tuple[Tensor, float]], device: torch.device) -> Tensor:
+    """The sum of the squares of this rank's gradients, each divided by the number of ranks that have it."""
+    found = torch.zeros((), dtype=torch.float64, device=device)
+    for gradient, copies in gradients:
+        found += torch.linalg.vector_norm(gradient, dtype=torch.float64).square() / copies
+    return found
+
+
+EPSILON = 1e-6
+"""What `torch.nn.utils.clip_grad_norm_` adds to a norm before it divides by it."""
+
+
+def shorten(gradients: Iterable[Tensor], norm: float, max_norm: float) -> None:
+    """Scales this rank's gradients, whose norm over all ranks is known, as `torch.nn.utils.clip_grad_norm_` does."""
+    factor = max_norm / (norm + EPSILON)
+    for gradient in gradients if factor < 1.0 else ():
+        gradient.mul_(factor)
+
+
 def sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
     """Sums gradients over the ranks of a group, one bucket after the other."""
     for bucket in _buckets(p for p in parameters if p.requires_grad):

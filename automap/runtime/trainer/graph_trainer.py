@@ -7,6 +7,7 @@ averaged periodically. What code does and the graph does not (dropout, running s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
@@ -34,6 +35,7 @@ from automap.runtime.number_formats import set_tf32
 from automap.runtime.operators.apply import run, value_of
 from automap.runtime.sharded_operators.call import with_attributes
 from automap.runtime.tensor_layout import Box, StageTensor
+from automap.runtime.trainer.gradients import Earlier, shorten, square_of
 from automap.runtime.trainer.graph_checkpoint import GraphCheckpoint
 from automap.runtime.trainer.loss_scaling import LossScale
 from automap.runtime.trainer.losses import IGNORED
@@ -159,11 +161,30 @@ class GraphTrainer:
         count, scale = self._indices.count(own, tuple(self._given.values()), self._replica), self.scaling.scale
         for executor in self._executors.values():
             executor.scale = scale / count
+        earlier, num_skipped = Earlier(self._masters.masters), self.scaling.num_skipped
         loss = self._pipeline.step(self._part)
         self._masters.take_gradients()
         self.scaling.finish(self._masters.masters, self._replica)
+        earlier.add(to_all=num_skipped == self.scaling.num_skipped)
         self._is_updated = True
         return self._sum(loss / scale if loss is not None and self._reports() else 0.0)
+
+    def clip_gradients(self, max_norm: float) -> float:
+        """Scales the gradients of all ranks; see `ModuleTrainer.clip_gradients`."""
+        norm = math.sqrt(self._sum(float(square_of(self._whole_gradients(), self.device))))
+        shorten((master.grad for master in self._masters.masters if master.grad is not None), norm, max_norm)
+        return norm
+
+    def _whole_gradients(self) -> Iterator[tuple[Tensor, float]]:
+        """The gradients of this rank's stages, each whole, and the number of ranks that have it. A collective."""
+        masters = iter(self._masters.masters)
+        for number, executor in self._executors.items():
+            mesh = executor.program.mesh
+            ranks = len(mesh.devices) if mesh.apart is None else mesh.replicas.count(mesh.apart.index)
+            before = {name for stage in self._pipeline.stages[:number] for name in stage.parameters}
+            for leaf, master in zip(executor.parameters, masters, strict=False):
+                wholes = {} if master.grad is None else executor.wholes({leaf: master.grad})
+                yield from ((whole, ranks) for name, whole in wholes.items() if name not in before)
 
     def finish(self) -> None:
         """Averages replicas that are trained apart, so that all are equal."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,7 +30,7 @@ from automap.runtime.mesh_groups import Axis
 from automap.runtime.number_formats import set_tf32
 from automap.runtime.trainer.borders import enter_by_borders
 from automap.runtime.trainer.checkpoint import Checkpoint
-from automap.runtime.trainer.gradients import OverlappedSums, local_of, sum_gradients
+from automap.runtime.trainer.gradients import Earlier, OverlappedSums, local_of, shorten, square_of, sum_gradients
 from automap.runtime.trainer.loss_scaling import LossScale
 from automap.runtime.trainer.losses import IGNORED, LossFunction, summed_cross_entropy
 from automap.runtime.trainer.module_tree import LOSS, called_parts, tied_names, unit_paths
@@ -89,6 +90,7 @@ class ModuleTrainer:
         self._axis, self._pipe = sharding_axis(roles, mesh["split"]), mesh["pipe"]
         self._columns = mesh.mesh.flatten(1).t().tolist()
         self._together = self._own_replica(mesh)
+        self._alike = mesh["replicate"].size() * mesh["shard"].size() * mesh["split"].size()
         samples = own_samples(plan, dist.get_rank())
         self._num_samples = len(samples)
         starts = torch.arange(plan.num_micro_batches)[:, None] * plan.samples_per_micro_batch
@@ -237,8 +239,8 @@ class ModuleTrainer:
     def step(self, *data: Tensor) -> float:
         """Forward and backward passes of all micro-batches; gradients are complete afterwards.
 
-        In fp16, a step whose gradients overflow leaves none behind, so that the optimizer does nothing, and counts in
-        `scaling.num_skipped`.
+        They are added to those that are there, as by several backward passes of torch. In fp16, a step whose gradients
+        overflow leaves none behind, so that the optimizer does nothing, and counts in `scaling.num_skipped`.
 
         Args:
             data: the model's inputs, then the labels: [len(rows), ...] the samples at `rows` of a global batch.
@@ -255,6 +257,7 @@ class ModuleTrainer:
         counts = self._count(labels).to(torch.float64) * self._reports()
         self._total = self._indices.count(counts, (*inputs, labels), self._together)
         run = self._accumulate if self._schedule is None else self._run_schedule
+        earlier, num_skipped = Earlier(self.module.parameters()), self.scaling.num_skipped
         if self._sums is not None:
             self._sums.begin()
         with alike(self._axis, self.device):
@@ -262,8 +265,32 @@ class ModuleTrainer:
         self._finish()
         loss = sum(losses, torch.zeros((), device=self.device)).double() / self.scaling.scale
         self.scaling.finish(self.module.parameters(), self._together)
+        earlier.add(to_all=num_skipped == self.scaling.num_skipped)
         self._is_updated = True
         return float(self._everywhere(loss * self._reports()))
+
+    def clip_gradients(self, max_norm: float) -> float:
+        """Scales the gradients of all ranks, after `step`, so that their norm together is at most `max_norm`.
+
+        `torch.nn.utils.clip_grad_norm_` knows those of this rank alone. All ranks must call this.
+
+        Returns:
+            The norm before, equal on every rank; that of a replica where replicas are trained apart.
+        """
+        held = [(name, p, p.grad) for name, p in self.module.named_parameters() if p.grad is not None]
+        square = square_of(((local_of(g), self._copies(name, p)) for name, p, g in held), self.device)
+        norm = math.sqrt(float(self._everywhere(square)))
+        shorten((local_of(g) for *_, g in held), norm, max_norm)
+        return norm
+
+    def _copies(self, name: str, parameter: nn.Parameter) -> float:
+        """The number of ranks, of those that train together, that hold each number of a parameter of this rank."""
+        parts = 1
+        if isinstance(parameter, DTensor):
+            mesh = parameter.device_mesh
+            parts = math.prod(mesh.size(i) for i, p in enumerate(parameter.placements) if not p.is_replicate())
+        stages = [group.size() for aliases, group in self._tie_groups if name in aliases]
+        return self._alike / parts * (stages[0] if stages else 1)
 
     def finish(self) -> None:
         """Averages replicas that are trained apart, so that all are equal."""

@@ -92,6 +92,7 @@ class Indices:
         found = torch.stack([labels.to(torch.float64), (outside != NOTHING).sum().to(torch.float64)])
         if dist.get_world_size() > 1:
             dist.all_reduce(found, group=group)
+        count: float
         count, wrong = found.tolist()
         if wrong:
             if dist.get_world_size() > 1:

@@ -237,6 +237,9 @@ def check(size, plans, folder, resumed=()):
             assert found[number] == pytest.approx(of_rank, abs=near), name
         if not resume:
             of_plan = saved_gradients(folder / name)
+            norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients.values()))
+            norms = [torch.load(folder / f"{name}.{rank}.norm") for rank in range(size)]
+            assert APART in name or norms == pytest.approx([norm] * size, rel=1e-3 if HALF in name else 1e-8), name
             for n, wanted in gradients.items():
                 scale = max(float(wanted.abs().max()), 1e-3 * top)
                 near = 1e-2 if HALF in name else 1e-8

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from automap.runtime.trainer import gradients as trainer_gradients
-from automap.runtime.trainer.gradients import OverlappedSums
+from automap.runtime.trainer.gradients import Earlier, OverlappedSums, shorten, square_of
 
 
 class Done:
@@ -72,3 +72,35 @@ def test_the_last_layers_go_first(sent):
     sums.finish()
     network(torch.randn(2, 600, requires_grad=True)).sum().backward()
     assert sum(sent) == 2 * (600 * 600 + 600), "outside of a step nothing is sent"
+
+
+def test_steps_that_an_optimizer_does_not_follow_add_up(sent):
+    weight = nn.Parameter(torch.ones(3))
+    sums = OverlappedSums({weight: 1}, group=None)
+    for factor, to_all in ((1.0, True), (2.0, True), (4.0, False), (8.0, True)):
+        earlier = Earlier([weight])
+        sums.begin()
+        (weight * factor).sum().backward()
+        sums.finish()
+        if not to_all:
+            weight.grad = None
+        earlier.add(to_all=to_all)
+        # Two replicas add up to twice the factor; what they have added up once, they do not add up again.
+        wanted = {1.0: 2.0, 2.0: 6.0, 8.0: 16.0}.get(factor)
+        assert (weight.grad is None) if wanted is None else weight.grad.tolist() == [wanted] * 3
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 1e3])
+def test_gradients_are_clipped_as_by_torch(max_norm):
+    torch.manual_seed(0)
+    one, two = ([nn.Parameter(torch.zeros(4, 3)), nn.Parameter(torch.zeros(7))] for _ in range(2))
+    for mine, theirs in zip(one, two, strict=True):
+        mine.grad = torch.randn_like(mine)
+        theirs.grad = mine.grad.clone()
+    wanted = torch.nn.utils.clip_grad_norm_(two, max_norm).item()
+    # Two ranks that hold the same gradients: each counts half of them.
+    norm = float(2.0 * square_of(((p.grad, 2) for p in one), torch.device("cpu"))) ** 0.5
+    assert norm == pytest.approx(wanted)
+    shorten((p.grad for p in one), norm, max_norm)
+    for mine, theirs in zip(one, two, strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
