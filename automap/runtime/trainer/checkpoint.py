@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
@@ -57,7 +58,7 @@ class Checkpoint:
         Raises:
             UserError: see `read`.
         """
-        allocate_state(optimizer)
+        prepare_state(optimizer, folder)
         state = {**self._file_tensors(optimizer), "more": dict(more)}
         read(folder, state)
         with torch.no_grad():
@@ -141,6 +142,15 @@ def read(folder: Path, state: dict[str, Any]) -> None:
         raise _unreadable(folder, rank, why) from None
 
 
+def _holds_state(folder: Path) -> bool:
+    """Whether a checkpoint holds the state of an optimizer; a folder that `read` refuses is taken to."""
+    try:
+        held = FileSystemReader(folder).read_metadata().state_dict_metadata
+    except Exception:  # `read` says what is wrong with it.
+        return True
+    return any(name.startswith("optimizer.") for name in held)
+
+
 def _unreadable(folder: Path, rank: int, why: str) -> UserError:
     return UserError(
         f"no checkpoint that this network and optimizer can read: process {rank} says {why}",
@@ -173,8 +183,15 @@ def _whole(value: Tensor) -> Tensor:
     return value.redistribute(placements=[*outer, value.placements[-1]]).full_tensor()
 
 
-def allocate_state(optimizer: torch.optim.Optimizer) -> None:
-    """Makes an optimizer that has taken no step allocate its state, by a step of zero gradients and zero rates."""
+def prepare_state(optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """Makes an optimizer have the state that is to be read from a folder, with any values.
+
+    It allocates its state by a step of zero gradients and zero rates. Where the checkpoint was written before the first
+    step of an optimizer, or that keeps no state, it begins anew.
+    """
+    if not _holds_state(folder):
+        optimizer.state.clear()
+        return
     if optimizer.state:
         return
     rates = [group["lr"] for group in optimizer.param_groups]

@@ -15,7 +15,7 @@ from torch import Tensor
 from automap.runtime.executor.optimizer import Masters
 from automap.runtime.executor.stage_executor import StageExecutor
 from automap.runtime.operators.apply import value_of
-from automap.runtime.trainer.checkpoint import allocate_state, read, write
+from automap.runtime.trainer.checkpoint import prepare_state, read, write
 from ir.graph import Graph
 
 
@@ -50,7 +50,7 @@ class GraphCheckpoint:
         Raises:
             UserError: see `checkpoint.read`.
         """
-        allocate_state(optimizer)
+        prepare_state(optimizer, folder)
         state = {**self._tensors(optimizer), "more": dict(more)}
         read(folder, state)
         for executor, held in self._held():

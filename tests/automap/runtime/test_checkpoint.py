@@ -5,7 +5,9 @@ import torch
 import torch.distributed as dist
 
 from automap.errors import UserError
-from automap.runtime.trainer.checkpoint import read, write
+from automap.runtime.mesh_groups import Axis
+from automap.runtime.trainer.checkpoint import Checkpoint, read, write
+from automap.runtime.trainer.roles import Roles
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,3 +65,25 @@ def test_a_checkpoint_that_cannot_be_read_is_an_error_with_a_repair(folder, dama
     assert fault.value.repair
     if not (folder / ".metadata").exists():
         assert not caplog.records, "torch writes no traces where there is no checkpoint"
+
+
+def train(network, optimizer):
+    network(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.NAdam, torch.optim.SGD])
+def test_a_checkpoint_from_before_the_first_step_is_read(tmp_path, kind):
+    network = torch.nn.Linear(3, 2)
+    optimizer = kind(network.parameters(), lr=0.1)
+    axis = Axis(name="", number=0, size=1, index=0, group=None)
+    checkpoint = Checkpoint(network, Roles(), {}, axis, None, torch.device("cpu"))
+    checkpoint.save(tmp_path / "first", optimizer, {"step": 0})
+    train(network, optimizer)
+    wanted = network.weight.detach().clone()
+    train(network, optimizer)
+    assert checkpoint.load(tmp_path / "first", optimizer, {"step": 7}) == {"step": 0}
+    assert not optimizer.state
+    train(network, optimizer)
+    torch.testing.assert_close(network.weight.detach(), wanted, rtol=0.0, atol=0.0)
