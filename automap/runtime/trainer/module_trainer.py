@@ -38,6 +38,7 @@ from automap.runtime.trainer.pipeline_schedules import make_schedule
 from automap.runtime.trainer.process_mesh import make_mesh, own_device, own_samples, sharding_axis, shares_of
 from automap.runtime.trainer.recomputation import recompute, run_again
 from automap.runtime.trainer.roles import Roles
+from automap.runtime.trainer.running_statistics import average_statistics
 from automap.runtime.trainer.sharded_modules import layouts_of, split_cross_entropy, split_modules
 from automap.runtime.trainer.skipping_stages import SkippingStage, cut_untraced, drop_weights
 from automap.runtime.trainer.split_check import (
@@ -90,6 +91,8 @@ class ModuleTrainer:
         self._axis, self._pipe = sharding_axis(roles, mesh["split"]), mesh["pipe"]
         self._columns = mesh.mesh.flatten(1).t().tolist()
         self._together = self._own_replica(mesh)
+        axes = [mesh[name] for name in ("apart", "replicate", "shard")]
+        self._replica_groups = [axis.get_group() for axis in axes if axis.size() > 1]
         self._alike = mesh["replicate"].size() * mesh["shard"].size() * mesh["split"].size()
         samples = own_samples(plan, dist.get_rank())
         self._num_samples = len(samples)
@@ -381,10 +384,11 @@ class ModuleTrainer:
     def save(self, folder: str | Path, optimizer: torch.optim.Optimizer, **more: Any) -> None:
         """Writes weights, optimizer state and `more` (numbers, text) to a folder; any plan of the model reads them.
 
-        Every process writes its part, after replicas that are trained apart are averaged. A checkpoint that is there is
-        replaced once the new one is complete.
+        Every process writes its part, after replicas that are trained apart are averaged, and running statistics of
+        all replicas. A checkpoint that is there is replaced once the new one is complete.
         """
         self.finish()
+        average_statistics(self.module, self._replica_groups)
         self._checkpoint.save(Path(folder), optimizer, {**more, SCALE: self.scaling.state()})
 
     def load(self, folder: str | Path, optimizer: torch.optim.Optimizer, **more: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from automap.runtime.trainer.borders import Use, by_border, called_modules
 from automap.runtime.trainer.module_tree import role_of, tied_names
 from automap.runtime.trainer.recomputation import recomputed_modules
 from automap.runtime.trainer.roles import Border, Move, Role, RoleKind, Roles
-from automap.runtime.trainer.supported_plans import check_parameters, check_rectangular, refuse
+from automap.runtime.trainer.supported_plans import check_parameters, check_rectangular, check_statistics, refuse
 from ir.factors import BROADCAST, PARTIAL, Placement, Signature, gradient_placement, placement_text, whole_signature
 from ir.graph import Graph, Operator
 from ir.linkage import operator_signatures
@@ -44,6 +44,7 @@ def read_roles(plan: Plan, graph: Graph, module: nn.Module) -> Roles:
         )  # fmt: skip
     check_rectangular(plan)
     check_parameters(graph, module)
+    check_statistics(plan, graph)
     stage = plan.stages[0]
     live = [(name, size) for name, size in stage.mesh if size > 1 and name not in stage.batch_axes]
     if len(live) > 1:

@@ -1,9 +1,15 @@
-"""Running statistics of normalisations, which count every sample once, whatever a plan runs more than once."""
+"""Running statistics of normalisations, which count every sample once, whatever a plan runs more than once.
+
+Each replica gathers those of its own samples. A checkpoint has one set of them, which is the mean.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -29,3 +35,18 @@ class StatisticsKept:
     def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, at: TracebackType | None) -> None:
         for part, buffers in self._before.pop():
             part._buffers.update(buffers)
+
+
+@torch.no_grad()
+def average_statistics(module: nn.Module, groups: Sequence[dist.ProcessGroup]) -> None:
+    """Gives all replicas the mean of their running statistics. A collective.
+
+    Args:
+        module: the modules of this rank, which are those of every rank of the groups.
+        groups: one for each axis of replicas.
+    """
+    norms = [part for part in module.modules() if isinstance(part, _NormBase)]
+    for x in (x for part in norms for x in part.buffers(recurse=False) if x.is_floating_point()):
+        for group in groups:
+            dist.all_reduce(x, group=group)
+            x.div_(group.size())

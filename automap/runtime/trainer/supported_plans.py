@@ -5,6 +5,8 @@ A plan places operators, the trainer places modules: what is finer than modules 
 
 from __future__ import annotations
 
+from math import prod
+
 from torch import nn
 
 from automap.errors import PlanError
@@ -60,6 +62,19 @@ def check_rectangular(plan: Plan) -> None:
         raise refuse(
             "sync.kind", plan.sync.kind, "replicas that are trained apart have whole states", "Use ZeRO 0."
         )  # fmt: skip
+
+
+def check_statistics(plan: Plan, graph: Graph) -> None:
+    """Refuses batch normalisation over the samples of several ranks: modules see those of their own.
+
+    Raises:
+        FinerThanModules: a plan with such replicas.
+    """
+    replicas = prod(size for name, size in plan.stages[0].mesh if name in plan.stages[0].batch_axes)
+    norms = [op.name for op in graph.operators if op.kind == "BatchNormalization"]
+    if plan.training.batch_norm == "synchronized" and replicas > 1 and norms:
+        text = f"modules take statistics of their own samples, and this plan has {replicas} replicas of {norms[0]}"
+        raise refuse("training.batch_norm", "synchronized", text, "Search with training.batch_norm = local.")
 
 
 def check_parameters(graph: Graph, module: nn.Module) -> None:

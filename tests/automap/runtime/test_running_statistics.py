@@ -1,15 +1,20 @@
 """Running statistics count what a plan trains on, each sample once; without processes."""
 
+from dataclasses import replace
 from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
+from runtime_ranks import expert_plan, make_problem
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
 from automap.runtime.trainer.pipeline_schedules import _Stage
 from automap.runtime.trainer.recomputation import recompute
-from automap.runtime.trainer.running_statistics import StatisticsKept
+from automap.runtime.trainer.running_statistics import StatisticsKept, average_statistics
+from automap.runtime.trainer.supported_plans import FinerThanModules, check_statistics
+from ir import zoo
 
 
 class Network(nn.Module):
@@ -60,3 +65,39 @@ def test_statistics_are_those_of_before_behind_it():
         network(torch.zeros(2, 3))
     assert all(buffer is before[name] for name, buffer in network.named_buffers())
     assert network.block[0].num_batches_tracked == 0
+
+
+class Pair:
+    """A group of two replicas, the other one of which always has the same tensors."""
+
+    def __init__(self, other):
+        self.other = iter(other)
+
+    def size(self):
+        return 2
+
+    def all_reduce(self, x, group):
+        x.add_(next(group.other))
+
+
+def test_a_checkpoint_has_the_mean_of_the_replicas():
+    one, two = Network(), Network()
+    one(torch.randn(5, 4, generator=torch.Generator().manual_seed(1)))
+    two(torch.randn(5, 4, generator=torch.Generator().manual_seed(2)))
+    floats = [[x for x in network.buffers() if x.is_floating_point()] for network in (one, two)]
+    wanted = [(x + y) / 2 for x, y in zip(*floats, strict=True)]
+    pair = Pair(floats[1])
+    with mock.patch.object(dist, "all_reduce", pair.all_reduce):
+        average_statistics(one, [pair])
+    torch.testing.assert_close(floats[0], wanted)
+    assert one.block[0].num_batches_tracked == 1
+
+
+def test_statistics_over_several_ranks_are_refused():
+    plan = expert_plan(make_problem(zoo.build("gpt:layers=1,hidden=16,heads=4,seq_len=8,vocab_size=24"), 2, 8, {}))
+    check_statistics(plan, resnet := zoo.build("resnet50"))
+    plan = replace(plan, training=replace(plan.training, batch_norm="synchronized"))
+    with pytest.raises(FinerThanModules, match="this plan has 2 replicas"):
+        check_statistics(plan, resnet)
+    stage = plan.stages[0]
+    check_statistics(replace(plan, stages=(replace(stage, mesh=tuple((name, 1) for name, _ in stage.mesh)),)), resnet)
