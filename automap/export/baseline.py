@@ -10,7 +10,8 @@ from typing import Annotated, Any
 from automap.documents import read_document
 from automap.errors import PlanError
 from automap.export.onnx_devices import planned
-from automap.export.reading import arguments_beside, check_model, read_text
+from automap.export.reading import arguments_beside, read_text
+from automap.export.same_model import check_model
 from automap.export.stated import Stated
 from automap.plan import Plan
 from automap.price.estimate import annotate
@@ -107,7 +108,7 @@ def read_baseline(evaluator: Evaluator) -> Baseline | None:
     except PlanError as fault:
         if fault.field.startswith(FIELD):
             raise
-        field = f"{FIELD}.{fault.field}".replace(f"{FIELD}.plan", FIELD)
+        field = f"{FIELD}.{fault.field}".replace(f"{FIELD}.plan", FIELD).replace(f"{FIELD}.from", FIELD)
         raise PlanError(**fault.texts | {"field": field}) from None
 
 
@@ -134,10 +135,7 @@ def _configured(evaluator: Evaluator, name: str, stated: Stated) -> Baseline:
     strategy = Strategy(**stated.degrees, may_idle=True)
     lowered = hand_made(evaluator, strategy)
     notes = (*undivided(evaluator, lowered), *recomputes_nothing(strategy, lowered, evaluator.problem.trainer.name))
-    if stated.beside:
-        notes = (*notes, f"read with {stated.beside}")
-    if stated.ignored:
-        notes = (*notes, f"not read: {', '.join(stated.ignored)}")
+    notes = (*notes, *stated.notes)
     if "micro_batch" not in stated.degrees:
         notes = (*notes, "it does not say the samples of a micro-batch: 1 is assumed")
     plan = annotate(to_plan(lowered, evaluator), lowered, evaluator)

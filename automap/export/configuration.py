@@ -138,7 +138,7 @@ def read_run(plan: Plan, problem: Problem, target: Target) -> Run:
             repair=f"Search with --target {target.name}, or export for another target.",
         )
     found = degrees_of(lowered, evaluator)
-    layers = _layers(problem.graph, evaluator.blocks)
+    layers = numbered_layers(problem.graph, evaluator.blocks)
     chunks = [tuple(layer for s in chunk for layer in layers.get(s.unit, ())) for chunk in lowered.chunks]
     segments = [segment for chunk in lowered.chunks for segment in chunk]
     inside = [segment for segment in segments if segment.unit in layers or not layers]
@@ -152,7 +152,7 @@ def read_run(plan: Plan, problem: Problem, target: Target) -> Run:
         layers=tuple(chunks),
         recompute="none" if True not in again else "full" if again[True] else "selective",
         whole_head=_whole_head(lowered, evaluator, [s for s in segments if s.unit not in layers], found[0]),
-        shape=_shape(problem.graph, evaluator.blocks, layers),
+        shape=shape_of(problem.graph, evaluator.blocks, layers),
         devices=len(devices),
         lowered=lowered,
         evaluator=evaluator,
@@ -192,14 +192,15 @@ def _whole_head(lowered: LoweredPlan, evaluator: Evaluator, outside: Sequence[Se
     return max(found)[1] if found else None
 
 
-def _layers(graph: Graph, blocks: Blocks) -> dict[int, range]:
+def numbered_layers(graph: Graph, blocks: Blocks) -> dict[int, range]:
     """Number of a unit of `layer_units` -> the numbers of its layers, from 0."""
     times = layer_units(graph, blocks)
     ends = itertools.accumulate(times.values())
     return {number: range(end - times[number], end) for number, end in zip(times, ends, strict=True)}
 
 
-def _shape(graph: Graph, blocks: Blocks, layers: Mapping[int, range]) -> ModelShape:
+def shape_of(graph: Graph, blocks: Blocks, layers: Mapping[int, range]) -> ModelShape:
+    """The sizes of a model, given the layers of its units, as `numbered_layers` says them."""
     units = blocks.units
     boundary = next((units[number].boundary for number in layers), None)
     attention = next((group for group in fused_groups(graph) if group.kind == "attention"), None)

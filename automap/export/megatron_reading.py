@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from automap.export.stated import Stated, check_choice, check_names, refuse, sgd_kind, whole
+from automap.export.megatron_script import script_flags
+from automap.export.stated import Stated, check_choice, check_names, check_shards, refuse, sgd_kind, whole
 
 _DEGREES = {
     "tensor-model-parallel-size": "tp",
     "pipeline-model-parallel-size": "pp",
     "context-parallel-size": "cp",
     "expert-model-parallel-size": "ep",
+    "model-parallel-size": "tp",
+    "moe-expert-parallel-size": "ep",
     "micro-batch-size": "micro_batch",
     "num-virtual-stages-per-pipeline-rank": "virtual",
 }
+"""Flags of Megatron-LM, of its first versions and of Megatron-DeepSpeed -> degrees."""
 _VOCABULARY = 128
 """Default of Megatron-LM's --make-vocab-size-divisible-by, which is multiplied by tp."""
 _MOST_REPEATS = 10_000
@@ -28,15 +31,32 @@ _MOST_REPEATS = 10_000
 _NOT_PRICED = {
     "virtual-pipeline-model-parallel-size": "Use --num-layers-per-virtual-pipeline-stage: there is no such flag.",
     "use-megatron-fsdp": "Price it as --zero 2 or --zero 3.",
+    "use-custom-fsdp": "Price it as --zero 2 or --zero 3.",
     "use-torch-fsdp2": "Price it as --zero 3.",
     "account-for-embedding-in-pipeline-split": "Write the stages as --pipeline-model-parallel-layout.",
     "account-for-loss-in-pipeline-split": "Write the stages as --pipeline-model-parallel-layout.",
     "fp4-format": "Price it by --precision nvfp4.",
     "optimizer-cpu-offload": "Leave it out: offload is not priced.",
+    "cpu-offloading": "Leave it out: offload is not priced.",
+    "cpu-optimizer": "Leave it out: offload is not priced.",
 }
 """Flags that change the plan, and what to do instead."""
-_LAUNCHER = {"nnodes", "nproc-per-node", "node-rank", "master-addr", "master-port", "rdzv-backend", "rdzv-endpoint"}
-"""Flags of torchrun in the same script."""
+_SIZES = (
+    "hidden-size", "ffn-hidden-size", "num-attention-heads", "num-query-groups", "num-experts", "moe-router-topk",
+    "moe-ffn-hidden-size", "moe-shared-expert-intermediate-size",
+)  # fmt: skip
+"""Flags for sizes of the model, which are compared with those of the model that is priced."""
+_READ = frozenset({
+    *_DEGREES, *_SIZES, *_NOT_PRICED, "num-layers",
+    "num-layers-per-virtual-pipeline-stage", "global-batch-size", "seq-length", "make-vocab-size-divisible-by",
+    "expert-tensor-parallel-size", "pipeline-model-parallel-layout", "decoder-first-pipeline-num-layers",
+    "decoder-last-pipeline-num-layers", "sequence-parallel", "use-distributed-optimizer", "recompute-activations",
+    "recompute-granularity", "recompute-method", "recompute-num-layers", "recompute-modules", "checkpoint-activations",
+    "activations-checkpoint-method", "bf16", "fp16", "fp8-format", "fp8-hybrid", "fp8-e4m3", "fp8-recipe", "optimizer",
+    "sgd-momentum", "tp-comm-overlap", "group-query-attention", "deepspeed", "zero-stage",
+    "deepspeed-activation-checkpointing", "num-distributed-optimizer-instances",
+})  # fmt: skip
+"""Flags that say something of the plan or of its price."""
 
 
 def read_script(text: str) -> Stated:
@@ -45,20 +65,11 @@ def read_script(text: str) -> Stated:
     Raises:
         PlanError: a flag that is not priced, or a value that is none; names it.
     """
-    try:
-        words = shlex.split(text.replace("=(", "=( "), comments=True)
-    except ValueError as fault:
-        raise refuse("script", str(fault), "is no shell script", "Close every quote.") from None
-    flags: dict[str, str | None] = {}
-    for number, word in enumerate(words):
-        if word.startswith("--") and word != "--":
-            name, _, value = word.removeprefix("--").partition("=")
-            after = words[number + 1] if number + 1 < len(words) else ")"
-            is_value = not after.startswith("--") and after not in (")", "\\")
-            # torchrun's own flags and arrays of the script come without a bearing on the plan.
-            flags[name] = value or (after if is_value else None)
-    each, nodes = (flags.get(name, flags.get(name.replace("-", "_"))) for name in ("nproc-per-node", "nnodes"))
-    return read_flags(flags, ("--nproc-per-node", each, nodes))
+    script = script_flags(text, _READ)
+    found = read_flags(script.flags, script.started)
+    found.ignored = (*found.ignored, *script.others)
+    found.defaults = script.defaults
+    return found
 
 
 def read_map(flags: Mapping[str, str | None], variables: Mapping[str, Any]) -> Stated:
@@ -91,14 +102,12 @@ def read_flags(flags: Mapping[str, str | None], started: tuple[str, str | None, 
     for name, repair in _NOT_PRICED.items():
         if name in flags:
             raise refuse(f"--{name}", flags[name] or "set", "is not priced", repair)
-    read = {*_DEGREES}
     for name, key in _DEGREES.items():
         if name in flags:
             found.degrees[key] = whole(f"--{name}", flags[name])
     pp = found.degrees.get("pp", 1)
 
     def number(name: str) -> int | None:
-        read.add(name)
         return whole(f"--{name}", flags[name]) if name in flags else None
 
     found.degrees |= _replicas(started, math.prod(found.degrees.get(name, 1) for name in ("tp", "pp", "cp")))
@@ -136,15 +145,9 @@ def read_flags(flags: Mapping[str, str | None], started: tuple[str, str | None, 
         found.degrees["sequence_parallel"] = True
     if "use-distributed-optimizer" in flags:
         found.degrees["zero"] = 1
-    if "recompute-activations" in flags or flags.get("recompute-granularity"):
-        found.degrees["recompute"] = flags.get("recompute-granularity") or "selective"
-        check_choice("--recompute-granularity", found.degrees["recompute"], ("selective", "full"))
-    if flags.get("recompute-method") == "block":
-        raise refuse("--recompute-method", "block", "recomputes some layers", "Use uniform, which recomputes all.")
-    narrow = [name for name in ("bf16", "fp16") if name in flags]
-    if len(narrow) == 2:
-        raise refuse("--fp16", "set", "contradicts --bf16", "Give one of them.")
-    found.training["precision"] = "fp8" if flags.get("fp8-format") else narrow[0] if narrow else "fp32"
+        check_shards("--num-distributed-optimizer-instances", number("num-distributed-optimizer-instances") or 1, 2)
+    found.degrees |= _recomputation(flags, layers, pp * found.degrees.get("virtual", 1))
+    found.training["precision"] = _precision(flags)
     if "optimizer" in flags:
         check_choice("--optimizer", flags["optimizer"], ("adam", "sgd"))
         found.training["optimizer"] = (
@@ -152,14 +155,65 @@ def read_flags(flags: Mapping[str, str | None], started: tuple[str, str | None, 
         )
     if "tp-comm-overlap" in flags:
         found.training["async_tensor_parallel"] = True
-    read |= {
-        "pipeline-model-parallel-layout", "sequence-parallel", "use-distributed-optimizer", "recompute-activations",
-        "recompute-granularity", "recompute-method", "recompute-num-layers", "recompute-modules", "bf16", "fp16",
-        "fp8-format", "fp8-recipe", "optimizer", "sgd-momentum", "tp-comm-overlap",
-    }  # fmt: skip
-    check_names(flags, read | _LAUNCHER, "--")
-    found.ignored = tuple(f"--{name}" for name in flags if name not in read | _LAUNCHER)
+    if "deepspeed" in flags:
+        _megatron_deepspeed(flags, found)
+    found.sizes = {name: size for name in _SIZES if (size := number(name)) is not None}
+    if "group-query-attention" not in flags:
+        found.sizes.pop("num-query-groups", None)
+    check_names(flags, _READ, "--")
+    found.ignored = tuple(f"--{name}" for name in flags if name not in _READ)
     return found
+
+
+def _recomputation(flags: Mapping[str, str | None], layers: int | None, stages: int) -> dict[str, Any]:
+    """What is computed again, in the words of Megatron-LM today and before.
+
+    Args:
+        flags: as in `read_flags`.
+        layers: layers of the model, where they are said.
+        stages: virtual stages of all pipeline ranks.
+    """
+    old = flags.get("activations-checkpoint-method")
+    kind = flags.get("recompute-granularity")
+    if kind is None and ("checkpoint-activations" in flags or old is not None):
+        kind = "full"
+    if kind is None and "recompute-activations" in flags:
+        kind = "selective"
+    if kind is None:
+        return {}
+    check_choice("--recompute-granularity", kind, ("selective", "full"))
+    modules = (flags.get("recompute-modules") or "core_attn").replace(",", " ").strip("[] ").split()
+    if kind == "selective" and modules != ["core_attn"]:
+        what, repair = "are not priced", "Use core_attn alone, or --recompute-granularity full."
+        raise refuse("--recompute-modules", " ".join(modules), what, repair)
+    every = flags.get("recompute-num-layers")
+    is_all = every is not None and layers is not None and whole("--recompute-num-layers", every) * stages >= layers
+    for name in ("recompute-method", "activations-checkpoint-method"):
+        if kind == "full" and flags.get(name) == "block" and not is_all:
+            raise refuse(f"--{name}", "block", "recomputes some layers", "Use uniform, which recomputes all.")
+    return {"recompute": kind}
+
+
+def _precision(flags: Mapping[str, str | None]) -> str:
+    narrow = [name for name in ("bf16", "fp16") if name in flags]
+    if len(narrow) == 2:
+        raise refuse("--fp16", "set", "contradicts --bf16", "Give one of them.")
+    if flags.get("fp8-format") or "fp8-hybrid" in flags or "fp8-e4m3" in flags:
+        return "mxfp8" if flags.get("fp8-recipe") == "mxfp8" else "fp8"
+    return narrow[0] if narrow else "fp32"
+
+
+def _megatron_deepspeed(flags: Mapping[str, str | None], found: Stated) -> None:
+    """Adds what Megatron-DeepSpeed says of ZeRO, which is in its file of DeepSpeed too."""
+    found.training["trainer"] = "megatron-deepspeed"
+    stage = flags.get("zero-stage")
+    if stage is None:
+        what = "leaves the stage of ZeRO to the file of DeepSpeed"
+        raise refuse(
+            "--deepspeed", flags.get("deepspeed_config") or "set", what, "Give --zero-stage in the script too."
+        )
+    check_choice("--zero-stage", stage, ("0", "1", "2", "3"))
+    found.degrees["zero"] = int(stage)
 
 
 def _replicas(started: tuple[str, str | None, str | None], others: int) -> dict[str, int]:

@@ -29,10 +29,7 @@ from automap.export.stated import (
     sgd_kind,
     whole,
 )
-from automap.price.degrees import sequence_length
-from automap.price.evaluator import Evaluator
 from automap.targets import targets
-from ir.layers import is_one_stack, layer_units
 
 
 def read_configuration(path: Path) -> Stated:
@@ -81,27 +78,6 @@ def read_text(name: str, text: str, arguments: str = "") -> Stated:
         training_arguments.complete(found, name, arguments)
     found.training.setdefault("trainer", targets()[found.target].trainer)
     return found
-
-
-def check_model(stated: Stated, name: str, evaluator: Evaluator) -> None:
-    """Refuses a configuration for another model: of as many layers, or of samples with as many tokens.
-
-    Args:
-        stated: the configuration.
-        name: name of its file.
-        evaluator: of the model.
-
-    Raises:
-        PlanError: it has more or fewer.
-    """
-    tokens = sequence_length(evaluator.problem.graph)
-    graph = evaluator.problem.graph
-    layers = sum(layer_units(graph, evaluator.blocks).values())
-    if is_one_stack(graph, evaluator.blocks) and stated.num_layers not in (None, layers):
-        raise refuse("--num-layers", stated.num_layers, f"the model has {layers}", f"Give the model of {name}.")
-    if stated.tokens not in (None, tokens) and tokens is not None:
-        repair = f"Export the model with that length, or choose it: zoo:NAME:seq_len={stated.tokens}."
-        raise PlanError(f"{name} has other samples", field="seq_len", value=stated.tokens, repair=repair)
 
 
 _TITAN = {

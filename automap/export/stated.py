@@ -29,10 +29,23 @@ class Stated:
     """Layers of the model."""
     document: Mapping[str, Any] | None = None
     """A whole plan with its shards (`automap.export.onnx_devices`), in place of degrees."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Further sizes of the model, by their names in Megatron-LM's arguments."""
     ignored: tuple[str, ...] = ()
     """Names of what was not read."""
+    defaults: tuple[str, ...] = ()
+    """What was read and may be otherwise: defaults that the environment of a script may change."""
     beside: str = ""
     """Name of a file that was read with it; empty for none."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know of how it was read."""
+        notes = [f"read with {self.beside} beside it"] if self.beside else []
+        notes += [f"not read: {', '.join(self.ignored)}"] if self.ignored else []
+        if self.defaults:
+            notes.append(f"defaults of the script, which its environment may change: {', '.join(self.defaults)}")
+        return notes
 
 
 def refuse(name: str, value: object, message: str, repair: str) -> PlanError:

@@ -99,7 +99,8 @@ def price_configuration(data: bytes, request: JobRequest, stated: Mapping[str, A
     """
     with _uncollected():
         from automap.export.onnx_devices import planned
-        from automap.export.reading import check_model, read_configuration
+        from automap.export.reading import read_configuration
+        from automap.export.same_model import check_model
 
         found = read_configuration(path)
         if found.document is not None and stated:
@@ -117,9 +118,7 @@ def price_configuration(data: bytes, request: JobRequest, stated: Mapping[str, A
             return priced_anew(planned(found.document, evaluator.problem), evaluator)
         check_model(found, path.name, evaluator)
         plan = hand_made_plan(evaluator, {**found.degrees, **stated, "may_idle": True})
-        notes = [f"{path.name}: read with {found.beside} beside it"] if found.beside else []
-        notes += [f"{path.name}: not read: {', '.join(found.ignored)}"] if found.ignored else []
-        return replace(plan, warnings=(*plan.warnings, *notes))
+        return replace(plan, warnings=(*plan.warnings, *(f"{path.name}: {note}" for note in found.notes)))
 
 
 def read_plan(path: Path) -> Plan:

@@ -67,7 +67,7 @@ def test_the_arguments_beside_a_file_are_part_of_the_baseline(tmp_path: Path) ->
     (tmp_path / "training_arguments.json").write_text(json.dumps(arguments))
     found = read_baseline(evaluator(load(tmp_path / "ds.json")))
     assert found is not None and found.plan.samples_per_micro_batch == 3 * 8
-    assert found.notes[-1] == "read with training_arguments.json"
+    assert found.notes[-1] == "read with training_arguments.json beside it"
 
 
 @pytest.mark.parametrize(
@@ -98,3 +98,27 @@ def test_what_is_wrong_is_named(document: dict[str, Any], field: str, repair: st
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="baseline: cannot be read"):
         load(tmp_path / "none.sh")
+
+
+@pytest.mark.parametrize(
+    ("flags", "repair"),
+    [
+        ("--hidden-size 128", "the model has 64"),
+        ("--num-attention-heads 8", "the model has 4"),
+        ("--ffn-hidden-size 512", "the model has 256"),
+        ("--num-experts 8", "the model has 1"),
+        ("--group-query-attention --num-query-groups 2", "the model has 4"),
+        ("--num-layers 4", "the model has 6"),
+        ("--num-layers 6 --hidden-size 64 --num-attention-heads 4 --ffn-hidden-size 256 --num-experts 1", None),
+        # Without --group-query-attention, Megatron-LM does not look at it.
+        ("--num-query-groups 2", None),
+    ],
+)
+def test_a_script_for_another_model_is_refused(flags: str, repair: str | None) -> None:
+    found = evaluator({"file": "a.sh", "text": f"{SCRIPT} {flags}"})
+    if repair is None:
+        assert read_baseline(found) is not None
+        return
+    with pytest.raises(PlanError, match=repair) as fault:
+        read_baseline(found)
+    assert fault.value.field == f"hints.baseline.{flags.split()[-2]}"

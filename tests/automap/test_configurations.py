@@ -230,7 +230,7 @@ def written(path: Path, text: str) -> Path:
 
 def test_what_people_write(tmp_path: Path) -> None:
     found = read_configuration(written(tmp_path / "args.sh", SCRIPT))
-    sizes = {"tp": 4, "pp": 2, "virtual": 3, "micro_batch": 2}
+    sizes = {"tp": 4, "pp": 2, "virtual": 3, "micro_batch": 2, "dp": 1}
     assert found.degrees == {**sizes, "sequence_parallel": True, "zero": 1, "recompute": "selective"}
     # 128, the default, times tp.
     said = {"global_batch": 24, "precision": "fp16", "trainer": "megatron-core", "vocabulary_multiple": 512}
@@ -266,8 +266,8 @@ FIRST, LAST, ENDS = (f"decoder-{end}-pipeline-num-layers" for end in ("first", "
         ("a.sh", "--tensor-model-parallel-size 0", "--tensor-model-parallel-size", "number"),
         ("a.sh", "--virtual-pipeline-model-parallel-size 2", "--virtual-pipeline-model-parallel-size", "no such flag"),
         ("a.sh", "--use-torch-fsdp2", "--use-torch-fsdp2", "--zero 3"),
-        ("a.sh", f"{STAGES} --{LAYOUT} Et*3|mL", f"--{LAYOUT}", "Et*2"),
-        ("a.sh", f"{STAGES} --{LAYOUT} (t|)*2t", f"--{LAYOUT}", "a multiple of 2 stages"),
+        ("a.sh", f"{STAGES} --{LAYOUT} 'Et*3|mL'", f"--{LAYOUT}", "Et*2"),
+        ("a.sh", f"{STAGES} --{LAYOUT} '(t|)*2t'", f"--{LAYOUT}", "a multiple of 2 stages"),
         ("a.sh", f"{STAGES} --num-layers 6 --{FIRST} 4 --{LAST} 3", f"--{ENDS}", "evenly"),
         ("a.sh", f"{STAGES} --{FIRST} 4", f"--{ENDS}", "--num-layers"),
         ("a.sh", f"{STAGES} --num-layers 6 --{VIRTUAL} 2", f"--{VIRTUAL}", "--num-layers"),

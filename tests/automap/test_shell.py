@@ -1,0 +1,184 @@
+"""Scripts of the shell that are read without being run: bash itself says what they start."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from automap.errors import PlanError
+from automap.export.reading import read_configuration
+from automap.export.shell import commands
+from automap.export.shell_conditions import plain
+
+SCRIPTS = {
+    "array": """
+N=4
+ARGS=(
+    --tp $N   # in the host
+    # --pp 2
+    --name "two words" --path='a b' \\
+    --batch "$(( N * (N + 1) / 3 ))"
+)
+ARGS+=(--more "${N}x")
+torchrun "${ARGS[@]}" ${#ARGS[@]} ${ARGS[1]} "-all ${ARGS[*]}" x"${ARGS[@]}"y \\
+    --last ;
+""",
+    "text": """
+TP="${TP:-8}"; SEQ=${SEQ-2048}; : ${PP:=3}
+OPTIONS=" \\
+    --tp ${TP} \\
+    --seq $SEQ --pp $PP "
+[ "$TP" -gt 4 ] && OPTIONS="$OPTIONS --big"
+[[ $TP == 9 || -z "$PP" ]] && OPTIONS+=" --wrong" || OPTIONS+=" --right"
+CMD="torchrun train.py $OPTIONS > /dev/stdout 2>&1"
+eval $CMD
+""",
+    "branches": """
+SIZE=70b; KIND=fp8; ONE=()
+if [[ "$SIZE" == 7b ]]; then L=32; H=4096
+elif [ "$SIZE" = 70b ] && [ ! -z $KIND ]; then
+    L=80
+    case $KIND in
+        bf16|fp16) ONE=(--half) ;;
+        fp*) ONE=(--fp8 "hybrid one") ;;
+        *) echo none; exit 1 ;;
+    esac
+else
+    echo "which?" >&2; exit 1
+fi
+if [ $# -gt 3 ]; then L=1; fi
+for K in 12; do ONE+=(--k $K); done
+torchrun --layers $L "${ONE[@]}" ${MORE:+--more}
+""",
+    "functions": """
+train() {
+    local tp=$1
+    shift_of=${2:-none}
+    torchrun --tp $tp --kind ${shift_of} "$@"
+}
+function other { torchrun never; }
+(( W = 2 * 8 + 3 % 2 ))
+train $((W - 1)) 'x y'
+""",
+    "documents": """
+cat > /dev/null <<EOF
+torchrun --not this $HOME 'quote
+EOF
+cat <<-'END' > /dev/null
+	it's not
+	END
+bash -c 'torchrun --inner "a b" && true' | cat
+""",
+    "broken": """
+torchrun --one 1 \\
+    # --two 2 \\
+    --three 3 2>/dev/null || true
+echo "torchrun --printed" > /dev/null
+""",
+    "defaults": """
+A=${A:-${B:-"x y"}}; C='$A'; D=\\$A; E=$'q'; F=`echo 1 >/dev/null`
+torchrun "$A" $A $C "$D" $E "${A}z"'w' ${UNSET_ONE+"never"} -- "" "\\"in\\\\" a\\ b
+""",
+}
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_words_are_those_of_bash(name: str, tmp_path: Path) -> None:
+    stub = tmp_path / "torchrun"
+    stub.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    stub.chmod(0o755)
+    path = f"{tmp_path}:/usr/bin:/bin"
+    ran = subprocess.run(["bash", "-c", SCRIPTS[name]], capture_output=True, text=True, env={"PATH": path}, check=False)
+    started, _ = commands(SCRIPTS[name])
+    (words,) = [[plain(word) for word in one[1:]] for one in started if one[0] == "torchrun"]
+    assert words == ran.stdout.splitlines()
+
+
+TRAIN = 'torchrun pretrain_gpt.py "${ARGS[@]}"'
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "words"),
+    [
+        ("torchrun a.py --tensor-model-parallel-size $TP", "--tensor-model-parallel-size", r"\$TP"),
+        ("N=$(cat n | wc -l)\ntorchrun a.py --micro-batch-size $N", "--micro-batch-size", r"cat n \| wc -l"),
+        ("ARGS=(--bf16)\nif [ -f x ]; then ARGS+=(--sequence-parallel); fi\n" + TRAIN, "--sequence-parallel", "condit"),
+        ("for N in 1 2; do torchrun a.py --micro-batch-size $N; done", "--micro-batch-size", "each N of a loop"),
+        ("torchrun a.py --bf16 \\\n  # --fp16 \\\n  --micro-batch-size 2", "--micro-batch-size", "a comment stands"),
+        ("torchrun a.py --bf16\ntorchrun b.py --fp16", "--bf16", "differs"),
+        ("torchrun a.py --$KIND --micro-batch-size 2", "--$KIND", "name is not known"),
+        ("ARGS=('--fp8-format hybrid')\n" + TRAIN, "--fp8-format", "one word"),
+        ("sbatch --nodes=4 train.sh", "", "no arguments of Megatron-LM"),
+        ("if true; then torchrun --bf16", "script", "fi"),
+        ("f() { f; }\nf", "script", "calls itself"),
+        ("A=12345678\n" + "A=$A$A\n" * 40 + "torchrun --bf16 $A", "script", "characters"),
+        (
+            "f() { :; :; }\n" + "".join(f"f{n}() {{ f{n - 1}; f{n - 1}; }}\n" for n in range(1, 40)) + "f39",
+            "script",
+            ".",
+        ),
+        ("echo " + "$(" * 200, "script", "nested"),
+        ("if true; then " * 200, "script", "nested"),
+    ],
+)
+def test_what_only_a_run_could_tell_is_refused(text: str, field: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.sh"
+    path.write_text(text.replace("f0;", "f;"))
+    with pytest.raises(PlanError, match=words) as fault:
+        read_configuration(path)
+    assert fault.value.field == (f"from.{field}" if field else "from")
+
+
+def test_a_script_with_options_of_all_kinds(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(
+        """#!/bin/bash
+#SBATCH --nodes=4
+TP=${TP:-4}; MBS=2; DTYPE=fp8
+NNODES=${SLURM_NNODES:-1}
+EXTRA=()
+if [[ "$DTYPE" == "fp8" ]]; then EXTRA+=("--fp8-format hybrid" "--fp8-recipe mxfp8"); fi
+if [ -n "$WANDB_API_KEY" ]; then EXTRA+=(--wandb-project mine); fi
+OPTIONS=" \\
+    --tensor-model-parallel-size $TP --micro-batch-size $MBS \\
+    --global-batch-size $((MBS * 16)) --num-layers 6 --bf16 --checkpoint-activations \\
+    --data-path $DATA --deepspeed --zero-stage 2"
+python tools/preprocess_data.py --workers 8
+srun --ntasks-per-node 1 bash -c "torchrun --nproc_per_node 8 --nnodes $NNODES pretrain_gpt.py $OPTIONS ${EXTRA[*]}"
+"""
+    )
+    found = read_configuration(path)
+    assert found.degrees == {"tp": 4, "micro_batch": 2, "recompute": "full", "zero": 2}
+    said = {"global_batch": 32, "precision": "mxfp8", "trainer": "megatron-deepspeed", "vocabulary_multiple": 512}
+    assert found.training == said
+    # Four hosts are the environment's, and so is what differs from the defaults.
+    assert found.defaults == ("--tensor-model-parallel-size 4",)
+    assert found.ignored == ("--data-path",)
+
+
+@pytest.mark.parametrize(
+    ("flags", "degrees"),
+    [
+        ("--model-parallel-size 2", {"tp": 2}),
+        ("--moe-expert-parallel-size 4", {"ep": 4}),
+        ("--activations-checkpoint-method uniform", {"recompute": "full"}),
+        ("--recompute-activations --recompute-modules core_attn", {"recompute": "selective"}),
+        ("--recompute-granularity full --recompute-method block --recompute-num-layers 6", {"recompute": "full"}),
+        ("--recompute-granularity full --recompute-method block --recompute-num-layers 5", "recomputes some layers"),
+        ("--recompute-granularity selective --recompute-modules core_attn mlp", "are not priced"),
+        ("--use-distributed-optimizer --num-distributed-optimizer-instances 2", "of which a part shares"),
+        ("--deepspeed --deepspeed_config ds.json", "Give --zero-stage"),
+    ],
+)
+def test_arguments_of_all_versions(flags: str, degrees: object, tmp_path: Path) -> None:
+    path = tmp_path / "a.sh"
+    path.write_text(f"torchrun pretrain_gpt.py --num-layers 6 {flags}")
+    if isinstance(degrees, str):
+        with pytest.raises(PlanError, match=degrees):
+            read_configuration(path)
+    else:
+        assert read_configuration(path).degrees == degrees
