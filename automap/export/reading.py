@@ -7,7 +7,6 @@ as not read; what has one and no place in a stated strategy is refused.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from automap.export.stated import (
     sgd_kind,
     whole,
 )
+from automap.export.torchtitan_reading import read_torchtitan
 from automap.targets import targets
 
 
@@ -78,88 +78,6 @@ def read_text(name: str, text: str, arguments: str = "") -> Stated:
         training_arguments.complete(found, name, arguments)
     found.training.setdefault("trainer", targets()[found.target].trainer)
     return found
-
-
-_TITAN = {
-    "parallelism": (
-        *(f"{kind}_parallel_degree" for kind in ("tensor", "pipeline", "context", "expert", "expert_tensor")),
-        "data_parallel_replicate_degree", "data_parallel_shard_degree", "fsdp_reshard_after_forward",
-        "pipeline_parallel_microbatch_size", "pipeline_parallel_schedule", "module_fqns_per_model_part",
-    ),
-    "training": ("local_batch_size", "global_batch_size", "seq_len", "mixed_precision_param"),
-    "activation_checkpoint": ("mode",),
-}  # fmt: skip
-"""Section -> the keys that are read."""
-_TITAN_NOT_PRICED = {
-    "pipeline_parallel_layers_per_stage": "Write the stages as module_fqns_per_model_part.",
-    "pipeline_parallel_schedule_csv": "Name a schedule of torch: 1F1B, GPipe or Interleaved1F1B.",
-}
-
-
-def _torchtitan(text: str) -> Stated:
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as fault:
-        raise refuse("toml", str(fault), "is no TOML", "Mend the file.") from None
-    way, training = section(document, "parallelism"), section(document, "training")
-    check_names(document, ("parallelism", "training", "activation_checkpoint"))
-    for name, read in _TITAN.items():
-        check_names(section(document, name), read, f"{name}.")
-    for name, repair in _TITAN_NOT_PRICED.items():
-        if way.get(name):
-            raise refuse(f"parallelism.{name}", way[name], "is not priced", repair)
-    sizes = ranks_of(way, "parallelism.", "", "_degree")
-    tokens = whole("training.seq_len", training["seq_len"]) if "seq_len" in training else None
-    found = Stated(target="torchtitan", tokens=tokens)
-    tp, pp = sizes.get("tensor_parallel", 1), sizes.get("pipeline_parallel", 1)
-    ep, slices = sizes.get("expert_parallel", 1), sizes.get("expert_tensor_parallel", 1)
-    if ep > 1 and slices != tp:
-        what = f"shares experts in {slices} slices among ranks that split other weights in {tp}, which is not priced"
-        raise refuse("parallelism.expert_parallel_degree", ep, what, "Make tensor_parallel_degree 1.")
-    replicas, shards = sizes.get("data_parallel_replicate", 1), sizes.get("data_parallel_shard")
-    check_shards("parallelism.data_parallel_replicate_degree", replicas, shards or 1)
-    local = whole("training.local_batch_size", training.get("local_batch_size", 8))
-    micro = whole("parallelism.pipeline_parallel_microbatch_size", way.get("pipeline_parallel_microbatch_size", 1))
-    found.degrees = {
-        "tp": tp,
-        "pp": pp,
-        "cp": sizes.get("context_parallel", 1),
-        "ep": ep,
-        "sequence_parallel": tp > 1,
-        "micro_batch": micro if pp > 1 else local,
-        "zero": 0 if replicas > 1 else _gathers(way.get("fsdp_reshard_after_forward", "default"), pp),
-        "recompute": section(document, "activation_checkpoint").get("mode", "selective"),
-    }
-    if found.degrees["recompute"] == "memory_budget":
-        what, repair = "chooses what it keeps while it compiles, which is not priced", "Use none, selective or full."
-        raise refuse("activation_checkpoint.mode", "memory_budget", what, repair)
-    check_choice("activation_checkpoint.mode", found.degrees["recompute"], ("none", "selective", "full"))
-    if shards is not None:
-        found.degrees["dp"] = replicas * shards
-    if way.get("module_fqns_per_model_part"):
-        parts = way["module_fqns_per_model_part"]
-        if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
-            what = "is no list of lists of modules"
-            raise refuse("parallelism.module_fqns_per_model_part", parts, what, 'Write it as [["layers.0"], …].')
-        counts = tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
-        found.degrees |= {"virtual": max(1, len(parts) // pp), "layers": counts}
-    if str(way.get("pipeline_parallel_schedule")).lower() == "gpipe" and pp > 1:
-        found.degrees["schedule"] = "gpipe"
-    if training.get("global_batch_size", -1) != -1:
-        found.training["global_batch"] = whole("training.global_batch_size", training["global_batch_size"])
-    found.training["precision"] = "bf16" if training.get("mixed_precision_param", "bfloat16") == "bfloat16" else "fp32"
-    found.ignored = tuple(name for name in document if name not in ("parallelism", "training", "activation_checkpoint"))
-    return found
-
-
-def _gathers(reshard: object, pp: int) -> int:
-    """The stage of ZeRO that torchtitan's FSDP comes to: pipelines scatter gradients once a step."""
-    if reshard not in ("default", "always", "never"):
-        repair = "Use default, always or never."
-        raise refuse("parallelism.fsdp_reshard_after_forward", reshard, "is no choice of torchtitan", repair)
-    if pp == 1:
-        return 2 if reshard == "never" else 3
-    return 3 if reshard == "always" else 1
 
 
 def _json(text: str) -> Stated:
@@ -362,7 +280,7 @@ def _plain(text: str) -> Any:
 
 _READERS: Mapping[str, Callable[[str], Stated]] = {
     ".sh": read_script,
-    ".toml": _torchtitan,
+    ".toml": read_torchtitan,
     ".json": _json,
     ".yaml": _yaml,
     ".yml": _yaml,

@@ -274,7 +274,12 @@ FIRST, LAST, ENDS = (f"decoder-{end}-pipeline-num-layers" for end in ("first", "
         ("a.sh", "--data-path 'open", "script", "quote"),
         ("a.toml", "[parallelism", "toml", "Mend"),
         ("a.toml", "parallelism = 3", "parallelism", "map"),
-        ("a.toml", "[parallelism]\nmodule_fqns_per_model_part = 3", "parallelism.module_fqns_per_model_part", "layers"),
+        (
+            "a.toml",
+            "[parallelism]\npipeline_parallel_degree = 2\nmodule_fqns_per_model_part = 3",
+            "parallelism.module_fqns_per_model_part",
+            "layers",
+        ),
         ("a.toml", f"[parallelism]\n{SHARED}", "parallelism.expert_parallel_degree", "tensor_parallel_degree 1"),
         ("a.toml", '[parallelism]\nfsdp_reshard_after_forward = "no"', f"parallelism.{RESHARD}", "never"),
         ("a.json", json.dumps({"pipeline": {"modules": [["h.0"]], "stages": 2}}), "pipeline.stages", "again"),
