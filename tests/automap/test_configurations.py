@@ -288,7 +288,7 @@ FIRST, LAST, ENDS = (f"decoder-{end}-pipeline-num-layers" for end in ("first", "
         ("a.json", json.dumps(OFFLOAD), "zero_optimization.offload_param", "Leave"),
         ("a.json", json.dumps(UNEQUAL), "train_batch_size", "replicas"),
         ("a.json", json.dumps(TWO_KINDS), "fp16.enabled", "one of them"),
-        ("a.yaml", "distributed_type: DEEPSPEED", "distributed_type", "DeepSpeed's own JSON"),
+        ("a.yaml", "distributed_type: XLA", "distributed_type", "FSDP, MULTI_GPU"),
         ("a.yaml", SIX, "num_processes", "as many"),
         ("a.yaml", "- a\n- b", "line 1", "two levels"),
         ("a.json", "[]", "", "DeepSpeed"),

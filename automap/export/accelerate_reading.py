@@ -1,0 +1,121 @@
+"""accelerate's YAML read as a stated strategy: FSDP and replicas of its own, DeepSpeed and Megatron-LM in its words.
+
+Keys: accelerate/commands/config/config_args.py and utils/dataclasses.py at 1.15.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from automap.export.deepspeed_reading import read_deepspeed
+from automap.export.megatron_reading import read_flags
+from automap.export.stated import Stated, check_choice, check_names, check_shards, ranks_of, refuse, section, whole
+
+_MEGATRON = {"tp_degree": "tensor-model-parallel-size", "pp_degree": "pipeline-model-parallel-size"}
+"""Sizes of the section of Megatron-LM, without their prefix -> arguments."""
+_MEGATRON_SWITCHES = {
+    "sequence_parallelism": "sequence-parallel",
+    "recompute_activations": "recompute-activations",
+    "use_distributed_optimizer": "use-distributed-optimizer",
+}
+"""Switches there -> arguments."""
+_SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "1": 3, "2": 2, "3": 0}
+"""FSDP 1's strategies, by name or number -> stage of ZeRO."""
+
+
+def read_accelerate(document: Mapping[str, Any]) -> Stated:
+    """The strategy of accelerate's YAML, which may name another trainer.
+
+    Raises:
+        PlanError: a setting that is not priced, or a value that is none; names it.
+    """
+    mixed = document.get("mixed_precision", "no")
+    check_choice("mixed_precision", mixed, ("no", "fp32", "bf16", "fp16", "fp8"))
+    other = {"DEEPSPEED": ("deepspeed_config", _deepspeed), "MEGATRON_LM": ("megatron_lm_config", _megatron)}
+    name, reader = other.get(str(document.get("distributed_type")), ("", _own))
+    found = reader(document)
+    found.training["precision"] = mixed if mixed in ("bf16", "fp16", "fp8") else "fp32"
+    read = {"fsdp_config", "parallelism_config"} if reader is _own else {name}
+    found.ignored += tuple(one for one, value in document.items() if isinstance(value, dict) and one not in read)
+    return found
+
+
+def _stage(value: object) -> int:
+    check_choice("deepspeed_config.zero_stage", str(value), ("0", "1", "2", "3"))
+    return int(str(value))
+
+
+def _processes(document: Mapping[str, Any]) -> int | None:
+    return whole("num_processes", document["num_processes"]) if "num_processes" in document else None
+
+
+def _deepspeed(document: Mapping[str, Any]) -> Stated:
+    """DeepSpeed's settings in accelerate's words."""
+    given = section(document, "deepspeed_config")
+    file = given.get("deepspeed_config_file")
+    if file:
+        what = "has the settings of DeepSpeed in a file of its own"
+        raise refuse("deepspeed_config.deepspeed_config_file", file, what, "Give that file, with what this one says.")
+    zero: dict[str, Any] = {"stage": _stage(given.get("zero_stage", 2))}
+    for name in ("offload_optimizer", "offload_param"):
+        device = given.get(f"{name}_device") or "none"
+        if device != "none":
+            raise refuse(f"deepspeed_config.{name}_device", device, "is not priced", "Write none.")
+    said: dict[str, Any] = {"zero_optimization": zero}
+    if "gradient_accumulation_steps" in given:
+        said["gradient_accumulation_steps"] = given["gradient_accumulation_steps"]
+    found = read_deepspeed(said)
+    processes = _processes(document)
+    return found if processes is None else replace(found, degrees={**found.degrees, "dp": processes})
+
+
+def _megatron(document: Mapping[str, Any]) -> Stated:
+    """Megatron-LM's arguments in accelerate's words."""
+    given = {
+        name.removeprefix("megatron_lm_"): value for name, value in section(document, "megatron_lm_config").items()
+    }
+    flags: dict[str, str | None] = {flag: str(given[name]) for name, flag in _MEGATRON.items() if name in given}
+    flags |= dict.fromkeys(flag for name, flag in _MEGATRON_SWITCHES.items() if given.get(name) is True)
+    processes = _processes(document)
+    found = read_flags(flags, ("num_processes", None if processes is None else str(processes), None))
+    read = {*_MEGATRON, *_MEGATRON_SWITCHES}
+    found.ignored += tuple(f"megatron_lm_{name}" for name in given if name not in read)
+    return found
+
+
+def _own(document: Mapping[str, Any]) -> Stated:
+    """What accelerate does itself, by FSDP or with replicas."""
+    found = Stated(target="accelerate")
+    kind = document.get("distributed_type", "NO")
+    if kind not in ("FSDP", "MULTI_GPU", "MULTI_CPU", "NO"):
+        repair = "Use FSDP, MULTI_GPU, DEEPSPEED or MEGATRON_LM."
+        raise refuse("distributed_type", kind, "is not read", repair)
+    fsdp = section(document, "fsdp_config")
+    check_names(document, ("num_processes", "mixed_precision", "distributed_type", "fsdp_config", "parallelism_config"))
+    read = ("version", "reshard_after_forward", "sharding_strategy", "activation_checkpointing")
+    check_names(fsdp, [f"fsdp_{name}" for name in read], "fsdp_config.")
+    sizes = ranks_of(section(document, "parallelism_config"), "", "parallelism_config_", "_size")
+    found.degrees = {"tp": sizes.get("tp", 1), "cp": sizes.get("cp", 1), "zero": 0, "recompute": "none"}
+    if sizes.get("sp", 1) > 1:
+        what = "splits sequences for attention by exchanging heads, which is not priced"
+        raise refuse("parallelism_config_sp_size", sizes["sp"], what, "Use parallelism_config_cp_size.")
+    if kind == "FSDP":
+        if fsdp.get("fsdp_offload_params") is True:
+            raise refuse("fsdp_config.fsdp_offload_params", True, "is not priced", "Write false.")
+        again = fsdp.get("fsdp_reshard_after_forward", True)
+        # FSDP 1 takes its strategy under both names.
+        strategy = fsdp.get("fsdp_sharding_strategy", again if isinstance(again, str) else "FULL_SHARD")
+        check_choice("fsdp_config.fsdp_sharding_strategy", strategy, tuple(_SHARDING))
+        is_second = str(fsdp.get("fsdp_version", 1)) == "2"
+        found.degrees["zero"] = _SHARDING[strategy] if not is_second else 3 if again is True else 2
+        found.degrees["recompute"] = "full" if fsdp.get("fsdp_activation_checkpointing") is True else "none"
+    check_shards("parallelism_config_dp_replicate_size", sizes.get("dp_replicate", 1), sizes.get("dp_shard", 1))
+    processes = _processes(document)
+    if processes is not None:
+        others = found.degrees["tp"] * found.degrees["cp"]
+        if processes % others:
+            raise refuse("num_processes", processes, f"is no multiple of tp * cp = {others}", "Start as many.")
+        found.degrees["dp"] = processes // others
+    return found
