@@ -57,7 +57,7 @@ def commands(text: str) -> tuple[list[list[str]], list[str]]:
     found.run(parse(text.replace("\r\n", "\n").translate(MARKS)))
     if not any(word.startswith("--") for words in found.commands for word in words):
         for body in found.bodies:
-            found.run(parse(body))
+            found.script(body)
     rest = [word for value in found.values.values() for text in _elements(value) for word in text.split()]
     return found.commands, rest
 
@@ -222,20 +222,20 @@ class _Reading:
             for word in words[1:]:
                 self.values.pop(word, None)
         if name == "eval":
-            self._script(" ".join(words[1:]))
+            self.script(" ".join(words[1:]))
         elif name not in _PRINTS and words:
             # A text with options is a script for another shell, as after `bash -c` or the name of a host.
             for word in words:
                 if re.match(r"[^-].*\s--\w", word, re.DOTALL):
-                    self._script(word)
+                    self.script(word)
             self.commands.append(words)
         for body in bodies:
             if name in _SHELLS:
-                self._script(body)
+                self.script(body)
             else:
                 self.bodies.append(body)
 
-    def _script(self, text: str) -> None:
+    def script(self, text: str) -> None:
         """Follows a text as a script of its own."""
         self.spend(len(text))
         self.run(parse(text))

@@ -121,6 +121,7 @@ TRAIN = 'torchrun pretrain_gpt.py "${ARGS[@]}"'
             "script",
             ".",
         ),
+        ("cat <<A <<B\n" * 2000, "script", "comes to more than"),
         ("echo " + "$(" * 200, "script", "nested"),
         ("if true; then " * 200, "script", "nested"),
     ],
