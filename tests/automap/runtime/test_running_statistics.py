@@ -1,5 +1,6 @@
 """Running statistics count what a plan trains on, each sample once; without processes."""
 
+import contextlib
 from dataclasses import replace
 from unittest import mock
 
@@ -93,11 +94,13 @@ def test_a_checkpoint_has_the_mean_of_the_replicas():
     assert one.block[0].num_batches_tracked == 1
 
 
-def test_statistics_over_several_ranks_are_refused():
-    plan = expert_plan(make_problem(zoo.build("gpt:layers=1,hidden=16,heads=4,seq_len=8,vocab_size=24"), 2, 8, {}))
-    check_statistics(plan, resnet := zoo.build("resnet50"))
-    plan = replace(plan, training=replace(plan.training, batch_norm="synchronized"))
-    with pytest.raises(FinerThanModules, match="this plan has 2 replicas"):
+@pytest.mark.parametrize(("kind", "refused"), [("local", False), ("synchronized", True)])
+def test_statistics_over_several_ranks_are_refused(kind, refused):
+    gpt, resnet = zoo.build("gpt:layers=1,hidden=16,heads=4,seq_len=8,vocab_size=24"), zoo.build("resnet50")
+    plan = expert_plan(make_problem(gpt, 2, 8, {}))
+    plan = replace(plan, training=replace(plan.training, batch_norm=kind))
+    check_statistics(plan, gpt)
+    alone = replace(plan.stages[0], mesh=tuple((name, 1) for name, _ in plan.stages[0].mesh))
+    check_statistics(replace(plan, stages=(alone,)), resnet)
+    with pytest.raises(FinerThanModules, match="this plan has 2 replicas") if refused else contextlib.nullcontext():
         check_statistics(plan, resnet)
-    stage = plan.stages[0]
-    check_statistics(replace(plan, stages=(replace(stage, mesh=tuple((name, 1) for name, _ in stage.mesh)),)), resnet)
