@@ -48,6 +48,14 @@ def check_rectangular(plan: Plan) -> None:
             f"is trained in {', '.join(precisions)}", field="plan.training.precision", value=plan.training.precision,
             repair="Use bf16.",
         )  # fmt: skip
+    samples = plan.num_micro_batches * plan.samples_per_micro_batch
+    if samples != plan.training.global_batch:
+        # The samples beyond would be left out, or rows taken that a batch does not have.
+        raise PlanError(
+            f"the micro-batches have {samples} samples together", field="plan.training.global_batch",
+            value=plan.training.global_batch, 
+            repair="Make num_micro_batches x samples_per_micro_batch the global batch.",
+        )  # fmt: skip
     first = plan.stages[0]
     for number, stage in enumerate(plan.stages):
         for name in ("mesh", "batch_axes", "batch_shares", "zero"):

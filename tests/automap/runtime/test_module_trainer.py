@@ -428,6 +428,8 @@ def test_refusals():
         (changed(apart(dp, Sync(kind="local_sgd", period=2)), zero=Zero(stage=1, axes=("dp",))), "sync"),
         (uneven, "batch_axes"),
         (replace(dp, model=replace(dp.model, sha256="0")), "sha256"),
+        (replace(dp, training=replace(dp.training, global_batch=BATCH + 1)), "global_batch"),
+        (replace(dp, num_micro_batches=3), "global_batch"),
     ):
         with pytest.raises(PlanError, match=field):
             read_roles(plan, graph, module)
