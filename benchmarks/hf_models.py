@@ -37,8 +37,12 @@ MODELS = {
     "convnext": ("ConvNextForImageClassification", {}),
     "deberta-v2": ("DebertaV2ForMaskedLM", {}),
     "llama-70b": ("LlamaForCausalLM", LLAMA_70B),
+    "qwen3-next": ("Qwen3NextForCausalLM", {}),
+    "falcon-mamba": ("FalconMambaForCausalLM", {"hidden_size": 4096, "num_hidden_layers": 64}),
 }
 """Name: (class, what differs from the defaults of its configuration)."""
+LARGE = ("llama-70b", "qwen3-next")
+"""Those whose training takes more devices."""
 
 
 def plan(name: str, folder: Path, budget: str) -> bool:
@@ -49,7 +53,7 @@ def plan(name: str, folder: Path, budget: str) -> bool:
     config = getattr(transformers, architecture).config_class(**sizes)
     config.architectures = [architecture]
     config.save_pretrained(folder / name)
-    cluster = "8x8xH100" if name == "llama-70b" else "2x8xA100-80GB"
+    cluster = "8x8xH100" if name in LARGE else "2x8xA100-80GB"
     words = ["search", f"hf:{folder / name}", "--cluster", cluster, "--global-batch", "128", "--json"]
     began = time.perf_counter()
     child = subprocess.Popen(

@@ -53,7 +53,7 @@ def check_rectangular(plan: Plan) -> None:
         # The samples beyond would be left out, or rows taken that a batch does not have.
         raise PlanError(
             f"the micro-batches have {samples} samples together", field="plan.training.global_batch",
-            value=plan.training.global_batch, 
+            value=plan.training.global_batch,
             repair="Make num_micro_batches x samples_per_micro_batch the global batch.",
         )  # fmt: skip
     first = plan.stages[0]
