@@ -85,7 +85,7 @@ def small(count: int, dqn: int) -> None:
         data_set = ("reddit", "products")[seed // len(SMALL) % 2]
         shape = Shape(machines=machines, workers=workers, samplers=samplers, nic_Gbps=10.0, data_set=data_set)
         simulator = Simulator(make_problem(shape, seed), iterations=5, seed=seed)
-        _, best_s, _ = enumerate_placements(simulator)
+        best_s = enumerate_placements(simulator).makespan_s
         rng = np.random.default_rng(seed)
         start = search_by_loads(simulator, place_by_flows(simulator, rng), 2000, rng)
         found_s = search_metropolis(

@@ -1,7 +1,7 @@
 """Placements by simple rules: at random, beside each other, packed, and packed by flows.
 
 Each rule orders the tasks and ranks the machines for the next one; `placed` keeps to the room of the machines, and
-starts again in a random order where a task finds none.
+starts again in a random order where a task finds none. Where no order leaves room for all, an integer program does.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from agents.gnn.packing import free_room, movable, packed_tasks
 from automap.arrays import Floats, Ints
-from automap.errors import NothingFits
-from automap.gnn.problem import RESOURCES
 from automap.gnn.simulator import Simulator
 
 Rate = Callable[[int, Ints, Floats], Floats]
 """(task, [tasks] machine or -1, [machines, resources] room) -> [machines] how good each machine is for the task."""
-TRIES = 200
+TRIES = 20
 """Orders that are tried until every task finds room (assumed)."""
 
 
@@ -34,14 +33,12 @@ def placed(simulator: Simulator, order: Ints, rate: Rate, rng: np.random.Generat
         [tasks] machine of each task.
 
     Raises:
-        NothingFits: no order that was tried leaves room for all tasks.
+        NothingFits: there is no placement with room for all tasks, or none was found.
     """
     demands = simulator.demands
     scale = simulator.room.sum(axis=0) + 1e-12
     for attempt in range(TRIES):
-        place, room = simulator.pinned.copy(), simulator.room.astype(float)
-        for task in np.flatnonzero(place >= 0):
-            room[place[task]] -= demands[task]
+        place, room = simulator.pinned.copy(), free_room(simulator)
         for task in order.tolist():
             free = (room >= demands[task] - 1e-9).all(axis=1)
             if not free.any():
@@ -53,29 +50,7 @@ def placed(simulator: Simulator, order: Ints, rate: Rate, rng: np.random.Generat
         # Large tasks first, as far as luck lets them: what needs most of the scarcest resource has the fewest places.
         size = (demands[order] / scale).max(axis=1)
         order = order[np.argsort(-size * np.exp(rng.normal(size=len(order)) * min(attempt, 3) / 3.0), kind="stable")]
-    raise nothing_fits(simulator, "no placement was found")
-
-
-def nothing_fits(simulator: Simulator, message: str) -> NothingFits:
-    """The error for tasks that no placement has room for, to be raised by the caller; it names what is short."""
-    demanded, there = simulator.demands.sum(axis=0), simulator.room.sum(axis=0)
-    short = [
-        f"{need:g} {name} demanded, {have:g} there"
-        for name, need, have in zip(RESOURCES, demanded, there, strict=True)
-        if need > have + 1e-9
-    ]
-    tasks = f"{len(movable(simulator))} tasks to place on {len(simulator.room)} machines"
-    return NothingFits(
-        message,
-        field="problem.tasks",
-        value=", ".join(short) or tasks,
-        repair="Add a machine, or demand less: together the tasks fill the machines too far.",
-    )
-
-
-def movable(simulator: Simulator) -> Ints:
-    """[...] tasks that are not pinned."""
-    return np.flatnonzero(simulator.pinned < 0)
+    return packed_tasks(simulator).copy()
 
 
 def place_randomly(simulator: Simulator, rng: np.random.Generator) -> Ints:
@@ -157,7 +132,8 @@ def place_by_flows(simulator: Simulator, rng: np.random.Generator) -> Ints:
             followers.setdefault(worker, []).append(sampler)
     workers = sorted((t for t in range(len(roles)) if roles[t] == "worker"), key=lambda t: -volume[t])
     wanted = [task for worker in workers for task in (worker, *followers.get(worker, ()))]
-    wanted += [task for task in range(len(roles)) if task not in set(wanted)]
+    known = set(wanted)
+    wanted += [task for task in range(len(roles)) if task not in known]
     order = np.array([task for task in wanted if simulator.pinned[task] < 0], dtype=np.int64)
     # What the samplers of a worker read draws the worker to the store, since they will stand beside it.
     pull = read_from(simulator)

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from agents.gnn.baselines import BASELINES, nothing_fits, place_by_flows, place_gathered
-from agents.gnn.enumeration import MOST, count, enumerate_placements
+from agents.gnn.baselines import BASELINES, place_by_flows, place_gathered
+from agents.gnn.enumeration import MOST, count, enumerate_placements, simulation_s
 from agents.gnn.metropolis import ShareLeft, search_by_loads, search_metropolis
 from agents.gnn.orders import choose_schedule, judges_of, search_order
+from agents.gnn.packing import movable, nothing_fits
 from agents.searcher import Budget
 from automap.arrays import Floats, Ints
 from automap.errors import NothingFits, ProblemError, one_of
@@ -39,6 +40,8 @@ NEAR = 1.5
 rule's is judged too: slower ones are not the faster ones on other volumes (assumed)."""
 ORDER_SHARE = 0.3
 """Share of the budget for the order of the flows, once the placement is found (assumed)."""
+PATIENCE_S = 30.0
+"""Seconds that `auto` lets an enumeration take where the budget is a number of placements (assumed)."""
 LEAST_ITERATIONS = 4
 """Fewest iterations of a simulation: the first two differ from the others, since parameters are there already."""
 
@@ -54,6 +57,7 @@ class Found:
     """[flows] order of the flows, the most urgent 0."""
     evaluations: int
     is_optimal: bool = False
+    """Whether every feasible placement was simulated."""
 
 
 def search_iterations(problem: GnnProblem) -> int:
@@ -97,44 +101,54 @@ def search(
     check_searcher(searcher)
     begin = time.perf_counter()
 
-    def share_left(evaluations: int, best_s: float) -> float:
+    def share_left(evaluations: int, best_s: float, most: float | None = budget.evaluations) -> float:
         spent = (time.perf_counter() - begin) / budget.seconds if budget.seconds else 0.0
-        spent = max(spent, evaluations / budget.evaluations if budget.evaluations else 0.0)
+        spent = max(spent, evaluations / most if most else 0.0)
         on_progress(min(1.0, spent), evaluations, best_s / simulator.iterations)
         return 0.0 if should_stop() else max(0.0, 1.0 - spent)
 
     simulator, rng = Simulator(problem, iterations=search_iterations(problem), seed=seed), np.random.default_rng(seed)
-    place, name, evaluations = _find(
+    is_all = _is_enumerated(simulator, searcher, budget)
+    # An enumeration is not cut off by a budget in simulations: it would no longer say which placement is the best.
+    most = count(simulator) / (1.0 - ORDER_SHARE) if is_all else budget.evaluations
+    found = _find(
         simulator,
-        searcher,
+        "enumeration" if is_all else searcher,
         rng,
-        lambda done, best_s: max(0.0, 1.0 - (1.0 - share_left(done, best_s)) / (1.0 - ORDER_SHARE)),
+        lambda done, best_s: max(0.0, 1.0 - (1.0 - share_left(done, best_s, most)) / (1.0 - ORDER_SHARE)),
     )
+    done = found.evaluations
     ranks, more = search_order(
-        simulator, place, rng, share_left=lambda done, best_s: share_left(evaluations + done, best_s)
+        simulator, found.place, rng, share_left=lambda further, best_s: share_left(done + further, best_s)
     )
-    found = _judged(simulator, Found(place, name, "priority", ranks, evaluations + more), seed)
+    found = _judged(simulator, replace(found, ranks=ranks, evaluations=done + more), seed)
     seconds = time.perf_counter() - begin
     return make_plan(simulator, found, seconds=seconds, seed=seed)
 
 
-def _find(
-    simulator: Simulator, searcher: str, rng: np.random.Generator, share_left: ShareLeft
-) -> tuple[Ints, str, int]:
-    """The best placement, what found it, and the number of simulations."""
-    if searcher == "enumeration" or (searcher == "auto" and count(simulator) <= MOST):
-        if count(simulator) > MOST:
-            repair = f"Use metropolis; at most {MOST:,} placements are enumerated."
-            raise ProblemError(
-                "too many placements",
-                field="searcher",
-                value=f"{len(simulator.room)}^{int((simulator.pinned < 0).sum())}",
-                repair=repair,
-            )
-        place, best_s, simulated = enumerate_placements(simulator)
+def _is_enumerated(simulator: Simulator, searcher: str, budget: Budget) -> bool:
+    """Whether all placements are simulated: where that is asked for, and where it is likely to end within the budget.
+
+    Raises:
+        ProblemError: it is asked for, and there are too many.
+    """
+    number = count(simulator)
+    if searcher == "enumeration" and number > MOST:
+        repair = f"Use metropolis; at most {MOST:,} placements are enumerated."
+        value = f"{len(simulator.room)}^{len(movable(simulator))}"
+        raise ProblemError("too many placements", field="searcher", value=value, repair=repair)
+    limit_s = budget.seconds * (1.0 - ORDER_SHARE) if budget.seconds else PATIENCE_S
+    is_short = number <= MOST and number * simulation_s(simulator) <= limit_s
+    return searcher == "enumeration" or (searcher == "auto" and is_short)
+
+
+def _find(simulator: Simulator, searcher: str, rng: np.random.Generator, share_left: ShareLeft) -> Found:
+    """The best placement, with flows by critical path."""
+    if searcher == "enumeration":
+        place, best_s, simulated, is_all = enumerate_placements(simulator, share_left=share_left)
         if not np.isfinite(best_s):
-            raise nothing_fits(simulator, "no placement has room for all tasks")
-        return place, "enumeration", simulated
+            raise nothing_fits(simulator, is_certain=True)
+        return Found(place, "enumeration", "priority", simulator.ranks(place), simulated, is_all)
     starts = {"packing by flows": place_by_flows(simulator, rng)}
     starts |= {name: rule(simulator, rng) for name, rule in BASELINES.items() if name != "random"}
     proposals = int(np.clip(200 * len(simulator.pinned), 20_000, 400_000))
@@ -157,7 +171,7 @@ def _find(
         found, found_s, evaluations = search_metropolis(simulator, place, rng, share_left=share_left)
     if found_s < seconds.min():
         name, place = searcher if searcher == "dqn" else "metropolis", found
-    return place, name, evaluations + len(starts)
+    return Found(place, name, "priority", simulator.ranks(place), evaluations + len(starts))
 
 
 def _judged(simulator: Simulator, found: Found, seed: int) -> Found:
@@ -171,8 +185,7 @@ def _judged(simulator: Simulator, found: Found, seed: int) -> Found:
     """
     judges, rng = judges_of(simulator, seed), np.random.default_rng(seed)
     own = choose_schedule(simulator, judges, found.place, found.ranks)
-    is_optimal = found.searcher == "enumeration"
-    best = replace(found, schedule=own.schedule, ranks=own.ranks, is_optimal=is_optimal)
+    best = replace(found, schedule=own.schedule, ranks=own.ranks)
     least_s, limit_s = own.seconds, NEAR * simulator.run(found.place, ranks=found.ranks).makespan_s
     for name, rule in BASELINES.items():
         place = found.place if name == "random" else rule(simulator, rng)
@@ -181,7 +194,7 @@ def _judged(simulator: Simulator, found: Found, seed: int) -> Found:
         other = choose_schedule(simulator, judges, place, simulator.ranks(place))
         if other.seconds < least_s:
             least_s = other.seconds
-            best = replace(found, place=place, searcher=name, schedule=other.schedule, ranks=other.ranks)
+            best = Found(place, name, other.schedule, other.ranks, found.evaluations)
     return best
 
 

@@ -111,8 +111,59 @@ def test_enumeration_knows_every_placement_that_fits():
     brute = [place for place in map(np.array, itertools.product(*choices)) if one.fits(place)]
     assert sorted(map(tuple, feasible(one))) == sorted(map(tuple, brute))
     assert len(brute) < count(one)
-    _, best_s, simulated = enumerate_placements(one)
-    assert best_s == min(one.run(place).makespan_s for place in brute) and simulated == len(brute)
+    found = enumerate_placements(one)
+    assert found.makespan_s == min(one.run(place).makespan_s for place in brute)
+    assert found.simulated == len(brute) and found.is_all
+
+
+def test_an_enumeration_ends_with_its_budget():
+    one = simulator(Shape(machines=4, workers=2, samplers=2), 0)
+    cut = enumerate_placements(one, share_left=lambda simulated, best_s: 0.0)
+    assert 0 < cut.simulated < len(list(feasible(one))) and not cut.is_all
+    assert one.fits(cut.place) and one.run(cut.place).makespan_s == cut.makespan_s
+    # It is not begun where it would take longer than the search may, some 60 ms here.
+    assert not search(make_problem(TINY, 0), Budget(seconds=0.01)).search.is_optimal
+
+
+def test_any_number_of_tasks_is_enumerated_on_one_machine():
+    machine = {"name": "m", "cpus": 1, "memory_GiB": 1, "nic_in_Gbps": 1, "nic_out_Gbps": 1}
+    tasks = [{"name": f"w{number}", "role": "worker", "time_s": {"mean": 1.0}} for number in range(1100)]
+    one = Simulator(GnnProblem.from_json({"machines": [machine], "tasks": tasks, "flows": []}), iterations=1, seed=0)
+    assert enumerate_placements(one)[1:] == (1.0, 1, True)
+
+
+def filled(shares: list[list[tuple[float, float]]]) -> Simulator:
+    """Workers that together fill every machine exactly; `shares` has cores and memory of those of each machine."""
+    sizes = {"cpus": 100.0, "memory_GiB": 100.0, "nic_in_Gbps": 10.0, "nic_out_Gbps": 10.0}
+    demands = sorted(itertools.chain(*shares))
+    document = {
+        "machines": [{"name": f"m{number}", **sizes} for number in range(len(shares))],
+        "tasks": [
+            {"name": f"w{number}", "role": "worker", "cpus": cpus, "memory_GiB": memory}
+            for number, (cpus, memory) in enumerate(demands)
+        ]
+        + [{"name": "server", "role": "server"}],
+        "flows": [{"source": f"w{n}", "target": "server", "bytes": {"mean": 1e6}} for n in range(len(demands))],
+    }
+    return Simulator(GnnProblem.from_json(document), iterations=2, seed=0)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_machines_that_tasks_fill_exactly_are_filled(seed):
+    rng = np.random.default_rng(seed)
+    cut = rng.multinomial(40, [1 / 3] * 3, size=(4, 2)) + 20.0
+    one = filled([list(zip(cpus, memory, strict=True)) for cpus, memory in cut.tolist()])
+    assert search(one.problem, Budget(evaluations=20)).estimate.iteration_s > 0.0
+    for rule in (*BASELINES.values(), place_by_flows):
+        assert one.fits(rule(one, rng))
+
+
+@pytest.mark.parametrize("searcher", ["auto", "metropolis"])
+def test_it_is_said_for_certain_that_nothing_fits(searcher):
+    """Three workers of 60 cores each on two machines of 100: each fits, and so do all cores together."""
+    one = filled([[(60.0, 0.0), (60.0, 0.0), (60.0, 0.0)], []])
+    with pytest.raises(NothingFits, match=r"no placement has room.*180 cpus demanded, 200 there.*Add a machine"):
+        search(one.problem, Budget(evaluations=20), searcher=searcher)
 
 
 def test_metropolis_finds_the_optimum_of_small_problems():
@@ -121,7 +172,7 @@ def test_metropolis_finds_the_optimum_of_small_problems():
         one = simulator(TINY, seed)
         start = BASELINES["random"](one, np.random.default_rng(seed))
         _, found_s, done = search_metropolis(one, start, np.random.default_rng(seed), share_left=evaluations(600))
-        hits += found_s <= enumerate_placements(one)[1] * (1 + 1e-9)
+        hits += found_s <= enumerate_placements(one).makespan_s * (1 + 1e-9)
         assert done >= 600
     assert hits >= 7
 
