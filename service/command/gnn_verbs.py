@@ -168,7 +168,7 @@ def trial(
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Runs a plan on this host: a process for each machine, real bytes, slowed down so far that the host can follow."""
+    """Runs a plan on this host: a process for each machine, real bytes, at a speed that the host can follow."""
     from automap.gnn.loopback.trial import try_plan
     from automap.gnn.plan import GnnPlan
     from automap.gnn.problem import GnnProblem
@@ -192,7 +192,7 @@ def trial(
     typer.echo(
         f"ran       {found.iterations} iterations between {len(read.machines)} machines of this host, ", nl=False
     )
-    typer.echo(f"{found.slowed:.3g} times slower")
+    typer.echo(f"{found.slowed:.3g} times slower" if found.slowed >= 1.0 else f"{1.0 / found.slowed:.3g} times faster")
 
 
 @app.command()

@@ -30,7 +30,8 @@ CHUNK = 1 << 17
 LEAST = 1 << 13
 """Bytes that a transfer saves up before a chunk is sent, unless it is the last one."""
 BURST_S = 0.01
-"""Seconds of its rate that a token bucket holds at most: some ticks, so that a late tick loses nothing."""
+"""Seconds of its rate that a token bucket holds: some ticks, so that a late tick loses nothing. It holds no less than
+`LEAST`, so that what a transfer has saved up does not wait once more for the bucket."""
 
 
 class Bucket:
@@ -38,7 +39,8 @@ class Bucket:
 
     def __init__(self, rate: float) -> None:
         """A bucket that is filled with `rate` bytes a second."""
-        self.rate, self.tokens, self.at = rate, rate * BURST_S, time.perf_counter()
+        self.rate, self.most, self.at = rate, max(rate * BURST_S, LEAST), time.perf_counter()
+        self.tokens = self.most
         self.lock = threading.Lock()
 
     def take(self, count: int) -> None:
@@ -47,7 +49,7 @@ class Bucket:
             return
         with self.lock:
             now = time.perf_counter()
-            self.tokens = min(self.tokens + (now - self.at) * self.rate, self.rate * BURST_S) - count
+            self.tokens = min(self.tokens + (now - self.at) * self.rate, self.most) - count
             self.at = now
             missing = -self.tokens
         if missing > 0:

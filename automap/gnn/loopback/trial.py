@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from automap.arrays import Ints
 from automap.errors import ProblemError
+from automap.gnn.draws import GBPS
+from automap.gnn.kernels.records import GnnArrays
 from automap.gnn.loopback.controller import hosts
 from automap.gnn.plan import GnnPlan
 from automap.gnn.problem import GnnProblem
@@ -12,8 +17,11 @@ from automap.gnn.simulator import Simulator
 
 FASTEST = 30e6
 """Bytes a second of the fastest interface: four machines then load a core of a Xeon by about a fifth."""
-LEAST_S = 0.4
-"""Seconds of an iteration, so that the milliseconds which processes take to wake up do not decide (assumed)."""
+SLOWEST = 1e4
+"""Least bytes a second of an interface: the whole bytes of a flow then still follow its volume (assumed)."""
+LEAST_S, MOST_S = 0.4, 10.0
+"""Seconds of an iteration: long enough that the milliseconds which processes take to wake up do not decide, and short
+enough to wait for (assumed)."""
 MOST_MACHINES = 16
 """Machines of a trial, a process each (assumed: more would wait for each other on a host with few cores)."""
 
@@ -28,13 +36,14 @@ class Trial:
     """The same, measured."""
     iterations: int
     slowed: float
-    """How many times longer the trial took than that."""
+    """How many times longer the trial took than that; below 1 it was faster."""
 
 
 def try_plan(problem: GnnProblem, plan: GnnPlan, *, iterations: int, seed: int = 0, by_kernel: bool = False) -> Trial:
     """Runs a plan with real bytes.
 
-    Volumes and rates are made smaller together, and volumes and times larger together, which keeps all ratios.
+    Volumes and rates are made smaller together, and volumes and times larger or smaller together, which keeps all
+    ratios.
 
     Args:
         problem: the problem that the plan is for.
@@ -44,7 +53,7 @@ def try_plan(problem: GnnProblem, plan: GnnPlan, *, iterations: int, seed: int =
         by_kernel: see `automap.gnn.loopback.controller.hosts`.
 
     Raises:
-        ProblemError: there are too many machines, or this host has no namespaces.
+        ProblemError: there are too many machines, their interfaces are too unlike, or this host has no namespaces.
         PlanError: the plan is for another problem.
     """
     if len(problem.machines) > MOST_MACHINES:
@@ -53,8 +62,8 @@ def try_plan(problem: GnnProblem, plan: GnnPlan, *, iterations: int, seed: int =
     simulator = Simulator(problem, iterations=iterations, seed=seed)
     place, ranks, arrays = plan.places(simulator), plan.ranks(problem), simulator.arrays
     simulated_s = simulator.run(place, plan.schedule, ranks).iteration_s
-    smaller = min(1.0, FASTEST / max(arrays.rate_out.max(), arrays.rate_in.max()))
-    slowed = max(1.0, LEAST_S / simulated_s) if simulated_s > 0.0 else 1.0
+    smaller = _scale(problem, arrays, place)
+    slowed = float(np.clip(simulated_s, LEAST_S, MOST_S)) / simulated_s if simulated_s > 0.0 else 1.0
     own = arrays._replace(
         rate_out=arrays.rate_out * smaller,
         rate_in=arrays.rate_in * smaller,
@@ -66,3 +75,29 @@ def try_plan(problem: GnnProblem, plan: GnnPlan, *, iterations: int, seed: int =
         machines.arrays = own
         measured_s = machines.run(place, ranks, plan.schedule) / slowed / iterations
     return Trial(simulated_s, measured_s, iterations, slowed)
+
+
+def _scale(problem: GnnProblem, arrays: GnnArrays, place: Ints) -> float:
+    """By how much rates are made smaller: all by the same factor, so that the fastest that is used has `FASTEST`.
+
+    Raises:
+        ProblemError: the slowest that is used would then have less than `SLOWEST`.
+    """
+    ends = place[arrays.source], place[arrays.target]
+    is_used = (ends[0] != ends[1]) & (arrays.bytes > 0.0).any(axis=0)
+    if not is_used.any():
+        return 1.0
+    rates = np.array([arrays.rate_out[ends[0][is_used]], arrays.rate_in[ends[1][is_used]]])
+    found = min(1.0, FASTEST / float(rates.max()))
+    side, at = np.unravel_index(int(rates.argmin()), rates.shape)
+    if rates[side, at] * found < SLOWEST:
+        number = int(ends[side][is_used][at])
+        name = ("nic_out_Gbps", "nic_in_Gbps")[side]
+        most = SLOWEST / found / GBPS
+        raise ProblemError(
+            "too slow beside the others",
+            field=f"problem.machines[{number}].{name}",
+            value=getattr(problem.machines[number], name),
+            repair=f"A trial makes all rates smaller by one factor: give {most:.3g} or more.",
+        )
+    return found
