@@ -15,13 +15,14 @@ import numpy as np
 from automap.errors import ProblemError
 from automap.gnn.graphs import Graph, partition, sample
 from automap.gnn.problem import Amount, Flow, GnnProblem, Machine, Task
-from automap.gnn.training_time import BATCHES, seconds_a_node
+from automap.gnn.training_time import BATCHES, linear_sizes, seconds_a_node
 
 NODE_BYTES = 8.0
 """Bytes of a node's number, which are sent with its features."""
 SAMPLE_S = 2e-7
 """Seconds of a sampler's core for a node of the mini-batch (assumed: five million nodes a second)."""
 FEATURE_BYTES = 4.0
+"""Bytes of a feature, and of a parameter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +49,11 @@ class Setting:
     """Seconds of training on a mini-batch (assumed: a GraphSAGE on a V100); None = this and sampling are measured."""
     iterations: int = 20
     """Iterations of the traces."""
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """Numbers of a node, see `automap.gnn.training_time.linear_sizes`."""
+        return self.features, self.hidden, self.classes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,8 +116,7 @@ def profile_graph(graph: Graph, setting: Setting, rng: np.random.Generator) -> P
     if setting.train_s is None:
         batches = [members[home[n % len(home)]] for n in range(1 + BATCHES)]
         batches = [rng.choice(own, min(setting.batch, len(own)), replace=False) for own in batches]
-        widths = setting.features, setting.hidden, setting.classes
-        node_s, device = seconds_a_node(graph, batches, setting.fan_outs, widths, rng)
+        node_s, device = seconds_a_node(graph, batches, setting.fan_outs, setting.widths, rng)
         train_s = node_s * sizes.sum(axis=2)
         measured = f"training takes {train_s.mean():.3g} s on {device}, sampling {sample_s.mean():.3g} s in the mean"
     else:
@@ -141,7 +146,8 @@ def _problem(
         sample_s: [iterations, workers, samplers] seconds of sampling.
     """
     node_bytes = NODE_BYTES + FEATURE_BYTES * setting.features
-    model_bytes = FEATURE_BYTES * 2 * setting.hidden * (setting.features + setting.hidden + setting.classes)
+    weights = sum((inputs + 1) * outputs for inputs, outputs in linear_sizes(setting.widths, len(setting.fan_outs)))
+    model_bytes = FEATURE_BYTES * weights
     machines = tuple(
         Machine(
             name=f"m{m}",

@@ -14,6 +14,17 @@ BATCHES = 5
 """Mini-batches that are measured, behind one that warms up."""
 
 
+def linear_sizes(widths: Sequence[int], hops: int) -> list[tuple[int, int]]:
+    """[layers] inputs and outputs of the linear map of each layer, of a node beside the mean of its neighbours.
+
+    Args:
+        widths: numbers of a node: its features, behind each layer but the last, and its classes.
+        hops: number of layers, one a hop.
+    """
+    sizes = [widths[0], *[widths[1]] * (hops - 1), widths[2]]
+    return [(2 * sizes[n], sizes[n + 1]) for n in range(hops)]
+
+
 def seconds_a_node(
     graph: Graph, seeds: Sequence[Ints], fan_outs: Sequence[int], widths: Sequence[int], rng: np.random.Generator
 ) -> tuple[float, str]:
@@ -23,7 +34,7 @@ def seconds_a_node(
         graph: the graph; features are random numbers.
         seeds: seeds of each mini-batch; the first one warms up.
         fan_outs: neighbours of a node, hop by hop; one layer a hop.
-        widths: numbers of a node: its features, behind each layer but the last, and its classes.
+        widths: see `linear_sizes`.
         rng: where samples come from.
 
     Returns:
@@ -36,8 +47,7 @@ def seconds_a_node(
 
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     device = device or torch.device("cpu")
-    sizes = [widths[0], *[widths[1]] * (len(fan_outs) - 1), widths[2]]
-    layers = [torch.nn.Linear(2 * sizes[n], sizes[n + 1], device=device) for n in range(len(fan_outs))]
+    layers = [torch.nn.Linear(*sizes, device=device) for sizes in linear_sizes(widths, len(fan_outs))]
     optimizer = torch.optim.Adam([weight for layer in layers for weight in layer.parameters()])
     found = []
     for batch in seeds:

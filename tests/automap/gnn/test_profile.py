@@ -1,5 +1,7 @@
 """Graphs are read and made, samples are neighbourhoods, and the volumes of a profile are those of what was sampled."""
 
+import itertools
+
 import networkx
 import numpy as np
 import pytest
@@ -104,6 +106,18 @@ def test_volumes_are_those_of_the_nodes_that_were_sampled(graph):
     assert 1 / 3 < found.own_share < 1.0
     again = profile_graph(graph, setting, np.random.default_rng(1))
     assert again.problem == problem
+
+
+@pytest.mark.parametrize("fan_outs", [(5,), (4, 3), (3, 2, 2), (2, 2, 2, 2)])
+def test_gradients_are_those_of_a_module_with_one_layer_a_hop(graph, fan_outs):
+    torch = pytest.importorskip("torch")
+    setting = Setting(machines=1, workers=1, samplers=1, batch=5, fan_outs=fan_outs, features=10, hidden=7, classes=3)
+    widths = [10, *[7] * (len(fan_outs) - 1), 3]
+    layers = [torch.nn.Linear(2 * read, made) for read, made in itertools.pairwise(widths)]
+    held = sum(4 * parameter.numel() for layer in layers for parameter in layer.parameters())
+    problem = profile_graph(graph, setting, np.random.default_rng(0)).problem
+    sent = {(flow.source, flow.target): flow.bytes.average for flow in problem.flows}
+    assert sent["worker0", "server0"] == sent["server0", "worker0"] == held
 
 
 def test_measured_times_are_positive_and_follow_the_mini_batches(graph):
