@@ -13,6 +13,8 @@ from automap.gnn.problem import GnnProblem
 
 SCHEMA = "automap.gnn-launch/1"
 Style = Literal["dgl", "pyg"]
+MASTER_PORT = "29500"
+"""Where the first worker listens for the others: the port that torchrun takes by default."""
 
 
 def launch_list(plan: GnnPlan, problem: GnnProblem, style: Style) -> dict[str, Any]:
@@ -21,7 +23,8 @@ def launch_list(plan: GnnPlan, problem: GnnProblem, style: Style) -> dict[str, A
     Args:
         plan: a plan for `problem`.
         problem: the problem.
-        style: `dgl` = the variables of DGL's launcher, `pyg` = those of torch.distributed and PyG's DistContext.
+        style: `dgl` = the variables of DGL's launcher, `pyg` = those of PyG's DistContext; workers have those of
+            torch.distributed in both.
 
     Returns:
         A JSON document with `hosts`, `processes` and `warnings`.
@@ -40,8 +43,10 @@ def launch_list(plan: GnnPlan, problem: GnnProblem, style: Style) -> dict[str, A
             "DGL_NUM_CLIENT": str(len(by_role["worker"]) + num_samplers),
             "DGL_NUM_SAMPLER": str(num_samplers // max(1, len(by_role["worker"]))),
         },
-        "pyg": {"MASTER_ADDR": plan.placement[by_role["worker"][0]] if by_role["worker"] else hosts[0]},
+        "pyg": {},
     }[style]
+    if by_role["worker"]:
+        common |= {"MASTER_ADDR": plan.placement[by_role["worker"][0]], "MASTER_PORT": MASTER_PORT}
     processes, used, warnings = [], dict.fromkeys(hosts, 0), []
     for task in sorted(problem.tasks, key=lambda t: ("store", "worker", "sampler", "server").index(t.role)):
         host = plan.placement[task.name]
@@ -66,8 +71,9 @@ def launch_list(plan: GnnPlan, problem: GnnProblem, style: Style) -> dict[str, A
         processes.append(process)
     far = [process["name"] for process in processes if process.get("beside_worker") is False]
     if far:
+        more = " …" if len(far) > 4 else ""
         warnings.append(
-            f"{len(far)} samplers are not on the host of their worker ({', '.join(far[:4])} …): "
+            f"not on the host of their worker: {', '.join(far[:4])}{more} ({len(far)} of {num_samplers} samplers); "
             "they need sampling on remote hosts"
         )
     return {

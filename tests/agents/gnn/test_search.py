@@ -268,8 +268,11 @@ def test_a_launch_list_names_every_process_once_and_gives_each_gpu_once(made, st
     gpus = [(p["host"], gpu) for p in found["processes"] for gpu in p.get("gpus", ())]
     room = {m.name: m.gpus for m in problem.machines}
     assert len(set(gpus)) == len(gpus) == 2 and all(gpu < room[host] for host, gpu in gpus)
-    ranks = [p["environment"]["RANK"] for p in found["processes"] if p["role"] == "worker"]
-    assert ranks == ["0", "1"]
+    workers = [p for p in found["processes"] if p["role"] == "worker"]
+    assert [p["environment"]["RANK"] for p in workers] == ["0", "1"]
+    # The four variables without which torch.distributed's env:// does not begin.
+    named = {(e["MASTER_ADDR"], e["MASTER_PORT"], e["WORLD_SIZE"]) for e in (p["environment"] for p in workers)}
+    assert named == {(workers[0]["host"], "29500", "2")}
     apart = [p for p in found["processes"] if p.get("beside_worker") is False]
     assert bool(found["warnings"]) == bool(apart)
 
