@@ -100,7 +100,7 @@ def targets() -> Mapping[str, Target]:
     return found
 
 
-def find_target(name: str, *, field: str = "training.target") -> Target | None:
+def find_target(name: str) -> Target | None:
     """The target of a name; None for `any`.
 
     Raises:
@@ -108,5 +108,5 @@ def find_target(name: str, *, field: str = "training.target") -> Target | None:
     """
     if name != ANY and name not in targets():
         repair = one_of([ANY, *targets()], name)
-        raise ProblemError("unknown target", field=field, value=name, repair=repair)
+        raise ProblemError("unknown target", field="training.target", value=name, repair=repair)
     return targets().get(name)

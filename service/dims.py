@@ -14,13 +14,14 @@ def parse_dims(texts: Sequence[str]) -> dict[str, int]:
     Raises:
         ModelError: not such a text.
     """
-    dims = {}
+    dims: dict[str, int] = {}
     for text in texts:
         key, _, size = text.partition("=")
         if not key or not re.fullmatch("[0-9]{1,10}", size) or not 1 <= int(size) < 2**31:
             repair = "Write name=size, as in batch=1 or sequence=1024."
             raise ModelError("not a dim", field="dims", value=text, repair=repair)
-        dims[key] = int(size)
+        if dims.setdefault(key, int(size)) != int(size):
+            raise ModelError("two sizes", field=f"dims.{key}", value=f"{dims[key]} and {size}", repair="Give one.")
     return dims
 
 
@@ -36,5 +37,8 @@ def parse_batch_dims(texts: Sequence[str]) -> dict[str, int | None]:
         if not name or not re.fullmatch("[0-9]{1,2}|none", place):
             repair = "Write input=dim, as in tokens=1, or input=none."
             raise ModelError("not a place of the batch", field="batch_dims", value=text, repair=repair)
-        dims[name] = None if place == "none" else int(place)
+        dim = None if place == "none" else int(place)
+        if dims.setdefault(name, dim) != dim:
+            found = "none" if dims[name] is None else dims[name]
+            raise ModelError("two places", field=f"batch_dims.{name}", value=f"{found} and {place}", repair="Give one.")
     return dims

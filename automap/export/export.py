@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from automap.errors import PlanError
+from automap.errors import PlanError, ProblemError, one_of
 from automap.export import accelerate, deepspeed, megatron, onnx_devices, own_trainer, pytorch, torchtitan
 from automap.export.configuration import Export, Note, Run, each_host, read_run
 from automap.export.rounding import rounded
@@ -41,10 +41,9 @@ def export(plan: Plan, problem: Problem, name: str) -> Export:
         ProblemError: there is no such target, or it trains other models.
         PlanError: the target has no files, or cannot express the plan.
     """
-    target = find_target(name, field="target")
-    if target is None or name not in WRITERS:
-        repair = f"Name the target: one of {', '.join(WRITERS)}."
-        raise PlanError("no trainer has this name", field="target", value=name, repair=repair)
+    target = find_target(name) if name in WRITERS else None
+    if target is None:
+        raise ProblemError("unknown target", field="target", value=name, repair=one_of(WRITERS, name))
     check_model(problem.graph, target, field="target")
     if problem.precision not in target.precisions:
         able = [p for p in target.precisions if all(p in kind.peak_TFLOPs for kind in problem.cluster.devices.values())]

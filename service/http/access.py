@@ -77,14 +77,13 @@ def audit(request: Request, status: int) -> None:
         return
     state = request.state
     AUDIT.info(
-        "tenant=%s key=%s %s %s -> %d request=%s",
+        "tenant=%s key=%s %s %s -> %d",
         getattr(state, "tenant", "-"),
         getattr(state, "key_id", "-"),
         request.method,
         # Without the query, which names files; quoted, so that nobody writes lines of his own.
         request.scope["path"].encode("unicode_escape").decode()[:200],
         status,
-        state.request_id,
     )
 
 

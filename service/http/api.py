@@ -142,10 +142,15 @@ class _Guard:
         if "*" not in allowed and host not in allowed:
             repair = "Call the service by its own name, or add this one to AUTOMAP_ALLOWED_HOSTS."
             return _respond(request, problem(400, "Unknown host", field="Host", value=host, repair=repair))
+        coding = request.headers.get("content-encoding", "identity").strip().lower()
+        if coding != "identity":
+            repair = "Send the body as it is, without the header Content-Encoding."
+            document = problem(415, "The body is compressed", field="Content-Encoding", value=coding, repair=repair)
+            return _respond(request, document)
         length = request.headers.get("content-length", "0")
         limit = self._limit(request)
         if not length.isdigit() or int(length) > limit:
-            return _respond(request, _too_large(length, limit))
+            return _respond(request, _too_large(request, length, limit))
         return None
 
     def _limit(self, request: Request) -> int:
@@ -200,8 +205,12 @@ def _capped(receive: Receive, limit: int, within_s: float) -> Receive:
     return counted
 
 
-def _too_large(value: str, limit: int) -> dict[str, Any]:
-    repair = f"Send at most {limit} bytes; `automap export-onnx` writes models without their weights."
+def _too_large(request: Request, value: str, limit: int) -> dict[str, Any]:
+    if _is_upload(request):
+        advice = "`automap strip` takes the weights out of a file, `automap export-onnx` writes files without them."
+    else:
+        advice = "the operator can raise AUTOMAP_MAX_REQUEST_BYTES."
+    repair = f"Send at most {limit} bytes; {advice}"
     return problem(413, "The body is too large", field="body", value=f"{value} bytes", repair=repair)
 
 
@@ -225,7 +234,7 @@ def _on_http_error(request: Request, fault: Exception) -> Response:
     elif fault.status_code == 404:
         named = {"field": "path", "value": request.url.path[:200], "repair": "GET /openapi.json lists all paths."}
     if isinstance(fault, _TooLarge):
-        return _respond(request, _too_large(f"more than {fault.limit}", fault.limit))
+        return _respond(request, _too_large(request, f"more than {fault.limit}", fault.limit))
     if isinstance(fault.detail, dict):
         return _respond(request, fault.detail, headers)
     title = HTTPStatus(fault.status_code).phrase

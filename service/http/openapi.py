@@ -28,11 +28,12 @@ ALWAYS = {
     "400": "The Host header is not this service's.",
     "408": "The body took too long.",
     "413": "The body is too large.",
+    "415": "The body is compressed.",
     "500": "A fault of the service; its log has the request id.",
     "503": "The store does not answer; nothing was accepted.",
 }
 """Status -> the cause of an error that any request may get."""
-CHECKED = {"422": "There is no such parameter."}
+CHECKED = {"422": "There is no such parameter, or it is given more often than it may be."}
 """Status -> the cause of an error of requests of the API."""
 LOCKED = {"401": "No key, or one that may not be used.", "403": "The key has not the scope."}
 """Status -> the cause of an error of requests that need a key."""

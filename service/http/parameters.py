@@ -1,10 +1,14 @@
 """Query parameters that a route does not take are refused. One that is misspelt would otherwise be left out without a
-word: an upload with `batch_dims` in place of `batch_dim` would be read with another batch than its sender means.
+word: an upload with `batch_dims` in place of `batch_dim` would be read with another batch than its sender means. So
+are those that are given twice where a route takes them once: the framework would take the last one.
 
 Only routes of the API look, so that probes and pages may be asked for with whatever their callers add.
 """
 
 from __future__ import annotations
+
+from collections import Counter
+from typing import Any, get_args, get_origin
 
 from fastapi import Request
 from fastapi.routing import APIRoute
@@ -16,16 +20,24 @@ API = "/v1/"
 
 
 async def check_parameters(request: Request) -> None:
-    """Refuses a request with a parameter that its route does not take; a dependency of every route.
+    """Refuses a request with a parameter that its route does not take, or not twice; a dependency of every route.
 
     Raises:
-        UserError: names the parameter, and those that there are.
+        UserError: names the parameter, and those that there are or the values that it has.
     """
     route = request.scope["route"]
     if not request.url.query or not isinstance(route, APIRoute) or not route.path.startswith(API):
         return
-    known = sorted(field.alias for field in route.dependant.query_params)
-    unknown = next((name for name in request.query_params if name not in known), None)
-    if unknown is not None:
-        repair = one_of(known, unknown) if known else "Leave it out: this request takes no parameters."
-        raise UserError("there is no such parameter", field="query", value=unknown, repair=repair)
+    known = {field.alias: _is_repeatable(field.field_info.annotation) for field in route.dependant.query_params}
+    for name, count in Counter(name for name, _ in request.query_params.multi_items()).items():
+        if name not in known:
+            repair = one_of(sorted(known), name) if known else "Leave it out: this request takes no parameters."
+            raise UserError("there is no such parameter", field="query", value=name, repair=repair)
+        if count > 1 and not known[name]:
+            values = ", ".join(request.query_params.getlist(name))
+            raise UserError("given more than once", field=name, value=values, repair="Give it once.")
+
+
+def _is_repeatable(annotation: Any) -> bool:
+    """Whether a parameter of this type is a list, or a list or nothing."""
+    return list in map(get_origin, (annotation, *get_args(annotation)))

@@ -10,6 +10,7 @@ import time
 
 from fastapi import HTTPException
 
+from automap.errors import ProblemError
 from service.jobs.store import DAY_S, Store
 from service.problems import problem
 from service.settings import Settings
@@ -28,14 +29,25 @@ def check(store: Store, settings: Settings, reserve_s: float, *, num_jobs: int) 
         num_jobs: how many they are.
 
     Raises:
+        ProblemError: the job takes more than the tenant may have at all, so that waiting does not help.
         HTTPException: 429, with the seconds after which another request may be admitted.
     """
+    if num_jobs > settings.max_queued_jobs:
+        repair = f"Give at most {settings.max_queued_jobs}, or ask the operator to raise AUTOMAP_MAX_QUEUED_JOBS."
+        raise ProblemError("more jobs than may wait", field="workers", value=num_jobs, repair=repair)
+    if reserve_s > settings.max_search_s_per_day:
+        most = f"{settings.max_search_s_per_day:g}"
+        repair = f"Take at most {most} s in all, or ask the operator to raise AUTOMAP_MAX_SEARCH_S_PER_DAY."
+        raise ProblemError("longer than a day's searches", field="budget", value=f"{reserve_s:g} s", repair=repair)
     if store.num_waiting() + num_jobs > settings.max_queued_jobs:
         detail = f"At most {settings.max_queued_jobs} may wait. Try again later."
         raise _refusal("Too many jobs are waiting", detail, RETRY_S, headers(store, settings))
     if store.searched_s() + reserve_s > settings.max_search_s_per_day:
-        left = max(0.0, settings.max_search_s_per_day - store.searched_s())
-        detail = f"{left:g} of {settings.max_search_s_per_day:g} seconds of search are left today (UTC)."
+        left = max(0, math.floor(settings.max_search_s_per_day - store.searched_s()))
+        detail = (
+            f"{left} of {settings.max_search_s_per_day:g} seconds of search are left today (UTC), and this job takes "
+            f"{reserve_s:g}. Give it less, or send it tomorrow."
+        )
         raise _refusal("The day's searches are used up", detail, _to_midnight_s(), headers(store, settings))
 
 

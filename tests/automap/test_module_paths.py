@@ -109,7 +109,7 @@ def test_a_sum_that_a_norm_takes_whole_is_passed_on_by_nothing_beside_it() -> No
 
 def test_a_scaled_embedding_and_norms_behind_split_products_are_exported() -> None:
     problem = problem_of(Model, torch.zeros(2, LENGTH, dtype=torch.int64))
-    space, target, found = plan_space(problem), find_target("pytorch", field="target"), 0
+    space, target, found = plan_space(problem), find_target("pytorch"), 0
     assert target is not None
     for values in space.random_batch(np.random.default_rng(0), 60).tolist():
         plan = annotate(space.decode(values), space.lowered(values), space.evaluator)

@@ -89,6 +89,10 @@ def test_what_a_tenant_may_submit(settings: Settings, client: redis.Redis, serve
         answer = api.post("/v1/jobs", json={**body, "budget": "60s"})
         check_problem(answer, 429)
         assert 0 < int(answer.headers["retry-after"]) <= 24 * 3600
+        assert "40 of 100 seconds" in answer.json()["detail"] and "takes 60" in answer.json()["detail"]
+        # What can never be admitted is not told to come again.
+        check_problem(api.post("/v1/jobs", json={**body, "budget": "101s"}), 422, "budget")
+        check_problem(api.post("/v1/jobs", json={**body, "workers": 4}), 422, "workers")
         # What was reserved and not used is there again.
         api.post(f"/v1/jobs/{first.json()['id']}/cancel")
         assert api.post("/v1/jobs", json={**body, "budget": "60s"}).status_code == 202
@@ -285,6 +289,7 @@ def test_unknown_places(api: httpx.Client, method: str, path: str, status: int) 
         ("/v1/jobs/x/plan?so_far=1", "Use one of best."),
         ("/v1/zoo?name=gpt2", "Leave it out: this request takes no parameters."),
         ("/v1/jobs/", "GET /openapi.json lists all paths."),
+        ("/v1/jobs?limit=1&limit=2", "Give it once."),
     ],
 )
 def test_parameters_are_refused_with_a_repair(api: httpx.Client, path: str, repair: str) -> None:
@@ -320,9 +325,23 @@ def test_every_refusal_shows_what_was_sent(api: httpx.Client) -> None:
         (mlp(hidden="width"), "", "dims.width"),
         (mlp(), "?dim=width", "dims"),
         (mlp(), "?dim=width=0", "dims"),
+        (mlp(hidden="width"), "?dim=width=8&dim=width=4", "dims.width"),
+        (mlp(hidden="width"), "?dim=width=8&batch_dim=x=0&batch_dim=x=none", "batch_dims.x"),
+        (mlp(), "?name=a&name=b", "name"),
         (mlp(), "?dim=width=" + 5000 * "9", "dims"),
     ],
-    ids=["empty", "text", "truncated", "unbound dim", "dim without size", "dim of size 0", "dim of 5,000 digits"],
+    ids=[
+        "empty",
+        "text",
+        "truncated",
+        "unbound dim",
+        "dim without size",
+        "dim of size 0",
+        "dim of two sizes",
+        "batch in two places",
+        "two names",
+        "dim of 5,000 digits",
+    ],
 )
 def test_bad_models(api: httpx.Client, data: bytes, query: str, field: str) -> None:
     check_problem(api.post("/v1/models" + query, content=data), 422, field)
@@ -435,12 +454,20 @@ def test_bodies_that_do_not_say_that_they_are_json(api: httpx.Client, kind: str)
     check_problem(api.post("/v1/jobs", content=b"{}", headers={"content-type": kind}), 415, "Content-Type")
 
 
+def test_bodies_that_are_compressed(api: httpx.Client) -> None:
+    document = check_problem(api.post("/v1/models", content=mlp(), headers={"content-encoding": "gzip"}), 415)
+    assert (document["field"], document["value"]) == ("Content-Encoding", "gzip")
+    assert api.post("/v1/models", content=mlp(), headers={"content-encoding": "identity"}).status_code == 201
+
+
 def test_too_big(settings: Settings, client: redis.Redis, serve_app: Any) -> None:
     small = settings.model_copy(update={"max_model_bytes": 1000, "max_request_bytes": 100, "max_stored_bytes": 150})
     with serve_app(small, client) as api:
-        check_problem(api.post("/v1/models", content=b"x" * 1001), 413, "body")
+        told = check_problem(api.post("/v1/models", content=b"x" * 1001), 413, "body")
+        assert "at most 1000 bytes; `automap strip`" in told["repair"]
         check_problem(api.post("/v1/models", content=iter([b"x" * 600] * 2)), 413, "body")
-        check_problem(api.post("/v1/jobs", json={"model_id": "x" * 200}), 413, "body")
+        told = check_problem(api.post("/v1/jobs", json={"model_id": "x" * 200}), 413, "body")
+        assert "AUTOMAP_MAX_REQUEST_BYTES" in told["repair"]
         check_problem(api.post("/v1/models", content=mlp()), 507)
 
 
