@@ -10,11 +10,10 @@ from typing import Any
 
 import httpx
 import jsonschema
-import onnx
 import pytest
 import redis
 import service_work
-from onnx import TensorProto, helper
+from tiny_file import mlp
 
 from service.embedded_redis import EmbeddedRedis
 from service.jobs import graphs
@@ -47,17 +46,6 @@ def check_problem(answer: Any, status: int, field: str | None = None) -> dict[st
         assert document["value"] is not None
         assert document["repair"]
     return document
-
-
-def mlp(batch: int | str = 1, hidden: int | str = 8) -> bytes:
-    """A small model, with symbolic dims where given a text."""
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, hidden])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 4])
-    w = helper.make_tensor("w", TensorProto.FLOAT, [8, 4], [0.0] * 32)
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "mlp", [x], [y], [w])
-    return onnx.ModelProto.SerializeToString(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    )
 
 
 def test_upload(api: httpx.Client, light: Callable[[str], bytes]) -> None:

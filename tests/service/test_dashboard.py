@@ -12,6 +12,7 @@ import httpx
 import pytest
 import redis
 from service_work import run
+from tiny_file import mlp
 
 from agents.searcher import Progress, Reached
 from service.jobs.keys import Keys
@@ -132,6 +133,29 @@ def test_from_the_form_to_the_plan(
     assert not faults
     assert {httpx.URL(url).host for url in asked if not url.startswith(("data:", "blob:"))} == {api.base_url.host}
     context.close()
+
+
+@pytest.mark.slow
+def test_a_file_with_symbolic_dims(browser: Any, api: httpx.Client, store: Store) -> None:
+    page = browser.new_page()
+    page.set_default_timeout(20_000)
+    page.goto(f"{api.base_url}/#/new")
+    page.get_by_label("a file").check()
+    content = {"name": "tiny.onnx", "mimeType": "application/octet-stream", "buffer": mlp("n", "width")}
+    page.get_by_label("ONNX file").set_input_files(content)
+    page.get_by_label("Cluster").fill("8xA100-80GB")
+    page.get_by_role("button", name="Search").click()
+    # What is missing is named, and its field has the focus.
+    page.get_by_role("alert").get_by_text("symbolic").wait_for()
+    assert page.evaluate("document.activeElement.id") == "dims"
+    page.get_by_label("Sizes of symbolic dims").fill("width=8, n=1")
+    page.get_by_label("Batch dims").fill("x=0")
+    page.get_by_role("button", name="Search").click()
+    page.wait_for_url("**/#/jobs/*")
+    (job,), _ = store.jobs(1)
+    assert job.request is not None
+    assert (job.request.model.name, job.request.model.dims) == ("tiny", {"width": 8, "n": 1})
+    assert job.request.model.batch_dims == {"x": 0}
 
 
 @pytest.mark.slow

@@ -11,6 +11,15 @@ function field(id, label, input, note) {
 }
 
 const choice = (values) => h("select", {}, values.map(([value, text]) => h("option", { value }, text)));
+/** The texts of a field that takes several. */
+const texts = (input) => input.value.split(",").map((text) => text.trim()).filter(Boolean);
+
+/** Texts such as seq=1024 as an object; upload has refused others before. */
+const pairs = (input) => Object.fromEntries(texts(input).map((text) => {
+  const at = text.lastIndexOf("=");
+  return [text.slice(0, at), text.endsWith("=none") ? null : Number(text.slice(at + 1))];
+}));
+
 const listed = (id, values) => h("datalist", { id }, values.map((value) => h("option", { value })));
 
 export async function showForm(root, signal) {
@@ -19,9 +28,14 @@ export async function showForm(root, signal) {
     ["/v1/clusters", "/v1/zoo", "/v1/targets"].map((path) => get(path, signal)));
   const zoo = h("input", { list: "zoo-names", value: "gpt2-xl", required: true, spellcheck: "false" });
   const file = h("input", { type: "file", accept: ".onnx" });
+  const dims = h("input", { spellcheck: "false" });
+  const batchDims = h("input", { spellcheck: "false" });
   const parts = {
     zoo: field("zoo", "Name of the model", zoo, "Sizes may be given, as in gpt2:seq_len=512."),
-    file: field("file", "ONNX file", file, "Weights are not needed: automap strip takes them out."),
+    file: h("div", {},
+      field("file", "ONNX file", file, "Weights are not needed: automap strip takes them out."),
+      field("dims", "Sizes of symbolic dims", dims, "As in seq=1024, width=768. The batch needs no size."),
+      field("batch_dims", "Batch dims", batchDims, "Of inputs whose first dim is not the batch, as in tokens=1 or mask=none.")),
   };
   const kind = (value, text) => h("label", {},
     h("input", { type: "radio", name: "source", value, checked: value === "zoo", onchange: () => choose(value) }), ` ${text} `);
@@ -62,16 +76,20 @@ export async function showForm(root, signal) {
       if (target.value) training.target = target.value;
       const body = { cluster: cluster.value, training, budget: budget.value, workers: Number(workers.value) };
       if (file.required) {
-        const name = encodeURIComponent(file.files[0].name.replace(/\.onnx$/, ""));
-        const uploaded = await post(`/v1/models?name=${name}`, file.files[0], { "Content-Type": "application/octet-stream" });
-        body.model_id = uploaded.id;
+        const said = new URLSearchParams({ name: file.files[0].name.replace(/\.onnx$/, "") });
+        for (const text of texts(dims)) said.append("dim", text);
+        for (const text of texts(batchDims)) said.append("batch_dim", text);
+        const uploaded = await post(`/v1/models?${said}`, file.files[0], { "Content-Type": "application/octet-stream" });
+        Object.assign(body, { model_id: uploaded.id, dims: pairs(dims), batch_dims: pairs(batchDims) });
       } else body.zoo = zoo.value;
       const job = await post("/v1/jobs", body, { "Idempotency-Key": key() });
       location.hash = `#/jobs/${job.id}`;
     } catch (wrong) {
       const told = wrong.document ?? { title: wrong.message };
-      const name = (told.field ?? "").split(/[.[]/).pop();
-      const input = form.querySelector(`#${CSS.escape(name === "model" ? (file.required ? "file" : "zoo") : name || "none")}`);
+      // The outermost part of a path that has a field: what follows it may be any name, such as that of a dim.
+      const input = (told.field ?? "").split(/[.[]/).filter(Boolean)
+        .map((name) => form.querySelector(`#${CSS.escape(name === "model" ? (file.required ? "file" : "zoo") : name)}`))
+        .find(Boolean);
       fault.replaceChildren(h("div", { class: "fault" }, h("strong", {}, told.title), h("div", {}, wrong.message)));
       if (input) {
         input.setAttribute("aria-invalid", "true");
