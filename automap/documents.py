@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -48,13 +49,13 @@ def read_document(text: str | bytes, *, field: str = "", error: type[UserError] 
 
 
 def read_file(path: Path, *, field: str, error: type[UserError]) -> Any:
-    """The document of a JSON file; see `read_document`.
+    """The document of a JSON file, of stdin where the path is `-`; see `read_document`.
 
     Raises:
         UserError: (of type `error`) the file cannot be opened, or as in `read_document`.
     """
     try:
-        data = path.read_bytes()
+        data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     except OSError as fault:
         repair = "Name a readable JSON file."
         raise error(f"cannot be read ({fault.strerror})", field=field, value=str(path), repair=repair) from None

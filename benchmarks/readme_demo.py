@@ -34,7 +34,7 @@ class Both(io.StringIO):
 
 
 def main() -> None:
-    """Runs the demonstration, and writes README and plans if every plan held."""
+    """Runs the demonstration, and writes README and plans if every plan passed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--budget", default="25s")
     budget = parser.parse_args().budget

@@ -99,7 +99,7 @@ class AutomapClient:
             training: training settings, at least `global_batch`.
             options: budget (`30s` or a number of evaluations), searchers (one after another, each with its share of
                 the budget), tie (share of the error band within which plans are equally fast, and the plainest
-                leaves), seed (of every random choice), hints (see `automap.hints`), trials ({top_k, steps,
+                is returned), seed (of every random choice), hints (see `automap.hints`), trials ({top_k, steps,
                 time_limit_s}: run plans before one of them is chosen), priority (a job with a higher one is begun
                 before your other jobs), workers (that search at once; needs a budget in time), name (of the model in
                 the plan); of an uploaded model also dims, batch_dims and parameters, as it was uploaded with.

@@ -245,7 +245,7 @@ def against(plan: Plan) -> str:
     names = {"dp": "pure data parallelism", "expert": "the best expert template", "yours": "your plan"}
     for key, name in names.items():
         baseline_s = plan.search.baselines.get(key)
-        # Of the plans that are as fast as the fastest one, the plainest leaves; the others are ties.
+        # Of the plans that are as fast as the fastest one, the plainest is returned; the others are ties.
         if baseline_s is not None and fastest_s is not None and fastest_s <= baseline_s < step_s:
             ties.append(name)
         elif baseline_s is not None:

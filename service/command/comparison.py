@@ -96,20 +96,24 @@ def limits(plan: Plan, found: Sequence[Alternative]) -> list[str]:
         return (row.total + row.reserve) / row.capacity
 
     fullest = max(estimate.memory_bytes, key=share)
-    held_back = sum(one.shortage is not None and one.more_s < 0.0 for one in found)
-    some = {0: "no faster choice below", 1: "a faster choice below"}.get(held_back, f"{held_back} faster choices below")
+    faster = [one for one in found if one.more_s < 0.0]
+    held_back = sum(one.shortage is not None for one in faster)
+    some = {0: "every faster choice below fits", 1: "a faster choice below would not fit"}.get(
+        held_back, f"{held_back} faster choices below would not fit"
+    )
+    some = some if faster else "no choice below is faster"
     from automap.plan import devices_in_words
 
     where = devices_in_words(fullest.devices)
     are = "are" if where.startswith("devices") else "is"
-    memory = f"memory: {where} {are} {share(fullest):.0%} full, the part that is kept free included; {some} "
+    memory = f"memory: {where} {are} {share(fullest):.0%} full, the part that is kept free included; {some}"
     record = plan.search
     bound_s = record.lower_bound_s if record is not None and record.lower_bound_s is not None else None
     known = estimate.lower_bound_s if bound_s is None else bound_s
     left = max(0.0, 1.0 - known / estimate.step_time_s)
     whose = "of this model on this cluster" if bound_s is None else "that a search can decide"
     return [
-        memory + ("would not fit" if held_back else "fails to fit"),
+        memory,
         f"time: no plan {whose} saves more than {left:.0%} of the step",
     ]
 
@@ -161,7 +165,7 @@ def _check_alike(first: Plan, second: Plan, path: Path) -> None:
                     f"{path.name} has another {name}: {key} {told}",
                     field=f"plan.{name}.{key}",
                     value=other,
-                    repair="Compare plans of one cluster and training; `automap sweep` compares those.",
+                    repair="Compare plans of one cluster and training; `automap sweep` compares others.",
                 )
 
 

@@ -57,7 +57,7 @@ def run_demo(folder: Path, *, budget: str = "25s", seed: int = 0) -> int:
         seed: seed of each search.
 
     Returns:
-        0 if every plan held, else 1.
+        0 if every plan passed, else 1.
     """
     folder.mkdir(parents=True, exist_ok=True)
     began, failures = time.monotonic(), 0
@@ -70,7 +70,7 @@ def run_demo(folder: Path, *, budget: str = "25s", seed: int = 0) -> int:
                 except (UserError, RemoteError, AssertionError, jsonschema.ValidationError) as fault:
                     failures += 1
                     say(line_of("FAILED", str(fault)))
-    verdict = "Every plan held." if not failures else f"{failures} of 3 failed."
+    verdict = "Every plan passed." if not failures else f"{failures} of 3 failed."
     say(f"\n{verdict} {time.monotonic() - began:.0f} s in all.")
     return 1 if failures else 0
 

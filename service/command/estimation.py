@@ -240,7 +240,7 @@ def _fits(plan: Plan) -> list[str]:
     assert estimate is not None
     if estimate.fit_probability is None:
         return []
-    wanted = f"a search asks for {plan.training.memory_confidence:.3g}"
+    wanted = f"a search asks for {100 * plan.training.memory_confidence:.3g}%"
     free = min(memory.reserve for memory in estimate.memory_bytes) / GIB
     wanted += f", which keeps {free:.2f} GiB of each device free" if free > 0.0 else ""
     return [f"fits with {probability(estimate.fit_probability)} ({wanted})"]

@@ -74,7 +74,7 @@ def show(document: Mapping[str, Any]) -> None:
             (f"{step['before']:.1f}", f"{step['after']:.1f}", rule, "no" if step["lossless"] else "yes")
             for rule, step in document["space"]["rules"].items()
         ]
-        console.print(_table("decades of plans, by pruning rule", ("before", "after"), texts, steps))
+        console.print(_table("log10 of the number of plans, by pruning rule", ("before", "after"), texts, steps))
     for line in document["warnings"]:
         console.print(f"warning: {line}", markup=False, soft_wrap=True)
 

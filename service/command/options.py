@@ -59,7 +59,7 @@ FrozenOption = Annotated[
 OptimizerOption = Annotated[str | None, typer.Option(help="adam, momentum or sgd; default: adam.")]
 LossOption = Annotated[str | None, typer.Option(help="cross_entropy or mse, if the model returns no loss.")]
 TrainerOption = Annotated[
-    str | None, typer.Option(help="The training software whose habits the price follows; default: the target's.")
+    str | None, typer.Option(help="The training software that the price assumes; default: the target's.")
 ]
 TargetOption = Annotated[
     str | None,
@@ -164,7 +164,7 @@ def drawable(option: typer.CallbackParam, path: Path | None) -> Path | None:
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and all else on stderr.")]
 UrlOption = Annotated[str, typer.Option(envvar="AUTOMAP_URL", help="Address of the service.")]
-PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, a JSON file.")]
+PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, a JSON file; - is stdin.")]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
 
 FromScratchOption = Annotated[

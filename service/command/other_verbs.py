@@ -102,8 +102,8 @@ def strip(
         )
         return
     typer.echo(
-        f"{output}: {stripped.bytes_before:,} -> {len(stripped.data):,} bytes; {stripped.num_dropped} tensors without "
-        f"their data, {stripped.num_kept} small constants kept",
+        f"{output}: {stripped.bytes_before:,} -> {len(stripped.data):,} bytes; "
+        f"weights left out: {stripped.num_dropped}, small constants kept: {stripped.num_kept}",
         err=True,
     )
 

@@ -58,7 +58,7 @@ def search(
     ] = 0.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Finds a plan on this machine. Ctrl-C, or SIGTERM, ends the search with the best plan so far and exit code 130."""
+    """Searches for the fastest plan, on this machine. Ctrl-C or SIGTERM ends it: best plan so far, exit code 130."""
     from service.command.terminal import interruptible, progress_line
 
     if job.request.budget.isdigit():

@@ -153,7 +153,10 @@ def page(found: Recommendation, steps: float | None) -> list[str]:
         rows.append([*row, *(f"{document[name]:,.4g}" for name in names)])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
-    lines.append(f"On these of {len(found.candidates)} candidates no other one is both cheaper and faster.")
+    goal = "cost" if priced else "number of devices"
+    lines.append(
+        f"Shown of {len(found.candidates)} candidates: those that no other one beats in both {goal} and step time."
+    )
     standing = {"fewest": found.fewest, "cheapest": found.cheapest, "fastest": found.fastest}
     for label, best in standing.items():
         if best is not None and best.plan is not None:

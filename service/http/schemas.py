@@ -75,7 +75,7 @@ class JobBody(ProblemBody):
         "Names of searchers, which run one after another, each with its share of the budget; the best plan wins.",
     ] = ("portfolio",)
     tie: Annotated[
-        float, Range(0, 1), "Share of the error band within which plans are equally fast, and the plainest leaves."
+        float, Range(0, 1), "Share of the error band within which plans are equally fast, and the plainest is returned."
     ] = 0.1
     seed: Seed = 0
     trials: Annotated[

@@ -91,7 +91,7 @@ def try_plans(
 
 
 def _described(chosen: Plan, tried: Sequence[_Tried], effort: Effort, stopped_at: int | None) -> Plan:
-    """The plan that leaves, with a record of all trials.
+    """The plan that is returned, with a record of all trials.
 
     Args:
         chosen: the plan.

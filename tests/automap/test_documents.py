@@ -1,14 +1,16 @@
 """JSON from users: what is read is finite, Unicode, without a key twice and not too deep; all else names its path."""
 
+import io
 import json
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from automap.documents import MAX_DEPTH, check_document, joined, read_document, read_file
-from automap.errors import ClusterError
+from automap.errors import ClusterError, PlanError
 from ir.errors import UserError
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
@@ -88,6 +90,11 @@ def test_files(tmp_path):
     with pytest.raises(ClusterError, match="cannot be read") as caught:
         read_file(path, field="cluster", error=ClusterError)
     assert caught.value.value == str(path)
+
+
+def test_a_dash_is_stdin(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"a": 1}')))
+    assert read_file(Path("-"), field="plan", error=PlanError) == {"a": 1}
 
 
 def test_an_empty_key_has_a_name_in_errors():

@@ -90,9 +90,10 @@ def test_the_limit_that_is_near_is_named(plans: list[str]) -> None:
 
     free = [choice(-0.1, None), choice(0.1, "devices 0-3")]
     memory, bound = limits(plan, free)
-    assert f"devices {full.devices} are 100% full" in memory and "no faster choice" in memory
+    assert f"devices {full.devices} are 100% full" in memory and memory.endswith("every faster choice below fits")
     assert bound == "time: no plan of this model on this cluster saves more than 25% of the step"
     assert limits(plan, [*free, choice(-0.2, "devices 0-3")])[0].endswith("a faster choice below would not fit")
+    assert limits(plan, [choice(0.1, "x")])[0].endswith("no choice below is faster")
     assert limits(plan, [choice(-0.2, "x"), choice(-0.3, "x")])[0].endswith("2 faster choices below would not fit")
 
 
