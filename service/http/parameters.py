@@ -40,4 +40,4 @@ async def check_parameters(request: Request) -> None:
 
 def _is_repeatable(annotation: Any) -> bool:
     """Whether a parameter of this type is a list, or a list or nothing."""
-    return list in map(get_origin, (annotation, *get_args(annotation)))
+    return any(get_origin(kind) is list for kind in (annotation, *get_args(annotation)))
