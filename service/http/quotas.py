@@ -30,7 +30,8 @@ def check(store: Store, settings: Settings, reserve_s: float, *, num_jobs: int) 
 
     Raises:
         ProblemError: the job takes more than the tenant may have at all, so that waiting does not help.
-        HTTPException: 429, with the seconds after which another request may be admitted.
+        HTTPException: 429, with the seconds after which another request may be admitted; 507, nothing more may be
+            stored.
     """
     if num_jobs > settings.max_queued_jobs:
         repair = f"Give at most {settings.max_queued_jobs}, or ask the operator to raise AUTOMAP_MAX_QUEUED_JOBS."
@@ -49,6 +50,14 @@ def check(store: Store, settings: Settings, reserve_s: float, *, num_jobs: int) 
             f"{reserve_s:g}. Give it less, or send it tomorrow."
         )
         raise _refusal("The day's searches are used up", detail, _to_midnight_s(), headers(store, settings))
+    if store.stored_bytes() >= settings.max_stored_bytes:
+        raise full()
+
+
+def full() -> HTTPException:
+    """The error of a tenant who has stored as much as it may, to be raised by the caller."""
+    detail = "Delete models or jobs, or ask the operator to raise AUTOMAP_MAX_STORED_BYTES."
+    return HTTPException(507, problem(507, "Nothing more can be stored", detail))
 
 
 def headers(store: Store, settings: Settings) -> dict[str, str]:

@@ -188,6 +188,20 @@ def test_a_job_to_its_plan(api: httpx.Client, store: Store, model_id: str, searc
     assert [j["id"] for j in api.get("/v1/jobs").json()["jobs"]] == [job["id"]]
 
 
+def test_who_asks_too_early_is_told_of_the_best_plan_so_far(api: httpx.Client, store: Store) -> None:
+    here = api.post("/v1/jobs", json={**JOB, "zoo": "gpt2:layers=2"}).headers["location"]
+    assert "so-far" not in check_problem(api.get(here + "/plan"), 409, "state")["repair"]
+    job_id = here.rpartition("/")[2]
+    token = store.begin(job_id)
+    assert token is not None
+    store.set_best(job_id, token, {"name": "best"})
+    store.cancel(job_id)
+    for asked in ("plan", "exports/deepspeed"):
+        repair = check_problem(api.get(f"{here}/{asked}"), 409, "state")["repair"]
+        assert repair.startswith("Submit the job again.") and f"{here}/plan?best=so-far" in repair
+    assert api.get(f"{here}/plan?best=so-far").json() == {"name": "best"}
+
+
 def test_a_plan_is_exported(api: httpx.Client, model_id: str, search: Any, client: redis.Redis) -> None:
     job = api.post("/v1/jobs", json={"model_id": model_id, **JOB}).json()
     here = job["links"]["self"] + "/exports"

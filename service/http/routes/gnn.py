@@ -13,7 +13,6 @@ from service.http.routes.common import (
     another_request,
     once_of,
     read_body,
-    refusal,
     settings_of,
     store_of,
 )
@@ -66,6 +65,4 @@ def _accept(body: GnnJobBody, store: Store, settings: Settings, once: Once | Non
         repair = f"Give at most {settings.max_budget_s:g}s, or ask the operator to raise AUTOMAP_MAX_BUDGET_S."
         raise ProblemError("too long", field="budget", value=asked.budget, repair=repair)
     quotas.check(store, settings, budget.seconds or 0.0, num_jobs=1)
-    if store.stored_bytes() >= settings.max_stored_bytes:
-        raise refusal(507, "Nothing more can be stored", "Delete models or jobs.")
     return store.create("", asked, reserve_s=budget.seconds or 0.0, once=once)

@@ -32,7 +32,6 @@ from service.http.routes.common import (
     once_of,
     plan_of,
     read_body,
-    refusal,
     settings_of,
     side_processes_of,
     store_of,
@@ -227,8 +226,6 @@ def _admit(body: JobBody, store: Store, settings: Settings) -> tuple[JobRequest,
     reserve_s = _reserved_s(budget, request)
     members = request.workers - 1
     quotas.check(store, settings, reserve_s + members * (budget.seconds or 0.0), num_jobs=1 + members)
-    if store.stored_bytes() >= settings.max_stored_bytes:
-        raise refusal(507, "Nothing more can be stored", "Delete models or jobs.")
     return request, reserve_s, graphs.load_bytes(store, body.model_id, request)
 
 

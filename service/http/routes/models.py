@@ -19,7 +19,7 @@ from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from service.dims import parse_batch_dims, parse_dims
-from service.http import openapi
+from service.http import openapi, quotas
 from service.http.routes.common import refusal, settings_of, store_of
 from service.http.schemas import ModelList, ModelView
 from service.jobs import graphs
@@ -73,8 +73,7 @@ async def upload(
         try:
             model = await run_in_threadpool(_import_and_store, file, options, store, settings)
         except StoreFull:
-            detail = "Delete models or jobs, or ask the operator to raise AUTOMAP_MAX_STORED_BYTES."
-            raise refusal(507, "Nothing more can be stored", detail) from None
+            raise quotas.full() from None
     response.headers["Location"] = f"/v1/models/{model.id}"
     return ModelView.of(model)
 
