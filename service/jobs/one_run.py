@@ -27,6 +27,7 @@ from service.jobs.connection import AWAY, impatient, paced, patiently
 from service.jobs.delivery import Run
 from service.jobs.events import Thinning
 from service.jobs.gnn_job import run_gnn
+from service.jobs.job_queue import OVERHEAD_S
 from service.jobs.records import ACTIVE, parent_of
 from service.jobs.run_job import JobRequest, run_job
 from service.jobs.store import Store, Superseded
@@ -37,7 +38,12 @@ LOG = logging.getLogger("automap.worker")
 
 CHECKPOINT_S, CHECKPOINT_SHARE = 1.0, 0.02
 """Least seconds between two writes of the best plan, and largest share of the search's time that they take."""
-TOO_LONG = problem(500, "The job took too long", "Give it a smaller budget or model.")
+TOO_LONG = problem(
+    500,
+    "The job took too long",
+    f"A run may take its budget (AUTOMAP_MAX_BUDGET_S for one in evaluations), its trials and {OVERHEAD_S} s. Give "
+    "it a smaller budget or model. `automap plan JOB --so-far` has the best plan that it found.",
+)
 _PACE_S = 0.2
 """Least seconds between two writes of the progress, and between two looks whether the job has ended."""
 

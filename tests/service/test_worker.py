@@ -89,6 +89,7 @@ def test_a_run_that_reaches_its_time_limit(store: Store, client: redis.Redis, su
     assert job is not None
     assert job.problem is not None
     assert (job.state, job.problem["title"]) == ("failed", "The job took too long")
+    assert "AUTOMAP_MAX_BUDGET_S" in job.problem["detail"] and " 120 s" in job.problem["detail"]
 
 
 def test_rq_logs_as_the_service_does(client: redis.Redis, settings: Settings) -> None:

@@ -88,7 +88,9 @@ def plan_of(store: Store, job: Job, *, so_far: bool = False) -> dict[str, Any]:
         if not so_far and store.plan(job.id, so_far=True) is not None:
             best = f"GET /v1/jobs/{job.id}/plan?best=so-far, or `automap plan {job.id} --so-far`"
             repair = f"{repair} The best plan that it has found: {best}."
-        raise refusal(409, f"The job has no plan: it is {job.state}", field="state", value=job.state, repair=repair)
+        raise refusal(
+            409, f"The job has no plan: its state is {job.state}", field="state", value=job.state, repair=repair
+        )
     return document
 
 
