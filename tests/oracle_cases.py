@@ -233,6 +233,8 @@ ATTENTION = [
          {"q_num_heads": 4, "kv_num_heads": 4}, outputs=("y0", "y1"), id="gated delta rule"),
     Case("LinearAttention", (*((1, 5, 12),) * 3, None, (1, 5, 12), (1, 5, 1)), (0, 0, 0, None, 0, 0),
          {"q_num_heads": 4, "kv_num_heads": 4, "chunk_size": 2}, id="a decay for each element of keys"),
+    Case("automap.LinearAttention", (*((1, 5, 12),) * 3, None, None, (1, 5, 4)), (0, 0, 0, None, None, 0),
+         {"q_num_heads": 4, "kv_num_heads": 4, "update_rule": "delta"}, id="delta rule"),
     Case("automap.SelectiveScan", ((1, 6, 5), (1, 6, 5), (6, 3), (1, 3, 5), (1, 3, 5)), (0, 0, None, 0, 0)),
     Case("RotaryEmbedding", ((1, 4, 6, 8), (1, 6, 4), (1, 6, 4)), (0, None, None)),
     Case("RotaryEmbedding", ((1, 6, 32), (12, 4), (12, 4), (1, 6)), (0, None, None, 0),

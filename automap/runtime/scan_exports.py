@@ -95,13 +95,9 @@ _SCANS: Mapping[str, Callable[..., Any]] = {
 @contextlib.contextmanager
 def scans_as_operators(module: nn.Module) -> Iterator[None]:
     """A context in which models of transformers call the functions here in place of their own."""
-    files = {sys.modules[type(part).__module__] for part in module.modules()}
-    own = [
-        (file, name, vars(file)[name])
-        for file in files
-        for name in _SCANS
-        if file.__name__.startswith("transformers.") and name in vars(file)
-    ]
+    names = sorted({type(part).__module__ for part in module.modules()})
+    files = [sys.modules[name] for name in names if name.startswith("transformers.")]
+    own = [(file, name, vars(file)[name]) for file in files for name in _SCANS if name in vars(file)]
     for file, name, _ in own:
         setattr(file, name, _SCANS[name])
     try:

@@ -47,7 +47,7 @@ def test_rewards_add_up_and_bounds_hold(seed):
 @pytest.mark.slow
 def test_the_dqn_finds_the_optimum_of_a_small_problem():
     simulator = Simulator(make_problem(Shape(machines=3, workers=2, samplers=1, nic_Gbps=10), 2), iterations=4, seed=0)
-    _, best_s, _ = enumerate_placements(simulator)
+    _, best_s, *_ = enumerate_placements(simulator)
     start = np.array(max(_some(simulator), key=lambda place: simulator.makespans([place])[0]))
     place, found_s, episodes = search_dqn(
         simulator, start, np.random.default_rng(0), share_left=lambda done, best_s: 1.0 - done / 60

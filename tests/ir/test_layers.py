@@ -6,7 +6,8 @@ import pytest
 from automap.cluster import parse_cluster
 from automap.errors import PlanError
 from automap.export.export import export, save
-from automap.export.reading import check_model, read_configuration
+from automap.export.reading import read_configuration
+from automap.export.same_model import check_model
 from automap.price.estimate import annotate
 from automap.problem import Problem
 from automap.runtime.torch_export import export_onnx

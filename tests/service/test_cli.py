@@ -290,6 +290,7 @@ def test_nothing_asked_for_shows_the_help_alone(words: list[str], capsys: pytest
 def test_ctrl_c_while_libraries_are_loaded_leaves_no_traceback() -> None:
     code = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a shell would ignore it
 class Press:
     def find_spec(self, name, *rest):
         if name == "service.command.main":

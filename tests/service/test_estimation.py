@@ -213,7 +213,7 @@ def test_a_search_begins_with_what_runs_today(tmp_path: Path, capsys: pytest.Cap
     (yours,) = [line for line in lines if line.startswith("yours")]
     assert yours.startswith("yours     today.sh takes ")
     assert "          not read: --lr" in lines
-    assert any(line.startswith("change    tensor parallel 4 → 1, replicas 2 → 8: ") for line in lines)
+    assert any(line.startswith("change    devices 8 → 4, tensor parallel 4 → 1, replicas 2 → 4: ") for line in lines)
     assert main([*words, "--baseline", str(path), "--global-batch", "32"]) == 2
     assert "hints.baseline.global_batch: the search is for 32, today.sh says (got 64)" in capsys.readouterr().err
     assert main(words) == 2

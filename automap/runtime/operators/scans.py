@@ -20,12 +20,14 @@ def linear_attention(use: Use) -> list[Tensor]:
         """[samples, length, heads, elements] of a tensor that has the last two in one dim."""
         return x.reshape(*x.shape[:2], count, -1)
 
-    q, k, v = (of_heads(use.operand(i), n) for i, n in enumerate((heads, kv_heads, kv_heads)))
+    # The state is kept in 32 bits at least: it adds up over the whole sequence.
+    wide = torch.promote_types(use.x.dtype, torch.float32)
+    q, k, v = (of_heads(use.operand(i).to(wide), n) for i, n in enumerate((heads, kv_heads, kv_heads)))
     update = RULES[use.text("update_rule", "gated_delta")]
     scale = use.attributes.get("scale", 0.0) or 1.0 / sqrt(q.shape[-1])
     # [samples, length, heads, d or 1, 1]
-    keep = of_heads(use.operand(4), kv_heads).exp()[..., None] if 4 in update else None
-    rate = use.operand(5)[..., None].expand(*k.shape[:3], 1) if 5 in update else None
+    keep = of_heads(use.operand(4).to(wide), kv_heads).exp()[..., None] if 4 in update else None
+    rate = use.operand(5).to(wide)[..., None].expand(*k.shape[:3], 1) if 5 in update else None
     state, found = k.new_zeros(k.shape[0], kv_heads, k.shape[-1], v.shape[-1]), []
     for t in range(k.shape[1]):
         key, value = k[:, t, :, :, None], v[:, t, :, None]
@@ -36,7 +38,7 @@ def linear_attention(use: Use) -> list[Tensor]:
         state = state + key * value
         read = state.repeat_interleave(heads // kv_heads, 1)
         found.append(scale * (q[:, t, :, :, None] * read).sum(-2))
-    return [torch.stack(found, 1).flatten(2), state]
+    return [torch.stack(found, 1).flatten(2).to(use.x.dtype), state.to(use.x.dtype)]
 
 
 @function("automap.SelectiveScan")

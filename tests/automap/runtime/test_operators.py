@@ -37,6 +37,7 @@ OTHERWISE = {
 
 REFUSALS = (
     "a key-value cache is not for training",
+    "a state of earlier tokens is not for training",
     "lengths of keys that are data are for inference",
     "4 outputs, 1 are modelled",
     "depends on data",
