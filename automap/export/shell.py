@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from automap.export.shell_arithmetic import number
@@ -270,8 +270,8 @@ class _Reading:
                 is_open = False
                 continue
             parts = [text] if is_quoted else re.split(r"[ \t\n]+", text)
-            for number_, part in enumerate(parts):
-                if number_ > 0:
+            for at, part in enumerate(parts):
+                if at > 0:
                     is_open = False
                 if not part and not is_quoted:
                     continue
@@ -300,12 +300,7 @@ class _Reading:
                 yield from self._quoted(raw[place + 1 : end - 1])
                 place = end
             elif letter in "$`":
-                end, value = self._substituted(raw, place)
-                for number_, text in enumerate(_elements(value)):
-                    if number_:
-                        yield "", None
-                    yield text, False
-                place = end
+                place = yield from self._elements_of(raw, place, is_whole=False)
             else:
                 end = place + 1
                 while end < len(raw) and raw[end] not in "\\'\"$`":
@@ -322,11 +317,7 @@ class _Reading:
                     yield raw[place + 1], True
                 place += 2
             elif raw[place] in "$`":
-                place, value = self._substituted(raw, place)
-                for number_, text in enumerate(_elements(value)):
-                    if number_:
-                        yield "", None
-                    yield text, True
+                place = yield from self._elements_of(raw, place, is_whole=True)
             else:
                 end = place + 1
                 while end < len(raw) and raw[end] not in "\\$`":
@@ -335,6 +326,15 @@ class _Reading:
                 place = end
         if is_empty:
             yield "", True
+
+    def _elements_of(self, raw: str, place: int, *, is_whole: bool) -> Generator[tuple[str, bool | None], None, int]:
+        """The parts of what a substitution stands for, each element of an array a word; returns the place behind it."""
+        end, value = self._substituted(raw, place)
+        for at, text in enumerate(_elements(value)):
+            if at > 0:
+                yield "", None
+            yield text, is_whole
+        return end
 
     def _substituted(self, raw: str, place: int) -> tuple[int, Value]:
         """The place behind a substitution, and its value: an array where all elements are asked for."""
