@@ -20,8 +20,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import Bounds, LinearConstraint, linprog, milp
-from scipy.sparse import coo_array
 
 from agents.planners.elimination import BISECTIONS, PRICES, Picked, solve, worth_of_memory
 from agents.planners.linearization import Candidate, Linearization
@@ -63,6 +61,10 @@ def program(
         known: seconds of an assignment that fits, if there is one.
         node_limit: largest number of nodes of branch and bound.
     """
+    # Slow to import, and needed by no search that solves no program: all of them import this module.
+    from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+    from scipy.sparse import coo_array
+
     first = np.concatenate([[0], np.cumsum([len(costs) for costs in time.nodes])])
     around = list(dict.fromkeys([nodes for graph in (time, *memory) for nodes, _ in graph.factors]))
     shapes = [tuple(len(time.nodes[n]) for n in nodes) for nodes in around]
