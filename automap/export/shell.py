@@ -1,8 +1,8 @@
 """Scripts of the shell read without being run: the commands that they start, with variables written out.
 
-Assignments, arrays, defaults, arithmetic and conditions are followed; nothing is executed, and nothing of the
-environment is looked up. What only a run could tell stays in the words as a mark: what a program prints, variables
-that the script does not set, and what depends on a condition that cannot be decided.
+Assignments, conditions, loops, functions and scripts within scripts are followed; nothing is executed. What only a run
+could tell stays in the words as a mark: what a program prints, variables that the script does not set, and what depends
+on a condition that cannot be decided.
 """
 
 from __future__ import annotations
@@ -10,41 +10,39 @@ from __future__ import annotations
 import fnmatch
 import functools
 import re
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from automap.export.shell_arithmetic import number
-from automap.export.shell_conditions import DEFAULT, MARKS, MAYBE, UNSET, holds, is_known, plain, unknown
-from automap.export.shell_syntax import (
-    ASSIGNED,
-    MAX_DEPTH,
-    TESTS,
-    Arithmetic,
-    Block,
-    Case,
-    Chain,
-    Command,
-    Function,
-    If,
-    Loop,
-    Node,
-    broken,
-    closing,
-    is_test_command,
-    leaves,
-    parse,
-    words_of,
+from automap.errors import PlanError
+from automap.export.shell_conditions import (
+    MARKS,
+    MAYBE,
+    UNSET,
+    Outcome,
+    both,
+    compared,
+    holds,
+    is_known,
+    negated,
+    plain,
+    unknown,
 )
+from automap.export.shell_syntax import MAX_DEPTH, Node, broken, leaves, literal, parse, place
+from automap.export.shell_words import UNDECIDED, Value, Words, elements
 
-MAX_WORK = 4 << 20
-"""Characters and commands that a script may come to: more than scripts have (assumed), and read in seconds."""
-_UNDECIDED = unknown("a value that depends on a condition")
-_NAME = re.compile(r"\$(\w+|[@*#?$!-])")
-_BRACED = re.compile(r"(#?)(\w+|[@*#?$!-])(\[[^]]*\])?(:?[-=+?]|)(.*)", re.DOTALL)
+_PARSED = 1 << 14
+"""Work that the start of the parser counts as: at most 256 scripts are read within a script."""
 _SHELLS = {"bash", "sh", "zsh", "sbatch", "srun", "ssh", "pdsh", "qsub", "bsub", "eval"}
-_PRINTS = {"echo", "printf", "export", "declare", "local", "readonly", "typeset"}
-Value = str | tuple[str, ...]
-"""What a variable holds: a text, or the elements of an array."""
+_PRINTS = {"echo", "printf"}
+_SETS = {"read", "mapfile", "readarray", "getopts", "printf"}
+"""Commands that give variables values."""
+_SET_OPTION = re.compile(r"-\w*[adinNptu]|-v")
+"""Their options that have a value of their own, where it is the next word."""
+_SCOPED = {"local", "declare", "typeset"}
+Way = Callable[[], object]
+Result = TypeVar("Result")
 
 
 def commands(text: str) -> tuple[list[list[str]], list[str]]:
@@ -54,109 +52,168 @@ def commands(text: str) -> tuple[list[list[str]], list[str]]:
         PlanError: it is no script, or comes to too much.
     """
     found = _Reading()
-    found.run(parse(text.replace("\r\n", "\n").translate(MARKS)))
-    if not any(word.startswith("--") for words in found.commands for word in words):
-        for body in found.bodies:
-            found.script(body)
-    rest = [word for value in found.values.values() for text in _elements(value) for word in text.split()]
+    try:
+        found.script(text.replace("\r\n", "\n").translate(MARKS))
+        if not any(word.startswith("--") for words in found.commands for word in words):
+            for body in found.bodies:
+                found.perhaps_script(body)
+    except RecursionError:
+        raise broken("the script", "is nested too deeply") from None
+    rest = [word for value in found.values.values() for text in elements(value) for word in text.split()]
     return found.commands, rest
 
 
-def _elements(value: Value) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else value
-
-
-@dataclass(slots=True)
-class _Reading:
+@dataclass(slots=True, kw_only=True)
+class _Reading(Words):
     """What is known while a script is read."""
 
-    values: dict[str, Value] = field(default_factory=dict)
-    functions: dict[str, Block] = field(default_factory=dict)
-    arguments: tuple[str, ...] | None = None
-    """Those of the function that is read; None outside of functions."""
+    functions: dict[str, tuple[bytes, Node]] = field(default_factory=dict)
+    """The script and the body of each function."""
+    own: list[dict[str, Value | None]] = field(default_factory=list)
+    """What the variables that functions have for themselves were before, of the functions that are read."""
     commands: list[list[str]] = field(default_factory=list)
     bodies: list[str] = field(default_factory=list)
     """Here-documents that no shell gets."""
-    left: int = MAX_WORK
     depth: int = 0
 
-    def spend(self, work: int) -> None:
-        """Counts work, so that a script cannot double a text without end."""
-        self.left -= work
-        if self.left < 0:
-            raise broken("the script", f"comes to more than {MAX_WORK} characters when its variables are written out")
+    def script(self, text: str) -> None:
+        """Follows a text as a script of its own.
 
-    def run(self, node: Node) -> bool | None:
-        """Follows commands; returns whether they succeed, None where that cannot be told."""
-        self.spend(1)
+        Raises:
+            PlanError: it is none.
+        """
+        self.spend(len(text) + _PARSED)
+        statements = parse(text)
+        with self._within(text.encode("utf-8", "replace")):
+            self.block(statements)
+
+    def perhaps_script(self, text: str) -> None:
+        """Follows a text as a script where it is one."""
+        try:
+            self.script(text)
+        except PlanError:
+            self.spend(len(text))
+
+    @contextmanager
+    def _within(self, source: bytes) -> Iterator[None]:
+        before, self.source = self.source, source
         self.depth += 1
-        if self.depth > 2 * MAX_DEPTH:
+        if self.depth > MAX_DEPTH:
             raise broken("the script", "calls itself, or is nested too deeply")
         try:
-            return self._run(node)
+            yield
         finally:
+            self.source = before
             self.depth -= 1
 
-    def _run(self, node: Node) -> bool | None:
-        held: bool | None = None
-        match node:
-            case Block(nodes):
-                for one in nodes:
-                    held = self.run(one)
-            case Chain(parts):
-                held = self._chain(parts)
-            case If(branches):
-                self._choose([(functools.partial(self.run, condition), body) for condition, body in branches])
-            case Case(word, branches):
-                chosen = " ".join(self.fields(word))
-                self._choose([(functools.partial(self._matches, chosen, p), body) for p, body in branches])
-            case Loop():
+    def block(self, statements: Sequence[Node]) -> Outcome:
+        """Follows statements one after another."""
+        found = Outcome.HOLDS
+        for statement in statements:
+            found = self.run(statement)
+        return found
+
+    def run(self, statement: Node) -> Outcome:
+        """Follows a statement; returns how it ends."""
+        self.spend(1)
+        found = self._run(statement.get("Cmd", {}), statement.get("Redirs", []))
+        return Outcome.of(negated(found.held)) if statement.get("Negated") else found
+
+    def _run(self, node: Node, inputs: Sequence[Node]) -> Outcome:
+        match node.get("Type"):
+            case "CallExpr":
+                return self._call(node, inputs)
+            case "BinaryCmd":
+                return self._joined(node)
+            case "Block":
+                return self.block(node["Stmts"])
+            case "Subshell":
+                return self._apart(lambda: self.block(node["Stmts"]))
+            case "IfClause":
+                self._choose(list(self._branches(node)))
+            case "CaseClause":
+                self._choose(list(self._cases(node)))
+            case "ForClause" | "WhileClause":
                 self._loop(node)
-            case Function(name, body):
-                self.functions[name] = body
-            case Arithmetic(text):
-                held = self._let(text)
-            case Command(words, bodies):
-                held = self._command(words, bodies)
-        return held
+            case "FuncDecl":
+                self.functions[node["Name"]["Value"]] = (self.source, node["Body"])
+            case "DeclClause":
+                self._declare(node)
+            case "ArithmCmd":
+                return self._decided(node["X"])
+            case "LetClause":
+                return [self._let(expression) for expression in node["Exprs"]][-1]
+            case "TestClause":
+                return Outcome.of(self._test(node["X"]))
+            case "TimeClause" if node.get("Stmt"):
+                return self.run(node["Stmt"])
+        return Outcome.HOLDS
 
-    def _chain(self, parts: Sequence[tuple[str, Node]]) -> bool | None:
-        held: bool | None = True
-        is_test = False
-        for join, node in parts:
-            run = functools.partial(self._turned, node, "!" in join)
-            kind = join.removesuffix("!").strip()
-            if kind not in ("&&", "||"):
-                held = run()
-            elif held is None and is_test:
-                self._perhaps([run, lambda: None])
-            elif held is (kind == "||") or (held is None and kind == "||"):
-                # Programs are taken to succeed.
-                continue
-            elif not (kind == "||" and leaves(node)):
-                held = run()
-            is_test = is_test_command(node)
-        return held
+    def _apart(self, way: Callable[[], Result]) -> Result:
+        """Follows a way in a shell of its own, whose variables end with it."""
+        before = self.values
+        self.spend(len(before))
+        self.values = dict(before)
+        found = way()
+        self.values = before
+        return found
 
-    def _turned(self, node: Node, is_turned: bool) -> bool | None:
-        held = self.run(node)
-        return (not held) if is_turned and held is not None else held
+    def _joined(self, node: Node) -> Outcome:
+        """Follows two statements that are joined by `&&`, `||` or a pipe."""
+        right = functools.partial(self.run, node["Y"])
+        if node["Op"] not in ("&&", "||"):
+            self._apart(functools.partial(self.run, node["X"]))
+            return self._apart(right)
+        found = self.run(node["X"])
+        ended = Outcome.HOLDS if found is Outcome.RAN else found
+        if ended is (Outcome.FAILS if node["Op"] == "&&" else Outcome.HOLDS):
+            return ended
+        if leaves([node["Y"]]):
+            return Outcome.OPEN
+        if ended is not Outcome.OPEN:
+            return right()
+        self._perhaps([right, lambda: None])
+        return Outcome.OPEN
 
-    def _choose(self, branches: Sequence[tuple[Callable[[], bool | None], Block]]) -> None:
+    def _branches(self, node: Node) -> Iterator[tuple[Callable[[], bool | None], list[Node]]]:
+        """The conditions of an if, each with what is done where it holds."""
+        while node:
+            yield functools.partial(self._condition, node.get("Cond", [])), node["Then"]
+            node = node.get("Else", {})
+
+    def _condition(self, statements: Sequence[Node]) -> bool | None:
+        return self.block(statements).held
+
+    def _cases(self, node: Node) -> Iterator[tuple[Callable[[], bool | None], list[Node]]]:
+        """The patterns of a case, each with what is done where they match."""
+        chosen = self.text(node["Word"])
+        for item in node.get("Items", ()):
+            yield functools.partial(self._matches, chosen, item["Patterns"]), item.get("Stmts", [])
+
+    def _matches(self, word: str, patterns: Sequence[Node]) -> bool | None:
+        """Whether one of the patterns of a case matches."""
+        word = UNSET.sub("", word)
+        if any(literal(pattern) == "*" for pattern in patterns):
+            return True
+        if not is_known(word):
+            return None
+        return any(fnmatch.fnmatchcase(plain(word), plain(self.text(pattern))) for pattern in patterns)
+
+    def _choose(self, branches: Iterable[tuple[Callable[[], bool | None], list[Node]]]) -> None:
         """Follows the branch that is taken, or all that may be; one that leaves the script is not taken."""
-        possible: list[Callable[[], object]] = []
+        possible: list[Way] = []
         for decide, body in branches:
             held = decide()
             if held is False or leaves(body):
                 continue
-            possible.append(functools.partial(self.run, body))
+            possible.append(functools.partial(self.block, body))
             if held is True:
                 break
         else:
             possible.append(lambda: None)
         self._perhaps(possible)
 
-    def _perhaps(self, ways: Sequence[Callable[[], object]]) -> None:
+    def _perhaps(self, ways: Sequence[Way]) -> None:
         """Follows several ways, of which one is taken."""
         before, after = self.values, []
         for way in ways:
@@ -164,272 +221,169 @@ class _Reading:
             self.values = dict(before)
             way()
             after.append(self.values)
-        self.values = functools.reduce(_joined, after)
+        self.values = functools.reduce(_merged, after)
 
-    def _loop(self, node: Loop) -> None:
-        run = functools.partial(self.run, node.body)
-        if node.condition is not None:
-            if self.run(node.condition) is True:
-                self._perhaps([run, lambda: None])
+    def _loop(self, node: Node) -> None:
+        body = functools.partial(self.block, node["Do"])
+        loop = node.get("Loop", {})
+        if node["Type"] == "WhileClause":
+            if self.block(node["Cond"]).held is not bool(node.get("Until")):
+                self._perhaps([body, lambda: None])
             return
-        words = [word for raw in node.words for word in self.fields(raw)]
+        if loop["Type"] == "CStyleLoop":
+            if loop.get("Init"):
+                self.arithmetic(loop["Init"], "")
+            self._perhaps([body, lambda: None])
+            return
+        items = loop.get("Items") or ([] if loop.get("InPos") else None)
+        words = list(self.arguments or ()) if items is None else [text for item in items for text in self.fields(item)]
         if words:
-            self.values[node.name] = words[0] if len(words) == 1 else unknown(f"each {node.name} of a loop")
-            run() if len(words) == 1 else self._perhaps([run, lambda: None])
+            name = loop["Name"]["Value"]
+            self.values[name] = words[0] if len(words) == 1 else unknown(f"each {name} of a loop")
+            body() if len(words) == 1 else self._perhaps([body, lambda: None])
 
-    def _let(self, text: str) -> bool | None:
-        found = re.fullmatch(r"\s*(\w+)\s*([-+*/%]?)=([^=].*)", text, re.DOTALL)
-        if found:
-            value = f"{found[1]} {found[2]} ({found[3]})" if found[2] else found[3]
-            self.values[found[1]] = self.arithmetic(value)
-        elif step := re.search(r"(\w+)\s*(?:\+\+|--)|(?:\+\+|--)\s*(\w+)", text):
-            self.values[step[1] or step[2]] = _UNDECIDED
-        value = self.arithmetic(text)
-        return plain(value) != "0" if is_known(value) else None
+    def _decided(self, expression: Node) -> Outcome:
+        """Follows an arithmetic command, which succeeds where its value is not 0."""
+        value = self.arithmetic(expression, "")
+        return Outcome.of(plain(value) != "0") if is_known(value) else Outcome.OPEN
 
-    def _command(self, words: tuple[str, ...], bodies: tuple[str, ...]) -> bool | None:
-        start = 0
-        while start < len(words) and ASSIGNED.match(words[start]):
-            start += 1
-        if start == len(words):
-            for word in words:
-                self._assign(word)
-            return True
-        rest = words[start:]
-        if rest[0] in TESTS:
-            is_pattern = rest[0] == "[["
-            texts = map(self.fields, rest)
-            return holds([" ".join(t) for t in texts] if is_pattern else [word for text in texts for word in text])
-        if rest[0] in ("export", "declare", "local", "readonly", "typeset"):
-            for word in rest[1:]:
-                if ASSIGNED.match(word):
-                    self._assign(word)
-            return True
-        if rest[0] == "let":
-            return self._let(" ".join(text for word in rest[1:] for text in self.fields(word)))
-        self._start([field for word in rest for field in self.fields(word)], bodies)
-        return None
+    def _let(self, expression: Node) -> Outcome:
+        """Follows an expression of `let`, which may be in quotes."""
+        if "Parts" not in expression:
+            return self._decided(expression)
+        text = f"(({self.text(expression)}))"
+        self.spend(len(text) + _PARSED)
+        with self._within(text.encode("utf-8", "replace")):
+            return self.block(parse(text))
 
-    def _start(self, words: list[str], bodies: tuple[str, ...]) -> None:
-        """Follows a program: a function of the script, a shell with a script of its own, or another one."""
-        name = plain(words[0]).rpartition("/")[2] if words else ""
+    def _test(self, node: Node) -> bool | None:
+        """Whether the condition of `[[` holds; None where that cannot be told."""
+        sign = node.get("Op", "")
+        if node["Type"] == "ParenTest" or sign == "!":
+            held = self._test(node["X"])
+            return held if sign != "!" else negated(held)
+        if sign in ("&&", "||"):
+            one, other = self._test(node["X"]), self._test(node["Y"])
+            return both(one, other) if sign == "&&" else negated(both(negated(one), negated(other)))
+        words = [self.text(node[side]) for side in ("X", "Y") if side in node]
+        if node["Type"] == "Word":
+            words = [self.text(node)]
+        at = 1 if len(words) == 2 else 0
+        return compared([*words[:at], *([sign] if sign else []), *words[at:]])
+
+    def _declare(self, node: Node) -> None:
+        """Follows `export`, `local` and their like."""
+        for argument in node.get("Args", ()):
+            name = argument.get("Name", {}).get("Value")
+            if name is not None and node["Variant"]["Value"] in _SCOPED and self.own:
+                self.own[-1].setdefault(name, self.values.get(name))
+            if name is not None and not argument.get("Naked"):
+                self.assign(argument)
+
+    def _call(self, node: Node, inputs: Sequence[Node]) -> Outcome:
+        """Follows a simple command."""
+        assigned = node.get("Assigns", [])
+        # A placeholder such as <path> is no redirection to an option.
+        lost = [item["Word"] for item in inputs if (literal(item.get("Word")) or "").startswith("--")]
+        written = sorted([*node.get("Args", []), *lost], key=place)
+        words = [text for word in written for text in self.fields(word)]
+        if not written:
+            for one in assigned:
+                self.assign(one)
+            return Outcome.HOLDS
+        before = {one["Name"]["Value"]: self.values.get(one["Name"]["Value"]) for one in assigned}
+        for one in assigned:
+            self.assign(one)
+        found = self._start(words, inputs) if words else Outcome.HOLDS
+        self._restore(before)
+        return found
+
+    def _restore(self, before: Mapping[str, Value | None]) -> None:
+        for name, value in before.items():
+            if value is None:
+                self.values.pop(name, None)
+            else:
+                self.values[name] = value
+
+    def _start(self, words: list[str], inputs: Sequence[Node]) -> Outcome:
+        """Follows a command: a function of the script, one of the shell's own, or a program."""
+        name = plain(words[0]).rpartition("/")[2]
+        documents = [self.document(item["Hdoc"], item["Word"]) for item in inputs if "Hdoc" in item]
         if name in self.functions:
-            before, self.arguments = self.arguments, tuple(words[1:])
-            self.run(self.functions[name])
-            self.arguments = before
-            return
+            return self._function(name, words)
+        if name in (":", "true", "false"):
+            return Outcome.of(name != "false")
+        if name in ("[", "test"):
+            return Outcome.of(holds(words))
+        if name in _SETS and (name != "printf" or "-v" in words):
+            return self._set(name, words, [*documents, *(self.text(i["Word"]) for i in inputs if i["Op"] == "<<<")])
         if name == "unset":
             for word in words[1:]:
                 self.values.pop(word, None)
-        if name == "eval":
+        elif name == "shift" and self.arguments is not None:
+            count = plain(words[1]) if len(words) > 1 else "1"
+            self.arguments = self.arguments[int(count) if count.isdecimal() else 0 :]
+        elif name == "set" and "--" in words:
+            self.arguments = tuple(words[words.index("--") + 1 :])
+        elif name == "eval":
             self.script(" ".join(words[1:]))
-        elif name not in _PRINTS and words:
-            # A text with options is a script for another shell, as after `bash -c` or the name of a host.
-            for word in words:
-                if re.match(r"[^-].*\s--\w", word, re.DOTALL):
-                    self.script(word)
-            self.commands.append(words)
-        for body in bodies:
+        elif name not in _PRINTS:
+            self._program(name, words)
+        for body in documents:
             if name in _SHELLS:
-                self.script(body)
+                self._apart(functools.partial(self.script, body))
             else:
                 self.bodies.append(body)
+        return Outcome.RAN
 
-    def script(self, text: str) -> None:
-        """Follows a text as a script of its own."""
-        self.spend(len(text))
-        self.run(parse(text))
+    def _program(self, name: str, words: list[str]) -> None:
+        """Notes a program; a text with options among its words is a script for another shell, as after `bash -c`."""
+        for word in words:
+            if re.match(r"[^-].*\s--\w", word, re.DOTALL):
+                follow = self.script if name in _SHELLS else self.perhaps_script
+                self._apart(functools.partial(follow, word))
+        self.commands.append(words)
 
-    def _assign(self, word: str) -> None:
-        found = ASSIGNED.match(word)
-        assert found is not None
-        name, raw, adds = found[1], word[found.end() :], found[0].endswith("+=")
-        value: Value
-        if raw.startswith("("):
-            value = tuple(field for item in words_of(raw[1:-1]) for field in self.fields(item))
-        else:
-            value = "".join(text for text, _ in self.pieces(raw))
-        if "[" in found[0]:
-            value = _UNDECIDED
-        elif adds:
-            before = self.values.get(name, "")
-            if isinstance(value, tuple):
-                value = (*filter(None, _elements(before)), *value)
-            else:
-                value = before + value if isinstance(before, str) else (before[0] + value, *before[1:])
-        self.spend(sum(map(len, _elements(value))))
-        self.values[name] = value
-
-    def fields(self, raw: str) -> list[str]:
-        """The words that a written word stands for."""
-        found: list[str] = []
-        is_open = False
-        for text, is_quoted in self.pieces(raw):
-            if is_quoted is None:
-                # The next element of an array begins a word of its own.
-                is_open = False
-                continue
-            parts = [text] if is_quoted else re.split(r"[ \t\n]+", text)
-            for at, part in enumerate(parts):
-                if at > 0:
-                    is_open = False
-                if not part and not is_quoted:
-                    continue
-                if is_open:
-                    found[-1] += part
-                else:
-                    found.append(part)
-                is_open = True
+    def _function(self, name: str, words: list[str]) -> Outcome:
+        source, body = self.functions[name]
+        arguments, self.arguments = self.arguments, tuple(words[1:])
+        self.own.append({})
+        with self._within(source):
+            found = self.run(body)
+        self._restore(self.own.pop())
+        self.arguments = arguments
         return found
 
-    def pieces(self, raw: str) -> Iterator[tuple[str, bool | None]]:
-        """The parts of a written word: texts, and whether they stay whole; None stands between elements of an array."""
-        place = 0
-        while place < len(raw):
-            letter = raw[place]
-            if letter == "\\":
-                if raw[place + 1 : place + 2] != "\n":
-                    yield raw[place + 1 : place + 2], True
-                place += 2
-            elif letter == "'":
-                end = closing(raw, place)
-                yield raw[place + 1 : end - 1], True
-                place = end
-            elif letter == '"':
-                end = closing(raw, place)
-                yield from self._quoted(raw[place + 1 : end - 1])
-                place = end
-            elif letter in "$`":
-                place = yield from self._elements_of(raw, place, is_whole=False)
-            else:
-                end = place + 1
-                while end < len(raw) and raw[end] not in "\\'\"$`":
-                    end += 1
-                yield raw[place:end], True
-                place = end
+    def _set(self, name: str, words: list[str], given: Sequence[str]) -> Outcome:
+        """Follows a command that gives variables what it reads or writes, where that stands in the script.
 
-    def _quoted(self, raw: str) -> Iterator[tuple[str, bool | None]]:
-        """The parts of what stands between double quotes."""
-        place, is_empty = 0, not raw
-        while place < len(raw):
-            if raw[place] == "\\" and raw[place + 1 : place + 2] in tuple('$`"\\\n'):
-                if raw[place + 1] != "\n":
-                    yield raw[place + 1], True
-                place += 2
-            elif raw[place] in "$`":
-                place = yield from self._elements_of(raw, place, is_whole=True)
-            else:
-                end = place + 1
-                while end < len(raw) and raw[end] not in "\\$`":
-                    end += 1
-                yield raw[place:end], True
-                place = end
-        if is_empty:
-            yield "", True
-
-    def _elements_of(self, raw: str, place: int, *, is_whole: bool) -> Generator[tuple[str, bool | None], None, int]:
-        """The parts of what a substitution stands for, each element of an array a word; returns the place behind it."""
-        end, value = self._substituted(raw, place)
-        for at, text in enumerate(_elements(value)):
-            if at > 0:
-                yield "", None
-            yield text, is_whole
-        return end
-
-    def _substituted(self, raw: str, place: int) -> tuple[int, Value]:
-        """The place behind a substitution, and its value: an array where all elements are asked for."""
-        end = closing(raw, place)
-        inner = raw[place + 2 : end - 1]
-        value: Value
-        if raw.startswith("$((", place) and inner.endswith(")"):
-            value = self.arithmetic(inner[1:-1])
-        elif raw.startswith("${", place):
-            value = self._braced(inner)
-        elif raw.startswith("$'", place):
-            value = inner
-        elif raw.startswith(("$(", "`"), place):
-            value = unknown(f"{raw[place:end]}")
-        elif found := _NAME.match(raw, place):
-            # Digits name one argument each.
-            name = found[1][:1] if found[1][0].isdigit() else found[1]
-            end, value = place + 1 + len(name), self._looked_up(name, f"${name}")
-        else:
-            value = "$"
-        self.spend(sum(map(len, _elements(value))))
-        return end, value
-
-    def _looked_up(self, name: str, shown: str) -> Value:
-        found = self._value(name)
-        if found is None:
-            return unknown(f"{shown}")
-        return found if name == "@" or isinstance(found, str) else (*found, "")[0]
-
-    def _value(self, name: str) -> Value | None:
-        """What a variable or an argument holds; None where nothing in the script says so."""
-        if name in ("@", "*"):
-            given = self.arguments or ()
-            return given if name == "@" else " ".join(given)
-        if name == "#":
-            return DEFAULT + str(len(self.arguments or ()))
-        if name.isdigit() and self.arguments is not None:
-            return self.arguments[int(name) - 1] if 0 < int(name[:9]) <= len(self.arguments) else ""
-        return self.values.get(name)
-
-    def _braced(self, inner: str) -> Value:
-        found = _BRACED.fullmatch(inner)
-        if found is None or self.depth > MAX_DEPTH:
-            return unknown(f"${{{inner}}}")
-        is_count, name, index, operator, rest = found.groups()
-        value = self._value(name)
-        if index in ("[@]", "[*]"):
-            value = () if value is None else _elements(value)
-            if index == "[*]" and not is_count:
-                value = " ".join(value)
-        elif index is not None:
-            place = plain("".join(text for text, _ in self.pieces(index[1:-1])))
-            elements = () if value is None else _elements(value)
-            value = elements[int(place)] if place.isdigit() and int(place[:9]) < len(elements) else None
-        elif isinstance(value, tuple):
-            value = value if name == "@" else (*value, "")[0]
-        if is_count or (not operator and rest):
-            return str(len(value)) if index and is_count and value is not None else unknown(f"${{{inner}}}")
-        is_missing = value is None or (operator.startswith(":") and value in ("", ()))
-        if isinstance(value, str) and UNSET.fullmatch(value):
-            is_missing = True
-        if operator.endswith(("-", "=")) and is_missing:
-            self.depth += 1
-            filled = DEFAULT + "".join(text for text, _ in self.pieces(rest))
-            self.depth -= 1
-            if operator.endswith("="):
-                self.values[name] = filled
-            return filled
-        if operator.endswith("+"):
-            return "" if is_missing else "".join(text for text, _ in self.pieces(rest))
-        return unknown(f"${name}") if value is None else value
-
-    def arithmetic(self, text: str) -> str:
-        """The value of an arithmetic expression."""
-        written = "".join(piece for piece, _ in self.pieces(text))
-        values = {name: self._looked_up(name, f"${name}") for name in re.findall(r"[A-Za-z_]\w*", written)}
-        texts = {name: str(value) for name, value in values.items()}
-        mark = DEFAULT if DEFAULT in written or any(DEFAULT in value for value in texts.values()) else ""
-        if not all(map(is_known, (written, *texts.values()))):
-            return unknown(f"$(({plain(text)}))")
-        found = number(re.sub(r"[A-Za-z_]\w*", lambda match: plain(texts[match[0]]) or "0", plain(written)))
-        return unknown(f"$(({plain(text)}))") if found is None else f"{mark}{found}"
-
-    def _matches(self, word: str, patterns: Sequence[str]) -> bool | None:
-        """Whether one of the patterns of a case matches."""
-        word = UNSET.sub("", word)
-        if all(pattern == "*" for pattern in patterns):
-            return True
-        if not is_known(word):
-            return None
-        shown = [" ".join(self.fields(pattern)) for pattern in patterns]
-        return any(fnmatch.fnmatchcase(plain(word), plain(pattern)) for pattern in shown)
+        Args:
+            name: its name.
+            words: its words.
+            given: its here-documents and here-strings.
+        """
+        if name == "getopts":
+            # A script that is read has no arguments of its own.
+            return Outcome.FAILS
+        options = [at for at, word in enumerate(words[:-1]) if _SET_OPTION.fullmatch(word)]
+        arrays = [plain(words[at + 1]) for at in options if words[at][-1] in "av"]
+        names = [plain(w) for at, w in enumerate(words[1:]) if at not in options and not w.startswith("-")]
+        line = None
+        if name == "read" and len(given) == 1 and not arrays:
+            line = given[0] if "-d" in words else given[0].partition("\n")[0]
+        for variable in arrays or names:
+            self.values[variable] = unknown("what is read where the script runs")
+        if line is not None:
+            blanks = plain(elements(self.values.get("IFS", " \t\n"))[0])
+            parts = re.split(f"[{re.escape(blanks)}]+", line.strip(blanks)) if blanks else [line]
+            last = line.strip(blanks)
+            for at, variable in enumerate(names):
+                self.values[variable] = last if at == len(names) - 1 else "".join(parts[at : at + 1])
+                last = last.removeprefix("".join(parts[at : at + 1])).lstrip(blanks)
+        return Outcome.RAN
 
 
-def _joined(one: dict[str, Value], other: dict[str, Value]) -> dict[str, Value]:
+def _merged(one: dict[str, Value], other: dict[str, Value]) -> dict[str, Value]:
     """What is known after one of two ways was taken."""
     found: dict[str, Value] = {}
     for name in {**one, **other}:
@@ -437,13 +391,11 @@ def _joined(one: dict[str, Value], other: dict[str, Value]) -> dict[str, Value]:
         if first == second:
             found[name] = first
         elif isinstance(first, tuple) or isinstance(second, tuple) or " --" in f" {first} {second}":
-            texts = [
-                _elements(value) if isinstance(value, tuple) else tuple(value.split()) for value in (first, second)
-            ]
+            texts = [elements(value) if isinstance(value, tuple) else tuple(value.split()) for value in (first, second)]
             same = next((n for n, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
             words = (*texts[0][:same], *(MAYBE + word for text in texts for word in text[same:]))
             is_array = isinstance(first, tuple) or isinstance(second, tuple)
             found[name] = words if is_array else " ".join(words)
         else:
-            found[name] = _UNDECIDED
+            found[name] = UNDECIDED
     return found

@@ -3,29 +3,66 @@
 from __future__ import annotations
 
 import fnmatch
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from enum import Enum
 
-from automap.export.shell_arithmetic import number
+from automap.export.shell_arithmetic import integer
 
-DEFAULT, MAYBE, OPEN, CLOSE, _BLANK = "\x01", "\x04", "\x02", "\x03", "\x05"
+DEFAULT, MAYBE, OPEN, CLOSE = "\x01", "\x04", "\x02", "\x03"
 """Marks in words: a default that the environment may change; a word that may be missing; the ends of a text that is not
-known, and a blank in it, where no word ends."""
-MARKS = str.maketrans({DEFAULT: None, MAYBE: None, OPEN: None, CLOSE: None, _BLANK: " "})
-UNSET = re.compile(f"{OPEN}\\$\\w+{CLOSE}")
+known."""
+_HIDDEN = {
+    code: 0xE000 + code
+    for code in (*range(9, 14), *range(32, 48), *range(58, 65), *range(91, 95), 96, *range(123, 127))
+}
+"""Blanks and signs -> letters of the private use area, which mean nothing to the shell: a text that is not known stays
+one word wherever it is read again."""
+_SHOWN = {hidden: code for code, hidden in _HIDDEN.items()}
+_PLAIN: dict[int, int | None] = {**dict.fromkeys(map(ord, (DEFAULT, MAYBE, OPEN, CLOSE))), **_SHOWN}
+MARKS = dict.fromkeys(_PLAIN)
+"""What a script may not have, because it means something here."""
+UNSET = re.compile(f"{OPEN}{chr(_HIDDEN[ord('$')])}\\w+{CLOSE}")
 MAX_WORDS = 200
 """Words of a condition that are read: more than scripts have (assumed)."""
+_COMPARES: dict[str, Callable[[int, int], bool]] = {
+    "-eq": operator.eq,
+    "-ne": operator.ne,
+    "-lt": operator.lt,
+    "-le": operator.le,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
+}
+
+
+class Outcome(Enum):
+    """How a command ends."""
+
+    HOLDS = "it succeeds"
+    FAILS = "it fails"
+    OPEN = "only a run could tell"
+    RAN = "a program that was started: it is taken to succeed where commands are joined by && and ||"
+
+    @staticmethod
+    def of(held: bool | None) -> Outcome:
+        """The outcome of a condition that holds, does not hold, or is not known to."""
+        return Outcome.OPEN if held is None else Outcome.HOLDS if held else Outcome.FAILS
+
+    @property
+    def held(self) -> bool | None:
+        """Whether a condition holds; None where that is not known."""
+        return None if self in (Outcome.OPEN, Outcome.RAN) else self is Outcome.HOLDS
 
 
 def plain(word: str) -> str:
     """A word without its marks, as it is shown."""
-    return word.translate(MARKS)
+    return word.translate(_PLAIN)
 
 
 def unknown(text: str) -> str:
     """The mark of what is not known, which is shown as a text."""
-    shown = " ".join(plain(text).split())
-    return f"{OPEN}{shown.replace(' ', _BLANK)}{CLOSE}"
+    return f"{OPEN}{' '.join(plain(text).split()).translate(_HIDDEN)}{CLOSE}"
 
 
 def is_known(word: str) -> bool:
@@ -33,40 +70,50 @@ def is_known(word: str) -> bool:
     return OPEN not in word
 
 
+def both(one: bool | None, other: bool | None) -> bool | None:
+    """Whether two conditions hold, as far as it is known of each."""
+    return False if False in (one, other) else None if None in (one, other) else True
+
+
+def negated(held: bool | None) -> bool | None:
+    """Whether a condition does not hold, as far as it is known."""
+    return None if held is None else not held
+
+
 def holds(words: Sequence[str]) -> bool | None:
-    """Whether a condition in brackets holds, or `test`, `true`, `false` or `:`; None where that cannot be told."""
-    if words[0] in (":", "true", "false"):
-        return words[0] != "false"
-    closers = {"[": "]", "[[": "]]"}
-    body = words[1:-1] if words[-1] == closers.get(words[0]) else words[1:]
-    body = [word for word in body if word != "\n"]
+    """Whether the condition of `[` or `test` holds; None where that cannot be told."""
+    body = list(words[1:-1] if words[0] == "[" else words[1:])
     return None if len(body) > MAX_WORDS or "(" in body else _either(body)
 
 
 def _either(words: list[str]) -> bool | None:
-    for join, decided in (("||", True), ("-o", True), ("&&", False), ("-a", False)):
+    for join in ("-o", "-a"):
         if join in words[1:-1]:
             at = words.index(join, 1)
-            found = {_either(words[:at]), _either(words[at + 1 :])}
-            return decided if decided in found else None if None in found else not decided
-    if words[:1] == ["!"]:
-        held = _either(words[1:])
-        return None if held is None else not held
-    return _one([plain(word) if is_known(word := UNSET.sub("", raw)) else None for raw in words])
+            one, other = _either(words[:at]), _either(words[at + 1 :])
+            return both(one, other) if join == "-a" else negated(both(negated(one), negated(other)))
+    if words[:1] == ["!"] and len(words) > 1:
+        return negated(_either(words[1:]))
+    return compared(words)
 
 
-def _one(words: list[str | None]) -> bool | None:
-    match words:
+def compared(raw: Sequence[str]) -> bool | None:
+    """Whether a condition of up to three words holds, such as `4 -gt 2`; None where that cannot be told."""
+    known = [UNSET.sub("", word) for word in raw]
+    if not all(map(is_known, known)):
+        return None
+    match [plain(word) for word in known]:
         case []:
             return False
         case [word]:
-            return None if word is None else word != ""
+            return word != ""
         case ["-n" | "-z" as kind, word]:
-            return None if word is None else (word == "") == (kind == "-z")
-        case [left, "=" | "==" | "!=" as kind, right] if left is not None and right is not None:
+            return (word == "") == (kind == "-z")
+        case [left, "=" | "==" | "!=" as kind, right]:
             return fnmatch.fnmatchcase(left, right) == (kind != "!=")
-        case [left, "-eq" | "-ne" | "-lt" | "-le" | "-gt" | "-ge" as kind, right] if None not in (left, right):
-            signs = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
-            result = number(f"({left or 0}) {signs[kind]} ({right or 0})")
-            return None if result is None else result != 0
+        case [left, "-eq" | "-ne" | "-lt" | "-le" | "-gt" | "-ge" as kind, right]:
+            try:
+                return bool(_COMPARES[kind](integer(left), integer(right)))
+            except ValueError:
+                return None
     return None

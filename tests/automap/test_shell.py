@@ -82,6 +82,45 @@ echo "torchrun --printed" > /dev/null
 A=${A:-${B:-"x y"}}; C='$A'; D=\\$A; E=$'q'; F=`echo 1 >/dev/null`
 torchrun "$A" $A $C "$D" $E "${A}z"'w' ${UNSET_ONE+"never"} -- "" "\\"in\\\\" a\\ b
 """,
+    # What a shell of its own, a function or a command sets ends with it.
+    "scopes": """
+TP=1; PP=1; EP=1; CP=1; VP=1
+( TP=9; torch_is_never_started=1 ); echo 9 | PP=9; x=$(EP=9); CP=9 true; bash -c 'VP=9'
+train() {
+    local TP=$1 SP=${2:+--sp}; shift 2
+    DP=$((TP * 2))
+    torchrun --tp $TP $SP "$@" $#
+}
+{ CP=3; }
+[ -f /nowhere ] && true || OTHER=1
+train 4 2 --bf16 "a b" $TP $PP $EP $CP $VP
+set -- x "y z"; shift
+""",
+    "forms": """
+declare -A LAYERS=([small]=12 [large]=24); SIZE=large; WHICH=SIZE
+FILE=/data/gpt-345m.v2.json; BASE=${FILE##*/}; LIST=(--a 1 "b c" --d); LIST[4]=e; TEXT="${LIST[@]}"
+USE=true; OFF=false; EXTRA=()
+$USE && EXTRA+=(--use)
+if $OFF; then EXTRA+=(--never); fi
+torchrun ${LAYERS[$SIZE]} ${LAYERS[small]} ${!WHICH} ${BASE%%.*} ${FILE%/*} ${BASE#*.} ${BASE//-/_} ${BASE/gpt/x} \
+    ${#BASE} ${BASE:4:3} ${BASE: -4} ${SIZE^^} ${SIZE^} "${LIST[@]:1:2}" "${LIST[-1]}" "${LIST[@]%c}" ${LIST[@]:3} \
+    "$TEXT" "${EXTRA[@]}" ${NONE:-} "${NONE:-}" ${SIZE:+--has "x y"} `# a comment` $(echo --pp 2) $'a\\tb'
+""",
+    "inputs": """
+IFS=',' read -r TP PP REST <<< "4,2,1,8"
+read -r -d '' CMD <<EOF
+    --tp $TP
+    --pp $PP \\$HOME
+EOF
+while getopts "t:p:" opt; do case $opt in t) TP=$OPTARG ;; esac; done
+while [[ $# -gt 0 ]]; do case $1 in --tp) TP=$2; shift 2 ;; esac; done
+torchrun $CMD --rest "$REST" --tp $TP
+""",
+    "numbers": """
+A=7; B=0; let "C = A * 2" D=3; ((E = A ** 2, F = -A / 2)); let G=A%4; ((A > 5 ? (H = 1) : (H = 2)))
+((A += 3)); I=$((A++ + --D)); ((B)) || J=--zero; ((B == 0 && A)) && K=--one
+torchrun $A $C $D $E $F $G $H $I $J $K $((0x1f + 010 + 2#101)) $((1 << 4 | 3 ^ 1 & 7)) $((!A + ~B)) $(( (A, B) ))
+""",
 }
 
 
@@ -121,9 +160,10 @@ TRAIN = 'torchrun pretrain_gpt.py "${ARGS[@]}"'
             "script",
             ".",
         ),
-        ("cat <<A <<B\n" * 2000, "script", "comes to more than"),
-        ("echo " + "$(" * 200, "script", "nested"),
-        ("if true; then " * 200, "script", "nested"),
+        ("cat <<A <<B\n" * 2000, "script", "unclosed here-document"),
+        ("echo " + "$(" * 250 + ")" * 250, "script", "nested"),
+        ("if true; then " * 200 + ":; " + "fi; " * 200, "script", "nested"),
+        ("# " * (1 << 15) + "\ntorchrun", "script", "more than"),
     ],
 )
 def test_what_only_a_run_could_tell_is_refused(text: str, field: str, words: str, tmp_path: Path) -> None:
