@@ -53,6 +53,9 @@ class Training:
     """Granularity of fp8 scales: one for a whole tensor, or one for each row."""
     async_tensor_parallel: bool = False
     """Whether matrix products are cut into pieces that overlap with the collectives of tensor parallelism."""
+    overlap_gradients: bool = field(default=True, metadata=LEFT_OUT)
+    """Whether the trainer reduces gradients under the backward pass as far as it can; otherwise behind it, as
+    Megatron-LM without `--overlap-grad-reduce`."""
     optimizer: Literal["adam", "momentum", "sgd"] = "adam"
     loss: Literal["cross_entropy", "mse"] | None = None
     """Loss that is appended if the graph has no scalar output; None = cross-entropy of the first output."""
@@ -310,6 +313,11 @@ class Problem:
     def weight_bytes(self) -> float:
         """Bytes of one element of an operand of a matrix product with a weight."""
         return WEIGHT_BYTES.get(self.precision, self.activation_bytes)
+
+    @property
+    def gradient_overlap(self) -> float:
+        """Share of the gradient reduction that hides under the backward pass, 0..1."""
+        return self.trainer.gradient_overlap if self.training.overlap_gradients else 0.0
 
     @property
     def tensor_overlap(self) -> float:

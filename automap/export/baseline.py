@@ -20,9 +20,9 @@ from automap.price.lowered_plan import LoweredPlan
 from automap.price.plan_reader import lower_plan
 from automap.price.plan_writer import to_plan
 from automap.problem import Problem
-from automap.records import Length, from_json, to_json
+from automap.records import Length, from_json
 from automap.space.stated_strategy import Strategy, hand_made, recomputes_nothing, undivided
-from automap.targets import ANY
+from automap.targets import ANY, targets
 
 FIELD = "hints.baseline"
 
@@ -76,16 +76,21 @@ def load(path: Path) -> dict[str, Any]:
 def with_stated(training: Mapping[str, Any], hints: Mapping[str, Any]) -> Mapping[str, Any]:
     """Training settings in which a configuration under `baseline` says what the user does not.
 
+    Its target too, so that the plan that is found is one that its trainer runs; but not beside another trainer.
+
     Raises:
         PlanError: the configuration cannot be read.
     """
     document = hints.get("baseline")
     if not _is_configuration(document):
         return training
-    said = dict(_stated(document)[1].training)
+    stated = _stated(document)[1]
+    said, own = dict(stated.training), targets()[stated.target].trainer
     if training.get("target", ANY) != ANY:
         # The target names the trainer.
         del said["trainer"]
+    elif stated.document is None and training.get("trainer", said["trainer"]) == own:
+        said["target"] = stated.target
     return {**said, **training}
 
 
@@ -136,6 +141,8 @@ def _configured(evaluator: Evaluator, name: str, stated: Stated) -> Baseline:
     lowered = hand_made(evaluator, strategy)
     notes = (*undivided(evaluator, lowered), *recomputes_nothing(strategy, lowered, evaluator.problem.trainer.name))
     notes = (*notes, *stated.notes)
+    if stated.training.get("overlap_gradients", True) != evaluator.problem.training.overlap_gradients:
+        notes = (*notes, "it reduces gradients behind the backward pass; give overlap_gradients false to price it so")
     if "micro_batch" not in stated.degrees:
         notes = (*notes, "it does not say the samples of a micro-batch: 1 is assumed")
     plan = annotate(to_plan(lowered, evaluator), lowered, evaluator)
@@ -144,9 +151,9 @@ def _configured(evaluator: Evaluator, name: str, stated: Stated) -> Baseline:
 
 def _check_training(problem: Problem, name: str, stated: Stated) -> None:
     """Refuses a configuration that trains otherwise than the problem: the two steps would not be the same work."""
-    own = to_json(problem.training)
     for key, value in stated.training.items():
-        # The vocabulary is padded as in the search, for both alike.
-        if key not in ("trainer", "vocabulary_multiple") and own[key] != value:
+        own = getattr(problem.training, key)
+        # The vocabulary is padded as in the search, for both alike; when gradients are reduced is no other work.
+        if key not in ("trainer", "vocabulary_multiple", "overlap_gradients") and own != value:
             repair = f"Give {key} {value} to the search too, or change the file."
-            raise PlanError(f"the search is for {own[key]}, {name} says", field=key, value=value, repair=repair)
+            raise PlanError(f"the search is for {own}, {name} says", field=key, value=value, repair=repair)

@@ -90,10 +90,10 @@ def _parallel(run: Run) -> Iterator[Flag]:
     yield "--global-batch-size", str(training.global_batch)
     if degrees.zero:
         yield "--use-distributed-optimizer", None
+    if training.overlap_gradients and (degrees.zero or degrees.data > 1):
         yield "--overlap-grad-reduce", None
-        yield "--overlap-param-gather", None
-    elif degrees.data > 1:
-        yield "--overlap-grad-reduce", None
+        if degrees.zero:
+            yield "--overlap-param-gather", None
     if run.recompute == "selective":
         yield "--recompute-granularity", "selective"
         yield "--recompute-modules", "core_attn"

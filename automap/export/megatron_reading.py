@@ -53,7 +53,8 @@ _READ = frozenset({
     "decoder-last-pipeline-num-layers", "sequence-parallel", "use-distributed-optimizer", "recompute-activations",
     "recompute-granularity", "recompute-method", "recompute-num-layers", "recompute-modules", "checkpoint-activations",
     "activations-checkpoint-method", "bf16", "fp16", "fp8-format", "fp8-hybrid", "fp8-e4m3", "fp8-recipe", "optimizer",
-    "sgd-momentum", "tp-comm-overlap", "group-query-attention", "deepspeed", "zero-stage",
+    "sgd-momentum", "tp-comm-overlap", "overlap-grad-reduce",
+    "overlap-param-gather",    "group-query-attention", "deepspeed", "zero-stage",
     "deepspeed-activation-checkpointing", "num-distributed-optimizer-instances",
 })  # fmt: skip
 """Flags that say something of the plan or of its price."""
@@ -157,6 +158,8 @@ def read_flags(flags: Mapping[str, str | None], started: tuple[str, str | None, 
         found.training["async_tensor_parallel"] = True
     if "deepspeed" in flags:
         _megatron_deepspeed(flags, found)
+    elif "overlap-grad-reduce" not in flags and found.degrees.get("dp") != 1:
+        found.training["overlap_gradients"] = False
     found.sizes = {name: size for name in _SIZES if (size := number(name)) is not None}
     if "group-query-attention" not in flags:
         found.sizes.pop("num-query-groups", None)

@@ -35,6 +35,8 @@ class Stated:
     """Names of what was not read."""
     defaults: tuple[str, ...] = ()
     """What was read and may be otherwise: defaults that the environment of a script may change."""
+    remarks: tuple[str, ...] = ()
+    """What else the user should know."""
     beside: str = ""
     """Name of a file that was read with it; empty for none."""
 
@@ -43,6 +45,7 @@ class Stated:
         """What the user should know of how it was read."""
         notes = [f"read with {self.beside} beside it"] if self.beside else []
         notes += [f"not read: {', '.join(self.ignored)}"] if self.ignored else []
+        notes += self.remarks
         if self.defaults:
             notes.append(f"defaults of the script, which its environment may change: {', '.join(self.defaults)}")
         return notes

@@ -33,7 +33,8 @@ def test_a_configuration_and_its_plan_are_the_same_baseline(tmp_path: Path) -> N
     document = load(path)
     assert document == {"file": "args.sh", "text": SCRIPT}
     training = with_stated({}, {"baseline": document})
-    assert training == {**TRAINING, "vocabulary_multiple": 256}
+    said = {"vocabulary_multiple": 256, "overlap_gradients": False, "target": "megatron-core"}
+    assert training == {**TRAINING, **said}
     found = read_baseline(evaluator(document, training))
     assert found is not None and found.name == "args.sh"
     assert found.notes == ("not read: --lr",)
@@ -52,7 +53,30 @@ def test_what_the_user_says_goes_before_what_the_file_says() -> None:
     # A target names the trainer.
     assert "trainer" not in with_stated({"target": "torchtitan"}, hints)
     assert with_stated({"global_batch": 8}, {}) == {"global_batch": 8}
+    # Plans that are searched for are those that the trainer of the file runs, unless another one is meant.
+    assert with_stated({}, hints)["target"] == "megatron-core"
+    assert with_stated({"target": "any"}, hints)["target"] == "any"
+    assert "target" not in with_stated({"trainer": "ddp"}, hints)
     assert read_baseline(Evaluator(Problem.build(zoo.build(GPT), parse_cluster("8xA100"), TRAINING))) is None
+
+
+def test_gradients_are_reduced_when_the_script_says() -> None:
+    """Without --overlap-grad-reduce, exactly what the backward pass had hidden comes to the step."""
+    found = {}
+    alone = SCRIPT.replace("--pipeline-model-parallel-size 2", "")
+    for script in (alone, alone + " --overlap-grad-reduce"):
+        document = {"file": "args.sh", "text": script}
+        own = evaluator(document, with_stated({"target": "any"}, {"baseline": document}))
+        baseline = read_baseline(own)
+        assert baseline is not None
+        found[script] = baseline.plan.estimate
+        # A search for the other way says so.
+        other = read_baseline(evaluator(document, TRAINING))
+        assert other is not None and ("overlap_gradients" in "".join(other.notes)) == (script == alone)
+    behind, under = found.values()
+    shown = [e.breakdown_s["exposed_communication"].get("gradient_sync", 0.0) for e in (behind, under)]
+    assert behind.step_time_s - under.step_time_s == pytest.approx(shown[0] - shown[1])
+    assert shown[0] > shown[1]
 
 
 def test_a_file_without_a_micro_batch_says_what_is_assumed() -> None:
