@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from automap.cluster import Cluster
 from automap.documents import read_document
 from automap.errors import PlanError
 from automap.export.onnx_devices import planned
@@ -73,7 +74,7 @@ def load(path: Path) -> dict[str, Any]:
     return {**found, "arguments": beside} if beside else found
 
 
-def with_stated(training: Mapping[str, Any], hints: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_stated(training: Mapping[str, Any], hints: Mapping[str, Any], cluster: Cluster) -> Mapping[str, Any]:
     """Training settings in which a configuration under `baseline` says what the user does not.
 
     Its target too, so that the plan that is found is one that its trainer runs; but not beside another trainer.
@@ -85,6 +86,7 @@ def with_stated(training: Mapping[str, Any], hints: Mapping[str, Any]) -> Mappin
     if not _is_configuration(document):
         return training
     stated = _stated(document)[1]
+    stated.complete_batch(cluster.num_devices, {})
     said, own = dict(stated.training), targets()[stated.target].trainer
     if training.get("target", ANY) != ANY:
         # The target names the trainer.
@@ -131,6 +133,7 @@ def _stated(document: object) -> tuple[str, Stated]:
 
 
 def _configured(evaluator: Evaluator, name: str, stated: Stated) -> Baseline:
+    stated.complete_batch(evaluator.problem.cluster.num_devices, {})
     _check_training(evaluator.problem, name, stated)
     if stated.document is not None:
         plan = planned(stated.document, evaluator.problem)

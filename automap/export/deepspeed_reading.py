@@ -64,6 +64,8 @@ def read_deepspeed(document: Mapping[str, Any]) -> Stated:
             what = f"is no multiple of {micro} samples * {steps} steps"
             raise refuse("train_batch_size", batch, what, "Make it micro-batch * accumulation * replicas.")
         found.degrees["dp"] = batch // micro // steps
+    if batch is None and micro is not None and (steps is not None or "gradient_accumulation_steps" not in document):
+        found.accumulated = micro * (steps or 1)
     enabled = {kind: section(given, kind).get("enabled", False) for kind in ("bf16", "fp16")}
     for name, value in enabled.items():
         check_choice(f"{name}.enabled", value, (True, False, "auto"))
@@ -83,8 +85,8 @@ def read_deepspeed(document: Mapping[str, Any]) -> Stated:
         value = ", ".join(document)[:80] or "{}"
         raise PlanError("has no setting of DeepSpeed", field="from", value=value, repair=repair)
     ignored = [name for name in document if name not in known]
-    if steps is not None and (batch is None or micro is None):
-        # Without the number of replicas it says nothing of the batch.
+    if steps is not None and micro is None:
+        # Without the samples of a micro-batch it says nothing of the batch.
         ignored.append("gradient_accumulation_steps")
     ignored += [f"zero_optimization.{name}" for name in _CHEAPER if zero.get(name)]
     if "optimizer" in given and "optimizer" not in found.training:

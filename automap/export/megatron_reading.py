@@ -54,7 +54,7 @@ _READ = frozenset({
     "recompute-granularity", "recompute-method", "recompute-num-layers", "recompute-modules", "checkpoint-activations",
     "activations-checkpoint-method", "bf16", "fp16", "fp8-format", "fp8-hybrid", "fp8-e4m3", "fp8-recipe", "optimizer",
     "sgd-momentum", "tp-comm-overlap", "overlap-grad-reduce",
-    "overlap-param-gather",    "group-query-attention", "deepspeed", "zero-stage",
+    "overlap-param-gather", "rampup-batch-size",    "group-query-attention", "deepspeed", "zero-stage",
     "deepspeed-activation-checkpointing", "num-distributed-optimizer-instances",
 })  # fmt: skip
 """Flags that say something of the plan or of its price."""
@@ -163,6 +163,10 @@ def read_flags(flags: Mapping[str, str | None], started: tuple[str, str | None, 
     found.sizes = {name: size for name in _SIZES if (size := number(name)) is not None}
     if "group-query-attention" not in flags:
         found.sizes.pop("num-query-groups", None)
+    if "rampup-batch-size" in flags:
+        found.remarks = (
+            f"the price is of a step of the full batch, after --rampup-batch-size {flags['rampup-batch-size']}",
+        )
     check_names(flags, _READ, "--")
     found.ignored = tuple(f"--{name}" for name in flags if name not in _READ)
     return found

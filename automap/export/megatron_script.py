@@ -18,7 +18,16 @@ _STARTED = (("nproc-per-node", "nnodes"), ("num-gpus", "num-nodes"))
 """Flags of torchrun and of DeepSpeed's launcher for the processes of a host and the number of hosts."""
 _LAUNCHER = {"nnodes", "nproc-per-node", "node-rank", "master-addr", "master-port", "rdzv-backend", "rdzv-endpoint"}
 """Flags of torchrun, where no word ends in .py that would divide them from the trainer's."""
-_LISTS = {"recompute-modules"}
+_SLURM = re.compile(r"(?:--nodes|-N|--ntasks-per-node|--gpus-per-node|--gres)(?:=|\s+|(?<=-N))(?:\w+:)*(\d+)(?=\s|$)")
+_SLURM_VARIABLES = {
+    "--nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "-N": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "--ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+    "--gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
+    "--gres": ("SLURM_GPUS_ON_NODE",),
+}
+"""Options of sbatch -> variables that Slurm gives a script (man sbatch)."""
+_LISTS = {"recompute-modules", "rampup-batch-size"}
 """Arguments of which several words are read."""
 
 
@@ -46,7 +55,8 @@ def script_flags(text: str, read: Set[str]) -> Script:
     Raises:
         PlanError: several commands train, or none does; or an argument that is read is known only where it runs.
     """
-    started, rest = commands(text)
+    slurm = _slurm(text)
+    started, rest = commands(text, slurm)
     trained = [words for words in started if not read.isdisjoint(_names(words))]
     bare = [words for words in started if words[0].startswith("--")]
     lost = next((words for words in bare if words in trained), None)
@@ -59,7 +69,7 @@ def script_flags(text: str, read: Set[str]) -> Script:
         what = "begins a command of its own: before it, a comment stands or the backslash at a line's end is missing"
         value = " ".join(map(plain, lost[1:2])) or "set"
         raise refuse(plain(lost[0]), value, what, "Write a backslash, and nothing behind it, at the end of that line.")
-    found = [_arguments(words, read) for words in trained]
+    found = [_arguments(words, read, slurm) for words in trained]
     if read.isdisjoint(found[-1].flags):
         repair = "Give the script that holds them, such as --tensor-model-parallel-size."
         value = " ".join(text.split())[:60] or "nothing"
@@ -72,12 +82,29 @@ def script_flags(text: str, read: Set[str]) -> Script:
     return found[-1]
 
 
+def _slurm(text: str) -> dict[str, str]:
+    """What Slurm tells a script, from its lines `#SBATCH`."""
+    found: dict[str, str] = {}
+    for line in re.findall(r"^#SBATCH\s+(.*)$", text, re.MULTILINE):
+        for option in _SLURM.finditer(line):
+            found |= dict.fromkeys(_SLURM_VARIABLES[re.split(r"[=\s\d]", option[0])[0]], option[1])
+    if {"SLURM_NNODES", "SLURM_NTASKS_PER_NODE"} <= found.keys():
+        tasks = str(int(found["SLURM_NNODES"]) * int(found["SLURM_NTASKS_PER_NODE"]))
+        found |= {"SLURM_NTASKS": tasks, "SLURM_NPROCS": tasks}
+    return found
+
+
 def _names(words: Sequence[str]) -> Iterator[str]:
     return (re.split("[= ]", plain(word)[2:])[0] for word in words if plain(word).startswith("--"))
 
 
-def _arguments(words: Sequence[str], read: Set[str]) -> Script:
+def _arguments(words: Sequence[str], read: Set[str], slurm: Mapping[str, str]) -> Script:
     """The arguments of a command.
+
+    Args:
+        words: its words.
+        read: as in `script_flags`.
+        slurm: as in `_slurm`.
 
     Raises:
         PlanError: one that is read is known only where the script runs.
@@ -104,9 +131,13 @@ def _arguments(words: Sequence[str], read: Set[str]) -> Script:
             defaults[f"--{name} {plain(value)}"] = None
         flags[name] = " ".join(map(plain, values)) if name in _LISTS else None if value is None else plain(value)
     each, nodes = _processes(launcher or dict(pairs))
+    name = "--nproc-per-node"
+    if each is None and "SLURM_NTASKS" in slurm and slurm["SLURM_NTASKS_PER_NODE"] != "1":
+        # Without a launcher, Slurm starts each process.
+        each, nodes, name = slurm["SLURM_NTASKS_PER_NODE"], slurm["SLURM_NNODES"], "--ntasks-per-node"
     is_launched = {name.replace("_", "-") for name in flags} & _LAUNCHER if program is None else set()
     kept = {name: value for name, value in flags.items() if name.replace("_", "-") not in is_launched}
-    return Script(flags=kept, started=("--nproc-per-node", each, nodes), others=tuple(others), defaults=tuple(defaults))
+    return Script(flags=kept, started=(name, each, nodes), others=tuple(others), defaults=tuple(defaults))
 
 
 def _pairs(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TypeVar
 
 from automap.errors import PlanError
@@ -45,13 +46,17 @@ Way = Callable[[], object]
 Result = TypeVar("Result")
 
 
-def commands(text: str) -> tuple[list[list[str]], list[str]]:
+def commands(text: str, values: Mapping[str, str] = MappingProxyType({})) -> tuple[list[list[str]], list[str]]:
     """The commands that a script starts, and the words of all its variables, where no command has them.
+
+    Args:
+        text: the script.
+        values: variables that it is given, which are known.
 
     Raises:
         PlanError: it is no script, or comes to too much.
     """
-    found = _Reading()
+    found = _Reading(values=dict(values))
     try:
         found.script(text.replace("\r\n", "\n").translate(MARKS))
         if not any(word.startswith("--") for words in found.commands for word in words):

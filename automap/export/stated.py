@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -23,6 +24,8 @@ class Stated:
     """Fields of `automap.problem.Training`."""
     degrees: dict[str, Any] = field(default_factory=dict)
     """Fields of `automap.space.stated_strategy.Strategy`."""
+    accumulated: int | None = None
+    """Samples of each replica in a step, where the file says them and not the global batch."""
     tokens: int | None = None
     """Tokens of a sample."""
     num_layers: int | None = None
@@ -39,6 +42,19 @@ class Stated:
     """What else the user should know."""
     beside: str = ""
     """Name of a file that was read with it; empty for none."""
+
+    def complete_batch(self, num_devices: int, degrees: Mapping[str, Any]) -> None:
+        """Adds the global batch, where the samples of a replica are said and so many devices are to train.
+
+        Args:
+            num_devices: devices of the cluster, which all train where nothing says how many replicas there are.
+            degrees: what is stated beside the configuration, as in `degrees`.
+        """
+        said = {**self.degrees, **degrees}
+        others = math.prod(said.get(name, 1) for name in ("tp", "pp", "cp"))
+        if self.accumulated is not None and num_devices % others == 0:
+            replicas = said.get("dp") or num_devices // others
+            self.training.setdefault("global_batch", self.accumulated * replicas)
 
     @property
     def notes(self) -> list[str]:

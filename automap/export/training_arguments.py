@@ -68,6 +68,9 @@ def complete(found: Stated, name: str, text: str) -> None:
     micro, steps = (_number(document, key) for key in ("per_device_train_batch_size", "gradient_accumulation_steps"))
     if micro is not None:
         _agree("per_device_train_batch_size", micro, found.degrees.setdefault("micro_batch", micro), name)
+    if micro is not None and steps is not None and "global_batch" not in found.training:
+        found.accumulated = found.accumulated or micro * steps
+        _agree("gradient_accumulation_steps", steps, found.accumulated / micro, name)
     if micro is not None and steps is not None and "dp" in found.degrees:
         batch = micro * steps * found.degrees["dp"]
         _agree(

@@ -98,6 +98,7 @@ def price_configuration(data: bytes, request: JobRequest, stated: Mapping[str, A
         UserError: as `price_hand_made`; or the file cannot be read, or says otherwise than what is stated.
     """
     with _uncollected():
+        from automap.cluster import parse_cluster
         from automap.export.onnx_devices import planned
         from automap.export.reading import read_configuration
         from automap.export.same_model import check_model
@@ -107,6 +108,7 @@ def price_configuration(data: bytes, request: JobRequest, stated: Mapping[str, A
             name, value = next(iter(stated.items()))
             repair = "Leave it out: the file has a whole plan."
             raise PlanError(f"{path.name} says it already", field=name, value=value, repair=repair)
+        found.complete_batch(parse_cluster(request.cluster).num_devices, stated)
         for given, own in ((request.training, found.training), (stated, found.degrees)):
             for name, value in given.items():
                 if name in own and own[name] != value and name != "trainer":

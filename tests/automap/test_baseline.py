@@ -20,11 +20,12 @@ SCRIPT = (
     "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --micro-batch-size 2 --global-batch-size 24 "
     "--seq-length 32 --fp16 --lr 0.1"
 )
+CLUSTER = parse_cluster("8xA100")
 TRAINING = {"global_batch": 24, "precision": "fp16", "trainer": "megatron-core"}
 
 
 def evaluator(document: Any, training: Any = TRAINING) -> Evaluator:
-    return Evaluator(Problem.build(zoo.build(GPT), parse_cluster("8xA100"), training, {"baseline": document}))
+    return Evaluator(Problem.build(zoo.build(GPT), CLUSTER, training, {"baseline": document}))
 
 
 def test_a_configuration_and_its_plan_are_the_same_baseline(tmp_path: Path) -> None:
@@ -32,7 +33,7 @@ def test_a_configuration_and_its_plan_are_the_same_baseline(tmp_path: Path) -> N
     path.write_text(SCRIPT)
     document = load(path)
     assert document == {"file": "args.sh", "text": SCRIPT}
-    training = with_stated({}, {"baseline": document})
+    training = with_stated({}, {"baseline": document}, CLUSTER)
     said = {"vocabulary_multiple": 256, "overlap_gradients": False, "target": "megatron-core"}
     assert training == {**TRAINING, **said}
     found = read_baseline(evaluator(document, training))
@@ -49,15 +50,15 @@ def test_a_configuration_and_its_plan_are_the_same_baseline(tmp_path: Path) -> N
 
 def test_what_the_user_says_goes_before_what_the_file_says() -> None:
     hints = {"baseline": {"file": "args.sh", "text": SCRIPT}}
-    assert with_stated({"global_batch": 8}, hints)["global_batch"] == 8
+    assert with_stated({"global_batch": 8}, hints, CLUSTER)["global_batch"] == 8
     # A target names the trainer.
-    assert "trainer" not in with_stated({"target": "torchtitan"}, hints)
-    assert with_stated({"global_batch": 8}, {}) == {"global_batch": 8}
+    assert "trainer" not in with_stated({"target": "torchtitan"}, hints, CLUSTER)
+    assert with_stated({"global_batch": 8}, {}, CLUSTER) == {"global_batch": 8}
     # Plans that are searched for are those that the trainer of the file runs, unless another one is meant.
-    assert with_stated({}, hints)["target"] == "megatron-core"
-    assert with_stated({"target": "any"}, hints)["target"] == "any"
-    assert "target" not in with_stated({"trainer": "ddp"}, hints)
-    assert read_baseline(Evaluator(Problem.build(zoo.build(GPT), parse_cluster("8xA100"), TRAINING))) is None
+    assert with_stated({}, hints, CLUSTER)["target"] == "megatron-core"
+    assert with_stated({"target": "any"}, hints, CLUSTER)["target"] == "any"
+    assert "target" not in with_stated({"trainer": "ddp"}, hints, CLUSTER)
+    assert read_baseline(Evaluator(Problem.build(zoo.build(GPT), CLUSTER, TRAINING))) is None
 
 
 def test_gradients_are_reduced_when_the_script_says() -> None:
@@ -66,7 +67,7 @@ def test_gradients_are_reduced_when_the_script_says() -> None:
     alone = SCRIPT.replace("--pipeline-model-parallel-size 2", "")
     for script in (alone, alone + " --overlap-grad-reduce"):
         document = {"file": "args.sh", "text": script}
-        own = evaluator(document, with_stated({"target": "any"}, {"baseline": document}))
+        own = evaluator(document, with_stated({"target": "any"}, {"baseline": document}, CLUSTER))
         baseline = read_baseline(own)
         assert baseline is not None
         found[script] = baseline.plan.estimate
@@ -92,6 +93,34 @@ def test_the_arguments_beside_a_file_are_part_of_the_baseline(tmp_path: Path) ->
     found = read_baseline(evaluator(load(tmp_path / "ds.json")))
     assert found is not None and found.plan.samples_per_micro_batch == 3 * 8
     assert found.notes[-1] == "read with training_arguments.json beside it"
+
+
+@pytest.mark.parametrize(
+    ("document", "arguments", "batch"),
+    [
+        ({"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2}, {}, 3 * 2 * 8),
+        # One step is DeepSpeed's default, `auto` leaves it to the arguments.
+        ({"train_micro_batch_size_per_gpu": 3}, {}, 3 * 8),
+        ({"train_micro_batch_size_per_gpu": 3, "tensor_parallel": {"autotp_size": 2}}, {}, 3 * 4),
+        ({"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": "auto"}, {}, None),
+        (
+            {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "bf16": {}},
+            {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2},
+            3 * 2 * 8,
+        ),
+    ],
+)
+def test_a_batch_is_that_of_all_replicas(document: Any, arguments: Any, batch: int | None) -> None:
+    given = {"file": "ds.json", "text": json.dumps(document)}
+    if arguments:
+        given["arguments"] = json.dumps({"deepspeed": "ds.json", **arguments})
+    assert with_stated({}, {"baseline": given}, CLUSTER).get("global_batch") == batch
+
+
+def test_a_batch_that_grows_is_priced_when_it_is_full() -> None:
+    document = {"file": "args.sh", "text": SCRIPT + " --rampup-batch-size 8 8 1000"}
+    found = read_baseline(evaluator(document))
+    assert found is not None and any(note.endswith("--rampup-batch-size 8 8 1000") for note in found.notes)
 
 
 @pytest.mark.parametrize(

@@ -193,12 +193,39 @@ srun --ntasks-per-node 1 bash -c "torchrun --nproc_per_node 8 --nnodes $NNODES p
 """
     )
     found = read_configuration(path)
-    assert found.degrees == {"tp": 4, "micro_batch": 2, "recompute": "full", "zero": 2}
+    assert found.degrees == {"tp": 4, "micro_batch": 2, "recompute": "full", "zero": 2, "dp": 8}
     said = {"global_batch": 32, "precision": "mxfp8", "trainer": "megatron-deepspeed", "vocabulary_multiple": 512}
     assert found.training == said
-    # Four hosts are the environment's, and so is what differs from the defaults.
+    # Four hosts are those of #SBATCH; what differs from the defaults is the environment's.
     assert found.defaults == ("--tensor-model-parallel-size 4",)
     assert found.ignored == ("--data-path",)
+
+
+@pytest.mark.parametrize(
+    ("lines", "launcher", "dp"),
+    [
+        ("#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8", "srun python", 16),
+        ("#SBATCH -N 4 --ntasks-per-node 8 -p batch", "srun python", 16),
+        (
+            "#SBATCH -N4 --ntasks-per-node=1 --gres=gpu:a100:4",
+            "srun torchrun --nproc_per_node $SLURM_GPUS_ON_NODE",
+            2,
+        ),
+        (
+            "#SBATCH -N4 --ntasks-per-node=1 --gres=gpu:a100:4",
+            "srun torchrun --nnodes=$SLURM_JOB_NUM_NODES --nproc_per_node=${SLURM_GPUS_ON_NODE:-8}",
+            8,
+        ),
+        # What is given to sbatch is not in the script.
+        ("#SBATCH --ntasks-per-node=8", "srun python", None),
+        ("#SBATCH --nodes=2-4 --ntasks-per-node=8", "srun python", None),
+        ("echo '#SBATCH --nodes=4 --ntasks-per-node=8'", "srun python", None),
+    ],
+)
+def test_slurm_says_how_many_processes_there_are(lines: str, launcher: str, dp: int | None, tmp_path: Path) -> None:
+    path = tmp_path / "a.sh"
+    path.write_text(f"#!/bin/bash\n{lines}\n{launcher} pretrain_gpt.py --tensor-model-parallel-size 2\n")
+    assert read_configuration(path).degrees.get("dp") == dp
 
 
 @pytest.mark.parametrize(
