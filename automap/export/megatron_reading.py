@@ -46,16 +46,19 @@ _SIZES = (
     "moe-ffn-hidden-size", "moe-shared-expert-intermediate-size",
 )  # fmt: skip
 """Flags for sizes of the model, which are compared with those of the model that is priced."""
+_SWITCHES = frozenset({
+    "sequence-parallel", "use-distributed-optimizer", "recompute-activations", "checkpoint-activations", "bf16", "fp16",
+    "fp8-hybrid", "fp8-e4m3", "tp-comm-overlap", "overlap-grad-reduce", "overlap-param-gather",
+    "group-query-attention", "deepspeed", "deepspeed-activation-checkpointing",
+})  # fmt: skip
+"""Flags without a value."""
 _READ = frozenset({
-    *_DEGREES, *_SIZES, *_NOT_PRICED, "num-layers",
+    *_DEGREES, *_SIZES, *_NOT_PRICED, *_SWITCHES, "num-layers",
     "num-layers-per-virtual-pipeline-stage", "global-batch-size", "seq-length", "make-vocab-size-divisible-by",
     "expert-tensor-parallel-size", "pipeline-model-parallel-layout", "decoder-first-pipeline-num-layers",
-    "decoder-last-pipeline-num-layers", "sequence-parallel", "use-distributed-optimizer", "recompute-activations",
-    "recompute-granularity", "recompute-method", "recompute-num-layers", "recompute-modules", "checkpoint-activations",
-    "activations-checkpoint-method", "bf16", "fp16", "fp8-format", "fp8-hybrid", "fp8-e4m3", "fp8-recipe", "optimizer",
-    "sgd-momentum", "tp-comm-overlap", "overlap-grad-reduce",
-    "overlap-param-gather", "rampup-batch-size",    "group-query-attention", "deepspeed", "zero-stage",
-    "deepspeed-activation-checkpointing", "num-distributed-optimizer-instances",
+    "decoder-last-pipeline-num-layers", "recompute-granularity", "recompute-method", "recompute-num-layers",
+    "recompute-modules", "activations-checkpoint-method", "fp8-format", "fp8-recipe", "optimizer", "sgd-momentum",
+    "rampup-batch-size", "zero-stage", "num-distributed-optimizer-instances",
 })  # fmt: skip
 """Flags that say something of the plan or of its price."""
 
@@ -66,7 +69,7 @@ def read_script(text: str) -> Stated:
     Raises:
         PlanError: a flag that is not priced, or a value that is none; names it.
     """
-    script = script_flags(text, _READ)
+    script = script_flags(text, _READ, _SWITCHES)
     found = read_flags(script.flags, script.started)
     found.ignored = (*found.ignored, *script.others)
     found.defaults = script.defaults

@@ -45,12 +45,13 @@ class Script:
     """Arguments that are read, and that are defaults of the script, which its environment may change."""
 
 
-def script_flags(text: str, read: Set[str]) -> Script:
+def script_flags(text: str, read: Set[str], switches: Set[str]) -> Script:
     """The arguments of the command of a script that trains.
 
     Args:
         text: the script.
         read: names of the arguments that are read.
+        switches: those of them that have no value.
 
     Raises:
         PlanError: several commands train, or none does; or an argument that is read is known only where it runs.
@@ -69,7 +70,7 @@ def script_flags(text: str, read: Set[str]) -> Script:
         what = "begins a command of its own: before it, a comment stands or the backslash at a line's end is missing"
         value = " ".join(map(plain, lost[1:2])) or "set"
         raise refuse(plain(lost[0]), value, what, "Write a backslash, and nothing behind it, at the end of that line.")
-    found = [_arguments(words, read, slurm) for words in trained]
+    found = [_arguments(words, read, switches, slurm) for words in trained]
     if read.isdisjoint(found[-1].flags):
         repair = "Give the script that holds them, such as --tensor-model-parallel-size."
         value = " ".join(text.split())[:60] or "nothing"
@@ -98,12 +99,13 @@ def _names(words: Sequence[str]) -> Iterator[str]:
     return (re.split("[= ]", plain(word)[2:])[0] for word in words if plain(word).startswith("--"))
 
 
-def _arguments(words: Sequence[str], read: Set[str], slurm: Mapping[str, str]) -> Script:
+def _arguments(words: Sequence[str], read: Set[str], switches: Set[str], slurm: Mapping[str, str]) -> Script:
     """The arguments of a command.
 
     Args:
         words: its words.
         read: as in `script_flags`.
+        switches: as in `script_flags`.
         slurm: as in `_slurm`.
 
     Raises:
@@ -114,14 +116,18 @@ def _arguments(words: Sequence[str], read: Set[str], slurm: Mapping[str, str]) -
     pairs, others = list(_pairs(words[(program or 0) :])), []
     flags: dict[str, str | None] = {}
     defaults: dict[str, None] = {}
-    for word, values in pairs:
-        name, value = plain(word), values[0] if values else None
+    for word, given in pairs:
+        name = plain(word)
+        values = [] if name in switches else given
+        value = values[0] if values else None
         if not is_known(word):
             raise refuse(f"--{name}", value or "set", "is an argument whose name is not known", "Write its name out.")
         if name.partition(" ")[0] in read and " " in name:
             what = "is one word with its value, which Megatron-LM does not read"
             raise refuse(f"--{name.partition(' ')[0]}", name, what, "Write no quotes around the two.")
-        others += [plain(extra) for extra in values[1:] if not is_known(extra) and not UNSET.fullmatch(extra)]
+        others += [
+            plain(extra) for extra in given[len(values[:1]) :] if not is_known(extra) and not UNSET.fullmatch(extra)
+        ]
         if name in read and (MAYBE in word or not all(map(is_known, values[:1]))):
             what = "is known only where the script runs" if MAYBE not in word else "depends on a condition"
             repair = "Write it as a number or a word, or set its variables in the script."

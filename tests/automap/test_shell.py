@@ -235,6 +235,8 @@ def test_slurm_says_how_many_processes_there_are(lines: str, launcher: str, dp: 
         ("--moe-expert-parallel-size 4", {"ep": 4}),
         ("--activations-checkpoint-method uniform", {"recompute": "full"}),
         ("--recompute-activations --recompute-modules core_attn", {"recompute": "selective"}),
+        # What a variable of the environment adds behind an argument without a value is not its value.
+        ("--model-parallel-size 2 --sequence-parallel $MORE", {"tp": 2, "sequence_parallel": True}),
         ("--recompute-granularity full --recompute-method block --recompute-num-layers 6", {"recompute": "full"}),
         ("--recompute-granularity full --recompute-method block --recompute-num-layers 5", "recomputes some layers"),
         ("--recompute-granularity selective --recompute-modules core_attn mlp", "are not priced"),
