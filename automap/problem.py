@@ -54,8 +54,7 @@ class Training:
     async_tensor_parallel: bool = False
     """Whether matrix products are cut into pieces that overlap with the collectives of tensor parallelism."""
     overlap_gradients: bool = field(default=True, metadata=LEFT_OUT)
-    """Whether the trainer reduces gradients under the backward pass as far as it can; otherwise behind it, as
-    Megatron-LM without `--overlap-grad-reduce`."""
+    """Whether gradients are reduced under the backward pass as far as the trainer can, and not behind it."""
     optimizer: Literal["adam", "momentum", "sgd"] = "adam"
     loss: Literal["cross_entropy", "mse"] | None = None
     """Loss that is appended if the graph has no scalar output; None = cross-entropy of the first output."""
@@ -268,13 +267,13 @@ class Problem:
 
     @property
     def trainer(self) -> Trainer:
-        """The training software of the problem, with constants that were measured on the cluster's hosts."""
+        """The training software of the problem as it is set, with constants measured on the cluster's hosts."""
         trainer, own = trainers()[self.training.trainer], self.cluster.constants
-        if own is None:
-            return trainer
-        names = {f.name for f in fields(Trainer)}
-        changes: dict[str, Any] = {name: value for name, value in own.stated().items() if name in names}
-        return replace(trainer, **changes)
+        names, stated = {f.name for f in fields(Trainer)}, {} if own is None else own.stated()
+        changes: dict[str, Any] = {name: value for name, value in stated.items() if name in names}
+        if not self.training.overlap_gradients:
+            changes["gradient_overlap"] = 0.0
+        return replace(trainer, **changes) if changes else trainer
 
     @property
     def target(self) -> Target | None:
@@ -313,11 +312,6 @@ class Problem:
     def weight_bytes(self) -> float:
         """Bytes of one element of an operand of a matrix product with a weight."""
         return WEIGHT_BYTES.get(self.precision, self.activation_bytes)
-
-    @property
-    def gradient_overlap(self) -> float:
-        """Share of the gradient reduction that hides under the backward pass, 0..1."""
-        return self.trainer.gradient_overlap if self.training.overlap_gradients else 0.0
 
     @property
     def tensor_overlap(self) -> float:

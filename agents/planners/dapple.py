@@ -300,8 +300,8 @@ def layers_of(space: PlanSpace, num_micro_batches: int, recompute: str) -> Layer
         gradient_bytes=summed(whole.trained * problem.state_bytes[1]),
         state_bytes=summed(whole.trained * sum(problem.state_bytes) + frozen),
         saved_bytes=summed(whole.saved_bytes),
-        overlap=problem.gradient_overlap,
-        overlap_alone=problem.gradient_overlap,
+        overlap=problem.trainer.gradient_overlap,
+        overlap_alone=problem.trainer.gradient_overlap,
     )
 
 

@@ -72,7 +72,7 @@ class SpanCosts:
             sent, link = elements[:, axis] * settings.sent_gradient_bytes, layout.links[axis]
             self.reduce_s += _all_reduce_s(size, link, spans(sent))
             self.unit_reduce_s += _all_reduce_s(size, link, sent)
-        hidden = space.problem.gradient_overlap
+        hidden = space.problem.trainer.gradient_overlap
         self.reduce_s = _shown(self.reduce_s, spans(self.backward_s[0]), hidden)
         self.unit_reduce_s = _shown(self.unit_reduce_s, self.backward_s[0], hidden)
 

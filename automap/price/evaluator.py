@@ -81,7 +81,7 @@ class Evaluator:
                 gradient_bytes=gradient,
                 optimizer_bytes=optimizer,
                 zero_stage=0.0,
-                gradient_overlap=problem.gradient_overlap,
+                gradient_overlap=trainer.gradient_overlap,
                 gather_overlap=trainer.parameter_gather_overlap,
                 tensor_overlap=problem.tensor_overlap,
                 reserved_bytes=trainer.reserved_GiB * (1 << 30),
