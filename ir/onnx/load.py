@@ -128,6 +128,7 @@ class _Importer:
         self._stored(uses)
         for node in self.source.nodes:
             self._node(node, uses)
+        self.sequences.check_tensors([self._resolve(n) for n in self.source.outputs], "an output of the model")
         outputs = [self.merged.make(self._resolve(n)) for n in self.source.outputs]
         missing = [n for n in outputs if n not in self.builder.tensors and n not in self.builder.values]
         if missing:
@@ -192,6 +193,7 @@ class _Importer:
         elif node.kind in SEQUENCES:
             self.sequences.add(node, inputs, uses)
         elif not (self._is_elided(node, inputs, uses) or self._is_filled(node, inputs) or self._fold(node, inputs)):
+            self.sequences.check_tensors(inputs, f"an operand of {node.name or node.outputs[0]} ({node.kind})")
             attributes = self._attributes(node)
             if not (self.masks.add(node, inputs, attributes) or self.merged.put_off(node, inputs, attributes)):
                 for name in inputs:

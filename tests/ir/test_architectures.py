@@ -555,23 +555,36 @@ def test_an_unknown_condition_is_refused_by_name():
     assert error.value.value == "fork"
 
 
+def with_sequences(nodes, output="z") -> bytes:
+    """A product `y` of `[2, 4]` and `[4, 3]`, and `nodes` behind it; `one` is the number 1."""
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"]), *nodes],
+        "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 4])],
+        [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)],
+        [helper.make_tensor("w", TensorProto.FLOAT, [4, 3], np.arange(12.0)),
+         helper.make_tensor("one", TensorProto.INT64, [], [1])],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString()
+
+
 def test_sequences_of_known_length():
     nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["y"]),
         helper.make_node("SplitToSequence", ["y"], ["parts"], axis=1, keepdims=1),
-        helper.make_node("Constant", [], ["one"], value=helper.make_tensor("t", TensorProto.INT64, [], [1])),
         helper.make_node("SequenceAt", ["parts", "one"], ["second"]),
         helper.make_node("SequenceConstruct", ["second", "y"], ["both"]),
         helper.make_node("ConcatFromSequence", ["both"], ["z"], axis=1),
     ]
-    graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 4])],
-        [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)],
-        [helper.make_tensor("w", TensorProto.FLOAT, [4, 3], np.arange(12.0))],
-    )  # fmt: skip
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    loaded = load_model(model.SerializeToString())
-    assert loaded.tensors["z"].shape_at(5) == (5, 4)
+    assert load_model(with_sequences(nodes)).tensors["z"].shape_at(5) == (5, 4)
+
+
+def test_a_sequence_where_a_tensor_is_needed_is_refused_by_name():
+    both = helper.make_node("SequenceConstruct", ["y", "y"], ["both"])
+    with pytest.raises(ModelError, match="an output of the model is a sequence of 2 tensors") as error:
+        load_model(with_sequences([both], "both"))
+    assert error.value.value == "both"
+    with pytest.raises(ModelError, match=r"an operand of act \(Relu\) is a sequence") as error:
+        load_model(with_sequences([both, helper.make_node("Relu", ["both"], ["z"], "act")]))
+    assert error.value.value == "both"
 
 
 def looked_up(batch: int, places: list[int]) -> bytes:

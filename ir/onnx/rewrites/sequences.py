@@ -57,6 +57,21 @@ class Sequences:
         else:
             raise _unknown_sequence(node)
 
+    def check_tensors(self, names: Sequence[str], reader: str) -> None:
+        """Refuses a sequence where a tensor is needed.
+
+        Args:
+            names: names in the builder.
+            reader: what needs them, for the message.
+        """
+        for name in names:
+            if name in self.lists:
+                raise refuse(
+                    f"{reader} is a sequence of {len(self.lists[name])} tensors",
+                    name,
+                    "Export with tensors only: give each of them a name of its own, or stack them.",
+                )
+
     def _on_sequence(self, node: Node, inputs: Sequence[str], uses: set[str]) -> None:
         out, items = node.outputs[0], self.lists[inputs[0]]
         at = self.builder.values.get(inputs[-1]) if len(inputs) > 1 else None
