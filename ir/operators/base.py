@@ -28,7 +28,7 @@ from ir.operators.rule import Dims, Rule
 
 __all__ = [
     "KINDS", "BakedBatch", "Context", "Dims", "Kind", "MissingBatch", "Result", "Rule", "Unsupported", "Usage", "Value",
-    "all_reduce", "bytes_of", "kind", "statistics",
+    "all_reduce", "bytes_of", "kind", "statistics", "within",
 ]  # fmt: skip
 
 Value = npt.NDArray[Any]
@@ -187,10 +187,7 @@ class Context:
         Raises:
             Unsupported: it is outside the rank.
         """
-        axis = self.int_attribute(name, default)
-        if not -rank <= axis < max(rank, 1):
-            raise Unsupported(f"{name}={axis} is outside a rank of {rank}")
-        return axis % rank if rank else 0
+        return within(self.int_attribute(name, default), rank, name)
 
 
 @dataclass
@@ -264,6 +261,17 @@ def kind(*names: str, rule: str | tuple[str, ...], is_view: bool = False) -> Cal
         return entry
 
     return register
+
+
+def within(axis: int, rank: int, name: str = "axis") -> int:
+    """An axis of a tensor with `rank` dims, made non-negative.
+
+    Raises:
+        Unsupported: it is outside the rank.
+    """
+    if not -rank <= axis < max(rank, 1):
+        raise Unsupported(f"{name}={axis} is outside a rank of {rank}")
+    return axis % rank if rank else 0
 
 
 def bytes_of(dtype: str) -> float:

@@ -5,13 +5,13 @@ FLOPs are 2 per multiply-add; the gradient of each operand costs as much as the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import gcd, prod
 
 from ir.factors import InternalCollective, Passing
 from ir.graph import Tensor
 from ir.operators.base import Context, Dims, Result, Unsupported, bytes_of, kind
 from ir.operators.elementwise import broadcast
+from ir.operators.windows import first_pads, spatial_sizes, window_of
 
 
 def _product(
@@ -133,44 +133,6 @@ def _halo(x: Tensor, dim: int, window: int, stride: int, begin: int) -> Internal
     return InternalCollective(name="halo", kind="send_recv", forward_bytes=pair, backward_bytes=pair)
 
 
-def spatial_sizes(ctx: Context, sizes: tuple[int, ...], kernel: tuple[int, ...]) -> list[int]:
-    """Output sizes of a sliding window (ONNX convolution arithmetic, `auto_pad` and `ceil_mode` included)."""
-    rank = len(sizes)
-    strides = ctx.ints("strides") or (1,) * rank
-    dilations = ctx.ints("dilations") or (1,) * rank
-    pads = ctx.ints("pads") or (0,) * (2 * rank)
-    mode = str(ctx.attributes.get("auto_pad", "NOTSET"))
-    ceil_mode = bool(ctx.int_attribute("ceil_mode", 0))
-    found = []
-    for i, size in enumerate(sizes):
-        window = dilations[i] * (kernel[i] - 1) + 1
-        if mode in ("SAME_UPPER", "SAME_LOWER"):
-            found.append(-(-size // strides[i]))
-            continue
-        padded = size if mode == "VALID" else size + pads[i] + pads[i + rank]
-        span = padded - window
-        steps = -(-span // strides[i]) if ceil_mode else span // strides[i]
-        # A window that would start in the padding on the right is dropped (ONNX and PyTorch agree).
-        if ceil_mode and steps * strides[i] >= size + (0 if mode == "VALID" else pads[i]):
-            steps -= 1
-        found.append(steps + 1)
-    if min(found, default=1) <= 0:
-        raise Unsupported(f"window {kernel} is larger than the input {sizes}")
-    return found
-
-
-def _begin(
-    ctx: Context, sizes: Sequence[int], outputs: Sequence[int], windows: Sequence[int], strides: Sequence[int]
-) -> list[int]:
-    """Padding in front of each spatial dim."""
-    mode = str(ctx.attributes.get("auto_pad", "NOTSET"))
-    if mode not in ("SAME_UPPER", "SAME_LOWER"):
-        given = ctx.ints("pads") or (0,) * len(sizes)
-        return [0 if mode == "VALID" else p for p in given[: len(sizes)]]
-    total = [max((o - 1) * s + w - size, 0) for o, s, w, size in zip(outputs, strides, windows, sizes, strict=True)]
-    return [t // 2 if mode == "SAME_UPPER" else t - t // 2 for t in total]
-
-
 @kind("Conv", rule="n (g c+!) {(space@halo? stride!) rest!}, (g m) c {window!}, [(g m)] -> n (g m) {space new!}")
 def conv(ctx: Context) -> Result:
     """Convolution by groups of channels.
@@ -186,12 +148,10 @@ def conv(ctx: Context) -> Result:
     groups = ctx.int_attribute("group", 1)
     if groups < 1 or w.shape[0] % groups or x.shape[1] != w.shape[1] * groups:
         raise Unsupported(f"{x.shape[1]} channels, weight {w.shape}, {groups} groups")
-    kernel = w.shape[2:]
-    sizes = spatial_sizes(ctx, x.shape[2:], kernel)
-    strides = ctx.ints("strides") or (1,) * rank
-    dilations = ctx.ints("dilations") or (1,) * rank
-    windows = [d * (k - 1) + 1 for d, k in zip(dilations, kernel, strict=True)]
-    begin = _begin(ctx, x.shape[2:], sizes, windows, strides)
+    window = window_of(ctx, w.shape[2:])
+    strides = window.strides
+    sizes = spatial_sizes(ctx, x.shape[2:], window)
+    begin = first_pads(window, x.shape[2:], sizes)
     has_bias = ctx.has(2)
     n = rule.dim(x, 0, name="n")
     g = rule.loop(groups, name="g")
@@ -201,14 +161,14 @@ def conv(ctx: Context) -> Result:
     dims_w: Dims = [(*g, *m), c]
     out: Dims = [n, (*g, *m)]
     for i, (size_in, size_out) in enumerate(zip(x.shape[2:], sizes, strict=True)):
-        dims_w.append(rule.loop(kernel[i], fixed=True))
+        dims_w.append(rule.loop(window.sizes[i], fixed=True))
         shared = gcd(size_in, size_out)
         aligned = shared == size_out and size_in == size_out * strides[i] and size_out > 1
         if not aligned:
             dims_x.append(rule.loop(size_in, fixed=True))
             out.append(rule.loop(size_out, fixed=True))
             continue
-        halo = _halo(x, 2 + i, windows[i], strides[i], begin[i])
+        halo = _halo(x, 2 + i, window.extents[i], strides[i], begin[i])
         h = rule.factor(size_out, name="hwd"[i] if i < 3 else "", collective=halo)
         dims_x.append((h, *rule.loop(strides[i], fixed=True)))
         out.append((h,))
@@ -225,15 +185,14 @@ def conv_transpose(ctx: Context) -> Result:
     x, w = ctx.tensor(0), ctx.tensor(1)
     rank = len(x.shape) - 2
     groups = ctx.int_attribute("group", 1)
-    if rank < 1 or x.shape[1] != w.shape[0] or w.shape[0] % groups:
+    if rank < 1 or len(w.shape) != rank + 2:
+        raise Unsupported("operands are not [batch, channels, ...]")
+    if groups < 1 or x.shape[1] != w.shape[0] or w.shape[0] % groups:
         raise Unsupported(f"{x.shape[1]} channels, weight {w.shape}, {groups} groups")
-    strides = ctx.ints("strides") or (1,) * rank
-    dilations = ctx.ints("dilations") or (1,) * rank
-    pads = ctx.ints("pads") or (0,) * (2 * rank)
+    window = window_of(ctx, w.shape[2:])
+    pads = window.pads
     extra = ctx.ints("output_padding") or (0,) * rank
     given = ctx.ints("output_shape")
-    mode = str(ctx.attributes.get("auto_pad", "NOTSET"))
-    kernel = w.shape[2:]
     rule = ctx.rule
     has_bias = ctx.has(2)
     n = rule.dim(x, 0, name="n")
@@ -244,14 +203,13 @@ def conv_transpose(ctx: Context) -> Result:
     dims_w: Dims = [(*g, *c), m]
     out: Dims = [n, (*g, *m)]
     for i in range(rank):
-        window = dilations[i] * (kernel[i] - 1) + 1
-        size = strides[i] * (x.shape[2 + i] - 1) + extra[i] + window - pads[i] - pads[i + rank]
-        if mode in ("SAME_UPPER", "SAME_LOWER"):
-            size = x.shape[2 + i] * strides[i]
+        size = window.strides[i] * (x.shape[2 + i] - 1) + extra[i] + window.extents[i] - pads[i] - pads[i + rank]
+        if window.same:
+            size = x.shape[2 + i] * window.strides[i]
         if given is not None:
             size = given[i - rank]
         dims_x.append((rule.factor(x.shape[2 + i], fixed=True),))
-        dims_w.append((rule.factor(kernel[i], fixed=True),))
+        dims_w.append((rule.factor(window.sizes[i], fixed=True),))
         out.append((rule.factor(size, fixed=True),))
     operands: list[tuple[int, Dims]] = [(0, dims_x), (1, dims_w)]
     if has_bias:

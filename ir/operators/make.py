@@ -74,6 +74,7 @@ def make_operator(
         result = KINDS[kind].entry(ctx) if kind in KINDS else _opaque(ctx)
     except MALFORMED as error:
         raise Unsupported(f"its attributes do not fit its operands ({type(error).__name__}: {error})") from error
+    _check_operands(ctx, result)
     if len(result.outputs) < len(outputs):
         raise Unsupported(f"{len(outputs)} outputs, {len(result.outputs)} are modelled")
     kept = [i for i, _ in result.operands]
@@ -121,6 +122,16 @@ def _spread(
         tensors[position] = inputs[number]
         flags[position] = needs_gradient is not None and needs_gradient[number]
     return tensors, None if needs_gradient is None else flags
+
+
+def _check_operands(ctx: Context, result: Result) -> None:
+    """Refuses operands of other sizes than the dims of the rule that they share with others."""
+    for index, dims in result.operands:
+        shape = ctx.tensor(index).shape
+        # A dim without factors is read whole by every rank, whatever its size.
+        expected = tuple(ctx.rule.size(d) if d else size for d, size in zip(dims, shape, strict=False))
+        if shape != expected:
+            raise Unsupported(f"operand {index} is of shape {shape}, where the others need {expected}")
 
 
 def _saved(ctx: Context, result: Result, outputs: Sequence[str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ir.graph import Tensor
-from ir.operators.base import Context, Dims, MissingBatch, Result, Unsupported, all_reduce, kind, statistics
+from ir.operators.base import Context, Dims, MissingBatch, Result, Unsupported, all_reduce, kind, statistics, within
 
 
 @kind("Softmax", "LogSoftmax", "Hardmax", rule="{rows axis@softmax} -> {rows axis}")
@@ -148,7 +148,7 @@ def other_norm(ctx: Context) -> Result:
     """Statistics over `axis` or `axes`."""
     tensor = ctx.tensor(0)
     rank = len(tensor.shape)
-    axes, floats = {a % rank for a in ctx.ints("axes") or (0, 2, 3)}, 2.0
+    axes, floats = {within(a, rank) for a in ctx.ints("axes") or (0, 2, 3)}, 2.0
     if ctx.kind == "LpNormalization":
         axes, floats = {ctx.axis("axis", -1, rank)}, 1.0
     exchange = statistics("norm", tensor, axes, floats)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ir.factors import Passing
-from ir.operators.base import Context, Dims, MissingBatch, Result, Unsupported, kind
-from ir.operators.contraction import spatial_sizes
+from ir.operators.base import Context, Dims, MissingBatch, Result, Unsupported, kind, within
+from ir.operators.windows import spatial_sizes, window_of
 
 SPACE = "{lead space!} -> {lead new!}"
 
@@ -33,7 +33,9 @@ def pool(ctx: Context) -> Result:
     if kernel is None:
         raise Unsupported("no kernel_shape")
     tensor = ctx.tensor(0)
-    operands, outputs = _spatial(ctx, spatial_sizes(ctx, tensor.shape[2:], kernel))
+    if len(kernel) != len(tensor.shape) - 2:
+        raise Unsupported(f"kernel_shape={kernel} for {tensor.shape}, which is not [batch, channels, ...]")
+    operands, outputs = _spatial(ctx, spatial_sizes(ctx, tensor.shape[2:], window_of(ctx, kernel)))
     if ctx.num_outputs > 1:
         ctx.rule.mark((index for factors in operands[0][1] for index in factors), fixed=True)
     is_linear = ctx.kind == "AveragePool"
@@ -65,7 +67,7 @@ def resize(ctx: Context) -> Result:
     tensor = ctx.tensor(0)
     rank = len(tensor.shape)
     is_old = ctx.kind == "Upsample" or 0 < ctx.opset < 11
-    axes = [a % rank for a in ctx.ints("axes") or range(rank)]
+    axes = [within(a, rank) for a in ctx.ints("axes") or range(rank)]
     scales = ctx.floats("scales", 1 if is_old else 2)
     sizes = None if is_old else ctx.ints("sizes", 3)
     if "target" in ctx.attributes:
@@ -138,8 +140,10 @@ def pad(ctx: Context) -> Result:
         raise Unsupported("no pads")
     axes = ctx.ints("axes", 3) or tuple(range(rank))
     begin, end = [0] * rank, [0] * rank
+    if len(pads) != 2 * len(axes):
+        raise Unsupported(f"{len(pads)} pads for {len(axes)} dims")
     for i, axis in enumerate(axes):
-        begin[axis % rank], end[axis % rank] = pads[i], pads[i + len(axes)]
+        begin[within(axis, rank)], end[within(axis, rank)] = pads[i], pads[i + len(axes)]
     rule = ctx.rule
     source: Dims = []
     target: Dims = []

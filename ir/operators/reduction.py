@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ir.factors import Passing
-from ir.operators.base import Context, Result, Unsupported, kind, statistics
+from ir.operators.base import Context, Result, Unsupported, kind, statistics, within
 
 SAVED_BY_REDUCTIONS = {
     "ReduceSum": ((), ()), "ReduceMean": ((), ()), "ReduceL2": ((0,), (0,)), "ReduceLogSumExp": ((0,), (0,)),
@@ -15,7 +15,7 @@ def _axes(ctx: Context) -> tuple[int, ...]:
     rank = len(ctx.tensor(0).shape)
     axes = ctx.ints("axes", 1)
     if axes:
-        return tuple(sorted({a % rank for a in axes}))
+        return tuple(sorted({within(a, rank) for a in axes}))
     is_noop = axes is not None and ctx.int_attribute("noop_with_empty_axes", 0)
     return () if is_noop else tuple(range(rank))
 
@@ -59,7 +59,7 @@ def scan(ctx: Context) -> Result:
     if not axes:
         raise Unsupported("no axis")
     passing: Passing = "joint" if ctx.kind == "CumSum" else "none"
-    factors = ctx.factors(where={"axis": (axes[0] % rank,)})
+    factors = ctx.factors(where={"axis": (within(axes[0], rank),)})
     return Result(*factors, traffic=(1.0, 1.0), attributes={"axis": axes[0]}, passing=passing)
 
 
@@ -69,7 +69,7 @@ def fourier(ctx: Context) -> Result:
     tensor = ctx.tensor(0)
     rank = len(tensor.shape)
     axes, length = ctx.ints("axis", 2), ctx.ints("dft_length", 1)
-    axis = (axes[0] if axes else (1 if 0 < ctx.opset < 20 else -2)) % rank
+    axis = within(axes[0] if axes else (1 if 0 < ctx.opset < 20 else -2), rank)
     if tensor.batch_dim in (axis, rank - 1) or axis == rank - 1:
         raise Unsupported("a transform over samples, or over real and imaginary part")
     is_onesided, is_inverse = bool(ctx.int_attribute("onesided", 0)), bool(ctx.int_attribute("inverse", 0))
@@ -102,6 +102,8 @@ def top_k(ctx: Context) -> Result:
         raise Unsupported("no k")
     if tensor.batch_dim == axis:
         raise Unsupported("top-k over samples")
+    if not 0 <= k[0] <= tensor.shape[axis]:
+        raise Unsupported(f"k={k[0]} of {tensor.shape[axis]} values")
     return Result(
         *ctx.factors(where={"axis": (axis,)}, sizes={"chosen": k[:1]}),
         [tensor.dtype, "int64"],

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 
 from ir.batch import align, reshape_target
-from ir.operators.base import BakedBatch, Context, Dims, MissingBatch, Result, Unsupported, kind
+from ir.operators.base import BakedBatch, Context, Dims, MissingBatch, Result, Unsupported, kind, within
 
 MAX_INT = 2**31 - 1
 
@@ -95,7 +95,7 @@ def squeeze(ctx: Context) -> Result:
     axes = ctx.ints("axes", 1)
     if axes is None:
         axes = tuple(i for i, s in enumerate(tensor.shape) if s == 1 and tensor.batch_dim != i)
-    gone = {a % rank for a in axes} if rank else set()
+    gone = {within(a, rank) for a in axes} if rank else set()
     if tensor.batch_dim in gone or any(tensor.shape[a] != 1 for a in gone):
         raise Unsupported(f"dims {sorted(gone)} of {tensor.shape} are not of size 1 for every batch")
     keep = [i for i in range(rank) if i not in gone]
@@ -111,7 +111,7 @@ def unsqueeze(ctx: Context) -> Result:
     if axes is None:
         raise Unsupported("no axes")
     rank = len(tensor.shape) + len(axes)
-    new = {a % rank for a in axes}
+    new = {within(a, rank) for a in axes}
     if len(new) < len(axes):
         raise Unsupported(f"axes {axes} repeat")
     shape: list[int] = []
@@ -134,6 +134,8 @@ def transpose(ctx: Context) -> Result:
     tensor = ctx.tensor(0)
     rank = len(tensor.shape)
     perm = ctx.ints("perm") or tuple(reversed(range(rank)))
+    if sorted(perm) != list(range(rank)):
+        raise Unsupported(f"perm={perm} does not name each of {rank} dims once")
     dims = ctx.rule.dims(tensor)
     return Result(
         [(0, dims)], [[dims[p] for p in perm]], passing="joint", traffic=(1.0, 1.0), attributes={"perm": perm}
@@ -150,8 +152,12 @@ def _bounds(ctx: Context) -> list[tuple[int, int, int, int]]:
     axes = ctx.ints("axes", 3) or tuple(range(len(starts)))
     steps = ctx.ints("steps", 4) or (1,) * len(starts)
     found = []
+    if not len(starts) == len(ends) == len(axes) == len(steps):
+        raise Unsupported(f"{len(starts)} starts, {len(ends)} ends, {len(axes)} axes, {len(steps)} steps")
+    if len({within(axis, rank) for axis in axes}) < len(axes):
+        raise Unsupported(f"axes {axes} repeat")
     for start, stop, axis, step in zip(starts, ends, axes, steps, strict=True):
-        d = axis % rank
+        d = within(axis, rank)
         size = tensor.shape[d] * (ctx.export_batch if tensor.batch_dim == d else 1)
         if step == 0:
             raise Unsupported("a step of 0")

@@ -147,3 +147,43 @@ def test_a_padding_that_shifts_the_windows_needs_a_halo():
     assert height(strides=(2,)) is None
     assert height(strides=(2,), pads=(1, 0)).forward_bytes == (0.0, 4 * 4.0)
     assert height(auto_pad="SAME_UPPER").forward_bytes == (0.0, 4 * 4.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes", "attributes", "why"),
+    [
+        ("Transpose", [(1, 4, 6)], {"perm": (0, 1, 1)}, "perm"),
+        ("Transpose", [(1, 4, 6)], {"perm": (0, 2)}, "perm"),
+        ("Slice", [(1, 4, 6)], {"starts": (0,), "ends": (2,), "axes": (7,)}, "axis=7 is outside"),
+        ("Slice", [(1, 4, 6)], {"starts": (0, 1), "ends": (2, 3), "axes": (1, -2)}, "repeat"),
+        ("Slice", [(1, 4, 6)], {"starts": (0, 1), "ends": (2,)}, "2 starts, 1 ends"),
+        ("Squeeze", [(1, 4, 1)], {"axes": (5,)}, "axis=5 is outside"),
+        ("Unsqueeze", [(1, 4)], {"axes": (5,)}, "axis=5 is outside"),
+        ("Pad", [(1, 4)], {"pads": (0, 1, 0)}, "3 pads"),
+        ("Pad", [(1, 4)], {"pads": (1, 1), "axes": (3,)}, "axis=3 is outside"),
+        ("ReduceSum", [(1, 4)], {"axes": (2,)}, "axis=2 is outside"),
+        ("CumSum", [(1, 4)], {"axis": 2}, "axis=2 is outside"),
+        ("TopK", [(1, 4)], {"k": 5}, "k=5 of 4"),
+        ("Resize", [(1, 4, 6)], {"scales": (2.0,), "axes": (3,)}, "axis=3 is outside"),
+        ("Conv", [(1, 4, 8, 8), (6, 4, 3, 3)], {"strides": (0, 1)}, r"strides=\(0, 1\)"),
+        ("Conv", [(1, 4, 8, 8), (6, 4, 3, 3)], {"strides": (1,)}, r"strides=\(1,\)"),
+        ("Conv", [(1, 4, 8, 8), (6, 4, 3, 3)], {"dilations": (-1, -1)}, "dilations"),
+        ("Conv", [(1, 4, 8, 8), (6, 4, 3, 3)], {"pads": (1, 1)}, "pads"),
+        ("Conv", [(1, 4, 8, 8), (6, 4, 3, 3)], {"kernel_shape": (5, 5)}, "kernel_shape"),
+        ("Conv", [(1, 4, 8, 8), (6, 4, 3, 3)], {"auto_pad": "SAME"}, "auto_pad=SAME is none of"),
+        ("Conv", [(1, 4, 8, 8), (6, 4, 3, 3), (5,)], {}, r"operand 2 is of shape \(5,\).* \(6,\)"),
+        ("ConvTranspose", [(1, 4, 8, 8), (4, 6, 3, 3)], {"strides": (0, 0)}, "strides"),
+        ("ConvTranspose", [(1, 4, 8, 8), (4, 6, 3, 3)], {"group": 0}, "0 groups"),
+        ("MaxPool", [(1, 4, 8, 8)], {"kernel_shape": (2,)}, "kernel_shape"),
+        ("AveragePool", [(1, 4, 8, 8)], {"kernel_shape": (2, 2), "strides": (2, -2)}, "strides"),
+        ("BatchNormalization", [(1, 4, 8, 8), (3,), (4,), (4,), (4,)], {}, r"operand 1 is of shape \(3,\)"),
+        ("InstanceNormalization", [(1, 4, 8, 8), (4,), (5,)], {}, r"operand 2 is of shape \(5,\)"),
+    ],
+)  # fmt: skip
+def test_attributes_and_operands_that_do_not_fit_are_refused_with_the_reason(kind, shapes, attributes, why):
+    """Each of them once gave a graph of wrong sizes, or an error that named an exception of Python."""
+    inputs = [
+        tensor(s, "parameter" if i else "activation", None if i else 0, name=f"{i}") for i, s in enumerate(shapes)
+    ]
+    with pytest.raises(Unsupported, match=why):
+        make_operator(kind, name="o", inputs=inputs, outputs=["y"], attributes=attributes, opset=OPSET)
