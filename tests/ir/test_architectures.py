@@ -70,6 +70,27 @@ class MergedHeads(nn.Module):
         return self.out(y.transpose(1, 2).reshape(n, LENGTH, WIDTH))
 
 
+class TwoMasks(nn.Module):
+    """`nn.MultiheadAttention` that also makes its weights, in `[(b h), s, s]`: what is added to the scores there has
+    the samples too, as where the keys of each sample and those of the future are masked, or a bias is gated (WavLM).
+    """
+
+    def __init__(self, *, batch_first: bool, gated: bool) -> None:
+        super().__init__()
+        self.embed, self.read = nn.Linear(WIDTH, WIDTH), nn.MultiheadAttention(WIDTH, HEADS, batch_first=batch_first)
+        self.gate = nn.Linear(WIDTH, HEADS) if gated else None
+        self.order = (0, 1, 2) if batch_first else (1, 0, 2)
+        self.register_buffer("future", torch.full((LENGTH, LENGTH), -1e9).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, padding, future = self.embed(x), x[:, :, 0] > 0.5, self.future
+        if self.gate is not None:
+            gates = torch.sigmoid(self.gate(x)).transpose(1, 2)
+            padding, future = None, gates.reshape(-1, LENGTH, 1) * future
+        y = x.permute(self.order)
+        return x + self.read(y, y, y, key_padding_mask=padding, attn_mask=future)[0].permute(self.order)
+
+
 class RelativeKeys(MergedHeads):
     """SpeechT5's encoder: keys of relative positions are multiplied with the queries in `[s, (b h), d]`."""
 
@@ -318,6 +339,8 @@ BUILDERS = {
     "megatron": (Megatron, ids, 0),
     "merged_heads": (lambda: MergedHeads(mask=True), ids, 0),
     "relative_keys": (RelativeKeys, ids, 0),
+    "two_masks": (lambda: TwoMasks(batch_first=True, gated=False), sequence, 0),
+    "gated_bias": (lambda: TwoMasks(batch_first=False, gated=True), sequence, 0),
     "encoder": (lambda: Encoder(batch_first=True), sequence, 0),
     "encoder_sequence_first": (lambda: Encoder(batch_first=False), lambda n: torch.zeros(LENGTH, n, WIDTH), 1),
     "one_token": (lambda: Encoder(batch_first=True), lambda n: torch.zeros(n, 1, WIDTH), 0),

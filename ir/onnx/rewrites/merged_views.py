@@ -25,10 +25,10 @@ import numpy as np
 from ir.batch import resolve
 from ir.build import BATCH, GraphBuilder
 from ir.errors import refuse
+from ir.graph import Tensor
 from ir.onnx.readers.nodes import Node
 from ir.onnx.rewrites.joined_samples import JoinedSamples
-
-Side = Literal["left", "right", "any"]
+from ir.onnx.rewrites.merging_shapes import Side, merges, merges_heads, of_copies
 
 # Kinds through which a merged view can be put off further.
 UNARY = frozenset(
@@ -189,11 +189,11 @@ class MergedViews:
         if view is not None and view.heads and target == view.shape:
             self.views[node.outputs[0]] = view
             return True
-        found = _merges(tensor.shape, tensor.batch_dim, target, builder.export_batch)
-        found = found or _of_copies(tensor.shape, tensor.batch_dim, target, builder.export_batch)
+        found = merges(tensor.shape, tensor.batch_dim, target, builder.export_batch)
+        found = found or of_copies(tensor.shape, tensor.batch_dim, target, builder.export_batch)
         if found is None:
             if view is None:
-                if not _merges_heads(tensor.shape, tensor.batch_dim, target, builder.export_batch):
+                if not merges_heads(tensor.shape, tensor.batch_dim, target, builder.export_batch):
                     return False
                 given = (node, list(inputs))
                 if len(tensor.shape) > 4:
@@ -342,6 +342,9 @@ class MergedViews:
                 continue
             tensor, value = self.builder.tensors.get(name), self.builder.values.get(name)
             shape = tensor.shape if tensor is not None else value.shape if value is not None else None
+            if tensor is not None and tensor.batch_dim is not None and self._merges_alike(tensor, view):
+                operands.append(self._taken_apart(node, tensor, view.place, i))
+                continue
             if shape is None or (tensor is not None and tensor.batch_dim is not None):
                 return False
             # Only dims to the right of the batch's neighbour may differ from one, or from the heads behind the batch.
@@ -361,6 +364,20 @@ class MergedViews:
         shape = tuple(max(sizes) for sizes in zip(*(v.shape for v in views), strict=True))
         made = replace(view, side=side, repeats=any(v.repeats for v in views))
         return self._emit(node, operands, attributes, made, shape)
+
+    def _merges_alike(self, tensor: Tensor, view: Merged) -> bool:
+        """Whether a tensor has the batch in front of heads in the same dim as a view, such as a mask `(b h) t s`."""
+        if view.side == "left" or tensor.batch_dim != view.place or len(tensor.shape) != len(view.shape):
+            return False
+        given = enumerate(zip(tensor.shape_at(self.builder.export_batch), view.shape, strict=True))
+        return all(size == whole or (size == 1 and d != view.place) for d, (size, whole) in given)
+
+    def _taken_apart(self, node: Node, tensor: Tensor, place: int, number: int) -> str:
+        """The name of operand `number` with the batch, which leads in dim `place`, in a dim of its own."""
+        name = f"{node.outputs[0]}#{number}"
+        shape = (*tensor.shape[:place], self.builder.export_batch, *tensor.shape[place:])
+        self._add(node, "Reshape", [tensor.name], [name], {"shape": shape}, f"#{number}")
+        return name
 
     def _of_one_sample(self, node: Node, name: str, heads: int, size: int) -> str:
         """The name of what all samples add to their heads, which the exporter may have repeated for each of them."""
@@ -382,67 +399,3 @@ class MergedViews:
             size = self.builder.tensors[whole].shape[-1]
             self.views[name] = replace(view, whole=whole, shape=(*view.shape[:-1], size), made_by=None)
         return True
-
-
-def _merges(
-    shape: Sequence[int], batch_dim: int, target: Sequence[int], batch: int
-) -> tuple[int, Side, tuple[int, ...]] | None:
-    """How a Reshape merges a batch that is not leading with a neighbour.
-
-    Args:
-        shape: shape of the operand at one sample.
-        batch_dim: its dim that carries the batch.
-        target: target shape, resolved, at the exported batch.
-        batch: number of samples of the export.
-
-    Returns:
-        the dim of the batch once it is separate, the side of its neighbour, and the shape with the batch separate, at
-        one sample; None where the batch leads, keeps a dim of its own, or is not between two dims of the target.
-    """
-    before = prod(shape[:batch_dim])
-    if shape[batch_dim] != 1:
-        return None
-    if before == 1:
-        # Behind one position: in a dim `(s b)` with it or in front of it, which is all the same, or in `(b h)`.
-        ones = batch_dim - 1
-        size = target[batch_dim] if 0 < batch_dim < len(target) else batch
-        if batch > 1 and size % batch == 0 and size != batch and target[:batch_dim] == (1,) * batch_dim:
-            return batch_dim, "right", (*target[:batch_dim], 1, size // batch, *target[batch_dim + 1 :])
-        if ones < 0 or target[: ones + 1] != (*[1] * ones, batch) or target[ones + 1 : ones + 2] in ((), (1,)):
-            return None
-        return batch_dim, "any" if batch == 1 else "left", (*target[:ones], 1, 1, *target[ones + 1 :])
-    reached = 1
-    found: tuple[int, Side, tuple[int, ...]] | None = None
-    for d, size in enumerate(target):
-        if reached == before:
-            if size == batch:
-                return None  # a dim of its own
-            if size % batch == 0 and found is None:
-                apart = (*target[:d], 1, size // batch, *target[d + 1 :])
-                found = (d, "any" if batch == 1 else "right", apart)
-        reached *= size
-        if batch > 1 and reached == before * batch and size % batch == 0 and found is None:
-            following = target[d + 1] if d + 1 < len(target) else 0
-            if following != 1:
-                found = (d + 1, "left", (*target[:d], size // batch, 1, *target[d + 1 :]))
-    if found is None and batch == 1 and reached == before:
-        return (len(target), "left", (*target, 1))
-    return found
-
-
-def _merges_heads(shape: Sequence[int], batch_dim: int, target: Sequence[int], batch: int) -> bool:
-    """Whether a Reshape views `[b, h, s, d]`, perhaps with dims of 1, as `[(b h), s, d]`; arguments as of `_merges`."""
-    if len(shape) < 4 or batch_dim != 0 or not shape[0] == 1 < shape[1] or len(target) != 3:
-        return False
-    rest = tuple(shape[2:]) if len(shape) == 4 else tuple(size for size in shape[2:] if size != 1)
-    return tuple(target) == (batch * shape[1], *rest)
-
-
-def _of_copies(
-    shape: Sequence[int], batch_dim: int, target: Sequence[int], batch: int
-) -> tuple[int, Side, tuple[int, ...]] | None:
-    """How a Reshape views `[copies, (b s), ...]` as `[(copies b s), ...]`; arguments and result as of `_merges`."""
-    copies, *rest = shape
-    if batch_dim != 1 or copies == 1 or rest[0] == 1 or target[:1] != (copies * rest[0] * batch,):
-        return None
-    return (1, "left", (copies, rest[0], *target[1:])) if prod(target[1:]) == prod(rest[1:]) else None
