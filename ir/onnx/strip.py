@@ -11,7 +11,6 @@ external data only tensors that may be small constants are read, where the file 
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -144,9 +143,8 @@ def strip(data: memoryview | bytes, *, parameters: Sequence[str] = (), folder: P
     except (DecodeError, IndexError, RuntimeError):
         repair = "Give the complete file as the exporter wrote it."
         raise refuse("the file is not an ONNX model or is truncated", f"{len(data)} bytes", repair) from None
-    if folder is not None:
-        _read_small(model, folder)
-    outside = {t.name for t in model.graph.initializer if _is_external(t)}
+    faults = {} if folder is None else _read_small(model, folder)
+    outside = {t.name: faults.get(t.name, "") for t in model.graph.initializer if _is_external(t)}
     if is_compared or model.producer_name == PYTORCH:
         _compare(model)
     _clean(model)
@@ -246,18 +244,31 @@ def _compare(model: Any) -> None:
                 tensor.metadata_props.add(key=TURNED_KEY, value=str(turned))
 
 
-def _read_small(model: Any, folder: Path) -> None:
+def _read_small(model: Any, folder: Path) -> dict[str, str]:
     """Reads initializers that may be small constants from external data; those that cannot be read stay where they are.
 
     Exporters write tensors of more than some hundred bytes there (PyTorch's newer one by default).
+
+    Returns:
+        name of an initializer that could not be read -> why.
     """
+    faults = {}
     for tensor in model.graph.initializer:
-        size = next((entry.value for entry in tensor.external_data if entry.key == "length"), "")
-        is_small = prod(tensor.dims) <= MAX_VALUE_ELEMENTS and size.isdecimal() and int(size) <= LARGE_BYTES
-        if is_small and _is_external(tensor):
+        if not _is_external(tensor) or prod(tensor.dims) > MAX_VALUE_ELEMENTS:
+            continue
+        try:
+            if not any(entry.key == "length" for entry in tensor.external_data):
+                # The library reads to the end of the file where no length is stated, which ONNX allows.
+                size = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+                tensor.external_data.add(key="length", value=str(prod(tensor.dims) * size))
+            length = next(entry.value for entry in tensor.external_data if entry.key == "length")
+            if int(length) > LARGE_BYTES:
+                raise ValueError(f"its length is {length} bytes")
             # The library refuses paths that lead out of the folder.
-            with contextlib.suppress(OSError, ValueError, onnx.checker.ValidationError):
-                external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+            external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+        except (OSError, ValueError, KeyError, onnx.checker.ValidationError) as fault:
+            faults[tensor.name] = str(fault)
+    return faults
 
 
 def _is_external(tensor: Any) -> bool:
@@ -298,8 +309,14 @@ def _walk(holder: Any) -> Iterator[Any]:
                 yield from _walk(one)
 
 
-def _drop_weights(model: Any, outside: set[str], parameters: Sequence[str]) -> tuple[int, int]:
-    """Clears small weights: those that the importer takes for parameters or buffers."""
+def _drop_weights(model: Any, outside: Mapping[str, str], parameters: Sequence[str]) -> tuple[int, int]:
+    """Clears small weights: those that the importer takes for parameters or buffers.
+
+    Args:
+        model: the parsed file.
+        outside: names of the initializers whose data lies in other files -> why it could not be read.
+        parameters: as for `strip_file`.
+    """
     source = read_model(model, needs_values=False)
     guess = {} if source.has_metadata else roles_without_metadata(source)
     dropped = kept = 0
@@ -316,7 +333,8 @@ def _drop_weights(model: Any, outside: set[str], parameters: Sequence[str]) -> t
         if is_kept and prod(tensor.dims) <= MAX_VALUE_ELEMENTS:
             if tensor.name in outside:
                 repair = "Put the file with the data beside the model, or export with external_data=False."
-                raise refuse("a small constant lies in external data that could not be read", tensor.name, repair)
+                value = ": ".join(filter(None, (tensor.name, outside[tensor.name])))
+                raise refuse("a small constant lies in external data that could not be read", value, repair)
             kept += 1
         else:
             _clear(tensor)

@@ -145,6 +145,38 @@ def test_small_constants_are_read_from_external_data_beside_the_file(tmp_path):
         strip_file(tmp_path / "elsewhere" / path.name)
 
 
+def outside(path, changes: dict[str, str | None]) -> None:
+    """Saves the model with all its data in another file; entries of `changes` replace those of the tensor `shape`."""
+    model = weighty()
+    external_data_helper.convert_model_to_external_data(model, location=f"{path.name}.data", size_threshold=0)
+    onnx.save(model, path)
+    model = onnx.load(path, load_external_data=False)
+    tensor = next(t for t in model.graph.initializer if t.name == "shape")
+    entries = {entry.key: entry.value for entry in tensor.external_data} | changes
+    del tensor.external_data[:]
+    for key, value in entries.items():
+        if value is not None:
+            tensor.external_data.add(key=key, value=value)
+    path.write_bytes(model.SerializeToString())
+
+
+def test_a_constant_in_external_data_needs_no_stated_length(tmp_path):
+    outside(tmp_path / "model.onnx", {"length": None})
+    same(weighty().SerializeToString(), strip_file(tmp_path / "model.onnx").data)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [({"offset": "99999999"}, "exceeds file size"), ({"length": "9999999"}, "its length is 9999999 bytes"),
+     ({"length": "many"}, "many"), ({"location": "nothing"}, "nothing")],
+)  # fmt: skip
+def test_a_constant_that_cannot_be_read_from_external_data_is_refused_with_the_reason(tmp_path, changes, why):
+    outside(tmp_path / "model.onnx", changes)
+    with pytest.raises(ModelError, match="could not be read") as error:
+        strip_file(tmp_path / "model.onnx")
+    assert error.value.value.startswith("shape: ") and why in error.value.value
+
+
 def test_small_constants_in_external_data_are_refused(tmp_path):
     model = weighty()
     model.graph.initializer[2].data_location = TensorProto.EXTERNAL
