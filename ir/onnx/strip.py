@@ -27,7 +27,7 @@ from ir.build import MAX_VALUE_ELEMENTS
 from ir.errors import refuse
 from ir.onnx.read import read_model
 from ir.onnx.readers.annotations import ANNOTATION_KEYS
-from ir.onnx.readers.guard import check
+from ir.onnx.readers.guard import check, not_onnx
 from ir.onnx.readers.limits import Limits
 from ir.onnx.readers.nodes import (
     BAND_KEY,
@@ -141,8 +141,7 @@ def strip(data: memoryview | bytes, *, parameters: Sequence[str] = (), folder: P
     try:
         model.ParseFromString(bytes(data) if is_compared else b"".join(_without_large(memoryview(data), "model")))
     except (DecodeError, IndexError, RuntimeError):
-        repair = "Give the complete file as the exporter wrote it."
-        raise refuse("the file is not an ONNX model or is truncated", f"{len(data)} bytes", repair) from None
+        raise not_onnx(data) from None
     faults = {} if folder is None else _read_small(model, folder)
     outside = {t.name: faults.get(t.name, "") for t in model.graph.initializer if _is_external(t)}
     if is_compared or model.producer_name == PYTORCH:

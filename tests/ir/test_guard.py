@@ -10,6 +10,7 @@ from ir.onnx.load import load_model
 from ir.onnx.readers.guard import parse
 from ir.onnx.readers.limits import Limits
 from ir.onnx.sandbox import SandboxLimits, import_model
+from ir.onnx.strip import strip
 
 
 def model(nodes=None, initializers=None, functions=(), **graph):
@@ -222,3 +223,22 @@ def test_sandbox_limits(limit, light):
     with pytest.raises(ModelTooExpensive) as error:
         import_model(light("vgg19"), limits=SandboxLimits(**limit))
     assert error.value.field == "model" and error.value.repair
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n", "Git LFS"),
+        (b"PK\x03\x04" + bytes(60), "PyTorch"),
+        (b"\x80\x04\x95\x10" + bytes(8), "PyTorch"),
+        ((64).to_bytes(8, "little") + b'{"weight":{"dtype":"F32"', "safetensors"),
+        (b"\x89HDF\r\n\x1a\n", "HDF5"),
+        (b"\n<!DOCTYPE html><html>", "HTML"),
+        (b'{"irVersion": "10"}', "JSON"),
+    ],
+)
+def test_a_file_of_another_kind_is_called_what_it_is(data, what):
+    for read in (parse, strip):
+        with pytest.raises(ModelError, match=f"is not an ONNX model but .*{what}") as error:
+            read(data)
+        assert error.value.repair and error.value.value == f"{len(data)} bytes"

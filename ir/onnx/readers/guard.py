@@ -7,13 +7,14 @@ of operators; the sizes of their results are bounded in `ir.operators.make`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from ir.errors import ModelTooExpensive, refuse, too_expensive
+from ir.errors import ModelError, ModelTooExpensive, refuse, too_expensive
 from ir.onnx.readers.expansion import check_functions
 from ir.onnx.readers.limits import Counter, Limits, check_size, too_large
 from ir.onnx.readers.nodes import DATA_FIELDS, UNKNOWN_DIM
@@ -22,6 +23,17 @@ MIN_OPSET = 7
 """First version of the operator set that is read: older operators broadcast by an attribute."""
 MAX_OPSET: int = onnx.defs.onnx_opset_version()
 """Last version of the operator set that the installed onnx knows."""
+
+_EXPORT = "Export the model itself: `automap export-onnx FILE.py:FUNCTION -o model.onnx`."
+OTHER_FILES = (
+    (rb"version https://git-lfs", "a pointer of Git LFS", "Fetch the file itself: `git lfs pull`."),
+    (rb"PK\x03\x04|\x80[\x02-\x05]", "a file of PyTorch's, or another archive or pickle", _EXPORT),
+    (rb".{8}\{\"", "weights in the format safetensors", _EXPORT),
+    (rb"\x89HDF", "HDF5, as Keras writes it", "Convert the model with tf2onnx."),
+    (rb"\s*<", "a page of HTML or XML", "Download the file itself."),
+    (rb"\s*\{", "JSON", "Send the ONNX file in its binary form."),
+)
+"""Beginning of a file that is no ONNX model (a pattern), what it is, and the repair."""
 
 
 def parse(data: bytes, limits: Limits | None = None) -> onnx.ModelProto:
@@ -43,16 +55,29 @@ def parse(data: bytes, limits: Limits | None = None) -> onnx.ModelProto:
     except (DecodeError, ValueError, RuntimeError) as error:
         if "alloc" in str(error):  # protobuf's own words for memory that it was not given
             raise _needs_memory(data) from None
-        raise refuse(
-            "the file is not an ONNX model or is truncated",
-            f"{len(data)} bytes, {str(error)[:80]}",
-            "Send the complete file as the exporter wrote it.",
-        ) from None
+        raise not_onnx(data, str(error)) from None
     if not model.HasField("graph") or not (model.ir_version or len(model.opset_import)):
         repair = "Send the bytes of an ONNX file."
         raise refuse("the file is not an ONNX model", f"{len(data)} bytes without a graph", repair)
     check(model, limits)
     return model
+
+
+def not_onnx(data: bytes | memoryview, why: str = "") -> ModelError:
+    """The error for bytes that are no ONNX model; it says what they are, where their beginning tells.
+
+    Args:
+        data: the bytes.
+        why: what protobuf says of them.
+    """
+    size = f"{len(data)} bytes"
+    for beginning, what, repair in OTHER_FILES:
+        if re.match(beginning, bytes(data[:64]), re.DOTALL):
+            return refuse(f"the file is not an ONNX model but {what}", size, repair)
+    value = f"{size}, {why[:80]}" if why else size
+    return refuse(
+        "the file is not an ONNX model or is truncated", value, "Send the complete file as the exporter wrote it."
+    )
 
 
 def _needs_memory(data: bytes) -> ModelTooExpensive:
