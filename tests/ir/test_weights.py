@@ -71,6 +71,51 @@ def test_a_quantised_file_is_the_model_of_floats(dtype):
     assert load_model(data).warnings == ("the file is quantised (2 weights, 3 other values): it is read as floats",)
 
 
+def scaled(form: str) -> tuple[list, list]:
+    """The nodes that make `wf` of the integers `w` in the way of a tool, and the tensors that they need."""
+    cast = node("Cast", ["w"], ["c"], to=FLOAT)
+    stored = {
+        "w": np.ones((8, 96), np.int8), "k": np.ones((1, 96), np.float32), "z": np.ones((1, 96), np.int8),
+        "t": np.ones((96, 8), np.uint8), "n": np.asarray(4, np.uint8),
+    }  # fmt: skip
+    nodes = {
+        "scale": [cast, node("Mul", ["k", "c"], ["wf"])],
+        "zero": [cast, node("Cast", ["z"], ["d"], to=FLOAT), node("Sub", ["c", "d"], ["e"]),
+                 node("Div", ["e", "k"], ["wf"])],
+        "turned": [node("Transpose", ["t"], ["c"], perm=[1, 0]), node("Cast", ["c"], ["wf"], to=FLOAT)],
+        "packed": [node("BitShift", ["w", "n"], ["s"], direction="RIGHT"), node("Cast", ["s"], ["wf"], to=FLOAT)],
+    }[form]  # fmt: skip
+    read = {name for each in nodes for name in each.input}
+    return nodes, [numpy_helper.from_array(value, name) for name, value in stored.items() if name in read]
+
+
+@pytest.mark.parametrize("form", ["scale", "zero", "turned"])
+def test_integers_that_are_converted_and_scaled_are_weights(form):
+    """Such a file once had no parameter there, without a word, as if the product were one of data and a constant."""
+    nodes, stored = scaled(form)
+    data = model([*nodes, node("MatMul", ["x", "wf"], ["a"]), *PLAIN[1:]], [*stored, *STORED[1:]])
+    weights = {p.name: p.num_elements for p in load_model(data).parameters}
+    assert weights == {"t" if form == "turned" else "w": 768, "b": 96, "v": 96 * 64}
+    if form != "turned":
+        assert facts(data) == facts(model(PLAIN, STORED))
+    assert facts(strip(data).data) == facts(data)
+    assert load_model(data).warnings == ("the file is quantised (1 weights, 0 other values): it is read as floats",)
+
+
+def test_integers_that_meet_the_data_are_no_weights():
+    """A mask that is stored as integers, converted, and multiplied with the data in front of a product."""
+    mask = numpy_helper.from_array(np.ones((1, 8), np.int8), "mask")
+    nodes = [node("Cast", ["mask"], ["m"], to=FLOAT), node("Mul", ["x", "m"], ["xm"])]
+    graph = load_model(model([*nodes, node("MatMul", ["xm", "w"], ["a"]), *PLAIN[1:]], [mask, *STORED]))
+    assert {p.name for p in graph.parameters} == {"w", "b", "v"} and not graph.warnings
+
+
+def test_weights_that_are_packed_into_integers_are_refused():
+    nodes, stored = scaled("packed")
+    with pytest.raises(ModelError, match=r"computes with integers.*BitShift.*before it was quantised"):
+        load_model(model([*nodes, node("MatMul", ["x", "wf"], ["a"]), *PLAIN[1:]], [*stored, *STORED[1:]]))
+
+
 def test_integers_that_are_only_moved_are_floats():
     """ONNX Runtime moves roundings behind look-ups and views, and stores transposed weights as integers."""
     shapes = {"w": (96, 8), "t": (50, 8), "u": (9, 8)}

@@ -1,19 +1,20 @@
 """Quantised files read as the float models that they came from: training computes in floats.
 
-A weight that is stored as integers and dequantised is a float weight. A value that is quantised and dequantised was
-rounded, nothing more (training with such roundings passes gradients straight through them), and both stay so where
-operators move the integers in between, as look-ups and views do. Operators that compute with integers have no gradient,
-and are refused.
+A weight that is stored as integers and dequantised, or converted and scaled, is a float weight. A value that is
+quantised and dequantised was rounded, nothing more (training with such roundings passes gradients straight through
+them), and both stay so where operators move the integers in between, as look-ups and views do. Operators that compute
+with integers have no gradient, and are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
-from ir.errors import refuse
-from ir.onnx.readers.nodes import Node, Stored
+from ir.errors import ModelError, refuse
+from ir.onnx.readers.nodes import DTYPES, Node, Stored
+from ir.onnx.readers.roles import MATRIX_POSITIONS
 
 INTEGER_KINDS = ("QLinear", "MatMulInteger", "ConvInteger", "DynamicQuantizeLinear", "MatMulNBits", "MatMulBnb4",
                  "QAttention", "QGemm", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "MatMulIntegerToFloat",
@@ -32,6 +33,13 @@ MOVING_KINDS = frozenset(
 )  # fmt: skip
 """Kinds whose results hold numbers of their first operand, or of all operands (Concat), as they are."""
 
+SCALING_KINDS = frozenset({"Cast", "Mul", "Div", "Sub", "Add", "Constant"})
+"""Further kinds of which a file makes a weight out of integers: it converts them, moves their zero and scales them."""
+UNPACKING_KINDS = frozenset({"BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor"})
+"""Kinds that take several weights out of one integer."""
+SMALL_INTEGERS = ("int8", "uint8", "int4", "uint4", "int2", "uint2")
+"""Dtypes of weights that were quantised; wider integers hold counts and places."""
+
 
 def in_floats(nodes: list[Node], stored: dict[str, Stored], *, marked: bool) -> tuple[list[Node], tuple[str, ...]]:
     """Takes quantisation out of a file.
@@ -43,8 +51,8 @@ def in_floats(nodes: list[Node], stored: dict[str, Stored], *, marked: bool) -> 
 
     Returns:
         the nodes, with an Identity in place of each DequantizeLinear whose operand holds stored or quantised numbers,
-        of the QuantizeLinear that made them, and of each node that rounds floats to floats; and a warning if there was
-        any.
+        of the QuantizeLinear that made them, of each node that rounds floats to floats, and of each Cast that makes a
+        weight out of stored integers; and a warning if there was any.
 
     Raises:
         ModelError: an operator computes with integers.
@@ -52,26 +60,27 @@ def in_floats(nodes: list[Node], stored: dict[str, Stored], *, marked: bool) -> 
     made = {name: node for node in nodes for name in node.outputs}
     weights, pairs, kept = 0, 0, []
     rounded, known = set[str](), dict[str, set[str]]()
+    scaled = _scaled_weights(nodes, made, stored)
     for node in nodes:
         plain = _plain(node)
         if plain.startswith(INTEGER_KINDS):
-            raise refuse(
-                f"operator {node.name or node.outputs[0]} computes with integers, which cannot be trained",
-                node.kind,
-                "Hand in the model as it was before it was quantised.",
-            )
+            raise _computes_with_integers(node)
         if node.kind in ROUNDING_KINDS and node.inputs:
             kept.append(_left_out(node))
             is_weight = node.inputs[0] in stored
             weights, pairs = weights + is_weight, pairs + (not is_weight)
             continue
-        origins = _origins(node.inputs[0], made, known) if plain == "DequantizeLinear" and node.inputs else set()
+        if node.outputs[0] in scaled.kept:
+            kept.append(replace(_left_out(node), inputs=[scaled.kept[node.outputs[0]]]))
+            continue
+        dequantises = plain == "DequantizeLinear" or node.outputs[0] in scaled.casts
+        origins = _origins(node.inputs[0], made, known) if dequantises and node.inputs else set()
         quantised = {name for name in origins if name in made and _plain(made[name]) == "QuantizeLinear"}
         if not origins or not origins - quantised <= stored.keys():
             kept.append(node)
             continue
         scale = stored.get(node.inputs[1]) if len(node.inputs) > 1 else None
-        dtype = scale.dtype if scale is not None else "float32"
+        dtype = scale.dtype if scale is not None else scaled.casts.get(node.outputs[0], "float32")
         for name in sorted(origins - quantised):
             given = stored[name]
             if not given.dtype.startswith(("float32", "float16", "bfloat", "float64")):
@@ -86,6 +95,93 @@ def in_floats(nodes: list[Node], stored: dict[str, Stored], *, marked: bool) -> 
     kept = [_left_out(node) if not rounded.isdisjoint(node.outputs) else node for node in kept]
     warning = f"the file is quantised ({weights} weights, {pairs} other values): it is read as floats"
     return kept, (warning,)
+
+
+def _computes_with_integers(node: Node) -> ModelError:
+    return refuse(
+        f"operator {node.name or node.outputs[0]} computes with integers, which cannot be trained",
+        node.kind,
+        "Hand in the model as it was before it was quantised.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Scaled:
+    """Weights that a file makes out of stored integers by converting and scaling them."""
+
+    casts: Mapping[str, str]
+    """Result of a Cast to floats -> its dtype."""
+    kept: Mapping[str, str]
+    """Result of a node that scales such a weight, or moves its zero -> that operand which is the weight."""
+
+
+def _scaled_weights(nodes: list[Node], made: Mapping[str, Node], stored: Mapping[str, Stored]) -> _Scaled:
+    """Those in operands of products that are made of stored tensors alone."""
+    known: dict[str, bool] = {}
+    pending = [
+        node.inputs[i]
+        for node in nodes
+        for i in MATRIX_POSITIONS.get(node.kind, ())
+        if i < len(node.inputs) and _is_stored(node.inputs[i], made, stored, known)
+    ]
+    casts, sizes, readers = dict[str, str](), dict[str, int](), dict[str, list[str]]()
+    while pending:
+        name = pending.pop()
+        node = made.get(name)
+        if node is None:
+            continue
+        if node.kind in UNPACKING_KINDS:
+            raise _computes_with_integers(node)
+        for given in node.inputs:
+            if given not in readers:
+                pending.append(given)
+            readers.setdefault(given, []).append(name)
+        weights = [stored[n] for n in _origins(node.inputs[0], made, {}) & stored.keys()] if node.kind == "Cast" else []
+        dtype = DTYPES.get(int(node.attributes.get("to", 0)), "") if weights else ""
+        if dtype.startswith(("float", "bfloat")) and all(
+            w.dtype in SMALL_INTEGERS and len(w.shape) > 1 and prod(w.shape) > 1 for w in weights
+        ):
+            casts[name], sizes[name] = dtype, max(prod(w.shape) for w in weights)
+    kept: dict[str, str] = {}
+    reached = set[str]()
+    # Zeros are integers as well, but fewer: a node has the weight in the operand that the largest tensor reaches.
+    for cast in sorted(casts, key=lambda name: (-sizes[name], name)):
+        pending = [cast]
+        while pending:
+            given = pending.pop()
+            for name in readers.get(given, ()):
+                if made[name].kind in ("Mul", "Div", "Sub", "Add"):
+                    kept.setdefault(name, given)
+                if name not in reached:
+                    reached.add(name)
+                    pending.append(name)
+    weights_alone = {n: d for n, d in casts.items() if any(kept.get(r, n) == n for r in readers.get(n, [n]))}
+    return _Scaled(weights_alone, kept)
+
+
+def _is_stored(name: str, made: Mapping[str, Node], stored: Mapping[str, Stored], known: dict[str, bool]) -> bool:
+    """Whether a tensor is made of stored ones alone, by kinds of which files make weights out of integers.
+
+    Args:
+        name: name of the tensor.
+        made: tensor name -> the node that makes it.
+        stored: the stored tensors.
+        known: results of earlier calls, to which those of this one are added.
+    """
+    pending, begun = [name], set[str]()
+    while pending:
+        current = pending[-1]
+        node = made.get(current)
+        if current in known:
+            pending.pop()
+        elif current in stored or node is None or node.kind not in MOVING_KINDS | SCALING_KINDS | UNPACKING_KINDS:
+            known[current] = current in stored
+        elif current not in begun:
+            begun.add(current)
+            pending += [n for n in node.inputs if n and n not in begun]
+        else:
+            known[current] = all(known.get(n, False) for n in node.inputs if n)
+    return known[name]
 
 
 def _plain(node: Node) -> str:
