@@ -148,8 +148,9 @@ def other_norm(ctx: Context) -> Result:
     """Statistics over `axis` or `axes`."""
     tensor = ctx.tensor(0)
     rank = len(tensor.shape)
-    axes, floats = {within(a, rank) for a in ctx.ints("axes") or (0, 2, 3)}, 2.0
     if ctx.kind == "LpNormalization":
         axes, floats = {ctx.axis("axis", -1, rank)}, 1.0
+    else:
+        axes, floats = {within(a, rank) for a in ctx.ints("axes") or (0, 2, 3)}, 2.0
     exchange = statistics("norm", tensor, axes, floats)
     return Result(*ctx.factors(where={"axis": axes}, collectives=exchange), traffic=(1.0, 1.5), saved_inputs=(0,))
