@@ -115,7 +115,7 @@ NORMS = [
     Case("GroupNormalization", ((1, 8, 4, 6), (8,), (8,)), attributes={"num_groups": 4}),
     Case("GroupNormalization", ((1, 8, 4, 6), (4,), (4,)), attributes={"num_groups": 4}, opset=18, id="by group"),
     Case("LRN", ((1, 4, 6, 8),), attributes={"size": 3}), Case("LpNormalization", (X,), attributes={"axis": 1, "p": 1}),
-    Case("LpNormalization", (X,), id="order 2"), Case("MeanVarianceNormalization", (X,)),
+    Case("LpNormalization", ((1, 6),), id="order 2"), Case("MeanVarianceNormalization", (X,)),
     Case("MeanVarianceNormalization", (X,), attributes={"axes": (2, 3)}, id="space"),
 ]  # fmt: skip
 
@@ -144,6 +144,9 @@ POOLS = [
     Case("AveragePool", ((1, 4, 7, 7),), attributes={"kernel_shape": (3, 3), "strides": (2, 2), "ceil_mode": 1}),
     Case("AveragePool", ((1, 4, 8),), attributes={"kernel_shape": (3,), "pads": (1, 1), "count_include_pad": 1},
          id="1-D"),
+    Case("Col2Im", ((1, 16, 12),), attributes={"image_shape": (5, 4), "block_shape": (2, 2)}),
+    Case("Col2Im", ((1, 24, 9),), id="strides", attributes={"image_shape": (5, 6), "block_shape": (2, 3),
+         "strides": (2, 3), "pads": (1, 2, 0, 1), "dilations": (1, 1)}),
     Case("LpPool", ((1, 4, 8, 8),), attributes={"kernel_shape": (2, 2)}),
     *[Case(k, ((1, 4, 6, 8),)) for k in ("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")],
     *[Case("Resize", ((1, 4, 6, 6),), attributes={"target": (1, 4, 9, 3), "mode": m}, id=m)

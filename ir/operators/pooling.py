@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from ir.factors import Passing
@@ -47,6 +48,25 @@ def pool(ctx: Context) -> Result:
         traffic=(1.0, 1.0 if is_linear else 1.5),
         saved_inputs=() if is_linear else (0,),
     )
+
+
+@kind("Col2Im", rule="samples (channels window!) {places!} -> samples channels {image!}")
+def columns_to_image(ctx: Context) -> Result:
+    """The sum of windows that overlap, each a column of the operand (torch's `fold`): linear in the operand."""
+    columns, image, block = ctx.tensor(0), ctx.ints("image_shape", 1), ctx.ints("block_shape", 2)
+    if image is None or block is None or len(image) != len(block):
+        raise Unsupported(f"an image of {image} and windows of {block}")
+    window, rank = window_of(ctx, block), len(image)
+    padded = tuple(size + window.pads[i] + window.pads[i + rank] for i, size in enumerate(image))
+    count = prod((p - e) // s + 1 for p, e, s in zip(padded, window.extents, window.strides, strict=True))
+    if len(columns.shape) != 3 or columns.shape[1] % prod(block) or columns.shape[2] != count:
+        raise Unsupported(f"{columns.shape} are not the windows {block} of an image {image}")
+    rule = ctx.rule
+    n, channels = rule.dim(columns, 0), rule.loop(columns.shape[1] // prod(block))
+    source: Dims = [n, (*channels, *rule.loop(prod(block), fixed=True)), rule.loop(count, fixed=True)]
+    target: Dims = [n, channels, *[rule.loop(size, fixed=True) for size in image]]
+    attributes = {"image_shape": image, "block_shape": block}
+    return Result([(0, source)], [target], passing="joint", traffic=(1.0, 1.0), attributes=attributes)
 
 
 @kind("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", rule=SPACE)

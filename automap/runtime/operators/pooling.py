@@ -105,6 +105,28 @@ def global_pool(use: Use) -> Tensor:
     return norm
 
 
+@function("Col2Im")
+def columns_to_image(use: Use) -> Tensor:
+    """The sum of windows that overlap, each a column of the operand `[n, (channels window), windows]`."""
+    image, block = use.ints("image_shape"), use.ints("block_shape")
+    rank = len(image)
+    strides, dilations = use.ints("strides", (1,) * rank), use.ints("dilations", (1,) * rank)
+    pads = use.ints("pads", (0,) * (2 * rank))
+    sizes = [size + pads[i] + pads[i + rank] for i, size in enumerate(image)]
+    inside = use.x.new_zeros((), dtype=torch.int64)
+    first = inside
+    for size, kernel, stride, dilation in zip(sizes, block, strides, dilations, strict=True):
+        count = (size - dilation * (kernel - 1) - 1) // stride + 1
+        inside = (inside[..., None] * size + torch.arange(kernel, device=use.device) * dilation).flatten()
+        first = (first[..., None] * size + torch.arange(count, device=use.device) * stride).flatten()
+    places = (inside[:, None] + first).flatten()
+    channels = use.x.shape[1] // prod(block)
+    columns = use.x.reshape(use.x.shape[0], channels, -1)
+    whole = columns.new_zeros(*columns.shape[:2], prod(sizes)).index_add(2, places, columns)
+    whole = whole.reshape(*columns.shape[:2], *sizes)
+    return padded(whole, [-p for p in pads[:rank]], [-p for p in pads[rank:]])
+
+
 @function("Pad")
 def pad(use: Use) -> Tensor:
     """The operand padded with a constant, with its mirror image, with its edge, or with itself repeated."""
