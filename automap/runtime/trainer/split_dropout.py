@@ -28,14 +28,17 @@ SEEDS = 2**62
 def alike(axis: Axis, device: torch.device) -> Iterator[None]:
     """A step in which the ranks of an axis draw the same random numbers, and other ranks other ones.
 
-    The first rank's generator decides; those of the caller are as before behind it, but for one number.
+    The first rank's generator decides; those of the caller are as before behind it, but for one number. Replicas would
+    otherwise drop alike: scripts seed all processes in one way, so that they build the same network. A process that is
+    alone draws what it would draw without a plan.
     """
-    if axis.group is None:
+    if dist.get_world_size() == 1:
         yield
         return
-    first = dist.get_global_rank(axis.group, 0)
+    first = dist.get_rank() if axis.group is None else dist.get_global_rank(axis.group, 0)
     seed = torch.randint(SEEDS, ()).to(device)
-    dist.broadcast(seed, first, group=axis.group)
+    if axis.group is not None:
+        dist.broadcast(seed, first, group=axis.group)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(int(seed) + first)
         yield
