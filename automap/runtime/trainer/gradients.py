@@ -25,26 +25,35 @@ class OverlappedSums:
     """
 
     def __init__(self, parameters: Mapping[nn.Parameter, int], group: dist.ProcessGroup) -> None:
-        """Registers hooks on the parameters.
+        """Keeps the parameters.
 
         Args:
             parameters: parameter -> the number of backward passes of a step that reach it; in the same order on every
                 rank.
             group: the replicas.
         """
-        trained = [parameter for parameter in parameters if parameter.requires_grad]
-        self._buckets = list(_buckets(reversed(trained)))
-        self._group = group
-        self._passes = [sum(parameters[p] for p in bucket) for bucket in self._buckets]
-        self._home = {id(p): number for number, bucket in enumerate(self._buckets) for p in bucket}
+        self._parameters, self._group = parameters, group
+        self._trained: list[nn.Parameter] = []
+        self._buckets: list[list[nn.Parameter]] = []
+        self._hooked: set[int] = set()
         self._missing: list[int] = []
         self._under_way: list[tuple[dist.Work, Tensor]] = []
-        for parameter in trained:
-            parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
-        """To be called before the first backward pass of a step."""
+        """To be called before the first backward pass of a step; users may freeze parameters between steps."""
+        trained = [parameter for parameter in self._parameters if parameter.requires_grad]
+        if list(map(id, trained)) != list(map(id, self._trained)):
+            self._take(trained)
         self._missing = list(self._passes)
+
+    def _take(self, trained: list[nn.Parameter]) -> None:
+        """Fills buckets with the parameters that are trained now."""
+        self._trained, self._buckets = trained, list(_buckets(reversed(trained)))
+        self._passes = [sum(self._parameters[p] for p in bucket) for bucket in self._buckets]
+        self._home = {id(p): number for number, bucket in enumerate(self._buckets) for p in bucket}
+        for parameter in (p for p in trained if id(p) not in self._hooked):
+            parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
+            self._hooked.add(id(parameter))
 
     def _arrived(self, parameter: Tensor) -> None:
         if self._missing:

@@ -104,3 +104,21 @@ def test_gradients_are_clipped_as_by_torch(max_norm):
     shorten((p.grad for p in one), norm, max_norm)
     for mine, theirs in zip(one, two, strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+def test_parameters_may_be_frozen_and_trained_again_between_steps(sent):
+    one, two = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
+    two.requires_grad_(False)
+    sums = OverlappedSums({one: 1, two: 1}, group=None)
+    for is_trained, other, elements in ((False, True, 3), (True, True, 5), (True, False, 2)):
+        two.requires_grad_(is_trained)
+        one.requires_grad_(other)
+        one.grad = two.grad = None
+        sent.clear()
+        sums.begin()
+        ((3.0 * one).sum() + (5.0 * two).sum()).backward()
+        sums.finish()
+        # Two replicas add up to twice the factors; what is frozen has no gradient, which would be decayed.
+        found = [None if p.grad is None else p.grad.tolist() for p in (one, two)]
+        assert found == [[6.0] * 3 if other else None, [10.0] * 2 if is_trained else None]
+        assert sum(sent) == elements
