@@ -8,6 +8,7 @@ code of the module sees tensors of one placement alone, and queries, keys and va
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from automap.runtime.tensor_layout import TensorLayouts
 from automap.runtime.trainer.module_tree import unit_paths
-from automap.runtime.trainer.roles import Border
+from automap.runtime.trainer.roles import Border, Move
 from automap.runtime.trainer.sharded_modules import moved
 from ir.factors import Placement
 from ir.graph import Operator
@@ -75,30 +76,42 @@ class _Entered:
     """A forward whose arguments change their placement first.
 
     The argument of a border is the first one of its shape in the first pass, which is one of probing data, and stays
-    the one at this place.
+    the one at this place. A module that code calls several times has a border for each call, and they are alike.
     """
 
     def __init__(self, forward: Callable[..., Any], borders: Sequence[Border], layouts: TensorLayouts) -> None:
         self._forward, self._borders, self._layouts = forward, borders, layouts
-        self._places: list[int] = []
+        self._moves: dict[int, Move] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, structure = tree_flatten((args, kwargs))
-        if not self._places:
-            for border in self._borders:
-                self._places.append(self._place(border, leaves))
-        for place, border in zip(self._places, self._borders, strict=True):
-            leaves[place] = moved(leaves[place], border.move, self._layouts)
+        self._moves = self._moves or self._placed(leaves)
+        for place, move in self._moves.items():
+            leaves[place] = moved(leaves[place], move, self._layouts)
         args, kwargs = tree_unflatten(leaves, structure)
         return self._forward(*args, **kwargs)
 
-    def _place(self, border: Border, leaves: Sequence[Any]) -> int:
+    def _placed(self, leaves: Sequence[Any]) -> dict[int, Move]:
+        """The places of the arguments of all borders."""
+        found: dict[int, Move] = {}
+        seen: list[Border] = []
+        for border in self._borders:
+            place = self._place(border, leaves, found)
+            if place is not None:
+                found[place] = border.move
+                seen.append(border)
+            elif not any(replace(other, name=border.name) == border for other in seen):
+                raise ValueError(f"no argument has the shape {border.shape} of {border.name}")
+        return found
+
+    def _place(self, border: Border, leaves: Sequence[Any], taken: Collection[int]) -> int | None:
+        """The first argument that a border may be of, which none before it took."""
         shape = list(border.shape)
         if border.move.given >= 0:
             shape[border.move.given] //= self._layouts.mesh.axes[0].size
         for place, leaf in enumerate(leaves):
-            if place not in self._places and isinstance(leaf, Tensor) and leaf.ndim == len(shape):
+            if place not in taken and isinstance(leaf, Tensor) and leaf.ndim == len(shape):
                 dims = zip(leaf.shape, shape, strict=True)
                 if all(size == wanted for i, (size, wanted) in enumerate(dims) if i != border.batch_dim):
                     return place
-        raise ValueError(f"no argument has the shape {tuple(shape)} of {border.name}")
+        return None

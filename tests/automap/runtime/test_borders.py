@@ -1,0 +1,60 @@
+"""Where a tensor changes its placement on the way into a module."""
+
+import pytest
+import torch
+
+from automap.runtime.mesh_groups import Axis
+from automap.runtime.trainer import borders
+from automap.runtime.trainer.roles import Border, Move
+from automap.runtime.trainer.sharded_modules import layouts_of
+from ir.factors import BROADCAST, PARTIAL
+
+GATHERED = Move(given=1, wanted=BROADCAST, gradient=PARTIAL)
+"""From a part of the sequence to the whole."""
+
+
+@pytest.fixture
+def entered(monkeypatch):
+    """A forward behind borders: what its arguments were moved by, with the sum of what it is given."""
+    seen = []
+
+    def moved(x, move, layouts):
+        seen.append((tuple(x.shape), move))
+        return x.repeat_interleave(layouts.mesh.axes[0].size, 1)
+
+    monkeypatch.setattr(borders, "moved", moved)
+    axis = Axis(name="tp", number=0, size=2, index=0, group=None)
+
+    def make(*some):
+        module = torch.nn.Module()
+        module.forward = lambda *args: [tuple(x.shape) for x in args]
+        borders.enter_by_borders(module, some, layouts_of(axis))
+        return module.forward, seen
+
+    return make
+
+
+def border(name, *shape, move=GATHERED):
+    return Border(name=name, shape=shape, batch_dim=0, move=move)
+
+
+def test_a_module_that_is_called_several_times_has_alike_borders(entered):
+    """Layers that share all weights, as in ALBERT: the graph has one tensor for each call."""
+    forward, seen = entered(border("x", 1, 8, 4), border("x_1", 1, 8, 4), border("x_2", 1, 8, 4))
+    for _ in range(3):
+        assert forward(torch.zeros(2, 4, 4)) == [(2, 8, 4)]
+    assert seen == [((2, 4, 4), GATHERED)] * 3
+
+
+def test_each_border_has_an_argument_of_its_own(entered):
+    forward, seen = entered(border("x", 1, 8, 4), border("memory", 1, 8, 4), border("mask", 1, 8))
+    assert forward(torch.zeros(2, 4), torch.zeros(2, 4, 4), torch.zeros(2, 4, 4)) == [(2, 8), (2, 8, 4), (2, 8, 4)]
+    assert len(seen) == 3
+
+
+def test_a_border_without_an_argument_is_refused_each_time(entered):
+    other = Move(given=BROADCAST, wanted=1, gradient=1)
+    forward, _ = entered(border("x", 1, 8, 4), border("other", 1, 4, 4, move=other))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"no argument has the shape .* of other"):
+            forward(torch.zeros(2, 4, 4))
