@@ -19,7 +19,7 @@ from automap.runtime.trainer.graph_trainer import GraphTrainer, Whole
 from automap.runtime.trainer.losses import LossFunction, count_labels, summed_cross_entropy
 from automap.runtime.trainer.module_trainer import ModuleTrainer
 from automap.runtime.trainer.role_reader import read_roles
-from automap.runtime.trainer.supported_plans import FinerThanModules
+from automap.runtime.trainer.supported_plans import FinerThanModules, check_gradients
 from automap.runtime.trainer.training_graph import training_graph
 from automap.runtime.transformers_models import is_transformers, without_cache
 from ir.frozen import names_in_file
@@ -63,6 +63,7 @@ def parallelize(
     """
     graph = training_graph(model, plan)
     _check_frozen(module, graph)
+    check_gradients(module)
     if is_transformers(module):
         without_cache(module)
     if not dist.is_initialized():

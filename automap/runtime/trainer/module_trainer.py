@@ -33,7 +33,7 @@ from automap.runtime.trainer.checkpoint import Checkpoint
 from automap.runtime.trainer.gradients import Earlier, OverlappedSums, local_of, shorten, square_of, sum_gradients
 from automap.runtime.trainer.loss_scaling import LossScale
 from automap.runtime.trainer.losses import IGNORED, LossFunction, summed_cross_entropy
-from automap.runtime.trainer.module_tree import LOSS, called_parts, tied_names, unit_paths
+from automap.runtime.trainer.module_tree import LOSS, called_parts, tied_names, unit_paths, unshared
 from automap.runtime.trainer.pipeline_schedules import make_schedule
 from automap.runtime.trainer.process_mesh import make_mesh, own_device, own_samples, sharding_axis, shares_of
 from automap.runtime.trainer.recomputation import recompute, run_again
@@ -51,6 +51,7 @@ from automap.runtime.trainer.split_check import (
 from automap.runtime.trainer.split_dropout import alike, drop_independently
 from automap.runtime.trainer.stage_modules import Untraced, cut, prune
 from automap.runtime.trainer.step_data import Indices, check_data
+from automap.runtime.trainer.supported_plans import check_stages_apart
 from automap.runtime.trainer.training_graph import input_names, scores_of
 from ir.graph import Graph
 
@@ -201,10 +202,14 @@ class ModuleTrainer:
         ):
             policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
         again = self._zero == 3
+        check_stages_apart(kept)
+        for parameter in self.module.parameters():
+            # FSDP2 splits no others; kernels of channels-last images take contiguous weights too.
+            parameter.data = parameter.data.contiguous()
         for root in kept:
             inside = dict(root.named_modules())
             blocks = (part for path in units if path in inside for part in called_parts(inside[path]))
-            for unit in (*blocks, root):
+            for unit in (*unshared(root, dict.fromkeys(blocks)), root):
                 fully_shard(unit, mesh=over, reshard_after_forward=again, mp_policy=policy)
             for part in root.modules():
                 if isinstance(part, FSDPModule):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from torch import nn
@@ -51,3 +52,13 @@ def called_parts(module: nn.Module) -> Iterator[nn.Module]:
             yield from called_parts(child)
     else:
         yield module
+
+
+def unshared(module: nn.Module, parts: Iterable[nn.Module]) -> list[nn.Module]:
+    """The parts of a network that share no parameter with each other or with the code around all of them."""
+    parts = list(parts)
+    inside = {inner for part in parts for inner in part.modules()}
+    around = [child for child in module.modules() if child not in inside]
+    holders = Counter(p for part in parts for p in part.parameters())
+    holders.update(p for child in around for p in child.parameters(recurse=False))
+    return [part for part in parts if all(holders[p] == 1 for p in part.parameters())]

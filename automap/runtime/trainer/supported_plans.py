@@ -5,6 +5,7 @@ A plan places operators, the trainer places modules: what is finer than modules 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from torch import nn
@@ -83,6 +84,41 @@ def check_statistics(plan: Plan, graph: Graph) -> None:
     if plan.training.batch_norm == "synchronized" and replicas > 1 and norms:
         text = f"modules take statistics of their own samples, and this plan has {replicas} replicas of {norms[0]}"
         raise refuse("training.batch_norm", "synchronized", text, "Search with training.batch_norm = local.")
+
+
+def check_stages_apart(stages: Sequence[nn.Module]) -> None:
+    """Refuses ZeRO where stages of one process share a weight: FSDP2 splits each weight once.
+
+    Raises:
+        FinerThanModules: names the weight.
+    """
+    first: dict[nn.Parameter, int] = {}
+    for number, stage in enumerate(stages):
+        for name, parameter in stage.named_parameters():
+            if first.setdefault(parameter, number) != number:
+                raise refuse("stages.zero.stage", name, "two stages of one process share this weight", "Use ZeRO 0.")
+
+
+def check_gradients(module: nn.Module) -> None:
+    """Refuses what makes a gradient that is more than a sum over samples, or another one on each rank.
+
+    Raises:
+        PlanError: names the parameter or the module.
+    """
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise PlanError(
+                "has a hook, which would see the gradients of some samples, or of a part of it",
+                field=f"module.{name}", value="a hook of a parameter",
+                repair="Remove it, and change the gradients between trainer.step and optimizer.step.",
+            )  # fmt: skip
+    for path, child in module.named_modules():
+        for setting in ("sparse", "scale_grad_by_freq", "max_norm") if isinstance(child, nn.Embedding) else ():
+            if getattr(child, setting):
+                raise PlanError(
+                    "is a setting of embeddings that no plan trains with", field=f"module.{path}.{setting}",
+                    value=getattr(child, setting), repair="Make the embedding without it.",
+                )  # fmt: skip
 
 
 def check_parameters(graph: Graph, module: nn.Module) -> None:

@@ -1,0 +1,44 @@
+"""Networks and plans that modules are not trained by."""
+
+import pytest
+from torch import nn
+
+from automap.errors import PlanError
+from automap.runtime.trainer.supported_plans import FinerThanModules, check_gradients, check_stages_apart
+
+
+def network():
+    return nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4))
+
+
+def double(gradient):
+    return 2.0 * gradient
+
+
+@pytest.mark.parametrize("hook", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_of_parameters_are_refused(hook):
+    """A plan replaces parameters, without their hooks, and sums gradients behind them."""
+    module = network()
+    check_gradients(module)
+    handle = getattr(module[1].weight, hook)(double)
+    with pytest.raises(PlanError, match="has a hook") as fault:
+        check_gradients(module)
+    assert fault.value.field == "module.1.weight"
+    handle.remove()
+    check_gradients(module)
+
+
+@pytest.mark.parametrize("setting", [{"sparse": True}, {"scale_grad_by_freq": True}, {"max_norm": 1.0}])
+def test_embeddings_whose_gradient_is_no_sum_over_samples_are_refused(setting):
+    (name,) = setting
+    with pytest.raises(PlanError, match="no plan trains with") as fault:
+        check_gradients(nn.Sequential(nn.Embedding(4, 4, **setting)))
+    assert fault.value.field == f"module.0.{name}"
+
+
+def test_stages_of_one_process_that_share_a_weight_have_no_zero():
+    one, two = network(), network()
+    check_stages_apart([one, two])
+    two[1].weight = one[1].weight
+    with pytest.raises(FinerThanModules, match="two stages of one process share"):
+        check_stages_apart([one, two])
