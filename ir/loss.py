@@ -27,8 +27,13 @@ def _is_loss(graph: Graph, name: str) -> bool:
 
 
 def class_dim(tensor: Tensor) -> int:
-    """The dim of the classes in a tensor of scores: 1 for images (rank 4 and more), else the last."""
-    return 1 if len(tensor.shape) >= 4 else len(tensor.shape) - 1
+    """The dim of the classes in a tensor of scores, see `class_dim_of`."""
+    return class_dim_of(len(tensor.shape))
+
+
+def class_dim_of(rank: int) -> int:
+    """The dim of the classes among so many dims of scores: 1 for images (rank 4 and more), else the last."""
+    return 1 if rank >= 4 else rank - 1
 
 
 @once_per_graph

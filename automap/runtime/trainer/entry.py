@@ -6,17 +6,17 @@ import atexit
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from automap.errors import PlanError
 from automap.plan import Plan
 from automap.runtime.trainer.graph_trainer import GraphTrainer, Whole
-from automap.runtime.trainer.losses import LossFunction, count_labels, summed_cross_entropy
+from automap.runtime.trainer.losses import CountFunction, LossFunction, count_labels, loss_of, summed_cross_entropy
 from automap.runtime.trainer.module_trainer import ModuleTrainer
 from automap.runtime.trainer.role_reader import read_roles
 from automap.runtime.trainer.supported_plans import FinerThanModules, check_gradients
@@ -37,8 +37,8 @@ def parallelize(
     plan: Plan,
     model: str | Path | Graph,
     *,
-    loss: LossFunction = summed_cross_entropy,
-    count: Callable[[Tensor], Tensor] = count_labels,
+    loss: LossFunction | None = None,
+    count: CountFunction | None = None,
     per_rank: Sequence[str] = (),
 ) -> ModuleTrainer | GraphTrainer:
     """Applies a plan to a network; every process of the plan calls it, started by torchrun.
@@ -51,8 +51,10 @@ def parallelize(
         plan: a plan of `model`.
         model: the model that was searched: the path of its ONNX file, `zoo:NAME`, `hf:FOLDER`, or its graph. Scopes of
             its operators are paths of modules.
-        loss: (outputs, labels) of some samples -> the sum of their losses.
-        count: labels of some samples -> the number that the sum over all samples is divided by.
+        loss: (outputs, labels) of some samples -> the sum of their losses. None = the loss that the plan was made
+            with: cross-entropy, or the mean squared error.
+        count: labels of some samples -> the number that the sum over all samples is divided by. None = that of the
+            plan's loss: the labels that are not -100, or the elements.
         per_rank: globs of attributes that hold sizes of one rank, such as `h.*.attn.num_heads`: they are divided by the
             size of the sharding axis. Where none is named, they are looked for, if the code does not run without.
 
@@ -62,6 +64,8 @@ def parallelize(
         ModelError: the model cannot be read.
     """
     graph = training_graph(model, plan)
+    of_plan, its_count = loss_of(graph)
+    loss, count = loss or of_plan, count or its_count
     _check_frozen(module, graph)
     check_gradients(module)
     if is_transformers(module):
@@ -127,7 +131,7 @@ def _is_gloo_running() -> bool:
 
 
 def _by_modules(
-    module: nn.Module, plan: Plan, graph: Graph, loss: LossFunction, count: Callable[[Tensor], Tensor],
+    module: nn.Module, plan: Plan, graph: Graph, loss: LossFunction, count: CountFunction,
     per_rank: Sequence[str],
 ) -> ModuleTrainer:  # fmt: skip
     roles = read_roles(plan, graph, module)

@@ -1,24 +1,53 @@
-"""The loss that networks are trained with where the user gives no other."""
+"""The losses that networks are trained with where the user gives no other."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+
+from ir.graph import Graph
+from ir.loss import class_dim_of
 
 IGNORED = -100
 """The label of rows that are left out of the loss, as in torch."""
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 """(outputs, labels) of some samples -> the sum of their losses."""
+CountFunction = Callable[[Tensor], Tensor]
+"""labels of some samples -> the number that the sum over all samples is divided by."""
+
+
+def loss_of(graph: Graph) -> tuple[LossFunction, CountFunction]:
+    """The built-in loss of a plan's graph, and what it is divided by: the mean squared error, or cross-entropy."""
+    if graph.operators[-1].kind == "MeanSquaredErrorLoss":
+        return summed_squares, count_elements
+    return summed_cross_entropy, count_labels
 
 
 def summed_cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
-    """The cross-entropy of [..., classes] scores and [...] labels, summed over labels that are not `IGNORED`."""
+    """The cross-entropy of scores and labels without the dim of classes, summed over labels that are not `IGNORED`."""
+    scores = classes_last(scores)
     return F.cross_entropy(scores.flatten(0, -2), labels.flatten(), reduction="sum", ignore_index=IGNORED)
+
+
+def classes_last(scores: Tensor) -> Tensor:
+    """The scores with their classes in the last dim; images have them in the second one, see `ir.loss`."""
+    return scores.movedim(class_dim_of(scores.ndim), -1)
 
 
 def count_labels(labels: Tensor) -> Tensor:
     """The number of labels that are not `IGNORED`."""
     return (labels != IGNORED).sum()
+
+
+def summed_squares(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The squared errors of outputs, summed over all elements; targets have as many, in the same order."""
+    return (outputs - targets.reshape(outputs.shape)).square().sum()
+
+
+def count_elements(targets: Tensor) -> Tensor:
+    """The number of elements that errors are taken of."""
+    return torch.tensor(targets.numel(), device=targets.device)

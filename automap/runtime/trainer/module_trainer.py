@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,13 @@ from automap.runtime.trainer.borders import enter_by_borders
 from automap.runtime.trainer.checkpoint import Checkpoint
 from automap.runtime.trainer.gradients import Earlier, OverlappedSums, local_of, shorten, square_of, sum_gradients
 from automap.runtime.trainer.loss_scaling import LossScale
-from automap.runtime.trainer.losses import IGNORED, LossFunction, summed_cross_entropy
+from automap.runtime.trainer.losses import (
+    IGNORED,
+    CountFunction,
+    LossFunction,
+    classes_last,
+    summed_cross_entropy,
+)
 from automap.runtime.trainer.module_tree import LOSS, called_parts, tied_names, unit_paths, unshared
 from automap.runtime.trainer.pipeline_schedules import make_schedule
 from automap.runtime.trainer.process_mesh import make_mesh, own_device, own_samples, sharding_axis, shares_of
@@ -81,7 +87,7 @@ class ModuleTrainer:
         graph: Graph,
         roles: Roles,
         loss: LossFunction,
-        count: Callable[[Tensor], Tensor],
+        count: CountFunction,
         per_rank: Sequence[str],
     ) -> None:
         self.plan, self.roles, self._loss, self._count, self._graph = plan, roles, loss, count, graph
@@ -328,6 +334,7 @@ class ModuleTrainer:
         outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
         loss = self._loss
         if self.roles.splits_classes:
+            outputs = classes_last(outputs)
             loss = functools.partial(split_cross_entropy, axis=self._axis, ignored=IGNORED)
         found = run_again(None, loss, outputs, labels) if LOSS in self.roles.recomputed else loss(outputs, labels)
         return found * (self.scaling.scale / self._total)

@@ -18,6 +18,7 @@ from automap.runtime.operators.base import torch_dtype
 from automap.runtime.trainer.roles import Roles
 from automap.runtime.trainer.training_graph import data_inputs, scores_of
 from ir.graph import Graph
+from ir.loss import class_dim_of
 
 Split = tuple[Roles, Axis]
 """The roles of modules, and the sharding axis."""
@@ -87,7 +88,7 @@ def check_same(module: nn.Module, inputs: list[Tensor], names: tuple[str, ...], 
     roles, axis = split
     found = computes(module, inputs, names)
     if roles.splits_classes:
-        wanted = wanted.chunk(axis.size, -1)[axis.index]
+        wanted = wanted.chunk(axis.size, class_dim_of(wanted.ndim))[axis.index]
     # Code of norms often computes in float32, whatever it is given.
     eps = max(torch.finfo(wanted.dtype).eps, torch.finfo(torch.float32).eps)
     limit = PROBE_ULPS * eps * float(wanted.abs().max())

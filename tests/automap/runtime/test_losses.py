@@ -1,0 +1,42 @@
+"""The losses that networks are trained with where the user gives no other: those of torch."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from automap.runtime.trainer.losses import IGNORED, count_labels, loss_of, summed_cross_entropy, summed_squares
+from ir.build import GraphBuilder
+from ir.loss import with_loss
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (6, 4, 5), (6, 5, 5, 5), (6, 5, 3, 4)])
+def test_the_classes_of_images_are_where_torch_has_them(shape):
+    """Also where another dim is as large, so that no shape tells."""
+    torch.manual_seed(0)
+    scores = torch.randn(shape, dtype=torch.float64)
+    is_image = len(shape) == 4
+    labels = torch.randint(5, (shape[0], *shape[2:]) if is_image else shape[:-1])
+    labels[0] = IGNORED
+    wanted = F.cross_entropy(scores if is_image else scores.flatten(0, -2), labels if is_image else labels.flatten())
+    found = summed_cross_entropy(scores, labels) / count_labels(labels)
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("kind", ["mse", "cross_entropy"])
+def test_the_loss_is_that_of_the_plan(kind):
+    builder = GraphBuilder()
+    builder.add("MatMul", [builder.input("x", (1, 8)), builder.parameter("w", (8, 3))], ["y"])
+    loss, count = loss_of(with_loss(builder.finish(["y"], name="linear"), kind))
+    torch.manual_seed(0)
+    outputs = torch.randn(6, 3, dtype=torch.float64)
+    labels = torch.randint(3, (6,)) if kind == "cross_entropy" else torch.randn(6, 3, dtype=torch.float64)
+    wanted = (F.cross_entropy if kind == "cross_entropy" else F.mse_loss)(outputs, labels)
+    parts = [slice(0, 4), slice(4, 6)]
+    found = sum(loss(outputs[part], labels[part]) for part in parts) / sum(count(labels[part]) for part in parts)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_a_number_a_sample_is_compared_with_its_own_target_alone():
+    """torch would spread targets without the dim of the outputs over all of them."""
+    outputs, targets = torch.randn(6, 1, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
+    torch.testing.assert_close(summed_squares(outputs, targets) / 6, F.mse_loss(outputs[:, 0], targets))
