@@ -49,6 +49,10 @@ _LATER_RULES = (
 """Rewrites of onnxscript that remove what exporters add. Its whole optimiser has one more, slices of one tensor to a
 split, which compares every operator with every other: 36 of 75 s for a Llama of 24 layers."""
 
+AS_ARGUMENT = ".argument"
+"""Behind the name of an input that a parameter or a buffer of the module has as well: that of the other is its path. No
+argument of Python has a dot in its name, so that `automap.runtime.trainer.training_graph.input_names` finds it."""
+
 
 def export_onnx(build: Build, path: Path | None = None, *, opset: int = 20, name: str = "") -> bytes:
     """Exports a module without weights.
@@ -85,6 +89,9 @@ def export_onnx(build: Build, path: Path | None = None, *, opset: int = 20, name
             model = _to_onnx(module, args, masked, opset)
         if is_transformers(module):
             keep_outputs_with_parameters(model, module)
+        for value in model.graph.inputs:
+            if value.name in model.graph.initializers:
+                value.name += AS_ARGUMENT
         for key, value in list(model.graph.initializers.items()):
             if _without_values(value.const_value):
                 del model.graph.initializers[key]

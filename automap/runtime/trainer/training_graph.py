@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from automap.errors import ModelError, PlanError
 from automap.plan import Plan
 from automap.runtime import transformers_models
-from automap.runtime.torch_export import export_onnx
+from automap.runtime.torch_export import AS_ARGUMENT, export_onnx
 from automap.stated_model import frozen_as_stated
 from ir import zoo
 from ir.graph import Graph
@@ -69,7 +69,8 @@ def input_names(graph: Graph, module: nn.Module) -> tuple[str, ...]:
 
     Files have the names of the arguments of `forward`, which need not be its first ones.
     """
-    names = tuple(tensor.name for tensor in data_inputs(graph))
+    # A buffer or a parameter may have the name of an argument, and its input another one then (`torch_export`).
+    names = tuple(tensor.name.removesuffix(AS_ARGUMENT) for tensor in data_inputs(graph))
     return names if set(names) <= inspect.signature(module.forward).parameters.keys() else ()
 
 

@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from automap.errors import ModelError
 from automap.runtime.operators.apply import run
 from automap.runtime.torch_export import export_onnx
+from automap.runtime.trainer.training_graph import data_inputs, input_names
 from ir.attention_windows import CAUSAL, EVERYTHING, Window, attention_masks
 from ir.linkage import operator_signatures
+from ir.loss import with_loss
 from ir.onnx.load import load_model
 from ir.onnx.sandbox import import_model
 
@@ -470,3 +472,31 @@ def test_tables_of_bags_are_read_in_the_bodies_of_loops(is_turned: bool) -> None
     assert not graph.warnings
     assert graph.num_parameters == 70 * 4 + 9
     assert not [op for op in graph if op.kind == "Loop"]
+
+
+class Alike(nn.Module):
+    """Arguments with the names of a parameter and of a buffer, the second argument left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.register_buffer("shift", torch.ones(4))
+
+    def forward(self, x: Tensor, other: Tensor | None = None, scale: Tensor | None = None, shift: Any = 0.0) -> Tensor:
+        result: Tensor = x * self.scale * (1.0 if scale is None else scale) + self.shift + shift
+        return result
+
+
+def test_arguments_may_have_the_names_of_parameters_and_buffers() -> None:
+    given = {name: torch.randn(3, 4) for name in ("x", "scale", "shift")}
+    graph = with_loss(load_model(export_onnx(lambda: (Alike(), {name: torch.randn(1, 4) for name in given}))))
+    assert {tensor.name for tensor in graph.tensors.values() if tensor.role == "parameter"} == {"scale"}
+    module = Alike()
+    nn.init.normal_(module.scale)
+    nn.init.normal_(module.shift)
+    names = input_names(graph, module)
+    assert names == ("x", "scale", "shift")
+    files = dict(zip((tensor.name for tensor in data_inputs(graph)), given.values(), strict=True))
+    values = {**dict(module.named_parameters()), **dict(module.named_buffers()), **files}
+    found = run(graph, {**values, "labels": torch.zeros(3, dtype=torch.int64)}, 3)
+    torch.testing.assert_close(found[graph.outputs[0]], module(**dict(zip(names, given.values(), strict=True))))
