@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._dynamo import OptimizedModule
 
 from automap.errors import PlanError
 from automap.plan import Plan
@@ -63,6 +64,11 @@ def parallelize(
             stand for them: `GraphTrainer` says when.
         ModelError: the model cannot be read.
     """
+    if isinstance(module, OptimizedModule):
+        raise PlanError(
+            "is code that was compiled, around the module", field="module", value="torch.compile(module)",
+            repair="Give the module itself, after module.compile() or compile() of its blocks.",
+        )  # fmt: skip
     graph = training_graph(model, plan)
     of_plan, its_count = loss_of(graph)
     loss, count = loss or of_plan, count or its_count

@@ -22,7 +22,7 @@ from automap.errors import PlanError
 from automap.globs import select
 from automap.plan import Plan
 from automap.runtime.trainer.module_tree import LOSS, role_of, unit_paths
-from automap.runtime.trainer.running_statistics import StatisticsKept
+from automap.runtime.trainer.running_statistics import StatisticsKept, counts_samples
 from automap.runtime.trainer.supported_plans import INSTEAD, refuse
 from ir.graph import Graph, Operator
 
@@ -119,7 +119,10 @@ def run_again(module: nn.Module | None, forward: Callable[..., Any], *args: Any,
         args: what the code takes.
         kwargs: what it takes by name.
     """
-    again: AbstractContextManager[None] = nullcontext() if module is None else StatisticsKept(module)
+    if module is None or not counts_samples(module):
+        # torch.compile knows no contexts around recomputed code.
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+    again = StatisticsKept(module)
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), again

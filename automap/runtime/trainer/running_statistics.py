@@ -16,6 +16,11 @@ from torch.nn.modules.batchnorm import _NormBase
 Buffers = dict[str, Tensor | None]
 
 
+def counts_samples(module: nn.Module) -> bool:
+    """Whether a module has running statistics, which its forward pass changes in training."""
+    return any(isinstance(part, _NormBase) for part in module.modules())
+
+
 class StatisticsKept:
     """A context in which a module is trained without a change of its running statistics; it may be entered often.
 

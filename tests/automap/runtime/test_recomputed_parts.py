@@ -69,3 +69,18 @@ def test_layers_that_are_changed_in_place_are_refused():
     recompute(nn.ModuleDict({"attn": module}), {"attn": ("attn.qkv", "attn.out")})
     with pytest.raises(PlanError, match="changes in place"):
         module(torch.randn(1, 4, 8, requires_grad=True), 0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch._dynamo looks at it
+def test_a_compiled_module_runs_again():
+    """torch.compile refuses contexts around recomputed code."""
+    torch.manual_seed(0)
+    module, x = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)), torch.randn(3, 4)
+    module(x).square().sum().backward()
+    wanted = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    recompute(module, {"1": ()})
+    module.compile(backend="eager")
+    module(x).square().sum().backward()
+    torch.testing.assert_close([p.grad for p in module.parameters()], wanted)

@@ -1,9 +1,11 @@
 """Networks and plans that modules are not trained by."""
 
 import pytest
+import torch
 from torch import nn
 
 from automap.errors import PlanError
+from automap.runtime.trainer import parallelize
 from automap.runtime.trainer.supported_plans import FinerThanModules, check_gradients, check_stages_apart
 
 
@@ -42,3 +44,9 @@ def test_stages_of_one_process_that_share_a_weight_have_no_zero():
     two[1].weight = one[1].weight
     with pytest.raises(FinerThanModules, match="two stages of one process share"):
         check_stages_apart([one, two])
+
+
+def test_what_was_compiled_around_a_module_is_refused_by_name():
+    """Its parameters have other names than those of the plan's model."""
+    with pytest.raises(PlanError, match=r"module\.compile\(\)"):
+        parallelize(torch.compile(network(), backend="eager"), None, "model.onnx")
