@@ -256,7 +256,8 @@ class Problem:
                 "no input of the model carries the batch", field="model", value=graph.name, repair=repair
             )
         training = replace(training, precision=precision)
-        _check_target(training, target)
+        if target is not None:
+            _check_target(training, target)
         multiple = training.vocabulary_multiple or (1 if target is None else target.vocabulary_multiple)
         graph = padded(frozen_as_stated(with_loss(graph, training.loss), training.frozen), multiple)
         hints = replace(hints, constraints=(*hints.constraints, *annotated(graph, hints.constraints)))
@@ -435,15 +436,15 @@ def _with_trainer(training: Any) -> Any:
     return training if target is None else {**training, "trainer": target.trainer}
 
 
-def _check_target(training: Training, target: Target | None) -> None:
+def _check_target(training: Training, target: Target) -> None:
     """Refuses settings that the target's configuration cannot express."""
-    if target is not None and training.precision not in target.precisions:
-        repair = f"Use one of {', '.join(target.precisions)}, or another target."
-        raise ProblemError(
-            f"{target.name} has no such precision", field="training.precision", value=training.precision, repair=repair
-        )
-    if target is not None and not set(training.sync_modes) <= set(target.sync):
-        repair = f"Use {', '.join(target.sync)}, or set training.target to any."
-        raise ProblemError(
-            f"{target.name} has no such mode", field="training.sync_modes", value=training.sync_modes, repair=repair
-        )
+    for name, word, stated, legal in (
+        ("precision", "precision", [training.precision], target.precisions),
+        ("sync_modes", "mode", training.sync_modes, target.sync),
+        ("batch_norm", "statistics", [training.batch_norm], target.batch_norm),
+    ):
+        if not set(stated) <= set(legal):
+            repair, value = f"Use {', '.join(legal)}, or another target.", getattr(training, name)
+            raise ProblemError(
+                f"{target.name} has no such {word}", field=f"training.{name}", value=value, repair=repair
+            )

@@ -69,6 +69,8 @@ class Target:
     """Precisions of the arithmetic."""
     sync: tuple[SyncKind, ...]
     """How replicas are kept together."""
+    batch_norm: tuple[Literal["local", "synchronized"], ...]
+    """Statistics of batch normalisation: of the samples of each replica, or of all of them."""
     alike: bool
     """Whether all pipeline ranks are alike: as many devices, in their order, with equal shares of the samples."""
     even_sequence: Annotated[int, Range(1, 2)]

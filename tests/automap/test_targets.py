@@ -182,7 +182,12 @@ def test_what_is_finer_than_modules_is_found_by_the_verifier() -> None:
     [
         ({"target": "megatron"}, {}, ("training.target", "megatron-core")),
         ({"target": "torchtitan", "precision": "fp16"}, {}, ("training.precision", "bf16")),
-        ({"target": "deepspeed", "sync_modes": ["synchronous", "local_sgd"]}, {}, ("training.sync_modes", "any")),
+        (
+            {"target": "deepspeed", "sync_modes": ["synchronous", "local_sgd"]},
+            {},
+            ("training.sync_modes", "another target"),
+        ),
+        ({"target": "automap", "batch_norm": "synchronized"}, {}, ("training.batch_norm", "Use local")),
         ({"target": "megatron-core"}, {"fix": {"zero": 3}}, ("hints.fix.zero", "0, 1")),
         ({"target": "megatron-core"}, {"fix": {"schedule": "gpipe"}}, ("hints.fix.schedule", "1f1b")),
         ({"target": "pytorch"}, {"fix": {"recompute": "selective"}}, ("hints.fix.recompute", "none, full")),
