@@ -444,7 +444,7 @@ def _check_target(training: Training, target: Target) -> None:
         ("batch_norm", "statistics", [training.batch_norm], target.batch_norm),
     ):
         if not set(stated) <= set(legal):
-            repair, value = f"Use {', '.join(legal)}, or another target.", getattr(training, name)
+            repair, given = f"Use {', '.join(legal)}, or another target.", getattr(training, name)
             raise ProblemError(
-                f"{target.name} has no such {word}", field=f"training.{name}", value=value, repair=repair
+                f"{target.name} has no such {word}", field=f"training.{name}", value=given, repair=repair
             )
