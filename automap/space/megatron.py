@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from automap.arrays import Mask
 from automap.space.space import PlanSpace
+from ir.adapters import adapters
 from ir.factors import BROADCAST, PARTIAL, Placement, Signature, whole_signature
 from ir.graph import Operator
 from ir.operators.experts import COMBINE, DISPATCH, PRODUCT
@@ -78,7 +79,8 @@ class AxisChoice:
         it splits the weight and the output (columns). An embedding splits its vocabulary. Products of activations and
         losses take split inputs in their placement (heads, classes), and so do operators that join split inputs (a gate
         and the gated tensor), also with one that is whole, of which each rank takes its part (the scores of heads and a
-        bias of positions). All other operators are whole, or split the sequence.
+        bias of positions). All other operators are whole, or split the sequence. An adapter is never split between its
+        two products: the first one splits no output, and the second one none beside a layer whose inputs are split.
         """
         op, tensors = self.op, self.space.problem.graph.tensors
         weights = [tensors[n].role == "parameter" or self.space.is_view(n) for n in op.inputs]
@@ -102,7 +104,7 @@ class AxisChoice:
             if op.kind == "Gather" and any(weights):
                 rank = 2 if made.batch_dim is not None and splits_weight and output == PARTIAL else 0
             elif flops > 0 and any(weights):
-                columns = all(p == BROADCAST for p, _ in others) and output >= 0
+                columns = all(p == BROADCAST for p, _ in others) and output >= 0 and not self._is_thin()
                 rank = 0 if not splits_weight else 3 if follows else 2 if columns else 0
             elif flops > 0 or op.kind == "SoftmaxCrossEntropyLoss":
                 rank = 2 if follows else 0
@@ -115,6 +117,15 @@ class AxisChoice:
             if rank > best_rank:
                 best, best_rank = index, rank
         return best
+
+    def _is_thin(self) -> bool:
+        """Whether the operator is the first product of an adapter, or the second one of a layer with split inputs."""
+        graph = self.space.problem.graph
+        of_second = adapters(graph)
+        if self.op.name not in of_second:
+            return self.op.name in of_second.values()
+        first = graph.by_name[of_second[self.op.name]]
+        return any(self.placed.get(name, BROADCAST) >= 0 for name in first.inputs if self._is_activation(name))
 
     def _joins(self, signature: Signature) -> bool:
         """Whether a signature takes a split operand as it is, and of all other activations, which are whole, a part."""

@@ -31,6 +31,7 @@ from automap.space.space import PlanSpace
 from automap.space.stated_parts import Unpriced, mesh, signatures
 from automap.targets import Target, targets
 from automap.units import hands_on_one
+from ir.adapters import adapters
 from ir.factors import BROADCAST
 from ir.graph import Graph
 from ir.groups import fused_groups
@@ -327,14 +328,16 @@ def _norms_fit(space: PlanSpace, column: Ints, *, along: bool) -> bool:
 def _is_split(space: PlanSpace, column: Ints, first: Ints) -> bool:
     """Whether a column of signatures divides all arithmetic of the layers, as the first column of its axis does.
 
-    Small products, such as the routers of experts, may be whole.
+    Small products, such as the routers of experts, may be whole, and so may those of adapters.
     """
-    tables = space.evaluator.tables
+    tables, thin = space.evaluator.tables, adapters(space.problem.graph)
     rows = _layer_rows(space)
     for row in np.flatnonzero(rows & _large_rows(space)).tolist():
         unit_type = int(tables.type_of[row])
-        signature = space.linkage.types[unit_type].signatures[row - int(tables.spans[unit_type])][column[row]]
-        if not signature.divides_work:
+        offset = row - int(tables.spans[unit_type])
+        name = space.operator(unit_type, offset).name
+        is_thin = name in thin or name in thin.values()
+        if not (is_thin or space.linkage.types[unit_type].signatures[offset][column[row]].divides_work):
             return False
     return bool((first[rows] == column[rows]).all())
 

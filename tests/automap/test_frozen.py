@@ -14,13 +14,14 @@ from automap.bounds.partial_plans import BoundTable, PartialPlan
 from automap.cost_graph.families import families, parts
 from automap.cost_graph.family_bounds import FamilyBounds
 from automap.errors import ProblemError
-from automap.globs import select
+from automap.globs import most_specific, select
 from automap.plan import model_ref
 from automap.price.estimate import estimate_lowered, price
 from automap.problem import Problem
 from automap.records import to_json
 from automap.runtime.torch_export import export_onnx
 from automap.space.space import PlanSpace
+from automap.space.target_limits import plan_space
 from automap.space.templates import templates
 from automap.verify import Verifier
 from ir import zoo
@@ -292,3 +293,20 @@ def test_less_is_trained_less_it_costs():
         found = np.array([[one.step_time_s, most] for one, most in zip(estimates, held, strict=True)])
         assert (found <= before * (1 + 1e-9)).all()
         before = found
+
+
+def test_ranks_split_layers_with_adapters():
+    """Their thin dim stays whole, and both products of a head's part are on the rank that has it."""
+    problem = problem_of(
+        exported("adapters"), "2xcpu", 8, {"fix": {"tp": 2, "pp": 1}}, target="automap", precision="fp32"
+    )
+    space = plan_space(problem)
+    (stage,) = space.decode(space.random(np.random.default_rng(0))).stages
+
+    def made(name):
+        entry = stage.shardings.get(most_specific(stage.shardings, name) or "", {})
+        return entry["tp"].outputs if "tp" in entry else ("B",)
+
+    for path in (f"layers.{layer}.{part}" for layer in range(LAYERS) for part in ("q", "v")):
+        parts = [made(f"{path}.{name}/MatMul") for name in ("base", "lora_a", "lora_b")]
+        assert parts == [("S(2)",), ("B",), ("S(2)",)]

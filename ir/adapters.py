@@ -1,0 +1,70 @@
+"""Adapters: products with two thin matrices, added to what a layer makes of the same input (LoRA, arXiv 2106.09685).
+
+Where ranks split the layer, they split an adapter only where this divides no thin dim: the outputs of its second
+product beside a layer whose outputs are split, and the inputs of its first one beside a layer whose inputs are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from ir.graph import Graph, Operator, once_per_graph
+
+CARRIED = frozenset({"Add", "Cast", "Div", "Dropout", "Identity", "Mul"})
+"""Kinds that a scale, a bias, a dropout or another type consists of, where one operand alone depends on data."""
+
+
+@once_per_graph
+def adapters(graph: Graph) -> Mapping[str, str]:
+    """The name of the second product of each adapter -> that of its first one."""
+    found = {}
+    for op in graph.operators:
+        operands = _data(graph, op) if op.kind == "Add" else []
+        if len(operands) == 2:
+            products = [_made_by(graph, name) for name in operands]
+            for second, layer in (products, products[::-1]):
+                first = None if second is None else _made_by(graph, _data(graph, second)[0])
+                if (
+                    second is not None
+                    and layer is not None
+                    and first is not None
+                    and _adapts(graph, first, second, layer)
+                ):
+                    found[second.name] = first.name
+    return MappingProxyType(found)
+
+
+def _adapts(graph: Graph, first: Operator, second: Operator, layer: Operator) -> bool:
+    """Whether two products are an adapter of a layer: they begin where it does, and are thin between."""
+    origins = [_origin(graph, _data(graph, op)[0]) for op in (first, layer)]
+    widths = [graph.tensors[name].shape[-1] for name in (_data(graph, first)[0], first.outputs[0], second.outputs[0])]
+    return origins[0] == origins[1] and layer is not first and widths[1] < min(widths[0], widths[2])
+
+
+def _data(graph: Graph, op: Operator) -> list[str]:
+    """The operands that depend on data."""
+    return [
+        name for name in op.inputs if graph.tensors[name].role in ("activation", "input") and not _is_view(graph, name)
+    ]
+
+
+def _is_view(graph: Graph, name: str) -> bool:
+    maker = graph.maker(name)
+    return maker is not None and (maker.is_view or maker.is_constant)
+
+
+def _origin(graph: Graph, name: str) -> str:
+    """The tensor that one is made of by what `CARRIED` names."""
+    maker = graph.maker(name)
+    while maker is not None and maker.kind in CARRIED and len(operands := _data(graph, maker)) == 1:
+        (name,) = operands
+        maker = graph.maker(name)
+    return name
+
+
+def _made_by(graph: Graph, name: str) -> Operator | None:
+    """The product with a weight that a tensor is made by, but for what `CARRIED` names."""
+    maker = graph.maker(_origin(graph, name))
+    is_product = maker is not None and maker.kind in ("MatMul", "Gemm") and len(_data(graph, maker)) == 1
+    return maker if is_product else None
