@@ -1,12 +1,18 @@
 """Folders that hold no checkpoint, or not the one of this network, are refused by name."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from automap.errors import UserError
 from automap.runtime.mesh_groups import Axis
 from automap.runtime.trainer.checkpoint import Checkpoint, read, write
+from automap.runtime.trainer.module_tree import tied_names
 from automap.runtime.trainer.roles import Roles
 
 
@@ -73,12 +79,16 @@ def train(network, optimizer):
     optimizer.zero_grad()
 
 
+def checkpoint_of(network):
+    axis = Axis(name="", number=0, size=1, index=0, group=None)
+    return Checkpoint(network, Roles(), tied_names(network), axis, None, torch.device("cpu"))
+
+
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.NAdam, torch.optim.SGD])
 def test_a_checkpoint_from_before_the_first_step_is_read(tmp_path, kind):
     network = torch.nn.Linear(3, 2)
     optimizer = kind(network.parameters(), lr=0.1)
-    axis = Axis(name="", number=0, size=1, index=0, group=None)
-    checkpoint = Checkpoint(network, Roles(), {}, axis, None, torch.device("cpu"))
+    checkpoint = checkpoint_of(network)
     checkpoint.save(tmp_path / "first", optimizer, {"step": 0})
     train(network, optimizer)
     wanted = network.weight.detach().clone()
@@ -87,3 +97,25 @@ def test_a_checkpoint_from_before_the_first_step_is_read(tmp_path, kind):
     assert not optimizer.state
     train(network, optimizer)
     torch.testing.assert_close(network.weight.detach(), wanted, rtol=0.0, atol=0.0)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_weights_are_read_by_torch_alone_as_the_documentation_says(tmp_path, monkeypatch):
+    """Of a network with a weight that two layers share, and running statistics."""
+    torch.manual_seed(0)
+
+    def build():
+        layers = nn.Sequential(nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4), nn.Linear(4, 4, bias=False))
+        layers[2].weight = layers[0].weight
+        return layers
+
+    network, module = build(), build()
+    optimizer = torch.optim.AdamW(network.parameters())
+    network(torch.randn(5, 4)).square().sum().backward()
+    optimizer.step()
+    checkpoint_of(network).save(tmp_path / "checkpoint", optimizer, {"step": 1})
+    text = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
+    (code,) = re.findall(r"^```python\n(dcp_to_torch_save.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {"dcp_to_torch_save": dcp_to_torch_save, "torch": torch, "module": module})
+    torch.testing.assert_close(module.state_dict(), network.state_dict())
