@@ -20,7 +20,7 @@ from automap.runtime.trainer.graph_trainer import GraphTrainer, Whole
 from automap.runtime.trainer.losses import CountFunction, LossFunction, count_labels, loss_of, summed_cross_entropy
 from automap.runtime.trainer.module_trainer import ModuleTrainer
 from automap.runtime.trainer.role_reader import read_roles
-from automap.runtime.trainer.supported_plans import FinerThanModules, check_gradients
+from automap.runtime.trainer.supported_plans import FinerThanModules, check_gradients, check_inputs
 from automap.runtime.trainer.training_graph import training_graph
 from automap.runtime.transformers_models import is_transformers, without_cache
 from ir.frozen import names_in_file
@@ -74,6 +74,7 @@ def parallelize(
     loss, count = loss or of_plan, count or its_count
     _check_frozen(module, graph)
     check_gradients(module)
+    check_inputs(graph)
     if is_transformers(module):
         without_cache(module)
     if not dist.is_initialized():

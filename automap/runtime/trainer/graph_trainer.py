@@ -346,11 +346,6 @@ def _check_code(module: nn.Module, graph: Graph, whole: Whole, finer: PlanError)
     if loss.kind != LOSS_KIND or dict(loss.attributes).get("reduction") != "sum":
         faults.append(("plan.training.loss", loss.kind, "the graph is trained by the built-in cross-entropy alone", ""))
     faults += [
-        (f"inputs.{tensor.name}", tensor.batch_dim, "samples are not its first dim", "")
-        for tensor in graph.tensors.values()
-        if tensor.role == "input" and tensor.batch_dim != 0
-    ]
-    faults += [
         (f"model.{name}", "no value", "code makes this constant, and the exported file has no value of it", "")
         for name in _valueless(graph, whole)
     ]

@@ -121,6 +121,20 @@ def check_gradients(module: nn.Module) -> None:
                 )  # fmt: skip
 
 
+def check_inputs(graph: Graph) -> None:
+    """Refuses inputs and labels whose samples are not in their first dim, by which a step takes them apart.
+
+    Raises:
+        PlanError: names the input.
+    """
+    for tensor in graph.tensors.values():
+        if tensor.role == "input" and tensor.batch_dim != 0:
+            raise PlanError(
+                "samples are not its first dim", field=f"inputs.{tensor.name}", value=f"{tensor.shape} for one sample",
+                repair="Make what is the same for all samples a buffer of the module; turn others round in forward.",
+            )  # fmt: skip
+
+
 def check_parameters(graph: Graph, module: nn.Module) -> None:
     """Refuses a network whose parameters are not those of the graph.
 

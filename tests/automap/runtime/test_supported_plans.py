@@ -6,7 +6,15 @@ from torch import nn
 
 from automap.errors import PlanError
 from automap.runtime.trainer import parallelize
-from automap.runtime.trainer.supported_plans import FinerThanModules, check_gradients, check_stages_apart
+from automap.runtime.trainer.supported_plans import (
+    FinerThanModules,
+    check_gradients,
+    check_inputs,
+    check_stages_apart,
+)
+from ir import zoo
+from ir.build import GraphBuilder
+from ir.loss import with_loss
 
 
 def network():
@@ -50,3 +58,16 @@ def test_what_was_compiled_around_a_module_is_refused_by_name():
     """Its parameters have other names than those of the plan's model."""
     with pytest.raises(PlanError, match=r"module\.compile\(\)"):
         parallelize(torch.compile(network(), backend="eager"), None, "model.onnx")
+
+
+def test_inputs_that_are_no_samples_are_refused():
+    """A step would take some of the features of a vector that is the same for all samples."""
+    builder = GraphBuilder()
+    x, scale = builder.input("x", (1, 8)), builder.input("scale", (8,), batch_dim=None)
+    (x,) = builder.add("Mul", [x, scale], ["scaled"])
+    builder.add("MatMul", [x, builder.parameter("w", (8, 3))], ["y"])
+    graph = with_loss(builder.finish(["y"], name="scaled"))
+    with pytest.raises(PlanError, match="samples are not its first dim") as fault:
+        check_inputs(graph)
+    assert fault.value.field == "inputs.scale"
+    check_inputs(zoo.build("gpt:layers=1,hidden=16,heads=4,seq_len=8,vocab_size=24"))
