@@ -4,6 +4,9 @@ Compiled kernels are kept in a folder of the user's cache. The name of a kernel'
 its machine code depends on: its bytecode, its constants and every kernel that it calls. Any checkout or installation
 with the same kernels finds these files, and an edit compiles again only the kernels that depend on it.
 
+A process that misses a kernel starts others, which compile the rest on the other processor cores
+(`automap.compile_all`).
+
 This module relies on numba's internals in three places, each for time that was measured on one core of a Xeon with
 numba 0.68: `_Library` and `_prepare` for compiling all kernels, `Kernel` for reading them back.
 """
@@ -15,23 +18,22 @@ import fcntl
 import gc
 import hashlib
 import itertools
-import opcode
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache, cached_property
 from pathlib import Path
-from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
 import llvmlite
 import numba
 import numpy as np
 import platformdirs
-from llvmlite.binding import Linkage, get_host_cpu_features, get_host_cpu_name
+from llvmlite.binding import Linkage, get_host_cpu_features, get_host_cpu_name, parse_assembly
 from llvmlite.binding.object_file import ObjectFileRef
-from numba import _dynfunc, types
+from numba import _dynfunc
 from numba.cloudpickle import dumps, loads
 from numba.core import bytecode
 from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
@@ -42,12 +44,8 @@ from numba.core.registry import CPUDispatcher
 from numba.core.runtime import rtsys
 
 from automap import numba_lowering
+from automap.kernel_digests import digest_of, globals_of
 from automap.phases import phase
-
-LOAD_GLOBAL, EXTENDED_ARG = opcode.opmap["LOAD_GLOBAL"], opcode.opmap["EXTENDED_ARG"]
-
-_PLAIN = (int, float, bool, str, bytes, type(None), np.generic, np.dtype, types.Type)
-"""Types of constants whose `repr` describes them completely."""
 
 
 class _Library(JITCodeLibrary):  # type: ignore[misc]
@@ -66,6 +64,14 @@ class _Library(JITCodeLibrary):  # type: ignore[misc]
 
     def _finalize_final_module(self) -> None:
         self._finalized = True
+
+    apart = False
+    """Whether others call its functions at their addresses, and link none of their code."""
+
+    def _get_module_for_linking(self) -> Any:
+        if self.apart:
+            return parse_assembly(str(self._codegen._create_empty_module(self.name)))
+        return super()._get_module_for_linking()
 
     def get_pointer_to_function(self, name: str) -> int:
         self._ensure_finalized()
@@ -172,69 +178,96 @@ def _exclusive(path: Path) -> Iterator[None]:
             gc.enable()
 
 
+MOST_PROCESSES = 8
+"""Largest number of processes that compile kernels at once (assumed: each takes some hundreds of MB)."""
+
+
+@cache
+def _start_others() -> list[subprocess.Popen[bytes]]:
+    """Has the other processor cores compile kernels too: who misses one kernel soon needs most of them."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = min(cores, MOST_PROCESSES)
+    # -P: folders of the user may have the names of ours.
+    program = [sys.executable, "-P", "-m", "automap.compile_all", str(os.getpid())]
+    quiet: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    return [subprocess.Popen([*program, str(number), str(count)], **quiet) for number in range(1, count)]
+
+
 class Kernel(CPUDispatcher):  # type: ignore[misc]
     """A compiled function of one signature.
 
     Python runs its machine code, which contains the kernels that it calls. A kernel that calls it links its
-    intermediate code. Each of the two is read from the cache, or made, when it is first needed. Numba's own cache reads
-    both: to read the machine code alone of all kernels that Python calls takes 0.35 s in place of 0.9 s.
+    intermediate code, or calls its machine code if it is compiled apart. Each of the two is read from the cache, or
+    made, when it is first needed. Numba's own cache reads both: to read the machine code alone of all kernels that
+    Python calls takes 0.35 s in place of 0.9 s.
     """
 
     stated: Any
     """Numba's signature of the kernel."""
     inner: bool
     """Whether only kernels call it, so that Python cannot."""
+    apart: bool
+    """Whether kernels that call it leave its code where it is."""
+    shares_work = True
+    """Whether processes for the other cores are started where a kernel of AutoMAP is not in the cache."""
+    _loaded: tuple[str, str, list[Any]] | None = None
     _can_compile: bool
 
     def _file(self, kind: str) -> Path:
         return _cache_folder().path / f"{self.__module__}.{self.__name__}-{self.digest}.{kind}"
 
     @property
-    def is_cached(self) -> bool:
-        """Whether its machine code is in the cache."""
-        return self._file("code").exists()
+    def is_being_made(self) -> bool:
+        """Whether another process makes its machine code at this moment."""
+        with self._file("code-lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    @cached_property
+    def _calls(self) -> list[Kernel]:
+        """The other kernels that it calls."""
+        values = (self.py_func.__globals__.get(name) for name in globals_of(self.py_func.__code__))
+        return [value for value in values if isinstance(value, Kernel) and value is not self]
 
     @cached_property
     def size(self) -> int:
-        """Bytes of bytecode that the machine code is made from, those of the kernels that it calls included."""
-        code = self.py_func.__code__
-        called = (self.py_func.__globals__.get(name) for name in _globals(code))
-        return len(code.co_code) + sum(
-            other.size for other in called if isinstance(other, Kernel) and other is not self
-        )
+        """Bytes of bytecode that the machine code is made from, those of the kernels that are linked in included."""
+        return len(self.py_func.__code__.co_code) + sum(other.size for other in self._calls if not other.apart)
+
+    @cached_property
+    def _calls_apart(self) -> list[Kernel]:
+        """The kernels apart that its machine code calls."""
+        found: dict[Kernel, None] = {}
+        for other in self._calls:
+            found.update(dict.fromkeys([other] if other.apart else other._calls_apart))
+        return list(found)
 
     @cached_property
     def digest(self) -> str:
         """Digest of everything that the machine code depends on, in hexadecimal."""
-        told = [_of_type(self.stated.return_type), *map(_of_type, self.stated.args), self.targetoptions]
-        return hashlib.sha256(repr([told, _of_function(self.py_func, self)]).encode()).hexdigest()[:20]
+        kinds = [self.stated.return_type, *self.stated.args]
+        return digest_of(self, kinds, [self.targetoptions, self.apart])
 
     def compile(self, sig: Any = None) -> Any:
-        """Reads or makes the intermediate code, for kernels that call this one.
+        """Reads or makes what kernels that call this one need: its intermediate code, or machine code if it is apart.
 
         Args:
             sig: signature that numba asks for; the stated one is used in its place.
         """
         with global_compiler_lock:
-            if not self.overloads:
-                with _exclusive(self._file("lock")):
-                    found = _read(self._file("link"))
-                    self.overloads[tuple(self.stated.args)] = self._make() if found is None else self._link(*found)
+            self._get_linked()
+            if self.apart:
+                self._load_code()
         return self
 
     def load(self) -> None:
         """Reads or makes the machine code, for calls from Python."""
         with global_compiler_lock:
             if self._can_compile and not self.inner:
-                found = _read(self._file("code"))
-                if found is None:
-                    with phase(f"compiling kernels, {_cache_folder().about}"):
-                        self.compile()
-                        found = self._make_code()
-                else:
-                    rtsys.initialize(self.targetctx)
-                    self.targetctx.codegen()._engine._ee.add_object_file(ObjectFileRef.from_data(found[0]))
-                self._called = self._function(*found[1:])  # numba's dispatcher counts no reference to it
+                self._called = self._function(*self._load_code())  # numba's dispatcher counts no reference to it
                 self._insert([argument._code for argument in self.stated.args], self._called, False)
             self._can_compile = False
 
@@ -255,10 +288,48 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
         given = [self.typeof_pyval(argument) for argument in args]
         return bool(self.typingctx.install_possible_conversions(given, self.stated.args))
 
+    def _get_linked(self) -> Any:
+        """Reads or makes the intermediate code."""
+        kinds = tuple(self.stated.args)
+        if kinds not in self.overloads:
+            with _exclusive(self._file("lock")):
+                found = _read(self._file("link"))
+                self.overloads[kinds] = self._make() if found is None else self._link(*found)
+            self.overloads[kinds].library.apart = self.apart
+        return self.overloads[kinds]
+
+    def _load_code(self) -> tuple[str, str, list[Any]]:
+        """Reads or makes the machine code, behind that of the kernels apart that it calls.
+
+        Returns:
+            The arguments of `_function`.
+        """
+        if self._loaded is None:
+            for other in self._calls_apart:
+                other._load_code()
+            with _exclusive(self._file("code-lock")):
+                found = _read(self._file("code"))
+                if found is None:
+                    if self.shares_work and ".kernels" in self.__module__:
+                        _start_others()
+                    with phase(f"compiling kernels, {_cache_folder().about}"):
+                        found = self._make_code()
+                else:
+                    rtsys.initialize(self.targetctx)
+                    self.targetctx.codegen()._engine._ee.add_object_file(ObjectFileRef.from_data(found[0]))
+            self._loaded = found[1:]
+        return self._loaded
+
     def _make(self) -> Any:
         _prepare()
-        with self._compiling_counter:  # so that numba recognises a kernel that calls itself
-            made = self._compiler.compile(tuple(self.stated.args), self.stated.return_type)
+        # The kernel's own number follows from its digest: machine code that was made before calls it by this name.
+        numbers = bytecode.FunctionIdentity._unique_ids
+        bytecode.FunctionIdentity._unique_ids = itertools.chain([int(self.digest, 16) >> 20], numbers)
+        try:
+            with self._compiling_counter:  # so that numba recognises a kernel that calls itself
+                made = self._compiler.compile(tuple(self.stated.args), self.stated.return_type)
+        finally:
+            bytecode.FunctionIdentity._unique_ids = numbers
         assert not made.reload_init
         made.fndesc.typemap = made.fndesc.calltypes = None  # large, and not needed to link
         found = (made.library.serialize_using_bitcode(), made.fndesc, list(made.environment.consts))
@@ -288,8 +359,8 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
 
     def _make_code(self) -> tuple[bytes, str, str, list[Any]]:
         """Machine code, and the arguments of `_function`."""
-        linked = self.overloads[tuple(self.stated.args)]
-        name = linked.fndesc.llvm_cpython_wrapper_name
+        linked = self._get_linked()
+        name = linked.fndesc.llvm_func_name if self.inner else linked.fndesc.llvm_cpython_wrapper_name
         linked.library.get_pointer_to_function(name)
         constants = list(linked.environment.consts)
         found = (linked.library._get_compiled_object(), name, linked.fndesc.env_name, constants)
@@ -311,75 +382,10 @@ KERNELS: list[Kernel] = []
 """Kernels that Python may call, of the modules that are imported."""
 
 
-def _of_type(kind: Any) -> Any:
-    """Description of one of numba's types, with the names of fields, which the type's own name leaves out."""
-    if isinstance(kind, types.BaseTuple):
-        return [str(getattr(kind, "instance_class", "")), getattr(kind, "fields", ()), *map(_of_type, kind)]
-    return str(kind)
-
-
-def _of_function(function: Any, caller: Any) -> Any:
-    """Description of a Python function: its bytecode, and the values of all names that it reads."""
-    within = {
-        name: cell.cell_contents
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    }
-    names = {name: value for name, value in {**function.__globals__, **within}.items() if value is not caller}
-    return _of_code(function.__code__, names, skip=function.__doc__)
-
-
-def _of_code(code: CodeType, names: dict[str, Any], skip: Any = None) -> Any:
-    constants = [
-        _of_code(value, names) if isinstance(value, CodeType) else _of_value(value)
-        for value in code.co_consts
-        if value is not skip or value is None
-    ]
-    named = [
-        (name, _of_value(names[name], code.co_names)) for name in (*_globals(code), *code.co_freevars) if name in names
-    ]
-    return [code.co_code, code.co_varnames, code.co_names, constants, named]
-
-
-def _globals(code: CodeType) -> list[str]:
-    """Names of the globals that a function reads, without those of attributes, which `co_names` holds as well."""
-    found, argument, instructions = [], 0, code.co_code
-    for number in range(0, len(instructions), 2):
-        argument = argument << 8 | instructions[number + 1]
-        if instructions[number] == LOAD_GLOBAL:
-            found.append(code.co_names[argument >> 1])  # the last bit says how it is called
-        if instructions[number] != EXTENDED_ARG:
-            argument = 0
-    return sorted(set(found))
-
-
-def _of_value(value: Any, names: tuple[str, ...] = ()) -> Any:
-    if isinstance(value, Kernel):
-        return value.digest
-    if isinstance(value, ModuleType):
-        if value.__name__.partition(".")[0] in ("math", "numpy", "numba", "builtins"):
-            return value.__name__
-        return [(name, _of_value(vars(value)[name])) for name in names if name in vars(value)]
-    if isinstance(value, (tuple, list)):
-        return [_of_value(item) for item in value]
-    if isinstance(value, frozenset):
-        return sorted(repr(_of_value(item)) for item in value)
-    if isinstance(value, np.ndarray):
-        return [str(value.dtype), value.shape, value.tobytes()]
-    if isinstance(value, type):
-        return [
-            value.__qualname__,
-            getattr(value, "_fields", None),
-            *map(repr, getattr(value, "__members__", {}).values()),
-        ]
-    if isinstance(value, _PLAIN):
-        return repr(value)
-    if callable(value) and value.__module__.partition(".")[0] in ("math", "numpy", "numba", "builtins"):
-        return [value.__module__, value.__qualname__]
-    raise TypeError(f"a kernel reads {value!r}, and how its machine code depends on that is not known")
-
-
 def _stating(*, makes_arrays: bool) -> Callable[..., Callable[..., Any]]:
-    def state(signature: Any, *, inner: bool = False, forceinline: bool = False) -> Callable[..., Any]:
+    def state(
+        signature: Any, *, inner: bool = False, apart: bool = False, forceinline: bool = False
+    ) -> Callable[..., Any]:
         # Every option is stated: numba takes one that is not from the kernel that is being compiled.
         options = {
             "nopython": True,
@@ -395,6 +401,7 @@ def _stating(*, makes_arrays: bool) -> Callable[..., Callable[..., Any]]:
             made = Kernel(function, targetoptions=options)
             made.stated = signature
             made.inner = inner
+            made.apart = apart
             if not inner:
                 KERNELS.append(made)
             return made
@@ -407,7 +414,12 @@ def _stating(*, makes_arrays: bool) -> Callable[..., Callable[..., Any]]:
 kernel = _stating(makes_arrays=True)
 """Decorates a function that makes arrays; takes numba's signature, and `inner` for functions that only kernels call.
 
-It counts references to all arrays of its records whenever it passes them on. So it makes the arrays, and for each loop
+`apart` is for large functions that several kernels call, each time for work that is long beside a call: their machine
+code is made once, in place of once in every kernel that Python calls. With those that are compiled apart, all machine
+code is 3.4 MB in place of 4.9, and nothing is slower; functions of single decisions are linked in, since episodes took a
+tenth more time with them apart.
+
+A function that makes arrays counts references to all arrays of its records whenever it passes them on. So it makes the arrays, and for each loop
 it calls a function that borrows them: nearest legal plans took three times as long with the loop in the kernel.
 """
 

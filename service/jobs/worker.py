@@ -101,13 +101,13 @@ def warm() -> None:
         os.environ.setdefault(name, "1")
     import torch
 
-    from service import warm_up as kernels
+    from automap import compile_all
     from service.jobs.rehearsal import rehearse
 
     torch.set_num_threads(1)
     for module in _WARM:
         importlib.import_module(module)
-    kernels.main()
+    compile_all.main()
     rehearse()
     # Objects of now are never looked at again by the collector, so that children do not copy their pages.
     gc.collect()

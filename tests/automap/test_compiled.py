@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from numba import float64, int64
 
-from automap.jit import borrowing, kernel
+from automap.jit import MOST_PROCESSES, borrowing, kernel
 from service import warm_up as warm
 
 EVERYTHING = """
@@ -50,6 +51,30 @@ told = []
 with listening(told.append):
     assert half(3.0) == 1.5
 print([text for text in told if text])
+"""
+
+
+APART = """
+from numba import float64
+from automap.jit import borrowing
+from automap.phases import listening
+
+@borrowing(float64(float64), inner=True, apart=True)
+def half(value):
+    return value / 2.0
+
+@borrowing(float64(float64), inner=True)
+def quarter(value):
+    return half(half(value))
+
+@borrowing(float64(float64))
+def eighth(value):
+    return quarter(half(value))
+
+told = []
+with listening(told.append):
+    assert eighth(24.0) == 3.0
+print(len([text for text in told if text]))
 """
 
 
@@ -129,6 +154,35 @@ def test_a_home_that_cannot_be_written_has_its_kernels_kept_elsewhere_and_says_s
     assert f"compiling kernels, into {tmp_path / 'tmp'}" in first
     assert f"{tmp_path / 'home'}/.cache/automap cannot be written; NUMBA_CACHE_DIR" in first
     assert told() == "[]\n", "it is not compiled again"
+
+
+def test_machine_code_of_before_calls_kernels_apart_that_are_made_anew(tmp_path: Path) -> None:
+    def compiled() -> int:
+        environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+        done = subprocess.run(
+            [sys.executable, "-c", APART], env=environment, capture_output=True, text=True, check=True
+        )
+        return int(done.stdout)
+
+    assert compiled() > 0
+    assert compiled() == 0
+    for kind in ("code", "link"):
+        (file,) = tmp_path.glob(f"*/*half-*.{kind}")
+        file.unlink()
+    assert compiled() == 1, "its caller is read from the cache"
+
+
+@pytest.mark.slow
+def test_other_cores_compile_while_a_process_that_misses_a_kernel_lives(tmp_path: Path) -> None:
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    program = "from automap.price.kernels.memory import makes_gradients as k; k.load(); print(flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment, **pipes) as first:  # type: ignore[call-overload]
+        assert first.stdout.readline() == b"\n"
+        others = psutil.Process(first.pid).children()
+        first.kill()
+    assert len(others) == min(len(os.sched_getaffinity(0)), MOST_PROCESSES) - 1
+    assert not psutil.wait_procs(others, timeout=20)[1], "they do not outlive it"
 
 
 @pytest.mark.slow

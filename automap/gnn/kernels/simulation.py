@@ -193,7 +193,7 @@ def _simulate(gnn, place, rank, policy, log, state):
         _begin_transfers(gnn, place, rank, policy, state, flow)
 
 
-@kernel(int64(GNN, int64[::1], int64[::1], int64, float64[:, ::1], float64[::1]))
+@kernel(int64(GNN, int64[::1], int64[::1], int64, float64[:, ::1], float64[::1]), apart=True)
 def simulate(gnn, place, rank, policy, log, end_s):
     """Simulates the iterations whose volumes are drawn.
 

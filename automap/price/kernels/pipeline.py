@@ -201,7 +201,7 @@ def _peak(rank, num_ranks, num_micro_batches, warm_up, lag, saved):
     return most + min(lag, max(0, num_micro_batches - first)) * saved[rank]
 
 
-@kernel(void(ORDER, float64[:, ::1], *[float64[::1]] * 5))
+@kernel(void(ORDER, float64[:, ::1], *[float64[::1]] * 5), apart=True)
 def run_schedule(order, seconds, send, saved, busy, ends, peak):
     """Times one step and finds each rank's peak of saved activations.
 

@@ -61,7 +61,7 @@ def _find_stale(tables, unit, workspace):
     return found
 
 
-@borrowing(void(TABLES, UNIT, STAGE, boolean, UNIT_WORKSPACE))
+@borrowing(void(TABLES, UNIT, STAGE, boolean, UNIT_WORKSPACE), apart=True)
 def shard_unit(tables, unit, stage, again, workspace):
     """Writes what the operators of a unit cost for one micro-batch on one rank, apart from their surroundings.
 

@@ -171,7 +171,7 @@ def _write_memory(rank, pipeline, axes, settings, workspace, result):
     result.buffer_bytes = working + settings.unused_share * used + standing
 
 
-@borrowing(void(PIPELINE, STAGE_ARRAYS, SETTINGS, boolean, STEP_WORKSPACE, RANK_COST[::1]), inner=True)
+@borrowing(void(PIPELINE, STAGE_ARRAYS, SETTINGS, boolean, STEP_WORKSPACE, RANK_COST[::1]), inner=True, apart=True)
 def end_step(pipeline, stages, settings, exact, workspace, result):
     """Time and memory of every rank from the passes of its chunks and the sums of its units, see `step`."""
     num_ranks, num_chunks = pipeline.num_ranks, pipeline.num_chunks
@@ -203,7 +203,7 @@ def end_step(pipeline, stages, settings, exact, workspace, result):
         _write_memory(rank, pipeline, stages.axes[at], settings, workspace, mine)
 
 
-@borrowing(void(UNIT_COST[::1], PIPELINE, STAGE_ARRAYS, SETTINGS, boolean, STEP_WORKSPACE, RANK_COST[::1]))
+@borrowing(void(UNIT_COST[::1], PIPELINE, STAGE_ARRAYS, SETTINGS, boolean, STEP_WORKSPACE, RANK_COST[::1]), apart=True)
 def step(costs, pipeline, stages, settings, exact, workspace, result):
     """Time and memory of every rank.
 

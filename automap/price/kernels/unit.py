@@ -225,7 +225,7 @@ def _held_bytes(tables, unit, incoming, stage, workspace):
     return 0.0
 
 
-@borrowing(boolean(TABLES, UNIT, boolean[::1], int64[::1], int64, STAGE, UNIT_WORKSPACE, UNIT_COST[::1]))
+@borrowing(boolean(TABLES, UNIT, boolean[::1], int64[::1], int64, STAGE, UNIT_WORKSPACE, UNIT_COST[::1]), apart=True)
 def unit_cost(tables, unit, recomputed, incoming, crossing, stage, workspace, out):
     """Cost of the operators of one unit for one micro-batch on one rank.
 

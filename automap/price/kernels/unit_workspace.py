@@ -136,7 +136,7 @@ def new_operator_memory(entries):
     )
 
 
-@kernel(UNIT_WORKSPACE(TABLES, int64, int64))
+@kernel(UNIT_WORKSPACE(TABLES, int64, int64), apart=True)
 def new_unit_workspace(tables, num_axes, capacity):
     """Memory for all unit types of `tables`, which remembers no operators.
 

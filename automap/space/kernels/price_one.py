@@ -213,7 +213,7 @@ def tie(compiled, workspace):
         row.exchanged = max(shares[0].parameters - shares[0].frozen, shares[1].parameters - shares[1].frozen)
 
 
-@borrowing(void(COMPILED, WORKSPACE, boolean, float64[::1]), inner=True)
+@borrowing(void(COMPILED, WORKSPACE, boolean, float64[::1]), inner=True, apart=True)
 def finish(compiled, workspace, exact, out):
     """The step of the priced rows.
 

@@ -142,7 +142,7 @@ def decide(space, value, slot, draft):
         pick(space, group, axis, value[slot], draft)
 
 
-@borrowing(int64(COMPILED, int64[::1], int64, DRAFT))
+@borrowing(int64(COMPILED, int64[::1], int64, DRAFT), apart=True)
 def follow(compiled, value, count, draft):
     """Decides the first `count` slots and looks at the next one.
 
@@ -163,7 +163,7 @@ def follow(compiled, value, count, draft):
     return legal_values(compiled, value, count, draft)
 
 
-@borrowing(void(COMPILED, int64, int64[::1], DRAFT))
+@borrowing(void(COMPILED, int64, int64[::1], DRAFT), apart=True)
 def repair(compiled, kept, value, draft):
     """Replaces each value that is not legal behind those before it, see `nearest_legal`.
 

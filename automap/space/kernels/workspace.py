@@ -106,7 +106,7 @@ WORKSPACE = tuple_type(Workspace)
 """Numba's type of `Workspace`."""
 
 
-@kernel(WORKSPACE(COMPILED))
+@kernel(WORKSPACE(COMPILED), apart=True)
 def new_workspace(compiled):
     """A workspace whose draft has nothing picked."""
     tables, space = compiled.tables, compiled.space
