@@ -416,11 +416,12 @@ kernel = _stating(makes_arrays=True)
 
 `apart` is for large functions that several kernels call, each time for work that is long beside a call: their machine
 code is made once, in place of once in every kernel that Python calls. With those that are compiled apart, all machine
-code is 3.4 MB in place of 4.9, and nothing is slower; functions of single decisions are linked in, since episodes took a
+code is 3.4 MB in place of 4.9, and nothing is slower. Functions of single decisions are linked in: episodes took a
 tenth more time with them apart.
 
-A function that makes arrays counts references to all arrays of its records whenever it passes them on. So it makes the arrays, and for each loop
-it calls a function that borrows them: nearest legal plans took three times as long with the loop in the kernel.
+A function that makes arrays counts references to all arrays of its records whenever it passes them on. So it makes the
+arrays, and for each loop it calls a function that borrows them: nearest legal plans
+took three times as long with the loop in the kernel.
 """
 
 borrowing = _stating(makes_arrays=False)
