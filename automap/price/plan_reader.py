@@ -359,6 +359,10 @@ def _segments(
                 "matches no operator of the stage that can be placed so",
                 "Remove or correct the key.",
             )
+    for glob in stage.recompute:
+        if glob not in own and not any(matches(glob, name) for name in own):
+            what = "matches no operator of the stage"
+            raise _refuse(f"stages[{number}].recompute", glob, what, "Remove or correct the entry.")
     return tuple(segments)
 
 
