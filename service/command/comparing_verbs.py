@@ -97,7 +97,7 @@ def sweep(
     as_json: JsonOption = False,
 ) -> None:
     """Prices a table of plans over one or two quantities. Ctrl-C ends it with the cells so far and exit code 130."""
-    from service.command.sweeping import read_sides, table
+    from service.command.sweeping import read_sides, reasons, table
     from service.command.sweeping import sweep as price_cells
     from service.command.terminal import counting_bar, interruptible
 
@@ -131,11 +131,8 @@ def sweep(
     if as_json:
         print_json(document)
     else:
-        for line in table(sides, cells):
-            typer.echo(line)
-        typer.echo(
-            "Step time and share of memory. * the fastest that fits, ! does not fit, - not possible (--json says why)"
-        )
+        legend = "Step time and share of memory. * the fastest that fits, ! does not fit, - not possible"
+        typer.echo("\n".join((*table(sides, cells), legend, *reasons(cells))))
     if stopped:
         raise typer.Exit(130)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +36,9 @@ QUANTITIES = (*DEGREES, *MODES, *TRAINING, "cluster", "seq_len")
 NUMBERS = frozenset((*DEGREES, "global_batch", "seq_len"))
 MAX_CELLS = 10_000
 """Largest table: a price takes some milliseconds, so this is a minute."""
+
+MOST_REASONS = 4
+"""Most reasons under a table (assumed): a table of the degrees of one machine seldom has more kinds of faults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +241,18 @@ def table(sides: Sequence[Side], cells: Sequence[Cell]) -> list[str]:
     grid += [[name, *(texts.get(row + column, "") for _, column in columns)] for name, row in rows]
     widths = [max(len(line[i]) for line in grid) for i in range(len(grid[0]))]
     return ["  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)) for line in grid]
+
+
+def reasons(cells: Sequence[Cell]) -> list[str]:
+    """Why cells have no plan, for people: faults that differ in their numbers alone are one line, the first of them."""
+    found: dict[str, list[str]] = {}
+    for cell in cells:
+        if cell.fault is not None:
+            where = ", ".join(f"{name} {value}" for name, value in cell.at.items())
+            found.setdefault(re.sub(r"\d+", "#", cell.fault), []).append(f"{where}: {cell.fault}")
+    lines = [f"-  {first}" + (f" ({len(others)} more like it)" if others else "") for first, *others in found.values()]
+    more = len(lines) - MOST_REASONS
+    return lines if more <= 0 else [*lines[:MOST_REASONS], f"-  {more} more reasons: --json gives that of each cell"]
 
 
 def _step_s(cell: Cell) -> float:

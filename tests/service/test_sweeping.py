@@ -77,6 +77,10 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[1] for line in lines[1:4]] == ["1", "3", "4"]
     assert lines[2].split()[2:] == ["-", "-"]
     assert sum(line.count("*") for line in lines[:4]) == 1
+    # Under the legend stands why a cell is impossible, once for both cells.
+    (reason,) = lines[5:]
+    assert reason.startswith("-  tp 3, zero 0: tp: ")
+    assert reason.endswith("(1 more like it)")
 
 
 def test_ctrl_c_gives_the_cells_so_far(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
