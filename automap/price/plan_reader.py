@@ -350,8 +350,9 @@ def _segments(
         segments.append(Segment(unit=unit, first=first, last=last, chosen=chosen, recomputed=recomputed))
     for key, entry in stage.shardings.items():
         for axis in entry:
-            if axis not in axes:
-                raise _refuse(f"stages[{number}].shardings.{key}", axis, "no such mesh axis", f"Use {', '.join(axes)}.")
+            if axis not in mesh:
+                repair = f"Use {', '.join(mesh)}." if mesh else "The mesh has none: remove it."
+                raise _refuse(f"stages[{number}].shardings.{key}", axis, "no such mesh axis", repair)
         if key not in used:
             raise _refuse(
                 f"stages[{number}].shardings",

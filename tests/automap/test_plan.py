@@ -121,6 +121,13 @@ def test_malformed_documents_name_the_path(sample, change, field):
             ),
             "no such mesh axis",
         ),
+        # The price knows an axis tp in any case; this mesh has none.
+        (
+            lambda d: d["stages"][0].update(
+                mesh=[["dp", 4]], shardings={"wte/Gather": {"tp": {"inputs": ["B", "B"], "outputs": ["B"]}}}
+            ),
+            "no such mesh axis",
+        ),
         (
             lambda d: d["stages"][0].update(shardings={"wte/Gather": {"dp": {"inputs": ["P", "P"], "outputs": ["P"]}}}),
             "not a legal signature",
