@@ -55,9 +55,9 @@ def clusters_within(cluster: Cluster, batch: int) -> Iterator[tuple[Cluster, tup
     """Equal whole hosts, devices of one host, or all hosts of some kinds, as clusters with their devices' numbers.
 
     The numbers of hosts and of devices are divisors of those of the cluster, the largest number that divides the batch,
-    and, where divisors are far apart, the largest numbers that others divide (`SHARED_BY`): 22 of 23 devices may be
-    split in two, 23 may not. No device of a host is idle where other hosts are in use, since hosts share their links to
-    the network.
+    the largest power of two, which the heads, widths and experts of most models can be split by, and, where divisors
+    are far apart, the largest numbers that others divide (`SHARED_BY`): 22 of 23 devices may be split in two, 23 may
+    not. No device of a host is idle where other hosts are in use, since hosts share their links to the network.
     """
     first = 0
     # Equal hosts may stand in several rows.
@@ -105,9 +105,10 @@ def _within(cluster: Cluster, nodes: tuple[Node, ...], devices: tuple[int, ...])
 
 
 def _counts(number: int, batch: int) -> list[int]:
-    """Divisors of a number, the largest divisor of the batch up to it, and multiples of others where it has few."""
+    """Divisors of a number, the largest divisor of the batch and the largest power of two up to it, and multiples of
+    others where it has few divisors."""
     own = divisors(number)
-    found = {*own, max(d for d in divisors(batch) if d <= number)}
+    found = {*own, max(d for d in divisors(batch) if d <= number), 1 << (number.bit_length() - 1)}
     if any(more > FEW_TIMES * few for few, more in itertools.pairwise(own)):
         found |= {number // by * by for by in SHARED_BY if by < number}
     return sorted(found)

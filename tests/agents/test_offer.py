@@ -113,6 +113,7 @@ def test_ties_out_of_bounds_are_refused():
         ("4x2xV100-16GB", 8, {"2x2": range(4), "1x2": range(2), "1x1": range(1)}),
         ("1x2xV100-16GB+3x2xV100-16GB", 8, {"2x2": range(4), "1x2": range(2), "1x1": range(1)}),
         ("1x7xA100-80GB", 64, {"1x6": range(6), "1x4": range(4), "1x1": range(1)}),
+        ("1x12xA100-80GB", 24, {f"1x{n}x": range(n) for n in (8, 6, 4, 3, 2, 1)}),
         ("23x1xT4-16GB@10Gbit", 64, {f"{n}x1": range(n) for n in (22, 21, 20, 16, 1)}),
         ("2xV100-16GB+2xP100", 4, {"1x2xV100": range(2), "1x1xV100": range(1), "1x2xP100": range(2, 4),
                                    "1x1xP100": range(2, 3)}),
@@ -142,6 +143,13 @@ def test_parts_are_all_hosts_of_some_kinds():
     # Of five kinds the fastest ones.
     five = parse_cluster("1xH100+1xA100-40GB+1xV100-16GB+1xP100+1xT4")
     assert sorted(len(part.nodes) for part, _ in clusters_within(five, 8) if len(part.nodes) > 1) == [2, 3, 4]
+
+
+def test_experts_may_leave_devices_idle_that_do_not_divide_them():
+    # Eight experts are spread over four of six devices, or over two.
+    model = "moe:layers=4,hidden=512,heads=8,ffn=1024,experts=8,seq_len=256,vocab_size=4096"
+    part = part_to_search(promising(build(model, "6xA100", 12)))
+    assert part is not None and part.devices == tuple(range(4))
 
 
 def test_a_slow_kind_of_devices_is_left_idle():
