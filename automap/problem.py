@@ -370,7 +370,12 @@ class Problem:
                     f"does not divide the {what}, {whole}",
                     field=f"hints.fix.{name}",
                     value=value,
-                    repair=f"Use one of {', '.join(str(n) for n in range(1, whole + 1) if whole % n == 0)}.",
+                    repair=f"Use one of {', '.join(str(n) for n in range(1, whole + 1) if whole % n == 0)}"
+                    + (
+                        ", or a cluster whose devices it divides."
+                        if what == "number of devices" and value < devices
+                        else "."
+                    ),
                 )
 
         given = {name: value for name, value in (degrees | {"cp": fix.cp, "ep": fix.ep}).items() if value}

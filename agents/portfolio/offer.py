@@ -12,17 +12,19 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
+from typing import NamedTuple
 
 from agents.portfolio.any_trainer import WORTH_TELLING, AnyTrainer, search_any, set_aside
 from agents.portfolio.in_turn import joined, search_in_turn, with_record
 from agents.results.diverse_top_k import candidate, unlike_plans
-from agents.results.fewer_devices import Part, on_all, part_to_search, promising
+from agents.results.fewer_devices import Part, needed, on_all, part_to_search, promising
 from agents.results.history import history
 from agents.results.plainest import TIE, Offer, plainness, tidy
 from agents.results.side_by_side import fastest_of_each, key_of
 from agents.searcher import Budget, OnProgress, Progress, Reached, SearchResult, ShouldStop, check_tie
 from automap.comparisons import TargetCost, Yours
-from automap.errors import UserError
+from automap.errors import NothingFits, UserError
 from automap.export.baseline import Baseline, read_baseline
 from automap.plan import Estimate, Plan, SearchRecord
 from automap.price.estimate import error_band
@@ -69,6 +71,19 @@ def search_offer(
         ProblemError: see `search_in_turn` and `check_tie`.
     """
     check_tie(tie)
+    idle = needed(problem)
+    if idle is not None:
+        lift = _lifting(problem, idle, functools.cache(lambda: Evaluator(problem)))
+        alone = search_offer(
+            idle.problem,
+            budget,
+            searchers=searchers,
+            seed=seed,
+            tie=tie,
+            on_progress=lambda progress: on_progress(replace(progress, best=_lifted_best(progress, lift))),
+            should_stop=should_stop,
+        )
+        return _on_all_devices(alone, lift)
     began = time.monotonic()
 
     def looked_enough() -> bool:
@@ -96,7 +111,8 @@ def search_offer(
     if part is not None and rest is not None and not should_stop():
         # It may be that no plan of the part fits, or that no searcher accepts it.
         with contextlib.suppress(UserError):
-            found = functools.partial(_scaled, done=share, share=taken, before=(main, reached))
+            before = _Before(main, reached, _lifting(problem, part, evaluator))
+            found = functools.partial(_scaled, done=share, share=taken, before=before)
             on_part = run(part.problem, rest, on_progress=lambda p: on_progress(found(p)))
     others = None
     if aside is not None and not should_stop():
@@ -123,24 +139,83 @@ def _divided(budget: Budget, spent_s: float, share: float) -> tuple[Budget, Budg
     return Budget(seconds=left - rest_s), Budget(seconds=rest_s) if rest_s else None
 
 
-def _scaled(
-    progress: Progress, done: float, share: float, before: tuple[SearchResult, Mapping[str, Reached]] | None
-) -> Progress:
+Lift = Callable[[Plan], Plan | None]
+"""Writes a plan of a part as one of the whole cluster; None where the hints forbid it."""
+
+
+class _Before(NamedTuple):
+    """What is known before the search on a part."""
+
+    first: SearchResult
+    """Result of the search on all devices."""
+    reached: Mapping[str, Reached]
+    """What each searcher reached in it."""
+    lift: Lift
+
+
+def _lifting(problem: Problem, part: Part, evaluator: Callable[[], Evaluator]) -> Lift:
+    """See `Lift`; what a search says of its plan is kept."""
+
+    def lift(plan: Plan) -> Plan | None:
+        found = on_all(plan, part, problem, evaluator())
+        return None if found is None else replace(found, why=plan.why)
+
+    return lift
+
+
+def _lifted_best(progress: Progress, lift: Lift) -> Callable[[int], Plan] | None:
+    """The best plan of a search on a part so far, as one of the whole cluster."""
+    best = progress.best
+
+    def lifted(seed: int) -> Plan:
+        assert best is not None
+        found = lift(best(seed))
+        if found is None:
+            raise NothingFits("no plan so far", field="hints", value="", repair="Wait.")
+        return found
+
+    return None if best is None else lifted
+
+
+def _on_all_devices(found: SearchResult, lift: Lift) -> SearchResult:
+    """The result of a search on a part, with plans of the whole cluster.
+
+    Raises:
+        NothingFits: the hints forbid the plan there.
+    """
+    plan = lift(found.plan)
+    if plan is None:
+        raise NothingFits("no plan on all devices", field="hints.fix", value="", repair="Fix fewer degrees.")
+
+    def lifted(plans: Sequence[Plan]) -> tuple[Plan, ...]:
+        return tuple(one for one in map(lift, plans) if one is not None)
+
+    return replace(
+        found,
+        plan=plan,
+        unlike=lambda count: (plan, *lifted(found.unlike(count)[1:])),
+        others=lambda count: lifted(found.others(count)),
+    )
+
+
+def _scaled(progress: Progress, done: float, share: float, before: _Before | None) -> Progress:
     """Progress of one of two searches as the progress of both together.
 
     Args:
         progress: progress of the search at work.
         done: share of the whole budget that is spent before it begins.
         share: its share of the whole budget.
-        before: result of the search before it, if there was one, and what each searcher reached in it.
+        before: what is known before it, if it is the search on a part.
     """
     found = replace(progress, fraction=done + share * progress.fraction)
     if before is None:
         return found
-    first, reached = before
+    first, reached, lift = before
     assert first.plan.estimate is not None
+    is_faster = (progress.best_step_time_s or inf) < first.step_time_s
     return replace(
         found,
+        best=_lifted_best(progress, lift) if is_faster else lambda seed: first.plan,
         evaluations=first.evaluations + progress.evaluations,
         seconds=first.seconds + progress.seconds,
         best_step_time_s=min(first.step_time_s, progress.best_step_time_s or first.step_time_s),

@@ -9,11 +9,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from math import inf, prod
 
 from agents.results.infeasibility_advice import fastest_template_s
 from automap.bounds.partial_plans import BoundTable
 from automap.cluster import Cluster, Node
-from automap.errors import PlanError, UserError
+from automap.errors import PlanError, ProblemError, UserError
 from automap.plan import Plan, format_devices, parse_devices
 from automap.price.estimate import annotate, lower_bound_s
 from automap.price.evaluator import Evaluator
@@ -121,15 +122,15 @@ def promising(problem: Problem, should_stop: Callable[[], bool] = lambda: False)
         problem: the problem on all devices.
         should_stop: called before each part; once it returns true, templates of the further parts are not priced.
     """
-    found: list[Part] = []
     known = list(clusters_within(problem.cluster, problem.training.global_batch))
-    reference_s = fastest_template_s(problem) if known else None
+    reference_s = _reference_s(problem) if known else None
     if reference_s is None:
         return ()
+    found: list[Part] = []
     # The plan that the user runs today is for all devices.
     hints = replace(problem.hints, baseline=None)
     # A ZeRO stage that the user fixes asks for replicas, where all devices have any.
-    needs_replicas = bool(hints.fix.zero) and _has_replicas(problem)
+    needs_replicas = bool(hints.fix.zero) and reference_s < inf and _has_replicas(problem)
     for cluster, devices in known:
         try:
             part = Problem.build(problem.graph, cluster, problem.training, hints)
@@ -145,11 +146,46 @@ def promising(problem: Problem, should_stop: Callable[[], bool] = lambda: False)
             found.append(
                 Part(problem=part, devices=devices, bound_s=bound_s, template_s=template_s, reference_s=reference_s)
             )
-    return tuple(sorted(found, key=lambda part: part.template_s or float("inf")))
+    return tuple(sorted(found, key=lambda part: part.template_s or inf))
 
 
 def _has_replicas(problem: Problem) -> bool:
     return any(shape.replicas > 1 for shape in plan_space(problem).shapes)
+
+
+def _reference_s(problem: Problem) -> float | None:
+    """Step time of the best template on all devices; None where none fits, infinite where degrees leave some idle.
+
+    Raises:
+        ProblemError: no plan has what the hints fix, on no part either.
+    """
+    try:
+        return fastest_template_s(problem)
+    except ProblemError:
+        if not _leave_idle(problem):
+            raise
+        return inf
+
+
+def _leave_idle(problem: Problem) -> bool:
+    """Whether the degrees that the user fixes are those of a plan on fewer devices than there are."""
+    fix = problem.hints.fix
+    if None in (fix.dp, fix.tp, fix.pp) or problem.hints.baseline is not None:
+        return False
+    degrees = (fix.dp, fix.tp, fix.pp, fix.cp, fix.ep)
+    return prod(degree or 1 for degree in degrees) < problem.cluster.num_devices
+
+
+def needed(problem: Problem) -> Part | None:
+    """The part with the fastest template, where the degrees that the user fixes leave devices idle.
+
+    So it is with the degrees of a plan that leaves devices idle: no plan on all devices has them. None where one has,
+    and where no part has one that fits.
+    """
+    if not _leave_idle(problem) or _reference_s(problem) != inf:
+        return None
+    best = next(iter(promising(problem)), None)
+    return None if best is None or best.template_s is None else best
 
 
 def part_to_search(parts: tuple[Part, ...]) -> Part | None:

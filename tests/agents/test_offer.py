@@ -8,6 +8,7 @@ import pytest
 
 from agents import Budget, search, search_offer
 from agents.portfolio.any_trainer import set_aside
+from agents.portfolio.certificate import certify
 from agents.portfolio.offer import part_share
 from agents.results.fewer_devices import clusters_within, on_all, part_to_search, promising
 from agents.results.plainest import plain, plainest, plainness, simplified
@@ -34,6 +35,18 @@ def build(spec, cluster, batch, **hints):
 
 def step_s(plan):
     return plan.estimate.step_time_s
+
+
+def reported(problem, budget):
+    """Reports of a search, with the best plan so far of each."""
+    seen = []
+
+    def note(progress):
+        if progress.best is not None:
+            seen.append((progress, progress.best(0)))
+
+    search_offer(problem, budget, searchers=["expert"], on_progress=note)
+    return seen
 
 
 @pytest.mark.slow
@@ -175,6 +188,30 @@ def test_a_faster_part_is_searched_long_enough():
     used = [d for stage in result.plan.stages for d in parse_devices(stage.devices)]
     # A quarter of the budget ended with 575 ms on 23 devices.
     assert len(set(used)) == 22 and step_s(result.plan) < 0.55
+
+
+def test_degrees_of_a_plan_with_idle_devices_may_be_fixed():
+    # No plan on all four devices has these degrees, and none on three has a dp of 2.
+    problem = build(GPT, "2x2xV100-16GB@10Gbit", 8, fix={"dp": 2, "tp": 1, "pp": 1, "zero": 1})
+    result, seen = search_offer(problem, Budget.parse(20), searchers=["expert"]), reported(problem, Budget.parse(20))
+    assert seen
+    for plan in (result.plan, *result.unlike(2), *(plan for _, plan in seen)):
+        assert [stage.devices for stage in plan.stages] == ["0-1"]
+        assert plan.cluster == problem.cluster.to_json()
+        assert not verify(problem, plan)
+    assert certify(problem, result.plan, 0.1).search.lower_bound_s <= step_s(result.plan)
+    with pytest.raises(ProblemError, match="no plan on 4 devices"):
+        search_offer(build(GPT, "2x2xV100-16GB@10Gbit", 9, fix={"dp": 2, "tp": 1, "pp": 1, "num_micro_batches": 9}),
+                     Budget.parse(20))  # fmt: skip
+
+
+def test_while_a_part_is_searched_the_best_plan_is_one_of_all_devices():
+    problem = build(RESNET, "4x2xV100-16GB@10Gbit", 32)
+    seen = reported(problem, Budget.parse(40))
+    assert {plan.stages[0].devices for _, plan in seen} >= {"0-7", "0-1"}
+    for progress, plan in seen:
+        assert plan.cluster == problem.cluster.to_json()
+        assert step_s(plan) == pytest.approx(progress.best_step_time_s)
 
 
 @pytest.mark.slow
