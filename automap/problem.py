@@ -366,17 +366,10 @@ class Problem:
         known.append(("num_micro_batches", fix.num_micro_batches, self.training.global_batch, "global batch"))
         for name, value, whole, what in known:
             if value is not None and whole % value:
-                raise ProblemError(
-                    f"does not divide the {what}, {whole}",
-                    field=f"hints.fix.{name}",
-                    value=value,
-                    repair=f"Use one of {', '.join(str(n) for n in range(1, whole + 1) if whole % n == 0)}"
-                    + (
-                        ", or a cluster whose devices it divides."
-                        if what == "number of devices" and value < devices
-                        else "."
-                    ),
-                )
+                choices = ", ".join(str(n) for n in range(1, whole + 1) if whole % n == 0)
+                fewer = ", or a cluster whose devices it divides" if name in degrees and value < devices else ""
+                text, field = f"does not divide the {what}, {whole}", f"hints.fix.{name}"
+                raise ProblemError(text, field=field, value=value, repair=f"Use one of {choices}{fewer}.")
 
         given = {name: value for name, value in (degrees | {"cp": fix.cp, "ep": fix.ep}).items() if value}
         if len(given) > 1 and devices % prod(given.values()):

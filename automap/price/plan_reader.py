@@ -348,6 +348,18 @@ def _segments(
         )
         first, last = base + members[0][1], base + members[-1][1] + 1
         segments.append(Segment(unit=unit, first=first, last=last, chosen=chosen, recomputed=recomputed))
+    _check_named(stage, number, used, own)
+    return tuple(segments)
+
+
+def _check_named(stage: Stage, number: int, used: AbstractSet[str], own: AbstractSet[str]) -> None:
+    """Refuses names in a stage that name nothing.
+
+    Args:
+        used: keys of the shardings that place an operator.
+        own: names of the operators of the stage.
+    """
+    mesh = dict(stage.mesh)
     for key, entry in stage.shardings.items():
         for axis in entry:
             if axis not in mesh:
@@ -364,7 +376,6 @@ def _segments(
         if glob not in own and not any(matches(glob, name) for name in own):
             what = "matches no operator of the stage"
             raise _refuse(f"stages[{number}].recompute", glob, what, "Remove or correct the entry.")
-    return tuple(segments)
 
 
 def _follow(
