@@ -25,18 +25,24 @@ def hand_made_plan(evaluator: Evaluator, stated: Mapping[str, Any]) -> Plan:
 
     Args:
         evaluator: of the problem.
-        stated: fields of `automap.space.stated_strategy.Strategy`.
+        stated: fields of `automap.space.stated_strategy.Strategy`; and `sync`, the mode of which the plan has the
+            cheapest variant, synchronous where it is left out.
 
     Raises:
-        PlanError: a degree that does not fit, or that the hints fix to something else.
+        PlanError: a degree that does not fit, or that the hints fix to something else; or replicas that cannot be
+            trained apart.
     """
     from automap.price.estimate import annotate
+    from automap.price.local_sgd import cheapest
     from automap.price.plan_writer import to_plan
     from automap.space.stated_strategy import Strategy, hand_made, recomputes_nothing, undivided
 
-    degrees = Strategy(**_with_fixed(evaluator.problem.hints.fix, stated))
+    shape = {name: value for name, value in stated.items() if name != "sync"}
+    degrees = Strategy(**_with_fixed(evaluator.problem.hints.fix, shape))
     lowered = hand_made(evaluator, degrees)
-    plan = annotate(to_plan(lowered, evaluator), lowered, evaluator)
+    plan = to_plan(lowered, evaluator)
+    plan = replace(plan, sync=cheapest(stated.get("sync", "synchronous"), plan, lowered, evaluator))
+    plan = annotate(plan, lowered, evaluator)
     notes = (*undivided(evaluator, lowered), *recomputes_nothing(degrees, lowered, plan.training.trainer))
     return replace(plan, warnings=(*plan.warnings, *notes))
 

@@ -14,6 +14,7 @@ steps.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,6 +32,7 @@ from automap.price.kernels.records import ALL_REDUCE
 from automap.price.kernels.step import overflow, step_time_s
 from automap.price.lowered_plan import LoweredPlan
 from automap.price.outcome import Averaging, Outcome
+from automap.targets import SyncKind
 from ir.factors import BROADCAST, PARTIAL
 
 AVERAGED_BYTES = 4.0
@@ -137,34 +139,38 @@ def averaging_s(lowered: LoweredPlan, elements: Floats, axis: int) -> Floats:
 
 
 def offers(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> Iterator[Sync]:
-    """The cheapest variant of every mode that the problem allows and the plan can have, synchronous first.
+    """The cheapest variant of every mode that the problem allows and the plan can have, synchronous first."""
+    yield Sync()
+    for kind in evaluator.problem.training.sync_modes:
+        if kind != "synchronous":
+            with contextlib.suppress(PlanError):
+                yield cheapest(kind, plan, lowered, evaluator)
+
+
+def cheapest(kind: SyncKind, plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> Sync:
+    """The cheapest variant of a mode for a plan.
 
     Local SGD gets cheaper with its period, and has the longest one allowed. DaSGD has the shortest delay that hides
     the average, ceil(a / t), but none above the longest period, and averages again as soon as it has merged.
+
+    Raises:
+        PlanError: the problem does not allow the mode, or the replicas of the plan cannot be apart; says why.
     """
-    training = evaluator.problem.training
-    yield Sync()
-    for kind in training.sync_modes:
-        longest = Sync(kind=kind, period=training.sync_period) if kind == "local_sgd" else None
-        if kind == "dasgd":
-            longest = Sync(kind=kind, period=training.sync_period, delay=training.sync_period, merge="corrected")
-        if longest is None:
-            continue
-        try:
-            axis = replica_axis(replace(plan, sync=longest), lowered, evaluator)
-        except PlanError:
-            continue
-        if longest.delay is None:
-            yield longest
-            continue
-        bare = evaluator.evaluate(lowered, apart=axis)
-        parameter = evaluator.settings(0).parameter_bytes
-        all_reduce_s = max(
-            float(averaging_s(view, rows["parameter_bytes"] / parameter, axis).max())
-            for view, rows in zip(lowered.views, bare.of_views, strict=True)
-        )
-        delay = min(max(1, math.ceil(all_reduce_s / bare.step_time_s)), training.sync_period)
-        yield replace(longest, period=delay, delay=delay)
+    if kind == "synchronous":
+        return Sync()
+    most = evaluator.problem.training.sync_period
+    longest = Sync(kind=kind, period=most, delay=most if kind == "dasgd" else None)
+    axis = replica_axis(replace(plan, sync=longest), lowered, evaluator)
+    if longest.delay is None:
+        return longest
+    bare = evaluator.evaluate(lowered, apart=axis)
+    parameter = evaluator.settings(0).parameter_bytes
+    all_reduce_s = max(
+        float(averaging_s(view, rows["parameter_bytes"] / parameter, axis).max())
+        for view, rows in zip(lowered.views, bare.of_views, strict=True)
+    )
+    delay = min(max(1, math.ceil(all_reduce_s / bare.step_time_s)), most)
+    return replace(longest, period=delay, delay=delay)
 
 
 def best_sync(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> Sync:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -263,6 +263,11 @@ def read_model_and_hints(
     return Job(data, replace(request, hints=_read_hints(hints)))
 
 
+def sync_training(modes: Sequence[str] | None, period: int | None) -> dict[str, Any]:
+    """The settings of the training that `--sync` and `--sync-period` state."""
+    return {"sync_modes": list(dict.fromkeys(["synchronous", *modes])) if modes else None, "sync_period": period}
+
+
 def read_job(
     model: ModelArgument,
     cluster: ClusterOption,
@@ -308,8 +313,7 @@ def read_job(
         "frozen": frozen or None,
         "trainer": trainer,
         "target": target,
-        "sync_modes": list(dict.fromkeys(["synchronous", *sync])) if sync else None,
-        "sync_period": sync_period,
+        **sync_training(sync, sync_period),
         "memory_confidence": memory_confidence,
     }
     data, request = read_model_and_hints(model, hints, dim, batch_dim, parameters)

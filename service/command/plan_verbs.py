@@ -19,11 +19,13 @@ from service.command.options import (
     PlanArgument,
     PrecisionOption,
     SeedOption,
+    SyncPeriodOption,
     drawable,
     gathers,
     read_job,
     read_model_and_hints,
     stated,
+    sync_training,
 )
 from service.command.output import print_json, show_plan, write_plan
 from service.jobs.run_job import import_graph, run_job
@@ -144,6 +146,11 @@ def estimate(
     loss: LossOption = None,
     frozen: FrozenOption = None,
     trainer: Annotated[str | None, typer.Option(help="The training software; default: generic.")] = None,
+    sync: Annotated[
+        str | None,
+        typer.Option(metavar="MODE", help="How replicas stay together: synchronous (the default), local_sgd or dasgd."),
+    ] = None,
+    sync_period: SyncPeriodOption = None,
     seq_len: Annotated[int | None, typer.Option(help="Tokens of each sample, for a zoo: model.")] = None,
     plan: Annotated[Path | None, typer.Option("--plan", help="Price this file's plan, on its own cluster.")] = None,
     configuration: Annotated[
@@ -160,11 +167,15 @@ def estimate(
     """Prices a plan that you made: step time, where it goes, memory, and why. Exit code 3: it does not fit."""
     from service.command import estimation
 
+    modes = None if sync is None else [sync]
+    degrees = stated({**degrees, "sync": sync})
     training = {"global_batch": global_batch, "precision": precision, "optimizer": optimizer, "loss": loss}
     request = replace(
         job.request,
         cluster=cluster,
-        training=stated({**training, "frozen": frozen or None, "trainer": trainer}),
+        training=stated(
+            {**training, "frozen": frozen or None, "trainer": trainer, **sync_training(modes, sync_period)}
+        ),
         model=estimation.with_sequence(job.request.model, seq_len),
     )
     if plan is None and configuration is None:

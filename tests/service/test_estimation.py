@@ -54,6 +54,27 @@ def test_a_plan_for_programs_can_be_priced_again(tmp_path: Path, capsys: pytest.
     assert again["why"] == document["why"]
 
 
+def test_replicas_may_be_averaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    words = ["estimate", GPT, *PLACE, "--json", "-o", str(path)]
+
+    def step_s(*more: str) -> float:
+        assert main([*words, *more]) == 0
+        return float(json.loads(capsys.readouterr().out)["estimate"]["step_time_s"])
+
+    steps = {period: step_s("--sync", "local_sgd", "--sync-period", str(period)) for period in (1, 2, 8)}
+    # t + a / period: three periods lie on one line.
+    assert (steps[1] - steps[2]) / 0.5 == pytest.approx((steps[2] - steps[8]) / 0.375)
+    assert step_s("--sync", "synchronous") == step_s()
+    assert step_s("--sync", "dasgd") < step_s("--sync", "local_sgd", "--sync-period", "1")
+    sync = json.loads(path.read_text())["sync"]
+    assert (sync["kind"], sync["period"]) == ("local_sgd", 1)
+    assert main(["verify", str(path), GPT + ",seq_len=128"]) == 0
+    assert main([*words, "--sync", "local_sgd", "--zero", "1"]) == 2
+    assert "plan.sync.kind: replicas cannot be apart: under ZeRO" in capsys.readouterr().err
+    assert main(["estimate", GPT, "--plan", str(path), "--sync", "dasgd"]) == 2
+
+
 def test_a_plan_in_a_file_is_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, model = tmp_path / "plan.json", GPT + ",seq_len=128"
     assert main(["estimate", model, *PLACE[:4], "--tp", "4", "--pp", "2", "-o", str(path)]) == 0
