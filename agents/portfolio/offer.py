@@ -31,7 +31,7 @@ from automap.price.estimate import error_band
 from automap.price.evaluator import Evaluator
 from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
-from automap.space.changes import changes, shortage
+from automap.space.changes import changes_of_plans, shortage
 from automap.space.idle_hints import idle_hints
 from automap.verify import Verifier
 
@@ -318,7 +318,6 @@ class _Found:
         """The plan that the user runs today beside the one that is returned."""
         if self.yours is None:
             return None
-        both = (self.yours.plan, plan)
         own, notes = _estimate(self.yours.plan), self.yours.notes
         if not own.fits and not own.overflows and own.fit_probability is not None:
             asked = self.problem.training.memory_confidence
@@ -328,9 +327,7 @@ class _Found:
             step_time_s=_step_s(self.yours.plan),
             shortage=shortage(own),
             notes=notes,
-            changes=changes(self.yours.lowered, lower_plan(plan, self.evaluator()), self.evaluator())
-            if all(one.sync.kind == "synchronous" for one in both)
-            else (),
+            changes=changes_of_plans(self.yours.plan, plan, self.evaluator()),
         )
 
     def _cost(self, fastest_s: float) -> TargetCost | None:

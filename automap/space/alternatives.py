@@ -7,17 +7,22 @@ is therefore told first where it is not what the plan costs. Units: seconds.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from automap.errors import UserError
-from automap.price.estimate import estimate_lowered
+from automap.errors import PlanError, UserError
+from automap.plan import Estimate, Sync
+from automap.price.estimate import estimate_lowered, estimated
 from automap.price.evaluator import Evaluator
+from automap.price.local_sgd import cheapest, evaluate_plan
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
+from automap.price.plan_writer import to_plan
 from automap.space.changes import in_words, nearest, plain, shortage
 from automap.space.shape import divisors
 from automap.space.stated_strategy import SCHEDULES, Strategy, hand_made, micro_batches
+from automap.targets import SyncKind
 
 MOST_VIRTUAL = 8
 """Largest number of chunks of a pipeline rank that is tried (assumed: more have hardly any bubble left)."""
@@ -26,6 +31,7 @@ TOLD = 1e-3
 """Share of a step by which the degrees alone must be slower or faster to be told."""
 OF_REPLICAS = ("tp", "pp", "cp", "ep", "micro_batch")
 """Degrees with which the replicas change, or the samples that they share out."""
+SYNCHRONOUS = Sync()
 TRIED = 3
 """Number of values to either side of a degree that are tried until one of them is a plan."""
 
@@ -43,19 +49,22 @@ class Alternative:
     """Where and by how much it does not fit into memory; None if it fits."""
 
 
-def alternatives(lowered: LoweredPlan, evaluator: Evaluator) -> tuple[Alternative, ...]:
+def alternatives(lowered: LoweredPlan, evaluator: Evaluator, sync: Sync = SYNCHRONOUS) -> tuple[Alternative, ...]:
     """The degrees of a plan alone, where they are not the plan, and then the nearest choices to either side of each
     degree: the fastest first, and those that do not fit last.
 
+    Where the replicas of the plan are averaged, so are those of each choice if that is a plan, as is cheapest.
+
     Args:
         lowered: a plan of the evaluator's problem; none come back where no strategy is like it.
+        sync: how its replicas stay together.
     """
-    strategy = nearest(lowered, evaluator)
+    strategy, kind = nearest(lowered, evaluator), sync.kind
     try:
-        alone = estimate_lowered(hand_made(evaluator, strategy), evaluator)
+        alone, _ = _priced(strategy, kind, evaluator)
     except UserError:
         return ()
-    now_s = estimate_lowered(lowered, evaluator).step_time_s
+    now_s = evaluate_plan(replace(to_plan(lowered, evaluator), sync=sync), lowered, evaluator).step_time_s
     found = {}
     if abs(alone.step_time_s - now_s) > TOLD * now_s:
         found[ALONE] = Alternative(ALONE, alone.step_time_s, alone.step_time_s - now_s, shortage(alone))
@@ -64,18 +73,32 @@ def alternatives(lowered: LoweredPlan, evaluator: Evaluator) -> tuple[Alternativ
             if other == strategy:
                 continue
             try:
-                estimate = estimate_lowered(hand_made(evaluator, other), evaluator)
+                estimate, found_kind = _priced(other, kind, evaluator)
             except UserError:
                 continue
             about = in_words(strategy, other, evaluator.problem.cluster.num_devices)
             if not about:
                 break
+            about += f", {found_kind}" if found_kind != kind else ""
             more_s = estimate.step_time_s - now_s
             found[about] = Alternative(about, estimate.step_time_s, more_s, shortage(estimate))
             break
     return tuple(
         sorted(found.values(), key=lambda one: (one.about != ALONE, one.shortage is not None, one.step_time_s))
     )
+
+
+def _priced(strategy: Strategy, kind: SyncKind, evaluator: Evaluator) -> tuple[Estimate, SyncKind]:
+    """The estimate of a strategy with the cheapest variant of a sync mode, or synchronous where it cannot have that."""
+    lowered = hand_made(evaluator, strategy)
+    if kind != "synchronous":
+        plan = to_plan(lowered, evaluator)
+        with contextlib.suppress(PlanError):
+            plan = replace(plan, sync=cheapest(kind, plan, lowered, evaluator))
+            estimate = estimated(plan, lowered, evaluator).estimate
+            assert estimate is not None
+            return estimate, kind
+    return estimate_lowered(lowered, evaluator), "synchronous"
 
 
 def _runs(strategy: Strategy, evaluator: Evaluator) -> Iterator[list[Strategy]]:

@@ -17,11 +17,12 @@ from automap.arrays import Ints
 from automap.cluster import GIB
 from automap.comparisons import Change
 from automap.errors import UserError
-from automap.plan import MEMORY_CLASSES, Estimate, devices_in_words
+from automap.plan import MEMORY_CLASSES, Estimate, Plan, Sync, devices_in_words
 from automap.price.degrees import degrees_of
 from automap.price.estimate import estimate_lowered
 from automap.price.evaluator import Evaluator, blank
 from automap.price.lowered_plan import LoweredPlan
+from automap.price.plan_reader import lower_plan
 from automap.space.stated_parts import layer_counts
 from automap.space.stated_strategy import Strategy, hand_made
 
@@ -80,6 +81,46 @@ def changes(yours: LoweredPlan, best: LoweredPlan, evaluator: Evaluator) -> tupl
             )
         )
     return tuple(found)
+
+
+def changes_of_plans(yours: Plan, best: Plan, evaluator: Evaluator) -> tuple[Change, ...]:
+    """The changes that lead from one plan to another whose replicas may be averaged: they are synchronous between.
+
+    Args:
+        yours, best: two plans of the evaluator's problem, with estimates.
+    """
+    lowered = [lower_plan(plan, evaluator) for plan in (yours, best)]
+    found = changes(lowered[0], lowered[1], evaluator)
+    before, after = yours.estimate, best.estimate
+    first, last = (estimate_lowered(plan, evaluator) for plan in lowered)
+    assert before is not None and after is not None
+    if yours.sync == best.sync:
+        saved = _parts(before, first)
+        for name, value in _parts(last, after).items():
+            saved[name] += value
+        steps = [_of_averages("averaging of the replicas", saved, after)]
+        steps = steps if abs(steps[0].saved_s) > SAME * before.step_time_s else []
+        return (*found, *steps)
+    begin, end = f"replicas {_averaged(yours.sync)}", f"replicas {_averaged(best.sync)}"
+    synced = _of_averages(f"{begin} → synchronous", _parts(before, first), first)
+    apart = _of_averages(f"synchronous → {end}", _parts(last, after), after)
+    return (
+        *([synced] if yours.sync.kind != "synchronous" else []),
+        *found,
+        *([apart] if best.sync.kind != "synchronous" else []),
+    )
+
+
+def _averaged(sync: Sync) -> str:
+    every = "every step" if sync.period == 1 else f"every {sync.period} steps"
+    return f"averaged {every} ({sync.kind})"
+
+
+def _of_averages(about: str, parts: Mapping[str, float], after: Estimate) -> Change:
+    """The change of how replicas stay together."""
+    return Change(
+        about=about, saved_s=sum(parts.values()), parts_s=parts, fits=after.fits, alone_s=None, without_s=None
+    )
 
 
 def nearest(lowered: LoweredPlan, evaluator: Evaluator) -> Strategy:

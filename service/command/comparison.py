@@ -40,7 +40,7 @@ def explain_file(data: bytes, request: JobRequest, path: Path) -> tuple[Plan, tu
     plan = read_plan(path)
     evaluator = Evaluator(own_problem(data, request, plan))
     lowered = lower_plan(plan, evaluator)
-    return annotate(plan, lowered, evaluator), alternatives(lowered, evaluator)
+    return annotate(plan, lowered, evaluator), alternatives(lowered, evaluator, plan.sync)
 
 
 def draw_file(data: bytes, request: JobRequest, path: Path, output: Path, picture: str | None) -> None:
@@ -136,17 +136,14 @@ def difference(data: bytes, request: JobRequest, first: Path, second: Path) -> t
     Raises:
         UserError: as `explain_file`; or the plans are for other clusters or trainings.
     """
-    from automap.price.estimate import annotate
     from automap.price.evaluator import Evaluator
-    from automap.price.plan_reader import lower_plan
-    from automap.space.changes import changes
+    from automap.space.changes import changes_of_plans
 
     plans = [read_plan(path) for path in (first, second)]
     _check_alike(plans[0], plans[1], second)
     evaluator = Evaluator(own_problem(data, request, plans[0]))
-    lowered = [lower_plan(plan, evaluator) for plan in plans]
-    one, other = (annotate(plan, low, evaluator) for plan, low in zip(plans, lowered, strict=True))
-    return one, other, changes(lowered[0], lowered[1], evaluator)
+    one, other = (priced_anew(plan, evaluator) for plan in plans)
+    return one, other, changes_of_plans(one, other, evaluator)
 
 
 def _check_alike(first: Plan, second: Plan, path: Path) -> None:

@@ -48,6 +48,31 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+def test_averaged_replicas_are_compared_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [str(tmp_path / "first.json"), str(tmp_path / "second.json")]
+    words = ["--cluster", "2x4xV100-16GB@10Gbit", "--global-batch", "64", "--micro-batch"]
+    for path, degrees in zip(paths, (["2"], ["4", "--tp", "2"]), strict=True):
+        assert main(["estimate", GPT, *words, *degrees, "--sync", "local_sgd", "-o", path]) == 0
+    capsys.readouterr()
+    explained = shown(capsys, "explain", paths[0], GPT)
+    found = {one["about"]: one["step_time_s"] for one in explained["alternatives"]}
+    larger = shown(capsys, "estimate", GPT, *words, "4", "--sync", "local_sgd")["estimate"]
+    assert found["micro-batch 2 → 4"] == larger["step_time_s"]
+    # Under ZeRO replicas cannot be apart.
+    sharded = shown(capsys, "estimate", GPT, *words, "2", "--zero", "1")["estimate"]
+    assert found["ZeRO 0 → 1, synchronous"] == sharded["step_time_s"]
+    # Another period in the second file: its averages are priced, and not the synchronous plan.
+    document = json.loads(Path(paths[1]).read_text())
+    Path(paths[1]).write_text(json.dumps({**document, "sync": {"kind": "local_sgd", "period": 2}}))
+    for pair in (paths, paths[::-1], [paths[0]] * 2):
+        one = shown(capsys, "diff", *pair, GPT)
+        saved_s = one["first"]["step_time_s"] - one["second"]["step_time_s"]
+        assert sum(change["saved_s"] for change in one["changes"]) == pytest.approx(saved_s)
+    changes = shown(capsys, "diff", *paths, GPT)["changes"]
+    assert changes[0]["about"] == "replicas averaged every 4 steps (local_sgd) → synchronous"
+    assert changes[-1]["about"] == "synchronous → replicas averaged every 2 steps (local_sgd)"
+
+
 def test_every_alternative_is_what_estimate_says(plans: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     found = shown(capsys, "explain", plans[0], GPT)
     step_s = found["plan"]["estimate"]["step_time_s"]
