@@ -8,7 +8,7 @@ which puts slow links between stages, and its reverse.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import permutations
+from itertools import permutations, product
 
 import numpy as np
 
@@ -51,22 +51,45 @@ def min_cut_order(weight: Floats) -> Order:
     """Order of the vertices of a graph by recursive minimum cuts.
 
     The two sides of the minimum cut follow each other, and each side is ordered in the same way. Vertices between which
-    all edges have the same weight keep their order; the side of the first vertex comes first.
+    all edges have the same weight keep their order, or the reverse where its end has a faster edge to the other side:
+    neighbours in the order are ranks of one inner axis. The side of the first vertex comes first.
 
     Args:
         weight: [n, n] weights of the edges; of the two directions the lesser one counts.
     """
     both = np.minimum(weight, weight.T)
 
+    def even(members: Sequence[int]) -> bool:
+        return len(members) == 1 or _is_even(both[np.ix_(members, members)])
+
     def order(members: Sequence[int]) -> list[int]:
-        if len(members) < 3 or _is_even(both[np.ix_(members, members)]):
+        if len(members) < 3 or even(members):
             return list(members)
         cut = min_cut(both[np.ix_(members, members)])
         sides = [[v for v, is_in in zip(members, cut, strict=True) if is_in == cut[0]]]
         sides.append([v for v, is_in in zip(members, cut, strict=True) if is_in != cut[0]])
-        return [v for side in sides for v in order(side)]
+        one, other = ([order(side), order(side)[::-1]] if even(side) else [order(side)] for side in sides)
+        first, second = max(product(one, other), key=lambda ends: float(both[ends[0][-1], ends[1][0]]))
+        return [*first, *second]
 
     return tuple(order(range(len(weight))))
+
+
+def best_connected(weight: Floats) -> Order:
+    """The vertices of a graph in the order in which they should stay: the last one has the least to lose.
+
+    The vertex with the least weight of all its edges to those that stay goes first; of equal ones the last.
+
+    Args:
+        weight: [n, n] weights of the edges; of the two directions the lesser one counts.
+    """
+    both = np.minimum(weight, weight.T)
+    np.fill_diagonal(both, 0.0)
+    stay, gone = list(range(len(both))), list[int]()
+    while stay:
+        kept = both[np.ix_(stay, stay)].sum(axis=1)
+        gone.append(stay.pop(len(stay) - 1 - int(np.argmin(kept[::-1]))))
+    return tuple(gone[::-1])
 
 
 def _is_even(weight: Floats) -> bool:

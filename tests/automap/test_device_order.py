@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from automap.cluster import parse_cluster
-from automap.space.device_order import device_orders, min_cut, min_cut_order
+from automap.space.device_order import best_connected, device_orders, min_cut, min_cut_order
 
 
 def measured(cluster, matrix):
@@ -63,3 +63,23 @@ def test_one_way_links_count_by_their_slower_way():
     matrix = two_islands(np.array([0, 1, 0, 1]))
     matrix[0, 1] = 100.0
     assert min_cut_order(matrix) == (0, 2, 1, 3)
+
+
+@pytest.mark.parametrize("slow", list(itertools.combinations(range(4), 2)))
+def test_whichever_link_is_slow_it_is_within_no_pair(slow):
+    matrix = np.full((4, 4), 100.0)
+    matrix[slow] = matrix[slow[::-1]] = 0.01
+    order = min_cut_order(matrix)
+    # Two inner axes of two consecutive devices each.
+    assert sorted(order) == [0, 1, 2, 3]
+    assert {*order[:2]} != {*slow} != {*order[2:]}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_best_connected_devices_stay(seed):
+    rng = np.random.default_rng(seed)
+    weight = rng.uniform(90.0, 100.0, size=(6, 6))
+    poor = rng.choice(6, size=2, replace=False)
+    weight[poor] = weight[:, poor] = 1.0
+    assert {*best_connected(weight)[:4]} == {*range(6)} - {*poor.tolist()}
+    assert best_connected(np.ones((4, 4))) == (0, 1, 2, 3)
