@@ -7,11 +7,15 @@ is considered where its lower bound is below the step time of the best template 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod
+from typing import NamedTuple
+
+import numpy as np
 
 from agents.results.infeasibility_advice import fastest_template_s
+from automap.arrays import Floats
 from automap.bounds.partial_plans import BoundTable
 from automap.cluster import Cluster, Node
 from automap.errors import PlanError, ProblemError, UserError
@@ -20,6 +24,7 @@ from automap.price.estimate import annotate, lower_bound_s
 from automap.price.evaluator import Evaluator
 from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
+from automap.space.device_order import MAX_CUT, best_connected
 from automap.space.mesh_shapes import FEW_TIMES
 from automap.space.shape import divisors
 from automap.space.target_limits import plan_space
@@ -58,16 +63,24 @@ def clusters_within(cluster: Cluster, batch: int) -> Iterator[tuple[Cluster, tup
     The numbers of hosts and of devices are divisors of those of the cluster, the largest number that divides the batch,
     the largest power of two, which the heads, widths and experts of most models can be split by, and, where divisors
     are far apart, the largest numbers that others divide (`SHARED_BY`): 22 of 23 devices may be split in two, 23 may
-    not. No device of a host is idle where other hosts are in use, since hosts share their links to the network.
+    not. Where links were measured one by one, the best connected ones stay, and those with far slower links are left
+    out also where no such number does it. No device of a host is idle where other hosts are in use, since hosts share
+    their links to the network.
     """
     first = 0
+    matrix = None if cluster.bandwidth_GBps is None else np.array(cluster.bandwidth_GBps)
     # Equal hosts may stand in several rows.
     for one, alike in itertools.groupby(cluster.nodes, key=lambda node: replace(node, count=1)):
         node = replace(one, count=sum(row.count for row in alike))
-        rows = [(count, node.num_devices) for count in _counts(node.count, batch)]
-        rows += [(1, each) for each in _counts(node.num_devices, batch) if each < node.num_devices]
+        each_first = range(first, first + node.count * node.num_devices, node.num_devices)
+        hosts = _staying([tuple(range(at, at + node.num_devices)) for at in each_first], matrix)
+        inside = _staying([(device,) for device in hosts.members[0]], matrix)
+        rows = [(count, node.num_devices) for count in _counts(node.count, batch) | hosts.counts]
+        own = _counts(node.num_devices, batch) | inside.counts
+        rows += [(1, each) for each in own if each < node.num_devices]
         for count, each in sorted(rows, reverse=True):
-            devices = tuple(range(first, first + count * each))
+            some = hosts.members[:count] if each == node.num_devices else inside.members[:each]
+            devices = tuple(sorted(itertools.chain.from_iterable(some)))
             if len(devices) < cluster.num_devices:
                 yield _within(cluster, (replace(node, count=count, num_devices=each),), devices), devices
         first += node.count * node.num_devices
@@ -75,6 +88,32 @@ def clusters_within(cluster: Cluster, batch: int) -> Iterator[tuple[Cluster, tup
         of_nodes = (number for number, node in enumerate(cluster.nodes) for _ in range(node.count * node.num_devices))
         devices = tuple(device for device, number in enumerate(of_nodes) if number in nodes)
         yield _within(cluster, tuple(cluster.nodes[number] for number in nodes), devices), devices
+
+
+class _Staying(NamedTuple):
+    """Hosts, or devices of a host, in the order in which they stay: the first ones where few do."""
+
+    members: Sequence[tuple[int, ...]]
+    """The devices of each."""
+    counts: set[int]
+    """Numbers that stay where those are left out whose links are far slower than those of the others."""
+
+
+def _staying(members: Sequence[tuple[int, ...]], matrix: Floats | None) -> _Staying:
+    """The order in which some stay; that of their numbers, where links were not measured one by one.
+
+    Args:
+        members: devices of each host, or each device of one host.
+        matrix: [devices, devices] measured bandwidth.
+    """
+    if matrix is None or not 1 < len(members) <= MAX_CUT:
+        return _Staying(members, set())
+    links = np.array([[matrix[np.ix_(one, other)].min() for other in members] for one in members])
+    order = best_connected(links)
+    # Slowest link of the first ones of the order, in either direction.
+    slowest = [min(links[a, b] for a in order[:n] for b in order[:n] if a != b) for n in range(2, len(order) + 1)]
+    pairs = enumerate(itertools.pairwise(slowest), 2)
+    return _Staying([members[one] for one in order], {few for few, (now, more) in pairs if now > FEW_TIMES * more})
 
 
 def _of_kinds(cluster: Cluster) -> Iterator[tuple[int, ...]]:
@@ -105,14 +144,14 @@ def _within(cluster: Cluster, nodes: tuple[Node, ...], devices: tuple[int, ...])
     )
 
 
-def _counts(number: int, batch: int) -> list[int]:
+def _counts(number: int, batch: int) -> set[int]:
     """Divisors of a number, the largest divisor of the batch and the largest power of two up to it, and multiples of
     others where it has few divisors."""
     own = divisors(number)
     found = {*own, max(d for d in divisors(batch) if d <= number), 1 << (number.bit_length() - 1)}
     if any(more > FEW_TIMES * few for few, more in itertools.pairwise(own)):
         found |= {number // by * by for by in SHARED_BY if by < number}
-    return sorted(found)
+    return found
 
 
 def promising(problem: Problem, should_stop: Callable[[], bool] = lambda: False) -> tuple[Part, ...]:

@@ -165,6 +165,17 @@ def test_experts_may_leave_devices_idle_that_do_not_divide_them():
     assert part is not None and part.devices == tuple(range(4))
 
 
+@pytest.mark.parametrize("slow", range(4))
+def test_whichever_device_has_slow_links_it_is_left_idle(slow):
+    matrix = np.full((4, 4), 100.0)
+    matrix[slow] = matrix[:, slow] = 0.01
+    cluster = parse_cluster({**parse_cluster("4xA100").to_json(), "bandwidth_GBps": matrix.tolist()})
+    model = zoo.build("gpt:layers=2,hidden=1024,heads=16,seq_len=512,vocab_size=512")
+    part = part_to_search(promising(Problem.build(model, cluster, {"global_batch": 24})))
+    assert part is not None and {*part.devices} == {*range(4)} - {slow}
+    assert min(min(filter(None, row)) for row in part.problem.cluster.bandwidth_GBps) == 100.0
+
+
 def test_a_slow_kind_of_devices_is_left_idle():
     problem = build("gpt2", "8xH100+8xA100-80GB+8xV100-16GB", 48)
     part = part_to_search(promising(problem))
