@@ -23,6 +23,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -84,6 +85,7 @@ def create_app(settings: Settings, client: redis.Redis) -> FastAPI:
     app.add_exception_handler(StarletteHTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(redis.RedisError, _on_redis_error)
+    app.add_exception_handler(ClientDisconnect, _on_left)
     app.add_middleware(_Guard, settings=settings)
     document = functools.cache(lambda: openapi.describe(app, _routes()))
     app.openapi = document  # type: ignore[method-assign]
@@ -262,6 +264,11 @@ def _on_redis_error(request: Request, fault: Exception) -> Response:
         return _respond(request, problem(507, "The store is full", detail))
     document = problem(503, "The store does not answer", "Try again shortly, with the same Idempotency-Key.")
     return _respond(request, document, {"Retry-After": "5"})
+
+
+def _on_left(request: Request, fault: Exception) -> Response:
+    # Nobody hears the answer. It makes metrics and the audit say that the client, and not the service, is at fault.
+    return _respond(request, problem(400, "The client left before its body had ended"))
 
 
 def _on_invalid(request: Request, fault: Exception) -> Response:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+from http import HTTPStatus
 from typing import Literal
 
 import uvicorn
@@ -24,6 +26,8 @@ HEAD_BYTES = 64 * 1024
 UNREAD_BYTES = 1024 * 1024
 """Most that is read of a body behind its refusal: a client that is still sending sees the answer, and one that sends
 without end is cut off (assumed)."""
+_SAID = 200
+"""Characters that are repeated of what a client sent, which may be a long address."""
 _GRACE_S = 5
 
 
@@ -50,8 +54,11 @@ def bounded(most: int, head_s: float) -> type[HttpToolsProtocol]:
         head_s: longest time for the head of a request, from its first byte or from the beginning of the connection;
             and for what a client goes on sending behind an answer that did not wait for it.
     """
-    too_many = _refusal("503 Service Unavailable", "Too many connections", "Try again shortly; nothing was read.")
-    too_large = _refusal("431 Request Header Fields Too Large", "The head is too large", f"At most {HEAD_BYTES} bytes.")
+    too_many = _refusal(503, "Too many connections", "Try again shortly; nothing was read.", retry_s=5)
+    repair = f"Send at most {HEAD_BYTES} bytes before the body."
+    too_large = _refusal(
+        431, "The head is too large", field="head", value=f"more than {HEAD_BYTES} bytes", repair=repair
+    )
 
     class Bounded(HttpToolsProtocol):
         _late: asyncio.TimerHandle | None = None
@@ -84,12 +91,20 @@ def bounded(most: int, head_s: float) -> type[HttpToolsProtocol]:
             super().on_message_begin()
 
         def on_headers_complete(self) -> None:
+            super().on_headers_complete()  # which refuses addresses that are none; then there is no cycle
             self._at = "body"
-            super().on_headers_complete()
 
         def on_message_complete(self) -> None:
             self._at = "end"
             super().on_message_complete()
+
+        def send_400_response(self, msg: str) -> None:
+            """Refuses what is not HTTP; uvicorn calls it while it handles the error of its parser."""
+            fault = sys.exception()
+            # The error of a callback says nothing itself; the one behind it does.
+            said = str((fault and fault.__context__) or fault or msg)[:_SAID]
+            repair = "Send HTTP/1.1. A body has either Content-Length, one whole number, or Transfer-Encoding: chunked."
+            self._refuse(_refusal(400, "The request is not HTTP/1.1", field="request", value=said, repair=repair))
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._forget()
@@ -118,8 +133,10 @@ def bounded(most: int, head_s: float) -> type[HttpToolsProtocol]:
     return Bounded
 
 
-def _refusal(status: str, title: str, detail: str) -> bytes:
-    document = problem(int(status[:3]), title, detail)
+def _refusal(status: int, title: str, detail: str = "", *, retry_s: int | None = None, **more: object) -> bytes:
+    """A whole answer that closes the connection; see `service.problems.problem`."""
+    document = problem(status, title, detail, **more)
     body = json.dumps({**document, "instance": "urn:automap:connection"}).encode()
-    head = f"HTTP/1.1 {status}\r\ncontent-type: {MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\n"
-    return head.encode() + b"retry-after: 5\r\nconnection: close\r\n\r\n" + body
+    head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: {MEDIA_TYPE}\r\n"
+    again = "" if retry_s is None else f"retry-after: {retry_s}\r\n"
+    return f"{head}content-length: {len(body)}\r\n{again}connection: close\r\n\r\n".encode() + body

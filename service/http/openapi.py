@@ -25,10 +25,11 @@ from service.problems import MEDIA_TYPE
 
 AT = "#/components/schemas/"
 ALWAYS = {
-    "400": "The Host header is not this service's.",
+    "400": "The Host header is not this service's, or what came is not HTTP/1.1.",
     "408": "The body took too long.",
     "413": "The body is too large.",
     "415": "The body is compressed.",
+    "431": "The headers are too large.",
     "500": "A fault of the service; its log has the request id.",
     "503": "The store does not answer; nothing was accepted.",
 }

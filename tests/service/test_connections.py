@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -82,11 +83,46 @@ def test_a_head_without_end(api: httpx.Client) -> None:
     assert api.get("/version").status_code == 200
 
 
-@pytest.mark.parametrize("text", [b"GET\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/1.1\r\nHost : x\r\n\r\n"])
-def test_what_is_no_request(api: httpx.Client, text: bytes) -> None:
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"GET\r\n\r\n", "method"),
+        (b"\x16\x03\x01\x02\x00\x01", "method"),
+        (b"GET / HTTP/1.1\r\nHost : x\r\n\r\n", "header"),
+        (b"GET / HTTP/2.5\r\n\r\n", "version"),
+        (b"CONNECT a:1 HTTP/1.1\r\nHost: x\r\n\r\n", "a:1"),
+        (b"GET /" + b"x" * 65600 + b" HTTP/1.1\r\n\r\n", "too long"),
+        (b"POST /v1/jobs HTTP/1.1\r\nContent-Length: two\r\n\r\n", "Content-Length"),
+        (b"POST /v1/jobs HTTP/1.1\r\nContent-Length: -2\r\n\r\n", "Content-Length"),
+        (b"POST /v1/jobs HTTP/1.1\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n", "Transfer-Encoding"),
+        (HEAD.partition(b"Content-Length")[0] % b"jobs" + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", "chunk size"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_what_is_no_request(api: httpx.Client, caplog: pytest.LogCaptureFixture, text: bytes, said: str) -> None:
     with dial(api) as odd:
         odd.sendall(text)
-        assert answer(odd).startswith(b"HTTP/1.1 400 ")
+        head, _, body = answer(odd).partition(b"\r\n\r\n")
+    found = json.loads(body)
+    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n") and b"application/problem+json" in head
+    assert said in found["value"] and len(found["value"]) <= 200 and "HTTP/1.1" in found["repair"]
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize("place", [b"jobs", b"models", b"estimates"])
+def test_a_client_that_leaves_within_its_body_is_no_fault_of_the_service(
+    api: httpx.Client, caplog: pytest.LogCaptureFixture, place: bytes
+) -> None:
+    told: list[str] = []
+    with caplog.at_level("INFO", logger="automap.access"), dial(api) as hasty:
+        hasty.sendall(HEAD % (place, 100) + b"{")
+        hasty.shutdown(socket.SHUT_WR)
+        assert answer(hasty) == b""
+        while not told:
+            assert api.get("/version").status_code == 200
+            told = [text for text in caplog.messages if text.startswith("POST")]
+    assert told[0].endswith("-> 400")
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 @pytest.mark.parametrize("place", [b"jobs", b"models", b"estimates"])
