@@ -84,7 +84,7 @@ class AsyncAutomapClient:
 
     async def job(self, job_id: str, *, wait_s: float = 0.0) -> Document:
         """A job; waits up to `wait_s` seconds for its end (the service may cut that short)."""
-        return await self._send(calls.get(f"/v1/jobs/{job_id}", wait=wait_s), timeout=wait_s + 30)
+        return await self._send(calls.get(calls.job_path(job_id), wait=wait_s), timeout=wait_s + 30)
 
     async def jobs(self, *, limit: int = 100) -> list[Document]:
         """The latest jobs, newest first."""
@@ -96,7 +96,9 @@ class AsyncAutomapClient:
         place = Reconnecting(after)
         while True:
             try:
-                async with aconnect_sse(self._http, "GET", f"/v1/jobs/{job_id}/events", **place.options) as source:
+                async with aconnect_sse(
+                    self._http, "GET", calls.job_path(job_id, "/events"), **place.options
+                ) as source:
                     if source.response.status_code == httpx.codes.NO_CONTENT:
                         return
                     if source.response.is_error:
@@ -123,11 +125,11 @@ class AsyncAutomapClient:
 
     async def cancel(self, job_id: str) -> Document:
         """Cancels a job that has not ended; returns the job."""
-        return await self._send(Call(method="POST", path=f"/v1/jobs/{job_id}/cancel"))
+        return await self._send(Call(method="POST", path=calls.job_path(job_id, "/cancel")))
 
     async def delete(self, job_id: str) -> None:
         """Ends a job and removes all of it, its plan too."""
-        await self._send(Call(method="DELETE", path=f"/v1/jobs/{job_id}"))
+        await self._send(Call(method="DELETE", path=calls.job_path(job_id)))
 
     async def plan(self, job_id: str, *, so_far: bool = False) -> Plan:
         """The plan of a job that succeeded, see `AutomapClient.plan`."""
@@ -139,7 +141,7 @@ class AsyncAutomapClient:
 
     async def export(self, job_id: str, target: str) -> Document:
         """The plan of a job as the configuration of a trainer, see `AutomapClient.export`."""
-        return await self._send(calls.get(f"/v1/jobs/{job_id}/exports/{target}"))
+        return await self._send(calls.export(job_id, target))
 
     async def estimate(
         self, model: str, cluster: str | Mapping[str, Any], training: Mapping[str, Any], **options: Any

@@ -6,11 +6,13 @@ Knows the addresses and forms of the REST API, and no connection.
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 import httpx
 from httpx_retries import Retry, RetryTransport
@@ -18,7 +20,7 @@ from httpx_sse import ServerSentEvent
 
 from automap.errors import UserError
 from automap.gnn.problem import GnnProblem
-from service.problems import RemoteError, error_of, problem
+from service.problems import MEDIA_TYPE, RemoteError, error_of, problem
 
 Document = dict[str, Any]
 ENDED = ("succeeded", "failed", "cancelled")
@@ -68,9 +70,19 @@ def get(path: str, **query: Any) -> Call:
     return Call(method="GET", path=path, options={"params": {k: v for k, v in query.items() if v is not None}})
 
 
+def job_path(job_id: str, rest: str = "") -> str:
+    """The path of a job, or of `rest` below it; an id that is none stays one part of it, whatever it holds."""
+    return f"/v1/jobs/{quote(job_id, safe='')}{rest}"
+
+
 def plan(job_id: str, *, so_far: bool) -> Call:
     """Asks for the plan of a job."""
-    return get(f"/v1/jobs/{job_id}/plan", best="so-far" if so_far else None)
+    return get(job_path(job_id, "/plan"), best="so-far" if so_far else None)
+
+
+def export(job_id: str, target: str) -> Call:
+    """Asks for the plan of a job as the configuration of a trainer."""
+    return get(job_path(job_id, f"/exports/{quote(target, safe='')}"))
 
 
 def upload_model(
@@ -131,14 +143,17 @@ def read(response: httpx.Response, url: str) -> Document:
     """
     if response.status_code == 204:
         return {}
+    kind = response.headers.get("content-type", "")
     try:
         document = response.json()
     except ValueError:
-        document = problem(response.status_code, "Not an AutoMAP service", f"{url} answered something else.")
-        raise RemoteError(document) from None
+        document = None
+    if not isinstance(document, dict) or (response.is_error and not kind.startswith(MEDIA_TYPE)):
+        said = f"{url} answered {response.status_code}, and not as AutoMAP does. Is the address right?"
+        raise RemoteError(problem(response.status_code, "Not an AutoMAP service", said))
     if response.is_error:
         raise error_of(document)
-    return dict(document)
+    return document
 
 
 def fault_of(fault: Exception, url: str) -> Exception:
@@ -163,7 +178,16 @@ def headers(key: str | None) -> dict[str, str]:
 
     Args:
         key: the user's key, or None where the service asks for none.
+
+    Raises:
+        UserError: the key cannot be one.
     """
+    if key is not None and not re.fullmatch(r"[!-~]+", key):
+        # Without the value, which is a secret all the same.
+        repair = (
+            "Give it as `automap keys create` prints it, in letters, digits and signs, without blanks or line ends."
+        )
+        raise UserError("this is not a key", field="key", value=f"{len(key)} characters", repair=repair)
     return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 

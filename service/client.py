@@ -129,7 +129,7 @@ class AutomapClient:
 
     def job(self, job_id: str, *, wait_s: float = 0.0) -> Document:
         """A job; waits up to `wait_s` seconds for its end (the service may cut that short)."""
-        return self._send(calls.get(f"/v1/jobs/{job_id}", wait=wait_s), timeout=wait_s + 30)
+        return self._send(calls.get(calls.job_path(job_id), wait=wait_s), timeout=wait_s + 30)
 
     def jobs(self, *, limit: int = 100) -> list[Document]:
         """The latest jobs, newest first."""
@@ -151,7 +151,7 @@ class AutomapClient:
         place = Reconnecting(after)
         while True:
             try:
-                with connect_sse(self._http, "GET", f"/v1/jobs/{job_id}/events", **place.options) as source:
+                with connect_sse(self._http, "GET", calls.job_path(job_id, "/events"), **place.options) as source:
                     if source.response.status_code == httpx.codes.NO_CONTENT:
                         return
                     if source.response.is_error:
@@ -206,11 +206,11 @@ class AutomapClient:
 
     def cancel(self, job_id: str) -> Document:
         """Cancels a job that has not ended; returns the job."""
-        return self._send(Call(method="POST", path=f"/v1/jobs/{job_id}/cancel"))
+        return self._send(Call(method="POST", path=calls.job_path(job_id, "/cancel")))
 
     def delete(self, job_id: str) -> None:
         """Ends a job and removes all of it, its plan too."""
-        self._send(Call(method="DELETE", path=f"/v1/jobs/{job_id}"))
+        self._send(Call(method="DELETE", path=calls.job_path(job_id)))
 
     def plan(self, job_id: str, *, so_far: bool = False) -> Plan:
         """The plan of a job that succeeded; with `so_far` also the best so far of one that has not.
@@ -234,7 +234,7 @@ class AutomapClient:
         Raises:
             UserError: there is no such target, or it cannot express the plan.
         """
-        return self._send(calls.get(f"/v1/jobs/{job_id}/exports/{target}"))
+        return self._send(calls.export(job_id, target))
 
     def estimate(
         self, model: str, cluster: str | Mapping[str, Any], training: Mapping[str, Any], **options: Any

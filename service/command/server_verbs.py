@@ -214,4 +214,5 @@ def _job_line(job: Mapping[str, Any]) -> str:
 def _client(url: str) -> AutomapClient:
     from service.client import AutomapClient
 
-    return AutomapClient(url, key=os.environ.get("AUTOMAP_KEY"))
+    # An empty variable is what scripts have that know of no key.
+    return AutomapClient(url, key=os.environ.get("AUTOMAP_KEY") or None)

@@ -54,12 +54,12 @@ async def authorize(request: Request) -> None:
         return
     kind, _, text = request.headers.get("authorization", "").partition(" ")
     if kind.lower() != "bearer" or not text:
-        raise _unauthorized("Send the header Authorization: Bearer with a key; `automap keys create` makes one.")
+        raise _unauthorized("There is none.", "nothing")
     try:
         reader: Reader = request.app.state.reader
         key: Key = keys.checked(text.strip(), await reader.hget(*place_of(text.strip())))
     except BadKey as fault:
-        raise _unauthorized(str(fault)) from None
+        raise _unauthorized(str(fault), "a key that may not be used") from None
     if not keys.is_noted(key):
         await run_in_threadpool(keys.note, key)
     request.state.tenant, request.state.key_id = key.tenant, key.id
@@ -87,6 +87,8 @@ def audit(request: Request, status: int) -> None:
     )
 
 
-def _unauthorized(detail: str) -> HTTPException:
-    document = problem(401, "A key is needed", detail)
+def _unauthorized(why: str, value: str) -> HTTPException:
+    """The error that asks for a key; `value` says what came in its place, and never repeats it: it may be a secret."""
+    repair = "Send the header Authorization: Bearer with a key; `automap keys create` makes one."
+    document = problem(401, "A key is needed", f"{why} {repair}", field="Authorization", value=value, repair=repair)
     return HTTPException(401, document, {"WWW-Authenticate": 'Bearer realm="automap"'})

@@ -183,7 +183,11 @@ def test_nobody_there() -> None:
         client.version()
 
 
-def test_somebody_else_there() -> None:
-    transport = httpx.MockTransport(lambda request: httpx.Response(200, text="<html>"))
+@pytest.mark.parametrize(
+    ("status", "more"),
+    [(200, {"text": "<html>"}), (200, {"json": [1]}), (403, {"json": ["no"]}), (403, {"json": {"status": "error"}})],
+)
+def test_somebody_else_there(status: int, more: dict[str, Any]) -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(status, **more))
     with AutomapClient("http://x", transport=transport) as client, pytest.raises(RemoteError, match="Not an AutoMAP"):
         client.version()
