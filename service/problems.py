@@ -13,6 +13,9 @@ from automap.errors import ClusterError, ModelError, ModelTooExpensive, NothingF
 MEDIA_TYPE = "application/problem+json"
 _PREFIX = "urn:automap:problem:"
 
+_LATER = 75
+"""EX_TEMPFAIL of sysexits.h: the same command may succeed later."""
+
 _KINDS: Mapping[str, tuple[type[UserError], str]] = {
     "model": (ModelError, "The model cannot be used"),
     "model-too-expensive": (ModelTooExpensive, "Reading the model ran into a limit"),
@@ -25,7 +28,7 @@ _KINDS: Mapping[str, tuple[type[UserError], str]] = {
 
 
 class RemoteError(Exception):
-    """The service could not do what was asked, and the request is not at fault (or it is not known to be)."""
+    """The service could not do what was asked, for a reason that is not in the request's documents."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         title, detail = str(document.get("title", "error")), str(document.get("detail", ""))
@@ -36,6 +39,15 @@ class RemoteError(Exception):
         super().__init__(told)
         self.document = document
         self.status = int(document.get("status", 0))
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a command that ends with it, see `service.command.main`."""
+        if self.status in (429, 503):
+            return _LATER
+        # Of what a client is told, only these say nothing against the request: the body was slow, the job is not there
+        # yet (or was cancelled).
+        return 2 if 400 <= self.status < 500 and self.status not in (408, 409) else 1
 
 
 def problem_of(fault: UserError) -> dict[str, Any]:

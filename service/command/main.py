@@ -1,8 +1,8 @@
 """The command line.
 
-Exit codes: 0 ok, 1 failed, 2 bad input, 3 nothing fits, 130 interrupted. With `--json` one JSON document goes to stdout
-(a problem document when the command fails) and all else to stderr. Start-up imports no torch, numba or onnx: each verb
-imports what it needs.
+Exit codes: 0 ok, 1 failed, 2 bad input, 3 nothing fits, 75 the service asks to try again later, 130 interrupted. With
+`--json` one JSON document goes to stdout (a problem document when the command fails) and all else to stderr. Start-up
+imports no torch, numba or onnx: each verb imports what it needs.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 3 if isinstance(fault, NothingFits) else 2
     except RemoteError as fault:
         _complain(str(fault), dict(fault.document), as_json="--json" in words)
-        return 1
+        return fault.exit_code
     except ModuleNotFoundError as fault:
         package = (fault.name or "").partition(".")[0]
         if package not in EXTRAS:

@@ -29,3 +29,11 @@ def test_other_problems_are_not_the_users() -> None:
 def test_what_the_title_says_is_said_once() -> None:
     assert str(error_of({"title": "No such job", "status": 404, "detail": "No such job."})) == "No such job"
     assert str(error_of({"title": "Busy", "status": 503, "detail": "Come back."})) == "Busy: Come back."
+
+
+@pytest.mark.parametrize(
+    ("code", "statuses"),
+    [(2, (400, 401, 403, 404, 413, 415, 422)), (75, (429, 503)), (1, (0, 408, 409, 500, 507))],
+)
+def test_a_script_is_told_whether_to_repair_its_request_or_to_come_back(code: int, statuses: tuple[int, ...]) -> None:
+    assert {RemoteError(problem(status, "Refused")).exit_code for status in statuses} == {code}

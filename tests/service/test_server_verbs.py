@@ -16,6 +16,7 @@ from automap.errors import NothingFits, ProblemError
 from automap.problem import Problem
 from service.command.main import main
 from service.jobs.store import Store
+from service.settings import Settings
 
 WORDS = ["zoo:gpt2:layers=2", "--cluster", "8xV100-16GB", "--global-batch", "64", "--budget", "7"]
 
@@ -81,7 +82,41 @@ def test_delete(api: httpx.Client, store: Store, capsys: pytest.CaptureFixture[s
     job_id = capsys.readouterr().out.strip()
     assert main(["delete", job_id, *at]) == 0
     assert store.job(job_id) is None
-    assert main(["delete", job_id, *at]) == 1
+    assert main(["delete", job_id, *at]) == 2
+
+
+def test_an_id_is_no_path(api: httpx.Client, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    at = ["--url", str(api.base_url)]
+    assert main(["submit", *WORDS, *at, "--detach"]) == 0
+    assert main(["delete", "../tenant", *at]) == 2
+    assert main(["status", "../jobs", *at]) == 2
+    assert len(store.jobs(2)[0]) == 1
+
+
+def test_a_full_queue_is_a_reason_to_come_back(
+    settings: Settings, client: redis.Redis, serve_app: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve_app(settings.model_copy(update={"max_queued_jobs": 1}), client) as api:
+        words = ["submit", *WORDS, "--url", str(api.base_url), "--detach", "--json"]
+        assert [main(words), main(words)] == [0, 75]
+    assert '"status": 429' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("key", ["", "amk_mistyped", "amk_of a note\n", "cl\N{LATIN SMALL LETTER E WITH ACUTE}"])
+def test_a_key_that_is_none(
+    settings: Settings,
+    client: redis.Redis,
+    serve_app: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    key: str,
+) -> None:
+    monkeypatch.setenv("AUTOMAP_KEY", key)
+    with serve_app(settings.model_copy(update={"require_keys": True}), client) as api:
+        assert main(["status", "--url", str(api.base_url)]) == 2
+    said = capsys.readouterr().err
+    assert "key" in said and "automap keys create" in said
+    assert not key or key.strip() not in said
 
 
 def test_submit_and_leave(api: httpx.Client, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
