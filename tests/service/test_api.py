@@ -15,6 +15,7 @@ import redis
 import service_work
 from tiny_file import mlp
 
+from automap.gnn import made_up
 from service.embedded_redis import EmbeddedRedis
 from service.jobs import graphs
 from service.jobs.connection import connect
@@ -84,6 +85,27 @@ def test_what_a_tenant_may_submit(settings: Settings, client: redis.Redis, serve
         # What was reserved and not used is there again.
         api.post(f"/v1/jobs/{first.json()['id']}/cancel")
         assert api.post("/v1/jobs", json={**body, "budget": "60s"}).status_code == 202
+
+
+def test_a_budget_in_evaluations_takes_time_from_the_day(
+    settings: Settings, client: redis.Redis, serve_app: Any
+) -> None:
+    few = settings.model_copy(update={"max_search_s_per_day": 100.0, "max_budget_s": 70.0})
+    body, gnn = (
+        {**JOB, "zoo": "gpt2:layers=2"},
+        {"problem": made_up.make_problem(made_up.Shape(machines=3, workers=2)).to_json(), "budget": 100_000},
+    )
+    with serve_app(few, client) as api:
+
+        def left(answer: httpx.Response) -> int:
+            assert answer.status_code == 202
+            api.post(f"/v1/jobs/{answer.json()['id']}/cancel")
+            return int(answer.headers["ratelimit"].partition('"search-seconds";r=')[2].partition(";")[0])
+
+        assert left(api.post("/v1/jobs", json={**body, "budget": 2_000})) == 80
+        assert left(api.post("/v1/jobs", json={**body, "budget": 100_000})) == 30  # no run may take longer than 70 s
+        assert left(api.post("/v1/gnn/jobs", json=gnn)) == 30
+        assert [api.post("/v1/jobs", json={**body, "budget": 4_000}).status_code for _ in range(3)] == [202, 202, 429]
 
 
 def test_a_submission_that_is_sent_again(api: httpx.Client) -> None:

@@ -6,7 +6,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from automap.errors import ProblemError
 from service.http import openapi, quotas
 from service.http.routes.common import (
     IdempotencyKey,
@@ -61,8 +60,6 @@ def submit(
 def _accept(body: GnnJobBody, store: Store, settings: Settings, once: Once | None) -> Job:
     asked = body.request()
     _, budget = check_gnn(asked)
-    if (budget.seconds or 0) > settings.max_budget_s:
-        repair = f"Give at most {settings.max_budget_s:g}s, or ask the operator to raise AUTOMAP_MAX_BUDGET_S."
-        raise ProblemError("too long", field="budget", value=asked.budget, repair=repair)
-    quotas.check(store, settings, budget.seconds or 0.0, num_jobs=1)
-    return store.create("", asked, reserve_s=budget.seconds or 0.0, once=once)
+    reserve_s = quotas.search_s(budget, settings)
+    quotas.check(store, settings, reserve_s, num_jobs=1)
+    return store.create("", asked, reserve_s=reserve_s, once=once)

@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, cast
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from agents.searcher import Budget
 from automap.errors import ProblemError
 from service.http import openapi, quotas
 from service.http.etag import matches
@@ -213,9 +212,7 @@ def _admit(body: JobBody, store: Store, settings: Settings) -> tuple[JobRequest,
     request = body.request()
     name = model_name(body.model_id, request, store)
     budget = check_search(request)
-    if (budget.seconds or 0) > settings.max_budget_s:
-        repair = f"Give at most {settings.max_budget_s:g}s, or ask the operator to raise AUTOMAP_MAX_BUDGET_S."
-        raise ProblemError("too long", field="budget", value=request.budget, repair=repair)
+    search_s = quotas.search_s(budget, settings)
     if request.trials is not None and request.trials.seconds > settings.max_budget_s:
         value = f"{request.trials.top_k} x {request.trials.time_limit_s:g} s"
         repair = f"Give at most {settings.max_budget_s:g} s in all, or ask the operator to raise AUTOMAP_MAX_BUDGET_S."
@@ -223,12 +220,7 @@ def _admit(body: JobBody, store: Store, settings: Settings) -> tuple[JobRequest,
     check_cluster(request)
     if not request.model.name:
         request = replace(request, model=replace(request.model, name=name))
-    reserve_s = _reserved_s(budget, request)
+    reserve_s = search_s + (0.0 if request.trials is None else request.trials.seconds)
     members = request.workers - 1
-    quotas.check(store, settings, reserve_s + members * (budget.seconds or 0.0), num_jobs=1 + members)
+    quotas.check(store, settings, reserve_s + members * search_s, num_jobs=1 + members)
     return request, reserve_s, graphs.load_bytes(store, body.model_id, request)
-
-
-def _reserved_s(budget: Budget, request: JobRequest) -> float:
-    """Seconds that are taken from the tenant's day when a job is accepted; evaluations count afterwards."""
-    return (budget.seconds or 0.0) + (0.0 if request.trials is None else request.trials.seconds)
