@@ -106,11 +106,10 @@ class AsyncAutomapClient:
                         calls.read(source.response, self._url)
                     place.connected = True
                     async for sent in source.aiter_sse():
-                        event = JobEvent.of(sent)
-                        place.heard(event)
-                        yield event
-                        if event.ends:
-                            return
+                        if (event := place.heard(sent)) is not None:
+                            yield event
+                            if event.ends:
+                                return
             except (RemoteError, httpx.TransportError) as fault:
                 known = fault if isinstance(fault, RemoteError) else calls.fault_of(fault, self._url)
                 await asyncio.sleep(place.pause_s(known))

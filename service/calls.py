@@ -47,13 +47,6 @@ class JobEvent:
         """Whether it is the last one."""
         return self.kind == "state" and self.data["state"] in ENDED
 
-    @staticmethod
-    def of(event: ServerSentEvent) -> JobEvent:
-        """The event of a line on the wire."""
-        return JobEvent(
-            id=event.id, kind="state" if event.event == "state" else "progress", data=json.loads(event.data)
-        )
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
@@ -222,9 +215,16 @@ class Reconnecting:
         self._tries = 0
         self._waited_s = 0.0
 
-    def heard(self, event: JobEvent) -> None:
-        """An event has come."""
-        self.last, self._tries, self._waited_s = event.id, 0, 0.0
+    def heard(self, sent: ServerSentEvent) -> JobEvent | None:
+        """The event that has come; None where it was a comment, which the service sends when nothing happens.
+
+        The standard hands on no event without data; httpx-sse does, once an event with an id has come.
+        """
+        self._tries, self._waited_s = 0, 0.0
+        if not sent.data:
+            return None
+        self.last = sent.id
+        return JobEvent(id=sent.id, kind="state" if sent.event == "state" else "progress", data=json.loads(sent.data))
 
     @property
     def options(self) -> dict[str, Any]:

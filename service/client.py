@@ -159,11 +159,10 @@ class AutomapClient:
                         calls.read(source.response, self._url)
                     place.connected = True
                     for sent in source.iter_sse():
-                        event = JobEvent.of(sent)
-                        place.heard(event)
-                        yield event
-                        if event.ends:
-                            return
+                        if (event := place.heard(sent)) is not None:
+                            yield event
+                            if event.ends:
+                                return
             except (RemoteError, httpx.TransportError) as fault:
                 known = fault if isinstance(fault, RemoteError) else calls.fault_of(fault, self._url)
                 time.sleep(place.pause_s(known))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from automap.errors import ClusterError, ModelError, NothingFits, UserError
 from service.async_client import AsyncAutomapClient
 from service.calls import JobEvent
 from service.client import AutomapClient
+from service.http.routes import events
 from service.jobs.store import Store
 from service.problems import RemoteError
 
@@ -191,3 +193,31 @@ def test_somebody_else_there(status: int, more: dict[str, Any]) -> None:
     transport = httpx.MockTransport(lambda request: httpx.Response(status, **more))
     with AutomapClient("http://x", transport=transport) as client, pytest.raises(RemoteError, match="Not an AutoMAP"):
         client.version()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_silence_is_no_event(
+    api: httpx.Client, job: dict[str, Any], store: Store, monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    monkeypatch.setattr(events, "PING_S", 0.01)
+    # The stream says ten times and more that nothing happens, behind its first event.
+    end, told = threading.Timer(0.15, store.cancel, (job["id"],)), list[JobEvent]()
+
+    def hear(event: JobEvent) -> None:
+        told.append(event)
+        if not event.ends:
+            end.start()
+
+    async def watch() -> None:
+        async with AsyncAutomapClient(str(api.base_url)) as client:
+            async for event in client.watch(job["id"]):
+                hear(event)
+
+    if is_async:
+        asyncio.run(watch())
+    else:
+        with AutomapClient(str(api.base_url)) as client:
+            for event in client.watch(job["id"]):
+                hear(event)
+    end.join()
+    assert [event.data["state"] for event in told] == ["queued", "cancelled"]
