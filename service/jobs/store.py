@@ -64,7 +64,15 @@ class Store(JobReader):
         """The store of another tenant."""
         return Store(self.client, tenant, clock=self._clock)
 
-    def create(self, model_id: str, request: JobRequest, *, reserve_s: float = 0.0, once: Once | None = None) -> Job:
+    def create(
+        self,
+        model_id: str,
+        request: JobRequest,
+        *,
+        reserve_s: float = 0.0,
+        once: Once | None = None,
+        admit: Callable[[], object] = lambda: None,
+    ) -> Job:
         """Records a job with its members and puts them into the queue, all or none.
 
         Args:
@@ -73,6 +81,8 @@ class Store(JobReader):
             reserve_s: seconds of search and trials that count against the tenant's day from now on; what a job does not
                 use is given back at its end. Each member takes those of its search beside.
             once: the Idempotency-Key of the request, if it has one.
+            admit: raises where the tenant may not submit the job. No other job of the tenant comes to wait, and none
+                takes time of its day, between this look and the record.
 
         Returns:
             The job as it was when it was created, also where its key has come before.
@@ -91,6 +101,8 @@ class Store(JobReader):
         def change(pipe: Any) -> None:
             nonlocal before
             before = self.replayed(once)
+            if before is None:
+                admit()
             pipe.multi()
             if before is not None:
                 return
@@ -111,7 +123,7 @@ class Store(JobReader):
             if reserve_s:
                 self._charge(pipe, now, reserve_s + len(members) * search_s)
 
-        self._redis.transaction(change, replay)
+        self._redis.transaction(change, replay, f"{self._at}waiting", self._day_key(now))
         return before or Job(id=job_id, model_id=model_id, request=request, created_at=now)
 
     def replayed(self, once: Once | None) -> Job | None:

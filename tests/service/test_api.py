@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -85,6 +86,19 @@ def test_what_a_tenant_may_submit(settings: Settings, client: redis.Redis, serve
         # What was reserved and not used is there again.
         api.post(f"/v1/jobs/{first.json()['id']}/cancel")
         assert api.post("/v1/jobs", json={**body, "budget": "60s"}).status_code == 202
+
+
+@pytest.mark.parametrize("limit", [{"max_queued_jobs": 3}, {"max_search_s_per_day": 200.0}])
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/gnn/jobs"])
+def test_submissions_at_once_do_not_pass_a_limit_together(
+    settings: Settings, client: redis.Redis, serve_app: Any, limit: dict[str, float], path: str
+) -> None:
+    gnn = {"problem": made_up.make_problem(made_up.Shape(machines=3, workers=2)).to_json()}
+    body = {**(gnn if "gnn" in path else {**JOB, "zoo": "gpt2:layers=2"}), "budget": "60s"}
+    with serve_app(settings.model_copy(update=limit), client) as api, ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda seed: api.post(path, json={**body, "seed": seed}), range(12)))
+        assert sorted(answer.status_code for answer in answers) == [202] * 3 + [429] * 9
+        assert len(api.get("/v1/jobs").json()["jobs"]) == 3
 
 
 def test_a_budget_in_evaluations_takes_time_from_the_day(

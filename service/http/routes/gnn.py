@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -61,5 +62,5 @@ def _accept(body: GnnJobBody, store: Store, settings: Settings, once: Once | Non
     asked = body.request()
     _, budget = check_gnn(asked)
     reserve_s = quotas.search_s(budget, settings)
-    quotas.check(store, settings, reserve_s, num_jobs=1)
-    return store.create("", asked, reserve_s=reserve_s, once=once)
+    admit = functools.partial(quotas.check, store, settings, reserve_s, num_jobs=1)
+    return store.create("", asked, reserve_s=reserve_s, once=once, admit=admit)

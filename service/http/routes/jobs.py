@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal, cast
 
@@ -78,10 +80,12 @@ async def submit(
     try:
         job = await in_thread(request, store.replayed, once)
         if job is None:
-            asked, reserve_s, graph = await in_thread(request, _admit, body, store, settings)
+            asked, reserve_s, admit, graph = await in_thread(request, _admit, body, store, settings)
             # What may take long is done elsewhere, so that others are answered meanwhile.
             await checks_of(request).ask("check", {"request": asked, "model_id": body.model_id}, graph)
-            job = await in_thread(request, store.create, body.model_id, asked, reserve_s=reserve_s, once=once)
+            # Admitted once more: others may have come meanwhile.
+            limits = {"reserve_s": reserve_s, "once": once, "admit": admit}
+            job = await in_thread(request, store.create, body.model_id, asked, **limits)
     except AnotherRequest:
         raise another_request(idempotency_key) from None
     headers = {"Location": f"/v1/jobs/{job.id}", **await run_in_threadpool(quotas.headers, store, settings)}
@@ -207,8 +211,9 @@ def _to_export(store: Store, job_id: str) -> tuple[dict[str, Any], bytes]:
     return told, graphs.load_bytes(store, job.model_id, job.request)
 
 
-def _admit(body: JobBody, store: Store, settings: Settings) -> tuple[JobRequest, float, bytes]:
-    """The request of a body that is admitted, the seconds that it takes from the tenant's day, its model's graph."""
+def _admit(body: JobBody, store: Store, settings: Settings) -> tuple[JobRequest, float, Callable[[], None], bytes]:
+    """The request of a body that is admitted, the seconds that it takes from the tenant's day, what admits it, and its
+    model's graph."""
     request = body.request()
     name = model_name(body.model_id, request, store)
     budget = check_search(request)
@@ -222,5 +227,7 @@ def _admit(body: JobBody, store: Store, settings: Settings) -> tuple[JobRequest,
         request = replace(request, model=replace(request.model, name=name))
     reserve_s = search_s + (0.0 if request.trials is None else request.trials.seconds)
     members = request.workers - 1
-    quotas.check(store, settings, reserve_s + members * search_s, num_jobs=1 + members)
-    return request, reserve_s, graphs.load_bytes(store, body.model_id, request)
+    taken_s = reserve_s + members * search_s
+    admit = functools.partial(quotas.check, store, settings, taken_s, num_jobs=1 + members)
+    admit()
+    return request, reserve_s, admit, graphs.load_bytes(store, body.model_id, request)
