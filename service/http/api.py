@@ -277,7 +277,7 @@ def _on_invalid(request: Request, fault: Exception) -> Response:
     first = fault.errors()[0]
     # Behind its name a parameter that is given several times has a number, which says nothing to its sender.
     place = str(first["loc"][1]) if len(first["loc"]) > 1 else "request"
-    if first["type"] == "string_pattern_mismatch" and place in FORMS:
+    if first["type"] in ("string_pattern_mismatch", "string_too_short") and place in FORMS:
         said = "not understood", FORMS[place]
     else:
         said = wanted(str(first["type"]), first.get("ctx", {})) or (str(first["msg"]), "See docs/api.md.")
@@ -288,6 +288,6 @@ def _on_invalid(request: Request, fault: Exception) -> Response:
 FORMS = {
     "cursor": "Give `next` of the page before, unchanged.",
     "last-event-id": "Give the id of an event of this job, unchanged.",
-    "idempotency-key": "Give ASCII letters, digits and signs, without blanks.",
+    "idempotency-key": "Give 1 to 255 ASCII letters, digits and signs, without blanks.",
 }
 """Parameter that has a form of its own -> how to write it."""

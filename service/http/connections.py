@@ -100,11 +100,7 @@ def bounded(most: int, head_s: float) -> type[HttpToolsProtocol]:
 
         def send_400_response(self, msg: str) -> None:
             """Refuses what is not HTTP; uvicorn calls it while it handles the error of its parser."""
-            fault = sys.exception()
-            # The error of a callback says nothing itself; the one behind it does.
-            said = str((fault and fault.__context__) or fault or msg)[:_SAID]
-            repair = "Send HTTP/1.1. A body has either Content-Length, one whole number, or Transfer-Encoding: chunked."
-            self._refuse(_refusal(400, "The request is not HTTP/1.1", field="request", value=said, repair=repair))
+            self._refuse(_no_http(sys.exception(), msg))
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._forget()
@@ -131,6 +127,14 @@ def bounded(most: int, head_s: float) -> type[HttpToolsProtocol]:
                 self.transport.close()
 
     return Bounded
+
+
+def _no_http(fault: BaseException | None, said: str) -> bytes:
+    """The answer to what is no request; `said` = what is wrong, where the parser's error does not say it."""
+    # The error of a callback says nothing itself; the one behind it does.
+    value = str((fault and fault.__context__) or fault or said)[:_SAID]
+    repair = "Send HTTP/1.1. A body has either Content-Length, one whole number, or Transfer-Encoding: chunked."
+    return _refusal(400, "The request is not HTTP/1.1", field="request", value=value, repair=repair)
 
 
 def _refusal(status: int, title: str, detail: str = "", *, retry_s: int | None = None, **more: object) -> bytes:

@@ -129,6 +129,10 @@ def test_a_submission_that_is_sent_again(api: httpx.Client) -> None:
     assert first.json() == second.json()
     assert len(api.get("/v1/jobs").json()["jobs"]) == 1
     check_problem(api.post("/v1/jobs", json={**body, "seed": 1}, headers=headers), 422, "Idempotency-Key")
+    for key in ("", "two words", "x" * 256):
+        answer = api.post("/v1/jobs", json=body, headers={"Idempotency-Key": key})
+        check_problem(answer, 422, "idempotency-key")
+        assert "docs/" not in answer.json()["repair"]
 
 
 def test_lists_page_by_page(api: httpx.Client) -> None:

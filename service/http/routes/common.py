@@ -27,7 +27,7 @@ IdempotencyKey = Annotated[
         min_length=1,
         max_length=255,
         pattern="^[!-~]+$",
-        description="Any text: for a day, a request with the same key and body gets the job of the first one.",
+        description="For a day, a request with the same key and body gets the job of the first one.",
     ),
 ]
 
