@@ -68,7 +68,7 @@ class ModelStore:
         known = self.model(model_id)
         if known is not None:
             # What is said about its dims may differ.
-            return replace(known, summary=summary)
+            return replace(known, summary={**summary, "name": known.name})
         if self.stored_bytes() + len(data) > capacity:
             raise StoreFull
         with self._redis.pipeline() as pipe:

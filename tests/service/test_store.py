@@ -258,13 +258,13 @@ def test_the_searches_of_a_day(client: redis.Redis) -> None:
 
 
 def test_models_are_kept_by_content(store: Store) -> None:
-    one = store.add_model(b"abc", name="a", summary={"num_parameters": 3}, capacity=5)
-    again = store.add_model(b"abc", name="b", summary={"num_parameters": 3}, capacity=5)
-    assert (one.id, "a") == (again.id, again.name)
+    one = store.add_model(b"abc", name="a", summary={"name": "a", "num_parameters": 3}, capacity=5)
+    again = store.add_model(b"abc", name="b", summary={"name": "b", "num_parameters": 3}, capacity=5)
+    assert one == again
     assert store.model_bytes(one.id) == b"abc"
     found = store.model(one.id)
     assert found is not None
-    assert (found.name, found.num_bytes, found.summary) == ("a", 3, {"num_parameters": 3})
+    assert (found.name, found.num_bytes, found.summary) == ("a", 3, {"name": "a", "num_parameters": 3})
     with pytest.raises(StoreFull):
         store.add_model(b"defg", name="c", summary={}, capacity=5)
     store.add_model(b"de", name="c", summary={}, capacity=5)
