@@ -56,9 +56,8 @@ def bounded(most: int, head_s: float) -> type[HttpToolsProtocol]:
     """
     too_many = _refusal(503, "Too many connections", "Try again shortly; nothing was read.", retry_s=5)
     repair = f"Send at most {HEAD_BYTES} bytes before the body."
-    too_large = _refusal(
-        431, "The head is too large", field="head", value=f"more than {HEAD_BYTES} bytes", repair=repair
-    )
+    value = f"more than {HEAD_BYTES} bytes"
+    too_large = _refusal(431, "The head is too large", field="head", value=value, repair=repair)
 
     class Bounded(HttpToolsProtocol):
         _late: asyncio.TimerHandle | None = None
