@@ -4,9 +4,10 @@ PRODUCTS = {"MatMul", "Einsum", "Gemm"}
 """Kinds that multiply two matrices."""
 SCORES = {
     "Add", "Sub", "Mul", "Div", "Where", "Cast", "Tanh", "Clip", "Max", "Min", "Identity", "Reshape", "Unsqueeze",
-    "Squeeze", "Dropout", "Neg", "Concat", "ReduceMax",
+    "Squeeze", "Dropout", "Neg", "Concat", "Pad", "ReduceMax",
 }  # fmt: skip
-"""Kinds that may be between the scores and their softmax: scale, mask, bias, soft cap, windows, sinks beside keys."""
+"""Kinds that may be between the scores and their softmax: scale, mask, bias, soft cap, windows, sinks beside keys.
+Sinks that are the same number for all are a `Pad`."""
 WEIGHTS = {
     "IsNaN", "Where", "Cast", "Dropout", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Mul", "Expand", "Slice",
     "ReduceSum", "Greater", "Div",

@@ -245,6 +245,20 @@ def _concat(values: KnownValues, op: Operator, places: Places) -> Known:
     return Known(*[np.concatenate(parts, axis=axis).take(back, axis=axis) for parts in zip(*pieces, strict=True)])
 
 
+def _pad(values: KnownValues, op: Operator, places: Places) -> Known:
+    """Elements around those of the operand, where they are all one number."""
+    given, sizes = dict(op.attributes), values.shape(op.inputs[0])
+    if given.get("mode", "constant") != "constant":
+        return NOTHING
+    own = [at - before for at, before in zip(places, given["pads"], strict=False)]
+    inside = [(at >= 0) & (at < size) for at, size in zip(own, sizes, strict=True)]
+    found = values.filled(op.inputs[0], tuple(at[is_in] for at, is_in in zip(own, inside, strict=True)))
+    shape = tuple(map(len, places))
+    numbers, known = np.full(shape, float(given.get("value", 0.0))), np.ones(shape, dtype=bool)
+    numbers[np.ix_(*inside)], known[np.ix_(*inside)] = found
+    return Known(_typed(numbers, values.graph.tensors[op.outputs[0]].dtype), known)
+
+
 def _slice(values: KnownValues, op: Operator, places: Places) -> Known:
     given, own = dict(op.attributes), list(places)
     for axis, start, step in zip(given["axes"], given["starts"], given["steps"], strict=True):
@@ -294,6 +308,6 @@ _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(_FUNCTIONS, _elementwise), "Reshape": _reshape, "Unsqueeze": _reshape, "Squeeze": _reshape,
     "Constant": _constant, "ConstantOfShape": _constant, "Range": _range, "Where": _where, "Cast": _cast,
     "Trilu": _trilu, "Expand": _expand, "Transpose": _transpose, "Concat": _concat, "Slice": _slice, "Gather": _gather,
-    "GatherND": _gather_nd, "CumSum": _cumsum,
+    "GatherND": _gather_nd, "CumSum": _cumsum, "Pad": _pad,
 }  # fmt: skip
 """Kind -> what computes a part of its result."""

@@ -144,6 +144,11 @@ def with_sinks(w: Writer, window: Window) -> str:
     return w.op("Concat", compared(w, window), "sinks", axis=-1)
 
 
+def with_a_zero(w: Writer, window: Window) -> str:
+    """One more place of which every head and every query makes the same, as a softmax with one more in its sum."""
+    return w.op("Pad", compared(w, window), np.array([0, 0, 0, 0, 0, 0, 0, 1]))
+
+
 def several_samples(w: Writer, window: Window) -> str:
     """Heads beside the samples, as OPT has them."""
     joined = w.op("Reshape", w.scores(), np.array([1, HEADS, w.length, w.length]))
@@ -153,7 +158,7 @@ def several_samples(w: Writer, window: Window) -> str:
 
 WAYS: list[Callable[[Writer, Window], str]] = [
     compared, infinite, filled, subtracted, triangles, padded, padded_apart, looked_up_twice, looked_up, with_sinks,
-    several_samples,
+    with_a_zero, several_samples,
 ]  # fmt: skip
 WINDOWS = [
     CAUSAL,

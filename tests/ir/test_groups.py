@@ -211,19 +211,23 @@ def test_scores_that_are_asked_for_are_not_fused():
     assert kinds(graph) == {"softmax": 1}
 
 
-def test_sinks_stand_beside_the_keys():
-    """Attention whose softmax has one more place, that nobody reads, as gpt-oss writes it."""
+@pytest.mark.parametrize("by", ["Concat", "Pad"])
+def test_sinks_stand_beside_the_keys(by):
+    """Attention whose softmax has one more place, that nobody reads: a trained one, as gpt-oss writes it, or zero."""
     c = Chain((1, 8, 16))
-    c.b.parameter("sinks", (1, 1, 1))
     q, k = c.op("MatMul", "x", "w"), c.op("Transpose", c.op("MatMul", "x", "w"), perm=(0, 2, 1))
     scores = c.op("Mul", c.op("MatMul", q, k), number(0.25))
-    places = c.op("Concat", scores, c.op("Expand", "sinks", np.array([1, 8, 1])), axis=2)
+    if by == "Concat":
+        c.b.parameter("sinks", (1, 1, 1))
+        places = c.op("Concat", scores, c.op("Expand", "sinks", np.array([1, 8, 1])), axis=2)
+    else:
+        places = c.op("Pad", scores, np.array([0, 0, 0, 0, 0, 1]))
     weights = c.op("Softmax", c.op("Sub", places, c.op("ReduceMax", places, axes=(2,), keepdims=1)), axis=-1)
     kept = c.op("Slice", weights, axes=(2,), starts=(0,), ends=(8,), steps=(1,))
     graph = c.graph(c.op("MatMul", kept, c.x))
     assert kinds(graph) == {"attention": 1}
     (group,) = fused_groups(graph)
-    assert {"MatMul", "Concat", "ReduceMax", "Slice", "Softmax"} <= {graph.operators[i].kind for i in group.members}
+    assert {"MatMul", by, "ReduceMax", "Slice", "Softmax"} <= {graph.operators[i].kind for i in group.members}
 
 
 def test_a_loss_of_small_operators_is_one_kernel():
