@@ -287,12 +287,28 @@ class GraphBuilder:
                 names[found.index] = self._repeated(names[found.index], found.dim)
             except Unsupported as why:
                 shapes = ", ".join(str(t.shape) if t else "-" for t in tensors)
-                repair = f"Export with static shapes and standard operators, or leave this operator out. {BATCH}"
+                repair = "Export with static shapes and standard operators, or leave this operator out."
+                # Which dim is the batch is worth asking only where the operator could be read without one.
+                if kind in KINDS and self._is_readable_without_batch(kind, names, is_read, attributes, opset):
+                    repair += f" {BATCH}"
                 if kind not in KINDS:
                     repair = _repair_of_unknown(kind, [n for n in outputs if n])
                 raise refuse(f"operator {base} ({kind}) cannot be read: {why}", f"{kind}({shapes})", repair) from None
         repair = f"Export the model with a symbolic batch dimension. {BATCH}"
         raise refuse(f"the batch of operator {base} ({kind}) cannot be traced", kind, repair)
+
+    def _is_readable_without_batch(
+        self, kind: str, names: Sequence[str], is_read: tuple[bool, ...], attributes: Mapping[str, Any], opset: int
+    ) -> bool:
+        """Whether the table expresses an operator with the sizes of the file, if none of its dims is the batch."""
+        tensors = [self.operand(n) if n else None for n in names]
+        whole = [t and replace(t, shape=t.shape_at(self.export_batch), batch_dim=None) for t in tensors]
+        usage = Usage(values=[self.values.get(n) if n else None for n in names])
+        try:
+            self._alike(kind, whole, is_read, attributes, tuple([False] * len(names)), opset, usage)
+        except (Unsupported, BakedBatch, MissingBatch):
+            return False
+        return True
 
     def finish(self, outputs: Sequence[str], *, name: str = "", sha256: str = "") -> Graph:
         """The Graph: dead operators dropped, constants first, parameter views before their first consumer."""

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ir.batch import align, reshape_target, resolve
 from ir.build import GraphBuilder
+from ir.errors import ModelError
 from ir.graph import Tensor
 from ir.linkage import operator_signatures
 
@@ -94,3 +95,23 @@ def test_samples_are_split_by_the_batch_only():
     assert graph.tensors["heads"].batch_dim == 2
     splits = [s for s in operator_signatures(graph, attention) if s.divides_work]
     assert splits and all(2 not in (*s.inputs, *s.outputs) for s in splits)
+
+
+@pytest.mark.parametrize(
+    ("kind", "operands", "attributes", "helps"),
+    [
+        ("MatMul", ("w", "x"), {}, True),  # 3 x 8 by 8 x 4: a product, if the 8 are no samples
+        ("Gather", ("x", "rows"), {"axis": 0}, True),
+        ("MatMul", ("x", "w"), {}, False),  # 8 x 4 by 3 x 8 is none, whatever is the batch
+        ("Transpose", ("x",), {"perm": (0, 0)}, False),
+        ("Reshape", ("x",), {"shape": (3, 5)}, False),
+    ],
+)
+def test_the_batch_is_asked_for_where_another_one_makes_an_operator_readable(kind, operands, attributes, helps):
+    builder = GraphBuilder(export_batch=8)
+    builder.input("x", (1, 4))
+    builder.input("rows", (1,), "int64")
+    builder.parameter("w", (3, 8))
+    with pytest.raises(ModelError) as caught:
+        builder.add(kind, operands, ["y"], attributes=attributes)
+    assert ("--batch-dim" in caught.value.repair) == helps
