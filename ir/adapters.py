@@ -7,7 +7,6 @@ product beside a layer whose outputs are split, and the inputs of its first one 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from ir.graph import Graph, Operator, once_per_graph
 
@@ -18,7 +17,7 @@ CARRIED = frozenset({"Add", "Cast", "Div", "Dropout", "Identity", "Mul"})
 @once_per_graph
 def adapters(graph: Graph) -> Mapping[str, str]:
     """The name of the second product of each adapter -> that of its first one."""
-    found = {}
+    found: dict[str, str] = {}
     for op in graph.operators:
         operands = _data(graph, op) if op.kind == "Add" else []
         if len(operands) == 2:
@@ -32,7 +31,7 @@ def adapters(graph: Graph) -> Mapping[str, str]:
                     and _adapts(graph, first, second, layer)
                 ):
                     found[second.name] = first.name
-    return MappingProxyType(found)
+    return found
 
 
 def _adapts(graph: Graph, first: Operator, second: Operator, layer: Operator) -> bool:

@@ -91,7 +91,7 @@ def test_the_command_line_against_a_service(
     assert "succeeded" in capsys.readouterr().out
     assert main(["cancel", job_id, *at]) == 0  # has ended: stays as it is
     assert "succeeded" in capsys.readouterr().out
-    assert main(["status", "unknown", *at]) == 1
+    assert main(["status", "unknown", *at]) == 2
 
 
 def test_a_job_of_several_searchers(running: Any, squeezenet: bytes) -> None:
