@@ -171,7 +171,8 @@ def _lifted_best(progress: Progress, lift: Lift) -> Callable[[int], Plan] | None
         assert best is not None
         found = lift(best(seed))
         if found is None:
-            raise NothingFits("no plan so far", field="hints", value="", repair="Wait.")
+            repair = "Ask again later in the search, or fix fewer degrees."
+            raise NothingFits("no plan on all devices so far", field="hints.fix", value="", repair=repair)
         return found
 
     return None if best is None else lifted
