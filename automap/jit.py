@@ -307,18 +307,23 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
         if self._loaded is None:
             for other in self._calls_apart:
                 other._load_code()
-            with _exclusive(self._file("code-lock")):
+            with self._telling(), _exclusive(self._file("code-lock")):
                 found = _read(self._file("code"))
                 if found is None:
-                    if self.shares_work and ".kernels" in self.__module__:
-                        _start_others()
-                    with phase(f"compiling kernels, {_cache_folder().about}"):
-                        found = self._make_code()
+                    found = self._make_code()
                 else:
                     rtsys.initialize(self.targetctx)
                     self.targetctx.codegen()._engine._ee.add_object_file(ObjectFileRef.from_data(found[0]))
             self._loaded = found[1:]
         return self._loaded
+
+    def _telling(self) -> contextlib.AbstractContextManager[None]:
+        """A phase that is told, where the machine code is not there yet: it is made, or another process makes it."""
+        if self._file("code").exists():
+            return contextlib.nullcontext()
+        if self.shares_work and ".kernels" in self.__module__:
+            _start_others()
+        return phase(f"compiling kernels, {_cache_folder().about}")
 
     def _make(self) -> Any:
         _prepare()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -170,6 +171,23 @@ def test_machine_code_of_before_calls_kernels_apart_that_are_made_anew(tmp_path:
         (file,) = tmp_path.glob(f"*/*half-*.{kind}")
         file.unlink()
     assert compiled() == 1, "its caller is read from the cache"
+
+
+@pytest.mark.slow
+def test_waiting_for_another_process_that_compiles_is_told(tmp_path: Path) -> None:
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", ONE], env=environment, capture_output=True, check=True)
+    (code,) = tmp_path.glob("*/*half-*.code")
+    code.unlink()
+    program = ONE.replace("listening(told.append)", "listening(lambda text: print(text, flush=True))")
+    with code.with_suffix(".code-lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE) as waiting:
+            assert waiting.stdout is not None
+            assert waiting.stdout.readline().startswith(b"compiling kernels")
+            assert waiting.poll() is None, "it waits"
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            assert waiting.wait() == 0
 
 
 @pytest.mark.slow
