@@ -131,7 +131,9 @@ def test_words_are_those_of_bash(name: str, tmp_path: Path) -> None:
     stub.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     stub.chmod(0o755)
     path = f"{tmp_path}:/usr/bin:/bin"
-    ran = subprocess.run(["bash", "-c", SCRIPTS[name]], capture_output=True, text=True, env={"PATH": path}, check=False)
+    ran = subprocess.run(
+        ["bash", "-c", SCRIPTS[name]], capture_output=True, text=True, cwd=tmp_path, env={"PATH": path}, check=False
+    )
     started, _ = commands(SCRIPTS[name])
     (words,) = [[plain(word) for word in one[1:]] for one in started if one[0] == "torchrun"]
     assert words == ran.stdout.splitlines()
