@@ -8,6 +8,7 @@ then shared, as a tied parameter is. Nothing is repeated where only one stretch 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from ir.graph import Graph, Operator, Tensor
 MAX_COPIES = 20_000
 """Number of operators that may be added (assumed); a graph that would need more is left as it is."""
 MAX_FLOPS_SHARE = 1e-3
-"""Largest share of the graph's forward FLOPs that all copies together may have (assumed)."""
+"""Largest share of the graph's forward FLOPs that the added copies together may have (assumed)."""
 
 
 def _is_local(graph: Graph, op: Operator, local: Mapping[str, int], gradients: set[str]) -> bool:
@@ -51,9 +52,11 @@ def localize(graph: Graph) -> Graph:
     readers = _readers(graph, chain, local, cuts)
     if readers is None:
         return graph
-    copies = sum(len(need) for need in readers.values()) - len(set().union(*readers.values(), set()))
-    flops = sum(graph.operators[i].forward_flops.at(1) for need in readers.values() for i in need)
-    if len(readers) < 2 or not copies or copies > MAX_COPIES or flops > MAX_FLOPS_SHARE * graph.forward_flops:
+    # The first of the copies of an operator is the operator itself: it repeats no work.
+    added = Counter(i for need in readers.values() for i in need)
+    added.subtract(added.keys())
+    flops = sum(number * graph.operators[i].forward_flops.at(1) for i, number in added.items())
+    if len(readers) < 2 or not 0 < added.total() <= MAX_COPIES or flops > MAX_FLOPS_SHARE * graph.forward_flops:
         return graph
     return _repeat(graph, chain, local, cuts, readers)
 

@@ -104,6 +104,43 @@ def test_a_shared_mask_does_not_tie_layers_together():
     assert localize(stack(1)) == stack(1)
 
 
+def relative(layers: int, *, shared_products: bool) -> Graph:
+    """Layers that read one normalised table, as DeBERTa's read its relative positions: each by a product of its own, or
+    all the result of one product."""
+    builder = GraphBuilder()
+    builder.input("x", (1, 8, 16), "float32")
+    for name, shape in (("table", (8, 16)), ("scale", (16,)), ("shared", (16, 16)), ("first", (16, 16))):
+        builder.parameter(name, shape)
+    (table,) = builder.add("RMSNormalization", ["table", "scale"], ["places"], attributes={"axis": -1}, opset=23)
+    (x,), read = builder.add("MatMul", ["x", "first"], ["f"]), table
+    if shared_products:
+        (read,) = builder.add("MatMul", [table, "shared"], ["read"])
+    for i in range(layers):
+        builder.parameter(f"up{i}", (16, 16))
+        (y,) = builder.add("MatMul", [x, f"up{i}"], [f"u{i}"])
+        if not shared_products:
+            builder.parameter(f"own{i}", (16, 16))
+            (read,) = builder.add("MatMul", [table, f"own{i}"], [f"own{i}r"])
+        (y,) = builder.add("Mul", [y, read], [f"m{i}"])
+        (x,) = builder.add("Add", [x, y], [f"x{i}"])
+    return builder.finish([x], name="relative")
+
+
+def test_a_shared_table_with_a_product_in_each_layer_does_not_tie_them_together():
+    graph = relative(5, shared_products=False)
+    local = localize(graph)
+    assert find_units(graph).num_blocks == 0 and find_units(local).num_blocks == 5
+    # The norm is repeated, the products are not.
+    assert sum(op.kind == "RMSNormalization" for op in local) == 5
+    assert sum(op.kind == "MatMul" for op in local) == sum(op.kind == "MatMul" for op in graph)
+    assert local.num_parameters == graph.num_parameters and local.forward_flops == graph.forward_flops
+
+
+def test_a_product_that_all_layers_read_is_not_repeated():
+    graph = relative(5, shared_products=True)
+    assert localize(graph) == graph
+
+
 def test_six_thousand_operators_take_no_quadratic_time():
     graph = localize(stack(700))
     assert len(graph.operators) > 5000
