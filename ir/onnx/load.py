@@ -28,6 +28,7 @@ from ir.onnx.readers.nodes import BAGS, DTYPES, Node, Source, Stored, dtype_name
 from ir.onnx.readers.roles import roles_without_metadata, stored_role
 from ir.onnx.readers.schemas import check_is_standard, check_num_operands, infer
 from ir.onnx.rewrites.constant_folding import fold
+from ir.onnx.rewrites.contributed import with_turns
 from ir.onnx.rewrites.dispatch_masks import DispatchMasks
 from ir.onnx.rewrites.einsum_products import as_product, in_pairs
 from ir.onnx.rewrites.embedding_bags import add_bags
@@ -177,6 +178,10 @@ class _Importer:
         if node.kind == "Einsum" and len(inputs) > 2:
             for product in in_pairs(node):
                 self._node(product, uses)
+            return
+        if node.kind == "FusedMatMul":
+            for part in with_turns(node, [len(self._exported_shape(name) or ()) for name in inputs]):
+                self._node(part, uses)
             return
         if node.kind == "Einsum" and not self.source.is_pytorch:
             node = as_product(self.builder, node, inputs)

@@ -1,8 +1,11 @@
 """ONNX Runtime's fused operators are read as the standard ones that they were made of."""
 
+import itertools
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from ort_oracle import compare
 
 from ir.attention_windows import attention_masks
 from ir.blocks import find_units
@@ -29,6 +32,11 @@ SIZES = {"in_three": (0, 0, 4, 3, 4), "flat": (0, 0, 16)}
 
 def load(*nodes):
     """The graph of nodes that write y."""
+    return load_model(written(*nodes))
+
+
+def written(*nodes):
+    """The bytes of their file."""
     used = {name for each in nodes for name in each.input}
     stored = [numpy_helper.from_array(np.ones(s, np.float32), n) for n, s in SHAPES.items() if n in used]
     stored += [numpy_helper.from_array(np.asarray(s), n) for n, s in SIZES.items() if n in used]
@@ -39,7 +47,7 @@ def load(*nodes):
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     opsets = [helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)]
     graph = helper.make_graph(nodes, "fused", inputs, [y], stored)
-    return load_model(helper.make_model(graph, opset_imports=opsets).SerializeToString())
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
 
 
 def fused(kind, *operands, **attributes):
@@ -174,6 +182,46 @@ def test_a_fused_operator_is_its_parts(case):
         mask.window for mask in attention_masks(expected).values()
     ]
     assert not given.warnings
+
+
+@pytest.mark.parametrize("flags", [*itertools.product((0, 1), repeat=4)], ids=str)
+def test_a_product_of_turned_operands_is_that_of_the_plain_ones(flags):
+    """Layouts of `[b, m, k]` and `[b, k, n]`, by whether the last two dims are swapped and the first dim is in front
+    of the batch."""
+    layouts = {(0, 0): (0, 1, 2), (1, 0): (0, 2, 1), (0, 1): (1, 0, 2), (1, 1): (2, 0, 1)}
+    a, b = flags[:2], flags[2:]
+    names = ("transA", "transBatchA", "transB", "transBatchB")
+    nodes = [
+        node("MatMul", ["x", "wq"], ["q"]), node("Transpose", ["q"], ["k"], perm=[0, 2, 1]),
+        node("Transpose", ["x"], ["a"], perm=layouts[a]), node("Transpose", ["k"], ["b"], perm=layouts[b]),
+        fused("FusedMatMul", "a", "b", alpha=0.5, **dict(zip(names, flags, strict=True))),
+    ]  # fmt: skip
+    graph = load(*nodes)
+    assert graph.forward_flops == load(*nodes[:2], node("MatMul", ["x", "k"], ["y"])).forward_flops
+    assert "Einsum" not in {op.kind for op in graph} and graph.tensors["y"].shape == (1, 6, 6)
+    assert compare(written(*nodes)) < 1e-5
+
+
+def test_a_turned_product_takes_samples_that_are_merged_with_heads():
+    """Attention of `nn.MultiheadAttention` on learned queries, as ONNX Runtime's optimiser leaves it: keys are
+    `[s, (b h), d]`, and there are queries of each head for all samples."""
+    stored = [
+        numpy_helper.from_array(np.random.default_rng(0).normal(size=s).astype(np.float32), n)
+        for n, s in {"wq": (16, 16), "queries": (4, 5, 4)}.items()
+    ]
+    stored += [numpy_helper.from_array(np.array(s), n) for n, s in {"m": (6, 12, 4), "back": (3, 4, 5, 6)}.items()]
+    nodes = [
+        node("MatMul", ["x", "wq"], ["k"]), node("Transpose", ["k"], ["t"], perm=[1, 0, 2]),
+        node("Reshape", ["t", "m"], ["keys"]), node("Tile", ["queries", "times"], ["q"]),
+        fused("FusedMatMul", "q", "keys", transB=1, transBatchB=1), node("Reshape", ["y", "back"], ["z"]),
+    ]  # fmt: skip
+    stored.append(numpy_helper.from_array(np.array([3, 1, 1]), "times"))
+    x, z = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", (3, 6, 16)), ("z", (3, 4, 5, 6))))
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(helper.make_graph(nodes, "g", [x], [z], stored), opset_imports=opsets)
+    graph = load_model(model.SerializeToString())
+    assert graph.tensors["z"].shape == (1, 4, 5, 6) and graph.tensors["z"].batch_dim == 0
+    assert graph.forward_flops == 2 * 6 * 16 * 16 + 2 * 4 * 5 * 6 * 4
 
 
 def test_heads_in_one_operand_have_weights_of_their_own():

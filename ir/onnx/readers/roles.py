@@ -15,8 +15,9 @@ from ir.onnx.readers.control_flow import LOOPS
 from ir.onnx.readers.nodes import COMPUTED, Node, Source, Stored, dtype_name, is_common_buffer, small_value
 
 WEIGHT_POSITIONS: Mapping[str, Sequence[int]] = {
-    "Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (0, 1, 2), "MatMul": (0, 1), "BatchNormalization": (1, 2),
-    "InstanceNormalization": (1, 2), "LayerNormalization": (1, 2), "GroupNormalization": (1, 2),
+    "Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (0, 1, 2), "MatMul": (0, 1), "FusedMatMul": (0, 1),
+    "BatchNormalization": (1, 2), "InstanceNormalization": (1, 2), "LayerNormalization": (1, 2),
+    "GroupNormalization": (1, 2),
     "RMSNormalization": (1,), "SimplifiedLayerNormalization": (1,), "PRelu": (1,), "Gather": (0,), "LSTM": (1, 2, 3),
     "GRU": (1, 2, 3), "RNN": (1, 2, 3), "DeformConv": (1, 3), "Mul": (0, 1), "Add": (0, 1), "Sub": (0, 1),
     "Div": (0, 1), "Concat": tuple(range(64)), "Einsum": tuple(range(64)), "#Bags": (2,),
@@ -27,7 +28,10 @@ WEIGHT_POSITIONS: Mapping[str, Sequence[int]] = {
 )  # fmt: skip
 """Operand positions, by kind, in which a stored float tensor is taken for a parameter. Outside the standard
 domain it is one in every position."""
-MATRIX_POSITIONS = {k: WEIGHT_POSITIONS[k] for k in ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN")}
+MATRIX_POSITIONS = {
+    kind: WEIGHT_POSITIONS[kind]
+    for kind in ("Conv", "ConvTranspose", "Gemm", "MatMul", "FusedMatMul", "LSTM", "GRU", "RNN")
+}
 """Positions that hold the weights of which every model has some."""
 ALWAYS_WEIGHTS = frozenset(MATRIX_POSITIONS) | {
     "BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization", "RMSNormalization",

@@ -7,7 +7,8 @@ scales are left out: they cost nothing beside the products.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 from ir.errors import refuse
@@ -16,6 +17,9 @@ from ir.onnx.readers.nodes import Node
 DOMAIN = "com.microsoft."
 ATTENTION_VERSION = 23
 """Version of the standard operator set that has Attention, RMSNormalization and RotaryEmbedding."""
+TURNS = ("transA", "transBatchA", "transB", "transBatchB")
+"""Attributes of FusedMatMul: whether the last two dims of an operand are swapped, and whether its first dim stands
+behind those of the batch, for each of its operands."""
 
 
 class _Written:
@@ -217,14 +221,34 @@ def _group_norm(skip: int) -> Callable[[_Written], None]:
 
 
 def _product(to: _Written) -> None:
-    """A product of operands that may be transposed, and whose dims of the batch may be between the two others."""
-    a, b = ("km" if to.attribute("transA") else "mk"), ("nk" if to.attribute("transB") else "kn")
-    between = [bool(to.attribute(name)) for name in ("transBatchA", "transBatchB")]
-    left, right = (f"{d[0]}...{d[1]}" if inner else f"...{d}" for d, inner in zip((a, b), between, strict=True))
-    if (left, right) == ("...mk", "...kn"):
-        to.add("MatMul", to.node.inputs, to.node.outputs[0])
-    else:
-        to.add("Einsum", to.node.inputs, to.node.outputs[0], equation=f"{left},{right}->...mn")
+    """A product of operands that may be turned, times a number; see `with_turns`, which knows how many dims they
+    have."""
+    turns = {name: 1 for name in TURNS if to.attribute(name)}
+    alpha = float(to.attribute("alpha", 1.0))
+    product = to.add("FusedMatMul" if turns else "MatMul", to.node.inputs, to.node.outputs[0] * (alpha == 1.0), **turns)
+    if alpha != 1.0:
+        to.add("Mul", [product, to.add("Constant", (), value_float=alpha)], to.node.outputs[0])
+
+
+def with_turns(node: Node, ranks: Sequence[int]) -> list[Node]:
+    """A product of turned operands as Transposes and a MatMul.
+
+    Args:
+        node: of the kind FusedMatMul, with those attributes of `TURNS` that are not 0.
+        ranks: numbers of dims of its operands.
+    """
+    found: list[Node] = []
+    operands = list(node.inputs)
+    for i, rank in enumerate(ranks):
+        inner, outer = (node.attributes.get(name, 0) for name in TURNS[2 * i : 2 * i + 2])
+        perm = [*range(1, rank - 1), 0, rank - 1] if outer else [*range(rank)]
+        if inner:
+            perm[-2:] = perm[:-3:-1]
+        if perm != [*range(rank)]:
+            operands[i] = f"{node.outputs[0]}#{'ab'[i]}"
+            found.append(replace(node, kind="Transpose", inputs=[node.inputs[i]], outputs=[operands[i]],
+                                 attributes={"perm": tuple(perm)}, name=f"{node.name}/Transpose_{i}"))  # fmt: skip
+    return [*found, replace(node, kind="MatMul", inputs=operands, attributes={})]
 
 
 def _activated(kind: str, num_operands: int) -> Callable[[_Written], None]:
