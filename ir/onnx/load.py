@@ -37,6 +37,7 @@ from ir.onnx.rewrites.loops import Loops
 from ir.onnx.rewrites.masked_writes import MASKED, add_masked
 from ir.onnx.rewrites.merged_views import MergedViews
 from ir.onnx.rewrites.repeated_rows import add_rows
+from ir.onnx.rewrites.repeated_samples import of_one_sample
 from ir.onnx.rewrites.sample_lookups import SampleLookups
 from ir.onnx.rewrites.sequences import Sequences
 from ir.onnx.rewrites.slice_writes import write_slice
@@ -159,7 +160,10 @@ class _Importer:
             if role == "constant" and stored.value is not None:
                 self.builder.constant(name, stored.value)
             else:
-                self.builder.add_tensor(Tensor(name=name, shape=stored.shape, dtype=stored.dtype, role=role))
+                shape = stored.shape
+                if role == "parameter":
+                    shape = of_one_sample(shape, stored.periods, self.builder.export_batch)
+                self.builder.add_tensor(Tensor(name=name, shape=shape, dtype=stored.dtype, role=role))
 
     def _resolve(self, name: str) -> str:
         """The name under which the builder knows a tensor of the file."""

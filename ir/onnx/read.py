@@ -34,6 +34,7 @@ from ir.onnx.rewrites.exporter_quirks import folded_parameters, mark_weights, se
 from ir.onnx.rewrites.folded_norms import restored_norms, seem_folded
 from ir.onnx.rewrites.masked_writes import chosen_by_masks
 from ir.onnx.rewrites.quantisation import in_floats
+from ir.onnx.rewrites.repeated_samples import note_periods
 from ir.onnx.rewrites.stored_bands import stored_bands
 from ir.onnx.rewrites.turned_keys import turned_apart
 
@@ -58,8 +59,9 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         is_read = needs_values and kind not in ("PARAMETER", "BUFFER")
         value = small_value(tensor) if is_read else None
         stored[tensor.name] = Stored(tuple(tensor.dims), dtype_name(tensor.data_type), value, kind)
-    made = folded_parameters(graph.value_info, stored)
     tensors = {t.name: t for t in graph.initializer}
+    unmarked = [name for name in tensors if needs_values and not stored[name].kind]
+    made = folded_parameters(graph.value_info, stored)
     if needs_values:
         made += stored_bands(stored, tensors)
     for sparse in graph.sparse_initializer:
@@ -74,6 +76,7 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
     marked = _is_marked(inputs, stored)
     read = needed(reader.nodes, [v.name for v in graph.output])
     nodes, warnings = in_floats(standard(read), stored, marked=marked)
+    note_periods(nodes, stored, {name: tensors[name] for name in unmarked if name in stored})
     if not marked:
         nodes = restored_norms(with_stored_constants(nodes, stored), stored)
         reads = ((node.kind, i, name) for node in nodes for i, name in enumerate(node.inputs))

@@ -39,6 +39,7 @@ from ir.onnx.readers.nodes import (
     FROZEN_KEY,
     KIND_KEY,
     PYTORCH,
+    REPEATS_KEY,
     SCOPE_KEY,
     TURNED_KEY,
     UNREAD_KEY,
@@ -49,6 +50,7 @@ from ir.onnx.readers.stated_costs import COST_KEYS
 from ir.onnx.rewrites.computed_tables import computed_tables
 from ir.onnx.rewrites.equal_weights import tables_and_heads
 from ir.onnx.rewrites.exporter_quirks import content, is_filled
+from ir.onnx.rewrites.repeated_samples import periods
 from ir.onnx.rewrites.stored_bands import band_of, stated
 
 KEPT_METADATA = frozenset(
@@ -60,6 +62,7 @@ KEPT_METADATA = frozenset(
         CONTENT_KEY,
         TURNED_KEY,
         COMPUTED_KEY,
+        REPEATS_KEY,
         BAND_KEY,
         UNREAD_KEY,
         FROZEN_KEY,
@@ -213,7 +216,8 @@ def _without_large(view: memoryview, kind: str) -> Iterator[bytes | memoryview]:
 def _compare(model: Any) -> None:
     """Notes in the metadata of weights what the reader would find out from their numbers.
 
-    These are: which of them are equal, which are fresh, and which are masks or tables of cosines and sines.
+    These are: which of them are equal, which are fresh, which repeat themselves, and which are masks or tables of
+    cosines and sines.
     """
     for tensor in model.graph.initializer:
         band = None if _is_external(tensor) else band_of(tensor)
@@ -226,6 +230,8 @@ def _compare(model: Any) -> None:
     computed = computed_tables(reads, {t.name: t for t in weights})
     numbers: dict[object, int] = {}
     for tensor in weights:
+        if (found := periods(tensor)) != tuple(tensor.dims)[: len(found)]:
+            tensor.metadata_props.add(key=REPEATS_KEY, value=" ".join(map(str, found)))
         if tensor.name in computed:
             tensor.metadata_props.add(key=COMPUTED_KEY, value="1")
         if (is_pytorch or len(tensor.dims) == 1 or tensor.name in tables) and is_filled(tensor):

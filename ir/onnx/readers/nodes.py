@@ -60,6 +60,9 @@ COMPUTED_KEY = "automap.computed"
 """Metadata key of a stripped tensor: "1" if its numbers were those of a mask or a table of cosines and sines."""
 BAND_KEY = "automap.band"
 """Metadata key of a stripped tensor that was a mask: see `ir.onnx.rewrites.stored_bands.Band`, as a JSON list."""
+REPEATS_KEY = "automap.repeats"
+"""Metadata key of a stripped tensor that repeated itself: see `ir.onnx.rewrites.repeated_samples.periods`, with blanks
+between the numbers."""
 COMPUTED = "COMPUTED"
 """Kind of a stored tensor that holds such numbers (`Stored.kind`)."""
 UNREAD_KEY, FROZEN_KEY = "automap.unread_parameters", "automap.frozen_parameters"
@@ -108,6 +111,8 @@ class Stored:
     value: Value | None = None
     kind: str = ""
     """PARAMETER or BUFFER, as the exporter marked it; empty where it did not."""
+    periods: tuple[int, ...] = ()
+    """Rows after which it repeats itself, see `ir.onnx.rewrites.repeated_samples`; empty where nothing was compared."""
 
 
 @dataclass

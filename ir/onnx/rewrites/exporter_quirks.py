@@ -29,6 +29,13 @@ from ir.onnx.readers.nodes import (
 EXPORTERS_OWN = re.compile(r"val_\d+$|(c_)?_?(lifted_tensor|tensor_constant)")
 """Names that PyTorch's exporter gives to literals and to tensors that a module makes of them."""
 
+_MOVED = re.compile(r"(expand|repeat|tile|transpose|permute|unsqueeze|squeeze|view|reshape|clone)(_\d+)?$")
+"""Names of results of operators that only move or repeat numbers."""
+_CREATED = re.compile(
+    r"(new_)?(arange|full|zeros|ones|eye|linspace|logspace|scalar_tensor|empty|rand\w*)(_like)?(_\d+)?$"
+)
+"""Names of results of operators that make tensors of numbers alone."""
+
 
 def folded_parameters(values: Iterable[Any], stored: dict[str, Stored]) -> list[Node]:
     """Marks weights again that lost their mark because the exporter's optimiser transposed or looked them up.
@@ -67,12 +74,16 @@ def _folded_sources(names: list[str]) -> list[str]:
     """The names of parameters among those that a stored value was computed from.
 
     Parameters of modules have dotted names, the exporter's own values have not. A parameter of the outermost module has
-    none either: it is what one operator was applied to, alone or with a literal (`val_7`), for a value that was
-    computed before brings the names of its own sources along.
+    none either: it is what one operator was applied to, alone or with literals (`val_7`), or several operators that
+    only move numbers, for a value that was computed before brings the names of its own sources along.
     """
     sources = [n for n in names if "." in n and not is_common_buffer(n)]
-    if not sources and len(names) <= 2:
+    if not sources:
         sources = [n for n in names if not EXPORTERS_OWN.match(n) and not is_common_buffer(n)]
+        if len(names) > 2:
+            sources = [n for n in sources if not _MOVED.match(n)]
+            if any(_CREATED.match(n) for n in sources):
+                return []
     return sources if len(sources) == 1 or "." in "".join(sources) else []
 
 

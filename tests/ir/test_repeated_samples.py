@@ -1,0 +1,75 @@
+"""Parameters that an optimiser stored once for each sample of the export are those of one sample."""
+
+import io
+import warnings
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
+
+from ir.onnx.load import load_model
+from ir.onnx.strip import strip
+
+WIDTH, LENGTH = 16, 6
+RANDOM = np.random.default_rng(0)
+
+
+class Reader(nn.Module):
+    """A class token in front of the samples, and learned queries that read them."""
+
+    def __init__(self, *, is_inner: bool) -> None:
+        super().__init__()
+        tokens = {"token": (1, 1, WIDTH), "queries": (1, 4, WIDTH)}
+        self.held = nn.ParameterDict({n: nn.Parameter(torch.randn(s)) for n, s in tokens.items()}) if is_inner else None
+        self.token, self.queries = (None if is_inner else nn.Parameter(torch.randn(s)) for s in tokens.values())
+        self.embed, self.keys = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        token, queries = (self.token, self.queries) if self.held is None else self.held.values()
+        x = torch.cat([token.expand(x.shape[0], -1, -1), self.embed(x)], 1)
+        queries = queries.repeat(x.shape[0], 1, 1)
+        return torch.softmax(queries @ self.keys(x).transpose(1, 2), -1) @ x
+
+
+def exported(module: nn.Module, batch: int) -> bytes:
+    file = io.BytesIO()
+    x = torch.randn(batch, LENGTH, WIDTH)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(module.eval(), (x,), dynamo=True, opset_version=20, verbose=False).save(file)
+    return file.getvalue()
+
+
+def optimised(data: bytes, folder) -> bytes:
+    settings = onnxruntime.SessionOptions()
+    settings.optimized_model_filepath = str(folder / "optimised.onnx")
+    settings.log_severity_level = 3
+    onnxruntime.InferenceSession(data, settings, providers=["CPUExecutionProvider"])
+    return (folder / "optimised.onnx").read_bytes()
+
+
+@pytest.mark.parametrize("is_inner", [False, True], ids=["own", "of a module inside"])
+def test_parameters_do_not_grow_with_the_exported_batch(is_inner, tmp_path):
+    module = Reader(is_inner=is_inner)
+    wanted = sum(p.numel() for p in module.parameters())
+    flops = set()
+    for batch in (1, 3):
+        data = exported(module, batch)
+        for file in (data, optimised(data, tmp_path), strip(optimised(data, tmp_path)).data):
+            graph = load_model(file)
+            assert graph.num_parameters == wanted
+            flops.add(graph.forward_flops)
+    assert len(flops) == 1
+
+
+def test_a_filter_that_all_channels_share_keeps_its_channels():
+    """There are as many channels as samples."""
+    blur = np.repeat(RANDOM.normal(size=(1, 1, 3, 3)), 3, 0).astype(np.float32)
+    nodes = [helper.make_node("Conv", ["x", "blur"], ["y"], group=3)]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, (3, 3, s, s)) for n, s in (("x", 8), ("y", 6)))
+    graph = helper.make_graph(nodes, "g", [x], [y], [numpy_helper.from_array(blur, "blur")])
+    found = load_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]).SerializeToString())
+    assert found.num_parameters == 27 and found.forward_flops == 2 * 3 * 9 * 36
