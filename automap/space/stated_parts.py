@@ -136,7 +136,8 @@ def _mixtures(space: PlanSpace) -> Mask:
         ops = [space.operator(unit_type, offset) for offset in range(len(unit.signatures))]
         for op in ops:
             if op.kind == DISPATCH:
-                first = next(k for k, other in enumerate(ops) if op.inputs[0] in other.outputs)
+                # Where the unit begins with the mixture, the unit before makes the tokens.
+                first = next((k for k, other in enumerate(ops) if op.inputs[0] in other.outputs), -1)
                 last = next(k for k, other in enumerate(ops) if other.kind == COMBINE and k > first)
                 base = int(tables.spans[unit_type])
                 found[base + first + 1 : base + last + 1] = True

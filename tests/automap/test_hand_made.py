@@ -22,6 +22,8 @@ from automap.space.stated_strategy import Strategy, recomputes_nothing, undivide
 from automap.space.templates import templates
 from ir import zoo
 from ir.factors import whole_signature
+from ir.zoo.net import Net
+from ir.zoo.transformers import Moe
 
 GPT = "gpt:layers=8,hidden=256,heads=4,seq_len=128,vocab_size=1024"
 MOE = "moe:layers=2,hidden=128,heads=4,kv_heads=4,ffn=256,experts=4,seq_len=64,vocab_size=512"
@@ -247,3 +249,28 @@ def test_all_kinds_of_layers_are_spread_and_computed_again(evaluator_of: Any, sp
     lowered = made(evaluator, strategy)
     counts = [sum(bool(segment.recomputed.any()) for segment in chunk) for chunk in lowered.chunks]
     assert sum(counts) == layers and max(counts) - min(counts) <= 1
+
+
+def mixtures(*, in_front: bool) -> Evaluator:
+    """A network of mixtures of experts alone, or each with a linear layer before it."""
+    net, moe = Net(), Moe(layers=2, hidden=32, heads=4, experts=4, ffn=64, seq_len=16, vocab_size=64)
+    x = net.embedding(net.builder.input("ids", (1, 16), "int64"), "wte", 64, 32)
+    for layer in ("h.0", "h.1"):
+        x = net.linear(x, f"{layer}.lin", 32) if in_front else x
+        x = moe._mlp(net, x, f"{layer}.mlp")
+    graph = net.finish(net.linear(x, "head", 64, bias=False))
+    return Evaluator(Problem.build(graph, parse_cluster("4xA100"), {"global_batch": 16}))
+
+
+@pytest.mark.parametrize("degrees", [{"ep": 2, "tp": 2, "sequence_parallel": True}, {"ep": 4}, {"cp": 4}])
+def test_a_layer_may_begin_with_its_mixture_of_experts(degrees: dict[str, Any]) -> None:
+    """Its tokens are made by the layer before; the mixture is split as it is behind a layer of its own."""
+    alone, behind = (
+        {
+            name: sharding
+            for name, sharding in to_plan(made(evaluator, Strategy(**degrees)), evaluator).stages[0].shardings.items()
+            if ".mlp" in name
+        }
+        for evaluator in (mixtures(in_front=False), mixtures(in_front=True))
+    )
+    assert alone and alone == behind
