@@ -6,7 +6,7 @@ Fused weights are written in the order of the user's module, and tied weights on
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class Checkpoint:
 
     def __init__(
         self, module: nn.Module, roles: Roles, ties: Mapping[str, str], axis: Axis, shards: DeviceMesh | None,
-        device: torch.device,
+        device: torch.device, beside: Mapping[str, Tensor],
     ) -> None:  # fmt: skip
         """Takes a network that is split already.
 
@@ -44,7 +44,9 @@ class Checkpoint:
             ties: the names of shared parameters -> the first name of each.
             axis: the sharding axis.
             shards: the mesh over which ZeRO splits parameters; None without ZeRO.
+            beside: parameters of the network that no stage reads, by name.
         """
+        self._beside = beside
         self._module, self._roles, self._ties = module, roles, ties
         self._axis, self._shards, self._device = axis, shards, device
 
@@ -58,7 +60,10 @@ class Checkpoint:
         Raises:
             UserError: see `read`.
         """
-        prepare_state(optimizer, folder)
+        names: dict[Tensor, tuple[str]] = {
+            p: (self._ties.get(name, name),) for name, p in self._module.named_parameters()
+        }
+        prepare_state(optimizer, folder, names)
         state = {**self._file_tensors(optimizer), "more": dict(more)}
         read(folder, state)
         with torch.no_grad():
@@ -73,7 +78,7 @@ class Checkpoint:
 
     def _tensors(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """Every tensor of this rank by its name in files."""
-        found = {}
+        found = {f"model.{name}": tensor for name, tensor in self._beside.items()}
         for name, parameter in self._module.named_parameters():
             found[f"model.{self._ties.get(name, name)}"] = parameter.detach()
             for key, value in optimizer.state.get(parameter, {}).items():
@@ -142,13 +147,13 @@ def read(folder: Path, state: dict[str, Any]) -> None:
         raise _unreadable(folder, rank, why) from None
 
 
-def _holds_state(folder: Path) -> bool:
-    """Whether a checkpoint holds the state of an optimizer; a folder that `read` refuses is taken to."""
+def _held_states(folder: Path) -> set[str] | None:
+    """The names of the parameters of which a checkpoint holds the state of an optimizer; None = `read` refuses it."""
     try:
         held = FileSystemReader(folder).read_metadata().state_dict_metadata
     except Exception:  # `read` says what is wrong with it.
-        return True
-    return any(name.startswith("optimizer.") for name in held)
+        return None
+    return {name.removeprefix("optimizer.").rpartition(".")[0] for name in held if name.startswith("optimizer.")}
 
 
 def _unreadable(folder: Path, rank: int, why: str) -> UserError:
@@ -183,22 +188,35 @@ def _whole(value: Tensor) -> Tensor:
     return value.redistribute(placements=[*outer, value.placements[-1]]).full_tensor()
 
 
-def prepare_state(optimizer: torch.optim.Optimizer, folder: Path) -> None:
+def prepare_state(optimizer: torch.optim.Optimizer, folder: Path, names: Mapping[Tensor, Collection[str]]) -> None:
     """Makes an optimizer have the state that is to be read from a folder, with any values.
 
     It allocates its state by a step of zero gradients and zero rates. Where the checkpoint was written before the first
-    step of an optimizer, or that keeps no state, it begins anew.
+    step of an optimizer, or that keeps no state, it begins anew, as does the state of a parameter that had none, since
+    no pass had reached it.
+
+    Args:
+        names: what the optimizer updates -> the names in files of the parameters of which this holds a part.
     """
-    if not _holds_state(folder):
+    held = _held_states(folder)
+    every = [p for group in optimizer.param_groups for p in group["params"]]
+    had = [p for p in every if held is None or not held.isdisjoint(names.get(p, ()))]
+    if held is None or any(not optimizer.state.get(p) for p in had):
         optimizer.state.clear()
-        return
-    if optimizer.state:
-        return
+        _allocate(optimizer, had)
+    for parameter in set(every).difference(had):
+        optimizer.state.pop(parameter, None)
+
+
+def _allocate(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> None:
+    """Makes the state of some parameters; all others have none."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0
         for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = None
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad()
     for group, rate in zip(optimizer.param_groups, rates, strict=True):

@@ -72,7 +72,7 @@ class OverlappedSums:
             self._under_way.append((work, flat))
 
     def finish(self) -> None:
-        """Completes the gradients after the last backward pass; gradients that no pass reached are zero."""
+        """Completes the gradients after the last backward pass; those that this rank did not make are zero."""
         self._start(None)
         for (work, flat), bucket in zip(self._under_way, self._buckets, strict=True):
             work.wait()

@@ -50,7 +50,12 @@ class GraphCheckpoint:
         Raises:
             UserError: see `checkpoint.read`.
         """
-        prepare_state(optimizer, folder)
+        names = {
+            part: list(self._file_names(executor.members[leaf]))
+            for executor, held in self._held()
+            for leaf, part in held.items()
+        }
+        prepare_state(optimizer, folder, names)
         state = {**self._tensors(optimizer), "more": dict(more)}
         read(folder, state)
         for executor, held in self._held():

@@ -46,6 +46,7 @@ from automap.runtime.trainer.split_check import PROBE_ULPS, computes, probe_inpu
 from automap.runtime.trainer.step_data import Indices, check_data
 from automap.runtime.trainer.supported_plans import INSTEAD
 from automap.runtime.trainer.training_graph import data_inputs, input_names, scores_of
+from ir.frozen import names_in_file
 from ir.graph import Graph
 from ir.operators.experts import COMBINE, DISPATCH
 
@@ -120,8 +121,11 @@ class GraphTrainer:
             {f"{n}.{name}": leaf for n, e in self._executors.items() for name, leaf in e.parameters.items()}
         )
         self._replicas = replicas_of(plan, self._executors, self._masters.masters)
-        persistent = {n: values[n] for n in module.state_dict() if n in dict(module.named_buffers())}
-        self._checkpoint = GraphCheckpoint(graph, tied_names(module), self._executors, self._masters, persistent)
+        ties = tied_names(module)
+        read = {ties.get(n, n) for t in graph.parameters for n in names_in_file(graph, t.name)} | ties.keys()
+        # Buffers, and parameters that no output reads.
+        persistent = {n: values[n] for n in module.state_dict() if n not in read}
+        self._checkpoint = GraphCheckpoint(graph, ties, self._executors, self._masters, persistent)
         self._replica = self._own_replica()
         drop_weights(module, ())
         self._rows()

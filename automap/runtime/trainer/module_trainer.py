@@ -42,6 +42,7 @@ from automap.runtime.trainer.losses import (
 from automap.runtime.trainer.module_tree import LOSS, called_parts, tied_names, unit_paths, unshared
 from automap.runtime.trainer.pipeline_schedules import make_schedule
 from automap.runtime.trainer.process_mesh import make_mesh, own_device, own_samples, sharding_axis, shares_of
+from automap.runtime.trainer.reached import Reached
 from automap.runtime.trainer.recomputation import recompute, run_again
 from automap.runtime.trainer.roles import Roles
 from automap.runtime.trainer.running_statistics import average_statistics
@@ -107,6 +108,7 @@ class ModuleTrainer:
         self.rows = (starts + torch.tensor(samples)).flatten()
         self._broadcast(module)
         self._ties = tied_names(module)
+        self._reached = Reached(module, self._ties, self.device)
         units = unit_paths(module)
         self._inputs = input_names(graph, module)
         self._indices = Indices(graph, has_classes=loss is summed_cross_entropy)
@@ -116,14 +118,17 @@ class ModuleTrainer:
         stages, self._names = ([module], []) if number == 1 else self._cut(module, graph)
         self._tie_groups = self._make_tie_groups(stages)
         kept = [stages[n] for n in self._mine]
+        read = {name for stage in stages for name, _ in stage.named_parameters(remove_duplicate=False)}
+        unread = {name: p.detach() for name, p in module.named_parameters() if number > 1 and name not in read}
         if number > 1:
             (drop_weights if isinstance(kept[0], SkippingStage) else prune)(module, kept)
         self.module = module
         self._replicate(mesh, kept, units)
+        self._reached.watch(module, kept)
         self._replicas = self._apart(mesh["apart"])
         self._is_updated = False
         shards = mesh["shard"] if self._zero else None
-        self._checkpoint = Checkpoint(module, roles, self._ties, self._axis, shards, self.device)
+        self._checkpoint = Checkpoint(module, roles, self._ties, self._axis, shards, self.device, unread)
         self._schedule = None
         if number > 1:
             held = dict(zip(self._mine, kept, strict=True))
@@ -276,12 +281,15 @@ class ModuleTrainer:
             self._sums.begin()
         with alike(self._axis, self.device):
             losses = run(inputs, labels)
+        reached = self._reached.own()
         self._finish()
         loss = sum(losses, torch.zeros((), device=self.device)).double() / self.scaling.scale
+        total = self._everywhere(torch.cat([loss[None] * self._reports(), reached]))
+        self._reached.forget(total[1:])
         self.scaling.finish(self.module.parameters(), self._together)
         earlier.add(to_all=num_skipped == self.scaling.num_skipped)
         self._is_updated = True
-        return float(self._everywhere(loss * self._reports()))
+        return float(total[0])
 
     def clip_gradients(self, max_norm: float) -> float:
         """Scales the gradients of all ranks, after `step`, so that their norm together is at most `max_norm`.

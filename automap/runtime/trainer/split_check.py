@@ -6,7 +6,7 @@ import contextlib
 import fnmatch
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ from automap.errors import PlanError
 from automap.runtime.mesh_groups import Axis
 from automap.runtime.operators.base import torch_dtype
 from automap.runtime.trainer.roles import Roles
-from automap.runtime.trainer.training_graph import data_inputs, scores_of
+from automap.runtime.trainer.training_graph import data_inputs, input_names, scores_of
 from ir.graph import Graph
 from ir.loss import class_dim_of
 
@@ -48,9 +48,15 @@ def computes(module: nn.Module, inputs: list[Tensor], names: tuple[str, ...]) ->
     Raises:
         PlanError: the network does not take these inputs.
     """
-    with _evaluating(module), torch.no_grad():
+    with torch.no_grad():
+        return _evaluated(module, inputs, names)
+
+
+def _evaluated(module: nn.Module, inputs: list[Tensor], names: tuple[str, ...]) -> Tensor:
+    """The scores of a network without dropout."""
+    with _evaluating(module):
         try:
-            found = scores_of(module, inputs, names)
+            return scores_of(module, inputs, names)
         except (TypeError, ValueError, RuntimeError, IndexError) as fault:
             raise PlanError(
                 f"does not run on the inputs of the plan's model: {str(fault).splitlines()[0]}",
@@ -58,7 +64,28 @@ def computes(module: nn.Module, inputs: list[Tensor], names: tuple[str, ...]) ->
                 repair="Its forward takes those inputs in this order. Where a layer is split, sizes of one rank are "
                 "written as -1 or named in per_rank.",
             ) from fault  # fmt: skip
-    return found
+
+
+def trained_ones(module: nn.Module, graph: Graph, names: Collection[str]) -> set[str]:
+    """Those of some parameters of a network that get a gradient from its scores.
+
+    Raises:
+        PlanError: the network does not take the inputs of the graph.
+    """
+    every = dict(module.named_parameters())
+    before = {name: parameter.requires_grad for name, parameter in every.items()}
+    try:
+        for name, parameter in every.items():
+            parameter.requires_grad_(name in names)
+        scores = _evaluated(module, probe_inputs(graph, module, 1), input_names(graph, module))
+        if not scores.requires_grad:
+            return set()
+        asked = sorted(names)
+        found = torch.autograd.grad(scores.sum(), [every[name] for name in asked], allow_unused=True)
+        return {name for name, gradient in zip(asked, found, strict=True) if gradient is not None}
+    finally:
+        for name, parameter in every.items():
+            parameter.requires_grad_(before[name])
 
 
 @contextlib.contextmanager

@@ -106,6 +106,7 @@ def _place(traced: torch.fx.Graph, module: nn.Module, roles: Roles) -> dict[torc
     parameters are what the optimizer and checkpoints see.
     """
     names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    read = {node for end in traced.nodes if end.op == "output" for node in _behind(end)}
     found: dict[torch.fx.Node, int] = {}
     for node in traced.nodes:
         stages = [found[n] for n in node.all_input_nodes if n in found]
@@ -114,12 +115,24 @@ def _place(traced: torch.fx.Graph, module: nn.Module, roles: Roles) -> dict[torc
             child = module.get_submodule(str(node.target))
             if span is not None:
                 stages.append(span[0])
-            elif any(True for _ in child.parameters()):
+            elif node in read and any(True for _ in child.parameters()):
                 raise refuse_cut(f"{node.target} is not in the plan's model", "Give the model that was searched.")
         elif node.op == "get_attr" and str(node.target) in names:
             raise _read_apart(str(node.target), module)
         if stages:
             found[node] = max(stages)
+    return found
+
+
+def _behind(end: torch.fx.Node) -> set[torch.fx.Node]:
+    """All nodes that a node depends on."""
+    found: set[torch.fx.Node] = set()
+    waiting = list(end.all_input_nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
     return found
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from automap.errors import PlanError
 from automap.plan import Plan
 from automap.runtime.trainer.module_tree import tied_names
+from automap.runtime.trainer.split_check import trained_ones
 from automap.targets import OWN, targets
 from ir.frozen import names_in_file
 from ir.graph import Graph
@@ -136,7 +137,7 @@ def check_inputs(graph: Graph) -> None:
 
 
 def check_parameters(graph: Graph, module: nn.Module) -> None:
-    """Refuses a network whose parameters are not those of the graph.
+    """Refuses a network whose parameters are not those of the graph, but for those that its scores do not depend on.
 
     Raises:
         PlanError: names a parameter that differs.
@@ -150,7 +151,11 @@ def check_parameters(graph: Graph, module: nn.Module) -> None:
             first = ties.get(name, name)
             wanted[first] = wanted.get(first, 0) + tensor.num_elements // len(names)
     found = {name: p.numel() for name, p in module.named_parameters()}
-    wrong = sorted({name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)})
+    # Exporters leave out what no output reads.
+    beside = found.keys() - wanted.keys()
+    unread = beside - trained_ones(module, graph, beside) if beside and wanted.keys() <= found.keys() else set()
+    names_of_both = (found.keys() | wanted.keys()) - unread
+    wrong = sorted({name for name in names_of_both if found.get(name) != wanted.get(name)})
     if wrong:
         name = wrong[0]
         raise PlanError(

@@ -81,7 +81,7 @@ def train(network, optimizer):
 
 def checkpoint_of(network):
     axis = Axis(name="", number=0, size=1, index=0, group=None)
-    return Checkpoint(network, Roles(), tied_names(network), axis, None, torch.device("cpu"))
+    return Checkpoint(network, Roles(), tied_names(network), axis, None, torch.device("cpu"), {})
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.NAdam, torch.optim.SGD])
