@@ -24,6 +24,7 @@ from automap.arrays import Floats, Ints
 from automap.documents import read_document, read_file
 from automap.errors import ClusterError, one_of
 from automap.fitted_curves import COLLECTIVES, CollectiveCurve, Constants, Efficiency, Kernels, published_curves
+from automap.link_names import between_hosts
 from automap.records import Range, from_json, to_json
 
 GIB = 1 << 30
@@ -418,10 +419,7 @@ def parse_cluster(spec: str | Mapping[str, Any]) -> Cluster:
         if count < 1 or per_node < 1 or count * per_node > MAX_DEVICES:
             raise _wrong_number(count * per_node, "cluster", spec)
         intra: Link = _lookup("links", device.intra_node_link, "cluster")
-        inter: Link = _lookup("links", link_name or device.inter_node_link, "cluster")
-        if inter.scope != "inter":
-            repair = "Name an Ethernet or InfiniBand link, as in @25Gbit."
-            raise ClusterError("this link does not connect nodes", field="cluster", value=link_name, repair=repair)
+        inter: Link = between_hosts(_known("links"), link_name or device.inter_node_link)
         devices[device.name], links[intra.name], links[inter.name] = device, intra, inter
         nics = 1 if link_name else device.nics_per_node
         links_of = {"intra_node_link": intra.name, "inter_node_link": inter.name}

@@ -35,7 +35,9 @@ def test_mixed_cluster_numbers_devices_host_by_host():
         ("", "not understood"),
         ("8", "not understood"),
         ("-1xA100", "not understood"),
-        ("8xV100@nvlink2", "does not connect"),
+        ("8xV100@nvlink2", "does not connect hosts"),
+        ("2x8xV100@25GB/s", "no link between hosts"),
+        ("2x8xV100@25gb/s", "no link between hosts"),
         ("8xH100@", "no link between nodes"),
         ("4xV100@25Gbit+4xP100@25Gbit", "no link between nodes"),
         ("999999x8xA100", "too many"),
@@ -47,6 +49,23 @@ def test_bad_text_names_field_value_and_repair(text, word):
         parse_cluster(text)
     assert caught.value.field == "cluster"
     assert caught.value.repair
+
+
+def test_an_unknown_link_is_refused_with_the_forms_that_are_known():
+    with pytest.raises(ClusterError) as caught:
+        parse_cluster("4x8xV100@1Gbit")
+    listed = caught.value.repair.removeprefix("Use one of ").partition(", or describe")[0].split(", ")
+    assert listed[:3] == ["10Gbit", "25Gbit", "50Gbit"] and "IB-HDR" in listed and "nvlink2" not in listed
+    assert all(parse_cluster(f"4x8xV100@{name}") for name in listed)
+    with pytest.raises(ClusterError, match="Did you mean IB-HDR"):
+        parse_cluster("4x8xV100@IB-HRD")
+
+
+@pytest.mark.parametrize(
+    "text", ["25Gbps", "25gbps", "25Gb/s", "25Gb", "25GbE", "25GBE", "25 Gbit/s", "25Gbits", "25gigabit", "25GBit/s"]
+)
+def test_usual_spellings_of_a_link_mean_the_same(text):
+    assert parse_cluster(f"2x8xV100@{text}").nodes == parse_cluster("2x8xV100@25Gbit").nodes
 
 
 def test_unknown_key_in_file_is_refused():
