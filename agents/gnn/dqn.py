@@ -132,9 +132,8 @@ class _Watch(BaseCallback):
             self.simulated += 1
             if found < self.agent.best_s:
                 self.agent.best_s, self.agent.best = found, info["place"]
-            if self.share_left(self.simulated, self.agent.best_s * self.env.simulator.iterations) <= 0.0:
-                return False
-        return True
+        # Within an episode too: of many tasks it takes seconds.
+        return self.share_left(self.simulated, self.agent.best_s * self.env.simulator.iterations) > 0.0
 
 
 def search_dqn(

@@ -77,7 +77,7 @@ def search_by_loads(simulator: Simulator, place: Ints, proposals: int, rng: np.r
 
 
 def search_metropolis(
-    simulator: Simulator, place: Ints, rng: np.random.Generator, *, share_left: ShareLeft
+    simulator: Simulator, place: Ints, rng: np.random.Generator, *, share_left: ShareLeft, step: int = 32
 ) -> tuple[Ints, float, int]:
     """Searches from a feasible placement until the budget is spent.
 
@@ -86,12 +86,14 @@ def search_metropolis(
         place: [tasks] where the search begins.
         rng: where randomness comes from.
         share_left: what is left of the budget; it ends the search at 0.
+        step: proposals between two looks at the budget, at first.
 
     Returns:
         [tasks] the best placement, its makespan in seconds, and the number of simulations that were counted.
     """
     walk = begin_walk(simulator, place, float(simulator.makespans([place])[0]))
-    size, left, proposals, done = 32, 1.0, 0, 0
+    size, proposals, done = step, 0, 0
+    left = share_left(0, float(walk.value_s[1]))
     while len(walk.movable) and left > 0.0:
         temperatures = np.full(size, max(HOT * (COLD / HOT) ** (1.0 - left), COLD))
         walk_on(simulator.arrays, walk, rng.random((size, 5)), temperatures, True)

@@ -20,15 +20,11 @@ from automap.gnn.simulator import Simulator
 MOST = 4000
 """Most simulations (assumed): later ones change little on made-up problems."""
 CHUNK = 16
-"""Simulations between two looks at the budget."""
-JUDGES = 4
-"""Draws of volumes by which a schedule is chosen: neither those of the search nor those of the estimate."""
-SCHEDULES: tuple[Schedule, ...] = ("fair", "fifo", "srpt", "coflow")
-"""Schedules beside `priority`, those that need the least from a transport first."""
+"""Most simulations between two looks at the budget."""
 
 
 def search_order(
-    simulator: Simulator, place: Ints, rng: np.random.Generator, *, share_left: ShareLeft
+    simulator: Simulator, place: Ints, rng: np.random.Generator, *, share_left: ShareLeft, chunk: int = CHUNK
 ) -> tuple[Ints, int]:
     """Improves the order by critical path until the budget is spent.
 
@@ -37,6 +33,7 @@ def search_order(
         place: [tasks] machine of each task.
         rng: where randomness comes from.
         share_left: what is left of the budget.
+        chunk: simulations between two looks at it.
 
     Returns:
         [flows] the order, the most urgent 0, and the number of simulations.
@@ -44,8 +41,8 @@ def search_order(
     ranks, done = simulator.ranks(place), 0
     value_s = np.array([simulator.run(place, ranks=ranks).makespan_s])
     while len(ranks) and done < MOST and share_left(done, float(value_s[0])) > 0.0:
-        improve_order(simulator.arrays, place, ranks, rng.random((CHUNK, 3)), value_s)
-        done += CHUNK
+        improve_order(simulator.arrays, place, ranks, rng.random((chunk, 3)), value_s)
+        done += chunk
     return ranks, done
 
 
@@ -59,20 +56,23 @@ class Judged(NamedTuple):
     """[flows] the order of `priority`, the most urgent 0."""
 
 
-def judges_of(simulator: Simulator, seed: int) -> list[Simulator]:
-    """Draws of volumes by which placements and schedules are chosen.
+def judges_of(simulator: Simulator, seed: int, number: int) -> list[Simulator]:
+    """Draws of volumes by which placements and schedules are chosen: neither those of the search nor of the estimate.
 
     Args:
         simulator: the problem as the search saw it.
         seed: seed of the search.
+        number: how many.
     """
     return [
-        Simulator(simulator.problem, iterations=simulator.iterations, seed=seed + 1_000_000 + number)
-        for number in range(JUDGES)
+        Simulator(simulator.problem, iterations=simulator.iterations, seed=seed + 1_000_000 + judge)
+        for judge in range(number)
     ]
 
 
-def choose_schedule(simulator: Simulator, judges: Sequence[Simulator], place: Ints, ranks: Ints) -> Judged:
+def choose_schedule(
+    simulator: Simulator, judges: Sequence[Simulator], place: Ints, ranks: Ints, schedules: Sequence[Schedule]
+) -> Judged:
     """Chooses the schedule for a placement.
 
     A searched order may suit the volumes of the search too well, and where interfaces are idle most of the time, or
@@ -83,9 +83,10 @@ def choose_schedule(simulator: Simulator, judges: Sequence[Simulator], place: In
         judges: see `judges_of`.
         place: [tasks] machine of each task.
         ranks: [flows] the order that was searched.
+        schedules: those beside `priority`; of equal ones the first is taken.
     """
     choices: list[tuple[Schedule, Ints]] = [("priority", ranks), ("priority", simulator.ranks(place))]
-    choices += [(schedule, ranks) for schedule in SCHEDULES]
+    choices += [(schedule, ranks) for schedule in schedules]
     seconds = [sum(judge.run(place, schedule, order).makespan_s for judge in judges) for schedule, order in choices]
     best = int(np.argmin(seconds))
     return Judged(seconds[best], *choices[best])

@@ -8,28 +8,31 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from agents.gnn.baselines import BASELINES, place_by_flows, place_gathered
+from agents.gnn.effort import Closing, Effort, effort_for
 from agents.gnn.enumeration import MOST, count, enumerate_placements, simulation_s
 from agents.gnn.metropolis import ShareLeft, search_by_loads, search_metropolis
-from agents.gnn.orders import choose_schedule, judges_of, search_order
+from agents.gnn.orders import CHUNK, choose_schedule, judges_of, search_order
 from agents.gnn.packing import movable, nothing_fits
 from agents.searcher import Budget
 from automap.arrays import Floats, Ints
 from automap.errors import NothingFits, ProblemError, one_of
 from automap.gnn.plan import GnnEstimate, GnnPlan, GnnSearch, ProblemRef, Schedule, digest
 from automap.gnn.problem import BOUNDS, GnnProblem
-from automap.gnn.simulator import POLICIES, Simulator
+from automap.gnn.simulator import Simulator
 
 OnPlacement = Callable[[float, int, float], None]
 """(share of the budget that is spent, simulations so far, best seconds of an iteration so far) -> nothing."""
 SEARCHERS = ("auto", "metropolis", "enumeration", "dqn")
-ITERATIONS, DRAWS = 20, 8
-"""Iterations of a simulation, and draws of an estimate (assumed: spreads of 30 % average out to 2 %)."""
+ITERATIONS = 20
+"""Iterations of a simulation (assumed)."""
+STEP = 32
+"""Most simulations between two looks at the budget, at first."""
 MOST_TRANSFERS = 20_000
 """Transfers of one simulation in the search, so that it takes some 40 ms at most; large problems get fewer
 iterations."""
@@ -42,6 +45,10 @@ ORDER_SHARE = 0.3
 """Share of the budget for the order of the flows, once the placement is found (assumed)."""
 PATIENCE_S = 30.0
 """Seconds that `auto` lets an enumeration take where the budget is a number of placements (assumed)."""
+TINY_S = 1e-3
+"""Seconds that a search has at least, where what follows it takes all of its time."""
+PROPOSALS = 20_000, 400_000
+"""Least and most changes of a placement to begin with; 200 for each task (assumed)."""
 LEAST_ITERATIONS = 4
 """Fewest iterations of a simulation: the first two differ from the others, since parameters are there already."""
 
@@ -101,33 +108,51 @@ def search(
     check_searcher(searcher)
     begin = time.perf_counter()
 
+    simulator, rng = Simulator(problem, iterations=search_iterations(problem), seed=seed), np.random.default_rng(seed)
+    first = place_by_flows(simulator, rng)
+    proposals = int(np.clip(200 * len(simulator.pinned), *PROPOSALS))
+    effort = effort_for(simulator, first, budget, proposals, STEP)
+    # What follows the search has its time too.
+    limit_s = max((budget.seconds or 0.0) - effort.closing_s, TINY_S)
+
+    def spent_s() -> float:
+        return time.perf_counter() - begin
+
     def share_left(evaluations: int, best_s: float, most: float | None = budget.evaluations) -> float:
-        spent = (time.perf_counter() - begin) / budget.seconds if budget.seconds else 0.0
+        spent = spent_s() / limit_s if budget.seconds else 0.0
         spent = max(spent, evaluations / most if most else 0.0)
         on_progress(min(1.0, spent), evaluations, best_s / simulator.iterations)
         return 0.0 if should_stop() else max(0.0, 1.0 - spent)
 
-    simulator, rng = Simulator(problem, iterations=search_iterations(problem), seed=seed), np.random.default_rng(seed)
-    is_all = _is_enumerated(simulator, searcher, budget)
+    is_all = _is_enumerated(simulator, searcher, limit_s * (1.0 - ORDER_SHARE) if budget.seconds else PATIENCE_S)
     # An enumeration is not cut off by a budget in simulations: it would no longer say which placement is the best.
     most = count(simulator) / (1.0 - ORDER_SHARE) if is_all else budget.evaluations
-    found = _find(
-        simulator,
-        "enumeration" if is_all else searcher,
-        rng,
-        lambda done, best_s: max(0.0, 1.0 - (1.0 - share_left(done, best_s, most)) / (1.0 - ORDER_SHARE)),
-    )
+
+    def left_to_place(done: int, best_s: float) -> float:
+        return max(0.0, 1.0 - (1.0 - share_left(done, best_s, most)) / (1.0 - ORDER_SHARE))
+
+    if is_all:
+        found = _enumerated(simulator, left_to_place)
+    else:
+        starts = _starts(simulator, first, rng, effort, lambda: spent_s() < effort.most_starts_s)
+        found = _searched(simulator, searcher, starts, rng, effort.step, left_to_place)
     done = found.evaluations
-    ranks, more = search_order(
-        simulator, found.place, rng, share_left=lambda further, best_s: share_left(done + further, best_s)
-    )
-    found = _judged(simulator, replace(found, ranks=ranks, evaluations=done + more), seed)
+    if not budget.seconds or spent_s() < limit_s:
+        ranks, more = search_order(
+            simulator,
+            found.place,
+            rng,
+            share_left=lambda further, best_s: share_left(done + further, best_s),
+            chunk=min(CHUNK, effort.step),
+        )
+        found = replace(found, ranks=ranks, evaluations=done + more)
+    found = _judged(simulator, found, seed, effort.closing)
     seconds = time.perf_counter() - begin
-    return make_plan(simulator, found, seconds=seconds, seed=seed)
+    return make_plan(simulator, found, effort.closing, seconds=seconds, seed=seed)
 
 
-def _is_enumerated(simulator: Simulator, searcher: str, budget: Budget) -> bool:
-    """Whether all placements are simulated: where that is asked for, and where it is likely to end within the budget.
+def _is_enumerated(simulator: Simulator, searcher: str, limit_s: float) -> bool:
+    """Whether all placements are simulated: where that is asked for, and where it is likely to end within `limit_s`.
 
     Raises:
         ProblemError: it is asked for, and there are too many.
@@ -137,44 +162,80 @@ def _is_enumerated(simulator: Simulator, searcher: str, budget: Budget) -> bool:
         repair = f"Use metropolis; at most {MOST:,} placements are enumerated."
         value = f"{len(simulator.room)}^{len(movable(simulator))}"
         raise ProblemError("too many placements", field="searcher", value=value, repair=repair)
-    limit_s = budget.seconds * (1.0 - ORDER_SHARE) if budget.seconds else PATIENCE_S
     is_short = number <= MOST and number * simulation_s(simulator) <= limit_s
     return searcher == "enumeration" or (searcher == "auto" and is_short)
 
 
-def _find(simulator: Simulator, searcher: str, rng: np.random.Generator, share_left: ShareLeft) -> Found:
-    """The best placement, with flows by critical path."""
-    if searcher == "enumeration":
-        place, best_s, simulated, is_all = enumerate_placements(simulator, share_left=share_left)
-        if not np.isfinite(best_s):
-            raise nothing_fits(simulator, is_certain=True)
-        return Found(place, "enumeration", "priority", simulator.ranks(place), simulated, is_all)
-    starts = {"packing by flows": place_by_flows(simulator, rng)}
-    starts |= {name: rule(simulator, rng) for name, rule in BASELINES.items() if name != "random"}
-    proposals = int(np.clip(200 * len(simulator.pinned), 20_000, 400_000))
-    starts |= {
-        f"loads from {name}": search_by_loads(simulator, place, proposals, rng) for name, place in starts.items()
-    }
+def _enumerated(simulator: Simulator, share_left: ShareLeft) -> Found:
+    """The best of all placements, with flows by critical path."""
+    place, best_s, simulated, is_all = enumerate_placements(simulator, share_left=share_left)
+    if not np.isfinite(best_s):
+        raise nothing_fits(simulator, is_certain=True)
+    return Found(place, "enumeration", "priority", simulator.ranks(place), simulated, is_all)
+
+
+def _starts(
+    simulator: Simulator, first: Ints, rng: np.random.Generator, effort: Effort, is_time: Callable[[], bool]
+) -> dict[str, Ints]:
+    """Placements from which the search begins, by name: those that there is time for, but `first` in any case.
+
+    Args:
+        simulator: the problem.
+        first: [tasks] the placement packed by flows.
+        rng: where randomness comes from.
+        effort: how much there is time for.
+        is_time: whether there is time for another one.
+    """
+    starts = {"packing by flows": first}
+    for name, rule in BASELINES.items():
+        if name != "random" and is_time():
+            starts[name] = rule(simulator, rng)
+    for name, place in tuple(starts.items()):
+        if is_time():
+            starts[f"loads from {name}"] = search_by_loads(simulator, place, effort.proposals, rng)
     if len(simulator.room) <= GATHERED:
         # Behind an interface that is slow in one direction, tasks leave together or not at all.
         for machine in range(len(simulator.room)):
             with contextlib.suppress(NothingFits):
                 name = f"gathering on {simulator.problem.machines[machine].name}"
                 starts[name] = place_gathered(simulator, machine, rng)
+    return starts
+
+
+def _searched(
+    simulator: Simulator,
+    searcher: str,
+    starts: Mapping[str, Ints],
+    rng: np.random.Generator,
+    step: int,
+    share_left: ShareLeft,
+) -> Found:
+    """The best placement that a search from the best of `starts` finds, with flows by critical path.
+
+    Args:
+        simulator: the problem.
+        searcher: dqn, or else Metropolis searches.
+        starts: [tasks] placements by name.
+        rng: where randomness comes from.
+        step: most simulations between two looks at the budget, at first.
+        share_left: what is left of the budget.
+    """
     seconds = simulator.makespans(list(starts.values()))
     name, place = list(starts.items())[int(seconds.argmin())]
+    if share_left(len(starts), float(seconds.min())) <= 0.0:
+        return Found(place, name, "priority", simulator.ranks(place), len(starts))
     if searcher == "dqn":
         from agents.gnn.dqn import search_dqn
 
         found, found_s, evaluations = search_dqn(simulator, place, rng, share_left=share_left)
     else:
-        found, found_s, evaluations = search_metropolis(simulator, place, rng, share_left=share_left)
+        found, found_s, evaluations = search_metropolis(simulator, place, rng, share_left=share_left, step=step)
     if found_s < seconds.min():
         name, place = searcher if searcher == "dqn" else "metropolis", found
     return Found(place, name, "priority", simulator.ranks(place), evaluations + len(starts))
 
 
-def _judged(simulator: Simulator, found: Found, seed: int) -> Found:
+def _judged(simulator: Simulator, found: Found, seed: int, closing: Closing) -> Found:
     """The best of what was found and of what simple rules give, with its schedule, on volumes that the search has not
     seen: where volumes vary much, a placement may suit those of the search alone.
 
@@ -182,41 +243,45 @@ def _judged(simulator: Simulator, found: Found, seed: int) -> Found:
         simulator: the problem as the search saw it.
         found: the placement and the order that were searched.
         seed: seed of the search.
+        closing: how much there is time for.
     """
-    judges, rng = judges_of(simulator, seed), np.random.default_rng(seed)
-    own = choose_schedule(simulator, judges, found.place, found.ranks)
+    if not closing.judges:
+        return found
+    judges, rng = judges_of(simulator, seed, closing.judges), np.random.default_rng(seed)
+    own = choose_schedule(simulator, judges, found.place, found.ranks, closing.schedules)
     best = replace(found, schedule=own.schedule, ranks=own.ranks)
     least_s, limit_s = own.seconds, NEAR * simulator.run(found.place, ranks=found.ranks).makespan_s
-    for name, rule in BASELINES.items():
-        place = found.place if name == "random" else rule(simulator, rng)
+    for name in closing.rules:
+        place = found.place if name == "random" else BASELINES[name](simulator, rng)
         if place is found.place or simulator.run(place).makespan_s > limit_s:
             continue
-        other = choose_schedule(simulator, judges, place, simulator.ranks(place))
+        other = choose_schedule(simulator, judges, place, simulator.ranks(place), closing.schedules)
         if other.seconds < least_s:
             least_s = other.seconds
             best = Found(place, name, other.schedule, other.ranks, found.evaluations)
     return best
 
 
-def make_plan(simulator: Simulator, found: Found, *, seconds: float, seed: int) -> GnnPlan:
+def make_plan(simulator: Simulator, found: Found, closing: Closing, *, seconds: float, seed: int) -> GnnPlan:
     """The plan of a placement, with its estimate on fresh volumes and what speaks for it.
 
     Args:
         simulator: the problem as the search saw it.
         found: the placement.
+        closing: how much there is time for.
         seconds: what the search took.
         seed: seed of the search.
     """
     problem, place = simulator.problem, found.place
-    fresh = [Simulator(problem, iterations=simulator.iterations, seed=seed + 1 + n) for n in range(DRAWS)]
+    fresh = [Simulator(problem, iterations=simulator.iterations, seed=seed + 1 + n) for n in range(closing.draws)]
     iterations = simulator.iterations
     seen: Floats = np.array([one.run(place, found.schedule, found.ranks).iteration_s for one in fresh])
     bounds = np.array([one.bounds(place) for one in fresh]).mean(axis=0) / iterations
     rng = np.random.default_rng(seed)
     against = {}
-    for name, rule in BASELINES.items():
-        other = rule(simulator, rng)
-        by_policy = {p: float(np.mean([one.run(other, p).iteration_s for one in fresh])) for p in POLICIES[1:4]}
+    for name in closing.rules:
+        other = BASELINES[name](simulator, rng)
+        by_policy = {p: float(np.mean([one.run(other, p).iteration_s for one in fresh])) for p in closing.policies}
         policy = min(by_policy, key=lambda p: by_policy[p])
         against[f"{name}, {policy}"] = by_policy[policy]
     order = np.argsort(found.ranks)
@@ -227,7 +292,7 @@ def make_plan(simulator: Simulator, found: Found, *, seconds: float, seed: int) 
         lower_bound_s=float(bounds.max()),
         bound_by=BOUNDS[int(bounds.argmax())],
         iterations=iterations,
-        draws=DRAWS,
+        draws=closing.draws,
     )
     return GnnPlan(
         problem=ProblemRef(name=problem.name, sha256=digest(problem)),

@@ -1,12 +1,14 @@
 """Placement searchers: what they hand out fits, is what they say it is, and is the optimum where that is known."""
 
 import itertools
+import time
 from dataclasses import replace
 
 import jsonschema
 import numpy as np
 import pytest
 
+from agents.gnn import effort, metropolis, orders
 from agents.gnn.baselines import BASELINES, place_by_flows
 from agents.gnn.enumeration import count, enumerate_placements, feasible
 from agents.gnn.metropolis import begin_walk, search_by_loads, search_metropolis
@@ -64,7 +66,7 @@ def test_the_schedule_of_a_plan_is_no_slower_than_any_other():
     one, rng = simulator(MIDDLE, 4), np.random.default_rng(4)
     place = BASELINES["co-location"](one, rng)
     searched = rng.permutation(len(one.problem.flows))
-    _, schedule, ranks = choose_schedule(one, judges_of(one, 0), place, searched)
+    _, schedule, ranks = choose_schedule(one, judges_of(one, 0, 4), place, searched, POLICIES[1:])
     judges = [Simulator(one.problem, iterations=6, seed=1_000_000 + n) for n in range(4)]
     orders = [searched, one.ranks(place), ranks]
     seconds = [sum(judge.run(place, p, order).makespan_s for judge in judges) for p in POLICIES for order in orders]
@@ -164,6 +166,50 @@ def test_it_is_said_for_certain_that_nothing_fits(searcher):
     one = filled([[(60.0, 0.0), (60.0, 0.0), (60.0, 0.0)], []])
     with pytest.raises(NothingFits, match=r"no placement has room.*180 cpus demanded, 200 there.*Add a machine"):
         search(one.problem, Budget(evaluations=20), searcher=searcher)
+
+
+@pytest.mark.parametrize(("seconds", "one_s"), [(2.0, 0.5), (20.0, 0.5), (20.0, 0.02)])
+def test_a_search_takes_about_as_long_as_it_may_however_long_simulations_take(monkeypatch, seconds, one_s):
+    """On a clock that only simulations advance: fair shares take 60 times as long as other schedules."""
+    spent = [0.0]
+    run, makespans = Simulator.run, Simulator.makespans
+
+    def slow_run(self, place, policy="priority", ranks=None, *, log=0):
+        spent[0] += one_s * (60.0 if policy == "fair" else 1.0)
+        return run(self, place, policy, ranks, log=log)
+
+    def slow_makespans(self, places, policy="priority"):
+        spent[0] += one_s * len(places)
+        return makespans(self, places, policy)
+
+    def slow_walk(arrays, walk, draws, temperatures, simulated):
+        before = walk.counts[0]
+        walk_on(arrays, walk, draws, temperatures, simulated)
+        spent[0] += one_s * (walk.counts[0] - before)
+
+    def slow_order(arrays, place, ranks, draws, value_s):
+        spent[0] += one_s * len(draws)
+
+    monkeypatch.setattr(Simulator, "run", slow_run)
+    monkeypatch.setattr(Simulator, "makespans", slow_makespans)
+    monkeypatch.setattr(metropolis, "walk_on", slow_walk)
+    monkeypatch.setattr(orders, "improve_order", slow_order)
+    monkeypatch.setattr(time, "perf_counter", lambda: spent[0])
+    monkeypatch.setattr(effort, "FAIR", 60.0)
+    plan = search(make_problem(MIDDLE, 0), Budget(seconds=seconds), searcher="metropolis")
+    # Some ten simulations are the least, to begin with and to tell what the plan is worth.
+    assert 0.5 * seconds <= spent[0] <= 1.15 * seconds + 12 * one_s
+    assert plan.estimate.draws == (8 if one_s < 0.1 else 1 if seconds < 10.0 else 2)
+    assert plan.search.seconds <= 1.05 * seconds + 8 * one_s
+
+
+def test_a_budget_in_simulations_of_a_large_problem_is_not_followed_by_minutes_of_judging():
+    one = simulator(MIDDLE, 0)
+    full, *_, least = effort.CLOSINGS
+    assert effort.effort_for(one, one.pinned, Budget(evaluations=20), 1, 32).closing == full
+    # By the clock of 61,360 flows: 0.56 s by priority and 32 s by fair shares.
+    assert full.seconds(0.56, 61_360) > 1000.0 and least.seconds(0.56, 61_360) < 2.0
+    assert all(a.seconds(1.0, 61_360) > b.seconds(1.0, 61_360) for a, b in itertools.pairwise(effort.CLOSINGS))
 
 
 def test_metropolis_finds_the_optimum_of_small_problems():
