@@ -97,6 +97,15 @@ class DocumentOf:
     """Marks an object as the document of a record that is read later, for use in `Annotated`."""
 
     kind: type[Any]
+    completed: tuple[str, ...] = ()
+    """Fields that the record needs and that the document may leave to another one."""
+
+    def definition(self, definitions: dict[str, Any], at: str) -> dict[str, Any]:
+        """The schema of the document, see `definition`."""
+        if not self.completed:
+            return definition(self.kind, definitions, at=at)
+        schema = _record(self.kind, definitions, at)
+        return {**schema, "required": [name for name in schema["required"] if name not in self.completed]}
 
 
 def to_json(value: Any) -> Any:
@@ -287,7 +296,7 @@ def _annotated(args: tuple[Any, ...], definitions: dict[str, Any], at: str) -> d
     found = definition(args[0], definitions, at=at)
     for said in args[1:]:
         if isinstance(said, DocumentOf):
-            found = definition(said.kind, definitions, at=at)
+            found = said.definition(definitions, at)
         else:
             found = {**found, **({"description": said} if isinstance(said, str) else said.schema())}
     return found

@@ -40,9 +40,9 @@ def check(document: Mapping[str, Any], graph: bytes) -> dict[str, Any]:
     """
     from automap.hints import Fix
     from automap.space.target_limits import plan_space
-    from service.jobs.run_job import build_problem
+    from service.jobs.run_job import build_problem, completed
 
-    problem = build_problem(_graph(document, graph), _request(document))
+    problem = build_problem(_graph(document, graph), completed(_request(document)))
     if problem.hints.constraints or problem.hints.fix != Fix():
         plan_space(problem)
     return {}

@@ -319,15 +319,13 @@ def read_job(
     data, request = read_model_and_hints(model, hints, dim, batch_dim, parameters)
     said = stated(training)
     if baseline is not None:
-        from automap.cluster import parse_cluster
-        from automap.export.baseline import load, with_stated
+        from automap.export.baseline import load
 
         if request.hints.get("baseline") is not None:
             repair = "Leave --baseline out, or the one in the hints."
             raise ProblemError("the hints have one already", field="baseline", value=str(baseline), repair=repair)
         request = replace(request, hints={**request.hints, "baseline": load(baseline)})
-        said = dict(with_stated(said, request.hints, parse_cluster(cluster)))
-    if "global_batch" not in said:
+    if "global_batch" not in said and request.hints.get("baseline") is None:
         repair = "Give --global-batch, or --baseline with a file that says it."
         raise ProblemError("missing", field="global_batch", value="nothing", repair=repair)
     request = replace(

@@ -67,6 +67,11 @@ class ProblemBody(ModelBody):
 class JobBody(ProblemBody):
     """`POST /v1/jobs`."""
 
+    training: Annotated[
+        Mapping[str, Any],
+        DocumentOf(Training, completed=("global_batch",)),
+        "What it leaves out is as the file under hints.baseline says, if there is one.",
+    ]
     budget: Annotated[
         Annotated[int, Range(1, MAX_EVALUATIONS)] | Text, "A time, as in 30s or 2m, or a number of evaluations."
     ] = "30s"

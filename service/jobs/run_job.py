@@ -195,6 +195,25 @@ def _named(request: JobRequest) -> Graph:
     return replace(graph, name=options.name) if options.name else graph
 
 
+def completed(request: JobRequest) -> JobRequest:
+    """The request with the settings of the training that the file of its baseline states and its sender does not.
+
+    Raises:
+        UserError: the cluster or the baseline cannot be read, or neither says the global batch.
+    """
+    from automap.cluster import parse_cluster
+    from automap.errors import ProblemError
+    from automap.export.baseline import with_stated
+
+    if request.hints.get("baseline") is None:
+        return request
+    training = with_stated(request.training, request.hints, parse_cluster(request.cluster))
+    if "global_batch" not in training:
+        repair = "Give it: the baseline does not say it."
+        raise ProblemError("missing", field="training.global_batch", value="nothing", repair=repair)
+    return replace(request, training=training)
+
+
 def build_problem(graph: Graph, request: JobRequest) -> Problem:
     """Checks that model, cluster, training and hints, the plan of today in them too, fit each other.
 
@@ -266,6 +285,7 @@ def run_job(
         UserError: the request, the model, or that nothing fits.
     """
     budget = check_search(request)
+    request = completed(request)
     problem = build_problem(load_graph(), request)
     if search is None:
         from agents import search_offer
