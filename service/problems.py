@@ -63,6 +63,11 @@ def problem(status: int, title: str, detail: str = "", **more: object) -> dict[s
     return {"type": "about:blank", "title": title, "status": status, "detail": detail or title, **more}
 
 
+def limit(status: int, title: str, detail: str = "", *, field: str, value: object, repair: str) -> dict[str, Any]:
+    """The document of a limit that is reached: which, how far, and what to do; `detail` tells it before the repair."""
+    return problem(status, title, f"{detail} {repair}".strip(), field=field, value=str(value), repair=repair)
+
+
 def error_of(document: Mapping[str, Any]) -> UserError | RemoteError:
     """The exception that a document stands for."""
     kind = str(document.get("type", ""))
@@ -95,12 +100,17 @@ def wanted(kind: str, bounds: Mapping[str, Any]) -> tuple[str, str] | None:
             return "expected an integer", "Give an integer."
         case "float_parsing":
             return "expected a number", "Give a number."
+        case "finite_number":
+            return "expected a finite number", "Give a finite number."
         case "greater_than_equal":
             return "out of range", f"Give a number of at least {bounds['ge']:.12g}."
         case "less_than_equal":
             return "out of range", f"Give a number of at most {bounds['le']:.12g}."
         case "literal_error" | "enum":
             return "unknown value", f"Use {bounds['expected']}."
+        case "string_too_short":
+            least = bounds["min_length"]
+            return "too short", f"Leave it out, or give at least {least} character{'s' if least > 1 else ''}."
         case "string_too_long":
             return "too long", f"Give at most {bounds['max_length']} characters."
         case _:

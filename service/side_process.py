@@ -20,7 +20,7 @@ from typing import Any
 
 from automap.errors import UserError
 from automap.records import to_json
-from service.problems import problem, problem_of
+from service.problems import limit, problem_of
 
 MEMORY_BYTES = 4 << 30
 """Memory that it may have, its libraries included: the largest plans that are found take 1 GiB (assumed)."""
@@ -152,9 +152,12 @@ def answer(line: bytes, graph: bytes) -> dict[str, Any]:
     except UserError as fault:
         return {"problem": problem_of(fault)}
     except MemoryError:
-        return {"problem": problem(422, "The plan is too large", "It needs more memory than the service gives it.")}
+        most = f"more than {MEMORY_BYTES >> 30} GiB"
+        repair = "Give a smaller model, cluster or number of micro-batches."
+        return {"problem": limit(422, "The plan is too large", field=str(task["task"]), value=most, repair=repair)}
     except ModuleNotFoundError as fault:
-        return {"problem": problem(501, "Not installed", f"The service lacks {fault.name}.")}
+        lacks, repair = str(fault.name), "Ask the operator to install it."
+        return {"problem": limit(501, "The service lacks a library", field="library", value=lacks, repair=repair)}
 
 
 def main() -> None:

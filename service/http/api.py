@@ -41,7 +41,7 @@ from service.http.side_processes import SideProcesses
 from service.jobs.keys import Keys
 from service.jobs.store import Store
 from service.logs import REQUEST
-from service.problems import MEDIA_TYPE, problem, problem_of, wanted
+from service.problems import MEDIA_TYPE, limit, problem, problem_of, wanted
 from service.settings import Settings
 
 LOG = logging.getLogger("automap.api")
@@ -260,9 +260,11 @@ def _methods(request: Request) -> set[str]:
 def _on_redis_error(request: Request, fault: Exception) -> Response:
     LOG.error("request %s: store: %s", request.state.request_id, fault)
     if isinstance(fault, redis.exceptions.OutOfMemoryError):
-        detail = "Nothing was changed or accepted. Delete models and jobs that have ended, or tell the operator."
-        return _respond(request, problem(507, "The store is full", detail))
-    document = problem(503, "The store does not answer", "Try again shortly, with the same Idempotency-Key.")
+        repair = "Delete models and jobs that have ended, or tell the operator."
+        detail = "Nothing was changed or accepted."
+        return _respond(request, limit(507, "The store is full", detail, field="store", value="full", repair=repair))
+    repair = "Send it again shortly, with the same Idempotency-Key."
+    document = limit(503, "The store does not answer", field="store", value="no answer", repair=repair)
     return _respond(request, document, {"Retry-After": "5"})
 
 

@@ -12,13 +12,13 @@ import asyncio
 import json
 import sys
 from http import HTTPStatus
-from typing import Literal
+from typing import Any, Literal
 
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from service.problems import MEDIA_TYPE, problem
+from service.problems import MEDIA_TYPE, limit
 from service.settings import Settings
 
 HEAD_BYTES = 64 * 1024
@@ -54,10 +54,11 @@ def bounded(most: int, head_s: float) -> type[HttpToolsProtocol]:
         head_s: longest time for the head of a request, from its first byte or from the beginning of the connection;
             and for what a client goes on sending behind an answer that did not wait for it.
     """
-    too_many = _refusal(503, "Too many connections", "Try again shortly; nothing was read.", retry_s=5)
+    repair = "Connect again shortly; nothing was read."
+    too_many = _refusal(limit(503, "Too many connections", field="connections", value=most, repair=repair), retry_s=5)
     repair = f"Send at most {HEAD_BYTES} bytes before the body."
     value = f"more than {HEAD_BYTES} bytes"
-    too_large = _refusal(431, "The head is too large", field="head", value=value, repair=repair)
+    too_large = _refusal(limit(431, "The head is too large", field="head", value=value, repair=repair))
 
     class Bounded(HttpToolsProtocol):
         _late: asyncio.TimerHandle | None = None
@@ -133,12 +134,12 @@ def _no_http(fault: BaseException | None, said: str) -> bytes:
     # The error of a callback says nothing itself; the one behind it does.
     value = str((fault and fault.__context__) or fault or said)[:_SAID]
     repair = "Send HTTP/1.1. A body has either Content-Length, one whole number, or Transfer-Encoding: chunked."
-    return _refusal(400, "The request is not HTTP/1.1", field="request", value=value, repair=repair)
+    return _refusal(limit(400, "The request is not HTTP/1.1", field="request", value=value, repair=repair))
 
 
-def _refusal(status: int, title: str, detail: str = "", *, retry_s: int | None = None, **more: object) -> bytes:
-    """A whole answer that closes the connection; see `service.problems.problem`."""
-    document = problem(status, title, detail, **more)
+def _refusal(document: dict[str, Any], *, retry_s: int | None = None) -> bytes:
+    """A whole answer that closes the connection, with a problem document."""
+    status = document["status"]
     body = json.dumps({**document, "instance": "urn:automap:connection"}).encode()
     head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: {MEDIA_TYPE}\r\n"
     again = "" if retry_s is None else f"retry-after: {retry_s}\r\n"

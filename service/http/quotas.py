@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Any
 
 from fastapi import HTTPException
 
 from agents.searcher import Budget
 from automap.errors import ProblemError
 from service.jobs.store import DAY_S, Store
-from service.problems import problem
+from service.problems import limit
 from service.settings import Settings
 
 RETRY_S = 30
@@ -59,24 +60,44 @@ def check(store: Store, settings: Settings, reserve_s: float, *, num_jobs: int) 
         most = f"{settings.max_search_s_per_day:g}"
         repair = f"Take at most {most} s in all, or ask the operator to raise AUTOMAP_MAX_SEARCH_S_PER_DAY."
         raise ProblemError("longer than a day's searches", field="budget", value=f"{reserve_s:g} s", repair=repair)
-    if store.num_waiting() + num_jobs > settings.max_queued_jobs:
-        detail = f"At most {settings.max_queued_jobs} may wait. Try again later."
-        raise _refusal("Too many jobs are waiting", detail, RETRY_S, headers(store, settings))
-    if store.searched_s() + reserve_s > settings.max_search_s_per_day:
-        left = max(0, math.floor(settings.max_search_s_per_day - store.searched_s()))
-        detail = (
-            f"{left} of {settings.max_search_s_per_day:g} seconds of search are left today (UTC), and this job takes "
-            f"{reserve_s:g}. Give it less, or send it tomorrow. Jobs that end give back what they did not use."
+    waiting = store.num_waiting()
+    if waiting + num_jobs > settings.max_queued_jobs:
+        document = limit(
+            429,
+            "Too many jobs are waiting",
+            f"{waiting} wait, this one is {num_jobs}, and {settings.max_queued_jobs} may.",
+            field="workers" if num_jobs > 1 else "jobs",
+            value=f"{num_jobs} beside {waiting} that wait",
+            repair="Send it again when some have begun, or cancel some.",
         )
-        raise _refusal("The day's searches are used up", detail, _to_midnight_s(), headers(store, settings))
+        raise _refusal(document, RETRY_S, headers(store, settings))
+    searched_s = store.searched_s()
+    if searched_s + reserve_s > settings.max_search_s_per_day:
+        left = max(0, math.floor(settings.max_search_s_per_day - searched_s))
+        document = limit(
+            429,
+            "The day's searches are used up",
+            f"{left} of {settings.max_search_s_per_day:g} seconds of search are left today (UTC), and this job takes "
+            f"{reserve_s:g}. Jobs that end give back what they did not use.",
+            field="budget",
+            value=f"{reserve_s:g} s",
+            repair=f"Give it at most {left} s in all, or send it tomorrow." if left else "Send it tomorrow.",
+        )
+        raise _refusal(document, _to_midnight_s(), headers(store, settings))
     if store.stored_bytes() >= settings.max_stored_bytes:
-        raise full()
+        raise full(store, settings)
 
 
-def full() -> HTTPException:
+def full(store: Store, settings: Settings) -> HTTPException:
     """The error of a tenant who has stored as much as it may, to be raised by the caller."""
-    detail = "Delete models or jobs, or ask the operator to raise AUTOMAP_MAX_STORED_BYTES."
-    return HTTPException(507, problem(507, "Nothing more can be stored", detail))
+    document = limit(
+        507,
+        "Nothing more can be stored",
+        field="stored_bytes",
+        value=f"{store.stored_bytes()} of {settings.max_stored_bytes} bytes",
+        repair="Delete models or jobs, or ask the operator to raise AUTOMAP_MAX_STORED_BYTES.",
+    )
+    return HTTPException(507, document)
 
 
 def headers(store: Store, settings: Settings) -> dict[str, str]:
@@ -94,5 +115,5 @@ def _to_midnight_s() -> int:
     return math.ceil(DAY_S - time.time() % DAY_S)
 
 
-def _refusal(title: str, detail: str, retry_s: int, limits: dict[str, str]) -> HTTPException:
-    return HTTPException(429, problem(429, title, detail), {"Retry-After": str(retry_s), **limits})
+def _refusal(document: dict[str, Any], retry_s: int, limits: dict[str, str]) -> HTTPException:
+    return HTTPException(429, document, {"Retry-After": str(retry_s), **limits})

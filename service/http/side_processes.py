@@ -23,7 +23,8 @@ from anyio import CapacityLimiter
 from fastapi import HTTPException
 
 from automap.records import to_json
-from service.problems import problem
+from service.problems import limit
+from service.side_process import MEMORY_BYTES
 
 LOG = logging.getLogger("automap.api")
 MOST = 2
@@ -60,12 +61,16 @@ class SideProcesses:
         if self._limiter is None:
             self._limiter = CapacityLimiter(MOST)
         if self._limiter.statistics().tasks_waiting >= self._most_waiting:
-            raise HTTPException(503, problem(503, "Too many wait", "Try again shortly."), {"Retry-After": "5"})
+            waiting = f"{self._most_waiting} wait"
+            document = limit(503, "Too many wait", field=task, value=waiting, repair="Send it again shortly.")
+            raise HTTPException(503, document, {"Retry-After": "5"})
         head = {"task": task, "document": document, "num_bytes": len(graph), "limit_s": LIMIT_S}
         line = await anyio.to_thread.run_sync(self._ask, head, graph, limiter=self._limiter)
         if not line:
             repair = "Give a smaller model, cluster or number of micro-batches."
-            raise HTTPException(422, problem(422, "It took too long or too much memory", repair, repair=repair))
+            took = f"more than {LIMIT_S} s or {MEMORY_BYTES >> 30} GiB"
+            title = "It took too long or too much memory"
+            raise HTTPException(422, limit(422, title, field=task, value=took, repair=repair))
         answer: dict[str, Any] = json.loads(line)
         if "problem" in answer:
             raise HTTPException(answer["problem"]["status"], answer["problem"])

@@ -32,17 +32,19 @@ from service.jobs.records import ACTIVE, parent_of
 from service.jobs.run_job import JobRequest, run_job
 from service.jobs.store import Store, Superseded
 from service.jobs.team import searching
-from service.problems import problem, problem_of
+from service.problems import limit, problem, problem_of
 
 LOG = logging.getLogger("automap.worker")
 
 CHECKPOINT_S, CHECKPOINT_SHARE = 1.0, 0.02
 """Least seconds between two writes of the best plan, and largest share of the search's time that they take."""
-TOO_LONG = problem(
+TOO_LONG = limit(
     500,
     "The job took too long",
-    f"A run may take its budget (AUTOMAP_MAX_BUDGET_S for one in evaluations), its trials and {OVERHEAD_S} s. Give "
-    "it a smaller budget or model. `automap plan JOB --so-far` has the best plan that it found.",
+    f"A run may take its budget (AUTOMAP_MAX_BUDGET_S for one in evaluations), its trials and {OVERHEAD_S} s.",
+    field="budget",
+    value="more time",
+    repair="Give it a smaller budget or model. `automap plan JOB --so-far` has the best plan that it found.",
 )
 _PACE_S = 0.2
 """Least seconds between two writes of the progress, and between two looks whether the job has ended."""

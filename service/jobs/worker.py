@@ -43,7 +43,7 @@ from service.jobs.connection import ANSWER_S, AWAY, LONGEST_PAUSE_S, check, conn
 from service.jobs.delivery import Run
 from service.jobs.store import DAY_S, Store, Superseded
 from service.logs import JOB
-from service.problems import problem
+from service.problems import limit
 from service.settings import GIB, Settings
 
 LOG = logging.getLogger("automap.worker")
@@ -267,8 +267,10 @@ class Worker(rq.Worker):
         elif late:
             store.fail(run.job_id, run.token, one_run.TOO_LONG)
         elif status is not None and os.waitstatus_to_exitcode(status) == OUT_OF_MEMORY:
-            text = f"It needed more than {self._settings.max_job_bytes / GIB:g} GiB. Give a smaller model or cluster."
-            store.fail(run.job_id, run.token, problem(500, "The job ran out of memory", text))
+            title, most = "The job ran out of memory", f"more than {self._settings.max_job_bytes / GIB:g} GiB"
+            repair = "Give a smaller model or cluster."
+            document = limit(500, title, f"It needed {most}.", field="memory", value=most, repair=repair)
+            store.fail(run.job_id, run.token, document)
         else:
             # Which raises `Superseded` of a job that has ended or was cancelled: then there is nothing to tell.
             store.died(run.job_id, run.token)

@@ -77,7 +77,8 @@ def test_what_a_tenant_may_submit(settings: Settings, client: redis.Redis, serve
         assert first.headers["ratelimit"].startswith('"queued-jobs";r=2, "search-seconds";r=40;t=')
         assert first.headers["ratelimit-policy"] == '"queued-jobs";q=3, "search-seconds";q=100;w=86400'
         answer = api.post("/v1/jobs", json={**body, "budget": "60s"})
-        check_problem(answer, 429)
+        check_problem(answer, 429, "budget")
+        assert answer.json()["repair"] == "Give it at most 40 s in all, or send it tomorrow."
         assert 0 < int(answer.headers["retry-after"]) <= 24 * 3600
         assert "40 of 100 seconds" in answer.json()["detail"] and "takes 60" in answer.json()["detail"]
         # What can never be admitted is not told to come again.
@@ -164,7 +165,7 @@ def test_more_uploads_than_there_may_be(settings: Settings, client: redis.Redis,
         refused = None
         while refused is None or refused.status_code == 422:  # until the first one has its place
             refused = httpx.post(f"{api.base_url}/v1/models", content=b"x", timeout=30)
-        check_problem(refused, 503)
+        check_problem(refused, 503, "uploads")
         assert refused.headers["retry-after"]
         ended.set()
         upload.join()
@@ -325,6 +326,10 @@ def test_unknown_places(api: httpx.Client, method: str, path: str, status: int) 
         ("/v1/jobs?state=asleep", "Use 'queued', 'running', 'succeeded', 'failed' or 'cancelled'."),
         ("/v1/jobs?cursor=x", "Give `next` of the page before, unchanged."),
         ("/v1/jobs/x?wait=soon", "Give a number."),
+        ("/v1/jobs/x?wait=inf", "Give a finite number."),
+        ("/v1/jobs/x?wait=nan", "Give a finite number."),
+        ("/v1/jobs/x?wait=-1", "Give a number of at least 0."),
+        ("/v1/jobs?model_id=", "Leave it out, or give at least 1 character."),
         ("/v1/jobs/x/plan?best=one", "Use 'final' or 'so-far'."),
         ("/v1/jobs/x", "`automap status` and GET /v1/jobs list the jobs that there are."),
         ("/v1/jobs?stat=failed", "Did you mean state? Use one of cursor, limit, model_id, state."),
@@ -510,7 +515,8 @@ def test_too_big(settings: Settings, client: redis.Redis, serve_app: Any) -> Non
         check_problem(api.post("/v1/models", content=iter([b"x" * 600] * 2)), 413, "body")
         told = check_problem(api.post("/v1/jobs", json={"model_id": "x" * 200}), 413, "body")
         assert "AUTOMAP_MAX_REQUEST_BYTES" in told["repair"]
-        check_problem(api.post("/v1/models", content=mlp()), 507)
+        told = check_problem(api.post("/v1/models", content=mlp()), 507, "stored_bytes")
+        assert told["value"] == "0 of 150 bytes" and "AUTOMAP_MAX_STORED_BYTES" in told["repair"]
 
 
 def test_too_many_jobs(settings: Settings, client: redis.Redis, serve_app: Any, light: Callable[[str], bytes]) -> None:
@@ -519,7 +525,7 @@ def test_too_many_jobs(settings: Settings, client: redis.Redis, serve_app: Any, 
         model_id = api.post("/v1/models", content=light("squeezenet")).json()["id"]
         assert api.post("/v1/jobs", json={"model_id": model_id, **JOB}).status_code == 202
         answer = api.post("/v1/jobs", json={"model_id": model_id, **JOB})
-        check_problem(answer, 429)
+        assert check_problem(answer, 429, "jobs")["value"] == "1 beside 1 that wait"
         assert int(answer.headers["retry-after"]) > 0
 
 
@@ -551,7 +557,7 @@ def test_a_store_that_is_down(settings: Settings, tmp_path: Any, serve_app: Any)
         client = connect(server.url)
     with client, serve_app(settings, client) as api:
         answer = api.get("/v1/jobs")
-        check_problem(answer, 503)
+        check_problem(answer, 503, "store")
         assert answer.headers["retry-after"]
 
 

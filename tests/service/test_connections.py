@@ -189,6 +189,8 @@ def test_more_connections_than_there_may_be(api: httpx.Client) -> None:
         assert text.startswith(b"HTTP/1.1 503 ")
         assert b"retry-after: 5" in text
         assert b"application/problem+json" in text
+        document = json.loads(text.partition(b"\r\n\r\n")[2])
+        assert (document["field"], document["value"]) == ("connections", str(MOST)) and document["repair"]
         for one in idle:
             answer(one)
     assert api.get("/version").status_code == 200

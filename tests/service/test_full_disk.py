@@ -92,6 +92,7 @@ def test_a_full_disk(disk: Path, start: Callable[..., Any], until: Callable[...,
         for data in (light("bvlc_alexnet"), light("densenet121")):
             answer = http.post("/v1/models", content=data)
             assert (answer.status_code, answer.json()["title"]) == (507, "The disk is full")
+            assert answer.json()["field"] == "disk" and answer.json()["repair"].startswith("Ask the operator")
         for _ in range(3):
             answer = http.post("/v1/jobs", json={**JOB, "budget": 2}, headers={"Idempotency-Key": "k"})
             assert answer.status_code == 503, answer.text

@@ -99,6 +99,7 @@ def test_a_redis_that_is_full(on_redis: Any, until: Callable[..., Any], light: C
             answer = http.request(method, place, **more)
             assert answer.status_code == 507, answer.text
             assert answer.json()["title"] == "The store is full"
+            assert answer.json()["field"] == "store" and answer.json()["repair"].startswith("Delete models and jobs")
         assert http.get("/readyz").status_code == 503
         assert http.get("/healthz").status_code == http.get(path).status_code == 200
         assert contents(store) == before

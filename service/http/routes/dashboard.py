@@ -51,7 +51,8 @@ def file(request: Request, name: str) -> Response:
 
 def _file(request: Request, name: str) -> Response:
     if name not in _files():
-        raise refusal(404, "No such file", field="name", value=name[:80])
+        repair = "The page at / names the files that there are."
+        raise refusal(404, "No such file", field="name", value=name[:80], repair=repair)
     data, tag = _files()[name]
     headers = {**_HEADERS, "ETag": tag}
     if matches(request.headers.get("if-none-match", ""), tag):

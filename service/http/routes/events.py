@@ -17,11 +17,11 @@ from fastapi.responses import StreamingResponse
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
 from service.http import openapi
-from service.http.feed import Batch, FeedFull
+from service.http.feed import MOST_LISTENERS, Batch, FeedFull
 from service.http.routes.common import feed_of, find_job, settings_of, store_of
 from service.jobs.events import Event, place_of
 from service.jobs.records import ACTIVE, Job
-from service.problems import problem
+from service.problems import limit
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -62,7 +62,8 @@ async def listen(
     try:
         first = await anext(lines)  # here, where a fault still becomes an answer
     except FeedFull:
-        fault = problem(503, "Too many listen", "Ask for the job with ?wait= in place of its events.")
+        listening, repair = f"{MOST_LISTENERS} at a time", "Ask for the job with ?wait= in place of its events."
+        fault = limit(503, "Too many listen", field="events", value=listening, repair=repair)
         raise HTTPException(503, fault, {"Retry-After": "5"}) from None
 
     async def all_lines() -> AsyncIterator[bytes]:

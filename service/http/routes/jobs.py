@@ -102,7 +102,7 @@ def latest(
         Query(pattern="^[0-9]{1,12}(\\.[0-9]{1,9})?_[0-9a-f]{1,40}$", description="`next` of the page before"),
     ] = None,
     state: Annotated[list[State] | None, Query(description="only jobs in one of these states; repeatable")] = None,
-    model_id: Annotated[str | None, Query(max_length=80, description="only jobs of this model")] = None,
+    model_id: Annotated[str | None, Query(min_length=1, max_length=80, description="only jobs of this model")] = None,
 ) -> JobList:
     """Jobs, newest first; large ones make a page shorter than its limit."""
 
@@ -122,7 +122,7 @@ def latest(
 async def show(
     request: Request,
     job_id: str,
-    wait: Annotated[float, Query(ge=0, description="seconds to wait")] = 0,
+    wait: Annotated[float, Query(ge=0, allow_inf_nan=False, description="seconds to wait")] = 0,
     if_none_match: Annotated[str, Header(description="ETag of the job that the client has.")] = "",
 ) -> Response:
     """A job. With `wait`, as soon as it has ended or after that many seconds; with If-None-Match too, as soon as it is

@@ -19,7 +19,7 @@ from service.http.metrics import MEDIA_TYPE, Metrics
 from service.http.routes.common import store_of
 from service.http.schemas import Health, NamedModels, Readiness, Targets, Version
 from service.jobs import delivery
-from service.problems import problem
+from service.problems import limit
 
 router = APIRouter(tags=["meta"])
 
@@ -65,9 +65,9 @@ def ready(request: Request) -> Readiness:
         client.set("automap:probe", "", ex=60)
         workers = len(delivery.workers(client))
     except redis.ResponseError as fault:  # as of a memory that is full, or a copy that is read only
-        raise HTTPException(
-            503, problem(503, "The store cannot be written", str(fault)), {"Retry-After": "5"}
-        ) from None
+        repair = "Make room in it, or let it be written."
+        document = limit(503, "The store cannot be written", f"{fault}.", field="store", value=fault, repair=repair)
+        raise HTTPException(503, document, {"Retry-After": "5"}) from None
     return Readiness(status="ok", workers=workers)
 
 

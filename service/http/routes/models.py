@@ -27,7 +27,7 @@ from service.jobs.model_store import StoreFull
 from service.jobs.records import Model
 from service.jobs.run_job import JobRequest, ModelOptions, import_file
 from service.jobs.store import Store
-from service.problems import problem
+from service.problems import limit
 from service.settings import Settings
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
@@ -73,7 +73,7 @@ async def upload(
         try:
             model = await run_in_threadpool(_import_and_store, file, options, store, settings)
         except StoreFull:
-            raise quotas.full() from None
+            raise (await run_in_threadpool(quotas.full, store, settings)) from None
     response.headers["Location"] = f"/v1/models/{model.id}"
     return ModelView.of(model)
 
@@ -125,7 +125,8 @@ def _place(request: Request) -> Iterator[None]:
     try:
         places.acquire_on_behalf_of_nowait(me)
     except anyio.WouldBlock:
-        document = problem(503, "Too many uploads at a time", "Try again shortly; nothing was stored.")
+        taken, repair = f"{int(places.total_tokens)} at a time", "Send it again shortly; nothing was stored."
+        document = limit(503, "Too many uploads at a time", field="uploads", value=taken, repair=repair)
         raise HTTPException(503, document, {"Retry-After": "5"}) from None
     try:
         yield
@@ -145,7 +146,9 @@ async def _receive(request: Request, file: IO[bytes]) -> None:
     except OSError as fault:
         if fault.errno != errno.ENOSPC:
             raise
-        raise refusal(507, "The disk is full", "Ask the operator for room in the temporary folder.") from None
+        repair = "Ask the operator for room in the temporary folder; nothing was stored."
+        document = limit(507, "The disk is full", field="disk", value="full", repair=repair)
+        raise HTTPException(507, document) from None
 
 
 def _import_and_store(file: IO[bytes], options: ModelOptions, store: Store, settings: Settings) -> Model:
