@@ -54,10 +54,9 @@ def bounded(most: int, head_s: float) -> type[HttpToolsProtocol]:
         head_s: longest time for the head of a request, from its first byte or from the beginning of the connection;
             and for what a client goes on sending behind an answer that did not wait for it.
     """
-    repair = "Connect again shortly; nothing was read."
-    too_many = _refusal(limit(503, "Too many connections", field="connections", value=most, repair=repair), retry_s=5)
-    repair = f"Send at most {HEAD_BYTES} bytes before the body."
-    value = f"more than {HEAD_BYTES} bytes"
+    again = "Connect again shortly; nothing was read."
+    too_many = _refusal(limit(503, "Too many connections", field="connections", value=most, repair=again), retry_s=5)
+    value, repair = f"more than {HEAD_BYTES} bytes", f"Send at most {HEAD_BYTES} bytes before the body."
     too_large = _refusal(limit(431, "The head is too large", field="head", value=value, repair=repair))
 
     class Bounded(HttpToolsProtocol):

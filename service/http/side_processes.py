@@ -24,7 +24,6 @@ from fastapi import HTTPException
 
 from automap.records import to_json
 from service.problems import limit
-from service.side_process import MEMORY_BYTES
 
 LOG = logging.getLogger("automap.api")
 MOST = 2
@@ -68,7 +67,7 @@ class SideProcesses:
         line = await anyio.to_thread.run_sync(self._ask, head, graph, limiter=self._limiter)
         if not line:
             repair = "Give a smaller model, cluster or number of micro-batches."
-            took = f"more than {LIMIT_S} s or {MEMORY_BYTES >> 30} GiB"
+            took = f"more than {LIMIT_S} s, or than its memory"
             title = "It took too long or too much memory"
             raise HTTPException(422, limit(422, title, field=task, value=took, repair=repair))
         answer: dict[str, Any] = json.loads(line)
