@@ -90,7 +90,7 @@ class Trainer:
     parameter_gather_overlap: float
     """Share of ZeRO's parameter gathers that hides under compute, 0..1."""
     tensor_overlap: float
-    """Share of the collectives inside a stage, all-to-alls apart, that hides under compute, 0..1."""
+    """Share of the collectives of tensor and sequence parallelism that hides under compute, 0..1."""
     exchange_overlap: float
     """Share of the all-to-alls inside a stage that hides under compute, 0..1."""
     ring_attention: bool
@@ -316,7 +316,7 @@ class Problem:
 
     @property
     def tensor_overlap(self) -> float:
-        """Share of the collectives inside a stage, all-to-alls apart, that hides under compute, 0..1."""
+        """Share of the collectives of tensor and sequence parallelism that hides under compute, 0..1."""
         own = self.trainer.tensor_overlap
         if not self.training.async_tensor_parallel:
             return own

@@ -153,7 +153,6 @@ class LayerChoice:
         unit, previous = kind[0], kind[0] - 1
         if previous not in before:
             return found
-        exposed = evaluator.exposed
         for of, strategy in enumerate(strategies):
             layout = self._costs()[of].layout
             nothing = np.zeros(len(layout.axes), dtype=np.bool_)
@@ -164,7 +163,7 @@ class LayerChoice:
             for other in strategies:
                 incoming = evaluator.crossing_placement(_segment(space, previous, other))
                 cost = evaluator.unit_cost(mine, np.where(incoming == PARTIAL, BROADCAST, incoming), stage)
-                comm = (cost.forward_comm_s + cost.backward_comm_s) @ exposed
+                comm = (cost.forward_comm_s + cost.backward_comm_s).sum()
                 seconds.append(float(cost.forward_s + cost.backward_s + comm))
             found[:, of] = np.array(seconds) - seconds[of]
         return found

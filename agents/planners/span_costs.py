@@ -55,9 +55,10 @@ class SpanCosts:
         zero_axes = (layout.axes > 1.0) & (np.arange(len(layout.axes)) < len(layout.axes) - 1)
         stage = Stage(layout.axes, layout.links, layout.hardware, zero_axes, float(samples))
         costs, settings = units.costs(stage), space.evaluator.settings(zero)
-        self._settings, exposed = settings, space.evaluator.exposed
-        comm_s = (costs["backward_comm_s"] + costs["recompute_comm_s"]) @ exposed
-        self.forward_s: Floats = costs["forward_s"] + costs["forward_host_s"] + costs["forward_comm_s"] @ exposed
+        self._settings = settings
+        comm_s = (costs["backward_comm_s"] + costs["recompute_comm_s"]).sum(axis=-1)
+        first_s = costs["forward_comm_s"].sum(axis=-1)
+        self.forward_s: Floats = costs["forward_s"] + costs["forward_host_s"] + first_s
         self.backward_s: Floats = costs["backward_s"] + costs["backward_host_s"] + costs["recompute_s"] + comm_s
         self.crossing_bytes: Floats = np.concatenate([[0.0], costs["boundary_bytes"][0]])
         self.capacity = (float(layout.capacity) - settings.reserved_bytes) / (1.0 + settings.unused_share)

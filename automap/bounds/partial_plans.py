@@ -106,9 +106,8 @@ class BoundTable:
         space, evaluator = self.space, self.space.evaluator
         settings = np.array(list(self.settings), dtype=np.int64)
         found = UnitBounds(*np.empty((len(UnitBounds._fields), len(settings), evaluator.blocks.num_types)))
-        exposed = np.asarray(evaluator.exposed, dtype=np.float64)
         again = RECOMPUTE_MODES.index("full")
-        unit_lower_bounds(space.compiled, settings, self._forced(settings, even, unlike), exposed, again, found)
+        unit_lower_bounds(space.compiled, settings, self._forced(settings, even, unlike), again, found)
         slow, fast = np.array(list(self._pairs), dtype=np.int64).reshape(-1, 2).T
         pairs = UnitBounds(
             work_s=found.work_s[fast],

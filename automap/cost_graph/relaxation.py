@@ -33,7 +33,7 @@ from automap.cost_graph.relaxed_costs import Memory, OfTypes, State, Undecided
 from automap.price.kernels.array_types import Record, columns_of
 from automap.price.kernels.collectives import collective_s
 from automap.price.kernels.cost_records import UNIT_COST_DTYPE, UNIT_COST_WIDTH
-from automap.price.kernels.records import ALL_REDUCE, ALL_TO_ALL, NUM_COLLECTIVES
+from automap.price.kernels.records import ALL_REDUCE
 from automap.price.kernels.step import SPREAD_OVERLAP
 from automap.space.space import PlanSpace
 
@@ -309,7 +309,7 @@ class Relaxation:
         )
         for (own, comm, waits), weight, launches in passes:
             worth[:, own] = weight[:, :1]
-            worth[:, comm] = weight[:, :1] * _exposed(hardware)
+            worth[:, comm] = weight[:, :1]
             worth[:, waits] = weight[:, 1:] * hardware.host_collective_s
             worth[:, LAUNCHED] += weight[:, 1] * launches * hardware.host_kernel_s
         worth[:, UNANSWERED] = -weight[:, 1:] * launches * hardware.host_kernel_s
@@ -368,7 +368,7 @@ class Relaxation:
         power = hardware.overlap_exponent
         tangents, pass_s = [], np.zeros(len(times))
         for (own, comm, waits), launches in ((FORWARD, 1.0), (BACKWARD, hardware.host_backward)):
-            device_s = costs[:, own[0]] + costs[:, comm] @ _exposed(hardware)
+            device_s = costs[:, own[0]] + costs[:, comm].sum(axis=1)
             launched = costs[:, LAUNCHED] if own is FORWARD[0] else costs[:, LAUNCHED] - costs[:, UNANSWERED[0]]
             host_s = hardware.host_kernel_s * launches * launched
             host_s += hardware.host_collective_s * costs[:, waits[0]]
@@ -396,10 +396,3 @@ def _reduced_s(size: float, link: Record, elements: float, element_bytes: float)
     """Least seconds of an all-reduce for each element of a gradient, of no more than so many elements."""
     most = elements * element_bytes
     return float(collective_s(ALL_REDUCE, size, link, most)) / elements if most > 0.0 else 0.0
-
-
-def _exposed(hardware: Any) -> Floats:
-    """[NUM_COLLECTIVES] part of each kind of collective that nothing hides."""
-    found = np.full(NUM_COLLECTIVES, hardware.exposed)
-    found[ALL_TO_ALL] = hardware.exposed_exchange
-    return found

@@ -83,8 +83,8 @@ def sensitivities(units: UnitRows, chosen: Ints) -> Sensitivities:
             time[units.payer(tie), EXCHANGED] = (step_s - float(_smooth_s(ranks))) / (HALF * exchanged)
     of_units = np.ascontiguousarray(time[:, :UNIT_COST_WIDTH])
     worth = records_of(of_units, UNIT_COST_DTYPE)
-    worth["forward_comm_s"] = evaluator.exposed * worth["forward_s"][:, None]
-    worth["backward_comm_s"] = evaluator.exposed * worth["recompute_s"][:, None]
+    worth["forward_comm_s"] = worth["forward_s"][:, None]
+    worth["backward_comm_s"] = worth["recompute_s"][:, None]
     worth["recompute_comm_s"] = worth["backward_comm_s"]
     _share_with_hosts(units, costs, of_units)
     time[:, :UNIT_COST_WIDTH] = of_units
@@ -115,15 +115,14 @@ def _share_with_hosts(units: UnitRows, costs: Floats, time: Floats) -> None:
         costs: [rows, columns] their costs.
         time: [rows, columns] sensitivities of the step time, changed.
     """
-    exposed, rows = units.evaluator.exposed, units.rows
     cost, worth = records_of(costs, UNIT_COST_DTYPE), records_of(time, UNIT_COST_DTYPE)
-    hardware = [units.lowered.stages[row.rank].hardware for row in rows]
+    hardware = [units.lowered.stages[row.rank].hardware for row in units.rows]
     power, kernel_s, collective_s, backward = (
         np.array([float(one[name]) for one in hardware])
         for name in ("overlap_exponent", "host_kernel_s", "host_collective_s", "host_backward")
     )
-    again = cost["recompute_comm_s"] @ exposed + cost["backward_comm_s"] @ exposed + cost["recompute_s"]
-    forward_s, backward_s = cost["forward_s"] + cost["forward_comm_s"] @ exposed, cost["backward_s"] + again
+    again = (cost["recompute_comm_s"] + cost["backward_comm_s"]).sum(axis=1) + cost["recompute_s"]
+    forward_s, backward_s = cost["forward_s"] + cost["forward_comm_s"].sum(axis=1), cost["backward_s"] + again
     for wait, device_s, names in (
         ("forward_host_s", forward_s, ("forward_s", "forward_comm_s")),
         ("backward_host_s", backward_s, ("backward_s", "recompute_s", "backward_comm_s", "recompute_comm_s")),

@@ -27,7 +27,6 @@ from automap.price.kernels.cost_records import (
 from automap.price.kernels.passes import passes
 from automap.price.kernels.pipeline import run_program
 from automap.price.kernels.placements import write_crossing
-from automap.price.kernels.records import ALL_TO_ALL, NUM_COLLECTIVES
 from automap.price.kernels.shard_unit import shard_unit
 from automap.price.kernels.stage_records import Stage, Unit
 from automap.price.kernels.step import overflow, step, step_time_s
@@ -83,7 +82,6 @@ class Evaluator:
                 zero_stage=0.0,
                 gradient_overlap=trainer.gradient_overlap,
                 gather_overlap=trainer.parameter_gather_overlap,
-                tensor_overlap=problem.tensor_overlap,
                 reserved_bytes=trainer.reserved_GiB * (1 << 30),
                 # Gradients in fp16 keep the type of the weights on their way; only bf16 trainers add them up in fp32.
                 sent_gradient_bytes=2.0 if problem.precision == "fp16" else gradient,
@@ -92,7 +90,6 @@ class Evaluator:
                 step_s=trainer.step_overhead_ms * 1e-3,
                 send_s=trainer.send_host_ms * 1e-3,
                 send_overlap=trainer.send_overlap,
-                exchange_overlap=trainer.exchange_overlap,
                 gathers_singly=float(trainer.gathers_singly),
                 pipeline_bytes=trainer.pipeline_GiB * (1 << 30),
                 crossing_buffers=trainer.crossing_buffers,
@@ -347,13 +344,6 @@ class Evaluator:
         return program, times
 
     # -- constants of the problem -------------------------------------------------------------------------------------
-
-    @functools.cached_property
-    def exposed(self) -> Floats:
-        """[NUM_COLLECTIVES] share of each kind of collective inside a stage that nothing hides."""
-        found = np.full(NUM_COLLECTIVES, 1.0 - self.problem.tensor_overlap)
-        found[ALL_TO_ALL] = 1.0 - self.problem.trainer.exchange_overlap
-        return found
 
     def masks(self, unit_type: int) -> Mapping[str, Mask]:
         """[operators] which operators of a unit type each recompute mode runs again."""

@@ -91,9 +91,8 @@ def _share(share: float) -> str:
 
 def _exposed(case: Bottleneck) -> list[float]:
     """Seconds of a step, by kind, of the collectives between and inside operators that nothing hides."""
-    shown = case.evaluator.exposed * case.micro_batches
     fields = ("forward_comm_s", "backward_comm_s", "recompute_comm_s")
-    return [float(shown[kind]) * case.total(*fields, index=kind) for kind in range(len(COLLECTIVES))]
+    return [case.micro_batches * case.total(*fields, index=kind) for kind in range(len(COLLECTIVES))]
 
 
 # -- compute --------------------------------------------------------------------------------------------------------
@@ -241,16 +240,16 @@ def _collective(kind: int) -> Callable[[Bottleneck, float], str]:
         for unit in case.units:
             records = case.evaluator.collectives(case.lowered, case.rank, unit.segment, unit.incoming)
             for record in records[records["kind"] == kind]:
-                sums = found.setdefault(int(record.axis), [0.0, 0.0])
-                sums[0] += unit.times
-                sums[1] += unit.times * float(record.data_bytes)
+                sums = found.setdefault(int(record.axis), [0.0, 0.0, 0.0, 0.0])
+                for place, each in enumerate((1.0, record.data_bytes, record.seconds, record.shown_s)):
+                    sums[place] += unit.times * float(each)
         axis = max(found, key=lambda a: found[a][1])
-        count, data = found[axis]
+        count, data, took, shown = found[axis]
         rate = float(case.stage.links["bytes_per_s"][axis, kind])
-        hidden = 1.0 - float(case.evaluator.exposed[kind])
+        hidden = 1.0 - shown / took
         text = f"{_KINDS[COLLECTIVES[kind]]} on {case.where(axis)}, {in_rate(rate)}): {count:.0f} a micro-batch of "
         text += f"{in_bytes(data / count)} on average, {_micro_batches(case.micro_batches)}"
-        text += f"; {hidden:.0%} of their time is hidden." if hidden > 0.0 else "; nothing hides them."
+        text += f"; {hidden:.0%} of their time is hidden." if hidden > _ROUNDING else "; nothing hides them."
         if case.total("recompute_comm_s", index=kind) > 0.0:
             text += " Recomputation repeats those of the forward pass."
             return text + case.gain(case.without_recomputation(), "Keeping all activations")

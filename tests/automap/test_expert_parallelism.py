@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from collective_list import list_collectives
 
+from automap.price.explain import reasons
 from automap.space.space import PlanSpace, Values
 from automap.space.templates import megatron_signatures, templates
 from ir import zoo
-from ir.operators.experts import PRODUCT
+from ir.factors import PARTIAL
+from ir.operators.experts import COMBINE, DISPATCH, PRODUCT
 
 SPEC = "moe:layers=2,hidden=256,heads=4,ffn=512,experts=8,seq_len=256,vocab_size=512"
 MakeSpace = Callable[..., PlanSpace]
@@ -70,6 +72,37 @@ def test_a_plan_with_spread_experts_is_one_of_the_space(space: MakeSpace) -> Non
     rng = np.random.default_rng(0)
     spread = [value for value in (s.random(rng) for _ in range(200)) if _experts_on_dp(s, value)]
     assert spread  # it is found by chance too: no template is needed
+
+
+def test_tokens_that_are_gathered_for_experts_are_not_hidden(space: MakeSpace) -> None:
+    """Megatron-Core hides 70 % of what tensor parallelism sends, and nothing of what experts wait for."""
+    s = space(zoo.build(SPEC), "8xH100", 16, training={"trainer": "megatron-core", "precision": "bf16"})
+    values = list(plan(s, "ep", dp=2, ep=4))
+    for number, slot in enumerate(s.slots):
+        if slot.kind == "signature" and slot.index == 1:
+            linked = s.linkage.types[slot.unit_type]
+            leader = linked.groups[slot.group].leader
+            kind, made = s.operator(slot.unit_type, leader).kind, [found.outputs for found in linked.signatures[leader]]
+            # From all tokens to the slots of a rank's experts, and to sums of their results.
+            if kind in (DISPATCH, COMBINE):
+                values[number] = made.index((0,) if kind == DISPATCH else (PARTIAL,))
+    lowered = s.lowered(tuple(values))
+    sent = list(list_collectives(lowered, s.evaluator))
+    assert {c.kind for c in sent} == {"all_gather", "reduce_scatter"} and {c.axis for c in sent} == {"ep"}
+    outcome = s.evaluator.evaluate(lowered)
+    assert outcome.ranks[0].comm_s.sum() == pytest.approx(sum(c.seconds for c in sent))
+    said = reasons(lowered, s.evaluator, outcome)
+    assert any("nothing hides them" in reason for reason in said), said
+
+    shape = next(t for t in s.shapes if (t.dp, t.tp, t.middle, t.pp, t.num_micro_batches) == (4, 2, 1, 1, 1))
+    prefix = s.even_values(shape, recompute="none", zero=0)
+    lowered = s.lowered(megatron_signatures(s, shape, prefix, sequence_parallel=True))
+    sent = list(list_collectives(lowered, s.evaluator))
+    assert {c.axis for c in sent} == {"tp"}
+    hidden = s.problem.trainer.tensor_overlap
+    assert 0.5 < hidden < 1.0
+    shown = s.evaluator.evaluate(lowered).ranks[0].comm_s.sum()
+    assert shown == pytest.approx((1.0 - hidden) * sum(c.seconds for c in sent))
 
 
 def _experts_on_dp(s: PlanSpace, values: Values) -> bool:

@@ -48,7 +48,7 @@ def template(space, *, pp=1, tp=1, micro=1, sequence_parallel=False, recompute="
 def converted(source, target, sizes, data=8e6, link=None):
     times, stage = np.zeros(NUM_COLLECTIVES), stage_of(sizes, link_of(1e-5, 1e9) if link is None else link)
     nobody = Recorder(np.empty(0, dtype=COLLECTIVE_DTYPE), np.zeros(1, np.int64))
-    convert(data, np.array(source), np.array(target), stage, times, Reason(0, 0, 0), nobody)
+    convert(data, np.array(source), np.array(target), 0, stage, times, Reason(0, 0, 0), nobody)
     return times
 
 
@@ -75,6 +75,29 @@ def test_one_axis_conversions_move_ring_volumes(source, target, kind, factor):
 
 
 def test_two_axes_shrink_before_they_grow():
+@pytest.mark.parametrize(
+    ("source", "target", "kind", "shown"),
+    [
+        (0, B, ALL_GATHER, 1.0),
+        (P, 0, REDUCE_SCATTER, 1.0),
+        (1, B, ALL_GATHER, 0.3),
+        (P, 1, REDUCE_SCATTER, 0.3),
+        (P, B, ALL_REDUCE, 0.3),
+        (0, 1, ALL_TO_ALL, 0.9),
+    ],
+)
+def test_products_hide_what_keeps_the_samples_apart(source, target, kind, shown):
+    """Samples (dim 0) that are brought together, or summed up and handed out, wait for nobody's product."""
+    stage = stage_of([4], link_of(1e-5, 1e9))
+    recorder = Recorder(np.empty(1, dtype=COLLECTIVE_DTYPE), np.zeros(1, np.int64))
+    whole, part = np.zeros(NUM_COLLECTIVES), np.zeros(NUM_COLLECTIVES)
+    convert(8e6, np.array([source]), np.array([target]), 0, stage, whole, Reason(0, 0, 0), recorder)
+    stage.hardware.exposed, stage.hardware.exposed_exchange = 0.3, 0.9
+    convert(8e6, np.array([source]), np.array([target]), 0, stage, part, Reason(0, 0, 0), recorder)
+    assert part[kind] == pytest.approx(shown * whole[kind]) and whole[kind] > 0.0
+    assert recorder.rows[0].shown_s == recorder.rows[0].seconds == whole[kind]
+
+
     # P -> S on the first axis halves what the second axis gathers.
     times = converted([P, 1], [0, B], [2, 4])
     assert times[REDUCE_SCATTER] == pytest.approx(1e-5 + 0.5 * (8e6 / 4) / 1e9)

@@ -87,10 +87,10 @@ UNIT_BOUNDS = tuple_type(UnitBounds)
 
 
 @borrowing(
-    void(COMPILED, int64[:, ::1], int64[:, :, ::1], float64[::1], int64, UNIT_BOUNDS, WORKSPACE, UNIT_COST[::1]),
+    void(COMPILED, int64[:, ::1], int64[:, :, ::1], int64, UNIT_BOUNDS, WORKSPACE, UNIT_COST[::1]),
     inner=True,
 )
-def _least_of_units(compiled, settings, picked, exposed, again, out, workspace, costs):
+def _least_of_units(compiled, settings, picked, again, out, workspace, costs):
     tables, space, zero_axes = compiled.tables, compiled.space, workspace.draft.layout.zero_axes
     cost = costs[0]
     for number in range(settings.shape[0]):
@@ -111,11 +111,11 @@ def _least_of_units(compiled, settings, picked, exposed, again, out, workspace, 
                 seconds = cost.forward_s + cost.backward_s + cost.recompute_s
                 seconds += cost.forward_host_s + cost.backward_host_s
                 for c in range(NUM_COLLECTIVES):
-                    seconds += cost.forward_comm_s[c] * exposed[c]
+                    seconds += cost.forward_comm_s[c]
                 for c in range(NUM_COLLECTIVES):
-                    seconds += cost.backward_comm_s[c] * exposed[c]
+                    seconds += cost.backward_comm_s[c]
                 for c in range(NUM_COLLECTIVES):
-                    seconds += cost.recompute_comm_s[c] * exposed[c]
+                    seconds += cost.recompute_comm_s[c]
                 if mode == 0:
                     out.work_s[number, kind] = seconds
                 elif mode == again:
@@ -129,14 +129,13 @@ def _least_of_units(compiled, settings, picked, exposed, again, out, workspace, 
             out.sent_bytes[number, kind] = cost.boundary_bytes
 
 
-@kernel(void(COMPILED, int64[:, ::1], int64[:, :, ::1], float64[::1], int64, UNIT_BOUNDS))
-def unit_lower_bounds(compiled, settings, picked, exposed, again, out):
+@kernel(void(COMPILED, int64[:, ::1], int64[:, :, ::1], int64, UNIT_BOUNDS))
+def unit_lower_bounds(compiled, settings, picked, again, out):
     """The least that units of each type cost on one rank, whatever their signatures.
 
     Args:
         settings: [settings, 2] row among the distinct stages, samples of a micro-batch.
         picked: [settings, groups, axes] values of signatures that are known, -1 of others.
-        exposed: [NUM_COLLECTIVES] share of each kind of collective that nothing hides.
         again: recompute mode that runs whole units again.
     """
     space, workspace = compiled.space, new_workspace(compiled)
@@ -145,4 +144,4 @@ def unit_lower_bounds(compiled, settings, picked, exposed, again, out):
         if space.zeros[:, zero].any():
             workspace.settings[0].zero_stage = zero
     costs = np.empty(1, UNIT_COST_DTYPE)
-    _least_of_units(compiled, settings, picked, exposed, again, out, workspace, costs)
+    _least_of_units(compiled, settings, picked, again, out, workspace, costs)

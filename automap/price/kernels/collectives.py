@@ -2,8 +2,8 @@
 
 `convert` is the one place that says which collectives turn a tensor from one placement into another on an n-D mesh,
 and in which order: first what shrinks the local part (slices, reduce-scatters), then what keeps its size
-(all-to-alls, all-reduces), then what grows it (all-gathers). The price adds its times up; `Evaluator.collectives` lists
-them one by one. Ring volumes. Units: seconds, bytes.
+(all-to-alls, all-reduces), then what grows it (all-gathers). The price adds up what nothing hides of its times, see
+`exposed_share`; `Evaluator.collectives` lists them one by one. Ring volumes. Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import float64, int64
+from numba import boolean, float64, int64
 
 from automap.jit import borrowing
 from automap.price.kernels.array_types import Record, record_of, tuple_type
 from automap.price.kernels.cost_records import RECORDER, Recorder
 from automap.price.kernels.records import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, NUM_COLLECTIVES, REDUCE_SCATTER, SEND_RECV
-from automap.price.kernels.stage_records import LINK, STAGE, LinkRow, Stage
+from automap.price.kernels.stage_records import HARDWARE, LINK, STAGE, LinkRow, Stage
 from ir.factors import BROADCAST, PARTIAL
 
 UNKNOWN = -3
@@ -99,15 +99,36 @@ class Reason(NamedTuple):
 REASON = tuple_type(Reason)
 
 
-@borrowing(float64(int64, int64, STAGE, float64, REASON, RECORDER), inner=True)
-def spend(kind: int, axis: int, stage: Stage, data: float, reason: Reason, recorder: Recorder) -> float:
-    """`collective_s` over a mesh axis, written down while the recorder has room.
+@borrowing(float64(int64, boolean, HARDWARE), inner=True)
+def exposed_share(kind: int, moves_samples: bool, hardware: Record) -> float:
+    """Part of a collective inside a stage that nothing hides.
+
+    A trainer hides the collectives of tensor and sequence parallelism under the product that they feed or come from,
+    piece by piece, and all-to-alls under other samples. What brings the samples of all ranks together, or sums them up
+    and hands them out, is on the way to and from experts: these begin when all their tokens are there.
 
     Args:
+        kind: of the collective.
+        moves_samples: whether the samples are split before it or behind it.
+    """
+    if kind == ALL_TO_ALL:
+        return float(hardware.exposed_exchange)
+    return 1.0 if moves_samples else float(hardware.exposed)
+
+
+@borrowing(float64(int64, int64, boolean, STAGE, float64, REASON, RECORDER), inner=True)
+def spend(
+    kind: int, axis: int, moves_samples: bool, stage: Stage, data: float, reason: Reason, recorder: Recorder
+) -> float:
+    """What nothing hides of `collective_s` over a mesh axis, written down while the recorder has room.
+
+    Args:
+        moves_samples: see `exposed_share`.
         data: bytes, see `collective_s`.
     """
     size = stage.axes[axis]
     seconds: float = collective_s(kind, size, stage.links[axis], data)
+    shown: float = exposed_share(kind, moves_samples, stage.hardware) * seconds
     count = recorder.num_rows[0]
     if count < recorder.rows.shape[0] and size > 1.0 and data > 0.0:
         row = recorder.rows[count]
@@ -115,29 +136,32 @@ def spend(kind: int, axis: int, stage: Stage, data: float, reason: Reason, recor
         row.axis = axis
         row.data_bytes = data
         row.seconds = seconds
+        row.shown_s = shown
         row.operator = reason.operator
         row.tensor = reason.tensor
         row.direction = reason.direction
         recorder.num_rows[0] = count + 1
-    return seconds
+    return shown
 
 
-@borrowing(float64(float64, int64[::1], int64[::1], STAGE, float64[::1], REASON, RECORDER))
+@borrowing(float64(float64, int64[::1], int64[::1], int64, STAGE, float64[::1], REASON, RECORDER))
 def convert(
     data: float,
     source: np.ndarray,
     target: np.ndarray,
+    batch_dim: int,
     stage: Stage,
     times: np.ndarray,
     reason: Reason,
     recorder: Recorder,
 ) -> float:
-    """Adds the time of each kind of collective that turns `source` into `target` to `times`.
+    """Adds what nothing hides of each kind of collective that turns `source` into `target` to `times`.
 
     Args:
         data: bytes of the whole tensor.
         source: [axes] placement on each mesh axis.
         target: [axes] required placement on each mesh axis.
+        batch_dim: dim of the tensor that holds the samples, or -1.
         times: [NUM_COLLECTIVES] seconds, added to.
 
     Returns:
@@ -153,20 +177,22 @@ def convert(
         if target[a] >= 0 and source[a] < 0 and source[a] != UNKNOWN:
             if source[a] == PARTIAL:
                 waited += links[a].host_time
-                times[REDUCE_SCATTER] += spend(REDUCE_SCATTER, a, stage, local, reason, recorder)
+                times[REDUCE_SCATTER] += spend(
+                    REDUCE_SCATTER, a, target[a] == batch_dim, stage, local, reason, recorder
+                )
             local /= sizes[a]
     for a in range(sizes.shape[0]):
         if source[a] >= 0 and target[a] >= 0 and source[a] != target[a]:
             waited += links[a].host_time
-            times[ALL_TO_ALL] += spend(ALL_TO_ALL, a, stage, local, reason, recorder)
+            times[ALL_TO_ALL] += spend(ALL_TO_ALL, a, False, stage, local, reason, recorder)
         elif source[a] == PARTIAL and target[a] == BROADCAST:
             waited += links[a].host_time
-            times[ALL_REDUCE] += spend(ALL_REDUCE, a, stage, local, reason, recorder)
+            times[ALL_REDUCE] += spend(ALL_REDUCE, a, False, stage, local, reason, recorder)
     for a in range(sizes.shape[0] - 1, -1, -1):
         if source[a] >= 0 and (target[a] == BROADCAST or target[a] == PARTIAL):
             local *= sizes[a]
             if target[a] == BROADCAST:
                 # Parts of a sum are zeros around what a rank holds: nothing is sent.
                 waited += links[a].host_time
-                times[ALL_GATHER] += spend(ALL_GATHER, a, stage, local, reason, recorder)
+                times[ALL_GATHER] += spend(ALL_GATHER, a, source[a] == batch_dim, stage, local, reason, recorder)
     return waited

@@ -54,11 +54,11 @@ class UnitCostRow:
     """Bytes that the backward pass needs of what crosses out of the unit, where the unit behind keeps it too: only the
     saved bytes of that one have it."""
     forward_comm_s: PerCollective
-    """Seconds of collectives in the forward pass, hidden or not."""
+    """Seconds of collectives in the forward pass that nothing hides, see `exposed_share`."""
     backward_comm_s: PerCollective
-    """Seconds of collectives in the backward pass."""
+    """The same in the backward pass."""
     recompute_comm_s: PerCollective
-    """Seconds of collectives that recomputation repeats."""
+    """The same of what recomputation repeats."""
     reduced: PerAxis
     """Elements of gradients that are all-reduced over each axis once a step without ZeRO."""
     forward_host_s: float
@@ -82,11 +82,11 @@ class UnitCostRow:
     backward_waits: float
     """Host time of the collectives of the backward pass, recomputation included, in the same unit."""
     forward_ring_s: float
-    """Seconds of keys and values on their way round a ring in the forward pass."""
+    """Seconds of keys and values on their way round a ring in the forward pass, as far as no product hides them."""
     backward_ring_s: float
-    """Seconds of keys and values, and of their gradients, on their way round a ring in the backward pass."""
+    """The same of keys and values, and of their gradients, in the backward pass."""
     recompute_ring_s: float
-    """Seconds of keys and values on their way round a ring in recomputation."""
+    """The same of keys and values in recomputation."""
     forward_attended_s: float
     """Seconds of attention in the forward pass, which hide a ring."""
     backward_attended_s: float
@@ -113,7 +113,7 @@ class ReshardedRow:
     """Seconds of bringing one tensor to an operand, or of exchanging it inside an operator, in the forward pass."""
 
     comm_s: PerCollective
-    """Seconds of each kind of collective."""
+    """Seconds of each kind of collective that nothing hides."""
     waits: float
     """Host time of the collectives, see `UnitCostRow.forward_waits`."""
     ring_s: float
@@ -132,6 +132,8 @@ class CollectiveRow:
     """Bytes of the larger of what a rank holds before and after."""
     seconds: float
     """Seconds of the collective, hidden or not."""
+    shown_s: float
+    """Seconds of it that nothing hides."""
     operator: int
     """Row of the operator that requires it."""
     tensor: int
@@ -184,8 +186,6 @@ class SettingsRow:
     """Share of the reduction of gradients that may hide under a backward pass."""
     gather_overlap: float
     """Share of ZeRO's gathers that may hide under a forward pass."""
-    tensor_overlap: float
-    """Share of the collectives inside a stage that is hidden, all-to-alls apart."""
     reserved_bytes: float
     """Bytes that the framework reserves on each device."""
     sent_gradient_bytes: float
@@ -200,8 +200,6 @@ class SettingsRow:
     """Host seconds of each exchange with the next rank."""
     send_overlap: float
     """Share of the exchange with the next rank that is hidden."""
-    exchange_overlap: float
-    """Share of all-to-alls that is hidden."""
     gathers_singly: float
     """1 where ZeRO gathers each parameter by a call of its own."""
     most_gathered: float
@@ -224,7 +222,7 @@ class SettingsRow:
 
 @dataclass(kw_only=True, slots=True)
 class UnitInStepRow:
-    """What the time and memory of a step depend on of a `UnitCostRow`, with what is hidden of its collectives left out.
+    """What the time and memory of a step depend on of a `UnitCostRow`.
 
     The fields that have a namesake in `UnitCostRow` are equal to it.
     """

@@ -9,7 +9,7 @@ from numba import boolean, float64, void
 
 from automap.jit import borrowing
 from automap.price.kernels.cost_records import UNIT_COST
-from automap.price.kernels.records import ALL_TO_ALL, NUM_COLLECTIVES
+from automap.price.kernels.records import NUM_COLLECTIVES
 from automap.price.kernels.stage_records import HARDWARE
 
 
@@ -35,9 +35,8 @@ def add_host_waits(relaunched, apart, hardware, cost):
     forward = cost.forward_s
     others = cost.recompute_s
     for kind in range(NUM_COLLECTIVES):
-        exposed = hardware.exposed_exchange if kind == ALL_TO_ALL else hardware.exposed
-        forward += exposed * cost.forward_comm_s[kind]
-        others += exposed * (cost.backward_comm_s[kind] + cost.recompute_comm_s[kind])
+        forward += cost.forward_comm_s[kind]
+        others += cost.backward_comm_s[kind] + cost.recompute_comm_s[kind]
     backward = cost.backward_s + others
     kernel_s, exponent = hardware.host_kernel_s, hardware.overlap_exponent
     host = kernel_s * cost.launched + hardware.host_collective_s * cost.forward_waits

@@ -15,7 +15,7 @@ from automap.price.kernels.collectives import RAMP_UNIT_S
 from automap.price.kernels.cost_records import RANK_COST, SETTINGS, UNIT_COST, UNIT_IN_STEP
 from automap.price.kernels.memory import add_to_moment, makes_gradients, state_bytes, working_bytes
 from automap.price.kernels.pipeline import count_actions
-from automap.price.kernels.records import ALL_GATHER, ALL_TO_ALL, NUM_COLLECTIVES, REDUCE_SCATTER
+from automap.price.kernels.records import ALL_GATHER, NUM_COLLECTIVES, REDUCE_SCATTER
 from automap.price.kernels.stage_records import LINK
 from automap.price.kernels.step_records import PIPELINE, STAGE_ARRAYS, STEP_WORKSPACE
 from automap.schedule import BACKWARD, FORWARD, INPUT, WEIGHT
@@ -118,9 +118,8 @@ def write_unit(cost, settings, unit):
     spent_backward = cost.backward_s + cost.recompute_s + cost.backward_host_s
     spent_input = cost.input_s + cost.recompute_s + cost.input_host_s
     for c in range(NUM_COLLECTIVES):
-        exposed = 1.0 - (settings.exchange_overlap if c == ALL_TO_ALL else settings.tensor_overlap)
-        second = exposed * (cost.backward_comm_s[c] + cost.recompute_comm_s[c])
-        spent_forward += exposed * cost.forward_comm_s[c]
+        second = cost.backward_comm_s[c] + cost.recompute_comm_s[c]
+        spent_forward += cost.forward_comm_s[c]
         spent_backward += second
         spent_input += second
     unit.forward_s, unit.backward_s, unit.input_s = spent_forward, spent_backward, spent_input
@@ -257,10 +256,8 @@ def _report(cost, zero, number, pipeline, settings, workspace, mine):
         + counts[INPUT, chunk] * (spent_input + spent_weight)
     )
     for c in range(NUM_COLLECTIVES):
-        exposed = 1.0 - (settings.exchange_overlap if c == ALL_TO_ALL else settings.tensor_overlap)
-        first = exposed * cost.forward_comm_s[c]
-        second = exposed * (cost.backward_comm_s[c] + cost.recompute_comm_s[c])
-        mine.comm_s[c] += times * num_micro_batches * (first + second)
+        both = cost.forward_comm_s[c] + cost.backward_comm_s[c] + cost.recompute_comm_s[c]
+        mine.comm_s[c] += times * num_micro_batches * both
     if settings.zero_stage >= 2.0:
         gather_kind = ALL_GATHER if settings.zero_stage >= 3.0 else REDUCE_SCATTER
         mine.comm_s[gather_kind] += times * num_micro_batches * (zero[0] + zero[1])

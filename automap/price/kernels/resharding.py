@@ -87,7 +87,8 @@ def convert_operand(tables, row, source, given, stage, workspace, sent, total):
     if moves:
         _clear(sent)
         reason = Reason(operand.operator, operand.tensor, FORWARD_PASS)
-        sent.waits = convert(data, source, target, stage, sent.comm_s[:], reason, workspace.recorder)
+        batch_dim, times = tensor.batch_dim, sent.comm_s[:]
+        sent.waits = convert(data, source, target, batch_dim, stage, times, reason, workspace.recorder)
         if is_ring:
             sent.ring_s = sent.comm_s[ALL_GATHER]
             sent.comm_s[ALL_GATHER] = 0.0
@@ -99,7 +100,9 @@ def convert_operand(tables, row, source, given, stage, workspace, sent, total):
         times = total.backward_comm_s[:]
         scattered = times[REDUCE_SCATTER]
         reason = Reason(operand.operator, operand.tensor, BACKWARD_PASS)
-        total.backward_waits += convert(data, given, required, stage, times, reason, workspace.recorder)
+        total.backward_waits += convert(
+            data, given, required, tensor.batch_dim, stage, times, reason, workspace.recorder
+        )
         if is_ring:
             # Keys and values go round again, with their gradients.
             total.backward_ring_s += 2.0 * (times[REDUCE_SCATTER] - scattered)
@@ -131,10 +134,10 @@ def exchange_inside(tables, op, signatures, stage, divisor, workspace):
             continue
         # The other axes shard what is exchanged.
         shard = divisor / stage.axes[a]
-        wait = stage.links[a].host_time
+        wait, of_samples = stage.links[a].host_time, signature.splits_batch == 1
         data = (signature.forward_bytes + signature.forward_bytes_per_sample * stage.samples) / shard
-        spent = spend(kind, a, stage, data, Reason(op, tensor, FORWARD_PASS), workspace.recorder)
-        if spent > 0.0:
+        spent = spend(kind, a, of_samples, stage, data, Reason(op, tensor, FORWARD_PASS), workspace.recorder)
+        if data > 0.0:
             if not moves:
                 _clear(sent)
             moves = True
@@ -143,9 +146,9 @@ def exchange_inside(tables, op, signatures, stage, divisor, workspace):
             own.forward_comm_s[kind] += spent
             own.forward_waits += wait
         data = (signature.backward_bytes + signature.backward_bytes_per_sample * stage.samples) / shard
-        spent = spend(kind, a, stage, data, Reason(op, tensor, BACKWARD_PASS), workspace.recorder)
+        spent = spend(kind, a, of_samples, stage, data, Reason(op, tensor, BACKWARD_PASS), workspace.recorder)
         own.backward_comm_s[kind] += spent
-        own.backward_waits += wait if spent > 0.0 else 0.0
+        own.backward_waits += wait if data > 0.0 else 0.0
     return moves
 
 

@@ -120,7 +120,7 @@ class HardwareRow:
     overlap_exponent: float
     """Exponent in which host and device overlap."""
     exposed: float
-    """Part of the collectives that nothing hides, all-to-alls apart."""
+    """Part of the collectives of tensor and sequence parallelism that nothing hides."""
     scatters_sends: float
     """1 where each rank sends its part of a tensor that is whole on an axis."""
     regathers: float

@@ -66,9 +66,9 @@ def _add_sum(tables, unit, incoming, stage, workspace, cost):
         operand = tables.operands[row]
         tensor = tables.tensors[operand.tensor]
         if tensor.role == BOUNDARY:
-            reason = Reason(operand.operator, operand.tensor, BEFORE_SENDING)
+            reason, batch_dim = Reason(operand.operator, operand.tensor, BEFORE_SENDING), tensor.batch_dim
             data, times = whole_bytes(tensor, stage.samples), cost.forward_comm_s[:]
-            cost.forward_waits += convert(data, made, whole, stage, times, reason, workspace.recorder)
+            cost.forward_waits += convert(data, made, whole, batch_dim, stage, times, reason, workspace.recorder)
             return
 
 
@@ -117,9 +117,9 @@ def _hand_on(tables, unit, incoming, crossing, stage, workspace, cost):
         if operand.goes_on == 1 and row != crossing:
             cost.boundary_bytes += local_bytes(tensor, carried, stage)
         if differs(made, carried):
-            reason = Reason(operand.operator, operand.tensor, FORWARD_PASS)
+            reason, batch_dim = Reason(operand.operator, operand.tensor, FORWARD_PASS), tensor.batch_dim
             data, times = whole_bytes(tensor, stage.samples), cost.forward_comm_s[:]
-            cost.forward_waits += convert(data, made, carried, stage, times, reason, workspace.recorder)
+            cost.forward_waits += convert(data, made, carried, batch_dim, stage, times, reason, workspace.recorder)
         row = operand.next_handed_on
 
 
@@ -280,9 +280,10 @@ def unit_cost(tables, unit, recomputed, incoming, crossing, stage, workspace, ou
     if not whole:
         cost.saved_bytes += _held_bytes(tables, unit, incoming, stage, workspace)
     # A ring hides under the attention that it feeds, as far as that lasts.
-    cost.forward_comm_s[ALL_GATHER] += max(0.0, cost.forward_ring_s - cost.forward_attended_s)
-    cost.backward_comm_s[REDUCE_SCATTER] += max(0.0, cost.backward_ring_s - cost.backward_attended_s)
-    cost.recompute_comm_s[ALL_GATHER] += max(0.0, cost.recompute_ring_s - attended_again)
+    shown = hardware.exposed
+    cost.forward_comm_s[ALL_GATHER] += max(0.0, cost.forward_ring_s - shown * cost.forward_attended_s)
+    cost.backward_comm_s[REDUCE_SCATTER] += max(0.0, cost.backward_ring_s - shown * cost.backward_attended_s)
+    cost.recompute_comm_s[ALL_GATHER] += max(0.0, cost.recompute_ring_s - shown * attended_again)
     if tables.blocks.shape[0] > 0 and measured_block(tables, unit, stage, whole, cost):
         cost.launched = cost.unanswered = cost.weight_kernels = relaunched = 0.0
     add_host_waits(relaunched, workspace.apart[0], hardware, cost)
