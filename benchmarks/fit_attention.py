@@ -40,7 +40,7 @@ def predict(x: Floats, rows: Floats, device: Device) -> Floats:
             backward=1.0,
         )
     )
-    shapes = [AttentionShape(b, h, g, s, s, d, EARLIER_KEYS, 2.0) for b, s, h, g, d in rows[:, :5].tolist()]
+    shapes = [AttentionShape(b, h, g, s, s, d, d, EARLIER_KEYS, 2.0) for b, s, h, g, d in rows[:, :5].tolist()]
     return np.array([attention_s(shape, curve, False) for shape in shapes])
 
 

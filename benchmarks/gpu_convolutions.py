@@ -286,7 +286,7 @@ def priced(shape: Shape, way: str, hardware: Record) -> npt.NDArray[np.float64]:
     places = math.prod(shape.size) if shape.transposed else shape.positions
     extents = [shape.groups, shape.samples * places, shape.filters // shape.groups, shape.channels // shape.groups]
     kernel = KernelRow(kind=CONVOLUTION, left_gradient=1, right_gradient=1, forward_traffic=1.0)
-    kernel.extents, kernel.window = np.array(extents, dtype=float), float(math.prod(shape.window))
+    kernel.extents[: len(extents)], kernel.window = extents, float(math.prod(shape.window))
     kernel.images_last = int(WAYS[way][1])
     moved = float(hardware["element_bytes"]) * sum(shape.elements)
     times = np.zeros(3)

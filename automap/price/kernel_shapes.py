@@ -1,14 +1,16 @@
 """Which kernel runs each operator, and the extents that the kernel's time depends on.
 
 A product of two operands has four classes of loops: batch (in both operands and the result), m (left operand and
-result), n (right operand and result) and k (summed). The factors of the operator's rule fall into them, so a split of
-one factor divides one extent. Knows no plan. Units: elements.
+result), n (right operand and result) and k (summed). Fused attention has those of the product that makes its scores,
+and values, the elements of a head of its second product. The factors of the operator's rule fall into them, so a split
+of one factor divides one extent. Knows no plan. Units: elements.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
 import numpy as np
@@ -24,8 +26,10 @@ from automap.price.kernels.records import (
     INSIDE,
     MEASURED,
     MEMORY,
+    NUM_CLASSES,
     PRODUCT,
     ROOFLINE,
+    VALUES,
     K,
     KernelRow,
     M,
@@ -40,7 +44,7 @@ from ir.groups import FusedGroup, fused_groups
 from ir.operators.experts import COMBINE, DISPATCH
 from ir.operators.experts import PRODUCT as EXPERT_PRODUCT
 
-_ATTENTION_CLASSES = {"h": BATCH, "g": BATCH, "s": M, "t": N, "d": K}
+_ATTENTION_CLASSES = {"h": BATCH, "g": BATCH, "s": M, "t": N, "d": K, "e": VALUES}
 
 
 Classes = tuple[int, ...]
@@ -53,13 +57,17 @@ class KernelShapes:
     Args:
         trained: names of the tensors that depend on parameters.
         blocks: the units of the problem's graph.
+        repeated: tensors inside fused attention that repeat keys or values -> the part that is no repetition.
     """
 
-    def __init__(self, problem: Problem, trained: AbstractSet[str], blocks: Blocks) -> None:
+    def __init__(
+        self, problem: Problem, trained: AbstractSet[str], blocks: Blocks, repeated: Mapping[str, float]
+    ) -> None:
         self.graph = problem.graph
         self.trained = trained
         self.is_fused = problem.trainer.fused_attention
         self.blocks = blocks
+        self.repeated = repeated
         self.visible = visible_keys(problem)
         self.images_last = images_last(problem)
 
@@ -80,10 +88,12 @@ class KernelShapes:
                 return KernelRow(kind=INSIDE), none
             found = self._product(op, group.members)
             if found is not None:
+                self._second(found[0], op, group.members)
                 return self._masked(found[0], group.members, unit), found[1]
         if op.stated_bytes is None:
             found = self._product(op, () if op.kind != "Attention" else (index,))
             if found is not None and found[0].kind == ATTENTION:
+                self._second(found[0], op, (index,))
                 return self._masked(found[0], (index,), unit), found[1]
             if found is not None:
                 return self._piece(found[0], op, unit), found[1]
@@ -134,7 +144,7 @@ class KernelShapes:
         a, b, out = ({f for dim in dims for f in dim} for dims in (rule.inputs[left], rule.inputs[right],
                                                                    rule.outputs[0]))  # fmt: skip
         classes = []
-        extents = np.ones(4)
+        extents = np.ones(NUM_CLASSES)
         sampled = -1
         for number, factor in enumerate(rule.factors):
             if op.kind == "Attention":
@@ -196,6 +206,19 @@ class KernelShapes:
         # Costs that the user states: the rows are those that the FLOPs stand for.
         row.extents[M] *= op.forward_flops.at(1) / (2.0 * math.prod(row.extents.tolist()) * row.window)
         return row, tuple(classes)
+
+    def _second(self, row: KernelRow, op: Operator, members: tuple[int, ...]) -> None:
+        """Writes what the second product of an attention differs in from the first, `op`: elements of a head of values,
+        and heads of keys and values, which the kernel reads once for all queries that share them."""
+        if op.kind == "Attention":
+            row.kv_share = 1.0 / math.prod(factor.size for factor in op.rule.factors if factor.name == "g")
+            return
+        row.kv_share = min(self.repeated.get(name, 1.0) for name in op.inputs)
+        others = (self._product(self.graph.operators[i], members) for i in members if self.graph.operators[i] != op)
+        second = next((other for other in others if other is not None), None)
+        if second is not None:
+            pairs = math.prod(row.extents.tolist()) / row.extents[K]
+            row.extents[VALUES] = math.prod(second[0].extents.tolist()) / pairs
 
     def _masked(self, row: KernelRow, members: tuple[int, ...], unit: range) -> KernelRow:
         """The kernel of an attention with what it reads of the keys: the mean of all units of its type, of which some

@@ -101,7 +101,7 @@ class _Builder:
         self.fused = {i: group for group in self.execution.kernels for i in group.members}
         self.scores = scores_of_losses(problem.graph)
         self.repeated = _repeated(problem.graph, set(self.fused.values()))
-        self.shapes = KernelShapes(problem, self.graph.trained, linkage.blocks)
+        self.shapes = KernelShapes(problem, self.graph.trained, linkage.blocks, self.repeated)
         self.names: list[str] = []
         self.copies: list[object] = []
         """What the copies of an operand are told apart by, for each operand row: products with pieces of one weight

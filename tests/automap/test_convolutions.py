@@ -18,7 +18,7 @@ from automap.price.evaluator import Evaluator
 from automap.price.kernels.array_types import record_of
 from automap.price.kernels.gemm import gemm_s
 from automap.price.kernels.operators import convolution_s
-from automap.price.kernels.records import BATCH, CONVOLUTION, K, KernelRow, M, N
+from automap.price.kernels.records import BATCH, CONVOLUTION, NUM_CLASSES, K, KernelRow, M, N
 from automap.problem import Problem
 from automap.runtime.torch_export import export_onnx
 from ir import zoo
@@ -38,7 +38,7 @@ def hardware(precision="bf16", cluster="1xH200"):
 def seconds(extents, window, moved, found, *, whole=None, divisor=0.0):
     """Forward seconds, those of the gradient of the images and of the weight; `whole` are the unsplit extents."""
     row = KernelRow(kind=CONVOLUTION, left_gradient=1, right_gradient=1, forward_traffic=1.0, window=window)
-    row.extents = np.array(extents if whole is None else whole, dtype=float)
+    row.extents[: len(extents)] = extents if whole is None else whole
     times = np.zeros(3)
     convolution_s(record_of(row), np.array(extents, dtype=float), divisor, moved, found, times)
     return times[0], times[1] - times[2], times[2]
@@ -48,7 +48,7 @@ def test_large_convolutions_run_at_the_rates_of_products():
     """As long as products of equal extents, over the rates that are fitted; the time of their memory is hidden."""
     found = hardware()
     rows, filters, channels, window = 64 * 56 * 56, 256, 256, 9
-    extents = [0.0] * 4
+    extents = [1.0] * NUM_CLASSES
     extents[BATCH], extents[M], extents[N], extents[K] = 1, rows, filters, channels
     forward, images, weights = seconds(extents, window, 1.0, found)
     curve, rates = found["products"], found["convolution_rates"]

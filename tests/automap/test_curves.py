@@ -60,7 +60,7 @@ def test_larger_attention_takes_no_less_time(
 
     def price(b: float, h: float, s: float, d: float) -> float:
         return float(
-            attention_s(AttentionShape(b, h, h, s, s, d, EARLIER_KEYS if causal else ALL_KEYS, 2.0), curve, backward)
+            attention_s(AttentionShape(b, h, h, s, s, d, d, EARLIER_KEYS if causal else ALL_KEYS, 2.0), curve, backward)
         )
 
     _never_falls(price, [float(v) for v in (batch, heads, length, head)])
@@ -89,7 +89,7 @@ def test_faster_parts_take_less_time() -> None:
         "bytes_per_s",
     )
     _slower_and_faster(
-        lambda c: attention_s(AttentionShape(2.0, 8.0, 8.0, 999.0, 999.0, 64.0, EARLIER_KEYS, 2.0), c, True),
+        lambda c: attention_s(AttentionShape(2.0, 8.0, 8.0, 999.0, 999.0, 64.0, 64.0, EARLIER_KEYS, 2.0), c, True),
         attention_curve(device, "bf16", rate=1.0, portable=False),
         "flops_per_s",
         "bytes_per_s",
@@ -102,7 +102,7 @@ def test_nothing_takes_no_time() -> None:
     assert gemm_s(0.0, 5.0, 5.0, 1.0, 2.0, 2.0, gemm_curve(device, "bf16")) == 0
     assert collective_s(ALL_GATHER, 1.0, host(1), 1e9) == 0
     curve = attention_curve(device, "bf16", rate=1.0, portable=False)
-    assert attention_s(AttentionShape(1.0, 8.0, 8.0, 0.0, 0.0, 64.0, EARLIER_KEYS, 2.0), curve, False) == 0
+    assert attention_s(AttentionShape(1.0, 8.0, 8.0, 0.0, 0.0, 64.0, 64.0, EARLIER_KEYS, 2.0), curve, False) == 0
 
 
 def test_a_large_product_runs_at_the_fitted_rate() -> None:

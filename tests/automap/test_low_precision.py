@@ -51,7 +51,7 @@ def test_all_else_runs_as_in_bf16() -> None:
     half, eighth = hardware("bf16"), hardware("fp8")
     assert product(BATCHED_PRODUCT, half).tolist() == product(BATCHED_PRODUCT, eighth).tolist()
     assert product(PRODUCT, eighth).sum() < 0.75 * product(PRODUCT, half).sum()
-    shape = AttentionShape(1.0, 16.0, 16.0, 4096.0, 4096.0, 128.0, ALL_KEYS, 2.0)
+    shape = AttentionShape(1.0, 16.0, 16.0, 4096.0, 4096.0, 128.0, 128.0, ALL_KEYS, 2.0)
     assert half.element_bytes == eighth.element_bytes == 2.0
     for backward in (False, True):
         assert attention_s(shape, half.attention, backward) == attention_s(shape, eighth.attention, backward)

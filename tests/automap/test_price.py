@@ -184,7 +184,7 @@ def test_one_device_is_the_sum_of_its_operators(gpt, space):
         for op in graph.operators[unit.start : unit.stop]:
             if op.is_view or op.is_constant or op.name in inside:
                 if op.kind == "Softmax":
-                    sizes = map(float, (1, batch * heads, batch * heads, seq, seq, 64 / heads))
+                    sizes = map(float, (1, batch * heads, batch * heads, seq, seq, 64 / heads, 64 / heads))
                     shape = AttentionShape(*sizes, ALL_KEYS, 2.0)
                     forward += attention_s(shape, attention, False)
                     backward += attention_s(shape, attention, True)
@@ -232,7 +232,7 @@ def test_pieces_of_a_fused_weight_cost_what_one_product_costs(ranks, space):
     hardware, times = s.evaluator.layout((1, 2), 1).stages[0].hardware, np.empty(3)
     seconds = 0.0
     for i in rows[:3]:
-        extents = kernels[i].extents * [1.0, 4.0, 1.0 / ranks, 1.0]
+        extents = kernels[i].extents * [1.0, 4.0, 1.0 / ranks, 1.0, 1.0]
         product_s(kernels[i], extents, hardware, times)
         seconds += times[0]
     assert seconds == pytest.approx(gemm_s(512.0, 768.0 / ranks, 256.0, 1.0, 2.0, 2.0, curve))

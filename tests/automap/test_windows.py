@@ -88,7 +88,9 @@ def test_the_kernel_is_the_formula() -> None:
     (visible,) = found([(511, 0)], seq=8192)
 
     def seconds(visible: Visible, backward: bool) -> float:
-        return float(attention_s(AttentionShape(2.0, 8.0, 8.0, 8192.0, 8192.0, 64.0, visible, 2.0), curve, backward))
+        return float(
+            attention_s(AttentionShape(2.0, 8.0, 8.0, 8192.0, 8192.0, 64.0, 64.0, visible, 2.0), curve, backward)
+        )
 
     small = float(curve.small_head)
     blocks, depth = 2 * 8 * math.ceil(8192 / BLOCK), (64 + small) * 128 / (128 + small)

@@ -153,7 +153,7 @@ def files(tmp_path_factory):
             gemms.append({"gpu": gpu, "dtype": "bf16", "m": m, "n": n, "k": k, "latency_us": seconds * 1e6})
         for heads, length in ((2.0, 256.0), (8.0, 512.0), (8.0, 2048.0), (16.0, 4096.0), (32.0, 1024.0), (4.0, 8192.0)):
             seconds = attention_s(
-                AttentionShape(1.0, heads, heads, length, length, 128.0, EARLIER_KEYS, 2.0), attention, False
+                AttentionShape(1.0, heads, heads, length, length, 128.0, 128.0, EARLIER_KEYS, 2.0), attention, False
             )
             row = {"gpu": gpu, "batch": 1, "seq_len": int(length), "num_heads": int(heads), "num_kv_heads": int(heads)}
             attentions.append({**row, "head_dim": 128, "latency_us": seconds * 1e6})

@@ -2,7 +2,9 @@
 
     t = floor + blocks / multiprocessors * work + tail * longest + bytes / bandwidth
 
-A block is 128 queries of one head against the keys that it reads, in whole blocks of 128 keys. With a causal mask the
+The forward kernel makes two products, of queries with keys and of weights with values; the backward one makes five,
+three over the elements of a key and two over those of a value (FlashAttention-2, arXiv 2307.08691, algorithm 2). A
+block is 128 queries of one head against the keys that it reads, in whole blocks of 128 keys. With a causal mask the
 mean block reads half of the keys, the longest all; in a window all blocks read about as many as the window has. The
 constants are in `automap/data/fitted/attention.json`, fitted by `benchmarks/fit_attention.py` to causal kernels; that
 windows cost what their blocks cost is assumed. Grows with every size and falls with every rate. Units: seconds, bytes,
@@ -60,7 +62,9 @@ class AttentionShape(NamedTuple):
     keys: float
     """Positions of the keys."""
     head_size: float
-    """Elements of one head."""
+    """Elements of one head of queries and keys."""
+    value_size: float
+    """Elements of one head of values and results."""
     visible: Visible
     """Which of the keys the kernel reads."""
     element_bytes: float
@@ -73,6 +77,14 @@ def head_depth(head_size: float, curve: Record) -> float:
     return float((head_size + curve.small_head) * REFERENCE_HEAD / (REFERENCE_HEAD + curve.small_head))
 
 
+@borrowing(float64(float64, float64, ATTENTION_CURVE, boolean), inner=True)
+def product_depth(head_size: float, value_size: float, curve: Record, backward: bool) -> float:
+    """Elements that a pair of a query and a key costs in all products of a kernel; in the backward one as a number of
+    two products, since the curve says how much longer five of them take."""
+    keys, values = head_depth(head_size, curve), head_depth(value_size, curve)
+    return float((3.0 * keys + 2.0 * values) / 2.5 if backward else keys + values)
+
+
 @borrowing(float64(tuple_type(AttentionShape), ATTENTION_CURVE, boolean))
 def attention_s(shape: AttentionShape, curve: Record, backward: bool) -> float:
     """Time of softmax(q k^T) v in one kernel, scores never leaving the multiprocessor.
@@ -83,18 +95,18 @@ def attention_s(shape: AttentionShape, curve: Record, backward: bool) -> float:
     Returns:
         Seconds; 0 where there is nothing to do.
     """
-    samples, heads, kv_heads, queries, keys, head_size, visible, element_bytes = shape
+    samples, heads, kv_heads, queries, keys, head_size, value_size, visible, element_bytes = shape
     if samples <= 0.0 or heads <= 0.0 or queries <= 0.0 or keys <= 0.0 or head_size <= 0.0:
         return 0.0
     blocks = samples * heads * math.ceil(queries / BLOCK)
     padded = math.ceil(keys / BLOCK) * BLOCK
-    depth = head_depth(head_size, curve)
-    whole = 4.0 * BLOCK * padded * depth
-    longest = min(whole, visible.widest * whole + 4.0 * BLOCK * BLOCK * depth)
-    mean = min(longest, visible.share * whole + visible.edges * 2.0 * BLOCK * BLOCK * depth)
+    depth = product_depth(head_size, value_size, curve, backward)
+    whole = 2.0 * BLOCK * padded * depth
+    longest = min(whole, visible.widest * whole + 2.0 * BLOCK * BLOCK * depth)
+    mean = min(longest, visible.share * whole + visible.edges * BLOCK * BLOCK * depth)
     rate = curve.flops_per_s / curve.multiprocessors
     arithmetic = (blocks / curve.multiprocessors * mean + curve.tail * longest) / rate
-    moved = 2.0 * samples * head_size * (queries * heads + keys * kv_heads) * element_bytes
+    moved = samples * (head_size + value_size) * (queries * heads + keys * kv_heads) * element_bytes
     if backward:
         arithmetic *= curve.backward
         moved *= BACKWARD_TRAFFIC

@@ -8,7 +8,7 @@ from __future__ import annotations
 from numba import float64, int64, void
 
 from automap.jit import borrowing
-from automap.price.kernels.attention import AttentionShape, Visible, attention_s, head_depth
+from automap.price.kernels.attention import AttentionShape, Visible, attention_s, product_depth
 from automap.price.kernels.gemm import arithmetic_s, gemm_s, overlapped_s
 from automap.price.kernels.records import (
     ATTENTION,
@@ -19,10 +19,12 @@ from automap.price.kernels.records import (
     KERNEL,
     MEASURED,
     MEMORY,
+    NUM_CLASSES,
     PRODUCT,
     ROOFLINE,
     TABLES,
     TENSOR,
+    VALUES,
     K,
     M,
     N,
@@ -48,7 +50,7 @@ def product_s(kernel, extents, hardware, times):
     Products with a weight run at their own precision; a batch of them is one of experts, each launched by itself.
 
     Args:
-        extents: [4] local extents of its loops, by class.
+        extents: [NUM_CLASSES] local extents of its loops, by class.
         times: [3] written.
     """
     element = hardware.element_bytes
@@ -94,9 +96,10 @@ def product_s(kernel, extents, hardware, times):
 @borrowing(void(KERNEL, float64[::1], HARDWARE, float64[::1]), inner=True)
 def _attention_s(kernel, extents, hardware, times):
     """Seconds of fused attention whose scores have local extents `extents`; as `product_s`, without a weight."""
-    heads = extents[BATCH]
+    heads, element = extents[BATCH], hardware.element_bytes
+    kv_heads = kernel.kv_share * heads
     visible = Visible(kernel.visible_share, kernel.visible_edges, kernel.widest_share)
-    shape = AttentionShape(1.0, heads, heads, extents[M], extents[N], extents[K], visible, hardware.element_bytes)
+    shape = AttentionShape(1.0, heads, kv_heads, extents[M], extents[N], extents[K], extents[VALUES], visible, element)
     times[0] = attention_s(shape, hardware.attention, False)
     times[1] = attention_s(shape, hardware.attention, True)
     times[2] = 0.0
@@ -112,11 +115,10 @@ def _least_s(kernel, extents, divisor, hardware, times):
     if kernel.kind == ATTENTION:
         attention = hardware.attention
         # A split of the head size gains nothing by this, for small heads cost more an element.
-        depth = head_depth(extents[K], attention)
-        amount = 4.0 * extents[BATCH] * extents[M] * extents[N] * depth / divisor
-        times[0] = kernel.visible_share * amount / attention.flops_per_s
-        times[1] = attention.floor_s + attention.backward * times[0]
-        times[0] += attention.floor_s
+        pairs = 2.0 * kernel.visible_share * extents[BATCH] * extents[M] * extents[N] / divisor / attention.flops_per_s
+        times[0] = attention.floor_s + pairs * product_depth(extents[K], extents[VALUES], attention, False)
+        pairs *= attention.backward
+        times[1] = attention.floor_s + pairs * product_depth(extents[K], extents[VALUES], attention, True)
     else:
         curve = hardware.weights if kernel.kind == PRODUCT else hardware.products
         amount = 2.0 * extents[BATCH] * extents[M] * extents[N] * extents[K] / divisor
@@ -245,7 +247,7 @@ def operator_s(tables, op, signatures, stage, divisor, moved, workspace):
             tensor = tables.tensors[tables.operands[row].tensor]
             launched += hardware.fallback_kernels * _refused(tensor, workspace.placement[row], stage)
     elif kind != INSIDE:
-        for c in range(4):
+        for c in range(NUM_CLASSES):
             extents[c] = kernel.extents[c]
         if kernel.sampled >= 0:
             extents[kernel.sampled] *= stage.samples

@@ -31,8 +31,9 @@ MEMORY, PRODUCT, BATCHED_PRODUCT, ATTENTION, ROOFLINE, MEASURED, INSIDE, CONVOLU
 """Kinds of kernels: bound by memory; product with a weight; product of two activations; fused attention; other
 arithmetic; timed by the user; part of another operator's kernel; convolution."""
 
-BATCH, M, N, K = range(4)
-"""Classes of loops of a product and of a convolution, see `automap.price.kernel_shapes`."""
+BATCH, M, N, K, VALUES = range(5)
+"""Classes of loops of a product, a convolution and attention, see `automap.price.kernel_shapes`."""
+NUM_CLASSES = 5
 
 
 @dataclass(kw_only=True, slots=True)
@@ -73,7 +74,7 @@ class KernelRow:
 
     kind: int
     """MEMORY, PRODUCT, BATCHED_PRODUCT, ATTENTION, ROOFLINE, MEASURED, INSIDE or CONVOLUTION."""
-    extents: Annotated[Floats, np.float64, 4] = field(default_factory=lambda: np.ones(4))
+    extents: Annotated[Floats, np.float64, NUM_CLASSES] = field(default_factory=lambda: np.ones(NUM_CLASSES))
     """Extents of the loops of a product at one sample, by class of loop."""
     sampled: int = -1
     """Class of loop that grows with the samples, or -1."""
@@ -93,6 +94,8 @@ class KernelRow:
     """Of fused attention: `Visible.edges`."""
     widest_share: float = 1.0
     """Of fused attention: `Visible.widest`."""
+    kv_share: float = 1.0
+    """Of fused attention: heads of keys and values over those of queries."""
     is_loss: int = 0
     """Whether it is part of the loss."""
     heads: int = -1

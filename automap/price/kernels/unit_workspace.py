@@ -23,7 +23,7 @@ from automap.price.kernels.cost_records import (
     UNIT_COST_WIDTH,
     Recorder,
 )
-from automap.price.kernels.records import TABLES
+from automap.price.kernels.records import NUM_CLASSES, TABLES
 
 
 class OperatorMemory(NamedTuple):
@@ -107,7 +107,7 @@ class UnitWorkspace(NamedTuple):
     scratch: Ints2
     """[3, axes] scratch for placements."""
     extents: Floats
-    """[4] scratch for the local extents of a product, by class of loop."""
+    """[NUM_CLASSES] scratch for the local extents of a product, by class of loop."""
     times: Floats
     """[3] scratch for seconds forward, backward, and of the latter for weights."""
     apart: Mask
@@ -188,7 +188,7 @@ def remembering_workspace(tables, num_axes, capacity, memory):
         np.zeros(tensors),
         np.zeros(operands, np.bool_),
         np.empty((3, num_axes), np.int64),
-        np.empty(4),
+        np.empty(NUM_CLASSES),
         np.empty(3),
         np.ones(1, np.bool_),
         memory,

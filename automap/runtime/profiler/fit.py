@@ -203,7 +203,7 @@ def fit_attention(
         )
         return np.array(
             [
-                attention_s(AttentionShape(1.0, h, h, s, s, d, EARLIER_KEYS, element_bytes), curve, way > 0.0)
+                attention_s(AttentionShape(1.0, h, h, s, s, d, d, EARLIER_KEYS, element_bytes), curve, way > 0.0)
                 for h, s, d, way in shapes.tolist()
             ]
         )

@@ -55,7 +55,10 @@ def test_attention_gives_its_curve_back():
             h,
             s,
             d,
-            *(attention_s(AttentionShape(1.0, h, h, s, s, d, EARLIER_KEYS, 4.0), known, way) for way in (False, True)),
+            *(
+                attention_s(AttentionShape(1.0, h, h, s, s, d, d, EARLIER_KEYS, 4.0), known, way)
+                for way in (False, True)
+            ),
         ]
         for h in (4.0, 16.0)
         for s in (128.0, 256.0, 512.0, 1024.0)
