@@ -83,8 +83,9 @@ class Evaluator:
                 gradient_overlap=trainer.gradient_overlap,
                 gather_overlap=trainer.parameter_gather_overlap,
                 reserved_bytes=trainer.reserved_GiB * (1 << 30),
-                # Gradients in fp16 keep the type of the weights on their way; only bf16 trainers add them up in fp32.
-                sent_gradient_bytes=2.0 if problem.precision == "fp16" else gradient,
+                # Gradients keep the type of the weights on their way, which is fp32 under autocast; trainers of bf16
+                # weights add them up in fp32.
+                sent_gradient_bytes=2.0 if problem.precision == "fp16" and not trainer.autocast else gradient,
                 update_bytes=constant("optimizer_bytes", problem.cluster) * trainer.optimizer_traffic * moved,
                 micro_batch_s=constant("micro_batch_ms", problem.cluster) * 1e-3,
                 step_s=trainer.step_overhead_ms * 1e-3,

@@ -173,3 +173,15 @@ def test_rows_that_tensor_cores_do_not_take_are_slow():
     assert step(odd) > 1.1 * step(even)
     assert step(odd, "generic") == pytest.approx(step(even, "generic"), rel=0.01)
     assert step(odd, precision="fp32") == pytest.approx(step(even, precision="fp32"), rel=0.02)
+
+
+@pytest.mark.parametrize(("trainer", "converts"), [("ddp", True), ("automap-modules", True), ("deepspeed", False)])
+def test_gradients_travel_as_torch_makes_them(trainer, converts):
+    """Under autocast weights, and so their gradients, stay in fp32; a model of 16 bits has gradients of 16 bits."""
+    dtype = torch.float32 if converts else torch.bfloat16
+    layer = torch.nn.Linear(4, 4, dtype=dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=converts):
+        layer(torch.ones(2, 4, dtype=dtype)).sum().backward()
+    training = {"global_batch": 8, "precision": "fp16", "trainer": trainer}
+    settings = Evaluator(Problem.build(zoo.build("gpt2"), "8xV100-16GB", training)).settings(0)
+    assert settings.sent_gradient_bytes == layer.weight.grad.element_size()
