@@ -45,6 +45,7 @@ def group_link(cluster: Cluster, ranks: Sequence[int]) -> GroupLink:
         node = cluster.node_of[rank]
         by_node[node] = by_node.get(node, 0) + 1
     bandwidth = exchange = line = float("inf")
+    efficiency = 0.0
     collectives: Mapping[str, CollectiveCurve] = {}
     for node, here in by_node.items():
         host = cluster.hosts[node]
@@ -59,10 +60,13 @@ def group_link(cluster: Cluster, ranks: Sequence[int]) -> GroupLink:
             bandwidth = min(bandwidth, inter.bytes_per_s * share)
             exchange = min(exchange, inter.bytes_per_s * share / here * (size - 1) / (size - here))
             line = min(line, inter.bandwidth_GBps * 1e9 * share)
+            efficiency = max(efficiency, inter.efficiency)
     exchange = min(exchange, bandwidth)
     matrix = cluster.bandwidth_GBps
     if matrix is not None:
-        bandwidth = exchange = line = min(matrix[a][b] for a in ranks for b in ranks if a != b) * 1e9
+        bandwidth = exchange = min(matrix[a][b] for a in ranks for b in ranks if a != b) * 1e9
+        # The matrix says what rings achieve, and not the line rate that they achieve it of.
+        line = bandwidth / (efficiency or 1.0)
         collectives = {}
     return GroupLink(
         size=size,

@@ -31,6 +31,7 @@ from automap.price.kernels.records import (
 )
 from automap.price.stage_layout import link_record
 from automap.problem import Problem, trainers
+from automap.space.space import PlanSpace
 from automap.space.stated_strategy import Strategy, hand_made
 from automap.space.templates import megatron_signatures
 from ir import zoo
@@ -74,7 +75,6 @@ def test_one_axis_conversions_move_ring_volumes(source, target, kind, factor):
     assert times == pytest.approx(expected)
 
 
-def test_two_axes_shrink_before_they_grow():
 @pytest.mark.parametrize(
     ("source", "target", "kind", "shown"),
     [
@@ -98,6 +98,7 @@ def test_products_hide_what_keeps_the_samples_apart(source, target, kind, shown)
     assert recorder.rows[0].shown_s == recorder.rows[0].seconds == whole[kind]
 
 
+def test_two_axes_shrink_before_they_grow():
     # P -> S on the first axis halves what the second axis gathers.
     times = converted([P, 1], [0, B], [2, 4])
     assert times[REDUCE_SCATTER] == pytest.approx(1e-5 + 0.5 * (8e6 / 4) / 1e9)
@@ -218,6 +219,21 @@ def test_one_device_is_the_sum_of_its_operators(gpt, space):
     assert row["parameter_bytes"] == graph.num_parameters * parameter
     assert row["gradient_bytes"] == graph.num_parameters * gradient
     assert row["optimizer_bytes"] == graph.num_parameters * state
+
+
+@pytest.mark.parametrize("trainer", ["megatron-core", "fsdp", "generic"])
+def test_a_matrix_of_what_links_achieve_has_their_price(trainer, gpt, space):
+    """One device a host: rings and ZeRO's gathers between hosts take as long, however the rate is stated."""
+    cluster = parse_cluster("4x1xA100@100Gbit")
+    link = cluster.links[cluster.nodes[0].inter_node_link]
+    rates = tuple(tuple(0.0 if i == j else link.bytes_per_s * 1e-9 for j in range(4)) for i in range(4))
+    for zero in (0, 1, 3):
+        seconds = []
+        for stated in (cluster, dataclasses.replace(cluster, bandwidth_GBps=rates)):
+            training = {"global_batch": 8, "precision": "bf16", "trainer": trainer}
+            found = PlanSpace(Problem.build(gpt(hidden=256, layers=4), stated, training))
+            seconds.append(found.evaluator.evaluate(template(found, micro=2, zero=zero)).step_time_s)
+        assert seconds[0] == pytest.approx(seconds[1], rel=1e-12), zero
 
 
 @pytest.mark.parametrize("ranks", [1.0, 2.0])
