@@ -39,7 +39,8 @@ def place(path: Path, function: Function) -> str:
 
 def takes_options(function: Function) -> bool:
     """Whether the parameters of a function are options of the command line, or of a request to the service."""
-    annotations = [ast.unparse(parameter.annotation) for parameter in function.args.args if parameter.annotation]
+    parameters = (*function.args.args, *function.args.kwonlyargs)
+    annotations = [ast.unparse(parameter.annotation) for parameter in parameters if parameter.annotation]
     return any("typer." in text or text.endswith(("Option", "Argument")) or "Query(" in text for text in annotations)
 
 

@@ -13,16 +13,16 @@ import typer
 from automap.errors import PlanError, ProblemError
 from service.command.options import (
     CLUSTER_HELP,
-    FrozenOption,
     Job,
     JsonOption,
-    LossOption,
     PlanArgument,
-    PrecisionOption,
+    StatedTrainerOption,
     TargetOption,
+    TrainerOption,
     drawable,
     gathers,
     read_model_and_hints,
+    read_training,
     stated,
     writable,
 )
@@ -35,7 +35,7 @@ app = typer.Typer()
 @app.command()
 @gathers(job=read_model_and_hints)
 def explain(plan: PlanArgument, job: Job, as_json: JsonOption = False) -> None:
-    """Says where the time and the memory of a plan go, and what the next best choices cost."""
+    """Shows where the time and the memory of a plan go, and what the next best choices cost."""
     from automap.records import to_json
     from service.command.comparison import explain_file, explanation
 
@@ -50,11 +50,13 @@ def explain(plan: PlanArgument, job: Job, as_json: JsonOption = False) -> None:
 @gathers(job=read_model_and_hints)
 def diff(
     first: Annotated[Path, typer.Argument(metavar="FIRST", help="A plan, a JSON file.")],
-    second: Annotated[Path, typer.Argument(metavar="SECOND", help="A plan for the same model, cluster and training.")],
+    second: Annotated[
+        Path, typer.Argument(metavar="SECOND", help="Another plan for the same model, cluster and training.")
+    ],
     job: Job,
     as_json: JsonOption = False,
 ) -> None:
-    """Says in which decisions two plans differ, and how much of the difference each is worth."""
+    """Shows in which decisions two plans differ, and how much time each of them saves."""
     from automap.records import to_json
     from service.command.comparison import difference, differences
 
@@ -68,29 +70,31 @@ def diff(
 
 
 @app.command()
-@gathers(job=read_model_and_hints, degrees=read_strategy)
+@gathers(degrees=read_strategy, training=read_training, job=read_model_and_hints)
 def sweep(
-    job: Job,
-    degrees: dict[str, Any],
+    *,
     over: Annotated[
         list[str],
         typer.Option(
             metavar="NAME=A,B,...",
-            help="What the rows are, and what the columns are: dp, tp, pp, cp, ep, micro_batch, virtual, zero, "
-            "recompute, schedule, global_batch, precision, optimizer, trainer, target, seq_len, cluster; with values.",
+            help="A quantity and its values, such as tp=1,2,4: the rows of the table; given once more, the columns. "
+            "One of dp, tp, pp, cp, ep, micro_batch, virtual, zero, recompute, schedule, global_batch, precision, "
+            "optimizer, trainer, target, seq_len, cluster.",
         ),
     ],
     cluster: Annotated[str | None, typer.Option(help=CLUSTER_HELP)] = None,
     global_batch: Annotated[int | None, typer.Option(help="Samples of one optimizer step.")] = None,
-    precision: PrecisionOption = None,
-    optimizer: Annotated[str | None, typer.Option(help="adam, momentum or sgd; default: adam.")] = None,
-    loss: LossOption = None,
-    frozen: FrozenOption = None,
-    trainer: Annotated[str | None, typer.Option(help="The training software; default: generic.")] = None,
     budget: Annotated[
         str | None,
-        typer.Option(help="Search every cell so long (5s, or a number of plans); default: price the stated degrees."),
+        typer.Option(
+            help="Search the best plan for every cell, each for this long (5s, or a number of plans); default: price "
+            "the plan that the options state."
+        ),
     ] = None,
+    degrees: dict[str, Any],
+    training: dict[str, Any],
+    trainer: StatedTrainerOption = None,
+    job: Job,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", callback=writable, help="Where to write the table as JSON.")
     ] = None,
@@ -103,16 +107,16 @@ def sweep(
 
     sides = read_sides(over)
     swept = {side.name for side in sides}
-    training = {"global_batch": global_batch, "precision": precision, "optimizer": optimizer, "trainer": trainer}
-    for name, value in {**training, "cluster": cluster, **degrees}.items():
-        if value is not None and name in swept:
+    training = stated({**training, "global_batch": global_batch, "trainer": trainer})
+    given = {**training, **stated({"cluster": cluster}), **degrees}
+    for name, value in given.items():
+        if name in swept:
             repair = f"Leave --{name.replace('_', '-')} out, or --over {name}."
             raise ProblemError("stated and swept over", field=name, value=value, repair=repair)
-        if value is None and name in ("cluster", "global_batch") and name not in swept:
+    for name in ("cluster", "global_batch"):
+        if name not in swept and name not in given:
             raise ProblemError("missing", field=name, value="nothing", repair=f"Give --{name.replace('_', '-')}.")
-    request = replace(
-        job.request, cluster=cluster, training=stated({**training, "loss": loss, "frozen": frozen or None})
-    )
+    request = replace(job.request, cluster=cluster, training=training)
     if budget is not None:
         request = replace(request, budget=budget)
     count = 1
@@ -138,9 +142,9 @@ def sweep(
 
 
 @app.command()
-@gathers(job=read_model_and_hints)
+@gathers(training=read_training, job=read_model_and_hints)
 def recommend(
-    job: Job,
+    *,
     global_batch: Annotated[int, typer.Option(help="Samples of one optimizer step.")],
     clusters: Annotated[
         str | None, typer.Option(metavar="A,B,...", help="Clusters to compare, as in 4x8xA100,8x8xH100.")
@@ -149,31 +153,39 @@ def recommend(
         str | None,
         typer.Option(
             metavar="A,B,...",
-            help="In place of --clusters: kinds of devices, of which nodes of eight, and parts of one, are compared.",
+            help="In place of --clusters: kinds of devices. Of each, 1, 2 and 4 devices and nodes "
+            "of eight are compared.",
         ),
     ] = None,
-    max_devices: Annotated[int, typer.Option(help="Largest number of devices, with --devices.")] = 512,
-    target_step: Annotated[str | None, typer.Option(help="Longest step, as in 2s or 500ms.")] = None,
-    target_days: Annotated[float | None, typer.Option(help="Longest training, with --tokens.")] = None,
+    max_devices: Annotated[int, typer.Option(help="With --devices: the largest number of devices.")] = 512,
+    target_step: Annotated[
+        str | None, typer.Option(help="The longest step that is fast enough, as in 2s or 500ms.")
+    ] = None,
+    target_days: Annotated[
+        float | None, typer.Option(help="With --tokens: the longest training that is fast enough.")
+    ] = None,
     tokens: Annotated[float | None, typer.Option(help="Tokens of the whole training, as in 1e12.")] = None,
-    max_cost_per_hour: Annotated[float | None, typer.Option(help="Highest price of the cluster, with --price.")] = None,
+    max_cost_per_hour: Annotated[
+        float | None, typer.Option(help="With --price: the highest price of a cluster.")
+    ] = None,
     price: Annotated[
         list[str] | None,
-        typer.Option(metavar="DEVICE=PRICE", help="Your price of a device for an hour; or a .json file of prices."),
+        typer.Option(
+            metavar="DEVICE=PRICE",
+            help="What an hour of a device costs you, or a .json file of such prices; may be repeated.",
+        ),
     ] = None,
-    precision: PrecisionOption = None,
-    optimizer: Annotated[str | None, typer.Option(help="adam, momentum or sgd; default: adam.")] = None,
-    loss: LossOption = None,
-    frozen: FrozenOption = None,
-    trainer: Annotated[str | None, typer.Option(help="The training software; default: generic.")] = None,
     target: TargetOption = None,
+    training: dict[str, Any],
+    trainer: TrainerOption = None,
+    job: Job,
     output: Annotated[
         Path | None,
         typer.Option(
             "-o",
             "--output",
             callback=drawable,
-            help="Where to write the answer: .json, or a picture (.html, .svg, .png).",
+            help="Where to write the answer (.json), or draw it (.html, .svg, .png).",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -189,14 +201,13 @@ def recommend(
     chosen = named if devices is None else sizes(named, max_devices)
     prices = read_prices(price or [])
     graph = import_graph(job.data, job.request)
-    training = {"global_batch": global_batch, "precision": precision, "optimizer": optimizer, "loss": loss}
     steps = None if tokens is None else steps_of(graph, global_batch, tokens)
     goals = read_goals(target_step, target_days, steps, max_cost_per_hour, prices)
     with counting_bar("rating", len(chosen)) as tick, interruptible() as interrupted:
         found = rate(
             graph,
             chosen,
-            stated({**training, "frozen": frozen or None, "trainer": trainer, "target": target}),
+            {**training, **stated({"global_batch": global_batch, "trainer": trainer, "target": target})},
             goals,
             hints=job.request.hints,
             processes=len(os.sched_getaffinity(0)),
@@ -244,10 +255,12 @@ def draw(
     ],
     picture: Annotated[
         str | None,
-        typer.Option(help="timeline, memory-over-time, memory, breakdown, placement or search, for .svg and .png."),
+        typer.Option(
+            help="For .svg and .png, which picture: timeline, memory-over-time, memory, breakdown, placement or search."
+        ),
     ] = None,
 ) -> None:
-    """Draws a plan: what happens when, what is where, and where time and memory go."""
+    """Draws a plan: the passes in time, the layers on their devices, and where time and memory go."""
     from service.command.comparison import draw_file
 
     draw_file(*job, plan, output, picture)

@@ -16,27 +16,33 @@ from service.command.output import print_json
 if TYPE_CHECKING:
     from automap.gnn.plan import GnnPlan
 
-app = typer.Typer(name="gnn", no_args_is_help=True, help="Places distributed GNN training: samplers, workers, servers.")
+app = typer.Typer(
+    name="gnn",
+    no_args_is_help=True,
+    help="Plans distributed GNN training: which machine runs which sampler, worker and server.",
+)
 
 ProblemArgument = Annotated[
     Path, typer.Argument(metavar="PROBLEM.json", help="Machines, tasks and flows, as docs/gnn.md describes them.")
 ]
-PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan of `gnn search`.")]
+PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan that `gnn search` wrote.")]
 OutputOption = Annotated[
-    Path | None, typer.Option("-o", "--output", callback=writable, help="Where to write the document.")
+    Path | None, typer.Option("-o", "--output", callback=writable, help="Where to write the result, a JSON file.")
 ]
 
 
 @app.command()
 def search(
     problem: ProblemArgument,
-    budget: Annotated[str, typer.Option(help="Seconds as in 20s, or a number of simulated placements.")] = "20s",
-    searcher: Annotated[str, typer.Option(help="auto, metropolis, enumeration or dqn.")] = "auto",
+    budget: Annotated[
+        str, typer.Option(help="How long to search: a time (20s), or a number of placements to simulate (400).")
+    ] = "20s",
+    searcher: Annotated[str, typer.Option(help="auto, metropolis, enumeration or dqn (docs/gnn.md).")] = "auto",
     seed: SeedOption = 0,
     output: OutputOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Searches for the placement and the order of flows with the least time of an iteration."""
+    """Searches for the placement of tasks and the order of their messages with the shortest iteration."""
     from agents.gnn import search as searching
     from agents.searcher import Budget
     from automap.gnn.problem import GnnProblem
@@ -91,27 +97,36 @@ def _show(plan: GnnPlan) -> None:
 @app.command()
 def profile(
     graph: Annotated[
-        str, typer.Argument(metavar="EDGES.txt|NODESxDEGREE", help="An edge list, or a power-law graph as 100000x15.")
+        str,
+        typer.Argument(
+            metavar="EDGES.txt|NODESxDEGREE",
+            help="The file of an edge list, or the size of a made-up power-law graph, such as 100000x15.",
+        ),
     ],
     output: OutputOption = None,
-    machines: Annotated[int, typer.Option(min=1, max=1024, help="Machines, each with one partition.")] = 4,
-    gpus: Annotated[int, typer.Option(min=0, max=64, help="GPUs of a machine.")] = 2,
-    cpus: Annotated[float, typer.Option(min=1, max=65536, help="Cores of a machine.")] = 16.0,
-    nic: Annotated[float, typer.Option(min=0.001, max=1e5, help="Gbit/s that a machine sends and receives.")] = 25.0,
-    workers: Annotated[int, typer.Option(min=1, max=4096, help="Workers, of one GPU each.")] = 6,
-    samplers: Annotated[int, typer.Option(min=1, max=64, help="Samplers of a worker.")] = 2,
-    batch: Annotated[int, typer.Option(min=1, help="Seeds in a mini-batch of a worker.")] = 1000,
-    fan_outs: Annotated[str, typer.Option(help="Neighbours of a node, hop by hop.")] = "15,10,5",
-    features: Annotated[
-        int, typer.Option(min=1, max=10_000_000, help="Number of features of a node, 4 bytes each.")
-    ] = 100,
+    machines: Annotated[
+        int, typer.Option(min=1, max=1024, help="Number of machines, each with one partition of the graph.")
+    ] = 4,
+    gpus: Annotated[int, typer.Option(min=0, max=64, help="GPUs of each machine.")] = 2,
+    cpus: Annotated[float, typer.Option(min=1, max=65536, help="Processor cores of each machine.")] = 16.0,
+    nic: Annotated[
+        float, typer.Option(min=0.001, max=1e5, help="Gbit/s at which each machine sends, and receives.")
+    ] = 25.0,
+    workers: Annotated[int, typer.Option(min=1, max=4096, help="Number of workers in all, with one GPU each.")] = 6,
+    samplers: Annotated[int, typer.Option(min=1, max=64, help="Samplers of each worker.")] = 2,
+    batch: Annotated[int, typer.Option(min=1, help="Seed nodes of a mini-batch.")] = 1000,
+    fan_outs: Annotated[str, typer.Option(help="How many neighbours of a node are sampled, hop by hop.")] = "15,10,5",
+    features: Annotated[int, typer.Option(min=1, max=10_000_000, help="Features of a node, of 4 bytes each.")] = 100,
     train_s: Annotated[
-        str, typer.Option(help="Seconds of training on a mini-batch; or `measured`: this and sampling, on this host.")
+        str,
+        typer.Option(
+            help="Seconds of training on a mini-batch; or `measured`: training and sampling are timed on this host."
+        ),
     ] = "0.06",
-    iterations: Annotated[int, typer.Option(min=1, max=10_000, help="Iterations to sample.")] = 20,
+    iterations: Annotated[int, typer.Option(min=1, max=10_000, help="Number of iterations to sample.")] = 20,
     seed: SeedOption = 0,
 ) -> None:
-    """Makes the description of a problem from a graph: partitions it, samples, counts what crosses between machines."""
+    """Makes a problem of a graph: partitions it, samples mini-batches, and counts the bytes that samplers fetch."""
     import numpy as np
 
     from automap.gnn.graphs import power_law_graph, read_edges
@@ -161,14 +176,17 @@ def _seconds(text: str) -> float | None:
 def trial(
     plan: PlanArgument,
     problem: ProblemArgument,
-    iterations: Annotated[int, typer.Option(min=1, max=1000, help="Iterations to run.")] = 3,
+    iterations: Annotated[int, typer.Option(min=1, max=1000, help="Number of iterations to run.")] = 3,
     by_kernel: Annotated[
-        bool, typer.Option("--by-kernel", help="Network namespaces limited by tc, in place of token buckets.")
+        bool,
+        typer.Option(
+            "--by-kernel", help="Limit the rates by tc between network namespaces, in place of token buckets."
+        ),
     ] = False,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Runs a plan on this host: a process for each machine, real bytes, at a speed that the host can follow."""
+    """Runs a plan on this host, a process for each machine, with real bytes, as slowly as the host needs."""
     from automap.gnn.loopback.trial import try_plan
     from automap.gnn.plan import GnnPlan
     from automap.gnn.problem import GnnProblem
@@ -199,10 +217,12 @@ def trial(
 def export(
     plan: PlanArgument,
     problem: ProblemArgument,
-    style: Annotated[str, typer.Option(help="dgl or pyg: whose environment variables the processes get.")] = "dgl",
+    style: Annotated[
+        str, typer.Option(help="dgl or pyg: the framework whose environment variables are written.")
+    ] = "dgl",
     output: OutputOption = None,
 ) -> None:
-    """Writes a plan as a launch list: which process of which role runs on which host, with its environment."""
+    """Writes a launch list for a plan: every process with its role, host and environment variables."""
     from automap.gnn.launch import launch_list
     from automap.gnn.plan import GnnPlan
     from automap.gnn.problem import GnnProblem

@@ -21,22 +21,26 @@ if TYPE_CHECKING:
 DAY_S = 24 * 3600.0
 
 app = typer.Typer(
-    name="keys", no_args_is_help=True, help="Makes, lists and revokes API keys of the service on this store."
+    name="keys", no_args_is_help=True, help="Makes, lists and revokes the API keys of a service, in its store."
 )
 
 
 @app.command()
 def create(
-    tenant: Annotated[str, typer.Option(help="Whose models and jobs the key opens, as in vision-team.")],
+    tenant: Annotated[
+        str, typer.Option(help="The tenant whose models and jobs the key gives access to, such as vision-team.")
+    ],
     scope: Annotated[
         list[str] | None,
         typer.Option(
-            help="read, submit or admin (read /metrics, delete everything of the tenant); repeatable; "
-            "default: read, submit."
+            help="What the key allows: read, submit or admin (/metrics, and deletion of all that the tenant has); may "
+            "be repeated; default: read and submit."
         ),
     ] = None,
     name: Annotated[str, typer.Option(help="A note: who has the key, and what for.")] = "",
-    days: Annotated[float | None, typer.Option(min=1e-3, help="Days after which it expires; default: never.")] = None,
+    days: Annotated[
+        float | None, typer.Option(min=1e-3, help="Days after which the key expires; default: never.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Makes a key and prints it; it cannot be shown again."""
@@ -75,7 +79,7 @@ def revoke(
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """Makes a key useless at once."""
+    """Revokes a key: from now on it is refused."""
     with _keys() as keys:
         found = keys.revoke(key)
     print_json(_shown(found)) if as_json else typer.echo(f"{found.id} of {found.tenant} is revoked")

@@ -32,7 +32,7 @@ app = typer.Typer(
 ROOMS = {
     plan_verbs: "Find, price and run a plan",
     comparing_verbs: "Compare plans and clusters",
-    other_verbs: "Models, clusters, and what prices and searches rest on",
+    other_verbs: "Models, clusters, predictions and the network of the search",
     server_verbs: "The service",
     key_verbs: "The service",
     gnn_verbs: "Other training",
@@ -73,7 +73,7 @@ def options(
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Finds the fastest way to spread the training of a model over a cluster."""
+    """Finds the fastest plan to train a model on a cluster: parallelism, pipeline stages, micro-batches, sharding."""
 
 
 def _with_verb(words: Sequence[str]) -> typer.Typer:

@@ -21,6 +21,11 @@ from automap.errors import ModelError, PlanError, ProblemError, one_of
 from service.jobs.run_job import JobRequest, ModelOptions
 from service.jobs.trial_options import Trials
 
+TRAINING_PANEL = "The training"
+SEARCH_PANEL = "The search"
+READING_PANEL = "How the model is read"
+"""Headings in the help of a verb, over options that few commands need. All others are under "Options", in front."""
+
 ModelArgument = Annotated[
     str,
     typer.Argument(
@@ -30,71 +35,113 @@ ModelArgument = Annotated[
     ),
 ]
 CLUSTER_HELP = (
-    "The devices: 2x8xH100 is two nodes of eight, @LINK after it names the link between nodes; or a .json file. "
-    "`automap clusters` lists devices and links."
+    "The devices, such as 2x8xH100: two nodes of eight H100 each. @LINK behind it names the link between the nodes. "
+    "Or a .json file. `automap clusters` lists devices and links."
 )
 ClusterOption = Annotated[str, typer.Option("--cluster", help=CLUSTER_HELP)]
 BatchOption = Annotated[
-    int | None, typer.Option("--global-batch", help="Samples of one optimizer step; default: the baseline's.")
+    int | None, typer.Option("--global-batch", help="Samples of one optimizer step; default: those of --baseline.")
 ]
 BaselineOption = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
         help="What you run today: a script of Megatron-LM's arguments (.sh, .yaml), torchtitan's .toml, DeepSpeed's "
-        ".json, accelerate's .yaml, or a plan. The search begins with it, and says what it changes.",
+        ".json, accelerate's .yaml, or a plan. The search begins with it, and prints what each change to it saves.",
     ),
 ]
 PrecisionOption = Annotated[
-    str | None, typer.Option(help="bf16, fp16, tf32, fp32, fp8, mxfp8 or nvfp4; default: bf16 where possible.")
+    str | None,
+    typer.Option(
+        rich_help_panel=TRAINING_PANEL,
+        help="bf16, fp16, tf32, fp32, fp8, mxfp8 or nvfp4; default: the first of bf16, fp16 and fp32 that all devices "
+        "have.",
+    ),
 ]
 FrozenOption = Annotated[
     list[str] | None,
     typer.Option(
         "--frozen",
         metavar="PATTERN",
-        help="Parameters that are not trained, such as '*' followed by '!*lora*', which are all but the adapters.",
+        rich_help_panel=TRAINING_PANEL,
+        help="Parameters that are not trained, by name; may be repeated. --frozen '*' --frozen '!*lora*' are all but "
+        "the adapters.",
     ),
 ]
-OptimizerOption = Annotated[str | None, typer.Option(help="adam, momentum or sgd; default: adam.")]
-LossOption = Annotated[str | None, typer.Option(help="cross_entropy or mse, if the model returns no loss.")]
-TrainerOption = Annotated[
-    str | None, typer.Option(help="The training software that the price assumes; default: the target's.")
+OptimizerOption = Annotated[
+    str | None, typer.Option(rich_help_panel=TRAINING_PANEL, help="adam, momentum or sgd; default: adam.")
 ]
+LossOption = Annotated[
+    str | None,
+    typer.Option(
+        rich_help_panel=TRAINING_PANEL,
+        help="cross_entropy or mse, of a model that returns no loss; default: cross_entropy where its output has a dim "
+        "of classes.",
+    ),
+]
+TrainerOption = Annotated[
+    str | None,
+    typer.Option(
+        rich_help_panel=TRAINING_PANEL,
+        help="The training software that step time and memory are predicted for; default: that of --target, or "
+        "generic.",
+    ),
+]
+StatedTrainerOption = Annotated[
+    str | None,
+    typer.Option(
+        rich_help_panel=TRAINING_PANEL,
+        help="The training software that step time and memory are predicted for; default: generic.",
+    ),
+]
+"""As `TrainerOption`, for verbs without `--target`."""
 TargetOption = Annotated[
     str | None,
-    typer.Option(help="Only plans that this trainer's configuration can express (docs/exports.md); default: any."),
+    typer.Option(help="Search only the plans that this trainer can run (docs/exports.md); default: any, all plans."),
 ]
 SyncOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="MODE",
-        help="Also allow plans whose replicas are averaged every few steps only: local_sgd or dasgd; may be repeated.",
+        rich_help_panel=TRAINING_PANEL,
+        help="Also search plans whose replicas exchange their parameters only every few steps: local_sgd or dasgd; "
+        "may be repeated.",
     ),
 ]
 SyncPeriodOption = Annotated[
-    int | None, typer.Option(help="With --sync: the most steps from one averaging of replicas to the next; default: 4.")
+    int | None,
+    typer.Option(
+        rich_help_panel=TRAINING_PANEL,
+        help="With --sync: the largest number of steps between two averagings of the replicas; default: 4.",
+    ),
 ]
 MemoryConfidenceOption = Annotated[
     float | None,
-    typer.Option(help="Probability with which a plan must fit into memory, 0.5 to 0.999; default: 0.95."),
+    typer.Option(
+        rich_help_panel=TRAINING_PANEL,
+        help="The probability with which a plan must fit into memory, 0.5 to 0.999; default: 0.95.",
+    ),
 ]
 SearcherOption = Annotated[
     list[str],
     typer.Option(
         metavar="NAME",
-        help="Who searches; given several times, they search one after another, each with its share of the budget: "
-        "portfolio, dqn, sharding, replication, pipeline, mcmc, hill-climbing, elimination, ilp, expert, random, "
-        "exhaustive (docs/search.md), or a planner of the literature: pipedream, dapple, spp, whale, aceso, galvatron, "
-        "piper, alpa (docs/planners.md).",
+        rich_help_panel=SEARCH_PANEL,
+        help="The algorithm; may be repeated: several search one after another, each with its share of the budget. "
+        "One of portfolio, dqn, sharding, replication, pipeline, mcmc, hill-climbing, elimination, ilp, expert, "
+        "random, exhaustive (docs/search.md), or a planner of the literature: pipedream, dapple, spp, whale, aceso, "
+        "galvatron, piper, alpa (docs/planners.md).",
     ),
 ]
-BudgetOption = Annotated[str, typer.Option(help="How long to search: 30s, 2m, or a number of plans to price.")]
+BudgetOption = Annotated[
+    str, typer.Option(help="How long to search: a time (30s, 2m), or a number of plans to price (1000).")
+]
 TieOption = Annotated[
     float,
     typer.Option(
         min=0.0,
         max=1.0,
+        rich_help_panel=SEARCH_PANEL,
         help="Plans whose step times differ by less than this share of the error band count as equally fast, and the "
         "simplest of them is returned; 0: always the fastest.",
     ),
@@ -104,8 +151,9 @@ TrialsOption = Annotated[
     int | None,
     typer.Option(
         metavar="K",
-        help="Run up to K plans for some steps on this host, which must be the cluster, and return the one "
-        "that was measured fastest. Each measurement helps to choose the next plan.",
+        rich_help_panel=SEARCH_PANEL,
+        help="After the search, run up to K plans for some steps on this host, which must be the cluster, and return "
+        "the one that was measured fastest.",
     ),
 ]
 HintsOption = Annotated[
@@ -113,20 +161,31 @@ HintsOption = Annotated[
 ]
 DimOption = Annotated[
     list[str] | None,
-    typer.Option("--dim", metavar="NAME=SIZE", help="Size of a symbolic dim of the model; of a profile: batch=N."),
+    typer.Option(
+        "--dim",
+        metavar="NAME=SIZE",
+        rich_help_panel=READING_PANEL,
+        help="The size of a symbolic dim of the model, such as seq=1024; batch=N is the number of samples with which "
+        "a layer profile was measured.",
+    ),
 ]
 BatchDimOption = Annotated[
     list[str] | None,
     typer.Option(
         "--batch-dim",
         metavar="INPUT=DIM",
-        help="Which dim of an input is the batch; default: the one that the file names batch, or the first.",
+        rich_help_panel=READING_PANEL,
+        help="Which dim of an input is the batch, such as tokens=1; default: the one that the file names batch, or the "
+        "first.",
     ),
 ]
 ParametersOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--parameters", metavar="GLOB", help="Inputs of the model that are parameters, where its file holds no weights."
+        "--parameters",
+        metavar="GLOB",
+        rich_help_panel=READING_PANEL,
+        help="Names of inputs or constants of the file that are parameters of the model, where the file does not say.",
     ),
 ]
 
@@ -164,11 +223,14 @@ def drawable(option: typer.CallbackParam, path: Path | None) -> Path | None:
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and all else on stderr.")]
 UrlOption = Annotated[str, typer.Option(envvar="AUTOMAP_URL", help="Address of the service.")]
-PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, a JSON file; - is stdin.")]
+PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, a JSON file; - reads it from stdin.")]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
 
 FromScratchOption = Annotated[
-    bool, typer.Option("--from-scratch", help="With --searcher dqn: begin with an untrained network.")
+    bool,
+    typer.Option(
+        "--from-scratch", rich_help_panel=SEARCH_PANEL, help="With --searcher dqn: begin with an untrained network."
+    ),
 ]
 PORTFOLIO = ["portfolio"]
 
@@ -261,6 +323,16 @@ def read_model_and_hints(
     """
     data, request = read_model(model, dim, batch_dim, parameters)
     return Job(data, replace(request, hints=_read_hints(hints)))
+
+
+def read_training(
+    precision: PrecisionOption = None,
+    optimizer: OptimizerOption = None,
+    loss: LossOption = None,
+    frozen: FrozenOption = None,
+) -> dict[str, Any]:
+    """The settings of the training that the user states: fields of `automap.problem.Training`."""
+    return stated({"precision": precision, "optimizer": optimizer, "loss": loss, "frozen": frozen or None})
 
 
 def sync_training(modes: Sequence[str] | None, period: int | None) -> dict[str, Any]:

@@ -33,11 +33,11 @@ INSPECTED = "8xA100-80GB"
 @gathers(job=read_model)
 def inspect(
     job: Job,
-    cluster: Annotated[str | None, typer.Option(help=f"Count the plans on it; default: {INSPECTED}.")] = None,
-    global_batch: Annotated[int, typer.Option(help="Samples of one optimizer step, for the count of plans.")] = 512,
+    cluster: Annotated[str | None, typer.Option(help=f"The cluster to count plans for; default: {INSPECTED}.")] = None,
+    global_batch: Annotated[int, typer.Option(help="Samples of one optimizer step in these plans.")] = 512,
     as_json: JsonOption = False,
 ) -> None:
-    """Shows what a model is made of, how well its cost is known, and how many plans it has."""
+    """Shows the operators and units of a model, how well its cost is known, and how many plans it has."""
     from ir.summary import summarize
     from service.command.inspection import count_plans, show
 
@@ -60,11 +60,12 @@ def export_onnx(
         str,
         typer.Argument(
             metavar="FILE.py:FUNCTION",
-            help="Returns a module and example inputs, or a model of transformers; or hf:FOLDER with its config.json.",
+            help="A function that returns a module and its example inputs, or a model of transformers; or hf:FOLDER, "
+            "the folder of a config.json.",
         ),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", callback=writable, help="Where to write the ONNX file.")],
-    opset: Annotated[int, typer.Option(min=13, help="Version of the operator set.")] = 20,
+    opset: Annotated[int, typer.Option(min=13, help="Version of ONNX's operator set to write.")] = 20,
     name: Annotated[str, typer.Option(help="Name of the graph.")] = "",
 ) -> None:
     """Exports a PyTorch module without its weights. Runs FILE.py, so name only files that you trust."""
@@ -86,7 +87,7 @@ def strip(
     parameters: ParametersOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Writes a model file without weights, paths and stack traces, which imports to the same graph."""
+    """Writes a copy of an ONNX file without weights, paths and stack traces; both files have the same plans."""
     from ir.onnx.strip import strip_file
 
     stripped = strip_file(model, parameters=tuple(parameters or ()))
@@ -110,7 +111,7 @@ def strip(
 
 @app.command()
 def clusters(as_json: JsonOption = False) -> None:
-    """Lists cluster presets, devices by family, and links between nodes."""
+    """Lists the devices and links that a cluster may be made of, with examples of clusters."""
     from service.clusters import describe_clusters, device_lines, link_lines, local_line, own_line
 
     document = describe_clusters()
@@ -132,7 +133,7 @@ def clusters(as_json: JsonOption = False) -> None:
 
 @app.command()
 def schema() -> None:
-    """Prints the JSON Schema of plans."""
+    """Prints the JSON Schema of the files that `search -o` writes."""
     from automap.plan import plan_schema
 
     print_json(plan_schema())
@@ -141,17 +142,28 @@ def schema() -> None:
 @app.command()
 def profile(
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", callback=writable, help="A second copy of the cluster file.")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            callback=writable,
+            help="Where to write a copy of the cluster file that `--cluster local` reads.",
+        ),
     ] = None,
     time_limit: Annotated[
         float, typer.Option(min=40.0, max=120.0, help="Seconds that the whole measurement may take.")
     ] = 100.0,
     devices: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Processes on the CPU; default: one a core.")
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            help="On a host without GPUs: number of devices, one process each; default: one for each core.",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measures this host, so that `--cluster local` means it. Exit code 1: it could not be measured."""
+    """Measures this host and describes it as a cluster, `--cluster local`. Exit code 1: it could not be measured."""
     from service.command.profiling import measure_host
 
     found = measure_host(output, time_limit_s=time_limit, num_devices=devices)
@@ -165,7 +177,7 @@ def profile(
 @app.command()
 def validate(
     runs: Annotated[
-        Path, typer.Argument(metavar="RUNS.json", help="Measured runs, as docs/measured-runs.md describes them.")
+        Path, typer.Argument(metavar="RUNS.json", help="The runs, as docs/measured-runs.md describes them.")
     ],
     output: Annotated[
         Path | None,
@@ -173,12 +185,12 @@ def validate(
             "-o",
             "--output",
             callback=drawable,
-            help="A picture of predicted against measured step times (.html, .svg, .png), or its numbers (.json).",
+            help="Where to draw predicted against measured step times (.html, .svg, .png), or write them (.json).",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compares the price with measured runs, group by group."""
+    """Compares predicted step times and memory with runs that were measured, group by group."""
     from automap.validation import errors_by_group as validation
     from automap.validation.published_runs import load_runs
 
@@ -197,23 +209,31 @@ def train_agent(
     folder: Annotated[
         Path,
         typer.Argument(
-            metavar="FOLDER", callback=makable, help="Folder of the network; a training that stopped goes on there."
+            metavar="FOLDER",
+            callback=makable,
+            help="The folder of the network. If a training in it was interrupted, it is continued.",
         ),
     ],
     labels: Annotated[
-        Path | None, typer.Option(help="Folder of `label-problems`: the plans of teachers to learn from.")
+        Path | None,
+        typer.Option(
+            help="The folder that `label-problems` wrote: plans to learn from; default: generated "
+            "problems without plans."
+        ),
     ] = None,
     duration: Annotated[str, typer.Option(help="How long to train, such as 90m or 2h.")] = "90m",
-    problems: Annotated[int, typer.Option(min=32, help="Without labels: the number of seeds to learn on.")] = 4000,
+    problems: Annotated[int, typer.Option(min=32, help="Without --labels: the number of generated problems.")] = 4000,
     processes: Annotated[
         int | None,
         typer.Option(
-            min=0, max=1024, help="Processes that prepare problems for the one that learns; default: the other cores."
+            min=0,
+            max=1024,
+            help="Processes that prepare problems for the one that trains; default: one for each other core.",
         ),
     ] = None,
     seed: SeedOption = 0,
 ) -> None:
-    """Trains a new network on generated problems; every search takes its first proposals from such a network."""
+    """Trains anew the network that proposes the first plans of every search, on generated problems."""
     from agents.learning.course import Curriculum, train
     from agents.portfolio.portfolio import cores
     from agents.searcher import Budget
@@ -239,22 +259,28 @@ def train_agent(
 
 @app.command("label-problems")
 def label_problems(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the labels; made if it does not exist.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The folder for the labels; made if it is not there.")
+    ],
     problems: Annotated[
-        int, typer.Option(min=1, help="Problems to label, with those that have a label already.")
+        int, typer.Option(min=1, help="Number of problems; those that have a label already are left out.")
     ] = 100,
     budget: BudgetOption = "5s",
-    processes: Annotated[int, typer.Option(min=1, max=1024, help="Processes side by side, of one core each.")] = 2,
+    processes: Annotated[int, typer.Option(min=1, max=1024, help="Number of processes, each on one core.")] = 2,
     first_seed: Annotated[int, typer.Option(min=0, help="Seed of the first problem.")] = 0,
-    split: Annotated[str | None, typer.Option(help="train, unseen-family or unseen-size; default: any.")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Only problems of this split: train, unseen-family or unseen-size; default: all.")
+    ] = None,
     network: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="Search again from the proposals of this network; the better of two plans counts."
+            metavar="FOLDER",
+            help="Begin each search with the proposals of this network, also where there is a "
+            "label; the better plan is kept.",
         ),
     ] = None,
 ) -> None:
-    """Labels generated problems with the best plans that the portfolio finds, for networks to learn from."""
+    """Searches plans for generated problems and writes them as labels, from which `train-agent` learns."""
     from agents.learning import labelling
     from agents.learning.labels import is_better, read_labels
     from agents.learning.problems import SPLITS
@@ -280,13 +306,13 @@ def label_problems(
 
 @app.command()
 def demo(
-    output: Annotated[Path, typer.Option("-o", "--output", callback=makable, help="Folder for the plans.")] = Path(
+    output: Annotated[Path, typer.Option("-o", "--output", callback=makable, help="The folder for the plans.")] = Path(
         "demo"
     ),
     budget: BudgetOption = "25s",
     seed: SeedOption = 0,
 ) -> None:
-    """Runs the demonstration: plans for three real models, found through the service."""
+    """Finds plans for three well-known models through the service, which it starts and ends."""
     from service.command.demo import run_demo
 
     raise typer.Exit(run_demo(output, budget=budget, seed=seed))

@@ -11,19 +11,21 @@ import typer
 
 from service.command.options import (
     CLUSTER_HELP,
-    FrozenOption,
+    READING_PANEL,
+    SEARCH_PANEL,
+    TRAINING_PANEL,
     Job,
     JsonOption,
-    LossOption,
     OutputOption,
     PlanArgument,
-    PrecisionOption,
     SeedOption,
+    StatedTrainerOption,
     SyncPeriodOption,
     drawable,
     gathers,
     read_job,
     read_model_and_hints,
+    read_training,
     stated,
     sync_training,
 )
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
     from automap.problem import Problem
 
 app = typer.Typer()
+
+PLAN_PANEL = "The plan"
+"""Heading in the help over the options that state a plan."""
 
 INTERRUPTED = "The search was interrupted before its budget was spent; this is the best plan that it had found."
 """Warning of a plan whose search the user ended with Ctrl-C, or another program with SIGTERM."""
@@ -48,19 +53,22 @@ def search(
     progress: Annotated[
         Path | None,
         typer.Option(
-            callback=drawable, help="A picture of how the search went (.html, .svg, .png), or its numbers (.json)."
+            callback=drawable,
+            rich_help_panel=SEARCH_PANEL,
+            help="Where to draw how the search went (.html, .svg, .png), or write its numbers (.json).",
         ),
     ] = None,
     certify: Annotated[
         float,
         typer.Option(
             min=0.0,
-            help="Seconds, after the search, to prove how much faster any plan could be; 0: no proof.",
+            rich_help_panel=SEARCH_PANEL,
+            help="Seconds to spend after the search on a proof of how much faster a plan could be; 0: no proof.",
         ),
     ] = 0.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Searches for the fastest plan, on this machine. Ctrl-C or SIGTERM ends it: best plan so far, exit code 130."""
+    """Searches for the fastest plan on this machine. Ctrl-C ends it with the best plan so far and exit code 130."""
     from service.command.terminal import interruptible, progress_line
 
     if job.request.budget.isdigit():
@@ -105,29 +113,78 @@ def search(
 
 def read_strategy(
     dp: Annotated[
-        int | None, typer.Option(help="Data parallel: replicas; default: all devices that the others leave.")
+        int | None,
+        typer.Option(
+            rich_help_panel=PLAN_PANEL,
+            help="Data parallel: the number of replicas; default: as many as the other degrees leave devices for.",
+        ),
     ] = None,
-    tp: Annotated[int | None, typer.Option(help="Tensor parallel: ranks that split every layer.")] = None,
+    tp: Annotated[
+        int | None,
+        typer.Option(
+            rich_help_panel=PLAN_PANEL,
+            help="Tensor parallel: the number of ranks that split the weights of every layer; default: 1.",
+        ),
+    ] = None,
     pp: Annotated[
-        int | None, typer.Option(help="Pipeline parallel: ranks one after another; layers are spread evenly over them.")
+        int | None,
+        typer.Option(
+            rich_help_panel=PLAN_PANEL,
+            help="Pipeline parallel: the number of ranks, over which the layers are spread evenly; default: 1.",
+        ),
     ] = None,
-    cp: Annotated[int | None, typer.Option(help="Context parallel: ranks that split the sequence.")] = None,
+    cp: Annotated[
+        int | None,
+        typer.Option(
+            rich_help_panel=PLAN_PANEL,
+            help="Context parallel: the number of ranks that split the sequence; default: 1.",
+        ),
+    ] = None,
     ep: Annotated[
-        int | None, typer.Option(help="Expert parallel: ranks that split the experts, a part of dp, or of dp * cp.")
+        int | None,
+        typer.Option(
+            rich_help_panel=PLAN_PANEL,
+            help="Expert parallel: the number of ranks that share the experts of a layer, a divisor of dp, or of dp * "
+            "cp; default: 1.",
+        ),
     ] = None,
     micro_batch: Annotated[
-        int | None, typer.Option(help="Samples of a micro-batch on each replica; default: 1.")
+        int | None,
+        typer.Option(rich_help_panel=PLAN_PANEL, help="Samples of a micro-batch on each replica; default: 1."),
     ] = None,
     virtual: Annotated[
-        int | None, typer.Option(help="Virtual stages: chunks of layers that each pipeline rank holds.")
+        int | None,
+        typer.Option(
+            rich_help_panel=PLAN_PANEL,
+            help="Virtual stages: the number of chunks of layers on each pipeline rank; default: 1.",
+        ),
     ] = None,
     schedule: Annotated[
-        str | None, typer.Option(help="1f1b, eager-1f1b, gpipe, interleaved, zb1p or zb2p; default: 1f1b.")
+        str | None,
+        typer.Option(
+            rich_help_panel=PLAN_PANEL,
+            help="Order of the passes of a pipeline: 1f1b, eager-1f1b, gpipe, interleaved, zb1p or zb2p; default: "
+            "1f1b, with --virtual interleaved.",
+        ),
     ] = None,
-    zero: Annotated[int | None, typer.Option(help="ZeRO stage, 0 to 3.")] = None,
-    recompute: Annotated[str | None, typer.Option(help="none, selective or full.")] = None,
+    zero: Annotated[
+        int | None, typer.Option(rich_help_panel=PLAN_PANEL, help="ZeRO stage, 0 to 3; default: 0.")
+    ] = None,
+    recompute: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=PLAN_PANEL,
+            help="What is computed again in the backward pass: none, selective (attention) or full (every layer); "
+            "default: none.",
+        ),
+    ] = None,
     sequence_parallel: Annotated[
-        bool, typer.Option("--sequence-parallel", help="Split the sequence between the products on tp.")
+        bool,
+        typer.Option(
+            "--sequence-parallel",
+            rich_help_panel=PLAN_PANEL,
+            help="Let the ranks of --tp split the sequence where they do not split weights, as in norms.",
+        ),
     ] = False,
 ) -> dict[str, Any]:
     """The degrees that the user states: fields of `automap.space.stated_strategy.Strategy`."""
@@ -135,24 +192,14 @@ def read_strategy(
 
 
 @app.command()
-@gathers(job=read_model_and_hints, degrees=read_strategy)
+@gathers(degrees=read_strategy, training=read_training, job=read_model_and_hints)
 def estimate(
-    job: Job,
-    degrees: dict[str, Any],
+    *,
     cluster: Annotated[str | None, typer.Option(help=CLUSTER_HELP)] = None,
     global_batch: Annotated[int | None, typer.Option(help="Samples of one optimizer step.")] = None,
-    precision: PrecisionOption = None,
-    optimizer: Annotated[str | None, typer.Option(help="adam, momentum or sgd; default: adam.")] = None,
-    loss: LossOption = None,
-    frozen: FrozenOption = None,
-    trainer: Annotated[str | None, typer.Option(help="The training software; default: generic.")] = None,
-    sync: Annotated[
-        str | None,
-        typer.Option(metavar="MODE", help="How replicas stay together: synchronous (the default), local_sgd or dasgd."),
+    plan: Annotated[
+        Path | None, typer.Option("--plan", help="Price the plan of this file, on the cluster that it names.")
     ] = None,
-    sync_period: SyncPeriodOption = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens of each sample, for a zoo: model.")] = None,
-    plan: Annotated[Path | None, typer.Option("--plan", help="Price this file's plan, on its own cluster.")] = None,
     configuration: Annotated[
         Path | None,
         typer.Option(
@@ -161,21 +208,36 @@ def estimate(
             "DeepSpeed's .json, accelerate's .yaml, or an exported pytorch.json or onnx_devices.json.",
         ),
     ] = None,
+    degrees: dict[str, Any],
+    training: dict[str, Any],
+    trainer: StatedTrainerOption = None,
+    sync: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODE",
+            rich_help_panel=TRAINING_PANEL,
+            help="How replicas stay together: synchronous, local_sgd or dasgd; default: synchronous.",
+        ),
+    ] = None,
+    sync_period: SyncPeriodOption = None,
+    seq_len: Annotated[
+        int | None,
+        typer.Option(rich_help_panel=READING_PANEL, help="Tokens of each sample, of a model of the zoo (zoo:NAME)."),
+    ] = None,
+    job: Job,
     output: OutputOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Prices a plan that you made: step time, where it goes, memory, and why. Exit code 3: it does not fit."""
+    """Predicts step time and memory of a plan that you state. Exit code 3: the plan does not fit into memory."""
     from service.command import estimation
 
     modes = None if sync is None else [sync]
     degrees = stated({**degrees, "sync": sync})
-    training = {"global_batch": global_batch, "precision": precision, "optimizer": optimizer, "loss": loss}
+    more = {"global_batch": global_batch, "trainer": trainer, **sync_training(modes, sync_period)}
     request = replace(
         job.request,
         cluster=cluster,
-        training=stated(
-            {**training, "frozen": frozen or None, "trainer": trainer, **sync_training(modes, sync_period)}
-        ),
+        training={**training, **stated(more)},
         model=estimation.with_sequence(job.request.model, seq_len),
     )
     if plan is None and configuration is None:
@@ -197,7 +259,7 @@ def estimate(
 @app.command()
 @gathers(job=read_model_and_hints)
 def verify(plan: PlanArgument, job: Job, as_json: JsonOption = False) -> None:
-    """Checks a plan by code that shares nothing with the search. Exit code 1: something is wrong with it."""
+    """Checks a plan, by code that is independent of the search. Exit code 1: something is wrong with the plan."""
     from automap.records import to_json
     from service.command.estimation import verify_file
 
@@ -218,16 +280,17 @@ def verify(plan: PlanArgument, job: Job, as_json: JsonOption = False) -> None:
 def write_export(
     plan: PlanArgument,
     job: Job,
-    folder: Annotated[Path, typer.Option("-o", "--output", help="Folder for the files.")],
+    folder: Annotated[Path, typer.Option("-o", "--output", help="The folder for the files.")],
     target: Annotated[
         str | None,
         typer.Option(
-            help="megatron-core, torchtitan, deepspeed, accelerate, pytorch, onnx or automap; default: the plan's."
+            help="megatron-core, torchtitan, deepspeed, accelerate, pytorch, onnx or automap (docs/exports.md); "
+            "default: the one that the plan was searched for."
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Writes a plan as the configuration of a trainer (docs/exports.md), or says what it cannot express."""
+    """Writes the configuration of a trainer for a plan, or says what of the plan that trainer cannot run."""
     from service.command.estimation import export_file
     from service.report import seconds
 
@@ -258,7 +321,7 @@ def trial(
     output: OutputOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Runs a plan for some steps on this host, one process a device, and measures it. Exit code 1: it did not run."""
+    """Runs a few steps of a plan on this host, one process a device, and measures them. Exit code 1: it did not run."""
     from service.command.trials import page, try_file
 
     tried, found = try_file(*job, plan, steps=steps, time_s=time_limit, seed=seed)

@@ -30,13 +30,18 @@ URL = "http://127.0.0.1:8080"
 @app.command()
 def serve(
     host: Annotated[
-        str, typer.Option(help="Address to bind; where others reach it, every request needs a key.")
+        str, typer.Option(help="Address to bind; on any but 127.0.0.1, every request needs a key (docs/service.md).")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 = any free port.")] = 8080,
-    workers: Annotated[int | None, typer.Option(min=0, help="Worker processes; default: AUTOMAP_NUM_WORKERS.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to bind; 0: any free one.")] = 8080,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Number of worker processes, each with one job at a time; default: AUTOMAP_NUM_WORKERS, or 1."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Runs the service: store, workers and REST, until Ctrl-C."""
+    """Runs the service on this machine (REST, queue and workers), until Ctrl-C."""
     from service import serve as server
 
     settings = read_settings()
@@ -53,7 +58,7 @@ def serve(
 
 @app.command()
 def worker(parent: Annotated[int | None, typer.Option(hidden=True)] = None) -> None:
-    """Runs jobs of the service whose Redis AUTOMAP_REDIS_URL names; any number, on any machine."""
+    """Runs one more worker for a service, on any machine. AUTOMAP_REDIS_URL names the Redis of the service."""
     settings = read_settings()
     logs.configure(settings.log_level, settings.log_format)
     if settings.redis_url is None:
@@ -78,12 +83,12 @@ def worker(parent: Annotated[int | None, typer.Option(hidden=True)] = None) -> N
 @gathers(job=read_job)
 def submit(
     job: Job,
-    detach: Annotated[bool, typer.Option(help="Print the job's id and leave; `automap watch` follows it.")] = False,
-    priority: Annotated[
-        int, typer.Option(min=-10, max=10, help="A job with a higher one is begun before your other jobs.")
-    ] = 0,
+    detach: Annotated[
+        bool, typer.Option(help="Only print the id of the job; `automap watch` follows it later.")
+    ] = False,
+    priority: Annotated[int, typer.Option(min=-10, max=10, help="Your jobs with a higher priority begin first.")] = 0,
     workers: Annotated[
-        int, typer.Option(min=1, max=MOST_WORKERS, help="Workers of the service that search at once.")
+        int, typer.Option(min=1, max=MOST_WORKERS, help="Number of workers that search for this job at the same time.")
     ] = 1,
     url: UrlOption = URL,
     output: OutputOption = None,
@@ -127,11 +132,11 @@ def submit(
 
 @app.command()
 def status(
-    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="The job's id; without it, the latest.")] = None,
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="The job's id; default: the latest jobs.")] = None,
     url: UrlOption = URL,
     as_json: JsonOption = False,
 ) -> None:
-    """Shows a job, or the latest ones."""
+    """Shows the state of a job, or of the 20 latest jobs."""
     with _client(url) as client:
         documents = [client.job(job)] if job is not None else client.jobs(limit=20)
     if as_json:
@@ -151,7 +156,7 @@ def watch(job: JobArgument, url: UrlOption = URL, output: OutputOption = None, a
 
 @app.command()
 def cancel(job: JobArgument, url: UrlOption = URL, as_json: JsonOption = False) -> None:
-    """Cancels a job."""
+    """Cancels a job; the best plan that it has found stays (`plan --so-far`)."""
     with _client(url) as client:
         document = client.cancel(job)
     print_json(document) if as_json else typer.echo(_job_line(document))
@@ -159,7 +164,7 @@ def cancel(job: JobArgument, url: UrlOption = URL, as_json: JsonOption = False) 
 
 @app.command()
 def delete(job: JobArgument, url: UrlOption = URL) -> None:
-    """Ends a job and removes all of it from the service, its plan too."""
+    """Cancels a job and removes it from the service, its plan included."""
     with _client(url) as client:
         client.delete(job)
 
@@ -168,7 +173,10 @@ def delete(job: JobArgument, url: UrlOption = URL) -> None:
 def plan(
     job: JobArgument,
     so_far: Annotated[
-        bool, typer.Option("--so-far", help="Of a job that runs, failed or was cancelled: the best plan that it found.")
+        bool,
+        typer.Option(
+            "--so-far", help="Of a job that runs, has failed or was cancelled: the best plan that it has found."
+        ),
     ] = False,
     url: UrlOption = URL,
     output: OutputOption = None,

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from automap.cluster import known_devices, own_folder
 from automap.errors import NothingFits
 from automap.plan import Plan, plan_schema
 from automap.records import to_json
+from automap.space.stated_strategy import SCHEDULES, Strategy
 from service import warm_up as warm
 from service.about import version
 from service.command.main import EXTRAS, main
-from service.command.plan_verbs import INTERRUPTED
+from service.command.plan_verbs import INTERRUPTED, read_strategy
 
 HEAVY = ("torch", "numba", "stable_baselines3", "gymnasium", "onnx", "fastapi", "redis", "numpy")
 
@@ -52,6 +54,25 @@ def test_start_up_is_light() -> None:
     code = f"import sys, service.command.main; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_help_states_the_defaults_of_a_stated_plan() -> None:
+    parameters = inspect.signature(read_strategy, eval_str=True).parameters
+    for field in fields(Strategy):
+        if field.name in parameters and isinstance(field.default, int | str) and field.default is not False:
+            (option,) = parameters[field.name].annotation.__metadata__
+            assert option.help.endswith(f"default: {field.default}."), (field.name, option.help)
+    schedules = parameters["schedule"].annotation.__metadata__[0].help
+    assert schedules.endswith("default: 1f1b, with --virtual interleaved.")
+    assert all(name in schedules for name in SCHEDULES)
+
+
+@pytest.mark.parametrize("verb", ["estimate", "sweep", "recommend"])
+def test_help_begins_with_what_a_verb_needs_most(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "--help"]) == 0
+    page = capsys.readouterr().out
+    assert page.index("--global-batch") < page.index("The training") < page.index("How the model is read")
+    assert page.index("How the model is read") < page.index("--batch-dim")
 
 
 def test_a_verb_alone_is_the_verb_of_the_whole_command_line() -> None:
