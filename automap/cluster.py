@@ -144,11 +144,11 @@ class Link:
         for kind in self.collectives:
             if kind not in COLLECTIVES:
                 repair = "Use " + ", ".join(COLLECTIVES) + "."
-                raise ClusterError("no kind of collective", field="collectives", value=kind, repair=repair)
+                raise ClusterError("unknown kind of collective", field="collectives", value=kind, repair=repair)
         for size in self.share_by_ranks:
             if not size.isdecimal() or int(size) < 2:
                 repair = 'Write a number of ranks of 2 or more, as in {"2": 0.5}.'
-                raise ClusterError("no number of ranks", field="share_by_ranks", value=size, repair=repair)
+                raise ClusterError("not a number of ranks", field="share_by_ranks", value=size, repair=repair)
 
     @property
     def bytes_per_s(self) -> float:
@@ -343,7 +343,7 @@ def _check_links(device: Device, path: Path) -> None:
         if not key.startswith(link.scope):
             found = sorted({other.name for other in _known("links").values() if key.startswith(other.scope)})
             repair = "Use one of " + ", ".join(found) + "."
-            raise ClusterError("a link of other places", field=f"{path}.{key}", value=link.name, repair=repair)
+            raise ClusterError(f"its scope is {link.scope}", field=f"{path}.{key}", value=link.name, repair=repair)
 
 
 def _known(folder: str) -> Mapping[str, Any]:
@@ -405,7 +405,7 @@ def parse_cluster(spec: str | Mapping[str, Any]) -> Cluster:
     text, at, link_name = spec.strip().partition("@")
     if at and (not link_name or "+" in link_name):
         repair = "Write @LINK once, behind all devices, as in 4xV100+4xP100@25Gbit."
-        raise ClusterError("no link between nodes", field="cluster", value=spec, repair=repair)
+        raise ClusterError("the link between nodes is not understood", field="cluster", value=spec, repair=repair)
     nodes: list[Node] = []
     devices: dict[str, Device] = {}
     links: dict[str, Link] = {}

@@ -139,7 +139,7 @@ class Hints:
         for glob, cost in self.costs.items():
             if cost == Cost():
                 repair = "Give forward_s, flops or bytes, or leave it out."
-                raise ProblemError("a cost that says nothing", field=f"costs.{glob}", value={}, repair=repair)
+                raise ProblemError("an empty cost", field=f"costs.{glob}", value={}, repair=repair)
         seen = set()
         for index, block in enumerate(self.measured_blocks):
             key = (block.scope, block.tp, block.samples)

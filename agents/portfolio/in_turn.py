@@ -45,7 +45,7 @@ def check_searchers(searchers: Sequence[str], budget: Budget) -> None:
     """
     if not searchers:
         raise ProblemError(
-            "names nobody",
+            "names no searcher",
             field="searchers",
             value="[]",
             repair="Name at least one, such as portfolio, or leave it out.",

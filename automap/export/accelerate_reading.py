@@ -116,6 +116,6 @@ def _own(document: Mapping[str, Any]) -> Stated:
     if processes is not None:
         others = found.degrees["tp"] * found.degrees["cp"]
         if processes % others:
-            raise refuse("num_processes", processes, f"is no multiple of tp * cp = {others}", "Start as many.")
+            raise refuse("num_processes", processes, f"is no multiple of tp * cp = {others}", "Give a multiple.")
         found.degrees["dp"] = processes // others
     return found

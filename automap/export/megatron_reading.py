@@ -238,7 +238,7 @@ def _replicas(started: tuple[str, str | None, str | None], others: int) -> dict[
         return {}
     world = int(each) * int(nodes or "1")
     if world == 0 or world % others:
-        raise refuse(name, world, f"processes are no multiple of tp * pp * cp = {others}", "Start as many.")
+        raise refuse(name, world, f"processes are no multiple of tp * pp * cp = {others}", "Start a multiple.")
     return {"dp": world // others}
 
 

@@ -69,7 +69,7 @@ def read_text(name: str, text: str, arguments: str = "") -> Stated:
         repair = f"Name a file that ends in {', '.join(_READERS)}."
         if name.endswith(".py"):
             repair = "Code is not read: of torchtitan 0.3, give the torchtitan.toml that is exported beside it."
-        raise PlanError("no configuration that is read", field="from", value=name, repair=repair)
+        raise PlanError("not a kind of configuration that can be read", field="from", value=name, repair=repair)
     found = reader(text)
     if arguments and found.target in ("deepspeed", "accelerate"):
         training_arguments.complete(found, name, arguments)
@@ -80,7 +80,9 @@ def read_text(name: str, text: str, arguments: str = "") -> Stated:
 def _json(text: str) -> Stated:
     document = read_document(text, field="from", error=PlanError)
     if not isinstance(document, dict):
-        raise PlanError("is no object", field="from", value=text[:20], repair="Give DeepSpeed's JSON, or pytorch.json.")
+        raise PlanError(
+            "is no JSON object", field="from", value=text[:20], repair="Give DeepSpeed's JSON, or pytorch.json."
+        )
     schema = str(document.get("schema", ""))
     if schema.startswith("automap.plan/"):
         raise refuse("schema", schema, "is a plan of AutoMAP", "Give it by --plan.")
@@ -107,7 +109,7 @@ def _pytorch(document: Mapping[str, Any]) -> Stated:
     sizes = dict(zip(mesh["dim_names"], mesh["shape"], strict=True))
     is_outer = mesh["dim_names"].index("tensor") < mesh["dim_names"].index("shard")
     if is_outer and sizes["tensor"] > 1 and sizes["replicate"] * sizes["shard"] > 1:
-        raise refuse("mesh.dim_names", mesh["dim_names"], "ranks of one replica are not side by side", "Turn the mesh.")
+        raise refuse("mesh.dim_names", mesh["dim_names"], "'tensor' is in front of 'shard'", "Put it last.")
     check_shards("mesh.shape", sizes["replicate"], sizes["shard"])
     again = set(document["recompute"])
     if again and again != set(layers):

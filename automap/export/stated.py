@@ -89,7 +89,7 @@ def check_names(given: Mapping[str, Any], read: Collection[str], path: str = "")
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Refuses a value that is none of some."""
     if value not in choices:
-        raise refuse(name, value, "is no choice there", f"Use {', '.join(map(str, choices))}.")
+        raise refuse(name, value, "is not a value of this key", f"Use {', '.join(map(str, choices))}.")
 
 
 def whole(name: str, value: object) -> int:
@@ -131,5 +131,5 @@ def ranks_of(given: Mapping[str, Any], path: str, prefix: str, ending: str) -> d
 def check_shards(name: str, replicas: int, shards: int) -> None:
     """Refuses replicas of which a part shares the states."""
     if replicas > 1 and shards > 1:
-        what = "replicas of which a part shares the states are not priced"
-        raise refuse(name, replicas, what, "Share them over all replicas.")
+        what = "sharding states among some of the replicas only (HSDP) cannot be priced"
+        raise refuse(name, replicas, what, "Shard them over all replicas.")

@@ -66,12 +66,12 @@ def read_edges(path: Path) -> Graph:
             continue
         if len(words) < 2 or not all(map(_is_node, words[:2])):
             repair = "Write two whole numbers from 0 to 2^63 - 1, with a blank, a tab or a comma between them."
-            raise ProblemError("no edge", field=f"edges, line {number}", value=line[:60], repair=repair)
+            raise ProblemError("not an edge", field=f"edges, line {number}", value=line[:60], repair=repair)
         pairs += int(words[0]), int(words[1])
         if len(pairs) > 2 * MOST_EDGES:
-            raise ProblemError("too many", field="edges", value=str(path), repair=f"Give at most {MOST_EDGES:,}.")
+            raise ProblemError("too many edges", field="edges", value=str(path), repair=f"Give at most {MOST_EDGES:,}.")
     if not pairs:
-        raise ProblemError("no edges", field="edges", value=str(path), repair="Write two numbers a line.")
+        raise ProblemError("has no edges", field="edges", value=str(path), repair="Write two numbers a line.")
     # Numbers of nodes need not be consecutive in the file.
     _, numbers = np.unique(np.array(pairs, dtype=np.int64), return_inverse=True)
     return _graph(numbers[::2], numbers[1::2], int(numbers.max()) + 1)

@@ -50,7 +50,7 @@ class Amount:
         if (self.mean is None) == (self.trace is None):
             value = "neither" if self.mean is None else "both"
             repair = "Give one of the two: a mean (with a spread), or a trace."
-            raise ProblemError("mean and trace", field="mean", value=value, repair=repair)
+            raise ProblemError("not exactly one of mean and trace", field="mean", value=value, repair=repair)
         if self.trace is not None and not self.trace:
             raise ProblemError("empty", field="trace", value="[]", repair="Give the value of at least one iteration.")
 

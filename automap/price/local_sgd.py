@@ -209,16 +209,20 @@ def replica_axis(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> int:
             f"is longer than the {training.sync_period} steps of training.sync_period",
             field="plan.sync.period",
             value=sync.period,
-            repair="Shorten it, or allow as many.",
+            repair="Use a shorter period, or allow this one in training.sync_period.",
         )
     found = {tuple((a, dict(stage.mesh).get(a, 1)) for a in stage.batch_axes[:1]) for stage in plan.stages}
     ((name, size),) = next(iter(found)) or (("", 1),)
     if len(found) > 1 or size == 1:
-        raise _refuse(sync, "stages have no replicas, or not equally many", "Give all one first batch axis.")
+        raise _refuse(
+            sync,
+            "stages have no replicas, or not equally many",
+            "Give all stages the same first batch axis, of two ranks or more.",
+        )
     if len({stage.batch_shares for stage in plan.stages}) > 1:
         raise _refuse(sync, "stages share out the batch differently", "Give all the same batch_shares.")
     if any(stage.zero.stage for stage in plan.stages):
-        raise _refuse(sync, "under ZeRO no replica has all that its own steps need", "Use ZeRO 0.")
+        raise _refuse(sync, "under ZeRO, a replica holds only a part of its optimizer states", "Use ZeRO 0.")
     axis = lowered.axes.index(name)
     fault = _ties(lowered, evaluator, axis)
     if fault is not None:
@@ -228,7 +232,10 @@ def replica_axis(plan: Plan, lowered: LoweredPlan, evaluator: Evaluator) -> int:
 
 def _refuse(sync: Sync, what: str, repair: str) -> PlanError:
     return PlanError(
-        f"replicas cannot be apart: {what}", field="plan.sync.kind", value=sync.kind, repair=f"{repair} Or synchronous."
+        f"replicas cannot be trained apart: {what}",
+        field="plan.sync.kind",
+        value=sync.kind,
+        repair=f"{repair} Or train synchronously.",
     )
 
 

@@ -87,7 +87,12 @@ def lower_plan(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "t
     zero = plan.stages[0].zero
     for number, stage in enumerate(plan.stages):
         if stage.zero != zero:
-            raise _refuse(f"stages[{number}].zero", stage.zero.stage, "stages differ", "Give every stage the same.")
+            raise _refuse(
+                f"stages[{number}].zero",
+                stage.zero.stage,
+                "differs from stages[0]",
+                "Give all stages one ZeRO stage, over the same axes.",
+            )
         if not 0 <= stage.zero.stage <= 3:
             raise _refuse(f"stages[{number}].zero.stage", stage.zero.stage, "no such ZeRO stage", "Give 0 to 3.")
         for axis in stage.zero.axes:
@@ -151,7 +156,12 @@ def _shares(plan: Plan, number: int, axis: int) -> tuple[int, ...] | None:
     stage, shares = plan.stages[number], plan.stages[number].batch_shares
     ranks = _ranks(plan, 1 << 62)
     if shares != plan.stages[number % ranks].batch_shares:
-        raise _refuse(f"stages[{number}].batch_shares", shares, "differ", "Virtual stages share them.")
+        raise _refuse(
+            f"stages[{number}].batch_shares",
+            shares,
+            f"differ from stages[{number % ranks}]",
+            "Give the stages of one rank equal shares.",
+        )
     if shares is None:
         return None
     count = dict(stage.mesh).get(stage.batch_axes[0], 1) if stage.batch_axes else 1

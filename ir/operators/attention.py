@@ -42,9 +42,9 @@ def attention(ctx: Context) -> Result:
     kv_heads, num_k, _ = _split_heads(ctx, k, ctx.attributes.get("kv_num_heads"))
     _, _, size_v = _split_heads(ctx, v, ctx.attributes.get("kv_num_heads"))
     if ctx.has(4) or ctx.has(5):
-        raise Unsupported("a key-value cache is not for training")
+        raise Unsupported("it reads a key-value cache, which training does not have")
     if ctx.has(6):
-        raise Unsupported("lengths of keys that are data are for inference")
+        raise Unsupported("it reads lengths of keys as data, which training does not have")
     if heads % kv_heads:
         raise Unsupported(f"{heads} heads share {kv_heads} kv heads")
     has_batch = q.batch_dim == 0

@@ -25,7 +25,7 @@ def constant_of_shape(ctx: Context) -> Result:
     """A tensor filled with one number, attribute `value`."""
     shape = ctx.ints("shape", 0)
     if shape is None:
-        raise Unsupported("no shape")
+        raise Unsupported("its shape is missing or depends on data")
     dtype = str(ctx.attributes.get("dtype", "float32"))
     return _made(ctx, shape, dtype, {"shape": shape, "dtype": dtype, "value": ctx.attributes.get("value", 0.0)})
 

@@ -79,7 +79,7 @@ def _elementwise(
     """All operands broadcast; the dtype is by default that of the first one."""
     operands = ctx.present
     if not operands:
-        raise Unsupported("no operand")
+        raise Unsupported("it has no operand")
     rank = max(len(t.shape) for _, t in operands)
     if rank > 2 and all(t.batch_dim is None for _, t in operands):
         for i, t in operands:

@@ -92,7 +92,7 @@ def gather_elements(ctx: Context) -> Result:
     rule = ctx.rule
     axis = ctx.axis("axis", 0, len(data.shape))
     if len(indices.shape) != len(data.shape):
-        raise Unsupported("ranks differ")
+        raise Unsupported("its data and indices have different numbers of dims")
     if axis in (data.batch_dim, indices.batch_dim):
         raise Unsupported(AMONG_SAMPLES)
     source: Dims = []
@@ -196,7 +196,7 @@ def one_hot(ctx: Context) -> Result:
     indices = ctx.tensor(0)
     depth = ctx.ints("depth", 1)
     if not depth:
-        raise Unsupported("no depth")
+        raise Unsupported("its depth is missing or depends on data")
     rank = len(indices.shape) + 1
     axis = ctx.axis("axis", -1, rank)
     dims = ctx.rule.dims(indices)

@@ -18,7 +18,7 @@ def _spatial(ctx: Context, sizes: Sequence[int]) -> tuple[list[tuple[int, Dims]]
     tensor = ctx.tensor(0)
     lead = len(tensor.shape) - len(sizes)
     if tensor.batch_dim is not None and tensor.batch_dim >= lead:
-        raise Unsupported("a window over samples")
+        raise Unsupported("its windows cover several samples")
     return ctx.factors(where={"space": range(lead, len(tensor.shape))}, sizes={"new": sizes})
 
 
@@ -32,7 +32,7 @@ def pool(ctx: Context) -> Result:
     """
     kernel = ctx.ints("kernel_shape")
     if kernel is None:
-        raise Unsupported("no kernel_shape")
+        raise Unsupported("its kernel_shape is missing")
     tensor = ctx.tensor(0)
     if len(kernel) != len(tensor.shape) - 2:
         raise Unsupported(f"kernel_shape={kernel} for {tensor.shape}, which is not [batch, channels, ...]")
@@ -107,7 +107,7 @@ def resize(ctx: Context) -> Result:
         scales = tuple(each.get(a, 1.0) for a in range(rank))
         full = [int(s * f) for s, f in zip(tensor.shape, scales, strict=True)]
     else:
-        raise Unsupported("neither scales nor sizes")
+        raise Unsupported("its scales and sizes are missing or depend on data")
     lead = next((d for d in range(rank) if full[d] != tensor.shape[d]), rank)
     # Where scales are given, positions follow them and not the rounded sizes.
     attributes = {"target": tuple(full), "scales": scales or None}
@@ -124,7 +124,7 @@ def grid_sample(ctx: Context) -> Result:
     """Interpolates `x` at the points of a grid `[n, h, w, 2]`: samples and channels can be split."""
     x, grid = ctx.tensor(0), ctx.tensor(1)
     if x.batch_dim not in (None, 0) or grid.batch_dim not in (None, 0):
-        raise Unsupported("the batch does not lead")
+        raise Unsupported("the batch is not the first dim of its operands")
     if (x.batch_dim is None) != (grid.batch_dim is None):
         raise MissingBatch(0 if x.batch_dim is None else 1, 0)
     rule = ctx.rule
@@ -141,7 +141,7 @@ def affine_grid(ctx: Context) -> Result:
     """Points of a grid for each sample's affine map `[n, 2, 3]`."""
     theta, size = ctx.tensor(0), ctx.ints("size", 1)
     if size is None:
-        raise Unsupported("no size")
+        raise Unsupported("its size is missing or depends on data")
     rule = ctx.rule
     n = rule.dim(theta, 0)
     points: Dims = [rule.loop(s, fixed=True) for s in (*size[2:], len(size) - 2)]
@@ -157,11 +157,11 @@ def pad(ctx: Context) -> Result:
     rank = len(tensor.shape)
     pads = ctx.ints("pads", 1)
     if pads is None:
-        raise Unsupported("no pads")
+        raise Unsupported("its pads are missing or depend on data")
     axes = ctx.ints("axes", 3) or tuple(range(rank))
     begin, end = [0] * rank, [0] * rank
     if len(pads) != 2 * len(axes):
-        raise Unsupported(f"{len(pads)} pads for {len(axes)} dims")
+        raise Unsupported(f"it has {len(pads)} pads for {len(axes)} dims, which take two each")
     for i, axis in enumerate(axes):
         begin[within(axis, rank)], end[within(axis, rank)] = pads[i], pads[i + len(axes)]
     rule = ctx.rule
@@ -173,7 +173,7 @@ def pad(ctx: Context) -> Result:
             target.append(source[-1])
             continue
         if tensor.batch_dim == d:
-            raise Unsupported("padding of samples")
+            raise Unsupported("it pads the batch")
         source.append(rule.loop(tensor.shape[d], fixed=True))
         target.append(rule.loop(tensor.shape[d] + begin[d] + end[d], fixed=True))
     attributes: dict[str, Any] = {"pads": (*begin, *end), "axes": None}

@@ -57,7 +57,7 @@ def scan(ctx: Context) -> Result:
     rank = len(ctx.tensor(0).shape)
     axes = ctx.ints("axis", 1)
     if not axes:
-        raise Unsupported("no axis")
+        raise Unsupported("its axis is missing or depends on data")
     passing: Passing = "joint" if ctx.kind == "CumSum" else "none"
     factors = ctx.factors(where={"axis": (within(axes[0], rank),)})
     return Result(*factors, traffic=(1.0, 1.0), attributes={"axis": axes[0]}, passing=passing)
@@ -99,11 +99,11 @@ def top_k(ctx: Context) -> Result:
     axis = ctx.axis("axis", -1, len(tensor.shape))
     k = ctx.ints("k", 1)
     if not k:
-        raise Unsupported("no k")
+        raise Unsupported("its k is missing or depends on data")
     if tensor.batch_dim == axis:
-        raise Unsupported("top-k over samples")
+        raise Unsupported("it compares samples with each other")
     if not 0 <= k[0] <= tensor.shape[axis]:
-        raise Unsupported(f"k={k[0]} of {tensor.shape[axis]} values")
+        raise Unsupported(f"it takes the largest k={k[0]} of {tensor.shape[axis]} values")
     return Result(
         *ctx.factors(where={"axis": (axis,)}, sizes={"chosen": k[:1]}),
         [tensor.dtype, "int64"],

@@ -109,7 +109,7 @@ def unsqueeze(ctx: Context) -> Result:
     tensor = ctx.tensor(0)
     axes = ctx.ints("axes", 1)
     if axes is None:
-        raise Unsupported("no axes")
+        raise Unsupported("its axes are missing or depend on data")
     rank = len(tensor.shape) + len(axes)
     new = {within(a, rank) for a in axes}
     if len(new) < len(axes):
@@ -148,7 +148,7 @@ def _bounds(ctx: Context) -> list[tuple[int, int, int, int]]:
     rank = len(tensor.shape)
     starts, ends = ctx.ints("starts", 1), ctx.ints("ends", 2)
     if starts is None or ends is None:
-        raise Unsupported("no bounds")
+        raise Unsupported("its starts or ends are missing or depend on data")
     axes = ctx.ints("axes", 3) or tuple(range(len(starts)))
     steps = ctx.ints("steps", 4) or (1,) * len(starts)
     found = []
@@ -164,7 +164,7 @@ def _bounds(ctx: Context) -> list[tuple[int, int, int, int]]:
         if tensor.batch_dim == d:
             whole = step == 1 and slice(start, stop).indices(size)[:2] == (0, size)
             if not whole:
-                raise Unsupported("a slice of samples")
+                raise Unsupported("it takes some of the samples")
             continue
         first, last, stride = slice(start, stop if stop > -MAX_INT or step > 0 else None, step).indices(size)
         found.append((d, first, last, stride))
@@ -205,15 +205,15 @@ def split(ctx: Context) -> Result:
     size = tensor.shape[axis]
     sizes = ctx.ints("split", 1)
     if tensor.batch_dim == axis:
-        raise Unsupported("a split of samples")
+        raise Unsupported("it splits the samples into groups")
     if sizes is None:
         parts = ctx.int_attribute("num_outputs", ctx.num_outputs)
         if not 0 < parts <= max(size, ctx.num_outputs):
-            raise Unsupported(f"{parts} pieces of {size}")
+            raise Unsupported(f"it splits a dim of {size} into {parts} pieces")
         chunk = -(-size // parts)
         sizes = tuple(max(min(chunk, size - chunk * i), 0) for i in range(parts))
     if sum(sizes) != size:
-        raise Unsupported(f"pieces {sizes} of {size}")
+        raise Unsupported(f"it splits a dim of {size} into pieces of {sizes}")
     dims = ctx.rule.dims(tensor)
     ctx.rule.mark(dims[axis], fixed=True)
     outputs: list[Dims] = [[*dims[:axis], ctx.rule.loop(piece, fixed=True), *dims[axis + 1 :]] for piece in sizes]
@@ -279,7 +279,7 @@ def expand(ctx: Context) -> Result:
         own: tuple[int, ...] = ()
         if d >= 0 and tensor.batch_dim == d:
             if new not in (1, size, size * ctx.export_batch):
-                raise Unsupported(f"size {new} for a dim of {size} for each sample")
+                raise Unsupported(f"it expands the batch to a size of {new}, which is not that of the export")
             own = rule.dim(tensor, d)
             target.append(own)
         elif new_batch == out:
@@ -301,13 +301,13 @@ def tile(ctx: Context) -> Result:
     tensor = ctx.tensor(0)
     repeats = ctx.ints("repeats", 1)
     if repeats is None or len(repeats) != len(tensor.shape):
-        raise Unsupported("repeats do not fit")
+        raise Unsupported("its repeats are missing, depend on data, or are not one for each dim")
     rule = ctx.rule
     source: Dims = []
     target: Dims = []
     for d, times in enumerate(repeats):
         if times != 1 and tensor.batch_dim == d:
-            raise Unsupported("samples are repeated")
+            raise Unsupported("it repeats samples")
         source.append(rule.dim(tensor, d, fixed=times != 1))
         target.append(source[-1] if times == 1 else rule.loop(tensor.shape[d] * times, fixed=True))
     return Result([(0, source)], [target], passing="joint", traffic=(1.0, 1.0), attributes={"repeats": repeats})

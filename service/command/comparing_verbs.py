@@ -235,7 +235,7 @@ def _named(clusters: str | None, devices: str | None) -> list[str]:
     if not named:
         field = "clusters" if devices is None else "devices"
         repair = "Name at least one, such as 8xA100." if devices is None else "Name at least one kind, such as H100."
-        raise ProblemError("names none", field=field, value=text, repair=repair)
+        raise ProblemError("is empty", field=field, value=text, repair=repair)
     return named
 
 

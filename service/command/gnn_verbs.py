@@ -134,7 +134,9 @@ def profile(
 
     hops = fan_outs.split(",")
     if not all(hop.strip().isdecimal() and len(hop) <= 100 and 0 < int(hop) <= 10_000 for hop in hops):
-        raise ProblemError("no fan-outs", field="fan_outs", value=fan_outs, repair="Give numbers as in 15,10,5.")
+        raise ProblemError(
+            "not a list of numbers", field="fan_outs", value=fan_outs, repair="Give numbers as in 15,10,5."
+        )
     setting = Setting(
         machines=machines,
         gpus=gpus,
@@ -168,7 +170,7 @@ def _seconds(text: str) -> float | None:
     except ValueError:
         found = -1.0
     if not 0.0 <= found < 1e6:
-        raise ProblemError("no time", field="train_s", value=text, repair="Give seconds as in 0.06, or `measured`.")
+        raise ProblemError("not a time", field="train_s", value=text, repair="Give seconds as in 0.06, or `measured`.")
     return found
 
 

@@ -89,7 +89,9 @@ def read_sides(texts: Sequence[str]) -> tuple[Side, ...]:
         ProblemError: a name or a value is not understood, or the table would be too large.
     """
     if not 1 <= len(texts) <= 2:
-        raise ProblemError("one or two are shown", field="over", value=len(texts), repair="Give --over once or twice.")
+        raise ProblemError(
+            "a table has one or two quantities", field="over", value=len(texts), repair="Give --over once or twice."
+        )
     sides = tuple(map(_read_side, texts))
     if len({side.name for side in sides}) < len(sides):
         repair = "Name two quantities that differ."
@@ -107,13 +109,13 @@ def _read_side(text: str) -> Side:
     if not equals:
         raise ProblemError("no values", field="over", value=text, repair="Write it as in tp=1,2,4.")
     if name not in QUANTITIES:
-        raise ProblemError("nothing to sweep over", field="over", value=name, repair=one_of(QUANTITIES, name))
+        raise ProblemError("not a quantity of a plan", field="over", value=name, repair=one_of(QUANTITIES, name))
     words = [word.strip() for word in rest.split(",")]
     if name not in NUMBERS:
         choices = _choices(name)
         for word in words:
             if choices and word not in choices:
-                raise ProblemError("no choice there", field=f"over.{name}", value=word, repair=one_of(choices, word))
+                raise ProblemError("unknown value", field=f"over.{name}", value=word, repair=one_of(choices, word))
         return Side(name, tuple(dict.fromkeys(words)))
     for word in words:
         if not word.isdigit() or len(word) > 18:
@@ -220,7 +222,7 @@ class _Kept:
         fixed = {FIXED.get(name, name): value for name, value in degrees.items()}
         if "micro_batch" in fixed:
             repair = "Sweep over global_batch, or leave --budget out."
-            raise ProblemError("no search fixes it", field="over", value="micro_batch", repair=repair)
+            raise ProblemError("a search cannot keep it fixed", field="over", value="micro_batch", repair=repair)
         hints = {**request.hints, "fix": {**request.hints.get("fix", {}), **fixed}}
         request = replace(request, hints=hints)
         return run_job(request, lambda: self.graph(request), on_progress=lambda progress: None, should_stop=should_stop)

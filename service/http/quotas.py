@@ -55,11 +55,13 @@ def check(store: Store, settings: Settings, reserve_s: float, *, num_jobs: int) 
     """
     if num_jobs > settings.max_queued_jobs:
         repair = f"Give at most {settings.max_queued_jobs}, or ask the operator to raise AUTOMAP_MAX_QUEUED_JOBS."
-        raise ProblemError("more jobs than may wait", field="workers", value=num_jobs, repair=repair)
+        raise ProblemError("more workers than jobs that may wait", field="workers", value=num_jobs, repair=repair)
     if reserve_s > settings.max_search_s_per_day:
         most = f"{settings.max_search_s_per_day:g}"
         repair = f"Take at most {most} s in all, or ask the operator to raise AUTOMAP_MAX_SEARCH_S_PER_DAY."
-        raise ProblemError("longer than a day's searches", field="budget", value=f"{reserve_s:g} s", repair=repair)
+        raise ProblemError(
+            "more seconds of search than a tenant has in a day", field="budget", value=f"{reserve_s:g} s", repair=repair
+        )
     waiting = store.num_waiting()
     if waiting + num_jobs > settings.max_queued_jobs:
         document = limit(

@@ -26,7 +26,7 @@ def check_gnn(request: JobRequest) -> tuple[GnnProblem, Budget]:
 
     if len(request.searchers) != 1:
         repair = "Give one searcher."
-        raise ProblemError("not one", field="searcher", value=list(request.searchers), repair=repair)
+        raise ProblemError("not one searcher", field="searcher", value=list(request.searchers), repair=repair)
     check_searcher(request.searchers[0])
     return GnnProblem.from_json(request.gnn), Budget.parse(request.budget)
 

@@ -231,7 +231,9 @@ class _Lead:
 
 
 def _none_yet(seed: int) -> Plan:
-    raise NothingFits("no plan so far", field="budget", value="", repair="Wait.")
+    raise NothingFits(
+        "no plan so far", field="budget", value="", repair="Ask again when the search has found a first plan."
+    )
 
 
 def _step_time_s(plan: Plan) -> float:

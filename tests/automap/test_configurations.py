@@ -100,7 +100,7 @@ def test_optimizers_that_others_write(tmp_path: Path) -> None:
         assert read_configuration(path).training["optimizer"] == kind
     flags = "torchrun --nproc-per-node 8 pretrain_gpt.py --optimizer sgd"
     assert read_configuration(written(tmp_path / "a.sh", flags)).training["optimizer"] == "momentum"
-    with pytest.raises(PlanError, match=r"--optimizer: is no choice there .*foo.* Use adam, sgd"):
+    with pytest.raises(PlanError, match=r"--optimizer: is not a value of this key .*foo.* Use adam, sgd"):
         read_configuration(written(tmp_path / "b.sh", flags.replace("sgd", "foo")))
     with pytest.raises(PlanError, match=r"--sgd-momentum: is no number"):
         read_configuration(written(tmp_path / "c.sh", flags + " --sgd-momentum much"))
@@ -160,8 +160,8 @@ def test_several_hosts_are_told_how_to_start(target: str) -> None:
     ("key", "value", "words"),
     [
         ("recompute", ["h.0"], "recompute: is a part of the layers"),
-        ("mesh", {"dim_names": ["pipe", "tensor", "replicate", "shard"], "shape": [1, 2, 4, 1]}, "side by side"),
-        ("mesh", {"dim_names": ["pipe", "replicate", "shard", "tensor"], "shape": [1, 2, 2, 2]}, "are not priced"),
+        ("mesh", {"dim_names": ["pipe", "tensor", "replicate", "shard"], "shape": [1, 2, 4, 1]}, "in front of .shard."),
+        ("mesh", {"dim_names": ["pipe", "replicate", "shard", "tensor"], "shape": [1, 2, 2, 2]}, "cannot be priced"),
         ("mesh", {"dim_names": ["pipe"], "shape": [1, 2]}, "Export it again"),
         ("stages", None, "Export it again"),
     ],
@@ -289,7 +289,7 @@ FIRST, LAST, ENDS = (f"decoder-{end}-pipeline-num-layers" for end in ("first", "
         ("a.json", json.dumps(UNEQUAL), "train_batch_size", "replicas"),
         ("a.json", json.dumps(TWO_KINDS), "fp16.enabled", "one of them"),
         ("a.yaml", "distributed_type: XLA", "distributed_type", "FSDP, MULTI_GPU"),
-        ("a.yaml", SIX, "num_processes", "as many"),
+        ("a.yaml", SIX, "num_processes", "Give a multiple"),
         ("a.yaml", "- a\n- b", "line 1", "two levels"),
         ("a.json", "[]", "", "DeepSpeed"),
         ("a.txt", "", "", ".toml"),

@@ -71,7 +71,7 @@ def test_replicas_may_be_averaged(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert (sync["kind"], sync["period"]) == ("local_sgd", 1)
     assert main(["verify", str(path), GPT + ",seq_len=128"]) == 0
     assert main([*words, "--sync", "local_sgd", "--zero", "1"]) == 2
-    assert "plan.sync.kind: replicas cannot be apart: under ZeRO" in capsys.readouterr().err
+    assert "plan.sync.kind: replicas cannot be trained apart: under ZeRO" in capsys.readouterr().err
     assert main(["estimate", GPT, "--plan", str(path), "--sync", "dasgd"]) == 2
 
 

@@ -259,9 +259,9 @@ def _check_apart(name: str, steps: Sequence[Step]) -> None:
     for step in steps:
         if step.axis.is_apart and step.kind not in ("slice", "first", "pad"):
             raise PlanError(
-                f"replicas over {step.axis.name} cannot be apart: {name} would go by {step.kind.replace('_', '-')}",
+                f"replicas over {step.axis.name} cannot be trained apart: {name} needs {step.kind.replace('_', '-')}",
                 field="plan.sync.kind", value="not synchronous",
-                repair="Split the batch, and nothing else, over the first batch axis. Or synchronous.",
+                repair="Split the batch, and nothing else, over the first batch axis. Or train synchronously.",
             )  # fmt: skip
 
 

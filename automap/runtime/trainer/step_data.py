@@ -40,7 +40,7 @@ def check_data(data: Sequence[object], graph: Graph, num_samples: int) -> None:
         )
     for name, x in zip(names, data, strict=True):
         if not isinstance(x, Tensor):
-            raise PlanError("no tensor", field=f"data.{name}", value=type(x).__name__, repair="Give a torch.Tensor.")
+            raise PlanError("not a tensor", field=f"data.{name}", value=type(x).__name__, repair="Give a torch.Tensor.")
     lengths = [len(x) if isinstance(x, Tensor) and x.dim() else 0 for x in data]
     if any(length != num_samples for length in lengths):
         raise PlanError(

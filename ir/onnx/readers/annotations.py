@@ -30,11 +30,15 @@ def stated_annotations(metadata: Mapping[str, str], name: str) -> tuple[tuple[st
         if key == "automap.stage":
             if not (text.isdecimal() and int(text) <= MAX_STAGE):
                 repair = f"Write the number of a pipeline stage, from 0 to {MAX_STAGE}."
-                raise refuse(f"a node has an annotation that says nothing ({key})", f"{name}: {text!r}", repair)
+                raise refuse(
+                    f"a node has an annotation that is not a number of a stage ({key})", f"{name}: {text!r}", repair
+                )
             found.append(("stage", int(text)))
         elif text.lower() not in ("true", "false"):
             raise refuse(
-                f"a node has an annotation that says nothing ({key})", f"{name}: {text!r}", "Write true or false."
+                f"a node has an annotation that is neither true nor false ({key})",
+                f"{name}: {text!r}",
+                "Write true or false.",
             )
         else:
             found.append((key.removeprefix("automap."), int(text.lower() == "true")))

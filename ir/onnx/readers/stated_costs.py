@@ -33,6 +33,6 @@ def stated_costs(metadata: Mapping[str, str], name: str) -> dict[str, float]:
             cost = -1.0
         if not (isfinite(cost) and cost >= 0):
             repair = "Write a number, 0 or more, in seconds, FLOPs or bytes for one sample."
-            raise refuse(f"a node states a cost that is no cost ({key})", f"{name}: {text!r}", repair)
+            raise refuse(f"a node states a cost that is not a number of 0 or more ({key})", f"{name}: {text!r}", repair)
         costs[key.removeprefix("automap.")] = cost
     return costs

@@ -36,9 +36,9 @@ OTHERWISE = {
 """Cases that run and may not agree."""
 
 REFUSALS = (
-    "a key-value cache is not for training",
+    "it reads a key-value cache",
     "a state of earlier tokens is not for training",
-    "lengths of keys that are data are for inference",
+    "it reads lengths of keys as data",
     "4 outputs, 1 are modelled",
     "depends on data",
     "blocked quantization",

@@ -41,7 +41,7 @@ def test_inputs_and_labels_pass(alone):
         ((), "data", "takes 2 tensors"),
         ((IDS,), "data", "takes 2 tensors"),
         ((IDS, IDS, IDS), "data", "takes 2 tensors"),
-        ((IDS, IDS.numpy()), "data.labels", "no tensor"),
+        ((IDS, IDS.numpy()), "data.labels", "not a tensor"),
         ((IDS[:3], IDS[:3]), "data", "this rank reads 4 samples"),
         ((IDS, torch.zeros(())), "data", "this rank reads 4 samples"),
     ],
