@@ -258,6 +258,10 @@ def _ranks(plan: Plan, num_devices: int) -> int:
 
 
 def _layout(plan: Plan, evaluator: Evaluator, axes: Sequence[str], ranks: int) -> PipelineLayout:
+    for number, stage in enumerate(plan.stages):
+        if stage.mesh != plan.stages[number % ranks].mesh:
+            what = f"differs from stages[{number % ranks}].mesh"
+            raise _refuse_stage(plan, number, "mesh", what, "Give all stages of a pipeline rank one mesh.")
     stages = []
     for number, stage in enumerate(plan.stages[:ranks]):
         mesh = dict(stage.mesh)
@@ -266,8 +270,6 @@ def _layout(plan: Plan, evaluator: Evaluator, axes: Sequence[str], ranks: int) -
         if min(sizes) < 1 or int(np.prod(sizes)) != len(devices):
             what = f"does not have {len(devices)} places"
             raise _refuse_stage(plan, number, "mesh", what, "Make the product of the axes the number of devices.")
-        if plan.stages[number].mesh != stage.mesh:
-            raise _refuse(f"stages[{number}].mesh", stage.mesh, "differs", "Virtual stages share their mesh.")
         stages.append((devices, sizes))
     return evaluator.layout_of(stages)
 

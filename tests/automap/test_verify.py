@@ -12,6 +12,7 @@ from automap.cluster import parse_cluster
 from automap.errors import PlanError
 from automap.plan import AxisSharding, Schedule, Sync, Zero
 from automap.price.estimate import estimate_lowered
+from automap.price.evaluator import Evaluator
 from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
 from automap.schedule import write_order
@@ -462,6 +463,12 @@ def test_broken_virtual_stages_are_named(sample, change, where, what):
     found = sample.wrong(change(sample.interleaved))
     assert where in {v.where for v in found}
     assert what in " ".join(v.what for v in found)
+
+
+def test_virtual_stages_of_another_mesh_are_not_priced(sample):
+    changed = stage(3, mesh=(("dp", 4), ("tp", 1)))(sample.interleaved)
+    with pytest.raises(PlanError, match=r"stages\[3\]\.mesh: differs from stages\[1\]\.mesh"):
+        lower_plan(changed, Evaluator(sample.problem))
 
 
 @pytest.mark.parametrize(
