@@ -71,6 +71,22 @@ def test_a_quantised_file_is_the_model_of_floats(dtype):
     assert load_model(data).warnings == ("the file is quantised (2 weights, 3 other values): it is read as floats",)
 
 
+def test_a_quantised_bias_of_one_element_is_a_parameter():
+    """As behind the head of a regression; without quantisation it is one too."""
+    stored = [
+        helper.make_tensor("w", TensorProto.INT8, [8, 1], np.ones((8, 1), np.int8)),
+        numpy_helper.from_array(np.ones(1, np.int32), "b"), numpy_helper.from_array(np.asarray(0.1, np.float32), "s"),
+    ]  # fmt: skip
+    nodes = [
+        node("DequantizeLinear", ["w", "s"], ["wf"]), node("DequantizeLinear", ["b", "s"], ["bf"]),
+        node("Gemm", ["x", "wf", "bf"], ["y"]),
+    ]  # fmt: skip
+    x, y = (helper.make_tensor_value_info(n, FLOAT, ("N", size)) for n, size in (("x", 8), ("y", 1)))
+    graph = helper.make_graph(nodes, "g", [x], [y], stored)
+    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString()
+    assert load_model(data).num_parameters == load_model(strip(data).data).num_parameters == 9
+
+
 def scaled(form: str) -> tuple[list, list]:
     """The nodes that make `wf` of the integers `w` in the way of a tool, and the tensors that they need."""
     cast = node("Cast", ["w"], ["c"], to=FLOAT)

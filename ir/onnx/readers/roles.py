@@ -69,11 +69,14 @@ def roles_without_metadata(source: Source) -> dict[str, TensorRole]:
         and ("value" not in node.attributes or node.attributes["value"].data_type in (1, 10, 11, 16))
     }
     roles: dict[str, TensorRole] = {}
+    # A quantised weight is read through an Identity, in place of the operator that makes it floats.
+    same = {node.outputs[0]: node.inputs[0] for node in nodes if node.kind == "Identity" and node.inputs}
     for node in nodes:
         positions = WEIGHT_POSITIONS.get(node.kind, ())
         if "." in node.kind:
             positions = range(len(node.inputs))
-        for i, name in enumerate(node.inputs):
+        for i, given in enumerate(node.inputs):
+            name = same.get(given, given)
             stored = held.get(name)
             if name not in filled and (stored is None or not _is_float(stored) or stored.kind == COMPUTED):
                 continue
