@@ -90,6 +90,14 @@ def test_a_stored_mask_is_the_band_that_it_shows(
     assert len(graph.parameters) == 3
 
 
+def test_a_stored_mask_that_hides_nothing_is_no_parameter() -> None:
+    """As a tool makes it of a mask of ones, for all heads; a table of positions may be of zeros too, and is one."""
+    add = [helper.make_node("Add", ["s", "m"], ["w"])]
+    data = attention(np.zeros((1, 1, LENGTH, LENGTH), np.float32), add)
+    assert len(load_model(data).parameters) == len(load_model(strip(data).data).parameters) == 3
+    assert len(load_model(attention(np.zeros((1, LENGTH, LENGTH), np.float32), add)).parameters) == 4
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bool", "int64", "uint8"])
 @pytest.mark.parametrize(("rows", "columns"), [(96, 96), (64, 120), (120, 64)])
 @pytest.mark.parametrize(("before", "behind"), [(None, 0), (0, None), (7, 2), (None, 5), (0, 0), (3, None)])

@@ -68,9 +68,12 @@ def computed_tables(reads: Iterable[tuple[str, int, str]], tensors: Mapping[str,
 
 
 def _is_mask(value: Value) -> bool:
-    """Whether a tensor hides scores: by large negative numbers, or by zeros among ones."""
-    low = value.min()
-    return bool(low <= HIDDEN) or bool(low == 0 and value.max() == 1 and ((value == 0) | (value == 1)).all())
+    """Whether a tensor hides scores: by large negative numbers, or by zeros among ones; or hides none, by zeros alone
+    for all heads."""
+    low, high = value.min(), value.max()
+    if low == high == 0:
+        return value.ndim == 4 and value.shape[1] == 1 and min(value.shape[2:]) > 1
+    return bool(low <= HIDDEN) or bool(low == 0 and high == 1 and ((value == 0) | (value == 1)).all())
 
 
 def _has_circular_halves(value: Value) -> bool:
