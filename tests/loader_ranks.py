@@ -1,5 +1,6 @@
 """What ranks do in the test of the loader of plain PyTorch; imported once by the process that they are forked from."""
 
+import functools
 import importlib.util
 import os
 import traceback
@@ -8,6 +9,7 @@ from pathlib import Path
 import forked_ranks
 import rank_device
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from trainer_ranks import EXAMPLE
 
@@ -77,6 +79,44 @@ def train(folder):
         found.append(training.step(*mine))
         optimizer.step()
         optimizer.zero_grad()
+    return found
+
+
+def literal(gpt):
+    """The network with numbers in its code where a rank has a part of them: of queries, keys and values."""
+
+    def forward(attention, x):
+        q, k, v = attention.c_attn(x).split(SIZES["hidden"], dim=2)
+        q, k, v = (y.unflatten(2, (-1, SIZES["hidden"] // SIZES["heads"])).transpose(1, 2) for y in (q, k, v))
+        return attention.c_proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+    for block in gpt.h:
+        block.attn.forward = functools.partial(forward, block.attn)
+    return gpt
+
+
+def refusals(folder):
+    """The errors by the plan in a folder, which splits weights: code, data and modules that do not fit it."""
+    spec = importlib.util.spec_from_file_location("plan_loader", Path(folder) / "plan_loader.py")
+    loader = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loader)
+    other = build()
+    if dist.get_rank():
+        other.h[1].attn.c_proj.bias = None
+    shifted = build()
+    with torch.no_grad():
+        shifted.h[2].mlp.c_fc.weight.add_(dist.get_rank())
+    found = []
+    for module, data in (
+        (build(), [x[: BATCH - 3] for x in batch()]),
+        (literal(build()), batch()),
+        (other, batch()),
+        (shifted, batch()),
+    ):
+        try:
+            loader.Training(module, loss_of, Path(folder)).step(*data)
+        except ValueError as refused:
+            found.append(str(refused))
     return found
 
 

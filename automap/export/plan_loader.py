@@ -8,6 +8,8 @@ optimizer.zero_grad()
 """
 
 import json
+import linecache
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from fnmatch import fnmatchcase
@@ -46,12 +48,14 @@ class Training:
         self._check(model)
         kind = "cuda" if torch.cuda.is_available() else "cpu"
         mesh = init_device_mesh(kind, self.plan["mesh"]["shape"], mesh_dim_names=self.plan["mesh"]["dim_names"])
+        check_alike(model)
         self.device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
         is_tf32 = self.plan["precision"] == "tf32"
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = is_tf32
         sides = [mesh["replicate"], mesh["shard"]]
         self.replicas = sides[0].size() * sides[1].size()
         self.replica = sides[0].get_local_rank() * sides[1].size() + sides[1].get_local_rank()
+        self.samples = self.plan["global_batch"] // self.replicas
         self.pipe, here, number = mesh["pipe"].get_group(), mesh["pipe"].get_local_rank(), len(self.plan["stages"])
         tied = shared_names(model)
         every, self.names = cut(model, self.plan["stages"]) if number > 1 else ([model], [])
@@ -93,6 +97,9 @@ class Training:
                         parameter.data = parameter.data[interleaved(split["pieces"], mesh["tensor"].size())]
         if styles:
             parallelize_module(stage, mesh["tensor"], styles)
+        for path in {path.rpartition(".")[0] for path in styles}:
+            owner = stage.get_submodule(path)
+            owner.forward = partial(run_split, owner.forward, path or "the model", mesh["tensor"].size())
         named = dict(stage.named_parameters(remove_duplicate=False))
         for names in tied:
             first, *others = sorted(names & named.keys()) or [""]
@@ -120,7 +127,17 @@ class Training:
 
         Args:
             data: inputs of the model in its order, then the labels: the samples of this replica.
+
+        Raises:
+            ValueError: there are fewer or more samples; the losses of replicas would not weigh alike.
         """
+        for number, some in enumerate(data):
+            if len(some) != self.samples:
+                name = "labels" if number == len(data) - 1 else f"input {number}"
+                share = f"{self.samples} of the {self.plan['global_batch']} of a global batch"
+                where = f"each of the {self.replicas} replicas takes {share}"
+                repair = "Leave a smaller last batch out: DataLoader(..., drop_last=True)."
+                raise ValueError(f"{name}: {len(some)} samples, where {where}. {repair}")
         *inputs, labels = (some.to(self.device) for some in data)
         with loss_parallel() if self.plan["loss_parallel"] else nullcontext():
             losses = self._run(inputs, labels)
@@ -225,6 +242,46 @@ def shared_names(model: nn.Module) -> list[set[str]]:
 def parameter_names(module: nn.Module) -> set[str]:
     """All names of all parameters."""
     return {name for name, _ in module.named_parameters(remove_duplicate=False)}
+
+
+def check_alike(model: nn.Module) -> None:
+    """Refuses models that processes have built in different ways, each of which would train a part of its own one.
+
+    Raises:
+        ValueError: on every process, names the first parameter that differs.
+    """
+    named = dict(model.named_parameters())
+    sums = {n: float("nan") if p.is_meta else float(p.detach().double().sum()) for n, p in named.items()}
+    mine = {name: f"{tuple(named[name].shape)}, sum {sums[name]!r}" for name in named}
+    every: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(every, mine)
+    for rank, other in enumerate(every):
+        different = [name for name in {**every[0], **other} if every[0].get(name) != other.get(name)]
+        for name in different[:1]:
+            here, there = every[0].get(name, "absent"), other.get(name, "absent")
+            repair = "Build the same model on every process: the same modules, after the same torch.manual_seed."
+            raise ValueError(f"model.{name}: process 0 has {here}, process {rank} has {there}. {repair}")
+
+
+def run_split(forward: Callable[..., Any], path: str, ranks: int, *args: Any, **kwargs: Any) -> Any:
+    """Runs code whose layers are split; an error says what the code has to leave to the layers.
+
+    Raises:
+        ValueError: names the module and the line.
+    """
+    try:
+        return forward(*args, **kwargs)
+    except (ValueError, RuntimeError, IndexError) as fault:
+        found = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(fault.__traceback__)]
+        own, libraries = Path(__file__), Path(torch.__file__).parent
+        users = [(file, number) for file, number in found if Path(file) != own and libraries not in Path(file).parents]
+        if str(fault).startswith("module ") or not users:
+            raise
+        file, number = users[-1]
+        what = f"does not run on the part of its layers that each of {ranks} ranks has: {str(fault).splitlines()[0]}"
+        where = f"at {file}:{number}: {linecache.getline(file, number).strip()}"
+        repair = "Write sizes as parts there: chunk(3, dim=-1) for queries, keys and values, -1 for numbers of heads."
+        raise ValueError(f"module {path}: {what}, {where}. {repair}") from fault
 
 
 def interleaved(pieces: Sequence[int], ranks: int) -> Tensor:

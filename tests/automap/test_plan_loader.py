@@ -9,6 +9,7 @@ import loader_ranks
 import numpy as np
 import pytest
 import torch
+from returning_ranks import returned
 
 from automap.cluster import parse_cluster
 from automap.export import plan_loader
@@ -27,6 +28,32 @@ WANTED = {
     "interleaved stages": {"pipeline": 2, "virtual_stages": 2},
 }
 """Name of a case -> degrees of its plan."""
+
+
+def save_plan(folder: Path, **degrees: int) -> None:
+    """Exports the first random plan that has these degrees."""
+    training = {"global_batch": loader_ranks.BATCH, "target": "pytorch", "precision": "fp32"}
+    problem = Problem.build(zoo.build(loader_ranks.MODEL), parse_cluster("2xcpu"), training)
+    space = plan_space(problem)
+    for values in space.random_batch(np.random.default_rng(0), 100).tolist():
+        plan = annotate(space.decode(values), space.lowered(values), space.evaluator)
+        if all(getattr(plan.degrees[0], key) == value for key, value in degrees.items()):
+            return save(export(plan, problem, "pytorch"), folder)
+    raise AssertionError(degrees)
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_the_plan_is_refused(tmp_path: Path) -> None:
+    """By every process, before it waits for another."""
+    save_plan(tmp_path / "plan", tensor=2)
+    for few, code, bias, weight in returned(loader_ranks.refusals, 2, tmp_path, tmp_path / "plan"):
+        assert few.startswith("input 0: 5 samples, where each of the 1 replicas takes 8 of the 8")
+        assert "drop_last=True" in few
+        assert code.startswith("module h.0.attn: does not run on the part of its layers that each of 2 ranks has: ")
+        line = next(text for text in Path(loader_ranks.__file__).read_text().splitlines() if ".split(SIZES" in text)
+        assert "loader_ranks.py:" in code and line.strip() in code and "chunk(3, dim=-1)" in code
+        assert bias.startswith("model.h.1.attn.c_proj.bias: process 0 has (16,), sum ") and "1 has absent" in bias
+        assert weight.startswith("model.h.2.mlp.c_fc.weight: ") and "torch.manual_seed" in weight
 
 
 @pytest.mark.slow
