@@ -143,7 +143,7 @@ class Trainer:
     bytes_per_parameter: Mapping[str, float]
     """Bytes of a parameter, its gradient and its optimizer state (master weights, Adam's moments) in mixed precision;
     keys `parameter`, `gradient` and `optimizer`; and `frozen`, bytes of a frozen parameter where it has a master as
-    well, for the trainer converts weights that lie in float32."""
+    well, for the trainer converts weights that lie in float32. ZeRO 3 has shards of these masters alone."""
     reserved_GiB: float  # noqa: N815
     """Memory that the framework holds on every device."""
     pipeline_GiB: float  # noqa: N815
@@ -340,7 +340,7 @@ class Problem:
 
     @property
     def frozen_bytes(self) -> float:
-        """Bytes of the master of a frozen element, beside the element itself."""
+        """Bytes of the master of a frozen element, beside the element itself: of any that the trainer converts."""
         table = self.trainer.bytes_per_parameter
         return 0.0 if self.activation_bytes == 4.0 else table.get("frozen", table["parameter"]) - table["parameter"]
 

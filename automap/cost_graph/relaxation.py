@@ -189,10 +189,12 @@ class Relaxation:
         found = np.zeros(UNIT_COST_WIDTH)
         least = max(self._zeros)
         gradient_bytes = 0.0 if self._state.makes_gradients else settings.gradient_bytes
-        for stage, each in ((3, settings.parameter_bytes), (2, gradient_bytes), (1, settings.optimizer_bytes)):
+        masters = float(settings.frozen_bytes) if least >= ALL_SHARDED else 0.0
+        parameter_bytes, optimizer_bytes = masters or settings.parameter_bytes, settings.optimizer_bytes - masters
+        for stage, each in ((3, parameter_bytes), (2, gradient_bytes), (1, optimizer_bytes)):
             found[SHARDS if least >= stage else PARAMETERS] += float(each)
             if stage < ALL_SHARDED:
-                kept = float(settings.frozen_bytes) if stage == 1 else 0.0
+                kept = float(settings.frozen_bytes) - masters if stage == 1 else 0.0
                 found[FROZEN_SHARDS if least >= stage else FROZEN] -= float(each) - kept
         return found
 

@@ -88,8 +88,12 @@ class Recount:
         every = self._elements(i for chunk in chunks for i in chunk.operators)
         trained = self._elements((i for chunk in chunks for i in chunk.operators), trained=True)
         state = [some[zero >= least] for some, least in ((every, 3), (trained, 2), (trained, 1))]
-        parameters, gradients, optimizer = (n * size for n, size in zip(state, state_bytes, strict=True))
-        optimizer += (every[zero >= 1] - trained[zero >= 1]) * self.problem.frozen_bytes
+        sizes, frozen_bytes = list(state_bytes), self.problem.frozen_bytes
+        if zero >= 3 and frozen_bytes:
+            # The shards of converted weights are their masters, trained or frozen.
+            sizes, frozen_bytes = [frozen_bytes, sizes[1], sizes[2] - frozen_bytes], 0.0
+        parameters, gradients, optimizer = (n * size for n, size in zip(state, sizes, strict=True))
+        optimizer += (every[zero >= 1] - trained[zero >= 1]) * frozen_bytes
         updating = trainer.update_bytes * trained[zero >= 1]
         update = Moment(activations=np.zeros(3), gradients=np.full(3, gradients), working=np.full(3, updating))
         held = Moment.fullest([self._fullest(chunks, order, gradients), update])

@@ -217,7 +217,7 @@ class SettingsRow:
     crossing_buffers: float
     """Buffers for what crosses between stages, for each micro-batch of a step."""
     frozen_bytes: float
-    """Bytes of a master of each parameter that is not trained."""
+    """Bytes of the master of a weight that the trainer converts, trained or not; 0 where it converts none."""
 
 
 @dataclass(kw_only=True, slots=True)

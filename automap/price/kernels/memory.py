@@ -16,7 +16,9 @@ def state_bytes(parameters, frozen, settings):
     """Bytes of the state of a rank's parameters.
 
     ZeRO 1 shards the state of the optimizer, ZeRO 2 the gradients as well, ZeRO 3 also the parameters
-    (arXiv 1910.02054).
+    (arXiv 1910.02054). A trainer that converts weights has no shards of them but their masters, which it converts as it
+    gathers them (`MixedPrecisionPolicy` of torch.distributed.fsdp: parameters stay in their own type): these count as
+    parameters then, and not as state of the optimizer.
 
     Args:
         parameters: parameters that the rank holds without ZeRO, and under ZeRO.
@@ -27,11 +29,16 @@ def state_bytes(parameters, frozen, settings):
         Bytes of parameters, of gradients and of the optimizer's state.
     """
     stage = settings.zero_stage
+    held, masters = parameters[0] * settings.parameter_bytes, 0.0
+    if stage >= 3.0:
+        masters = 1.0 * settings.frozen_bytes
+        held = parameters[1] * (masters if masters > 0.0 else settings.parameter_bytes)
     return (
-        (parameters[1] if stage >= 3.0 else parameters[0]) * settings.parameter_bytes,
+        held,
         (parameters[1] - frozen[1] if stage >= 2.0 else parameters[0] - frozen[0]) * settings.gradient_bytes,
-        (parameters[1] - frozen[1] if stage >= 1.0 else parameters[0] - frozen[0]) * settings.optimizer_bytes
-        + (frozen[1] if stage >= 1.0 else frozen[0]) * settings.frozen_bytes,
+        (parameters[1] - frozen[1] if stage >= 1.0 else parameters[0] - frozen[0])
+        * (settings.optimizer_bytes - masters)
+        + (frozen[1] if stage >= 1.0 else frozen[0]) * (settings.frozen_bytes - masters),
     )
 
 
@@ -54,7 +61,9 @@ def working_bytes(workspace_bytes, of_unit, settings):
     """Bytes that a pass of one unit needs besides what is saved.
 
     They are the largest result of an operator and its gradient; under ZeRO 3 also the gathered weights of the unit and
-    of the next one, and under ZeRO 2 its gradients until they are scattered.
+    of the next one, and under ZeRO 2 its gradients until they are scattered. FSDP2 holds so much: a backward pass has
+    the weights of its unit, and asks for those of the one before as it begins (`pre_backward` and `wait_for_unshard` of
+    torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, torch 2.11). The other unit is taken to be as large.
 
     Args:
         workspace_bytes: the most that one of its operators writes.
