@@ -154,7 +154,7 @@ class _Cuts:
         spent = costs["forward_s"] + costs["forward_host_s"] + costs["backward_s"] + costs["backward_host_s"]
         spent += costs["recompute_s"]
         comm = costs["forward_comm_s"] + costs["backward_comm_s"] + costs["recompute_comm_s"]
-        spent += comm.sum(axis=1)
+        spent += comm.sum(axis=-1)
         settings = self._space.evaluator.settings(self._lowered.zero)
         before = np.zeros((3, len(costs), self._space.num_units + 1))
         np.cumsum([spent, states(costs, settings), costs["saved_bytes"]], axis=2, out=before[:, :, 1:])
