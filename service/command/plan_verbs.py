@@ -150,7 +150,10 @@ def read_strategy(
     ] = None,
     micro_batch: Annotated[
         int | None,
-        typer.Option(rich_help_panel=PLAN_PANEL, help="Samples of a micro-batch on each replica; default: 1."),
+        typer.Option(
+            rich_help_panel=PLAN_PANEL,
+            help="Samples of a micro-batch on each replica; default: 1, also where more would be faster.",
+        ),
     ] = None,
     virtual: Annotated[
         int | None,
