@@ -37,7 +37,7 @@ from ir.onnx.rewrites.loops import Loops
 from ir.onnx.rewrites.masked_writes import MASKED, add_masked
 from ir.onnx.rewrites.merged_views import MergedViews
 from ir.onnx.rewrites.repeated_rows import add_rows
-from ir.onnx.rewrites.repeated_samples import of_one_sample
+from ir.onnx.rewrites.repeated_samples import of_one_sample, once
 from ir.onnx.rewrites.sample_lookups import SampleLookups
 from ir.onnx.rewrites.sequences import Sequences
 from ir.onnx.rewrites.slice_writes import write_slice
@@ -158,7 +158,7 @@ class _Importer:
         for name, stored in held.items():
             role = stored_role(name, stored, self.roles, self.options.get("parameters") or ())
             if role == "constant" and stored.value is not None:
-                self.builder.constant(name, stored.value)
+                self.builder.constant(name, once(stored.value, self.builder.export_batch))
             else:
                 shape = stored.shape
                 if role == "parameter":
@@ -365,7 +365,7 @@ class _Importer:
             return False
         for name, value in zip(node.outputs, results, strict=False):
             if name:
-                builder.constant(name, value)
+                builder.constant(name, once(value, builder.export_batch) if node.kind == "Constant" else value)
         return True
 
     def _exported_shape(self, name: str) -> tuple[int, ...] | None:

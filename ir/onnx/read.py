@@ -61,7 +61,8 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         stored[tensor.name] = Stored(tuple(tensor.dims), dtype_name(tensor.data_type), value, kind)
     tensors = {t.name: t for t in graph.initializer}
     unmarked = [name for name in tensors if needs_values and not stored[name].kind]
-    made = folded_parameters(graph.value_info, stored)
+    results = {v.name for v in graph.input} | {name for node in graph.node for name in node.output}
+    made = folded_parameters(graph.value_info, stored, results - stored.keys())
     if needs_values:
         made += stored_bands(stored, tensors)
     for sparse in graph.sparse_initializer:

@@ -34,12 +34,46 @@ class Reader(nn.Module):
         return torch.softmax(queries @ self.keys(x).transpose(1, 2), -1) @ x
 
 
-def exported(module: nn.Module, batch: int) -> bytes:
+class Decoder(nn.Module):
+    """As in DETR: queries are zeros at first, and their positions are what is learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.norm = nn.Embedding(4, WIDTH), nn.LayerNorm(WIDTH)
+        self.own, self.content, self.place, self.wave, self.keys = (nn.Linear(WIDTH, WIDTH) for _ in range(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        b = x.shape[0]
+        places = self.places.weight[None].repeat(b, 1, 1)
+        content = self.norm(torch.zeros_like(places) + self.own(places))
+        first = (self.content(content) + self.place(places)).view(b, 4, 2, WIDTH // 2)
+        both = torch.cat([first, self.wave(places.sin()).view(b, 4, 2, WIDTH // 2)], -1)
+        return both.permute(0, 2, 1, 3) @ torch.cat([self.keys(x), x], -1).view(b, LENGTH, 2, WIDTH).permute(0, 2, 3, 1)
+
+
+class Messages(nn.Module):
+    """Nodes of a graph add what their neighbours send, to zeros of their own shape, and mix it with what they had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleDict({"send": nn.Linear(WIDTH, WIDTH), "own": nn.LayerNorm(WIDTH)})
+        self.inner.register_parameter("share", nn.Parameter(torch.rand(WIDTH)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        at = x.sum(-1, keepdim=True).long().clamp(0, LENGTH - 1).expand_as(x)
+        sent = torch.zeros_like(x).scatter_add(1, at, torch.relu(self.inner["send"](x)))
+        return torch.lerp(self.inner["own"](x), sent, self.inner.share)
+
+
+def exported(module: nn.Module, batch: int, *, dynamo: bool = True) -> bytes:
     file = io.BytesIO()
     x = torch.randn(batch, LENGTH, WIDTH)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(module.eval(), (x,), dynamo=True, opset_version=20, verbose=False).save(file)
+        if dynamo:
+            torch.onnx.export(module.eval(), (x,), dynamo=True, opset_version=20, verbose=False).save(file)
+        else:
+            torch.onnx.export(module.eval(), (x,), file, dynamo=False, opset_version=18)
     return file.getvalue()
 
 
@@ -63,6 +97,25 @@ def test_parameters_do_not_grow_with_the_exported_batch(is_inner, tmp_path):
             assert graph.num_parameters == wanted
             flops.add(graph.forward_flops)
     assert len(flops) == 1
+
+
+def random(module: nn.Module) -> nn.Module:
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+    return module
+
+
+@pytest.mark.parametrize("dynamo", [False, True])
+def test_what_is_computed_of_learned_queries_costs_the_same_at_any_exported_batch(dynamo):
+    module = random(Decoder())
+    one, four = (load_model(exported(module, batch, dynamo=dynamo)) for batch in (1, 3))
+    assert one.num_parameters == four.num_parameters and one.forward_flops == four.forward_flops
+
+
+def test_numbers_that_are_no_weights_are_no_parameters():
+    """Zeros in the shape of a result, and 1 less a weight, which the exporter computes."""
+    module = random(Messages())
+    assert {load_model(exported(module, batch)).num_parameters for batch in (1, 3)} == {(WIDTH + 4) * WIDTH}
 
 
 def test_a_filter_that_all_channels_share_keeps_its_channels():

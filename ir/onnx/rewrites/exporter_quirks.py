@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -37,41 +37,51 @@ _CREATED = re.compile(
 """Names of results of operators that make tensors of numbers alone."""
 
 
-def folded_parameters(values: Iterable[Any], stored: dict[str, Stored]) -> list[Node]:
+def folded_parameters(values: Iterable[Any], stored: dict[str, Stored], made: Collection[str]) -> list[Node]:
     """Marks weights again that lost their mark because the exporter's optimiser transposed or looked them up.
+
+    Args:
+        values: declarations of inner tensors (protobuf).
+        stored: the stored tensors by name.
+        made: names of the inputs and of the results of all nodes.
 
     Returns:
         Transposes of parameters that are stored as well (a tied head), so that they count once.
     """
     nodes = []
     copies: dict[tuple[str, tuple[int, ...]], str] = {}
-    for value in values:
-        given = stored.get(value.name)
-        names = text_list(metadata(value).get(FOLDED_KEY, "")) if given is not None else []
-        sources = _folded_sources(names)
-        if given is not None and not given.shape and not any("." in name for name in names):
+    folded = {value.name: text_list(metadata(value).get(FOLDED_KEY, "")) for value in values if value.name in stored}
+    same = {(names[0], stored[name].shape) for name, names in folded.items() if len(names) == 1}
+    for name, names in folded.items():
+        given = stored.get(name)
+        sources = _folded_sources(name, names)
+        if any(each in made for each in sources):
+            continue  # numbers alone, in the shape of a result
+        if given is not None and not given.shape and not any("." in each for each in names):
             continue  # a literal of a function that torch writes by other operators, such as `min_val` of a ReLU6
         if given is None or given.kind or not sources or not given.dtype.startswith(("float", "bfloat")):
             continue
         source = stored.get(sources[0])
         if len(names) == 1 and source is not None and source.shape == given.shape[::-1] and len(given.shape) == 2:
-            nodes.append(Node("Transpose", [sources[0]], [value.name], {"perm": (1, 0)}))
-            del stored[value.name]
+            nodes.append(Node("Transpose", [sources[0]], [name], {"perm": (1, 0)}))
+            del stored[name]
             continue
-        if source is not None and prod(source.shape) != prod(given.shape):
+        if len(names) > 1 and (sources[0], given.shape) in same:
+            continue  # computed from a weight that the file holds under another name, as `1 - weight` is
+        if source is not None and (prod(source.shape) != prod(given.shape) or source.shape == given.shape):
             continue  # computed from a weight that the file still holds
         # A layer that runs several times has its weight transposed once a run.
-        original = copies.setdefault((",".join(names), given.shape), value.name)
-        if original != value.name and len(names) == 1 and len(given.shape) == 2:
-            nodes.append(Node("Identity", [original], [value.name], {}))
-            del stored[value.name]
+        original = copies.setdefault((",".join(names), given.shape), name)
+        if original != name and len(names) == 1 and len(given.shape) == 2:
+            nodes.append(Node("Identity", [original], [name], {}))
+            del stored[name]
             continue
         given.kind, given.value = "PARAMETER", None
     return nodes
 
 
-def _folded_sources(names: list[str]) -> list[str]:
-    """The names of parameters among those that a stored value was computed from.
+def _folded_sources(value: str, names: list[str]) -> list[str]:
+    """The names of parameters among those that a stored value with a name of its own was computed from.
 
     Parameters of modules have dotted names, the exporter's own values have not. A parameter of the outermost module has
     none either: it is what one operator was applied to, alone or with literals (`val_7`), or several operators that
@@ -81,7 +91,7 @@ def _folded_sources(names: list[str]) -> list[str]:
     if not sources:
         sources = [n for n in names if not EXPORTERS_OWN.match(n) and not is_common_buffer(n)]
         if len(names) > 2:
-            sources = [n for n in sources if not _MOVED.match(n)]
+            sources = [n for n in sources if not _MOVED.match(n)] if _MOVED.match(value) else []
             if any(_CREATED.match(n) for n in sources):
                 return []
     return sources if len(sources) == 1 or "." in "".join(sources) else []

@@ -17,13 +17,17 @@ import numpy as np
 from onnx import numpy_helper
 
 from ir.onnx.readers.nodes import REPEATS_KEY, Node, Stored, has_data, metadata
-from ir.onnx.readers.roles import ALWAYS_WEIGHTS
+from ir.onnx.readers.roles import ALWAYS_WEIGHTS, WEIGHT_POSITIONS
 from ir.onnx.rewrites.computed_tables import MAX_ELEMENTS
+from ir.onnx.rewrites.equal_weights import PRODUCTS
 from ir.operators import Value
 
 _MADE = re.compile(r"(?i).*(expand|repeat|tile|broadcast)[^.]*$")
 """Names that exporters give to the results of operators that repeat a tensor: a fresh parameter is of one number all
 over, so that its numbers do not tell."""
+TOLERANCE = 1e-3
+"""Largest difference of equal rows, in multiples of the largest number of the first one (assumed): a product of a
+repeated tensor may be rounded in another way for each sample, in fp16 by so much."""
 
 
 def note_periods(nodes: Iterable[Node], stored: Mapping[str, Stored], tensors: Mapping[str, Any]) -> None:
@@ -38,12 +42,16 @@ def note_periods(nodes: Iterable[Node], stored: Mapping[str, Stored], tensors: M
         name
         for node in nodes
         if node.kind in ALWAYS_WEIGHTS
-        for name in node.inputs
-        if node.kind not in ("MatMul", "FusedMatMul") or (name in stored and len(stored[name].shape) < 3)
+        for i, name in enumerate(node.inputs)
+        if i in WEIGHT_POSITIONS[node.kind] and not (node.kind in PRODUCTS and (i == 0 or _rank(stored, name) > 2))
     }
     for name in tensors.keys() - weights:
         if stored[name].dtype.startswith(("float", "bfloat")):
             stored[name].periods = periods(tensors[name])
+
+
+def _rank(stored: Mapping[str, Stored], name: str) -> int:
+    return len(stored[name].shape) if name in stored else 0
 
 
 def periods(tensor: Any) -> tuple[int, ...]:
@@ -65,7 +73,7 @@ def periods(tensor: Any) -> tuple[int, ...]:
         return tuple(map(int, said))
     if not has_data(tensor):
         return (1, *shape[1:2])[: len(dims)] if is_made else shape[: len(dims)]
-    value = numpy_helper.to_array(tensor)
+    value = numpy_helper.to_array(tensor).astype(np.float32)
     if not is_made and (value == value.reshape(-1)[0]).all():
         return shape[: len(dims)]
     return tuple(_period(np.moveaxis(value, dim, 0)) for dim in dims)
@@ -73,8 +81,12 @@ def periods(tensor: Any) -> tuple[int, ...]:
 
 def _period(rows: Value) -> int:
     size = len(rows)
-    for count in range(1, size):
-        if size % count == 0 and np.array_equal(rows[0], rows[count]) and (rows[count:] == rows[:-count]).all():
+    if not np.isfinite(rows).all():
+        return size  # masks hide by infinite numbers
+    near = TOLERANCE * float(np.abs(rows[0]).max())
+    for count in (count for count in range(1, size) if size % count == 0):
+        is_near = np.abs(rows[0] - rows[count]).max() <= near
+        if is_near and (np.abs(rows[count:] - rows[:-count]) <= near).all():
             return count
     return size
 
@@ -91,3 +103,14 @@ def of_one_sample(shape: tuple[int, ...], found: Sequence[int], batch: int) -> t
         if batch > 1 and shape[dim] == period * batch:
             return (*shape[:dim], period, *shape[dim + 1 :])
     return shape
+
+
+def once(value: Value, batch: int) -> Value:
+    """A constant of floats without its repeats for each sample, such as the zeros that queries begin with.
+
+    Args:
+        value: a constant of the file; one of integers may hold indices or sizes, and stays as it is.
+        batch: samples of the export.
+    """
+    is_repeated = value.dtype.kind == "f" and value.ndim > 2 and len(value) == batch > 1 and (value == value[:1]).all()
+    return value[:1] if is_repeated else value
