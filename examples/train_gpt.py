@@ -80,15 +80,23 @@ def main(plan_file: str, folder: str, steps: int) -> None:
     optimizer = torch.optim.AdamW(trainer.parameters(), lr=1e-3)
     done = trainer.load(folder, optimizer, done=0)["done"] if Path(folder).exists() else 0
     text = torch.frombuffer(bytearray(Path(collections.__file__).read_bytes()), dtype=torch.uint8)
-    for step in range(done, done + steps):
-        generator = torch.Generator().manual_seed(step)
+
+    def batch(number: int) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of this process, of a random batch."""
+        generator = torch.Generator().manual_seed(number)
         starts = torch.randint(len(text) - sizes["seq_len"], (plan.training.global_batch,), generator=generator)
         samples = text[starts[trainer.rows][:, None] + torch.arange(sizes["seq_len"] + 1)].long()
-        loss = trainer.step(samples[:, :-1], samples[:, 1:])
+        return samples[:, :-1], samples[:, 1:]
+
+    for step in range(done, done + steps):
+        loss = trainer.step(*batch(step))
         optimizer.step()
         optimizer.zero_grad()
         if step % 10 == 0 and dist.get_rank() == 0:
             print(f"step {step}: loss {loss:.3f}", flush=True)
+    loss, _ = trainer.evaluate(*batch(done + steps))
+    if dist.get_rank() == 0:
+        print(f"evaluated after {done + steps} steps: loss {loss:.3f}", flush=True)
     trainer.save(folder, optimizer, done=done + steps)
     dist.destroy_process_group()
 

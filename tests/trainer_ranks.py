@@ -190,6 +190,24 @@ def refuse_outside(trainer, plan):
             raise AssertionError("was not refused")
 
 
+def check_evaluation(name, trainer):
+    """The loss of a batch in evaluation, and the scores of this rank's samples, are those of one process."""
+    module, (ids, labels) = module_of(name).eval(), batch(3)
+    with torch.no_grad():
+        wanted = module(ids)
+    loss, scores = trainer.evaluate(ids[trainer.rows], labels[trainer.rows])
+    near = 4e-3 if HALF in name else 1e-9
+    if trainer.plan.sync.kind == "synchronous":
+        one = float(F.cross_entropy(wanted.flatten(0, 1), labels.flatten(), ignore_index=IGNORED))
+        assert abs(loss - one) < near, (loss, one)
+    is_last = dist.get_rank() >= dist.get_world_size() // 2 or len(trainer.plan.stages) == 1
+    assert (scores is not None) == (is_last and not trainer.why), "scores come from the last stage of modules"
+    if scores is not None:
+        error = (scores.cpu().double() - wanted[trainer.rows]).abs().max() / wanted.abs().max()
+        assert error < near, error
+    return loss
+
+
 def run(name, document, folder, resume):
     """Losses of a step and, after it, of one more; weights in between are saved."""
     plan = Plan.from_json(document)
@@ -214,14 +232,21 @@ def run(name, document, folder, resume):
     if DROPOUT in name:
         torch.manual_seed(dist.get_rank())
         masks(trainer.module, seen)
+    before = check_evaluation(name, trainer)
     step = trainer.load(Path(folder) / resume, optimizer, step=0)["step"] if resume else 1
     losses = []
     for number in range(step, 3):
+        is_known = number == 2 and DROPOUT not in name and plan.sync.kind == "synchronous"
+        loss = trainer.evaluate(*(x[trainer.rows] for x in batch(number)))[0] if is_known else None
         held = [p for group in trainer.parameters() for p in group["params"] if number == 1]
         for parameter in held:
             parameter.grad = torch.ones_like(parameter)
         with mock.patch.object(dist, "reduce_scatter_single", wraps=dist.reduce_scatter_single) as scattered:
             losses.append(trainer.step(*(x[trainer.rows] for x in batch(number))))
+        assert loss is None or abs(loss - losses[-1]) < 1e-9, "evaluation does not see the weights of now"
+        if number == 1:
+            again = trainer.evaluate(*(x[trainer.rows] for x in batch(3)))[0]
+            assert abs(again - before) < 1e-9, "evaluation sees other weights before the optimizer's step"
         for parameter in held:
             parameter.grad.sub_(1.0)
         stage = plan.stages[0].zero.stage

@@ -94,7 +94,7 @@ def test_what_a_searched_plan_says_starts_its_training(tmp_path):
     assert program == "torchrun"
     printed = torchrun(words, tmp_path)
     losses = [float(line.rpartition(" ")[2]) for line in printed.splitlines()]
-    assert len(losses) == 10
+    assert len(losses) == 11
     assert losses[-1] < losses[0]
     assert (tmp_path / "checkpoint").is_dir()
 

@@ -86,9 +86,28 @@ class Pipeline:
                 self._send_back(action.stage, action.micro_batch)
         self._transfers.settle_all()
         self._add_tied()
+        for executor in self.executors.values():
+            executor.finish()
+        return self._loss()
+
+    @torch.no_grad()
+    def evaluate(self, data: Data) -> float | None:
+        """Forward passes of all micro-batches, which leave nothing behind; see `step`."""
+        for word, number, micro_batch in self._order:
+            if word != FORWARD:
+                continue
+            if number in self.executors:
+                self._run_forward(number, micro_batch, data)
+            self._send_on(number, micro_batch)
+            self._leaves.pop((number, micro_batch), None)
+            self._made.pop((number, micro_batch), None)
+        self._transfers.settle_all()
+        return self._loss()
+
+    def _loss(self) -> float | None:
+        """The loss of all micro-batches, on the ranks of the stage that makes it. A collective."""
         loss = None
         for number, executor in self.executors.items():
-            executor.finish()
             if executor.loss is not None:
                 loss = float(executor.total_loss(self._losses.pop(number)))
         return loss

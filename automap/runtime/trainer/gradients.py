@@ -125,6 +125,30 @@ def sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) 
         _give(flat, bucket)
 
 
+def tie_groups(
+    ties: Mapping[str, str], stages: Sequence[nn.Module], num_ranks: int, columns: Sequence[Sequence[int]]
+) -> list[tuple[set[str], dist.ProcessGroup]]:
+    """The names of each weight that several stages hold, and the ranks that add up its gradients. A collective.
+
+    Args:
+        ties: the names of shared parameters -> the first name of each.
+        stages: all stages of a pipeline, which ranks hold in turn.
+        num_ranks: the number of pipeline ranks.
+        columns: [pipelines][pipeline ranks] numbers of processes.
+    """
+    found = []
+    names = [{name for name, _ in stage.named_parameters(remove_duplicate=False)} for stage in stages]
+    for first in dict.fromkeys(ties.values()):
+        aliases = {first, *(alias for alias, other in ties.items() if other == first)}
+        holders = sorted({i % num_ranks for i, held in enumerate(names) if held & aliases})
+        for column in columns if len(holders) > 1 else ():
+            ranks = [column[i] for i in holders]
+            group = dist.new_group(ranks)
+            if dist.get_rank() in ranks:
+                found.append((aliases, group))
+    return found
+
+
 def _buckets(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
     bucket: list[nn.Parameter] = []
     held, most = 0, FIRST_BUCKET_BYTES

@@ -8,7 +8,7 @@ averaged periodically. What code does and the graph does not (dropout, running s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -160,11 +160,7 @@ class GraphTrainer:
         """
         check_data(data, self._graph, len(self.rows))
         self._take_up()
-        self._given = dict(zip((*self._inputs, self._labels), (x.to(self.device) for x in data), strict=True))
-        own = torch.tensor(self._own_count(), device=self.device)
-        count, scale = self._indices.count(own, tuple(self._given.values()), self._replica), self.scaling.scale
-        for executor in self._executors.values():
-            executor.scale = scale / count
+        scale = self._count_in(data)
         earlier, num_skipped = Earlier(self._masters.masters), self.scaling.num_skipped
         loss = self._pipeline.step(self._part)
         self._masters.take_gradients()
@@ -172,6 +168,23 @@ class GraphTrainer:
         earlier.add(to_all=num_skipped == self.scaling.num_skipped)
         self._is_updated = True
         return self._sum(loss / scale if loss is not None and self._reports() else 0.0)
+
+    def _count_in(self, data: Sequence[Tensor]) -> float:
+        """Takes the data of a batch, once all ranks know how many labels count; returns the scale of its loss."""
+        self._given = dict(zip((*self._inputs, self._labels), (x.to(self.device) for x in data), strict=True))
+        own = torch.tensor(self._own_count(), device=self.device)
+        count, scale = self._indices.count(own, tuple(self._given.values()), self._replica), self.scaling.scale
+        for executor in self._executors.values():
+            executor.scale = scale / count
+        return scale
+
+    def evaluate(self, *data: Tensor) -> tuple[float, None]:
+        """The loss of a batch; see `ModuleTrainer.evaluate`. The operators of the graph keep no scores."""
+        check_data(data, self._graph, len(self.rows))
+        self._publish()
+        scale = self._count_in(data)
+        loss = self._pipeline.evaluate(self._part)
+        return self._sum(loss / scale if loss is not None and self._reports() else 0.0), None
 
     def clip_gradients(self, max_norm: float) -> float:
         """Scales the gradients of all ranks; see `ModuleTrainer.clip_gradients`."""

@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,29 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from automap.errors import PlanError
 from automap.plan import Plan
-from automap.runtime.executor.replica_averaging import Replicas
-from automap.runtime.mesh_groups import Axis
 from automap.runtime.number_formats import set_tf32
 from automap.runtime.trainer.borders import enter_by_borders
 from automap.runtime.trainer.checkpoint import Checkpoint
-from automap.runtime.trainer.gradients import Earlier, OverlappedSums, local_of, shorten, square_of, sum_gradients
+from automap.runtime.trainer.evaluation import (
+    between_steps,
+    gather_classes,
+    refuse_dropout,
+    traced_dropout,
+)
+from automap.runtime.trainer.gradients import (
+    Earlier,
+    OverlappedSums,
+    local_of,
+    shorten,
+    square_of,
+    sum_gradients,
+    tie_groups,
+)
 from automap.runtime.trainer.loss_scaling import LossScale
 from automap.runtime.trainer.losses import (
     IGNORED,
@@ -39,9 +51,17 @@ from automap.runtime.trainer.losses import (
     classes_last,
     summed_cross_entropy,
 )
-from automap.runtime.trainer.module_tree import LOSS, called_parts, tied_names, unit_paths, unshared
+from automap.runtime.trainer.module_tree import LOSS, tied_names, unit_paths
 from automap.runtime.trainer.pipeline_schedules import make_schedule
-from automap.runtime.trainer.process_mesh import make_mesh, own_device, own_samples, sharding_axis, shares_of
+from automap.runtime.trainer.process_mesh import (
+    broadcast,
+    make_mesh,
+    own_device,
+    own_replica,
+    own_samples,
+    sharding_axis,
+    trained_apart,
+)
 from automap.runtime.trainer.reached import Reached
 from automap.runtime.trainer.recomputation import recompute, run_again
 from automap.runtime.trainer.roles import Roles
@@ -58,8 +78,8 @@ from automap.runtime.trainer.split_check import (
 from automap.runtime.trainer.split_dropout import alike, drop_independently
 from automap.runtime.trainer.stage_modules import Untraced, cut, prune
 from automap.runtime.trainer.step_data import Indices, check_data
-from automap.runtime.trainer.supported_plans import check_stages_apart
 from automap.runtime.trainer.training_graph import input_names, scores_of
+from automap.runtime.trainer.zero_units import spread_states
 from ir.graph import Graph
 
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -98,7 +118,7 @@ class ModuleTrainer:
         mesh = make_mesh(plan, self.device)
         self._axis, self._pipe = sharding_axis(roles, mesh["split"]), mesh["pipe"]
         self._columns = mesh.mesh.flatten(1).t().tolist()
-        self._together = self._own_replica(mesh)
+        self._together = own_replica(mesh)
         axes = [mesh[name] for name in ("apart", "replicate", "shard")]
         self._replica_groups = [axis.get_group() for axis in axes if axis.size() > 1]
         self._alike = mesh["replicate"].size() * mesh["shard"].size() * mesh["split"].size()
@@ -106,7 +126,7 @@ class ModuleTrainer:
         self._num_samples = len(samples)
         starts = torch.arange(plan.num_micro_batches)[:, None] * plan.samples_per_micro_batch
         self.rows = (starts + torch.tensor(samples)).flatten()
-        self._broadcast(module)
+        broadcast(module, self.device)
         self._ties = tied_names(module)
         self._reached = Reached(module, self._ties, self.device)
         units = unit_paths(module)
@@ -116,7 +136,7 @@ class ModuleTrainer:
         number, ranks = len(plan.stages), self._pipe.size()
         self._mine = list(range(self._pipe.get_local_rank(), number, ranks))
         stages, self._names = ([module], []) if number == 1 else self._cut(module, graph)
-        self._tie_groups = self._make_tie_groups(stages)
+        self._tie_groups = tie_groups(self._ties, stages, self._pipe.size(), self._columns)
         kept = [stages[n] for n in self._mine]
         read = {name for stage in stages for name, _ in stage.named_parameters(remove_duplicate=False)}
         unread = {name: p.detach() for name, p in module.named_parameters() if number > 1 and name not in read}
@@ -125,11 +145,12 @@ class ModuleTrainer:
         self.module = module
         self._replicate(mesh, kept, units)
         self._reached.watch(module, kept)
-        self._replicas = self._apart(mesh["apart"])
+        self._stages, self._dropout = kept, traced_dropout(stages)
+        self._replicas = trained_apart(plan, mesh["apart"], module)
         self._is_updated = False
         shards = mesh["shard"] if self._zero else None
         self._checkpoint = Checkpoint(module, roles, self._ties, self._axis, shards, self.device, unread)
-        self._schedule = None
+        self._schedule: Any = None
         if number > 1:
             held = dict(zip(self._mine, kept, strict=True))
             self._schedule = make_schedule(
@@ -137,13 +158,6 @@ class ModuleTrainer:
             )
 
     # -- Setting up
-
-    def _broadcast(self, module: nn.Module) -> None:
-        """Gives every process the values of rank 0."""
-        module.to(self.device)
-        with torch.no_grad():
-            for tensor in (*module.parameters(), *module.buffers()):
-                dist.broadcast(tensor, 0)
 
     def _split(self, module: nn.Module, graph: Graph, mesh: DeviceMesh, per_rank: Sequence[str]) -> None:
         """Splits layers over the sharding axis, and checks that the network computes the same as before."""
@@ -180,20 +194,6 @@ class ModuleTrainer:
             inputs = functools.partial(probe_inputs, graph, module)
             return cut_untraced(module, self.roles, ends, inputs, self._inputs)
 
-    def _make_tie_groups(self, stages: Sequence[nn.Module]) -> list[tuple[set[str], dist.ProcessGroup]]:
-        """The names of each weight that several stages hold, and the ranks that add up its gradients."""
-        found = []
-        names = [{name for name, _ in stage.named_parameters(remove_duplicate=False)} for stage in stages]
-        for first in dict.fromkeys(self._ties.values()):
-            aliases = {first, *(alias for alias, other in self._ties.items() if other == first)}
-            holders = sorted({i % self._pipe.size() for i, held in enumerate(names) if held & aliases})
-            for column in self._columns if len(holders) > 1 else ():
-                ranks = [column[i] for i in holders]
-                group = dist.new_group(ranks)
-                if dist.get_rank() in ranks:
-                    found.append((aliases, group))
-        return found
-
     def _replicate(self, mesh: DeviceMesh, kept: Sequence[nn.Module], units: Sequence[str]) -> None:
         """Sets up data parallelism: FSDP2 under ZeRO, else plain replicas."""
         stage = self.plan.stages[0]
@@ -207,40 +207,7 @@ class ModuleTrainer:
                 self._sums = OverlappedSums(passes, mesh["replicate"].get_group())
             return
         over = mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
-        policy = MixedPrecisionPolicy()
-        if (low := self._low_precision()) is not None and all(
-            p.dtype == torch.float32 for p in self.module.parameters()
-        ):
-            policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
-        again = self._zero == 3
-        check_stages_apart(kept)
-        for parameter in self.module.parameters():
-            # FSDP2 splits no others; kernels of channels-last images take contiguous weights too.
-            parameter.data = parameter.data.contiguous()
-        for root in kept:
-            inside = dict(root.named_modules())
-            blocks = (part for path in units if path in inside for part in called_parts(inside[path]))
-            for unit in (*unshared(root, dict.fromkeys(blocks)), root):
-                fully_shard(unit, mesh=over, reshard_after_forward=again, mp_policy=policy)
-            for part in root.modules():
-                if isinstance(part, FSDPModule):
-                    part.set_gradient_divide_factor(1.0)
-                    part.set_force_sum_reduction_for_comms(True)
-
-    def _own_replica(self, mesh: DeviceMesh) -> dist.ProcessGroup | None:
-        """The ranks that are trained together; None = all."""
-        replicas = mesh.mesh.transpose(0, 1).flatten(1).tolist()
-        groups = [dist.new_group(ranks) for ranks in replicas] if len(replicas) > 1 else []
-        return next((g for g, ranks in zip(groups, replicas, strict=False) if dist.get_rank() in ranks), None)
-
-    def _apart(self, mesh: DeviceMesh) -> Replicas | None:
-        """The replicas that are trained apart, if there are any."""
-        if mesh.size() == 1:
-            return None
-        index = mesh.get_local_rank()
-        axis = Axis(name="apart", number=0, size=mesh.size(), index=index, group=mesh.get_group())
-        local = [local_of(parameter.detach()) for parameter in self.module.parameters()]
-        return Replicas(self.plan.sync, local, axis, shares_of(self.plan)[index] / self.plan.samples_per_micro_batch)
+        spread_states(self.module, kept, units, over, low=self._low_precision(), frees_weights=self._zero == 3)
 
     # -- Training
 
@@ -272,9 +239,7 @@ class ModuleTrainer:
         """
         check_data(data, self._graph, len(self.rows))
         self._take_up()
-        *inputs, labels = (x.to(self.device) for x in data)
-        counts = self._count(labels).to(torch.float64) * self._reports()
-        self._total = self._indices.count(counts, (*inputs, labels), self._together)
+        inputs, labels = self._count_in(data)
         run = self._accumulate if self._schedule is None else self._run_schedule
         earlier, num_skipped = Earlier(self.module.parameters()), self.scaling.num_skipped
         if self._sums is not None:
@@ -283,13 +248,43 @@ class ModuleTrainer:
             losses = run(inputs, labels)
         reached = self._reached.own()
         self._finish()
-        loss = sum(losses, torch.zeros((), device=self.device)).double() / self.scaling.scale
-        total = self._everywhere(torch.cat([loss[None] * self._reports(), reached]))
+        total = self._everywhere(torch.cat([self._sum(losses)[None], reached]))
         self._reached.forget(total[1:])
         self.scaling.finish(self.module.parameters(), self._together)
         earlier.add(to_all=num_skipped == self.scaling.num_skipped)
         self._is_updated = True
         return float(total[0])
+
+    def _count_in(self, data: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+        """Inputs and labels on the device of this rank, once all ranks know how many labels count. A collective."""
+        *inputs, labels = (x.to(self.device) for x in data)
+        counts = self._count(labels).to(torch.float64) * self._reports()
+        self._total = self._indices.count(counts, (*inputs, labels), self._together)
+        return inputs, labels
+
+    def evaluate(self, *data: Tensor) -> tuple[float, Tensor | None]:
+        """The loss of a batch in evaluation mode, without gradients; a training that goes on does not notice.
+
+        Running statistics are the mean of those of all replicas. Replicas that are trained apart evaluate their own
+        weights, which `finish` averages. All ranks must call this.
+
+        Args:
+            data: as for `step`.
+
+        Returns:
+            The loss as `step` returns it, and the scores of this rank's samples, in the order of `rows`; None for these
+            where another stage makes them.
+        """
+        check_data(data, self._graph, len(self.rows))
+        if self._dropout:
+            raise refuse_dropout(self._dropout)
+        average_statistics(self.module, self._replica_groups)
+        inputs, labels = self._count_in(data)
+        with between_steps(self.module, self._stages):
+            losses, scores = self._forward(inputs, labels)
+            if scores is not None and self.roles.splits_classes:
+                scores = gather_classes(scores, self._axis)
+        return float(self._everywhere(self._sum(losses))), scores
 
     def clip_gradients(self, max_norm: float) -> float:
         """Scales the gradients of all ranks, after `step`, so that their norm together is at most `max_norm`.
@@ -326,6 +321,10 @@ class ModuleTrainer:
             self._replicas.after_step()
         self._is_updated = False
 
+    def _sum(self, losses: Sequence[Tensor]) -> Tensor:
+        """What this rank reports of a loss, from its terms."""
+        return sum(losses, torch.zeros((), device=self.device)).double() / self.scaling.scale * self._reports()
+
     def _reports(self) -> bool:
         """Whether this rank reports the loss of its samples: the first of the sharding axis, in the last stage."""
         return self._axis.index == 0 and len(self.plan.stages) - 1 in self._mine
@@ -357,11 +356,13 @@ class ModuleTrainer:
         on = low is not None and not self._zero
         return torch.autocast(self.device.type, low, enabled=on)
 
+    def _pieces(self, inputs: Sequence[Tensor], labels: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        return zip(*(torch.split(x, self._num_samples) for x in (*inputs, labels)), strict=True)
+
     def _accumulate(self, inputs: Sequence[Tensor], labels: Tensor) -> list[Tensor]:
         """Runs the micro-batches of a plan of one stage; returns their terms of the loss."""
         losses, root = [], self.module
-        pieces = zip(*(torch.split(x, self._num_samples) for x in (*inputs, labels)), strict=True)
-        for number, (*some, those) in enumerate(pieces):
+        for number, (*some, those) in enumerate(self._pieces(inputs, labels)):
             last = number == self.plan.num_micro_batches - 1
             if isinstance(root, FSDPModule):
                 root.set_is_last_backward(last)
@@ -375,17 +376,30 @@ class ModuleTrainer:
             losses.append(loss.detach())
         return losses
 
+    def _forward(self, inputs: Sequence[Tensor], labels: Tensor) -> tuple[list[Tensor], Tensor | None]:
+        """Runs the micro-batches forward; returns their terms of the loss and the scores, on the last stage."""
+        losses: list[Tensor] = []
+        if self._schedule is not None:
+            with self._autocast():
+                return losses, self._schedule.eval(**self._fed(inputs, labels, losses))
+        scores = []
+        for *some, those in self._pieces(inputs, labels):
+            with self._autocast():
+                scores.append(scores_of(self.module, some, self._inputs))
+            losses.append(self._share(scores[-1], those))
+        return losses, torch.cat(scores)
+
     def _run_schedule(self, inputs: Sequence[Tensor], labels: Tensor) -> list[Tensor]:
         """Runs the micro-batches through the pipeline; returns their terms of the loss, on the last stage."""
         losses: list[Tensor] = []
-        last = len(self.plan.stages) - 1 in self._mine
-        assert self._schedule is not None
         with self._autocast():
-            self._schedule.step(
-                **dict(zip(self._names, inputs, strict=True)), target=labels if last else None,
-                losses=losses if last else None, return_outputs=False,
-            )  # fmt: skip
+            self._schedule.step(**self._fed(inputs, labels, losses), return_outputs=False)
         return [loss.detach() for loss in losses]
+
+    def _fed(self, inputs: Sequence[Tensor], labels: Tensor, losses: list[Tensor]) -> dict[str, Any]:
+        """What a schedule takes: the inputs by name, and on the last stage the labels and a list for the losses."""
+        last = {"target": labels, "losses": losses} if len(self.plan.stages) - 1 in self._mine else {}
+        return {**dict(zip(self._names, inputs, strict=True)), **last}
 
     def _finish(self) -> None:
         """Adds up gradients over replicas, over the sharding axis where they are partial, and over tied copies."""

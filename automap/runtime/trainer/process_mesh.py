@@ -10,11 +10,14 @@ from math import prod
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from automap.errors import PlanError
 from automap.plan import Plan, parse_devices
+from automap.runtime.executor.replica_averaging import Replicas
 from automap.runtime.mesh_groups import Axis
+from automap.runtime.trainer.gradients import local_of
 from automap.runtime.trainer.roles import Roles
 
 
@@ -101,3 +104,33 @@ def own_samples(plan: Plan, rank: int) -> range:
         index = coordinates.get(name, 0)
         low, high = low + sum(shares[:index]), low + sum(shares[: index + 1])
     return range(low, high)
+
+
+def own_replica(mesh: DeviceMesh) -> dist.ProcessGroup | None:
+    """The ranks that are trained together with this one; None = all."""
+    replicas = mesh.mesh.transpose(0, 1).flatten(1).tolist()
+    groups = [dist.new_group(ranks) for ranks in replicas] if len(replicas) > 1 else []
+    return next((g for g, ranks in zip(groups, replicas, strict=False) if dist.get_rank() in ranks), None)
+
+
+def trained_apart(plan: Plan, mesh: DeviceMesh, module: nn.Module) -> Replicas | None:
+    """The replicas of a network that are trained apart, if there are any.
+
+    Args:
+        mesh: the axis of such replicas.
+        module: the modules of this rank.
+    """
+    if mesh.size() == 1:
+        return None
+    index = mesh.get_local_rank()
+    axis = Axis(name="apart", number=0, size=mesh.size(), index=index, group=mesh.get_group())
+    local = [local_of(parameter.detach()) for parameter in module.parameters()]
+    return Replicas(plan.sync, local, axis, shares_of(plan)[index] / plan.samples_per_micro_batch)
+
+
+@torch.no_grad()
+def broadcast(module: nn.Module, device: torch.device) -> None:
+    """Moves a network to a device, and gives every process the values of rank 0."""
+    module.to(device)
+    for tensor in (*module.parameters(), *module.buffers()):
+        dist.broadcast(tensor, 0)

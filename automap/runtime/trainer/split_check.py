@@ -54,7 +54,7 @@ def computes(module: nn.Module, inputs: list[Tensor], names: tuple[str, ...]) ->
 
 def _evaluated(module: nn.Module, inputs: list[Tensor], names: tuple[str, ...]) -> Tensor:
     """The scores of a network without dropout."""
-    with _evaluating(module):
+    with evaluating(module):
         try:
             return scores_of(module, inputs, names)
         except (TypeError, ValueError, RuntimeError, IndexError) as fault:
@@ -89,7 +89,8 @@ def trained_ones(module: nn.Module, graph: Graph, names: Collection[str]) -> set
 
 
 @contextlib.contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """A context in which a network is in evaluation mode; afterwards each module is as it was."""
     before = {child: child.training for child in module.modules()}
     module.eval()
     try:
