@@ -98,8 +98,8 @@ class Training:
         if styles:
             parallelize_module(stage, mesh["tensor"], styles)
         for path in {path.rpartition(".")[0] for path in styles}:
-            owner = stage.get_submodule(path)
-            owner.forward = partial(run_split, owner.forward, path or "the model", mesh["tensor"].size())
+            code = stage.get_submodule(path)
+            code.forward = partial(run_split, code.forward, path or "the model", mesh["tensor"].size())
         named = dict(stage.named_parameters(remove_duplicate=False))
         for names in tied:
             first, *others = sorted(names & named.keys()) or [""]

@@ -43,6 +43,7 @@ from automap.runtime.trainer.gradients import (
     sum_gradients,
     tie_groups,
 )
+from automap.runtime.trainer.left_out import check_all_run
 from automap.runtime.trainer.loss_scaling import LossScale
 from automap.runtime.trainer.losses import (
     IGNORED,
@@ -132,6 +133,8 @@ class ModuleTrainer:
         units = unit_paths(module)
         self._inputs = input_names(graph, module)
         self._indices = Indices(graph, has_classes=loss is summed_cross_entropy)
+        if len(plan.stages) > 1 or plan.stages[0].zero.stage:
+            check_all_run(module, units, probe_inputs(graph, module, 2), self._inputs)
         self._split(module, graph, mesh["split"], per_rank)
         number, ranks = len(plan.stages), self._pipe.size()
         self._mine = list(range(self._pipe.get_local_rank(), number, ranks))
