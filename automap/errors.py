@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ir.errors import ModelError, ModelTooExpensive, UserError, one_of
+from ir.errors import ModelError, ModelTooExpensive, UserError, one_of, printable
 
 __all__ = [
     "ClusterError",
@@ -25,6 +25,7 @@ __all__ = [
     "ProblemError",
     "UserError",
     "one_of",
+    "printable",
 ]
 
 

@@ -25,10 +25,10 @@ class UserError(Exception):
 
     def __init__(self, message: str, *, field: str, value: object, repair: str) -> None:
         super().__init__(message)
-        self.message = _shown(message, 1000)
-        self.field = _shown(field, 200)
-        self.value = _shown((value or "nothing") if isinstance(value, str) else repr(value), 200)
-        self.repair = _shown(repair, 1000)
+        self.message = printable(message, 1000)
+        self.field = printable(field, 200)
+        self.value = printable((value or "nothing") if isinstance(value, str) else repr(value), 200)
+        self.repair = printable(repair, 1000)
 
     def __str__(self) -> str:
         return f"{self.field}: {self.message} (got {self.value}). {self.repair}"
@@ -42,8 +42,13 @@ class UserError(Exception):
         return (partial(type(self), **self.texts), ())
 
 
-def _shown(text: str, length: int) -> str:
-    """`text`, shortened and printable: names in a file may hold control characters, which must reach no terminal."""
+def printable(text: str, length: int) -> str:
+    """`text`, shortened and printable: names in a file may hold control characters, which must reach no terminal.
+
+    Args:
+        text: any text.
+        length: most characters of it that are kept.
+    """
     if len(text) > length:
         text = text[: length - 3] + "..."
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -8,13 +8,17 @@ import re
 import sys
 import time
 from contextvars import ContextVar
-from typing import Literal
+from typing import Any, Literal
+
+from automap.errors import printable
 
 Format = Literal["text", "json"]
 REQUEST: ContextVar[str] = ContextVar("request", default="")
 """Id of the request that is answered."""
 JOB: ContextVar[str] = ContextVar("job", default="")
 """Id of the job that is run."""
+LONGEST = 4000
+"""Most characters of a line (assumed)."""
 _SECRETS = re.compile(r"amk_\w+|(?<=//)[^/@\s]*(?=@)|(?i:(?<=bearer )\S+)")
 """API keys, names and passwords in URLs, and what follows `Bearer`."""
 
@@ -43,6 +47,14 @@ class _Text(logging.Formatter):
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """The message on one line: what clients and files have named must neither steer a terminal nor make lines."""
+        return printable(super().formatMessage(record), LONGEST)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        """A traceback, whose lines stay lines."""
+        return "\n".join(printable(line, LONGEST) for line in super().formatException(ei).split("\n"))
 
     def format(self, record: logging.LogRecord) -> str:
         """The line of a record."""

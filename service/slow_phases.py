@@ -8,6 +8,8 @@ import time
 
 import typer
 
+from automap.errors import printable
+
 SLOW_S = 3.0
 """Seconds after which a phase of the work is named (assumed): sooner, people still wait without wondering."""
 AGAIN_S = 15.0
@@ -48,5 +50,5 @@ class SlowPhases:
         text, began = self._open[-1]
         self._said_at[text] = self._spent.get(text, 0.0) + time.monotonic() - began
         over_bar = "\r\x1b[2K" if self._stderr.isatty() else ""
-        typer.echo(f"{over_bar}automap: {text} ({self._said_at[text]:.0f} s) ...", file=self._stderr)
+        typer.echo(f"{over_bar}automap: {printable(text, 200)} ({self._said_at[text]:.0f} s) ...", file=self._stderr)
         self._wait()

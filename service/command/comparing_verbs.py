@@ -26,7 +26,7 @@ from service.command.options import (
     stated,
     writable,
 )
-from service.command.output import print_json
+from service.command.output import print_json, say
 from service.command.plan_verbs import read_strategy
 
 app = typer.Typer()
@@ -43,7 +43,7 @@ def explain(plan: PlanArgument, job: Job, as_json: JsonOption = False) -> None:
     if as_json:
         print_json({"plan": explained.to_json(), "alternatives": [to_json(one) for one in found]})
     else:
-        typer.echo("\n".join(explanation(explained, found)))
+        say(*explanation(explained, found))
 
 
 @app.command()
@@ -66,7 +66,7 @@ def diff(
         changes = [to_json(change) for change in found]
         print_json({"first": estimates[0], "second": estimates[1], "changes": changes})
     else:
-        typer.echo("\n".join(differences(one, other, found)))
+        say(*differences(one, other, found))
 
 
 @app.command()
@@ -136,7 +136,7 @@ def sweep(
         print_json(document)
     else:
         legend = "Step time and share of memory. * the fastest that fits, ! does not fit, - not possible"
-        typer.echo("\n".join((*table(sides, cells), legend, *reasons(cells))))
+        say(*table(sides, cells), legend, *reasons(cells))
     if stopped:
         raise typer.Exit(130)
 
@@ -220,7 +220,7 @@ def recommend(
         from service.drawing.charts import front, write
 
         write(output, f"Clusters for {graph.name}", document, lambda: front(found))
-    print_json(document) if as_json else typer.echo("\n".join(page(found, steps)))
+    print_json(document) if as_json else say(*page(found, steps))
     if stopped:
         raise typer.Exit(130)
 
@@ -264,4 +264,4 @@ def draw(
     from service.command.comparison import draw_file
 
     draw_file(*job, plan, output, picture)
-    typer.echo(f"wrote     {output}")
+    say(f"wrote     {output}")

@@ -76,6 +76,7 @@ def draw_file(data: bytes, request: JobRequest, path: Path, output: Path, pictur
         output.write_text(json.dumps(trace(plan.model.name, plan.estimate.timeline)) + "\n", "utf-8")
         return
     from service.drawing.page import report, svg
+    from service.drawing.pictures import with_plain_texts
 
     if kind == ".html":
         output.write_text(report(plan), "utf-8")
@@ -84,7 +85,7 @@ def draw_file(data: bytes, request: JobRequest, path: Path, output: Path, pictur
     if kind == ".svg":
         output.write_text(svg(figure), "utf-8")
     else:
-        figure.savefig(output, dpi=150)
+        with_plain_texts(figure).savefig(output, dpi=150)
 
 
 def limits(plan: Plan, found: Sequence[Alternative]) -> list[str]:
@@ -120,7 +121,7 @@ def limits(plan: Plan, found: Sequence[Alternative]) -> list[str]:
 
 def explanation(plan: Plan, found: Sequence[Alternative]) -> list[str]:
     """The page of the estimate, what limits the plan, and a line for each alternative."""
-    lines = [page(plan), "", *(f"limits    {text}" for text in limits(plan, found)), ""]
+    lines = [*page(plan), "", *(f"limits    {text}" for text in limits(plan, found)), ""]
     for one in found:
         sign = "+" if one.more_s > 0.0 else "−"
         is_more = abs(one.more_s) > ROUNDING * one.step_time_s

@@ -196,11 +196,11 @@ def price_file(data: bytes, request: JobRequest, stated: Mapping[str, Any], path
         return priced_anew(plan, Evaluator(own_problem(data, request, plan)))
 
 
-def page(plan: Plan) -> str:
-    """The estimate of a plan for people."""
+def page(plan: Plan) -> list[str]:
+    """The lines of a plan's estimate for people."""
     estimate = plan.estimate
     assert estimate is not None
-    lines = [
+    return [
         *(f"{label:9} {text}" for label, text in head(plan)),
         "",
         *_times(estimate),
@@ -208,13 +208,13 @@ def page(plan: Plan) -> str:
         *_memory(estimate),
         *_fits(plan),
         "",
-        *(_folded(reason) for reason in plan.why),
+        *(line for reason in plan.why for line in _folded(reason)),
     ]
-    return "\n".join(lines)
 
 
-def _folded(reason: str) -> str:
-    return textwrap.fill(reason, WIDTH, initial_indent="why       ", subsequent_indent=" " * 10, break_on_hyphens=False)
+def _folded(reason: str) -> list[str]:
+    first, others = "why       ", " " * 10
+    return textwrap.wrap(reason, WIDTH, initial_indent=first, subsequent_indent=others, break_on_hyphens=False)
 
 
 def _times(estimate: Estimate) -> list[str]:

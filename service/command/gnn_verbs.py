@@ -11,7 +11,7 @@ import typer
 from automap.documents import read_file
 from automap.errors import PlanError, ProblemError, one_of
 from service.command.options import JsonOption, SeedOption, writable
-from service.command.output import print_json
+from service.command.output import print_json, say
 
 if TYPE_CHECKING:
     from automap.gnn.plan import GnnPlan
@@ -66,9 +66,9 @@ def search(
     else:
         _show(plan)
         if output is not None:
-            typer.echo(f"plan      {output}")
+            say(f"plan      {output}")
     if stopped:
-        typer.echo("automap: interrupted: this is the best placement so far", err=True)
+        say("automap: interrupted: this is the best placement so far", err=True)
         raise typer.Exit(130)
 
 
@@ -77,21 +77,21 @@ def _show(plan: GnnPlan) -> None:
     machines: dict[str, list[str]] = {}
     for task, machine in plan.placement.items():
         machines.setdefault(machine, []).append(task)
-    typer.echo(
+    say(
         f"iteration {estimate.iteration_s:.4g} s (between {estimate.low_s:.4g} s and {estimate.high_s:.4g} s), "
         f"schedule {plan.schedule}"
     )
     optimal = ", the best of all placements" if made.is_optimal else ""
-    typer.echo(f"found by  {made.searcher} in {made.evaluations:,} simulations, {made.seconds:.1f} s{optimal}")
+    say(f"found by  {made.searcher} in {made.evaluations:,} simulations, {made.seconds:.1f} s{optimal}")
     for name, seconds in plan.against.items():
         ratio = f", {seconds / estimate.iteration_s:.2f}x" if estimate.iteration_s > 0.0 else ""
-        typer.echo(f"against   {name}: {seconds:.4g} s{ratio}")
+        say(f"against   {name}: {seconds:.4g} s{ratio}")
     for machine in sorted(machines, key=lambda name: (len(name), name))[:16]:
         tasks = machines[machine]
         more = f" and {len(tasks) - 8} more" if len(tasks) > 8 else ""
-        typer.echo(f"on        {machine}: {', '.join(tasks[:8])}{more}")
+        say(f"on        {machine}: {', '.join(tasks[:8])}{more}")
     for line in plan.why:
-        typer.echo(f"why       {line}")
+        say(f"why       {line}")
 
 
 @app.command()
@@ -155,7 +155,7 @@ def profile(
     read = power_law_graph(*parse_made_up(graph), rng) if is_made_up else read_edges(Path(graph))
     found = profile_graph(read, setting, rng)
     for label, text in told(found).items():
-        typer.echo(f"{label:9} {text}", err=True)
+        say(f"{label:9} {text}", err=True)
     if output is None:
         print_json(found.problem.to_json())
     _write(output, found.problem.to_json())
@@ -207,12 +207,10 @@ def trial(
         )
         return
     error = f" ({found.measured_s / found.simulated_s - 1.0:+.1%})" if found.simulated_s else ""
-    typer.echo(f"simulated {found.simulated_s:.4g} s an iteration")
-    typer.echo(f"measured  {found.measured_s:.4g} s{error}")
-    typer.echo(
-        f"ran       {found.iterations} iterations between {len(read.machines)} machines of this host, ", nl=False
-    )
-    typer.echo(f"{found.slowed:.3g} times slower" if found.slowed >= 1.0 else f"{1.0 / found.slowed:.3g} times faster")
+    say(f"simulated {found.simulated_s:.4g} s an iteration")
+    say(f"measured  {found.measured_s:.4g} s{error}")
+    pace = f"{found.slowed:.3g} times slower" if found.slowed >= 1.0 else f"{1.0 / found.slowed:.3g} times faster"
+    say(f"ran       {found.iterations} iterations between {len(read.machines)} machines of this host, {pace}")
 
 
 @app.command()
@@ -237,7 +235,7 @@ def export(
         raise ProblemError("unknown", field="style", value=style, repair=one_of(("dgl", "pyg"), style))
     found = launch_list(made, read, "dgl" if style == "dgl" else "pyg")
     for line in found["warnings"]:
-        typer.echo(f"warning   {line}", err=True)
+        say(f"warning   {line}", err=True)
     if output is None:
         print_json(found)
     _write(output, found)

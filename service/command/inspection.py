@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from automap.errors import printable
+from service.command.output import LONGEST, say
+
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
     from ir.graph import Graph
 
@@ -63,7 +67,7 @@ def show(document: Mapping[str, Any]) -> None:
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column(overflow="fold")
     for label, text in _facts(document):
-        facts.add_row(label, text)
+        facts.add_row(label, _cell(text))
     console.print(facts)
     if document["heaviest"]:
         rows = [(_percent(row["share"]), str(row["count"]), row["name"]) for row in document["heaviest"]]
@@ -76,7 +80,7 @@ def show(document: Mapping[str, Any]) -> None:
         ]
         console.print(_table("log10 of the number of plans, by pruning rule", ("before", "after"), texts, steps))
     for line in document["warnings"]:
-        console.print(f"warning: {line}", markup=False, soft_wrap=True)
+        say(f"warning: {line}")
 
 
 def _table(title: str, numbers: Sequence[str], texts: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Table:
@@ -89,8 +93,15 @@ def _table(title: str, numbers: Sequence[str], texts: Sequence[str], rows: Seque
     for name in texts:
         table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(_cell, row))
     return table
+
+
+def _cell(text: str) -> Text:
+    """A text as it stands, which may be a name of a file: no markup, nothing that steers a terminal."""
+    from rich.text import Text
+
+    return Text(printable(text, LONGEST))
 
 
 def _facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ import typer
 from automap.errors import UserError, one_of
 from automap.records import to_json
 from service.command.options import JsonOption
-from service.command.output import print_json
+from service.command.output import print_json, say
 from service.command.server_settings import read_settings
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def create(
     scopes: Any = scope or ["read", "submit"]
     with _keys() as keys:
         text, key = keys.create(tenant, scopes, name=name, lasts_s=None if days is None else days * DAY_S)
-    print_json({"key": text, **_shown(key)}) if as_json else typer.echo(text)
+    print_json({"key": text, **_shown(key)}) if as_json else say(text)
 
 
 @app.command("list")
@@ -65,7 +65,7 @@ def show(as_json: JsonOption = False) -> None:
         return
     for key, used in found:
         last = f"used {_day(used)}" if used else "never used"
-        typer.echo(f"{key.id}  {key.tenant:16} {','.join(key.scopes):18} {_state(key):20} {last:16} {key.name}")
+        say(f"{key.id}  {key.tenant:16} {','.join(key.scopes):18} {_state(key):20} {last:16} {key.name}")
 
 
 @app.command()
@@ -82,7 +82,7 @@ def revoke(
     """Revokes a key: from now on it is refused."""
     with _keys() as keys:
         found = keys.revoke(key)
-    print_json(_shown(found)) if as_json else typer.echo(f"{found.id} of {found.tenant} is revoked")
+    print_json(_shown(found)) if as_json else say(f"{found.id} of {found.tenant} is revoked")
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ import typer
 from automap.errors import NothingFits, UserError
 from automap.phases import listening
 from service.command import comparing_verbs, gnn_verbs, key_verbs, other_verbs, plan_verbs, server_verbs
-from service.command.output import print_json
+from service.command.output import print_json, say
 from service.command.usage import is_help, usage_error
 from service.problems import RemoteError, problem, problem_of
 from service.slow_phases import SlowPhases
@@ -63,7 +63,7 @@ def _show_version(asked: bool) -> None:
     if asked:
         from service.about import version
 
-        typer.echo(f"automap {version()}")
+        say(f"automap {version()}")
         raise typer.Exit
 
 
@@ -148,11 +148,11 @@ def _lost(fault: OSError) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if not isinstance(fault, BrokenPipeError):
         place = fault.filename or "the output"
-        typer.echo(f"automap: {place}: {fault.strerror or fault}. Nothing more was written.", err=True)
+        say(f"automap: {place}: {fault.strerror or fault}. Nothing more was written.", err=True)
     return 1
 
 
 def _complain(text: str, document: dict[str, Any], *, as_json: bool) -> None:
-    typer.echo(f"automap: {text}", err=True)
+    say(f"automap: {text}", err=True)
     if as_json:
         print_json(document)

@@ -20,7 +20,7 @@ from service.command.options import (
     read_model,
     writable,
 )
-from service.command.output import print_json
+from service.command.output import print_json, say
 from service.jobs.run_job import import_graph
 
 app = typer.Typer()
@@ -75,7 +75,7 @@ def export_onnx(
     from automap.runtime import torch_export
 
     data = torch_export.export_onnx(build, output, opset=opset, name=name or known_as)
-    typer.echo(f"{output}: {len(data):,} bytes, no weights", err=True)
+    say(f"{output}: {len(data):,} bytes, no weights", err=True)
 
 
 @app.command()
@@ -102,7 +102,7 @@ def strip(
             }
         )
         return
-    typer.echo(
+    say(
         f"{output}: {stripped.bytes_before:,} -> {len(stripped.data):,} bytes; "
         f"weights left out: {stripped.num_dropped}, small constants kept: {stripped.num_kept}",
         err=True,
@@ -118,17 +118,17 @@ def clusters(as_json: JsonOption = False) -> None:
     if as_json:
         print_json(document)
         return
-    typer.echo("A cluster is " + document["form"] + ", or a JSON file. Examples:")
+    say("A cluster is " + document["form"] + ", or a JSON file. Examples:")
     for preset in document["presets"]:
-        typer.echo(f"  {preset}")
-    typer.echo("Devices, with peaks in TFLOP/s (* no kernels of it were measured: its band is wider):")
+        say(f"  {preset}")
+    say("Devices, with peaks in TFLOP/s (* no kernels of it were measured: its band is wider):")
     for line in device_lines():
-        typer.echo(line)
-    typer.echo("Links between nodes, as in @25Gbit, in place of those that a node has by default:")
+        say(line)
+    say("Links between nodes, as in @25Gbit, in place of those that a node has by default:")
     for line in link_lines():
-        typer.echo(line)
-    typer.echo(own_line())
-    typer.echo(local_line(document["local"]))
+        say(line)
+    say(own_line())
+    say(local_line(document["local"]))
 
 
 @app.command()
@@ -168,7 +168,7 @@ def profile(
 
     found = measure_host(output, time_limit_s=time_limit, num_devices=devices)
     if found.cluster is None:
-        typer.echo(f"automap: {found.outcome.replace('_', ' ')}: {found.message}", err=True)
+        say(*f"automap: {found.outcome.replace('_', ' ')}: {found.message}".split("\n"), err=True)
         raise typer.Exit(1)
     if as_json:
         print_json(found.cluster.to_json())
@@ -201,7 +201,7 @@ def validate(
 
         title = f"Predicted against measured: {runs.name}"
         write(output, title, validation_numbers(rows), lambda: predicted_against_measured(rows))
-    print_json(document) if as_json else typer.echo(validation.table(document))
+    print_json(document) if as_json else say(validation.table(document))
 
 
 @app.command("train-agent")
@@ -253,7 +253,7 @@ def train_agent(
             seconds=seconds,
             command=[*command, "--seed", str(seed)],
             on_progress=lambda text, fraction: show(text, fraction, 0, None),
-            on_exam=lambda text: typer.echo(text, err=True),
+            on_exam=lambda text: say(*text.split("\n"), err=True),
         )
 
 
@@ -301,7 +301,7 @@ def label_problems(
             better += found is not None and found.seed in before and is_better(found, before[found.seed])
             done("" if found is None else f"seed {found.seed}: {found.found_by or 'nothing fits'}")
     told = f"{len(seeds) - failed} labels, {fitting} with a plan, {better} better than before; {failed} problems failed"
-    typer.echo(f"{folder}: {told}", err=True)
+    say(f"{folder}: {told}", err=True)
 
 
 @app.command()

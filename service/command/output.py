@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from automap.errors import PlanError
+from automap.errors import PlanError, printable
 
 if TYPE_CHECKING:
     from automap.plan import Plan
@@ -60,6 +60,20 @@ def _keep(text: str) -> str:
     return f"The plan is kept in {name}: copy it from there."
 
 
+LONGEST = 4000
+"""Most characters of a line (assumed): names in a file may be of any length."""
+
+
+def say(*lines: str, err: bool = False) -> None:
+    """Prints lines for people on stdout, or on stderr.
+
+    What is not printable is shown escaped, line feeds too: a name from a file neither steers the terminal nor becomes a
+    line of its own.
+    """
+    for line in lines:
+        typer.echo(printable(line, LONGEST), err=err)
+
+
 def show_plan(plan: Plan, output: Path | None, *, as_json: bool) -> None:
     """Writes a plan and shows it, to a person or to a program."""
     from service.report import summary
@@ -69,13 +83,13 @@ def show_plan(plan: Plan, output: Path | None, *, as_json: bool) -> None:
         print_json(plan.to_json())
         return
     for label, text in summary(plan):
-        typer.echo(f"{label:9} {text}")
+        say(f"{label:9} {text}")
     for line in plan.why:
-        typer.echo(f"{'why':9} {line}")
+        say(f"{'why':9} {line}")
     for line in plan.warnings:
-        typer.echo(f"{'warning':9} {line}", err=True)
+        say(f"{'warning':9} {line}", err=True)
     if output is not None:
-        typer.echo(f"{'plan':9} {output}")
+        say(f"{'plan':9} {output}")
 
 
 def print_json(document: object) -> None:

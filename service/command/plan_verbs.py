@@ -29,7 +29,7 @@ from service.command.options import (
     stated,
     sync_training,
 )
-from service.command.output import print_json, show_plan, write_plan
+from service.command.output import print_json, say, show_plan, write_plan
 from service.jobs.run_job import import_graph, run_job
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def search(
     if job.request.budget.isdigit():
         number = job.request.budget
         text = f"{int(number):,} plans, without those of the templates; write {number}s for seconds"
-        typer.echo(f"{'budget':9} {text}", err=True)
+        say(f"{'budget':9} {text}", err=True)
     results: list[SearchResult] = []
     problems: list[Problem] = []
 
@@ -251,11 +251,11 @@ def estimate(
         assert plan is not None
         found = estimation.price_file(job.data, request, degrees, plan)
     write_plan(found, output)
-    print_json(found.to_json()) if as_json else typer.echo(estimation.page(found))
+    print_json(found.to_json()) if as_json else say(*estimation.page(found))
     for line in () if as_json else found.warnings:
-        typer.echo(f"warning: {line}", err=True)
+        say(f"warning: {line}", err=True)
     if (lacks := estimation.lacks(found)) is not None:
-        typer.echo(f"automap: does not fit: {lacks}", err=True)
+        say(f"automap: does not fit: {lacks}", err=True)
         raise typer.Exit(3)
 
 
@@ -271,9 +271,9 @@ def verify(plan: PlanArgument, job: Job, as_json: JsonOption = False) -> None:
         print_json({"violations": [to_json(violation) for violation in found]})
     else:
         for violation in found:
-            typer.echo(f"{violation.where}: {violation.what}")
+            say(f"{violation.where}: {violation.what}")
         if not found:
-            typer.echo("valid     nothing is wrong with this plan")
+            say("valid     nothing is wrong with this plan")
     if found:
         raise typer.Exit(1)
 
@@ -307,10 +307,10 @@ def write_export(
             if note.cost_s is None
             else f" ({seconds(abs(note.cost_s))} a step {'more' if note.cost_s > 0.0 else 'less'})"
         )
-        typer.echo(f"{note.kept:12} {note.about}: {note.text}{price}")
+        say(f"{note.kept:12} {note.about}: {note.text}{price}")
     for name in found.files:
-        typer.echo(f"{'wrote':12} {folder / name}")
-    typer.echo(f"{'launch':12} {found.launch}")
+        say(f"{'wrote':12} {folder / name}")
+    say(f"{'launch':12} {found.launch}")
 
 
 @app.command()
@@ -329,6 +329,6 @@ def trial(
 
     tried, found = try_file(*job, plan, steps=steps, time_s=time_limit, seed=seed)
     write_plan(tried, output)
-    print_json(found.to_json()) if as_json else typer.echo(page(found))
+    print_json(found.to_json()) if as_json else say(*page(found))
     if found.outcome != "ok":
         raise typer.Exit(2 if found.outcome == "refused" else 1)

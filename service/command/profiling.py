@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from automap.cluster import local_profile
+from service.command.output import say
 
 if TYPE_CHECKING:
     from automap.runtime.profiler.measure_host import Profile
@@ -34,10 +33,10 @@ def measure_host(output: Path | None, *, time_limit_s: float, num_devices: int |
     target.parent.mkdir(parents=True, exist_ok=True)
     for path in (target, output) if output is not None else (target,):
         path.write_text(text, "utf-8")
-        typer.echo(f"written to {path}", err=True)
-    typer.echo(f"measured in {found.time_s:.0f} s; errors on measurements that were left out of the fit:", err=True)
+        say(f"written to {path}", err=True)
+    say(f"measured in {found.time_s:.0f} s; errors on measurements that were left out of the fit:", err=True)
     for name, rows, median, p90 in residuals(found.cluster):
-        typer.echo(f"  {name:16} {rows:5.0f} measurements, median {median:6.1%}, 90th percentile {p90:6.1%}", err=True)
+        say(f"  {name:16} {rows:5.0f} measurements, median {median:6.1%}, 90th percentile {p90:6.1%}", err=True)
     for line in found.cluster.warnings:
-        typer.echo(f"warning: {line}", err=True)
+        say(f"warning: {line}", err=True)
     return found

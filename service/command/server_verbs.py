@@ -13,7 +13,7 @@ import typer
 from automap.errors import UserError
 from service import logs
 from service.command.options import Job, JobArgument, JsonOption, OutputOption, UrlOption, gathers, read_job
-from service.command.output import print_json, show_plan
+from service.command.output import print_json, say, show_plan
 from service.command.server_settings import read_settings
 from service.jobs.run_job import MOST_WORKERS
 from service.problems import RemoteError
@@ -50,7 +50,7 @@ def serve(
     logs.configure(settings.log_level, settings.log_format)
 
     def ready(url: str) -> None:
-        typer.echo(json.dumps({"url": url}) if as_json else f"AutoMAP serves {url}/v1 (Ctrl-C ends it)")
+        say(json.dumps({"url": url}) if as_json else f"AutoMAP serves {url}/v1 (Ctrl-C ends it)")
         sys.stdout.flush()
 
     server.serve(settings, host=host, port=port, on_ready=ready)
@@ -120,14 +120,14 @@ def submit(
             **about,
         )
         if not detach:
-            typer.echo(f"job {document['id']}", err=True)
+            say(f"job {document['id']}", err=True)
             found = _followed(client, document["id"])
     if not detach:
         show_plan(found, output, as_json=as_json)
     elif as_json:
         print_json(document)
     else:
-        typer.echo(document["id"])
+        say(document["id"])
 
 
 @app.command()
@@ -143,7 +143,7 @@ def status(
         print_json(documents[0] if job is not None else {"jobs": documents})
         return
     for document in documents:
-        typer.echo(_job_line(document))
+        say(_job_line(document))
 
 
 @app.command()
@@ -159,7 +159,7 @@ def cancel(job: JobArgument, url: UrlOption = URL, as_json: JsonOption = False) 
     """Cancels a job; the best plan that it has found stays (`plan --so-far`)."""
     with _client(url) as client:
         document = client.cancel(job)
-    print_json(document) if as_json else typer.echo(_job_line(document))
+    print_json(document) if as_json else say(_job_line(document))
 
 
 @app.command()

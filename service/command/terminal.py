@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
+from automap.errors import printable
 from service.report import seconds
 
 
@@ -27,7 +28,8 @@ def progress_line(title: str = "") -> Iterator[Show]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+    about = TextColumn("{task.description}", markup=False)
+    columns = (about, BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
     more = (TextColumn("{task.fields[found]}"), TimeElapsedColumn())
     with Progress(*columns, *more, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title or "reading", total=1.0, found="")
@@ -35,7 +37,7 @@ def progress_line(title: str = "") -> Iterator[Show]:
         def show(label: str, fraction: float, evaluations: int, best_s: float | None) -> None:
             best = "nothing fits yet" if best_s is None else f"best {seconds(best_s)}"
             found = f"{evaluations:,} plans · {best}" if evaluations else ""
-            bar.update(task, completed=fraction, description=f"{title} {label}".strip(), found=found)
+            bar.update(task, completed=fraction, description=printable(f"{title} {label}".strip(), 80), found=found)
 
         yield show
 
@@ -83,10 +85,11 @@ def counting_bar(title: str, total: int) -> Iterator[Callable[[str], None]]:
         TimeRemainingColumn,
     )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    more = (TimeRemainingColumn(), TextColumn("{task.fields[last]}"))
+    about = TextColumn("{task.description}", markup=False)
+    columns = (about, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    more = (TimeRemainingColumn(), TextColumn("{task.fields[last]}", markup=False))
     with Progress(
         *columns, *more, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
     ) as bar:
         task = bar.add_task(title, total=total, last="")
-        yield lambda last: bar.update(task, advance=1, last=last)
+        yield lambda last: bar.update(task, advance=1, last=printable(last, 80))

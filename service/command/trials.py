@@ -44,10 +44,13 @@ def try_file(data: bytes, request: JobRequest, path: Path, *, steps: int, time_s
     return with_measured(plan, trial), trial
 
 
-def page(trial: Trial) -> str:
-    """A trial for people."""
+def page(trial: Trial) -> list[str]:
+    """The lines of a trial for people."""
     if trial.step_time_s is None:
-        return f"outcome   {trial.outcome.replace('_', ' ')} after {seconds(trial.time_s)}\n{trial.message}"
+        return [
+            f"outcome   {trial.outcome.replace('_', ' ')} after {seconds(trial.time_s)}",
+            *trial.message.split("\n"),
+        ]
     lines = [
         f"outcome   ok after {seconds(trial.time_s)} and {trial.num_warm_up_steps} steps of warm-up",
         f"step      {seconds(trial.step_time_s)}, the median of {len(trial.step_times_s)}: "
@@ -57,4 +60,4 @@ def page(trial: Trial) -> str:
     if trial.predicted is not None:
         step, memory = trial.predicted["step_time_s"], trial.predicted["peak_memory_bytes"]
         lines.append(f"predicted {seconds(step)} and {memory / MIB:,.0f} MiB on the cluster of the plan")
-    return "\n".join(lines)
+    return lines

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from automap.errors import PlanError
-from service.drawing.pictures import PARTS, ROWS, best_so_far, figure_of, plain_numbers
+from service.drawing.pictures import PARTS, ROWS, best_so_far, figure_of, plain_numbers, with_plain_texts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,7 +54,7 @@ def write(path: Path, title: str, document: Mapping[str, Any], draw: Callable[[]
     if kind == ".json":
         path.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     elif kind == ".png":
-        draw().savefig(path, dpi=150)
+        with_plain_texts(draw()).savefig(path, dpi=150)
     else:
         from service.drawing.page import page_of, svg
 

@@ -9,13 +9,16 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from automap.errors import printable
 from automap.plan import MEMORY_CLASSES, Plan
-from service.drawing.pictures import PICTURES, pictures_of
+from service.drawing.pictures import PICTURES, pictures_of, with_plain_texts
 from service.report import GIB, head, seconds, summary, time_parts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+LONGEST = 4000
+"""Most characters of a line (assumed)."""
 STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
@@ -46,7 +49,7 @@ def svg(figure: Figure) -> str:
     file = io.StringIO()
     # Without a date the same plan gives the same bytes; with texts as text they can be searched and read aloud.
     with matplotlib.rc_context({"svg.hashsalt": "automap", "svg.fonttype": "none"}):
-        figure.savefig(file, format="svg", metadata={"Date": None})
+        with_plain_texts(figure).savefig(file, format="svg", metadata={"Date": None})
     return re.sub(r"^.*?(?=<svg)", "", file.getvalue(), flags=re.DOTALL)
 
 
@@ -76,6 +79,7 @@ def report(plan: Plan) -> str:
     drawn = {name: _picture(plan, name) for name in pictures_of(plan)}
     document = plan.to_json()
     document["estimate"].pop("timeline", None)
+    text = html.escape(json.dumps(document, indent=1))
     title = f"{plan.model.name}: {seconds(estimate.step_time_s)} a step"
     body = f"""<table><tbody>{"".join(rows)}</tbody></table>
 <h2>Why</h2>
@@ -93,7 +97,7 @@ def report(plan: Plan) -> str:
 <h2>What is where</h2>
 {drawn["placement"]}
 {_search(drawn)}<h2>The plan</h2>
-<details><summary>{_safe(plan.schema)} as JSON</summary><pre>{_safe(json.dumps(document, indent=1))}</pre></details>
+<details><summary>{_safe(plan.schema)} as JSON</summary><pre>{text}</pre></details>
 """
     return _document(title, body)
 
@@ -120,7 +124,8 @@ def _warnings(plan: Plan) -> str:
 
 
 def _safe(text: str) -> str:
-    return html.escape(text)
+    """A text from a plan, with what is not printable shown as in a terminal: it may turn the direction of a line."""
+    return html.escape(printable(text, LONGEST))
 
 
 def _document(title: str, body: str) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from automap.arrays import Floats, Ints
+from automap.errors import printable
 from automap.plan import MEMORY_CLASSES, DeviceMemory, Estimate, Plan, Stage, parse_devices
 from service.drawing.trace import KINDS, Action, read_action
 from service.report import GIB, seconds, time_parts
@@ -39,6 +40,8 @@ MOST_SHAPES = 2000
 """Number of actions above which they are drawn as pixels: a file with more shapes is slow to open (assumed)."""
 MOST_LABELLED = 1e3
 """Ratio of the ends of a logarithmic axis above which only the powers of ten are labelled (assumed)."""
+LONGEST = 200
+"""Most characters of a line of a text (assumed)."""
 WIDTH = 10.0
 """Width of a figure in inches."""
 NEAR = 1.5
@@ -261,6 +264,18 @@ def figure_of(rows: int, title: str) -> tuple[Figure, Axes]:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     return figure, axes
+
+
+def with_plain_texts(figure: Figure) -> Figure:
+    """The figure, whose texts are shown as they stand: names from files are no formulas, and may hold what is in no XML
+    and on no page."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+        lines = text.get_text().split("\n")
+        text.set_text("\n".join(printable(line, LONGEST) for line in lines))
+    return figure
 
 
 def plain_numbers(axes: Axes) -> None:
