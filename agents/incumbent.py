@@ -25,11 +25,12 @@ from agents.results.side_by_side import fastest_of_each, of_unlike_degrees
 from agents.searcher import Budget, OnProgress, Progress, Reached, SearchResult, SearchTask, ShouldStop
 from agents.spending import Spending
 from automap.bounds.partial_plans import BoundTable
-from automap.plan import Plan, SearchRecord, Sync
+from automap.plan import Plan, Sync
 from automap.price.estimate import annotate, lower_bound_s
 from automap.price.lowered_plan import LoweredPlan
 from automap.price.plan_reader import same_lowered
 from automap.price.plan_writer import to_plan
+from automap.search_record import SearchRecord
 from automap.space.encode import values_of
 from automap.space.shape import Shape
 from automap.space.space import Ints, PlanSpace, Values

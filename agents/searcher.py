@@ -14,8 +14,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from automap.errors import ProblemError, one_of
-from automap.plan import Plan, SearchRecord
+from automap.plan import Plan
 from automap.problem import Problem
+from automap.search_record import SearchRecord
 from ir.notebook import shown
 
 if TYPE_CHECKING:

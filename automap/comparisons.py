@@ -1,8 +1,7 @@
-"""What a plan is compared with in its record: the plan that the user runs today, the best
-plan of any trainer, and plans of other degrees of parallelism.
+"""What a plan is compared with: the plan that the user runs today, the best plan of any trainer, and plans with other
+degrees of parallelism.
 
-Records alone; `automap.space.changes` and `agents.portfolio.any_trainer`
-fill the first two in. Units: seconds.
+Records alone; `automap.space.changes` and `agents.portfolio.any_trainer` fill the first two in. Units: seconds.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ class Yours:
     name: str
     """Name of its file; `plan` for a plan document."""
     step_time_s: float
+    """Its predicted step time, also where it does not fit."""
     shortage: str | None
     """Where and by how much it does not fit into memory; null if it fits."""
     notes: tuple[str, ...] = ()
@@ -52,6 +52,7 @@ class Beside:
     strategy: str
     """One line that describes it."""
     step_time_s: float
+    """Its predicted step time."""
     memory: float
     """Share of the memory of its fullest device."""
     tie: bool
@@ -65,5 +66,6 @@ class TargetCost:
     """The best plan that was found for any trainer, where it is faster than the best one of the target."""
 
     step_time_s: float
+    """Its predicted step time."""
     beyond: tuple[str, ...]
     """What of it the target cannot express."""

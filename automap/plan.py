@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from automap.cluster import MAX_DEVICES, Count
-from automap.comparisons import Beside, TargetCost, Yours
 from automap.errors import PlanError
 from automap.hints import Samples
 from automap.problem import Problem, Training
 from automap.records import Range, from_json, json_schema, to_json
+from automap.search_record import SearchRecord
 from automap.targets import SyncKind
 from ir.factors import Signature, placement_text
 from ir.graph import Graph
@@ -31,9 +31,11 @@ class ModelRef:
     """Which model the plan is for."""
 
     name: str
+    """Name of the model; a plan is for the model of the same `sha256`, whatever its name."""
     sha256: str
     """SHA-256 of the model file, or of the canonical graph where there is no file."""
     num_parameters: Annotated[int, Range(0, 10**18)]
+    """Number of trained and frozen parameters."""
 
     def __str__(self) -> str:
         return f"{self.name!r} ({self.sha256[:8]})"
@@ -44,6 +46,7 @@ class Schedule:
     """Order of micro-batches in the pipeline."""
 
     kind: ScheduleKind = "1f1b"
+    """Rule that orders the passes of each pipeline rank; `explicit`: the list in `order`."""
     order: tuple[tuple[str, ...], ...] | None = None
     """Actions of each pipeline rank in torch's words (see `automap.schedule`) if the kind is `explicit`, else null."""
 
@@ -53,7 +56,9 @@ class Zero:
     """ZeRO: stage 1 shards optimizer state over mesh axes, stage 2 gradients too, stage 3 parameters too."""
 
     stage: Annotated[int, Range(0, 3)] = 0
+    """0 shards nothing."""
     axes: tuple[str, ...] = ()
+    """Mesh axes over which the states are sharded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +66,9 @@ class AxisSharding:
     """Placements of an operator's operands on one mesh axis: S(i), B or P."""
 
     inputs: tuple[str, ...]
+    """One placement for each tensor operand, in the order of the operator."""
     outputs: tuple[str, ...]
+    """One placement for each result."""
 
     @staticmethod
     def of(signature: Signature) -> AxisSharding:
@@ -81,9 +88,11 @@ class Stage:
     mesh: tuple[tuple[str, Count], ...]
     """Name and size of each axis; the last axis runs over consecutive devices."""
     batch_axes: tuple[str, ...]
+    """Mesh axes over which operators split their batch, unless `shardings` says otherwise."""
     batch_shares: tuple[Samples, ...] | None = None
     """Samples of a micro-batch for each index of the first batch axis, at least 1; null = as even as possible."""
     zero: Zero = Zero()
+    """What is sharded among the replicas; the same in all stages."""
     shardings: Mapping[str, Mapping[str, AxisSharding]] = field(default_factory=dict)
     """Operator or glob (see `automap.globs`) -> axis -> placements; the most specific glob wins."""
     recompute: tuple[str, ...] = ()
@@ -169,7 +178,7 @@ class Degrees:
     sequence_parallel: bool
     """Whether the ranks that split weights split the sequence in normalisations."""
     pipeline: Count
-    """Pipeline ranks."""
+    """Number of pipeline ranks."""
     virtual_stages: Count
     """Stages of each pipeline rank."""
     zero: Annotated[int, Range(0, 3)]
@@ -195,11 +204,15 @@ class DeviceMemory:
     """Memory of each device of a stage in the fullest moment of a step, by class, bytes."""
 
     devices: str
+    """Device numbers, as in 0-7 or 0,2,4."""
     parameters: float
+    """Parameters in the precision of training; float32 masters are part of `optimizer`."""
     gradients: float
     """Those that are there in that moment: none where the backward pass has made none yet."""
     optimizer: float
+    """State of the optimizer, such as moments and masters."""
     activations: float
+    """Tensors that are saved for the backward pass, of all micro-batches in flight."""
     buffers: float
     """Communication and gather buffers, temporaries and what the framework holds."""
     capacity: float
@@ -218,14 +231,18 @@ class Estimate:
     """What a plan is predicted to cost."""
 
     step_time_s: float
+    """Predicted time of one optimizer step, seconds."""
     error_band_s: tuple[float, float]
+    """Seconds between which the measured step time is expected with a probability of 80 %."""
     samples_per_s: float
+    """The global batch over the step time."""
     tokens_per_s_per_device: float | None
     """Tokens per second divided by the number of devices in use; null if the model has no sequence."""
     mfu: float
     """Model FLOPs utilisation: FLOP/s of the model, without recomputation, over the peak FLOP/s of the devices in
     use."""
     memory_bytes: tuple[DeviceMemory, ...]
+    """One entry for each pipeline rank, or for each kind of device of a rank where their shares differ."""
     breakdown_s: Mapping[str, Any]
     """compute, exposed_communication {kind: s}, bubble, optimizer, overhead: they add up to the step time."""
     lower_bound_s: float
@@ -247,116 +264,42 @@ class Estimate:
         return any(m.total > m.capacity for m in self.memory_bytes)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrialRecord:
-    """The result of a trial run of one plan."""
-
-    strategy: str
-    """One line that describes the plan."""
-    found_by: str
-    """Searcher that found the plan; `dqn` also where it led the trials."""
-    expected_s: float
-    """Step time that was expected of the plan from its estimate and the trials before it, seconds."""
-    outcome: str
-    """`ok`, or the kind of failure, see `automap.runtime.launch.launcher`."""
-    message: str
-    """Reason of a failure; empty if the outcome is ok."""
-    predicted: Mapping[str, float]
-    """{step_time_s, peak_memory_bytes} of the estimate."""
-    measured: Mapping[str, float] | None
-    """{step_time_s, peak_memory_bytes, num_steps}; null unless the outcome is ok."""
-    time_s: float
-    """Wall time of the whole trial, seconds."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Calibration:
-    """How measured step times compare with the estimates. The estimates are not changed by it; see
-    `automap.runtime.trial.calibration`."""
-
-    num_trials: int
-    factor: float
-    """Geometric mean of measured over predicted step times."""
-    spread: float
-    """Largest ratio of measured to predicted time over the smallest; 1 if all trials agree."""
-    compute: float
-    """Measured over predicted time of everything but communication."""
-    communication: float
-    """Measured over predicted time of collectives and sends; equal to `factor` if the trials cannot tell them apart."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SearchRecord:
-    """Which searcher found the plan, and how it compares."""
-
-    found_by: str
-    seed: int
-    evaluations: int
-    """Number of complete plans priced by all searchers together."""
-    look_aheads: int = 0
-    """Number of further plans that agents priced to see what is behind a decision."""
-    baselines: Mapping[str, float | None]
-    """Step times in seconds of pure data parallelism (`dp`), the best template (`expert`) and `hints.baseline`
-    (`yours`); null if it does not fit into memory. `dp` is absent if the batch or the hints allow no such plan, `yours`
-    if there is none."""
-    searchers: Mapping[str, float | None] = field(default_factory=dict)
-    """Best step time of each searcher that ran, seconds; null if it found no plan that fits."""
-    history: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
-    """How each searcher got faster: (number of plans that all had priced, step time in seconds) at the moments when it
-    found a faster plan than it had, of many moments some, see `agents.results.history`."""
-    yours: Yours | None = None
-    """The plan that the user runs today (`hints.baseline`), and what this plan changes; null without one."""
-    any_trainer: TargetCost | None = None
-    """The best plan found without the target, and what of it the target cannot express; null without a target, or
-    where it is hardly faster."""
-    beside: tuple[Beside, ...] = ()
-    """The best plans with other degrees of parallelism, the fastest first."""
-    first_s: float | None = None
-    """Step time of the first plan that the network proposed, seconds; null if it proposed none that fits."""
-    first_after_s: float | None = None
-    """Seconds from the start of the search to that plan."""
-    seconds: float | None = None
-    fastest_s: float | None = None
-    """Step time of the fastest plan found if a simpler plan, equal within `tie`, was preferred to it; else null."""
-    proven: bool = False
-    """Whether no plan of the space that fits is faster than the fastest one found, by the estimate."""
-    lower_bound_s: float | None = None
-    """Lower bound of the step times of all plans of the space, seconds."""
-    certified_after_s: float | None = None
-    """Seconds that were spent on a certificate, which sharpens `lower_bound_s`; null where none was asked for."""
-    num_decisions: int = 0
-    """Number of decisions for which more than one value was legal."""
-    num_operator_decisions: int = 0
-    """Number of those decisions that shard operators."""
-    trials: tuple[TrialRecord, ...] = ()
-    """Trial runs, in the order in which they ran."""
-    calibration: Calibration | None = None
-    """Comparison of the successful trials with their estimates; null if there was none."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """How one training step is spread over a cluster, with its predicted and measured cost."""
 
     model: ModelRef
+    """The model that the plan is for."""
     cluster: Mapping[str, Any]
+    """The devices that the plan is for, in the form of a cluster file."""
     training: Training
+    """The settings that the plan was priced with."""
     num_micro_batches: Samples
+    """Micro-batches of a step; times `samples_per_micro_batch` it is the global batch."""
     samples_per_micro_batch: Samples
     """Samples of one micro-batch over all replicas of a stage."""
     schedule: Schedule
+    """In which order the passes of the pipeline run."""
     stages: tuple[Stage, ...]
     """Chunks of the graph in dataflow order; a device may serve several (virtual stages)."""
     sync: Sync = Sync()
+    """How the replicas stay consistent."""
     degrees: tuple[Degrees, ...] = ()
     """One if all stages have the same, else one for each stage; written with the estimate."""
     estimate: Estimate | None = None
+    """What the plan is predicted to cost; null in a plan by hand that has not been priced."""
     measured: Mapping[str, Any] | None = None
+    """What a trial measured: step time, memory, number of steps; null without a trial."""
     launch: str | None = None
+    """The command that starts the training, with one process for each device."""
     why: tuple[str, ...] = ()
+    """The reasons for the step time, one sentence for each of the largest costs."""
     search: SearchRecord | None = None
+    """How the plan was found; null in a plan that no search found."""
     warnings: tuple[str, ...] = ()
+    """What was assumed, and what may make the estimate wrong."""
     schema: Literal["automap.plan/1"] = "automap.plan/1"
+    """Name and version of this form."""
 
     def __repr__(self) -> str:
         parts = [f"{len(self.stages)} stage{'s' if len(self.stages) > 1 else ''}"]

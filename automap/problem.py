@@ -46,7 +46,7 @@ class Training:
     global_batch: Samples
     """Samples of one optimizer step, over all devices."""
     precision: Precision | None = None
-    """Precision of the arithmetic; None = bf16 if every device supports it, else fp16, else fp32. fp8, mxfp8 and nvfp4
+    """Precision of the arithmetic; null: bf16 if every device supports it, else fp16, else fp32. fp8, mxfp8 and nvfp4
     apply to matrix products with weights only: all other operators compute in bf16, and weights, gradients and
     optimizer state are stored as with bf16."""
     scaling: Literal["tensor", "row"] = "tensor"
@@ -56,8 +56,9 @@ class Training:
     overlap_gradients: bool = field(default=True, metadata=LEFT_OUT)
     """Whether gradients are reduced under the backward pass as far as the trainer can, and not behind it."""
     optimizer: Literal["adam", "momentum", "sgd"] = "adam"
+    """Optimizer, which decides the state of a parameter: Adam two moments, momentum one, SGD none."""
     loss: Literal["cross_entropy", "mse"] | None = None
-    """Loss that is appended if the graph has no scalar output; None = cross-entropy of the first output."""
+    """Loss that is appended if the graph has no scalar output; null: cross-entropy of the first output."""
     trainer: str = "generic"
     """Name of the training software, a file of `automap/data/trainers` that says what it overlaps, fuses and
     reserves."""
@@ -65,11 +66,12 @@ class Training:
     """Name of the trainer whose configuration must be able to express the plan, a file of `automap/data/targets`; `any`
     = every plan."""
     vocabulary_multiple: Annotated[int, Range(1, 1 << 20)] | None = None
-    """The vocabulary is padded to a multiple of this, so that tensor parallelism splits it; None = to what the target's
+    """The vocabulary is padded to a multiple of this, so that tensor parallelism splits it; null: to what the target's
     trainer pads it, and without one not at all."""
     memory_confidence: Annotated[float, Range(LEAST_CONFIDENCE, MOST_CONFIDENCE)] = 0.95
     """Probability with which a plan must fit into memory; 0.5 fills devices as far as the prediction says."""
     batch_norm: Literal["local", "synchronized"] = "local"
+    """Whether batch normalisation uses the samples of one replica, or synchronises its statistics over all replicas."""
     sync_modes: tuple[SyncKind, ...] = ("synchronous",)
     """Modes that replicas may be synchronised in, see `automap.plan.Sync`. All but synchronous change the training."""
     sync_period: Annotated[int, Range(1, 1_000_000)] = 4

@@ -8,9 +8,13 @@ as in JSON Schema, 2.0 to an integer. The meaning of the records is not known he
 
 from __future__ import annotations
 
+import ast
 import collections.abc
 import dataclasses
 import functools
+import inspect
+import itertools
+import textwrap
 import types
 import typing
 from dataclasses import dataclass
@@ -303,13 +307,29 @@ def _annotated(args: tuple[Any, ...], definitions: dict[str, Any], at: str) -> d
 
 
 def _record(kind: Any, definitions: dict[str, Any], at: str) -> dict[str, Any]:
-    hints = _hints(kind)
+    hints, told = _hints(kind), _told(kind)
     fields = dataclasses.fields(kind)
+    properties = {}
+    for field in fields:
+        description = {"description": told[field.name]} if field.name in told else {}
+        # A description in the type of the field, for this one document, has precedence.
+        properties[field.name] = description | definition(hints[field.name], definitions, at=at)
     return {
         "type": "object",
-        "properties": {f.name: definition(hints[f.name], definitions, at=at) for f in fields},
+        "properties": properties,
         "required": [
             f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         ],
         "additionalProperties": False,
     }
+
+
+def _told(kind: type[Any]) -> dict[str, str]:
+    """Field of a record -> the text that stands below it in its source, on one line."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for line, text in itertools.pairwise(tree.body):
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and isinstance(text, ast.Expr):
+            found[line.target.id] = " ".join(str(ast.literal_eval(text.value)).split())
+    return found

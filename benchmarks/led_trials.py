@@ -23,12 +23,13 @@ from agents import Budget, search
 from agents.learning.trials import Proposal, lead_trials
 from agents.results.diverse_top_k import MOST
 from automap.cluster import parse_cluster
-from automap.plan import Calibration, Plan
+from automap.plan import Plan
 from automap.price.estimate import annotate
 from automap.price.evaluator import Evaluator
 from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
 from automap.runtime.trial.calibration import calibrated
+from automap.search_record import Calibration
 from ir import zoo
 
 PROBLEMS: tuple[tuple[str, str, int], ...] = (

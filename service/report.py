@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from automap.comparisons import Change, TargetCost
-from automap.plan import DeviceMemory, Estimate, Plan, SearchRecord, devices_in_words
+from automap.plan import DeviceMemory, Estimate, Plan, devices_in_words
+from automap.search_record import SearchRecord
 from automap.targets import ANY
 from service.strategy import batch, data_parallel, num_devices, strategy
 

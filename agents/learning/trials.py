@@ -33,11 +33,12 @@ from agents.results.diverse_top_k import MOST
 from agents.sampling.expert import Grid
 from agents.searcher import Budget, ShouldStop
 from automap.bounds.corrections import NOISE
-from automap.plan import Plan, SearchRecord, Sync
+from automap.plan import Plan, Sync
 from automap.price.estimate import annotate
 from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
 from automap.runtime.trial.calibration import calibrate, calibrated
+from automap.search_record import SearchRecord
 from automap.space.space import Ints, PlanSpace, Values
 from envs.decision import Episodes
 from envs.hybrid import HybridDecisions

@@ -27,8 +27,9 @@ from agents.searcher import (
     unknown_searcher,
 )
 from automap.errors import NothingFits, ProblemError, UserError
-from automap.plan import Plan, SearchRecord
+from automap.plan import Plan
 from automap.problem import Problem
+from automap.search_record import SearchRecord
 
 if TYPE_CHECKING:
     from agents.results.plainest import Offer

@@ -26,11 +26,12 @@ from agents.searcher import Budget, OnProgress, Progress, Reached, SearchResult,
 from automap.comparisons import TargetCost, Yours
 from automap.errors import NothingFits, UserError
 from automap.export.baseline import Baseline, read_baseline
-from automap.plan import Estimate, Plan, SearchRecord
+from automap.plan import Estimate, Plan
 from automap.price.estimate import error_band
 from automap.price.evaluator import Evaluator
 from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
+from automap.search_record import SearchRecord
 from automap.space.changes import changes_of_plans, shortage
 from automap.space.idle_hints import idle_hints
 from automap.verify import Verifier

@@ -28,6 +28,7 @@ class ProblemRef:
     """Which problem the plan is for."""
 
     name: str
+    """Name of the problem; the digest decides."""
     sha256: str
     """SHA-256 of the problem document, written with sorted keys and without blanks."""
 
@@ -61,7 +62,9 @@ class GnnSearch:
     evaluations: int
     """Number of simulated placements."""
     seconds: float
+    """Length of the search."""
     seed: int
+    """Seed of all random choices."""
     is_optimal: bool
     """Whether every feasible placement was compared, on the volumes of the search and with flows by critical path."""
 
@@ -71,7 +74,9 @@ class GnnPlan:
     """A placement and an order of flows."""
 
     schema: Literal["automap.gnn-plan/1"] = SCHEMA
+    """Name and version of this form."""
     problem: ProblemRef
+    """The problem that the plan is for."""
     placement: Mapping[str, str]
     """Task -> machine."""
     schedule: Schedule = "priority"
@@ -79,10 +84,13 @@ class GnnPlan:
     priorities: tuple[tuple[str, str], ...]
     """Source and target of the flows, the most urgent first; a flow of an earlier iteration is served before."""
     estimate: GnnEstimate
+    """What an iteration is predicted to take."""
     against: Mapping[str, Seconds]
     """Placement by a simple rule, with the best schedule for it -> seconds of an iteration, on the same volumes."""
     search: GnnSearch
+    """How the plan was found."""
     why: tuple[str, ...] = ()
+    """Where the time of an iteration goes, in sentences."""
 
     @staticmethod
     def from_json(document: object, *, path: str = "plan") -> GnnPlan:

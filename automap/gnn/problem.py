@@ -68,9 +68,13 @@ class Machine:
     """A host and its network interface."""
 
     name: Name
+    """Name by which tasks and plans mention the machine."""
     gpus: Annotated[int, Range(0, 1024)] = 0
+    """Number of GPUs."""
     cpus: Annotated[float, Range(0.0, 65536.0)]
+    """Number of processor cores."""
     memory_GiB: Annotated[float, Range(0.0, 1e6)]  # noqa: N815
+    """Memory of the host, GiB."""
     nic_in_Gbps: Annotated[float, Range(0.0, 1e5, above=True)]  # noqa: N815
     """Rate at which the machine receives, in 10^9 bits a second."""
     nic_out_Gbps: Annotated[float, Range(0.0, 1e5, above=True)]  # noqa: N815
@@ -82,12 +86,17 @@ class Task:
     """A process of the training."""
 
     name: Name
+    """Name by which flows and plans mention the task."""
     role: Role
+    """What the process does: it stores a partition, samples, trains, or adds gradients up."""
     machine: str | None = None
     """Machine that it must run on; a graph store always has one, because its partition lies there."""
     gpus: Annotated[int, Range(0, 1024)] = 0
+    """GPUs that it needs."""
     cpus: Annotated[float, Range(0.0, 65536.0)] = 0.0
+    """Processor cores that it needs."""
     memory_GiB: Annotated[float, Range(0.0, 1e6)] = 0.0  # noqa: N815
+    """Memory that it needs, GiB."""
     time_s: Amount = NOTHING
     """Seconds of computing in one iteration; a graph store has none, because it only sends."""
 
@@ -97,8 +106,11 @@ class Flow:
     """What one task sends another in every iteration."""
 
     source: str
+    """Name of the task that sends."""
     target: str
+    """Name of the task that receives."""
     bytes: Amount
+    """What is sent in one iteration."""
     lag: Annotated[int, Range(0, 8)] | None = None
     """Iterations by which the use lies behind the source; null = 1 from a parameter server to a worker, else 0."""
 
@@ -108,10 +120,15 @@ class GnnProblem:
     """Machines, tasks and flows of one training."""
 
     schema: Literal["automap.gnn-problem/1"] = SCHEMA
+    """Name and version of this form."""
     name: Annotated[str, Length(200)] = ""
+    """A name for people."""
     machines: Annotated[tuple[Machine, ...], Items(MAX_MACHINES)]
+    """The hosts, each with one network interface."""
     tasks: Annotated[tuple[Task, ...], Items(MAX_TASKS)]
+    """The processes of the training."""
     flows: Annotated[tuple[Flow, ...], Items(MAX_FLOWS)]
+    """What they send each other, at most one flow from one task to another."""
     prefetch: Annotated[int, Range(0, 64)] = 1
     """Mini-batches that a sampler may prepare beyond the one that its worker trains on."""
 

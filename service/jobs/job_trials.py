@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from automap.errors import PlanError
-from automap.plan import Plan, TrialRecord
+from automap.plan import Plan
 from automap.problem import Problem
 from automap.runtime.launch.host import memory_bytes
 from automap.runtime.launch.launcher import Limits
 from automap.runtime.trial import trial as runtime
 from automap.runtime.trial.calibration import calibrate
+from automap.search_record import TrialRecord
 from service.jobs.trial_options import PROPOSE_S, Trials
 from service.strategy import strategy
 

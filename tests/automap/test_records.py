@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from automap.cluster import Cluster, parse_cluster
+from automap.gnn.plan import gnn_plan_schema
+from automap.gnn.problem import problem_schema
 from automap.hints import Hints
-from automap.plan import Estimate, Plan
+from automap.plan import Estimate, Plan, plan_schema
 from automap.problem import Training
 from automap.records import Length, Range, from_json, json_schema
 from ir.errors import UserError
@@ -99,3 +101,15 @@ def _unranged(kind, seen):
 def test_figures_of_a_plan_are_finite():
     with pytest.raises(UserError, match="finite"):
         from_json(Estimate, {"step_time_s": float("inf")}, path="plan.estimate")
+
+
+@pytest.mark.parametrize("schema", [plan_schema, problem_schema, gnn_plan_schema])
+def test_a_published_schema_says_what_every_key_means(schema):
+    for name, record in schema()["$defs"].items():
+        for key, found in record["properties"].items():
+            assert len(found.get("description", "").split()) >= 3, f"write below {name}.{key} what it means"
+
+
+def test_a_description_is_the_text_below_the_field():
+    estimate = plan_schema()["$defs"]["Estimate"]["properties"]
+    assert estimate["step_time_s"]["description"] == "Predicted time of one optimizer step, seconds."

@@ -25,8 +25,9 @@ from child_processes import called, living
 from redis_servers import RedisServer
 
 from agents.searcher import Progress, SearchResult
-from automap.plan import DeviceMemory, Estimate, Plan, Schedule, SearchRecord, Stage, model_ref
+from automap.plan import DeviceMemory, Estimate, Plan, Schedule, Stage, model_ref
 from automap.problem import Problem
+from automap.search_record import SearchRecord
 from service import processes
 from service.client import AutomapClient
 from service.embedded_redis import EmbeddedRedis

@@ -94,7 +94,13 @@ def test_allow_names_all_methods_of_a_path(api: httpx.Client) -> None:
 
 def test_numbers_have_bounds(api: httpx.Client) -> None:
     schemas = api.get("/openapi.json").json()["components"]["schemas"]
-    assert schemas["Training"]["properties"]["global_batch"] == {"type": "integer", "minimum": 1, "maximum": 1 << 20}
+    batch = schemas["Training"]["properties"]["global_batch"]
+    assert batch == {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": 1 << 20,
+        "description": "Samples of one optimizer step, over all devices.",
+    }
     assert schemas["Trials"]["properties"]["top_k"]["maximum"] == 64
     assert schemas["Device"]["properties"]["memory_GiB"]["minimum"] == 1e-3
     assert schemas["JobBody"]["properties"]["seed"]["maximum"] == 2**32 - 1

@@ -17,7 +17,8 @@ import numpy as np
 from automap.arrays import Floats
 from automap.cluster import Cluster, Device, Link
 from automap.fitted_curves import CollectiveCurve, Constants
-from automap.plan import Calibration, Estimate
+from automap.plan import Estimate
+from automap.search_record import Calibration
 
 NOISE = 0.1
 """The relative error of the price of one step when both factors are right: repeated trials differ by 5 %, and the price
