@@ -99,6 +99,11 @@ class Fix:
     recompute: Literal["none", "selective", "full"] | None = None
     schedule: Literal["gpipe", "1f1b", "eager-1f1b", "interleaved", "zb1p", "zb2p"] | None = None
 
+    def degrees(self) -> dict[str, int]:
+        """The degrees of parallelism that are fixed, by name: a plan has their product of devices, or a multiple."""
+        stated = {"dp": self.dp, "tp": self.tp, "pp": self.pp, "cp": self.cp, "ep": self.ep}
+        return {name: value for name, value in stated.items() if value is not None}
+
     def may_split_batch(self, axis: str) -> bool:
         """Whether operators may split their batch over a mesh axis of this name.
 

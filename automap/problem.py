@@ -359,28 +359,25 @@ class Problem:
         return table["parameter"], table["gradient"], table["optimizer"] - 4.0 * (2 - moments)
 
     def _check_fix(self) -> None:
-        """Refuses degrees that no plan has, before anything is prepared or queued."""
-        fix, devices = self.hints.fix, self.cluster.num_devices
-        # The first stage of a pipeline may have fewer devices, unless dp is the same in all.
-        is_even = fix.dp is not None or (fix.pp is not None and (devices % fix.pp == 0 or fix.pp > devices))
-        degrees = {"dp": fix.dp, "tp": fix.tp, "pp": fix.pp if is_even else None}
-        known = [(name, value, devices, "number of devices") for name, value in degrees.items()]
-        known.append(("num_micro_batches", fix.num_micro_batches, self.training.global_batch, "global batch"))
-        for name, value, whole, what in known:
-            if value is not None and whole % value:
-                choices = ", ".join(str(n) for n in range(1, whole + 1) if whole % n == 0)
-                fewer = ", or a cluster whose devices it divides" if name in degrees and value < devices else ""
-                text, field = f"does not divide the {what}, {whole}", f"hints.fix.{name}"
-                raise ProblemError(text, field=field, value=value, repair=f"Use one of {choices}{fewer}.")
+        """Refuses degrees that no plan has, before anything is prepared or queued.
 
-        given = {name: value for name, value in (degrees | {"cp": fix.cp, "ep": fix.ep}).items() if value}
-        if len(given) > 1 and devices % prod(given.values()):
-            stated = " x ".join(f"{name} {value}" for name, value in given.items())
+        Degrees that do not divide the number of devices leave some of them idle (`agents.results.fewer_devices`).
+        """
+        fix, devices, batch = self.hints.fix, self.cluster.num_devices, self.training.global_batch
+        if fix.num_micro_batches is not None and batch % fix.num_micro_batches:
+            choices = ", ".join(str(n) for n in range(1, batch + 1) if batch % n == 0)
+            text, field = f"does not divide the global batch, {batch}", "hints.fix.num_micro_batches"
+            raise ProblemError(text, field=field, value=fix.num_micro_batches, repair=f"Use one of {choices}.")
+        degrees = fix.degrees()
+        alone = {name: value for name, value in degrees.items() if value > devices}
+        needed = prod(degrees.values())
+        if needed > devices:
+            name, needed = next(iter(alone.items())) if alone else ("", needed)
             raise ProblemError(
-                f"do not divide the number of devices, {devices}, together",
-                field="hints.fix",
-                value=stated,
-                repair="Fix fewer degrees, or smaller ones.",
+                f"need{'s' if name else ''} {needed} devices, and there are {devices}",
+                field=f"hints.fix.{name}" if name else "hints.fix",
+                value=needed if name else " x ".join(f"{one} {value}" for one, value in degrees.items()),
+                repair=f"Fix fewer or smaller degrees, or name a cluster of {needed} devices or more.",
             )
         reserve = self.hints.memory_reserve_bytes
         most = max(self.cluster.devices[node.device].memory_bytes for node in self.cluster.nodes)

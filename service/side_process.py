@@ -38,13 +38,13 @@ def check(document: Mapping[str, Any], graph: bytes) -> dict[str, Any]:
     Where hints decide something, it is also checked that they leave a plan, which takes as long as the beginning of a
     search: some tenths of a second for a large model.
     """
+    from agents.results.fewer_devices import check_hints
     from automap.hints import Fix
-    from automap.space.target_limits import plan_space
     from service.jobs.run_job import build_problem, completed
 
     problem = build_problem(_graph(document, graph), completed(_request(document)))
     if problem.hints.constraints or problem.hints.fix != Fix():
-        plan_space(problem)
+        check_hints(problem)
     return {}
 
 

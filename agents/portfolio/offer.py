@@ -18,7 +18,7 @@ from typing import NamedTuple
 from agents.portfolio.any_trainer import WORTH_TELLING, AnyTrainer, search_any, set_aside
 from agents.portfolio.in_turn import joined, search_in_turn, with_record
 from agents.results.diverse_top_k import candidate, unlike_plans
-from agents.results.fewer_devices import Part, needed, on_all, part_to_search, promising
+from agents.results.fewer_devices import Part, needed, on_all, part_to_search, promising, told_idle
 from agents.results.history import history
 from agents.results.plainest import TIE, Offer, plainness, tidy
 from agents.results.side_by_side import fastest_of_each, key_of
@@ -84,7 +84,7 @@ def search_offer(
             on_progress=lambda progress: on_progress(replace(progress, best=_lifted_best(progress, lift))),
             should_stop=should_stop,
         )
-        return _on_all_devices(alone, lift)
+        return _on_all_devices(alone, lift, problem)
     began = time.monotonic()
 
     def looked_enough() -> bool:
@@ -179,8 +179,13 @@ def _lifted_best(progress: Progress, lift: Lift) -> Callable[[int], Plan] | None
     return None if best is None else lifted
 
 
-def _on_all_devices(found: SearchResult, lift: Lift) -> SearchResult:
+def _on_all_devices(found: SearchResult, lift: Lift, problem: Problem) -> SearchResult:
     """The result of a search on a part, with plans of the whole cluster.
+
+    Args:
+        found: the result.
+        lift: writes its plans as those of the whole cluster.
+        problem: the problem on all devices.
 
     Raises:
         NothingFits: the hints forbid the plan there.
@@ -188,6 +193,7 @@ def _on_all_devices(found: SearchResult, lift: Lift) -> SearchResult:
     plan = lift(found.plan)
     if plan is None:
         raise NothingFits("no plan on all devices", field="hints.fix", value="", repair="Fix fewer degrees.")
+    plan = replace(plan, warnings=(*plan.warnings, told_idle(problem, plan)))
 
     def lifted(plans: Sequence[Plan]) -> tuple[Plan, ...]:
         return tuple(one for one in map(lift, plans) if one is not None)

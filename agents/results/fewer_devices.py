@@ -6,39 +6,27 @@ is considered where its lower bound is below the step time of the best template 
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf, prod
-from typing import NamedTuple
 
-import numpy as np
-
+from agents.results.cluster_parts import clusters_within, filled_within
 from agents.results.infeasibility_advice import fastest_template_s
-from automap.arrays import Floats
 from automap.bounds.partial_plans import BoundTable
-from automap.cluster import Cluster, Node
+from automap.cluster import Cluster
 from automap.errors import PlanError, ProblemError, UserError
 from automap.plan import Plan, format_devices, parse_devices
 from automap.price.estimate import annotate, lower_bound_s
 from automap.price.evaluator import Evaluator
 from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
-from automap.space.device_order import MAX_CUT, best_connected
-from automap.space.mesh_shapes import FEW_TIMES
-from automap.space.shape import divisors
 from automap.space.target_limits import plan_space
 from automap.verify import Verifier
 
 NEAR = 1.25
 """A part is searched if its best template takes at most so many times as long as the best template on all devices. The
 gain of a search over the templates differs between two clusters by about that much, and seldom by more. Assumed."""
-SHARED_BY = (2, 3, 4, 8)
-"""Numbers that divide a part where few numbers divide what is there: sizes of inner axes that the heads and widths of
-most models can be split by (assumed)."""
-MOST_KINDS = 3
-"""Kinds of devices of which all sets are parts; of more, the fastest ones are. Templates of all ten sets of four kinds
-took 24 s for T5-large on 32 devices, where the fastest two are the best part."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,103 +45,6 @@ class Part:
     """Step time of the best template on all devices."""
 
 
-def clusters_within(cluster: Cluster, batch: int) -> Iterator[tuple[Cluster, tuple[int, ...]]]:
-    """Equal whole hosts, devices of one host, or all hosts of some kinds, as clusters with their devices' numbers.
-
-    The numbers of hosts and of devices are divisors of those of the cluster, the largest number that divides the batch,
-    the largest power of two, which the heads, widths and experts of most models can be split by, and, where divisors
-    are far apart, the largest numbers that others divide (`SHARED_BY`): 22 of 23 devices may be split in two, 23 may
-    not. Where links were measured one by one, the best connected ones stay, and those with far slower links are left
-    out also where no such number does it. No device of a host is idle where other hosts are in use, since hosts share
-    their links to the network.
-    """
-    first = 0
-    matrix = None if cluster.bandwidth_GBps is None else np.array(cluster.bandwidth_GBps)
-    # Equal hosts may stand in several rows.
-    for one, alike in itertools.groupby(cluster.nodes, key=lambda node: replace(node, count=1)):
-        node = replace(one, count=sum(row.count for row in alike))
-        each_first = range(first, first + node.count * node.num_devices, node.num_devices)
-        hosts = _staying([tuple(range(at, at + node.num_devices)) for at in each_first], matrix)
-        inside = _staying([(device,) for device in hosts.members[0]], matrix)
-        rows = [(count, node.num_devices) for count in _counts(node.count, batch) | hosts.counts]
-        own = _counts(node.num_devices, batch) | inside.counts
-        rows += [(1, each) for each in own if each < node.num_devices]
-        for count, each in sorted(rows, reverse=True):
-            some = hosts.members[:count] if each == node.num_devices else inside.members[:each]
-            devices = tuple(sorted(itertools.chain.from_iterable(some)))
-            if len(devices) < cluster.num_devices:
-                yield _within(cluster, (replace(node, count=count, num_devices=each),), devices), devices
-        first += node.count * node.num_devices
-    for nodes in _of_kinds(cluster):
-        of_nodes = (number for number, node in enumerate(cluster.nodes) for _ in range(node.count * node.num_devices))
-        devices = tuple(device for device, number in enumerate(of_nodes) if number in nodes)
-        yield _within(cluster, tuple(cluster.nodes[number] for number in nodes), devices), devices
-
-
-class _Staying(NamedTuple):
-    """Hosts, or devices of a host, in the order in which they stay: the first ones where few do."""
-
-    members: Sequence[tuple[int, ...]]
-    """The devices of each."""
-    counts: set[int]
-    """Numbers that stay where those are left out whose links are far slower than those of the others."""
-
-
-def _staying(members: Sequence[tuple[int, ...]], matrix: Floats | None) -> _Staying:
-    """The order in which some stay; that of their numbers, where links were not measured one by one.
-
-    Args:
-        members: devices of each host, or each device of one host.
-        matrix: [devices, devices] measured bandwidth.
-    """
-    if matrix is None or not 1 < len(members) <= MAX_CUT:
-        return _Staying(members, set())
-    links = np.array([[matrix[np.ix_(one, other)].min() for other in members] for one in members])
-    order = best_connected(links)
-    # Slowest link of the first ones of the order, in either direction.
-    slowest = [min(links[a, b] for a in order[:n] for b in order[:n] if a != b) for n in range(2, len(order) + 1)]
-    pairs = enumerate(itertools.pairwise(slowest), 2)
-    return _Staying([members[one] for one in order], {few for few, (now, more) in pairs if now > FEW_TIMES * more})
-
-
-def _of_kinds(cluster: Cluster) -> Iterator[tuple[int, ...]]:
-    """Numbers of the entries of `nodes` that some kinds of devices have together, but not all kinds: two or more."""
-    kinds = [node.device for node in cluster.nodes]
-    by_speed = sorted(set(kinds), key=lambda kind: (-max(cluster.devices[kind].peak_TFLOPs.values()), kind))
-    # Of many kinds only the fastest ones: all sets of two or more are ten of four kinds, and 246 of eight.
-    sizes = range(1, len(by_speed))
-    if len(by_speed) <= MOST_KINDS:
-        sets = [some for size in sizes for some in itertools.combinations(by_speed, size)]
-    else:
-        sets = [tuple(by_speed[:size]) for size in sizes]
-    for some in sets:
-        nodes = tuple(number for number, kind in enumerate(kinds) if kind in some)
-        if len(nodes) > 1:
-            yield nodes
-
-
-def _within(cluster: Cluster, nodes: tuple[Node, ...], devices: tuple[int, ...]) -> Cluster:
-    """The cluster of some hosts or devices of another one."""
-    matrix = cluster.bandwidth_GBps
-    return replace(
-        cluster,
-        name="+".join(f"{node.count}x{node.num_devices}x{node.device}" for node in nodes),
-        nodes=nodes,
-        devices={node.device: cluster.devices[node.device] for node in nodes},
-        bandwidth_GBps=matrix and tuple(tuple(matrix[a][b] for b in devices) for a in devices),
-    )
-
-
-def _counts(number: int, batch: int) -> set[int]:
-    """Divisors of a number, the largest divisor of the batch and the largest power of two up to it, and multiples of
-    others where it has few divisors."""
-    own = divisors(number)
-    found = {*own, max(d for d in divisors(batch) if d <= number), 1 << (number.bit_length() - 1)}
-    if any(more > FEW_TIMES * few for few, more in itertools.pairwise(own)):
-        found |= {number // by * by for by in SHARED_BY if by < number}
-    return found
-
-
 def promising(problem: Problem, should_stop: Callable[[], bool] = lambda: False) -> tuple[Part, ...]:
     """Parts of a problem's cluster on which a plan may be as fast as on all devices, the fastest template's first.
 
@@ -161,18 +52,19 @@ def promising(problem: Problem, should_stop: Callable[[], bool] = lambda: False)
         problem: the problem on all devices.
         should_stop: called before each part; once it returns true, templates of the further parts are not priced.
     """
-    known = list(clusters_within(problem.cluster, problem.training.global_batch))
+    batch = problem.training.global_batch
+    known = list(clusters_within(problem.cluster, batch))
     reference_s = _reference_s(problem) if known else None
     if reference_s is None:
         return ()
+    if reference_s == inf:
+        known = list(filled_within(problem.cluster, batch, problem.hints.fix))
     found: list[Part] = []
-    # The plan that the user runs today is for all devices.
-    hints = replace(problem.hints, baseline=None)
     # A ZeRO stage that the user fixes asks for replicas, where all devices have any.
-    needs_replicas = bool(hints.fix.zero) and reference_s < inf and _has_replicas(problem)
+    needs_replicas = bool(problem.hints.fix.zero) and reference_s < inf and _has_replicas(problem)
     for cluster, devices in known:
         try:
-            part = Problem.build(problem.graph, cluster, problem.training, hints)
+            part = _on(problem, cluster)
             if needs_replicas and not _has_replicas(part):
                 continue
             bound_s, template_s = lower_bound_s(part), None
@@ -185,7 +77,7 @@ def promising(problem: Problem, should_stop: Callable[[], bool] = lambda: False)
             found.append(
                 Part(problem=part, devices=devices, bound_s=bound_s, template_s=template_s, reference_s=reference_s)
             )
-    return tuple(sorted(found, key=lambda part: part.template_s or inf))
+    return tuple(sorted(found, key=lambda part: (part.template_s or inf, -len(part.devices))))
 
 
 def _has_replicas(problem: Problem) -> bool:
@@ -201,30 +93,62 @@ def _reference_s(problem: Problem) -> float | None:
     try:
         return fastest_template_s(problem)
     except ProblemError:
-        if not _leave_idle(problem):
+        if not leave_idle(problem):
             raise
         return inf
 
 
-def _leave_idle(problem: Problem) -> bool:
-    """Whether the degrees that the user fixes are those of a plan on fewer devices than there are."""
-    fix = problem.hints.fix
-    if None in (fix.dp, fix.tp, fix.pp) or problem.hints.baseline is not None:
-        return False
-    degrees = (fix.dp, fix.tp, fix.pp, fix.cp, fix.ep)
-    return prod(degree or 1 for degree in degrees) < problem.cluster.num_devices
+def leave_idle(problem: Problem) -> bool:
+    """Whether the degrees that the user fixes may be those of a plan on fewer devices than there are."""
+    degrees = problem.hints.fix.degrees()
+    return bool(degrees) and prod(degrees.values()) < problem.cluster.num_devices and problem.hints.baseline is None
+
+
+def check_hints(problem: Problem) -> None:
+    """Refuses hints that leave no plan, on all devices or on a part of them.
+
+    Raises:
+        ProblemError: says why there is none on all devices.
+    """
+    try:
+        plan_space(problem)
+    except ProblemError:
+        batch, fix = problem.training.global_batch, problem.hints.fix
+        parts = filled_within(problem.cluster, batch, fix) if leave_idle(problem) else ()
+        if not any(_has_plans(problem, cluster) for cluster, _ in parts):
+            raise
+
+
+def _has_plans(problem: Problem, cluster: Cluster) -> bool:
+    """Whether there are plans on a part of a problem's cluster."""
+    with contextlib.suppress(UserError):
+        plan_space(_on(problem, cluster))
+        return True
+    return False
+
+
+def _on(problem: Problem, cluster: Cluster) -> Problem:
+    """The problem on a part of its cluster: the plan that the user runs today is for all devices."""
+    return Problem.build(problem.graph, cluster, problem.training, replace(problem.hints, baseline=None))
 
 
 def needed(problem: Problem) -> Part | None:
     """The part with the fastest template, where the degrees that the user fixes leave devices idle.
 
-    So it is with the degrees of a plan that leaves devices idle: no plan on all devices has them. None where one has,
-    and where no part has one that fits.
+    None where a plan on all devices has them, and where no part has one that fits.
     """
-    if not _leave_idle(problem) or _reference_s(problem) != inf:
+    if not leave_idle(problem) or _reference_s(problem) != inf:
         return None
     best = next(iter(promising(problem)), None)
     return None if best is None or best.template_s is None else best
+
+
+def told_idle(problem: Problem, plan: Plan) -> str:
+    """A sentence that says how many devices a plan leaves idle, because of the degrees that the user fixes."""
+    devices = problem.cluster.num_devices
+    idle = devices - len({device for stage in plan.stages for device in parse_devices(stage.devices)})
+    stated = ", ".join(f"{name} {value}" for name, value in problem.hints.fix.degrees().items())
+    return f"hints.fix, {stated}, leaves {idle} of {devices} devices idle: no plan on all of them has these degrees"
 
 
 def part_to_search(parts: tuple[Part, ...]) -> Part | None:

@@ -10,10 +10,12 @@ from agents import Budget, search, search_offer
 from agents.portfolio.any_trainer import set_aside
 from agents.portfolio.certificate import certify
 from agents.portfolio.offer import part_share
-from agents.results.fewer_devices import clusters_within, on_all, part_to_search, promising
+from agents.results.cluster_parts import clusters_within, filled_within
+from agents.results.fewer_devices import check_hints, on_all, part_to_search, promising
 from agents.results.plainest import plain, plainest, plainness, simplified
 from automap.cluster import parse_cluster
 from automap.errors import NothingFits, ProblemError
+from automap.hints import Fix
 from automap.plan import Plan, parse_devices
 from automap.price.estimate import error_band, price
 from automap.problem import Problem
@@ -214,6 +216,59 @@ def test_degrees_of_a_plan_with_idle_devices_may_be_fixed():
     with pytest.raises(ProblemError, match="no plan on 4 devices"):
         search_offer(build(GPT, "2x2xV100-16GB@10Gbit", 9, fix={"dp": 2, "tp": 1, "pp": 1, "num_micro_batches": 9}),
                      Budget.parse(20))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cluster", "batch", "fix", "used"),
+    [
+        ("7xA100-80GB", 24, {"dp": 6}, range(6)),
+        ("2x8xA100-80GB", 24, {"dp": 3, "tp": 4}, range(12)),
+        ("2x8xA100-80GB", 24, {"tp": 3, "pp": 1, "dp": 4}, None),
+        ("3xV100-16GB+4xP100", 24, {"dp": 5, "pp": 1}, range(5)),
+        ("5xV100-16GB", 24, {"dp": 2, "pp": 2}, range(4)),
+    ],
+)
+def test_degrees_that_do_not_divide_the_devices_leave_some_idle(cluster, batch, fix, used):
+    problem = build(GPT.replace("heads=4", "heads=12").replace("256", "384"), cluster, batch, fix=fix)
+    check_hints(problem)
+    plan = search_offer(problem, Budget.parse(40), searchers=["expert"]).plan
+    devices = [d for stage in plan.stages for d in parse_devices(stage.devices)]
+    assert used is None or sorted(devices) == [*used]
+    idle = problem.cluster.num_devices - len({*devices})
+    (told,) = [text for text in plan.warnings if text.startswith("hints.fix, ")]
+    assert f"leaves {idle} of {problem.cluster.num_devices} devices idle" in told
+    assert not verify(problem, plan)
+    assert {axis: size for stage in plan.stages for axis, size in stage.mesh if axis in fix} == {
+        axis: size for axis, size in fix.items() if axis != "pp" and size > 1
+    }
+    if "tp" in fix and used is None:
+        # Its ranks are on one host: 15 devices are more than 12, but two hosts share three of them.
+        assert {problem.cluster.node_of[d] for d in devices[: fix["tp"]]} == {0}
+
+
+def test_degrees_that_fit_nowhere_are_refused():
+    with pytest.raises(ProblemError, match=r"hints.fix.dp: needs 8 devices, and there are 7 .*cluster of 8"):
+        build(GPT, "7xA100-80GB", 24, fix={"dp": 8})
+    with pytest.raises(ProblemError, match=r"hints.fix: need 12 devices, and.*got dp 3 x tp 4.*cluster of 12"):
+        build(GPT, "7xA100-80GB", 24, fix={"dp": 3, "tp": 4})
+    nowhere = build(GPT, "7xA100-80GB", 4, fix={"dp": 5})
+    for refuse in (check_hints, lambda problem: search_offer(problem, Budget.parse(20), searchers=["expert"])):
+        with pytest.raises(ProblemError) as caught:
+            refuse(nowhere)
+        assert caught.value.field == "hints.fix" and caught.value.repair
+
+
+def test_parts_that_degrees_fill_are_the_largest_of_each_kind():
+    def names(text, **fix):
+        return {part.name for part, _ in filled_within(parse_cluster(text), 8, Fix(**fix))}
+
+    assert names("2x8xA100", dp=3, tp=4) == {"1x8xA100-80GB+1x4xA100-80GB"}
+    assert names("3x7xA100", dp=2) >= {"2x7xA100-80GB", "1x6xA100-80GB", "3x6xA100-80GB", "2x7xA100-80GB+1x6xA100-80GB"}
+    assert names("4x8xA100", dp=12, tp=1, pp=1) >= {"4x3xA100-80GB", "1x8xA100-80GB+1x4xA100-80GB"}
+    assert names("3x4xA100", tp=4, dp=2) == {"2x4xA100-80GB"}
+    assert names("4xP100+8xH100", dp=9) == {"1x1xP100-16GB+1x8xH100-80GB"}
+    for part, devices in filled_within(parse_cluster("4xP100+8xH100"), 8, Fix(dp=9)):
+        assert devices == (0, *range(4, 12)) and part.num_devices == 9
 
 
 def test_while_a_part_is_searched_the_best_plan_is_one_of_all_devices():

@@ -28,7 +28,7 @@ def test_precision_defaults_to_what_every_device_has(mlp):
         ({"optimizer": "lion"}, "training.optimizer"),
         ({"trainer": "nobody"}, "training.trainer"),
         ({"sync_modes": ["dasgd"]}, "training.sync_modes"),
-        ({"hints": {"fix": {"dp": 3}}}, "hints.fix.dp"),
+        ({"hints": {"fix": {"dp": 8}}}, "hints.fix.dp"),
         ({"hints": {"fix": {"tp": 0}}}, "hints.fix.tp"),
         ({"hints": {"fix": {"dp": 4, "tp": 2}}}, "hints.fix"),
         ({"hints": {"fix": {"zero": 7}}}, "hints.fix.zero"),
@@ -69,7 +69,7 @@ def test_user_costs_replace_the_model(mlp):
 @pytest.mark.parametrize(
     ("hints", "field"),
     [
-        ({"fix": {"dp": 3}}, "hints.fix.dp"),
+        ({"fix": {"dp": 999}}, "hints.fix.dp"),
         ({"fix": {"num_micro_batches": 5}}, "hints.fix.num_micro_batches"),
         ({"constraints": [{"scope": "**", "replicate": True}] * 1001}, "hints.constraints"),
         ({"parameters": ["x"] * 10_001}, "hints.parameters"),
