@@ -17,6 +17,7 @@ import envs  # noqa: F401  # registers the environments
 from automap.validation.published_cases import case_of
 from automap.validation.published_runs import load_runs
 from service.command.main import main
+from service.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -207,3 +208,16 @@ def test_the_site_is_built_and_a_link_that_leads_nowhere_is_found(tmp_path: Path
     assert parts == ["Tutorial", "How to", "Reference", "Background", "The project"]
     # Each page is in the contents.
     assert all(f'href="{path.stem}.html"' in page for path in PAGES if path.stem != "README")
+
+
+def test_every_setting_of_the_service_is_in_its_table() -> None:
+    rows = re.findall(
+        r"^\| `AUTOMAP_(\w+)`(?: \*)? \| `?([^|`]*)`? \|", (ROOT / "docs" / "service.md").read_text(), re.MULTILINE
+    )
+    assert sorted(name.lower() for name, _ in rows) == sorted(Settings.model_fields)
+    units = {"MiB": 1 << 20, "GiB": 1 << 30}
+    for name, shown in rows:
+        default = Settings.model_fields[name.lower()].default
+        number, _, unit = shown.strip().partition(" ")
+        if isinstance(default, int | float) and not isinstance(default, bool):
+            assert default == float(number.replace("10⁹", "1e9")) * units.get(unit, 1), name
