@@ -94,7 +94,7 @@ def report(plan: Plan) -> str:
 <h2>Where the memory goes</h2>
 {drawn["memory"]}
 <table><thead><tr><th scope='col'>GiB on devices</th>{heads}</tr></thead><tbody>{"".join(memory)}</tbody></table>
-<h2>What is where</h2>
+<h2>The model on the devices</h2>
 {drawn["placement"]}
 {_search(drawn)}<h2>The plan</h2>
 <details><summary>{_safe(plan.schema)} as JSON</summary><pre>{text}</pre></details>

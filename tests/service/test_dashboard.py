@@ -90,7 +90,7 @@ def test_from_the_form_to_the_plan(
     assert page.get_by_label("Cluster").get_attribute("aria-invalid") == "true"
     faults.clear()  # the browser itself reports the status 422
     page.get_by_label("Cluster").fill("8xA100-80GB")
-    page.get_by_label("Samples of a step").fill("64")
+    page.get_by_label("Global batch").fill("64")
     page.get_by_label("Precision").select_option("bf16")
     page.get_by_label("Budget").fill("300")
     thread = threading.Thread(target=work, daemon=True)

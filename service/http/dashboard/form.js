@@ -31,11 +31,11 @@ export async function showForm(root, signal) {
   const dims = h("input", { spellcheck: "false" });
   const batchDims = h("input", { spellcheck: "false" });
   const parts = {
-    zoo: field("zoo", "Name of the model", zoo, "Sizes may be given, as in gpt2:seq_len=512."),
+    zoo: field("zoo", "Name of the model", zoo, "With sizes, if they differ: gpt2:seq_len=512."),
     file: h("div", {},
-      field("file", "ONNX file", file, "Weights are not needed: automap strip takes them out."),
-      field("dims", "Sizes of symbolic dims", dims, "As in seq=1024, width=768. The batch needs no size."),
-      field("batch_dims", "Batch dims", batchDims, "Of inputs whose first dim is not the batch, as in tokens=1 or mask=none.")),
+      field("file", "ONNX file", file, "Weights are not needed: automap strip removes them."),
+      field("dims", "Sizes of symbolic dims", dims, "Such as seq=1024, width=768. The batch needs no size."),
+      field("batch_dims", "Batch dims", batchDims, "For inputs whose first dim is not the batch, such as tokens=1, or mask=none for one without a batch.")),
   };
   const kind = (value, text) => h("label", {},
     h("input", { type: "radio", name: "source", value, checked: value === "zoo", onchange: () => choose(value) }), ` ${text} `);
@@ -47,7 +47,7 @@ export async function showForm(root, signal) {
   }
   const cluster = h("input", { list: "cluster-names", value: "4x8xA100-80GB", required: true, spellcheck: "false" });
   const batch = h("input", { type: "number", min: "1", value: "512", required: true });
-  const precision = choice([["", "the devices' best"], ["bf16", "bf16"], ["fp16", "fp16"], ["fp32", "fp32"]]);
+  const precision = choice([["", "default: bf16, or fp16 or fp32 on devices without it"], ["bf16", "bf16"], ["fp16", "fp16"], ["fp32", "fp32"]]);
   const target = choice([["", "any trainer"], ...Object.keys(targets).map((name) => [name, name])]);
   const budget = h("input", { value: "30s", required: true, spellcheck: "false" });
   const workers = h("input", { type: "number", min: "1", max: "64", value: "1", required: true });
@@ -56,11 +56,11 @@ export async function showForm(root, signal) {
   const form = h("form", { novalidate: false, onsubmit: submit },
     h("fieldset", {}, h("legend", {}, "Model"), h("p", {}, kind("zoo", "a known model"), kind("file", "a file")), parts.zoo, parts.file),
     field("cluster", "Cluster", cluster, `${clusters.form}, as in 2x8xV100-16GB@25Gbit.`),
-    field("global_batch", "Samples of a step", batch, "Over all devices."),
+    field("global_batch", "Global batch", batch, "Samples of one optimizer step, over all devices."),
     field("precision", "Precision", precision),
-    field("target", "Trainer that must be able to run the plan", target),
+    field("target", "Trainer", target, "Only plans that this trainer can run are searched."),
     field("budget", "Budget", budget, "A time, as in 30s or 2m, or a number of plans."),
-    field("workers", "Workers that search at once", workers, "More than one needs a budget in time."),
+    field("workers", "Workers", workers, "Number of workers that search at the same time; more than one needs a budget in time."),
     listed("zoo-names", models), listed("cluster-names", clusters.presets), fault, h("p", {}, button));
   root.append(h("h1", {}, "New search"), form);
   choose("zoo");

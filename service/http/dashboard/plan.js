@@ -7,7 +7,7 @@ import { model, place } from "./jobs.js";
 const CLASSES = ["parameters", "gradients", "optimizer", "activations", "buffers"];
 const BASELINES = { dp: "pure data parallelism", expert: "the best template", yours: "your plan" };
 const PICTURES = [["What happens when", ["timeline", "memory-over-time"]], ["Where the time goes", ["breakdown"]],
-  ["Where the memory goes", ["memory"]], ["What is where", ["placement"]],
+  ["Where the memory goes", ["memory"]], ["The model on the devices", ["placement"]],
   ["How it was found", ["search"]]];
 
 export async function showPlan(root, job, signal) {
