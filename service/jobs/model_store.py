@@ -69,18 +69,27 @@ class ModelStore:
         if known is not None:
             # What is said about its dims may differ.
             return replace(known, summary={**summary, "name": known.name})
-        if self.stored_bytes() + len(data) > capacity:
-            raise StoreFull
-        with self._redis.pipeline() as pipe:
+        fields = {"name": name, "summary": dumps(summary), "data": data}
+
+        def change(pipe: Any) -> None:
+            if self.stored_bytes() + len(data) > capacity:
+                raise StoreFull
+            pipe.multi()
             pipe.sadd(TENANTS, self.tenant)
             pipe.hset(f"{self._at}models", model_id, str(len(data)))
-            pipe.hset(f"{self._at}model:{model_id}", mapping={"name": name, "summary": dumps(summary), "data": data})
-            pipe.execute()
+            pipe.hset(self.model_key(model_id), mapping=fields)
+
+        # Others may come at once, which together would pass the limit.
+        self._redis.transaction(change, f"{self._at}models")
         return Model(id=model_id, name=name, num_bytes=len(data), summary=summary)
+
+    def model_key(self, model_id: str) -> str:
+        """Where a model is."""
+        return f"{self._at}model:{model_id}"
 
     def model(self, model_id: str) -> Model | None:
         """The record of a model, or None."""
-        name, summary = self._redis.hmget(f"{self._at}model:{model_id}", ["name", "summary"])
+        name, summary = self._redis.hmget(self.model_key(model_id), ["name", "summary"])
         size = self._redis.hget(f"{self._at}models", model_id)
         if name is None or summary is None or size is None:
             return None
@@ -93,15 +102,32 @@ class ModelStore:
 
     def model_bytes(self, model_id: str) -> bytes | None:
         """The bytes of a model's file, or None."""
-        return cast("bytes | None", self._redis.hget(f"{self._at}model:{model_id}", "data"))
+        return cast("bytes | None", self._redis.hget(self.model_key(model_id), "data"))
 
-    def delete_model(self, model_id: str) -> bool:
-        """Removes a model; returns whether there was one. Imports of it go when their time is over."""
-        # No transaction, see `Store.delete`.
-        with self._redis.pipeline(transaction=False) as pipe:
-            pipe.delete(f"{self._at}model:{model_id}")
+    def delete_model(self, model_id: str, *, admit: Callable[[], object] = lambda: None) -> bool:
+        """Removes a model; returns whether there was one. Imports of it go when their time is over.
+
+        Args:
+            model_id: id of the model.
+            admit: raises where a job needs the model. No job of the tenant comes between this look and the removal.
+        """
+
+        def remove(pipe: Any) -> None:
+            pipe.delete(self.model_key(model_id))
             pipe.hdel(f"{self._at}models", model_id)
-            return bool(pipe.execute()[1])
+
+        def change(pipe: Any) -> None:
+            admit()
+            pipe.multi()
+            remove(pipe)
+
+        try:
+            return bool(self._redis.transaction(change, f"{self._at}active")[1])
+        except redis.exceptions.OutOfMemoryError:
+            # Redis begins no transaction while its memory is full; then no job can come either.
+            with self._redis.pipeline(transaction=False) as pipe:
+                remove(pipe)
+                return bool(pipe.execute()[1])
 
     def add_graph(self, key: str, data: bytes, summary: Mapping[str, Any]) -> None:
         """Keeps an imported model for a while, and with it the latest ones of the tenant; not where memory is full."""

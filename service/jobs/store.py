@@ -81,8 +81,8 @@ class Store(JobReader):
             reserve_s: seconds of search and trials that count against the tenant's day from now on; what a job does not
                 use is given back at its end. Each member takes those of its search beside.
             once: the Idempotency-Key of the request, if it has one.
-            admit: raises where the tenant may not submit the job. No other job of the tenant comes to wait, and none
-                takes time of its day, between this look and the record.
+            admit: raises where the tenant may not submit the job. Between this look and the record no other job of the
+                tenant comes to wait, none takes time of its day, and its model is not removed.
 
         Returns:
             The job as it was when it was created, also where its key has come before.
@@ -123,7 +123,7 @@ class Store(JobReader):
             if reserve_s:
                 self._charge(pipe, now, reserve_s + len(members) * search_s)
 
-        self._redis.transaction(change, replay, f"{self._at}waiting", self._day_key(now))
+        self._redis.transaction(change, replay, f"{self._at}waiting", self._day_key(now), self.model_key(model_id))
         return before or Job(id=job_id, model_id=model_id, request=request, created_at=now)
 
     def replayed(self, once: Once | None) -> Job | None:

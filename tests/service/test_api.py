@@ -18,6 +18,7 @@ from tiny_file import mlp
 
 from automap.gnn import made_up
 from service.embedded_redis import EmbeddedRedis
+from service.http.side_processes import SideProcesses
 from service.jobs import graphs
 from service.jobs.connection import connect
 from service.jobs.store import Store
@@ -517,6 +518,18 @@ def test_too_big(settings: Settings, client: redis.Redis, serve_app: Any) -> Non
         assert "AUTOMAP_MAX_REQUEST_BYTES" in told["repair"]
         told = check_problem(api.post("/v1/models", content=mlp()), 507, "stored_bytes")
         assert told["value"] == "0 of 150 bytes" and "AUTOMAP_MAX_STORED_BYTES" in told["repair"]
+
+
+def test_a_model_that_is_deleted_while_a_job_is_checked(
+    api: httpx.Client, model_id: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask(self: SideProcesses, *given: object) -> dict[str, Any]:
+        assert Store(client).delete_model(model_id)
+        return {}
+
+    monkeypatch.setattr(SideProcesses, "ask", ask)
+    check_problem(api.post("/v1/jobs", json={"model_id": model_id, **JOB}), 404, "model_id")
+    assert api.get("/v1/jobs").json()["jobs"] == []
 
 
 def test_too_many_jobs(settings: Settings, client: redis.Redis, serve_app: Any, light: Callable[[str], bytes]) -> None:

@@ -278,3 +278,62 @@ def test_imported_models_can_be_forgotten(store: Store) -> None:
     assert (store.graph("k"), store.graph("0")) == (None, b"graph")
     store.forget_graphs()
     assert store.graph("0") is None
+
+
+def test_a_job_never_comes_to_wait_for_a_model_that_is_removed_meanwhile(store: Store) -> None:
+    """Whichever of the two is first, the other one is refused."""
+    model = store.add_model(b"file", name="m", summary={}, capacity=100)
+    looks = 0
+
+    def there() -> None:
+        nonlocal looks
+        looks += 1
+        if store.model(model.id) is None:
+            raise LookupError
+        if looks == 1:
+            assert Store(store.client).delete_model(model.id)
+
+    with pytest.raises(LookupError):
+        store.create(model.id, REQUEST, admit=there)
+    assert (looks, store.num_waiting(), store.active()) == (2, 0, [])
+
+    model, made = store.add_model(b"file", name="m", summary={}, capacity=100), list[str]()
+
+    def unused() -> None:
+        if any(job.model_id == model.id for job in store.active()):
+            raise LookupError
+        made.append(Store(store.client).create(model.id, REQUEST).id)
+
+    with pytest.raises(LookupError):
+        store.delete_model(model.id, admit=unused)
+    assert len(made) == 1 and store.model(model.id) == model
+
+
+def test_a_model_can_be_removed_while_memory_is_full(store: Store) -> None:
+    model = store.add_model(b"file", name="m", summary={}, capacity=100)
+    store.client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            create(store)
+        assert store.delete_model(model.id)
+    finally:
+        store.client.config_set("maxmemory", 0)
+    assert store.model(model.id) is None and store.stored_bytes() == 0
+
+
+def test_uploads_that_come_at_once_do_not_pass_the_limit_together(store: Store) -> None:
+    class Late(Store):
+        """One between whose look and record another upload comes, once."""
+
+        came = False
+
+        def stored_bytes(self) -> int:
+            found = super().stored_bytes()
+            if not self.came:
+                self.came = True
+                Store(self.client).add_model(b"x" * 60, name="first", summary={}, capacity=100)
+            return found
+
+    with pytest.raises(StoreFull):
+        Late(store.client).add_model(b"y" * 60, name="second", summary={}, capacity=100)
+    assert [model.name for model in store.models()] == ["first"]

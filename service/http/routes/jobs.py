@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -228,6 +227,10 @@ def _admit(body: JobBody, store: Store, settings: Settings) -> tuple[JobRequest,
     reserve_s = search_s + (0.0 if request.trials is None else request.trials.seconds)
     members = request.workers - 1
     taken_s = reserve_s + members * search_s
-    admit = functools.partial(quotas.check, store, settings, taken_s, num_jobs=1 + members)
+
+    def admit() -> None:
+        model_name(body.model_id, request, store)  # it may have been deleted meanwhile
+        quotas.check(store, settings, taken_s, num_jobs=1 + members)
+
     admit()
     return request, reserve_s, admit, graphs.load_bytes(store, body.model_id, request)

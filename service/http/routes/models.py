@@ -101,11 +101,14 @@ def show(request: Request, model_id: str) -> ModelView:
 def delete(request: Request, model_id: str) -> None:
     """Removes a model; jobs that have ended keep their plans."""
     store = store_of(request)
-    users = [job.id for job in store.active() if job.model_id == model_id]
-    if users:
-        repair = "Cancel it first, or wait for its end."
-        raise refusal(409, "A job that has not ended needs the model", field="job_id", value=users[0], repair=repair)
-    if not store.delete_model(model_id):
+
+    def admit() -> None:
+        users = [job.id for job in store.active() if job.model_id == model_id]
+        if users:
+            title, repair = "A job that has not ended needs the model", "Cancel it first, or wait for its end."
+            raise refusal(409, title, field="job_id", value=users[0], repair=repair)
+
+    if not store.delete_model(model_id, admit=admit):
         raise _no_model(model_id)
 
 
