@@ -60,7 +60,7 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         value = small_value(tensor) if is_read else None
         stored[tensor.name] = Stored(tuple(tensor.dims), dtype_name(tensor.data_type), value, kind)
     tensors = {t.name: t for t in graph.initializer}
-    unmarked = [name for name in tensors if needs_values and not stored[name].kind]
+    unmarked = {name for name in tensors if not stored[name].kind}
     results = {v.name for v in graph.input} | {name for node in graph.node for name in node.output}
     made = folded_parameters(graph.value_info, stored, results - stored.keys())
     if needs_values:
@@ -77,12 +77,13 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
     marked = _is_marked(inputs, stored)
     read = needed(reader.nodes, [v.name for v in graph.output])
     nodes, warnings = in_floats(standard(read), stored, marked=marked)
-    note_periods(nodes, stored, {name: tensors[name] for name in unmarked if name in stored})
+    if needs_values:
+        note_periods(nodes, stored, {name: tensors[name] for name in unmarked & stored.keys()})
     if not marked:
         nodes = restored_norms(with_stored_constants(nodes, stored), stored)
-        reads = ((node.kind, i, name) for node in nodes for i, name in enumerate(node.inputs))
-        for name in computed_tables(reads, {n: t for n, t in tensors.items() if n in stored}):
-            stored[name].kind = COMPUTED
+    reads = ((node.kind, i, name) for node in nodes for i, name in enumerate(node.inputs))
+    for name in computed_tables(reads, {n: t for n, t in tensors.items() if n in stored and n in unmarked}):
+        stored[name].kind = COMPUTED
     if model.producer_name == PYTORCH:
         if marked:
             separate(nodes, stored, tensors)

@@ -65,6 +65,20 @@ class Messages(nn.Module):
         return torch.lerp(self.inner["own"](x), sent, self.inner.share)
 
 
+class Rotated(nn.Module):
+    """Rotary embedding by a buffer of a module inside, which the exporter leaves out for what it computes of it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.linear, self.rotary, self.name = nn.Linear(WIDTH, WIDTH), nn.Module(), name
+        self.rotary.register_buffer(name, 1.0 / 100 ** (torch.arange(WIDTH // 2) / WIDTH * 2), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        angles = torch.arange(LENGTH, dtype=torch.float32)[:, None] * getattr(self.rotary, self.name)
+        angles, x = torch.cat([angles, angles], -1)[None], self.linear(x)
+        return x * angles.cos() + torch.cat([-x[..., WIDTH // 2 :], x[..., : WIDTH // 2]], -1) * angles.sin()
+
+
 def exported(module: nn.Module, batch: int, *, dynamo: bool = True) -> bytes:
     file = io.BytesIO()
     x = torch.randn(batch, LENGTH, WIDTH)
@@ -116,6 +130,14 @@ def test_numbers_that_are_no_weights_are_no_parameters():
     """Zeros in the shape of a result, and 1 less a weight, which the exporter computes."""
     module = random(Messages())
     assert {load_model(exported(module, batch)).num_parameters for batch in (1, 3)} == {(WIDTH + 4) * WIDTH}
+
+
+@pytest.mark.parametrize("name", ["sliding_attention_inv_freq", "speeds"])
+def test_tables_of_a_buffer_are_no_parameters(name):
+    data = exported(random(Rotated(name)), 1)
+    assert load_model(data).num_parameters == (WIDTH + 1) * WIDTH
+    if name.endswith("inv_freq"):
+        assert load_model(strip(data).data).num_parameters == (WIDTH + 1) * WIDTH
 
 
 def test_a_filter_that_all_channels_share_keeps_its_channels():

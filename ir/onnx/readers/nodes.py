@@ -41,16 +41,17 @@ KIND_KEY = "pkg.torch.export.graph_signature.InputSpec.kind"
 SCOPE_KEY = "pkg.torch.onnx.name_scopes"
 """Metadata key of the module path of a node."""
 COMMON_BUFFERS = frozenset(
-    {"inv_freq", "original_inv_freq", "position_ids", "token_type_ids", "relative_position_index",
+    {"cos_cached", "sin_cached", "freqs_cis", "position_ids", "token_type_ids", "relative_position_index",
      "relative_coords_table", "running_mean", "running_var", "num_batches_tracked"}
 )  # fmt: skip
 """Names that modules give to tensors that are not trained, where the exporter no longer says so."""
 
 
 def is_common_buffer(name: str) -> bool:
-    """Whether a tensor's name is one that modules give to tensors that are not trained: those above, and masks."""
+    """Whether a tensor's name is one that modules give to tensors that are not trained: those above, masks, and
+    frequencies of rotary embeddings (Gemma has two, with what they are for in front)."""
     own = name.rpartition(".")[2]
-    return own in COMMON_BUFFERS or own.endswith("mask")
+    return own in COMMON_BUFFERS or own.endswith(("mask", "inv_freq"))
 
 
 FILLED_KEY, CONTENT_KEY, TURNED_KEY = "automap.filled", "automap.content", "automap.turned"
