@@ -35,6 +35,7 @@ from automap.runtime.number_formats import set_tf32
 from automap.runtime.operators.apply import run, value_of
 from automap.runtime.sharded_operators.call import with_attributes
 from automap.runtime.tensor_layout import Box, StageTensor
+from automap.runtime.trainer.gradient_ends import gradient_end
 from automap.runtime.trainer.gradients import Earlier, shorten, square_of
 from automap.runtime.trainer.graph_checkpoint import GraphCheckpoint
 from automap.runtime.trainer.loss_scaling import LossScale
@@ -71,10 +72,12 @@ class Whole:
     """What it computes of them, without dropout."""
     trained: Tensor
     """What it computes of them as it is, in training or not."""
+    end: str
+    """What ends or changes gradients inside of its code; see `gradient_end`."""
 
     @classmethod
     def of(cls, module: nn.Module, graph: Graph) -> Self:
-        """Keeps the tensors of a network, and runs it twice."""
+        """Keeps the tensors of a network, and runs it three times."""
         inputs, names = probe_inputs(graph, module, PROBED), input_names(graph, module)
         values = dict(module.named_parameters(remove_duplicate=False))
         buffers = dict(module.named_buffers(remove_duplicate=False))
@@ -83,7 +86,7 @@ class Whole:
         if not any(isinstance(child, _BatchNorm) for child in module.modules()):
             with torch.no_grad(), torch.random.fork_rng(devices=[] if found.device.type == "cpu" else [found.device]):
                 trained = scores_of(module, inputs, names)
-        return cls({**values, **buffers}, inputs, found, trained)
+        return cls({**values, **buffers}, inputs, found, trained, gradient_end(module, inputs, names))
 
 
 class GraphTrainer:
@@ -359,6 +362,8 @@ def _check_code(module: nn.Module, graph: Graph, whole: Whole, finer: PlanError)
         for name, parameter in module.named_parameters()
         if not parameter.requires_grad
     ]
+    if whole.end:
+        faults.append(("module", whole.end, "the graph has gradients where the code ends or changes them", ""))
     loss = graph.operators[-1]
     if loss.kind != LOSS_KIND or dict(loss.attributes).get("reduction") != "sum":
         faults.append(("plan.training.loss", loss.kind, "the graph is trained by the built-in cross-entropy alone", ""))
