@@ -111,6 +111,9 @@ class _Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":
+            # A GET whose body the server leaves out, as probes and proxies ask.
+            scope = {**scope, "method": "GET"}
         request = Request(scope)
         request_id = request.state.request_id = uuid.uuid4().hex
         began, started = time.perf_counter(), False
@@ -140,7 +143,11 @@ class _Guard:
 
     def _refusal(self, request: Request) -> Response | None:
         allowed = self.settings.allowed_hosts
-        host = re.sub(r":\d*$", "", request.headers.get("host", "")).strip("[]").lower()
+        named = request.headers.getlist("host")
+        host = re.sub(r":\d*$", "", ", ".join(named)).strip("[]").lower()
+        if len(named) > 1:
+            repair = "Send the header Host once."
+            return _respond(request, problem(400, "More than one host", field="Host", value=host, repair=repair))
         if "*" not in allowed and host not in allowed:
             repair = "Call the service by its own name, or add this one to AUTOMAP_ALLOWED_HOSTS."
             return _respond(request, problem(400, "Unknown host", field="Host", value=host, repair=repair))
@@ -254,7 +261,7 @@ def _methods(request: Request) -> set[str]:
     for route in chain(request.app.routes, *(router.routes for router in ROUTERS)):
         if route.matches(request.scope)[0] != Match.NONE:
             found |= getattr(route, "methods", None) or set()
-    return found
+    return found | ({"HEAD"} if "GET" in found else set())
 
 
 def _on_redis_error(request: Request, fault: Exception) -> Response:

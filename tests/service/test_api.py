@@ -360,7 +360,7 @@ def test_every_refusal_shows_what_was_sent(api: httpx.Client) -> None:
     sent = {"Content-Type": "application/json"}
     assert check_problem(api.post("/v1/jobs", content=b"", headers=sent), 422)["value"] == "nothing"
     assert check_problem(api.post("/v1/jobs", content=b"{'zoo': 1}", headers=sent), 422)["value"] == "{'zoo': 1}"
-    assert check_problem(api.put("/v1/jobs"), 405, "method")["repair"] == "Use one of GET, POST."
+    assert check_problem(api.put("/v1/jobs"), 405, "method")["repair"] == "Use one of GET, HEAD, POST."
     assert check_problem(api.get("/v1/jobs?state=awake"), 422)["field"] == "state"
 
 
@@ -545,6 +545,15 @@ def test_too_many_jobs(settings: Settings, client: redis.Redis, serve_app: Any, 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "", "127.0.0.1.evil.example"])
 def test_foreign_hosts_are_refused(api: httpx.Client, host: str) -> None:
     check_problem(api.get("/healthz", headers={"host": host}), 400, "Host")
+
+
+@pytest.mark.parametrize("path", ["/", "/healthz", "/v1/jobs", "/v1/zoo", "/openapi.json", "/v1/jobs/x", "/nothing"])
+def test_a_head_is_its_get_without_the_body(api: httpx.Client, path: str) -> None:
+    whole, head = api.get(path), api.head(path)
+    assert (head.status_code, head.content) == (whole.status_code, b"")
+    for name in ("content-type", "etag", "allow"):
+        assert head.headers.get(name) == whole.headers.get(name)
+    assert api.get("/healthz").json() == {"status": "ok"}  # on the same connection
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8080", "[::1]:8080", "LOCALHOST"])

@@ -200,3 +200,11 @@ def test_a_long_poll_is_no_slow_client(api: httpx.Client) -> None:
     body = {"zoo": "gpt2:layers=2", "cluster": "8xV100-16GB", "training": {"global_batch": 64}, "budget": "1s"}
     job = api.post("/v1/jobs", json=body, timeout=60).json()
     assert api.get(f"/v1/jobs/{job['id']}?wait={3 * HEAD_S}").json()["state"] == "queued"
+
+
+def test_a_request_has_one_host(api: httpx.Client) -> None:
+    """Otherwise a proxy may look at another one than the service."""
+    with dial(api) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
+        found = connection.recv(4096)
+    assert found.startswith(b"HTTP/1.1 400 ") and b"More than one host" in found
