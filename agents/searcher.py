@@ -1,8 +1,8 @@
 """What every searcher has in common: `Budget`, `SearchTask`, `Progress`, `SearchResult`; and `search`, which runs one.
 
 One evaluation is one complete plan that is priced. A searcher can be stopped at any time and then returns the best plan
-so far; for a budget in evaluations its result is deterministic on one machine and version. Nothing here knows of HTTP,
-queues or files. Units: seconds, evaluations.
+so far; for a budget in evaluations its result is deterministic on one machine and version. Independent of HTTP,
+queues and files. Units: seconds, evaluations.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Annotations: what the author of a model wants of a plan (Whale, arXiv 2011.09208), as constraints of a problem.
+"""Annotations: what the author of a model asks of a plan (Whale, arXiv 2011.09208), as constraints of a problem.
 
-A file annotates operators one by one. Where all operators of a module want the same, one constraint names the module.
+A file annotates operators one by one. Where all operators of a module have the same annotation, one constraint names
+the module.
 """
 
 from __future__ import annotations

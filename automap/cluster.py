@@ -1,7 +1,7 @@
 """Cluster: devices of one or several kinds in nodes, and the links between them.
 
 Read from a preset (`4x8xA100-80GB`, `2x8xV100-16GB@25Gbit`, `8xV100-32GB+8xP100`), a JSON file, or the data files
-of `automap/data` and of the user's configuration folder. Devices are numbered node by node. Knows nothing of models or
+of `automap/data` and of the user's configuration folder. Devices are numbered node by node. Independent of models and
 plans.
 Units: seconds, bytes, bytes/s, FLOP/s (converted once from the units named in the data keys).
 """
@@ -337,7 +337,7 @@ def _read_own(folder: str, place: Path) -> Mapping[str, Any]:
 
 
 def _check_links(device: Device, path: Path) -> None:
-    """Refuses links of the user's own device that nobody describes, or that join other places."""
+    """Refuses links of the user's own device that are not described, or are of the wrong scope."""
     for key in ("intra_node_link", "inter_node_link"):
         link: Link = _lookup("links", getattr(device, key), f"{path}.{key}")
         if not key.startswith(link.scope):

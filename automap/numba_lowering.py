@@ -32,7 +32,7 @@ from numba.extending import lower_getattr_generic, register_model
 
 
 class _ByAddress:
-    """How a named tuple is passed: as the address of memory that nobody writes to until the call returns.
+    """How a named tuple is passed: as the address of memory that is not written to until the call returns.
 
     Values carry notes: `address` is memory that holds the value wherever the value is known; `is_argument` says that
     the caller owns this memory; `fields` are the values of fields that were taken out of it.

@@ -1,4 +1,4 @@
-"""Work that may take long says what it is, and whoever shows progress listens; knows nothing of terminals."""
+"""Work that may take long announces itself here, so that a terminal or a log can show it."""
 
 from __future__ import annotations
 

@@ -404,20 +404,20 @@ class Problem:
             for name, (what, value) in product(found, [pair for pair in pairs if pair[1] is not None]):
                 other, first = wanted.setdefault((name, what), (index, bool(value)))
                 if first != value:
-                    both = f"wants {name} both divided and whole"
+                    both = f"asks for {name} to be both divided and whole"
                     raise ProblemError(
-                        both if other == index else f"wants the opposite of hints.constraints[{other}] for {name}",
+                        both if other == index else f"contradicts hints.constraints[{other}] for {name}",
                         field=f"hints.constraints[{index}]",
                         value=constraint.scope,
                         repair="Leave one of them out, or narrow its scope.",
                     )
 
     def _check_recompute(self, index: int, constraint: Constraint) -> None:
-        """Refuses a constraint that wants the opposite of the one mode that all ranks must have."""
+        """Refuses a constraint that contradicts the one mode that all ranks must have."""
         fixed = {"none": False, "full": True}.get(self.hints.fix.recompute or "")
         if None not in (fixed, constraint.recompute) and fixed != constraint.recompute:
             raise ProblemError(
-                f"wants the opposite of hints.fix.recompute, which is {self.hints.fix.recompute}",
+                f"contradicts hints.fix.recompute, which is {self.hints.fix.recompute}",
                 field=f"hints.constraints[{index}].recompute",
                 value=constraint.recompute,
                 repair="Leave one of them out.",

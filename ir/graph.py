@@ -1,8 +1,8 @@
 """Graph, Operator, Tensor: the forward part of a model's training graph, kept for one sample.
 
 Every size is `fixed + per_sample * n` for a batch of `n` samples (`Amount`). A tensor that carries the batch does so in
-exactly one dim (`batch_dim`), whose size at `n` samples is `n` times the one kept here. The module knows nothing of
-files, devices or plans. Units: elements, bytes, floating-point operations.
+exactly one dim (`batch_dim`), whose size at `n` samples is `n` times the one kept here. The module is
+independent of files, devices and plans. Units: elements, bytes, floating-point operations.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Operator:
     stated_bytes: float | None = None
     """Bytes moved forward for one sample, as the file states them, which replace those of the operands."""
     annotations: tuple[tuple[str, int], ...] = ()
-    """What the file wants of a plan, see `ir.onnx.readers.annotations`."""
+    """What the author of the file asks of a plan, see `ir.onnx.readers.annotations`."""
 
     @property
     def is_live(self) -> bool:

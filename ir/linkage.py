@@ -7,7 +7,7 @@ other operator follows the producer of its first activation input: for each sign
 the one that takes its inputs as they are, but a sum that another follower needs whole is not passed on as a sum. A
 leader with its followers is a linkage group (the word of the Auto-MAP paper). Parameter views follow their consumer.
 
-Computed once a graph; knows nothing of devices.
+Computed once for each graph; independent of devices.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""How notebooks show graphs, plans and results of searches: by whoever draws, if that is installed.
+"""How notebooks show graphs, plans and results of searches.
 
-What is shown is drawn in a room above, which nothing below may import. So that room names its function in the entry
-points of the installed package (`[project.entry-points]` in pyproject.toml), as plug-ins do.
+The code that draws them is in a higher layer (`service.drawing`), which this one may not import. So the drawing
+function is registered as an entry point of the installed package (`[project.entry-points]` in pyproject.toml), as
+plug-ins are.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ GROUP = "automap.notebook"
 
 
 def shown(value: object) -> str | None:
-    """An object as HTML; None, for which notebooks show its `repr`, where nobody draws it."""
-    # Looking through what is installed takes longer than most imports, and only notebooks ask.
+    """An object as HTML; None if no entry point draws it: notebooks then show its `repr`."""
+    # Imported here because only notebooks need it, and looking through installed packages is slow.
     from importlib.metadata import entry_points
 
     for entry in entry_points(group=GROUP):

@@ -47,7 +47,7 @@ def placed(simulator: Simulator, order: Ints, rate: Rate, rng: np.random.Generat
             room[place[task]] -= demands[task]
         else:
             return place
-        # Large tasks first, as far as luck lets them: what needs most of the scarcest resource has the fewest places.
+        # Large tasks first, because they have the fewest places; the order is randomised more with each attempt.
         size = (demands[order] / scale).max(axis=1)
         order = order[np.argsort(-size * np.exp(rng.normal(size=len(order)) * min(attempt, 3) / 3.0), kind="stable")]
     return packed_tasks(simulator).copy()

@@ -263,7 +263,7 @@ def _judged(simulator: Simulator, found: Found, seed: int, closing: Closing) -> 
 
 
 def make_plan(simulator: Simulator, found: Found, closing: Closing, *, seconds: float, seed: int) -> GnnPlan:
-    """The plan of a placement, with its estimate on fresh volumes and what speaks for it.
+    """The plan of a placement, with its estimate on fresh volumes and the reasons for it.
 
     Args:
         simulator: the problem as the search saw it.
@@ -313,7 +313,7 @@ def make_plan(simulator: Simulator, found: Found, closing: Closing, *, seconds: 
 
 
 def _why(simulator: Simulator, place: Ints, estimate: GnnEstimate, against: dict[str, float]) -> tuple[str, ...]:
-    """What speaks for a placement, in sentences."""
+    """The reasons for a placement, in sentences."""
     problem, arrays = simulator.problem, simulator.arrays
     far = place[arrays.source] != place[arrays.target]
     total = arrays.mean_bytes.sum() or 1.0

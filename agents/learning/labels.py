@@ -27,7 +27,7 @@ LOG = logging.getLogger("automap.search")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Label:
-    """The best plan that a teacher knows of a generated problem."""
+    """The best plan that a teacher has found for a generated problem."""
 
     seed: int
     """Seed of the problem."""

@@ -183,7 +183,8 @@ def simplify(space: PlanSpace, values: Values, grid: Grid, max_slower: float = M
 def _put_back(space: PlanSpace, current: Ints, template: Ints, choices: Sequence[Sequence[int]]) -> Ints:
     """[choices, slots] the legal plans near to `current` with the template's values in the slots of each choice.
 
-    A choice that brings the plan no nearer to the template gives `current` with a value of -1, which nobody prices.
+    A choice that brings the plan no nearer to the template gives `current` with a value of -1, which marks it as not to
+    be priced.
     """
     distance = (current != template).sum()
     rows = np.repeat(current[None], len(choices), axis=0)

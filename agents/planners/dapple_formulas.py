@@ -19,7 +19,7 @@ Counts = tuple[int, ...]
 
 
 class Network(Protocol):
-    """What a planner knows of links."""
+    """What a planner needs to know about links."""
 
     def reduce_s(self, counts: Counts) -> float:
         """Seconds of the all-reduce of a byte over so many devices of each host."""

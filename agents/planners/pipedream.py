@@ -109,7 +109,7 @@ def states_of_layers(layers: Mapping[int, ProfiledLayer]) -> States:
 
     A state grows by a layer that reads one of its layers, and by all layers before that: sources other than the first
     join the stage of their first reader. As in the released program, a layer named Input... costs nothing, and a
-    `__getitem__` that nobody reads is dropped.
+    `__getitem__` without readers is dropped.
 
     Raises:
         ModelError: the layers form a cycle.

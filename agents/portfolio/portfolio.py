@@ -236,7 +236,7 @@ class _Crew:
     """The members of a search.
 
     Attributes:
-        listener: the incumbent that takes what the members find while they run; None = nobody does before the end.
+        listener: the incumbent that takes what the members find while they run; None: it is taken at the end.
     """
 
     def __init__(self, should_stop: ShouldStop) -> None:

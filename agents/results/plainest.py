@@ -1,6 +1,6 @@
 """Plainest: of the plans that the price cannot tell from the best one, the plan that is plainest.
 
-An estimate has an error, and plans within a fraction of it are equally good as far as anybody knows. Of those, the
+An estimate has an error, and plans within a fraction of it cannot be told apart. Of those, the
 plainest plan is returned: one that repeats no work over a whole axis, a template before any other plan, then the one
 with the fewest axes, the fewest unusual decisions, and the fewest devices. Besides the plans that were found, two kinds
 of plans are considered: the best one with decisions put back to their ordinary values, and each plan without axes over

@@ -54,7 +54,7 @@ class Corrections:
     @functools.cached_property
     def spread(self) -> float:
         """Standard deviation of the logarithm of measured over predicted step time, where nothing is near."""
-        # It takes some milliseconds of a large model, and nobody asks for it before something was measured.
+        # Computed on first use: it takes some milliseconds for a large model, and is needed only after a measurement.
         return max(NOISE, error_band(self._problem))
 
     def learn(self, values: Values | None, ratio: float | None) -> None:

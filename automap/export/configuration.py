@@ -260,5 +260,6 @@ def header(run: Run, lines: Sequence[str] = (), *, version: str | None = None) -
 
 
 def one_line(text: str) -> str:
-    """A text as a comment may hold it. Names of models are anybody's: what follows a line break would be run."""
+    """A text that is safe in a comment of a script: names of models are untrusted, and a line break would end the
+    comment."""
     return "".join(letter if letter.isprintable() else " " for letter in text)

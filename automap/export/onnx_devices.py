@@ -127,7 +127,7 @@ def _tensors(run: Run) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
 
 
 def _use(run: Run, stage: int, name: str, placements: Sequence[Placement], fused: tuple[int, int]) -> dict[str, Any]:
-    """How one operator wants a tensor.
+    """How one operator reads a tensor.
 
     Args:
         placements: [axes of the plan].

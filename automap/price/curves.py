@@ -1,7 +1,7 @@
 """The fitted curves of devices as the records that `gemm_s` and `attention_s` take.
 
 A device without measurements of its own runs the kernels of the kind that `curves_of` names, at its own datasheet
-rates. Knows no plan. Units: seconds, bytes, FLOP/s.
+rates. Independent of the plan. Units: seconds, bytes, FLOP/s.
 """
 
 from __future__ import annotations

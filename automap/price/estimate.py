@@ -156,7 +156,7 @@ def error_band(problem: Problem) -> float:
 
 
 def _convolved(graph: Graph) -> float:
-    """Share of the arithmetic that is done by convolutions whose time nobody states."""
+    """Share of the arithmetic that is done by convolutions whose time is not stated."""
     flops = [(op, op.forward_flops.at(1) + op.backward_flops.at(1)) for op in graph.operators]
     convolved = sum(amount for op, amount in flops if op.kind in CONVOLUTIONS and op.measured_s is None)
     return convolved / max(1.0, sum(amount for _, amount in flops))

@@ -3,7 +3,7 @@
 A product of two operands has four classes of loops: batch (in both operands and the result), m (left operand and
 result), n (right operand and result) and k (summed). Fused attention has those of the product that makes its scores,
 and values, the elements of a head of its second product. The factors of the operator's rule fall into them, so a split
-of one factor divides one extent. Knows no plan. Units: elements.
+of one factor divides one extent. Independent of the plan. Units: elements.
 """
 
 from __future__ import annotations

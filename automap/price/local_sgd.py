@@ -1,6 +1,6 @@
 """The cost of a step when replicas are averaged periodically, instead of summing the gradients of every step.
 
-The compiled price knows nothing of averages: they are added to its result in closed form. With t the seconds of the
+The compiled price does not include the averaging; it is added to the result in closed form. With t the seconds of the
 step without the reduction of gradients over the replicas, a those of the all-reduce of a rank's parameters over the
 replicas (in float32), and c those of the copies in memory, a step takes
 

@@ -1,6 +1,7 @@
 """Which keys a trainer's attention kernel reads: all, those that a causal mask shows, or those of a window.
 
-Knows no plan: ranks that share heads, queries or keys read the same share of what they have. Units: shares of the keys.
+Independent of the plan: ranks that share heads, queries or keys read the same share of what they have. Units: shares of
+the keys.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Constrained: the user's constraints (`hints.constraints`, and what `hints.fix` says of axes), compiled once for the
 masks of a PlanSpace.
 
-Knows nothing of decisions or their order. The operators of a unit cannot be cut apart, and equal units have equal
+Independent of decisions and their order. The operators of a unit cannot be cut apart, and equal units have equal
 signatures: a constraint on one of them holds for all.
 """
 

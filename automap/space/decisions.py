@@ -2,7 +2,7 @@
 
 A plan is a sequence of decisions. A *slot* is one of them, a *value* is a number that says what was chosen; a kind of
 decision may have several slots, as `cut` has one for each chunk but the last. `DECISIONS` lists the kinds in the order
-in which they are decided. Whoever adds a kind writes
+in which they are decided. A new kind needs
 
 1. here: its `Decision` in `DECISIONS`, with slots, chances of moves, ways to decide it, what it means in a
    `LoweredPlan`, and what agents see of it;

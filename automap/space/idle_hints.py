@@ -1,4 +1,5 @@
-"""Warnings about hints that change nothing in the plan that was found, since what they speak of is not there."""
+"""Warnings about hints that change nothing in the plan that was found, because the plan does not have what they are
+about."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ class Recount:
             made.append(behind.counts() if makes else np.zeros(3))
         for (chunk, unit), gradients in zip(units, reversed(made), strict=True):
             kept = self._unit_keeps(chunk, unit, own=True)
-            # Of a carried tensor the price knows no part of this rank's own that a gathered copy could be kept as.
+            # The price counts a carried tensor as gathered even where this rank could keep only its own part of it.
             read = {piece for piece in self._unit_keeps(chunk, unit, own=False) if piece.root in self._carried}
             saved.add(kept, kept | read | self._as_made(chunk, self._entering(unit)))
             activations = saved.counts() + self._unit_saves(chunk, unit)

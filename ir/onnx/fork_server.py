@@ -1,9 +1,9 @@
 """A process that has imported everything, and forks a child for every task: a child is there in milliseconds.
 
 One task = one child, so nothing of a task reaches the next one: the server never reads what a task says. A child has
-the socket of its task and no other open file of the server's. It is killed with what it started when whoever asked
-gives up or dies; server and children end when the process that started the server ends, however that ends. Knows
-nothing of what the tasks are.
+the socket of its task and no other open file of the server's. It is killed, with the processes that it started, when
+the client gives up or dies. Server and children end when the process that started the server ends, for whatever reason.
+The server is independent of what the tasks are.
 """
 
 from __future__ import annotations

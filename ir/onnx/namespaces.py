@@ -1,6 +1,6 @@
-"""Moves this process into namespaces of its own, in which it is nobody and reaches nobody.
+"""Moves this process into namespaces of its own, in which it has no user and no network.
 
-Linux alone offers it, and may refuse it: to users without rights, in containers, to a process with several threads. A
+Only Linux has them, and may refuse them: to users without rights, in containers, to a process with several threads. A
 process in a user namespace of its own, to which no user is mapped, has no capability outside, whoever runs the service;
 its network has no interface that is up, and it shares no message queues, shared memory or host name with others.
 https://man7.org/linux/man-pages/man7/user_namespaces.7.html

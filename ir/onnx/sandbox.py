@@ -67,7 +67,7 @@ class Imported:
     summary: Mapping[str, Any]
     """See `ir.summary.summarize`."""
     graph: bytes
-    """The Graph as canonical bytes (`ir.serialize`), which whoever reads it parses."""
+    """The Graph as canonical bytes (`ir.serialize`), not parsed yet."""
 
 
 def import_model(data: bytes, *, limits: SandboxLimits | None = None, **options: Unpack[ReadOptions]) -> Graph:

@@ -1,6 +1,6 @@
 """Gives up all system calls but those that computing needs, for the rest of this process's life.
 
-Linux alone offers it (seccomp): a small program that the kernel runs at every call. What is not allowed fails with
+Only Linux has this (seccomp): a small program that the kernel runs at every call. What is not allowed fails with
 EPERM, so that files cannot be renamed or removed, no process started or signalled and no network reached, whatever bug
 of a parser a file makes use of and whoever runs the service. Numbers of calls: `asm/unistd_64.h` (x86-64),
 `asm-generic/unistd.h` (arm64). https://docs.kernel.org/userspace-api/seccomp_filter.html

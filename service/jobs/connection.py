@@ -1,6 +1,6 @@
 """Clients of the service's Redis.
 
-Knows nothing of what is kept there. Units: seconds.
+Independent of what is kept there. Units: seconds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the service has done so far, as numbers in the store that only grow; `/metrics` shows them.
 
 They are written in the transactions that they count, so that nothing is counted twice or left out, and every part of
-the service adds to the same ones. Knows nothing of HTTP. Units: seconds.
+the service adds to the same ones. Independent of HTTP. Units: seconds.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ FUNCTION = "service.jobs.worker.run_next"
 """What a worker calls for a delivery."""
 _QUEUE = "automap"
 _KEPT_S = 60
-"""Seconds for which RQ keeps a delivery whose worker or process has died; nobody reads it."""
+"""Seconds for which RQ keeps a delivery whose worker or process has died; it is not read again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

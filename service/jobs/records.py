@@ -1,6 +1,6 @@
 """What the store keeps of a model and of a job, and how a job is read back.
 
-Knows nothing of Redis commands. Units: seconds since 1970, bytes.
+Independent of Redis commands. Units: seconds since 1970, bytes.
 """
 
 from __future__ import annotations

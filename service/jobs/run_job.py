@@ -1,6 +1,6 @@
 """One job: import → search → trials → plan. The worker and `automap search` run the same function.
 
-A pure function of a request and callbacks: it knows nothing of HTTP, queues, files or terminals. `automap` and `agents`
+A pure function of a request and callbacks, independent of HTTP, queues, files and terminals. `automap` and `agents`
 are imported when a job runs, so that parsing requests stays quick.
 """
 

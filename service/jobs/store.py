@@ -3,9 +3,9 @@
 A job is a hash; its transitions are optimistic transactions (WATCH/MULTI, no scripts). A job that comes to wait puts a
 delivery into RQ's queue in the same transaction. Each run of a job takes a rising number, its fencing token: a writer
 with an older one, or to a job that has ended, is refused with `Superseded`, so that a worker which was thought dead
-cannot overwrite anything. Models are kept by the sha256 of their bytes and
-are in Redis too, so that workers on other machines reach them. Every key of a model or job carries its tenant, so that
-no tenant can name what is another's. Knows nothing of HTTP or of who runs jobs.
+cannot overwrite anything. Models are kept by the sha256 of their bytes, in Redis too, so that workers on other machines
+reach them. Every key of a model or job contains its tenant, so that no tenant can name what belongs to another.
+Independent of HTTP and of how jobs are run.
 """
 
 from __future__ import annotations

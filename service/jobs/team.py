@@ -1,10 +1,11 @@
 """One job on several workers: the job itself and its members, which are jobs of their own that search for it.
 
 A member searches for the same problem with another seed, in rounds, each of which begins with the best plan of all so
-far. The job itself searches as it would alone and is disturbed by nobody, so that with its members it finds no worse a
-plan; at its end it takes the best plan of all. So it does when it runs again after a death: a search that begins with
-the plan that was kept may be caught near it, and what was kept is not lost. They meet in the store alone, by the plans
-that every run keeps there: members may begin late, die and run again, or never begin at all. Units: seconds.
+far. The job itself searches exactly as it would alone and takes the best plan of all at its end, so with members it
+finds no worse a plan. It does the same when it runs again after a death: the plan that was kept is compared at the end,
+and the search does not begin with it, because it might not get away from it. Job and members communicate only by the
+plans that every run keeps in the store: members may begin late, die and run again, or never begin at all. Units:
+seconds.
 """
 
 from __future__ import annotations

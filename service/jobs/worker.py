@@ -1,10 +1,10 @@
-"""The worker: RQ's, whose every delivery runs the job that the store says is the next, in a forked child.
+"""The worker: RQ's, which for every delivery runs the job that the store names as the next, in a forked child.
 
 RQ waits for deliveries, forks, watches the time, gives signs of life and notices workers that give none any more. The
 parent imports the heavy libraries once, with one thread, and runs nothing itself; a child that hangs, crashes, takes
-too much memory or is cancelled is killed with its process group and harms nobody. A child whose worker dies is ended by
-the kernel. The job of a dead child is queued again at once, that of a dead worker when its signs of life are too old;
-the store's fencing tokens keep late writers out.
+too much memory or is cancelled is killed with its process group, and no other job is affected. A child whose worker
+dies is ended by the kernel. The job of a dead child is queued again at once, that of a dead worker when its signs of
+life are too old; the store's fencing tokens keep late writers out.
 """
 
 from __future__ import annotations
@@ -210,11 +210,11 @@ class Worker(rq.Worker):
                 pipe.execute()
 
     def set_state(self, state: str, pipeline: Any = None) -> None:
-        """Notes whether a job runs; nobody reads it in Redis."""
+        """Notes whether a job runs; it is not written to Redis, where nothing reads it."""
         self._state = state
 
     def set_current_job_working_time(self, current_job_working_time: float, pipeline: Any = None) -> None:
-        """Every beat; nobody reads it in Redis."""
+        """Notes the working time; it is not written to Redis, where nothing reads it."""
         self.current_job_working_time = current_job_working_time
 
     def maintain_heartbeats(self, job: Delivery) -> None:

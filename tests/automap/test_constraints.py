@@ -27,9 +27,9 @@ def problem(graph, constraints, cluster="8xA100", batch=16, trainer="generic", *
 @pytest.mark.parametrize(
     ("first", "second", "field"),
     [
-        ({"replicate": True}, {"split": True}, r"constraints\[1\]: wants the opposite of hints.constraints\[0\]"),
-        ({"recompute": True}, {"recompute": False}, r"constraints\[1\]: wants the opposite"),
-        ({"replicate": True, "split": True}, {}, r"constraints\[0\]: wants .* both divided and whole"),
+        ({"replicate": True}, {"split": True}, r"constraints\[1\]: contradicts hints.constraints\[0\]"),
+        ({"recompute": True}, {"recompute": False}, r"constraints\[1\]: contradicts"),
+        ({"replicate": True, "split": True}, {}, r"constraints\[0\]: asks for .* both divided and whole"),
     ],
 )
 def test_opposite_constraints_are_refused(gpt, first, second, field):
@@ -72,7 +72,7 @@ def test_what_a_target_runs_again_binds_and_other_operators_are_refused(gpt):
 def test_the_opposite_of_a_fixed_recomputation_is_refused(gpt):
     constraints = [{"scope": "**", "recompute": False}]
     assert problem(gpt(), constraints, recompute="none").hints.fix.recompute == "none"
-    with pytest.raises(ProblemError, match=r"constraints\[0\].recompute: wants the opposite of hints.fix.recompute"):
+    with pytest.raises(ProblemError, match=r"constraints\[0\].recompute: contradicts hints.fix.recompute"):
         problem(gpt(), constraints, recompute="full")
 
 

@@ -35,7 +35,7 @@ BURST_S = 0.01
 
 
 class Bucket:
-    """A token bucket: whoever takes tokens waits until there are enough."""
+    """A token bucket: taking tokens waits until there are enough."""
 
     def __init__(self, rate: float) -> None:
         """A bucket that is filled with `rate` bytes a second."""

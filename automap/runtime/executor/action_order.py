@@ -1,7 +1,7 @@
 """The actions of a schedule, and one order of the actions of all ranks, or a refusal before anything runs.
 
 An action runs when it is the next of every rank of its stage, since its collectives need them all, and the actions that
-it depends on have run. Knows no tensors and no time.
+it depends on have run. Independent of tensors and of time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The torch functions of operator kinds, and the arguments of such a function.
 
-Nothing here knows of ranks: a function computes from its operands. Where a kind states sizes in its attributes
+Independent of ranks: a function computes from its operands. Where a kind states sizes in its attributes
 (Reshape, Expand ...), the sizes come from `Use.shapes`, so that the same function serves a shard. Statistics of rows
 are taken through `Use.rows`, so that the same function serves ranks that hold parts of a row.
 """

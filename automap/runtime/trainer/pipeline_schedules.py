@@ -108,7 +108,7 @@ def make_schedule(
         make = lambda *args, **kwargs: _ScatteringStage(*args, frees_weights=zero == 3, **kwargs)  # noqa: E731
     made = [make(stage, n, number, device, group=group) for n, stage in stages.items()]
     settings: dict[str, Any] = {"loss_fn": loss, "scale_grads": False}
-    # torch's 1F1B wants a micro-batch for each stage.
+    # torch's 1F1B needs at least one micro-batch for each stage.
     if kind in SINGLE and (kind == "gpipe" or count >= number):
         return SINGLE[kind](made[0], count, **settings)
     if kind == "interleaved":

@@ -120,7 +120,7 @@ def run_again(module: nn.Module | None, forward: Callable[..., Any], *args: Any,
         kwargs: what it takes by name.
     """
     if module is None or not counts_samples(module):
-        # torch.compile knows no contexts around recomputed code.
+        # torch.compile does not support contexts around recomputed code.
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
     again = StatisticsKept(module)
 

@@ -1,4 +1,4 @@
-"""Annotations in `metadata_props` of a node, after Whale (arXiv 2011.09208): what its author wants of a plan.
+"""Annotations in `metadata_props` of a node, after Whale (arXiv 2011.09208): what its author asks of a plan.
 
 `automap.replicate` and `automap.split` are true or false, `automap.stage` is the number of a pipeline stage, from 0.
 They become constraints on the node's operator, see `automap.annotations`, unless a request's `hints.constraints` names

@@ -1,8 +1,8 @@
 """Pre-flight on raw bytes, before any ONNX utility sees them.
 
 The ONNX checker is no guard: it accepts cycles, functions that double at every level, and dims of 2^62. This walk is
-linear in the size of the upload, counts before it reads, and stops at the first bound that is crossed. It knows nothing
-of operators; the sizes of their results are bounded in `ir.operators.make`.
+linear in the size of the upload, counts before it reads, and stops at the first bound that is crossed. Operators are
+not looked at; the sizes of their results are bounded in `ir.operators.make`.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Node:
     costs: dict[str, float] = field(default_factory=dict)
     """Costs that the file states; see `ir.onnx.readers.stated_costs`."""
     annotations: tuple[tuple[str, int], ...] = ()
-    """What the file wants of a plan; see `ir.onnx.readers.annotations`."""
+    """What the author of the file asks of a plan; see `ir.onnx.readers.annotations`."""
     label: str = ""
     """Name that the exporter gave the node inside its module."""
 

@@ -128,7 +128,7 @@ class DispatchMasks:
         return True
 
     def _flatten(self, node: Node, inputs: Sequence[str]) -> bool:
-        """Puts off a view of slots `[e, (b c), m]` as `[(e b c), m]`, as a product of matrices wants them."""
+        """Puts off a view of slots `[e, (b c), m]` as `[(e b c), m]`, as a matrix product reads them."""
         slots, shape = self.builder.tensors.get(inputs[0]), self.builder.values.get(inputs[1])
         if slots is None or shape is None or len(slots.shape) != 3 or slots.batch_dim != 1:
             return False
