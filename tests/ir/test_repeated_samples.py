@@ -79,6 +79,19 @@ class Rotated(nn.Module):
         return x * angles.cos() + torch.cat([-x[..., WIDTH // 2 :], x[..., : WIDTH // 2]], -1) * angles.sin()
 
 
+class Scaled(nn.Module):
+    """Keys are divided by a root that the module computes of a literal, as DeBERTa's are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2)), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.inner:
+            x = layer(x) / torch.sqrt(torch.tensor(WIDTH, dtype=torch.float) * 3)
+        return self.out(x)
+
+
 def exported(module: nn.Module, batch: int, *, dynamo: bool = True) -> bytes:
     file = io.BytesIO()
     x = torch.randn(batch, LENGTH, WIDTH)
@@ -130,6 +143,12 @@ def test_numbers_that_are_no_weights_are_no_parameters():
     """Zeros in the shape of a result, and 1 less a weight, which the exporter computes."""
     module = random(Messages())
     assert {load_model(exported(module, batch)).num_parameters for batch in (1, 3)} == {(WIDTH + 4) * WIDTH}
+
+
+def test_a_number_that_a_module_inside_computes_of_a_literal_is_no_parameter():
+    outer = nn.Sequential(Scaled(), Scaled())
+    graph = load_model(exported(random(outer), 1))
+    assert graph.num_parameters == 6 * (WIDTH + 1) * WIDTH
 
 
 @pytest.mark.parametrize("name", ["sliding_attention_inv_freq", "speeds"])

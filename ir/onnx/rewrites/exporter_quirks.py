@@ -87,9 +87,10 @@ def _folded_sources(value: str, names: list[str]) -> list[str]:
     none either: it is what one operator was applied to, alone or with literals (`val_7`), or several operators that
     only move numbers, for a value that was computed before brings the names of its own sources along.
     """
-    sources = [n for n in names if "." in n and not is_common_buffer(n)]
-    if not sources:
-        sources = [n for n in names if not EXPORTERS_OWN.match(n) and not is_common_buffer(n)]
+    given = [n for n in names if not is_common_buffer(n) and not EXPORTERS_OWN.match(n.rpartition(".")[2])]
+    sources = [n for n in given if "." in n]
+    if not sources and not any("." in n for n in names):
+        sources = given
         if len(names) > 2:
             sources = [n for n in sources if not _MOVED.match(n)] if _MOVED.match(value) else []
             if any(_CREATED.match(n) for n in sources):
