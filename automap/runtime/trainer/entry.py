@@ -16,6 +16,7 @@ from torch._dynamo import OptimizedModule
 
 from automap.errors import PlanError
 from automap.plan import Plan
+from automap.runtime.trainer.ended_processes import announce
 from automap.runtime.trainer.graph_trainer import GraphTrainer, Whole
 from automap.runtime.trainer.losses import CountFunction, LossFunction, count_labels, loss_of, summed_cross_entropy
 from automap.runtime.trainer.module_trainer import ModuleTrainer
@@ -80,6 +81,7 @@ def parallelize(
     if not dist.is_initialized():
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
         atexit.register(_end_group)
+    announce()
     # A cut may turn out to be impossible when modules have been changed already.
     whole = Whole.of(module, graph) if len(plan.stages) > 1 else None
     try:

@@ -35,6 +35,7 @@ from automap.runtime.number_formats import set_tf32
 from automap.runtime.operators.apply import run, value_of
 from automap.runtime.sharded_operators.call import with_attributes
 from automap.runtime.tensor_layout import Box, StageTensor
+from automap.runtime.trainer.ended_processes import names_the_ended
 from automap.runtime.trainer.gradient_ends import gradient_end
 from automap.runtime.trainer.gradients import Earlier, shorten, square_of
 from automap.runtime.trainer.graph_checkpoint import GraphCheckpoint
@@ -89,6 +90,7 @@ class Whole:
         return cls({**values, **buffers}, inputs, found, trained, gradient_end(module, inputs, names))
 
 
+@names_the_ended
 class GraphTrainer:
     """A network whose graph is trained by a plan; `ModuleTrainer` says what its methods do.
 

@@ -28,6 +28,7 @@ from automap.plan import Plan
 from automap.runtime.number_formats import set_tf32
 from automap.runtime.trainer.borders import enter_by_borders
 from automap.runtime.trainer.checkpoint import Checkpoint
+from automap.runtime.trainer.ended_processes import names_the_ended
 from automap.runtime.trainer.evaluation import (
     between_steps,
     gather_classes,
@@ -89,6 +90,7 @@ SCALE = "loss scale"
 """The name of the scale of the loss in checkpoints; no argument of `save` can have it."""
 
 
+@names_the_ended
 class ModuleTrainer:
     """A network whose modules are trained by a plan; see `automap.runtime.trainer.entry.parallelize`.
 

@@ -1,0 +1,42 @@
+"""A process of a training that ends is named by those that are left, under torchrun."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from long_cases import long_but
+
+SCRIPT = """
+import os, signal, sys
+import torch.distributed as dist
+from automap.runtime.trainer import parallelize
+sys.path.append({tests!r})
+import partly_reached
+from runtime_ranks import expert_plan, make_problem
+
+plan = expert_plan(make_problem(partly_reached.graph(), 2, partly_reached.BATCH), count=2)
+trainer = parallelize(partly_reached.network(), plan, partly_reached.graph())
+for step in range(2):
+    if step and dist.get_rank() == 1:
+        {end}
+    trainer.step(*(x[trainer.rows] for x in partly_reached.batch(step)))
+"""
+RAISES = ("raise ValueError('no sample 17')", "by ValueError: no sample 17")
+KILLED = ("os.kill(os.getpid(), signal.SIGKILL)", "by SIGKILL")
+CASES = [RAISES, KILLED, ("sys.exit(3)", "with exit code 3")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("end", "how"), long_but(CASES[:2], CASES))
+def test_the_others_say_who_has_ended(tmp_path: Path, end: str, how: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(tests=str(Path(__file__).parents[2]), end=end))
+    # torchrun ends the others once it has looked: they have time to say what they saw.
+    options = ["--standalone", "--nproc-per-node=2", "--monitor-interval=3"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode
+    assert f"ProcessLost: process 1 has ended {how}; process 0 lost its connection to it" in done.stderr
