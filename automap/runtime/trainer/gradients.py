@@ -37,6 +37,7 @@ class OverlappedSums:
         self._buckets: list[list[nn.Parameter]] = []
         self._hooked: set[int] = set()
         self._missing: list[int] = []
+        self._passes: list[int] = []
         self._under_way: list[tuple[dist.Work, Tensor]] = []
 
     def begin(self) -> None:

@@ -122,3 +122,11 @@ def test_parameters_may_be_frozen_and_trained_again_between_steps(sent):
         found = [None if p.grad is None else p.grad.tolist() for p in (one, two)]
         assert found == [[6.0] * 3 if other else None, [10.0] * 2 if is_trained else None]
         assert sum(sent) == elements
+
+
+def test_a_stage_without_parameters_has_nothing_to_sum(sent):
+    """Such as the loss alone, which two replicas compute."""
+    sums = OverlappedSums({}, group=None)
+    sums.begin()
+    sums.finish()
+    assert not sent
