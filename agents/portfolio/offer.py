@@ -1,6 +1,6 @@
 """Offer: the plan that a search returns to the user, plainer than the fastest one where the price cannot tell the two.
 
-First the searchers work, in turn, on all devices; then, where a part of the cluster may be as fast, on that part. Of
+First the searchers work, in turn, on all devices; then, where parts of the cluster may be as fast, on these. Of
 the plans within a tie of the fastest one, the plainest is returned, and says what the fastest one takes. With a tie of
 0 that is the fastest plan itself, in its canonical form. Units: seconds, evaluations.
 """
@@ -10,15 +10,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import inf
-from typing import NamedTuple
 
 from agents.portfolio.any_trainer import WORTH_TELLING, AnyTrainer, search_any, set_aside
-from agents.portfolio.in_turn import joined, search_in_turn, with_record
+from agents.portfolio.in_turn import search_in_turn, with_record
+from agents.portfolio.parts import (
+    Before,
+    Lift,
+    OnPart,
+    divided,
+    lifted_best,
+    lifting,
+    parts_to_search,
+    scaled,
+    scaled_on_part,
+    shares_of,
+)
 from agents.results.diverse_top_k import candidate, unlike_plans
-from agents.results.fewer_devices import Part, needed, on_all, part_to_search, promising, told_idle
+from agents.results.fewer_devices import Part, needed, on_all, promising, told_idle
 from agents.results.history import history
 from agents.results.plainest import TIE, Offer, plainness, tidy
 from agents.results.side_by_side import fastest_of_each, key_of
@@ -36,10 +46,6 @@ from automap.space.changes import changes_of_plans, shortage
 from automap.space.idle_hints import idle_hints
 from automap.verify import Verifier
 
-PART_SHARE, FASTER_PART_SHARE = 0.25, 0.5
-"""Share of the budget for a part of the cluster, whose plan space is smaller than that of all devices, and for a part
-whose best template is faster than theirs. Assumed; on 22 of 23 T4 behind 10 Gbit/s, whose template is 9 % faster, a
-quarter of 1,000 evaluations found no plan that is faster than all on 23, half of them one that is 7 % faster."""
 LOOK_SHARE = 0.2
 """Share of a budget in seconds after which no further part is considered; a part takes a tenth of a second on one host
 and a second on 32 hosts."""
@@ -74,14 +80,14 @@ def search_offer(
     check_tie(tie)
     idle = needed(problem)
     if idle is not None:
-        lift = _lifting(problem, idle, functools.cache(lambda: Evaluator(problem)))
+        lift = lifting(problem, idle, functools.cache(lambda: Evaluator(problem)))
         alone = search_offer(
             idle.problem,
             budget,
             searchers=searchers,
             seed=seed,
             tie=tie,
-            on_progress=lambda progress: on_progress(replace(progress, best=_lifted_best(progress, lift))),
+            on_progress=lambda progress: on_progress(replace(progress, best=lifted_best(progress, lift))),
             should_stop=should_stop,
         )
         return _on_all_devices(alone, lift, problem)
@@ -93,90 +99,53 @@ def search_offer(
 
     own, aside = set_aside(budget, problem)
     parts = promising(problem, looked_enough)
-    part = part_to_search(parts)
-    taken = part_share(part)
-    mine, rest = _divided(own, time.monotonic() - began, taken)
+    some = parts_to_search(parts, own)
+    shares = shares_of(some)
+    mine, *rest = divided(own, time.monotonic() - began, shares, LEAST_S)
     run = functools.partial(search_in_turn, searchers=searchers, seed=seed, should_stop=should_stop)
-    share = 1.0 - taken
     evaluator = functools.cache(lambda: Evaluator(problem))
     yours = None if problem.hints.baseline is None else read_baseline(evaluator())
     begin = [*start, *([yours.plan] if yours is not None else [])]
     reached: dict[str, Reached] = {}
+    done = 1.0 - sum(shares)
 
     def report(progress: Progress) -> None:
         reached.update(progress.members)
-        on_progress(_scaled(progress, 0.0, share, None))
+        on_progress(scaled(progress, 0.0, done))
 
     main = run(problem, mine, start=begin, on_progress=report)
-    on_part: SearchResult | None = None
-    if part is not None and rest is not None and not should_stop():
+    before = Before(main.plan, main.evaluations, main.seconds, reached)
+    on_parts: list[OnPart] = []
+    for part, share, amount in zip(some, shares, rest, strict=False):
+        if should_stop():
+            break
+        told = _Told(on_progress, done, share, before, lifting(problem, part, evaluator))
         # It may be that no plan of the part fits, or that no searcher accepts it.
         with contextlib.suppress(UserError):
-            before = _Before(main, reached, _lifting(problem, part, evaluator))
-            found = functools.partial(_scaled, done=share, share=taken, before=before)
-            on_part = run(part.problem, rest, on_progress=lambda p: on_progress(found(p)))
+            on_parts.append(OnPart(part, run(part.problem, amount, on_progress=told)))
+            before = before.after(on_parts[-1].found, told.lift)
+        before, done = before._replace(reached=told.reached), done + share
     others = None
     if aside is not None and not should_stop():
-        best_s = min(found.step_time_s for found in (main, on_part) if found is not None)
+        best_s = min(found.step_time_s for found in (main, *(one.found for one in on_parts)))
         others = search_any(problem, aside, main.plan, best_s, seed=seed, should_stop=should_stop)
-    return _Found(problem, evaluator, main, part, on_part, parts, tie, yours, others).result()
+    return _Found(problem, evaluator, main, tuple(on_parts), parts, tie, yours, others).result()
 
 
-def part_share(part: Part | None) -> float:
-    """Share of the budget that a part has: more where templates say that it is faster than all devices; 0 for none."""
-    if part is None:
-        return 0.0
-    return FASTER_PART_SHARE if part.template_s is not None and part.template_s < part.reference_s else PART_SHARE
+class _Told:
+    """Reports the progress of a search on a part; `reached` is what each searcher has reached."""
 
+    def __init__(self, on_progress: OnProgress, done: float, share: float, before: Before, lift: Lift) -> None:
+        self.reached, self.lift = before.reached, lift
+        self._on_progress, self._found = (
+            on_progress,
+            functools.partial(scaled_on_part, done=done, share=share, before=before, lift=lift),
+        )
 
-def _divided(budget: Budget, spent_s: float, share: float) -> tuple[Budget, Budget | None]:
-    """The budget of the search on all devices, and that of the search on a part; None where that has no share."""
-    if budget.evaluations is not None:
-        rest = int(share * budget.evaluations)
-        return Budget(evaluations=budget.evaluations - rest), Budget(evaluations=rest) if rest else None
-    assert budget.seconds is not None
-    left = max(LEAST_S, budget.seconds - spent_s)
-    rest_s = share * left
-    return Budget(seconds=left - rest_s), Budget(seconds=rest_s) if rest_s else None
-
-
-Lift = Callable[[Plan], Plan | None]
-"""Writes a plan of a part as one of the whole cluster; None where the hints forbid it."""
-
-
-class _Before(NamedTuple):
-    """What is known before the search on a part."""
-
-    first: SearchResult
-    """Result of the search on all devices."""
-    reached: Mapping[str, Reached]
-    """What each searcher reached in it."""
-    lift: Lift
-
-
-def _lifting(problem: Problem, part: Part, evaluator: Callable[[], Evaluator]) -> Lift:
-    """See `Lift`; what a search says of its plan is kept."""
-
-    def lift(plan: Plan) -> Plan | None:
-        found = on_all(plan, part, problem, evaluator())
-        return None if found is None else replace(found, why=plan.why)
-
-    return lift
-
-
-def _lifted_best(progress: Progress, lift: Lift) -> Callable[[int], Plan] | None:
-    """The best plan of a search on a part so far, as one of the whole cluster."""
-    best = progress.best
-
-    def lifted(seed: int) -> Plan:
-        assert best is not None
-        found = lift(best(seed))
-        if found is None:
-            repair = "Ask again later in the search, or fix fewer degrees."
-            raise NothingFits("no plan on all devices so far", field="hints.fix", value="", repair=repair)
-        return found
-
-    return None if best is None else lifted
+    def __call__(self, progress: Progress) -> None:
+        told = self._found(progress)
+        self.reached = told.members
+        self._on_progress(told)
 
 
 def _on_all_devices(found: SearchResult, lift: Lift, problem: Problem) -> SearchResult:
@@ -206,32 +175,6 @@ def _on_all_devices(found: SearchResult, lift: Lift, problem: Problem) -> Search
     )
 
 
-def _scaled(progress: Progress, done: float, share: float, before: _Before | None) -> Progress:
-    """Progress of one of two searches as the progress of both together.
-
-    Args:
-        progress: progress of the search at work.
-        done: share of the whole budget that is spent before it begins.
-        share: its share of the whole budget.
-        before: what is known before it, if it is the search on a part.
-    """
-    found = replace(progress, fraction=done + share * progress.fraction)
-    if before is None:
-        return found
-    first, reached, lift = before
-    assert first.plan.estimate is not None
-    is_faster = (progress.best_step_time_s or inf) < first.step_time_s
-    return replace(
-        found,
-        best=_lifted_best(progress, lift) if is_faster else lambda seed: first.plan,
-        evaluations=first.evaluations + progress.evaluations,
-        seconds=first.seconds + progress.seconds,
-        best_step_time_s=min(first.step_time_s, progress.best_step_time_s or first.step_time_s),
-        lower_bound_s=first.plan.estimate.lower_bound_s,
-        members=joined(reached, progress.members),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _Found:
     """What the searches on all devices and on a part of them have found.
@@ -241,8 +184,7 @@ class _Found:
         evaluator: returns its evaluator, which is made when it is first needed: that of a small problem takes longer
             than pricing its plans.
         main: result of the search on all devices.
-        part: the part that was chosen for a search, if any.
-        on_part: result of the search on this part.
+        on_parts: the parts that were searched, and what was found on each.
         parts: all parts that may hold a fast plan.
         tie: see `search_offer`.
         yours: the plan that the user runs today, if it is known.
@@ -252,8 +194,7 @@ class _Found:
     problem: Problem
     evaluator: Callable[[], Evaluator]
     main: SearchResult
-    part: Part | None
-    on_part: SearchResult | None
+    on_parts: tuple[OnPart, ...]
     parts: tuple[Part, ...]
     tie: float
     yours: Baseline | None
@@ -262,16 +203,17 @@ class _Found:
     def result(self) -> SearchResult:
         """The result with the plainest plan within the tie."""
         main = self.main
-        of_part = self._of_part(self.on_part.plan) if self.on_part is not None else None
+        of_parts = [(one, plan) for one in self.on_parts if (plan := self._of_part(one, one.found.plan)) is not None]
         further = [self._kept(), self.others.offer if self.others is not None else None]
         known = [offer for offer in further if offer is not None]
-        found = [plan for plan in (main.plan, of_part, *(offer.plan for offer in known)) if plan is not None]
+        found = [main.plan, *(plan for _, plan in of_parts), *(offer.plan for offer in known)]
         fastest_s = min(map(_step_s, found))
         limit_s = fastest_s * (1.0 + self.tie * error_band(self.problem))
         offers = [_plainest(main, limit_s)] if _step_s(main.plan) <= limit_s else []
-        if self.on_part is not None and of_part is not None and _step_s(of_part) <= limit_s:
-            offer = _plainest(self.on_part, limit_s)
-            offers.append(replace(offer, plan=self._of_part(offer.plan) or of_part))
+        for one, plan in of_parts:
+            if _step_s(plan) <= limit_s:
+                offer = _plainest(one.found, limit_s)
+                offers.append(replace(offer, plan=self._of_part(one, offer.plan) or plan))
         offers += [offer for offer in known if _step_s(offer.plan) <= limit_s]
         offer = min(offers, key=lambda some: some.plainness)
         record = self._record(offer, fastest_s)
@@ -288,7 +230,7 @@ class _Found:
         def others(count: int) -> tuple[Plan, ...]:
             if self.problem.cluster.num_devices == 1:
                 return ()  # all its plans have the same degrees
-            plans = [*main.others(count + 1), *([of_part] if of_part is not None else [])]
+            plans = [*main.others(count + 1), *(plan for _, plan in of_parts)]
             mine = key_of(chosen.degrees)
             return fastest_of_each((plan for plan in plans if key_of(plan.degrees) != mine), count)
 
@@ -305,13 +247,16 @@ class _Found:
         )
 
     def _by_searcher(self) -> dict[str, list[tuple[int, float, float]]]:
-        """What each searcher reached when, on all devices and then on the part."""
+        """What each searcher reached when, on all devices and then on the parts."""
         found = {name: list(own) for name, own in self.main.by_searcher.items()}
-        for name, own in self.on_part.by_searcher.items() if self.on_part is not None else ():
-            before = found.setdefault(name, [])
-            for evaluations, seconds, step_s in own:
-                if not before or step_s < before[-1][2]:
-                    before.append((self.main.evaluations + evaluations, self.main.seconds + seconds, step_s))
+        done, done_s = self.main.evaluations, self.main.seconds
+        for _, result in self.on_parts:
+            for name, own in result.by_searcher.items():
+                before = found.setdefault(name, [])
+                for evaluations, seconds, step_s in own:
+                    if not before or step_s < before[-1][2]:
+                        before.append((done + evaluations, done_s + seconds, step_s))
+            done, done_s = done + result.evaluations, done_s + result.seconds
         return found
 
     def _kept(self) -> Offer | None:
@@ -343,23 +288,22 @@ class _Found:
         cost = None if self.others is None else self.others.cost
         return cost if cost is not None and cost.step_time_s < (1.0 - WORTH_TELLING) * fastest_s else None
 
-    def _of_part(self, plan: Plan) -> Plan | None:
-        """A plan of the part as a plan of the whole cluster; None where the hints forbid it."""
-        assert self.part is not None
-        return on_all(plan, self.part, self.problem, self.evaluator())
+    def _of_part(self, one: OnPart, plan: Plan) -> Plan | None:
+        """A plan of a part as a plan of the whole cluster; None where the hints forbid it."""
+        return on_all(plan, one.part, self.problem, self.evaluator())
 
     def _record(self, offer: Offer, fastest_s: float) -> SearchRecord:
-        """The record of both searches, for the plan that is returned."""
-        own, other = self.main.record, self.on_part.record if self.on_part is not None else None
+        """The record of all searches, for the plan that is returned."""
+        own, others = self.main.record, [one.found.record for one in self.on_parts]
         assert offer.plan.estimate is not None
         templates = [own.baselines.get("expert"), *(part.template_s for part in self.parts)]
         expert_s = min((step_s for step_s in templates if step_s is not None), default=None)
         # A part that was not searched may hold a plan as fast as its bound.
         bounds = {part.devices: part.bound_s for part in self.parts}
         proofs = {part.devices: part.bound_s >= fastest_s for part in self.parts}
-        if self.part is not None and other is not None:
-            bounds[self.part.devices] = other.lower_bound_s or 0.0
-            proofs[self.part.devices] = other.proven or bounds[self.part.devices] >= fastest_s
+        for (part, _), other in zip(self.on_parts, others, strict=True):
+            bounds[part.devices] = other.lower_bound_s or 0.0
+            proofs[part.devices] = other.proven or bounds[part.devices] >= fastest_s
         least = min((own.lower_bound_s or 0.0, *bounds.values()))
         baselines = {**own.baselines, "expert": expert_s} if "expert" in own.baselines else own.baselines
         if self.yours is not None:
@@ -370,8 +314,8 @@ class _Found:
             own,
             found_by=offer.found_by,
             baselines=baselines,
-            evaluations=own.evaluations + sum(some.evaluations for some in (other, self.others) if some is not None),
-            seconds=(own.seconds or 0.0) + (other.seconds or 0.0 if other is not None else 0.0),
+            evaluations=own.evaluations + sum(some.evaluations for some in (*others, self.others) if some is not None),
+            seconds=sum(some.seconds or 0.0 for some in (own, *others)),
             fastest_s=fastest_s if _step_s(offer.plan) > fastest_s else None,
             proven=own.proven and all(proofs.values()),
             lower_bound_s=min(fastest_s, max(least, offer.plan.estimate.lower_bound_s)),
@@ -384,8 +328,8 @@ class _Found:
         """The best plans that are unlike the one that is returned."""
         verifier, evaluator = Verifier(self.problem), self.evaluator()
         plans = list(self.main.unlike(count + 1))
-        if self.on_part is not None:
-            plans += [p for p in (self._of_part(mine) for mine in self.on_part.unlike(count)) if p]
+        for one in self.on_parts:
+            plans += [p for p in (self._of_part(one, mine) for mine in one.found.unlike(count)) if p]
         tidied = [
             plan if plan.sync.kind != "synchronous" else tidy(plan, lower_plan(plan, evaluator), evaluator, verifier)
             for plan in plans

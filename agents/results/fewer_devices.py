@@ -151,14 +151,6 @@ def told_idle(problem: Problem, plan: Plan) -> str:
     return f"hints.fix, {stated}, leaves {idle} of {devices} devices idle: no plan on all of them has these degrees"
 
 
-def part_to_search(parts: tuple[Part, ...]) -> Part | None:
-    """The part with the fastest template, if that is nearly as fast as the best one on all devices (`NEAR`)."""
-    best = parts[0] if parts else None
-    if best is None or best.template_s is None or best.template_s > NEAR * best.reference_s:
-        return None
-    return best
-
-
 def on_all(plan: Plan, part: Part, problem: Problem, evaluator: Evaluator) -> Plan | None:
     """A plan of a part as a plan of the whole cluster, whose other devices are idle; None where the hints forbid it.
 

@@ -9,9 +9,9 @@ import pytest
 from agents import Budget, search, search_offer
 from agents.portfolio.any_trainer import set_aside
 from agents.portfolio.certificate import certify
-from agents.portfolio.offer import part_share
+from agents.portfolio.parts import divided, parts_to_search, shares_of
 from agents.results.cluster_parts import clusters_within, filled_within
-from agents.results.fewer_devices import check_hints, on_all, part_to_search, promising
+from agents.results.fewer_devices import check_hints, on_all, promising
 from agents.results.plainest import plain, plainest, plainness, simplified
 from automap.cluster import parse_cluster
 from automap.errors import NothingFits, ProblemError
@@ -37,6 +37,11 @@ def build(spec, cluster, batch, **hints):
 
 def step_s(plan):
     return plan.estimate.step_time_s
+
+
+def part_to_search(parts):
+    """The part of a small search."""
+    return next(iter(parts_to_search(parts, Budget(evaluations=100))), None)
 
 
 def reported(problem, budget):
@@ -190,8 +195,27 @@ def test_a_prime_number_of_devices_leaves_one_idle():
     assert found is not None and found.devices == tuple(range(10))
     assert found.template_s is not None and found.template_s < 0.5 * found.reference_s
     # The search there has half of the budget, and a quarter where templates are no faster.
-    assert part_share(found) == 2.0 * part_share(replace(found, template_s=found.reference_s)) == 0.5
-    assert part_share(None) == 0.0
+    assert shares_of((found,)) == (0.5,) and shares_of((replace(found, template_s=found.reference_s),)) == (0.25,)
+    assert shares_of(()) == ()
+
+
+def test_a_search_with_time_for_it_looks_at_three_parts():
+    parts = promising(build("vgg16", "11x1xP100-16GB@10Gbit", 96))
+    small, large = (parts_to_search(parts, Budget(evaluations=n)) for n in (255, 256))
+    assert len(small) == 1 and len(large) == 3 and large[0] == small[0]
+    assert [part.template_s for part in large] == sorted(part.template_s for part in parts)[:3]
+    assert (
+        len(parts_to_search(parts, Budget(seconds=3.9))) == 1 and len(parts_to_search(parts, Budget(seconds=4.0))) == 3
+    )
+    for count in (1, 2, 3):
+        shares = shares_of(large[:count])
+        assert shares == (0.5, 0.1, 0.1)[:count]
+        amounts = [budget.evaluations for budget in divided(Budget(evaluations=1000), 0.0, shares, 0.01)]
+        assert sum(amounts) == 1000 and len(amounts) == 1 + count
+        seconds = [budget.seconds for budget in divided(Budget(seconds=10.0), 1.0, shares, 0.01)]
+        assert sum(seconds) == pytest.approx(9.0)
+    # No share is lost to a search of nothing.
+    assert divided(Budget(evaluations=3), 0.0, (0.25,), 0.01) == (Budget(evaluations=3),)
 
 
 @pytest.mark.slow
@@ -201,6 +225,19 @@ def test_a_faster_part_is_searched_long_enough():
     used = [d for stage in result.plan.stages for d in parse_devices(stage.devices)]
     # A quarter of the budget ended with 575 ms on 23 devices.
     assert len(set(used)) == 22 and step_s(result.plan) < 0.55
+
+
+@pytest.mark.slow
+def test_a_part_may_win_whose_template_is_not_the_fastest():
+    problem = build("t5-3b", "15x1xA100@100Gbit", 48)
+    parts = promising(problem)
+    assert [len(part.devices) for part in parts[:2]] == [14, 12]
+    result = search_offer(problem, Budget.parse(400))
+    used = {d for stage in result.plan.stages for d in parse_devices(stage.devices)}
+    # With 14 alone, and all 15, it ended with 470 ms.
+    assert len(used) == 12 and step_s(result.plan) < 0.445
+    assert result.evaluations == result.plan.search.evaluations
+    assert result.record.lower_bound_s <= step_s(result.plan)
 
 
 def test_degrees_of_a_plan_with_idle_devices_may_be_fixed():

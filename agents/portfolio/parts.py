@@ -1,0 +1,165 @@
+"""Searches on parts of a cluster: which parts, with which shares of the budget, and what they report on the way.
+
+The search on all devices comes first. Then the part with the fastest template has a turn, and up to two more, each with
+a smaller share: which of two parts is faster, their templates say only within the gain of a search over them. Units:
+seconds, evaluations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import inf
+from typing import NamedTuple
+
+from agents.portfolio.in_turn import joined
+from agents.results.fewer_devices import NEAR, Part, on_all
+from agents.searcher import Budget, Progress, Reached, SearchResult
+from automap.errors import NothingFits
+from automap.plan import Plan
+from automap.price.evaluator import Evaluator
+from automap.problem import Problem
+
+PART_SHARE, FASTER_PART_SHARE = 0.25, 0.5
+"""Share of the budget for the part with the fastest template, whose plan space is smaller than that of all devices,
+and for one whose template is faster than theirs. Assumed; on 22 of 23 T4 behind 10 Gbit/s, whose template is 9 %
+faster, a quarter of 1,000 evaluations found no plan that is faster than all on 23, half of them one that is 7 %
+faster."""
+MOST_PARTS = 3
+"""Most parts that are searched (assumed)."""
+FURTHER_SHARE = 0.1, 0.05
+"""Share of the budget that each part but the first has beside this: where the first one's template is faster than all
+devices, and where it is not. The search on all devices has less; taken from the first part, as a fifth each, they made
+the plan on 23 T4 7 % slower with 1,000 evaluations."""
+LEAST_EVALUATIONS, LEAST_S = 256, 4.0
+"""Budget from which on more than one part is searched (assumed)."""
+
+
+def parts_to_search(parts: tuple[Part, ...], budget: Budget) -> tuple[Part, ...]:
+    """The parts with the fastest templates, if these are nearly as fast as the best one on all devices (`NEAR`).
+
+    Args:
+        parts: the fastest template's first.
+        budget: of the whole search; a small one has time for one part.
+    """
+    is_small = (budget.evaluations or inf) < LEAST_EVALUATIONS or (budget.seconds or inf) < LEAST_S
+    near = [part for part in parts if part.template_s is not None and part.template_s <= NEAR * part.reference_s]
+    return tuple(near[: 1 if is_small else MOST_PARTS])
+
+
+def shares_of(parts: tuple[Part, ...]) -> tuple[float, ...]:
+    """[parts] share of the budget that each has: more where templates say that one is faster than all devices."""
+    if not parts:
+        return ()
+    is_faster = parts[0].template_s is not None and parts[0].template_s < parts[0].reference_s
+    share, further = (FASTER_PART_SHARE, FURTHER_SHARE[0]) if is_faster else (PART_SHARE, FURTHER_SHARE[1])
+    return share, *(further,) * (len(parts) - 1)
+
+
+def divided(budget: Budget, spent_s: float, shares: tuple[float, ...], least_s: float) -> tuple[Budget, ...]:
+    """The budget of the search on all devices, and those of the searches on parts that have any.
+
+    Args:
+        budget: of all searches.
+        spent_s: seconds that are over.
+        shares: [parts] of the budget.
+        least_s: seconds that are there in any case.
+    """
+    if budget.evaluations is not None:
+        counts = [int(share * budget.evaluations) for share in shares]
+        return Budget(evaluations=budget.evaluations - sum(counts)), *(Budget(evaluations=n) for n in counts if n)
+    assert budget.seconds is not None
+    left = max(least_s, budget.seconds - spent_s)
+    return Budget(seconds=left * (1.0 - sum(shares))), *(Budget(seconds=share * left) for share in shares)
+
+
+Lift = Callable[[Plan], Plan | None]
+"""Writes a plan of a part as one of the whole cluster; None where the hints forbid it."""
+
+
+class OnPart(NamedTuple):
+    """A part of the cluster that was searched, and what was found on it."""
+
+    part: Part
+    found: SearchResult
+
+
+class Before(NamedTuple):
+    """What is known before a search on a part."""
+
+    best: Plan
+    """The fastest plan so far, on all devices."""
+    evaluations: int
+    seconds: float
+    reached: Mapping[str, Reached]
+    """What each searcher has reached."""
+
+    def after(self, found: SearchResult, lift: Lift) -> Before:
+        """What is known behind a search on a part."""
+        plan = lift(found.plan)
+        is_faster = plan is not None and _step_s(plan) < _step_s(self.best)
+        best = plan if plan is not None and is_faster else self.best
+        return Before(best, self.evaluations + found.evaluations, self.seconds + found.seconds, self.reached)
+
+
+def lifting(problem: Problem, part: Part, evaluator: Callable[[], Evaluator]) -> Lift:
+    """See `Lift`; what a search says of its plan is kept."""
+
+    def lift(plan: Plan) -> Plan | None:
+        found = on_all(plan, part, problem, evaluator())
+        return None if found is None else replace(found, why=plan.why)
+
+    return lift
+
+
+def lifted_best(progress: Progress, lift: Lift) -> Callable[[int], Plan] | None:
+    """The best plan of a search on a part so far, as one of the whole cluster."""
+    best = progress.best
+
+    def lifted(seed: int) -> Plan:
+        assert best is not None
+        found = lift(best(seed))
+        if found is None:
+            repair = "Ask again later in the search, or fix fewer degrees."
+            raise NothingFits("no plan on all devices so far", field="hints.fix", value="", repair=repair)
+        return found
+
+    return None if best is None else lifted
+
+
+def scaled(progress: Progress, done: float, share: float) -> Progress:
+    """Progress of one of several searches as the progress of all together.
+
+    Args:
+        progress: progress of the search at work.
+        done: share of the whole budget that is spent before it begins.
+        share: its share of the whole budget.
+    """
+    return replace(progress, fraction=done + share * progress.fraction)
+
+
+def scaled_on_part(progress: Progress, done: float, share: float, before: Before, lift: Lift) -> Progress:
+    """The same of a search on a part.
+
+    Args:
+        progress, done, share: see `scaled`.
+        before: what is known before it.
+        lift: writes its plans as those of the whole cluster.
+    """
+    assert before.best.estimate is not None
+    best_s = _step_s(before.best)
+    is_faster = (progress.best_step_time_s or inf) < best_s
+    return replace(
+        scaled(progress, done, share),
+        best=lifted_best(progress, lift) if is_faster else lambda seed: before.best,
+        evaluations=before.evaluations + progress.evaluations,
+        seconds=before.seconds + progress.seconds,
+        best_step_time_s=min(best_s, progress.best_step_time_s or best_s),
+        lower_bound_s=before.best.estimate.lower_bound_s,
+        members=joined(before.reached, progress.members),
+    )
+
+
+def _step_s(plan: Plan) -> float:
+    assert plan.estimate is not None
+    return plan.estimate.step_time_s
