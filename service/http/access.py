@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, cast
 
+import redis
 from fastapi import HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 
@@ -69,6 +70,18 @@ async def authorize(request: Request) -> None:
             403, "The key does not allow this", field="scopes", value=" ".join(key.scopes), repair=repair
         )
         raise HTTPException(403, document)
+
+
+async def is_admitted(request: Request) -> bool:
+    """Whether a request that was admitted still would be: its key may have been revoked, or its time be over, while the
+    answer goes on. Where the store does not answer, it would."""
+    try:
+        await authorize(request)
+    except HTTPException:
+        return False
+    except redis.RedisError:
+        return True
+    return True
 
 
 def audit(request: Request, status: int) -> None:

@@ -14,6 +14,7 @@ import redis
 
 from automap.errors import UserError
 from service.command.main import main
+from service.http.routes import events
 from service.jobs.keys import SCOPES, BadKey, Key, Keys, place_of
 from service.settings import Settings
 
@@ -215,3 +216,26 @@ def test_keys_of_a_service_that_runs_and_of_one_that_does_not(
         capsys.readouterr()
         assert main(["keys", "list", "--json"]) == 0
     assert [key["tenant"] for key in json.loads(capsys.readouterr().out)["keys"]] == ["a", "b"]
+
+
+def test_a_revoked_key_hears_no_more_of_a_stream(
+    settings: Settings, client: redis.Redis, serve_app: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "KEY_S", 0.0)
+    keys, body = Keys(client), {"zoo": "gpt2:layers=2", "cluster": "8xV100-16GB", "training": {"global_batch": 64}}
+    (good, _), (bad, made) = (keys.create("a", ("read", "submit"), name=name) for name in ("good", "bad"))
+    with serve_app(settings.model_copy(update={"require_keys": True}), client) as api:
+        head = {"Authorization": f"Bearer {good}"}
+        links = api.post("/v1/jobs", json=body, headers=head).json()["links"]
+        with (
+            api.stream("GET", links["events"], headers=head) as kept,
+            api.stream("GET", links["events"], headers={"Authorization": f"Bearer {bad}"}) as cut,
+        ):
+            heard, ended = kept.iter_lines(), cut.iter_lines()
+            for lines in (heard, ended):
+                while "queued" not in next(lines):
+                    pass
+            keys.revoke(made.id)
+            api.post(links["cancel"], headers=head)
+            assert any("cancelled" in line for line in heard)
+            assert not any("cancelled" in line for line in ended)

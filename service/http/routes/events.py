@@ -17,6 +17,7 @@ from fastapi.responses import StreamingResponse
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
 from service.http import openapi
+from service.http.access import is_admitted
 from service.http.feed import MOST_LISTENERS, Batch, FeedFull
 from service.http.routes.common import feed_of, find_job, settings_of, store_of
 from service.jobs.events import Event, place_of
@@ -25,6 +26,8 @@ from service.problems import limit
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
+KEY_S = 5.0
+"""Seconds of a stream after which its key is looked at again (assumed): so long a revoked key still hears."""
 PING_S = 15.0
 """Seconds without an event after which a comment is sent, so that nobody on the way takes the connection for dead."""
 
@@ -79,8 +82,12 @@ async def _lines(request: Request, job_id: str, after: str) -> AsyncIterator[byt
     async with feed_of(request).listen(store.events_key(job_id)) as news:
         batch: Batch = await run_in_threadpool(store.events, job_id, after)
         yield KEEPALIVE_COMMENT
-        sent = place_of(after or "0-0")
+        sent, looked_at = place_of(after or "0-0"), time.monotonic()
         while True:
+            if time.monotonic() - looked_at >= KEY_S:
+                if not await is_admitted(request):
+                    return
+                looked_at = time.monotonic()
             for event in batch:
                 if event.place > sent:
                     sent = event.place
