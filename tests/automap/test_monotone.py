@@ -17,6 +17,7 @@ from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import LoweredPlan
 from automap.problem import Problem, trainers
 from automap.space.space import PlanSpace
+from automap.space.templates import megatron_signatures
 from ir import zoo
 from ir.graph import Graph
 
@@ -115,6 +116,26 @@ def test_better_parts_never_slow_a_plan(
         if what == "memory":
             assert after.step_time_s == before.step_time_s
             assert after.overflow < before.overflow
+
+
+@pytest.mark.parametrize("trainer", ["torchtitan", "torchtitan-2024"])
+@pytest.mark.parametrize("schedule", ["zb1p", "zb2p"])
+def test_a_faster_device_hides_less_but_ends_no_later(trainer: str, schedule: str) -> None:
+    """Backward passes in two parts under ZeRO 3: what a part is too short to hide is no more than it became shorter."""
+    graph = graph_of("gpt:layers=8,hidden=1024,heads=8,seq_len=256,vocab_size=512")
+    training = {"global_batch": 16, "trainer": trainer, "precision": "bf16"}
+    space = PlanSpace(Problem.build(graph, parse_cluster("4x1xA100"), training))
+    shape = next(s for s in space.shapes if (s.pp, s.tp, s.num_micro_batches, s.virtual) == (2, 1, 4, 1))
+    values = megatron_signatures(
+        space, shape, space.even_values(shape, recompute="none", zero=3), sequence_parallel=False
+    )
+    lowered = replace(space.lowered(values), kind=schedule)
+    seconds = []
+    for factor in (1.0, 1.001, 1.01, 1.03, 1.1, 1.3, 2.0, 5.0):
+        cluster = better(space.problem.cluster, "peak", factor)
+        evaluator = Evaluator(replace(space.problem, cluster=cluster), space.evaluator.tables)
+        seconds.append(evaluator.evaluate(on(lowered, evaluator)).step_time_s)
+    assert (np.diff(seconds) <= 1e-12 * seconds[0]).all()
 
 
 @settings(derandomize=True, max_examples=30)

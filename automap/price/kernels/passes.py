@@ -58,16 +58,29 @@ def _zero_traffic_s(elements, calls, axes, links, zero_axes, settings):
     return gather, scatter
 
 
-@borrowing(types.UniTuple(float64, 2)(types.UniTuple(float64, 2), float64, float64, SETTINGS), inner=True)
-def _shown_s(traffic, forward, backward, settings):
-    """Seconds by which ZeRO's traffic, gathers and scatters, makes a forward and a backward pass longer."""
+@borrowing(float64(float64, float64, float64), inner=True)
+def _rest_s(traffic, hidden, beside):
+    """Seconds by which traffic outlasts a pass of `beside` seconds, under which the part `hidden` of it may hide."""
+    return traffic * (1.0 - hidden) + max(0.0, traffic * hidden - beside)
+
+
+@borrowing(types.UniTuple(float64, 4)(types.UniTuple(float64, 2), types.UniTuple(float64, 4), SETTINGS), inner=True)
+def _shown_s(traffic, beside, settings):
+    """Seconds by which ZeRO's traffic, gathers and scatters, makes passes longer, in the order of `beside`.
+
+    Where gradients of inputs and of weights are made apart, the former need the weights, and the latter are scattered.
+
+    Args:
+        beside: seconds of the forward pass, of the backward pass, and of its two parts, of inputs and of weights.
+    """
     gather, scatter = traffic
-    hidden = settings.gather_overlap
-    first = gather * (1.0 - hidden) + max(0.0, gather * hidden - forward)
     hidden = settings.gradient_overlap
-    both = gather + scatter
-    second = both * (1.0 - hidden) + max(0.0, both * hidden - backward)
-    return first, second
+    return (
+        _rest_s(gather, settings.gather_overlap, beside[0]),
+        _rest_s(gather + scatter, hidden, beside[1]),
+        _rest_s(gather, hidden, beside[2]),
+        _rest_s(scatter, hidden, beside[3]),
+    )
 
 
 @borrowing(void(PIPELINE, STAGE_ARRAYS, SETTINGS, STEP_WORKSPACE, RANK_COST[::1]), inner=True)
@@ -85,11 +98,13 @@ def _add_tied_traffic(pipeline, stages, settings, workspace, result):
             at = pipeline.stages[rank]
             elements = tie.gathered_again[:], tie.scattered_again[:]
             traffic = _zero_traffic_s(elements, 0.0, stages.axes[at], stages.links[at], pipeline.zero_axes, settings)
-            one, two = _shown_s(traffic, math.inf, math.inf, settings)
-            workspace.seconds[FORWARD, rank] += one
-            workspace.seconds[BACKWARD, rank] += two
-            workspace.seconds[INPUT, rank] += two
-            result[rank].comm_s[gather_kind] += pipeline.order.num_micro_batches * (one + two)
+            nothing = (math.inf, math.inf, math.inf, math.inf)
+            shown = _shown_s(traffic, nothing, settings)
+            workspace.seconds[FORWARD, rank] += shown[0]
+            workspace.seconds[BACKWARD, rank] += shown[1]
+            workspace.seconds[INPUT, rank] += shown[2]
+            workspace.seconds[WEIGHT, rank] += shown[3]
+            result[rank].comm_s[gather_kind] += pipeline.order.num_micro_batches * (shown[0] + shown[1])
 
 
 @borrowing(void(PIPELINE, SETTINGS, STEP_WORKSPACE, RANK_COST[::1]), inner=True)
@@ -134,20 +149,21 @@ def write_unit(cost, settings, unit):
         unit.gathered_frozen[a] = cost.gathered_frozen[a]
 
 
-@borrowing(types.UniTuple(float64, 2)(UNIT_IN_STEP, int64, PIPELINE, STAGE_ARRAYS, SETTINGS), inner=True)
+@borrowing(types.UniTuple(float64, 4)(UNIT_IN_STEP, int64, PIPELINE, STAGE_ARRAYS, SETTINGS), inner=True)
 def zero_s(unit, rank, pipeline, stages, settings):
-    """Seconds by which ZeRO makes a forward and a backward pass of a unit longer."""
+    """Seconds by which ZeRO makes the passes of a unit longer, see `_shown_s`."""
     if settings.zero_stage < 2.0:
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0, 0.0
     calls = unit.num_parameters if settings.gathers_singly > 0.0 else 1.0
     at = pipeline.stages[rank]
     elements = unit.gathered[:], unit.scattered[:]
     traffic = _zero_traffic_s(elements, calls, stages.axes[at], stages.links[at], pipeline.zero_axes, settings)
-    first, second = _shown_s(traffic, unit.forward_s, unit.backward_s, settings)
+    beside = (unit.forward_s, unit.backward_s, unit.input_s, unit.weight_s)
+    shown = _shown_s(traffic, beside, settings)
     if unit.frozen >= unit.parameters and unit.backward_s <= 0.0:
         # Without a backward pass nothing is gathered for it.
-        second = 0.0
-    return first, second
+        return shown[0], 0.0, 0.0, 0.0
+    return shown
 
 
 @borrowing(void(PIPELINE, STEP_WORKSPACE, RANK_COST[::1]), inner=True)
@@ -174,7 +190,7 @@ def begin_passes(pipeline, workspace, result):
 
 
 @borrowing(
-    void(UNIT_IN_STEP, types.UniTuple(float64, 2), int64, PIPELINE, STAGE_ARRAYS, SETTINGS, STEP_WORKSPACE),
+    void(UNIT_IN_STEP, types.UniTuple(float64, 4), int64, PIPELINE, STAGE_ARRAYS, SETTINGS, STEP_WORKSPACE),
     inner=True,
 )
 def add_unit(unit, zero, number, pipeline, stages, settings, workspace):
@@ -197,7 +213,8 @@ def add_unit(unit, zero, number, pipeline, stages, settings, workspace):
     if settings.zero_stage >= 2.0:
         seconds[FORWARD, chunk] += times * zero[0]
         seconds[BACKWARD, chunk] += times * zero[1]
-        seconds[INPUT, chunk] += times * zero[1]
+        seconds[INPUT, chunk] += times * zero[2]
+        seconds[WEIGHT, chunk] += times * zero[3]
     is_last = number == pipeline.parts.shape[0] - 1 or pipeline.parts[number + 1].chunk != chunk
     if is_last and chunk < pipeline.num_chunks - 1:
         shown = 1.0 - settings.send_overlap
@@ -240,7 +257,7 @@ def end_passes(pipeline, stages, settings, workspace, result):
 
 
 @borrowing(
-    void(UNIT_COST, types.UniTuple(float64, 2), int64, PIPELINE, SETTINGS, STEP_WORKSPACE, RANK_COST), inner=True
+    void(UNIT_COST, types.UniTuple(float64, 4), int64, PIPELINE, SETTINGS, STEP_WORKSPACE, RANK_COST), inner=True
 )
 def _report(cost, zero, number, pipeline, settings, workspace, mine):
     """Adds what the passes of a part consist of to the result of its rank."""
@@ -260,7 +277,8 @@ def _report(cost, zero, number, pipeline, settings, workspace, mine):
         mine.comm_s[c] += times * num_micro_batches * both
     if settings.zero_stage >= 2.0:
         gather_kind = ALL_GATHER if settings.zero_stage >= 3.0 else REDUCE_SCATTER
-        mine.comm_s[gather_kind] += times * num_micro_batches * (zero[0] + zero[1])
+        shown = num_micro_batches * zero[0] + counts[BACKWARD, chunk] * zero[1]
+        mine.comm_s[gather_kind] += times * (shown + counts[INPUT, chunk] * (zero[2] + zero[3]))
 
 
 @borrowing(void(UNIT_COST[::1], PIPELINE, STAGE_ARRAYS, SETTINGS, STEP_WORKSPACE, RANK_COST[::1]))

@@ -253,9 +253,10 @@ def finish(compiled, workspace, exact, out):
         number = parts[i].row
         zero = workspace.zero_s[number]
         if zero_stages[number] != settings.zero_stage:
-            zero[0], zero[1] = zero_s(costs[number], parts[i].chunk % frame.num_ranks, pipeline, stages, settings)
+            rank = parts[i].chunk % frame.num_ranks
+            zero[0], zero[1], zero[2], zero[3] = zero_s(costs[number], rank, pipeline, stages, settings)
             zero_stages[number] = settings.zero_stage
-        add_unit(costs[number], (zero[0], zero[1]), i, pipeline, stages, settings, workspace.step)
+        add_unit(costs[number], (zero[0], zero[1], zero[2], zero[3]), i, pipeline, stages, settings, workspace.step)
     end_passes(pipeline, stages, settings, workspace.step, result)
     end_step(pipeline, stages, settings, exact, workspace.step, result)
     out[0] = step_time_s(result)

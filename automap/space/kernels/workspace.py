@@ -58,7 +58,7 @@ class Workspace(NamedTuple):
     costs: Annotated[Rows, rows_type(UNIT_IN_STEP_DTYPE)]
     """[rows] what a step depends on of the costs of one unit of each row, see `UnitInStepRow`."""
     zero_s: Floats2
-    """[rows, 2] what `zero_s` says of a unit of each row."""
+    """[rows, 4] what `zero_s` says of a unit of each row."""
     zero_stages: Floats
     """[rows] ZeRO stage for which it said that; -1 where these are costs of another unit."""
     keys: Ints2
@@ -117,7 +117,7 @@ def new_workspace(compiled):
         counts=np.zeros(1, COUNTS),
         rows=np.empty(num_units, ROW),
         costs=np.empty(num_units, UNIT_IN_STEP_DTYPE),
-        zero_s=np.empty((num_units, 2)),
+        zero_s=np.empty((num_units, 4)),
         zero_stages=np.empty(num_units),
         keys=np.zeros((num_units, 2), np.int64),
         covered=np.empty(num_units, np.bool_),
