@@ -19,7 +19,7 @@ from agents.searcher import SearchResult, SearchTask
 from automap.arrays import Ints
 from automap.hints import Fix
 from automap.price.evaluator import Evaluator, blank, by_type
-from automap.price.lowered_plan import LoweredPlan
+from automap.price.lowered_plan import LoweredPlan, Segment
 from automap.price.plan_reader import default_signatures
 from automap.schedule import NO_PROGRAM, read_order
 from automap.space.space import PlanSpace
@@ -81,7 +81,7 @@ def lower_staged(space: PlanSpace, plan: StagedPlan) -> LoweredPlan:
     Raises:
         PlanError: an explicit order is malformed.
     """
-    evaluator, units, axes = space.evaluator, space.linkage.blocks.units, space.axes
+    axes = space.axes
     batch = space.problem.training.global_batch
     samples = batch // plan.num_micro_batches
     assert samples * plan.num_micro_batches == batch, "micro-batches that do not add up to the batch"
@@ -89,17 +89,7 @@ def lower_staged(space: PlanSpace, plan: StagedPlan) -> LoweredPlan:
     distinct = list(dict.fromkeys(stage.devices for stage in plan.stages))
     ranks = plan.stages[: len(distinct)]
     sizes = [(len(stage.devices) // stage.tp, *[1] * (len(axes) - 2), stage.tp) for stage in ranks]
-    chunks, begin, known = [], 0, dict[int, Sequence[Ints]]()
-    for stage in plan.stages:
-        if id(stage.signatures) not in known:
-            own = data_parallel(evaluator, len(axes)) if stage.signatures is None else stage.signatures
-            known[id(stage.signatures)] = by_type(evaluator, own)
-        chosen = known[id(stage.signatures)]
-        count = stage.end - begin
-        modes = (stage.recompute,) * count if isinstance(stage.recompute, str) else stage.recompute
-        masks = [evaluator.masks(unit.type)[mode] for unit, mode in zip(units[begin : stage.end], modes, strict=True)]
-        chunks.append(tuple(evaluator.segment(begin + i, chosen, mask) for i, mask in enumerate(masks)))
-        begin = stage.end
+    chunks = _chunks(space, plan)
     program = NO_PROGRAM
     if plan.schedule == "explicit":
         program = read_order(plan.order, len(ranks), len(chunks), plan.num_micro_batches)
@@ -107,17 +97,39 @@ def lower_staged(space: PlanSpace, plan: StagedPlan) -> LoweredPlan:
     shares = tuple(stage.batch_shares for stage in ranks)
     return LoweredPlan(
         axes=axes,
-        layout=evaluator.layout_of(list(zip([stage.devices for stage in ranks], sizes, strict=True))),
+        layout=space.evaluator.layout_of(list(zip([stage.devices for stage in ranks], sizes, strict=True))),
         num_micro_batches=plan.num_micro_batches,
         samples=samples,
         kind=plan.schedule,
-        chunks=tuple(chunks),
+        chunks=chunks,
         zero=plan.zero,
         zero_axes=np.array([any(size[a] > 1 for size in sizes) for a in range(len(axes) - 1)] + [False]),
         program=program,
         spread_over=(0,) * len(ranks) if is_uneven else (),
         shares=shares if any(share is not None for share in shares) else (),
     )
+
+
+def _chunks(space: PlanSpace, plan: StagedPlan) -> tuple[tuple[Segment, ...], ...]:
+    """The segments of each stage, one for each of its units, with their signatures and what they recompute."""
+    evaluator, units = space.evaluator, space.linkage.blocks.units
+    # Stages mostly share one array of signatures, which is sorted by unit types once.
+    sorted_signatures: dict[int, Sequence[Ints]] = {}
+    chunks, begin = [], 0
+    for stage in plan.stages:
+        if id(stage.signatures) not in sorted_signatures:
+            own = data_parallel(evaluator, len(space.axes)) if stage.signatures is None else stage.signatures
+            sorted_signatures[id(stage.signatures)] = by_type(evaluator, own)
+        signatures = sorted_signatures[id(stage.signatures)]
+        numbers = range(begin, stage.end)
+        modes = [stage.recompute] * len(numbers) if isinstance(stage.recompute, str) else stage.recompute
+        segments = []
+        for number, mode in zip(numbers, modes, strict=True):
+            mask = evaluator.masks(units[number].type)[mode]
+            segments.append(evaluator.segment(number, signatures, mask))
+        chunks.append(tuple(segments))
+        begin = stage.end
+    return tuple(chunks)
 
 
 def search_staged(task: SearchTask, name: str, propose: Planner) -> SearchResult:

@@ -134,28 +134,33 @@ def _offer(space: PlanSpace, plan: Plan, values: Values, found_by: str, rank: Pl
 
 def plainness(lowered: LoweredPlan, evaluator: Evaluator, *, is_template: bool) -> Plainness:
     """How plain a lowered plan is."""
-    stages, cuts = lowered.layout.stages, [len(segments) for segments in lowered.chunks]
+    stages, cuts = lowered.layout.stages, [len(chunk) for chunk in lowered.chunks]
     devices = [device for stage in stages for device in stage.devices]
+    # Of every segment, whether something in it is recomputed, and whether all of it is.
     modes = {
-        (bool(seg.recomputed.any()), bool(seg.recomputed.all())) for segments in lowered.chunks for seg in segments
+        (bool(segment.recomputed.any()), bool(segment.recomputed.all()))
+        for chunk in lowered.chunks
+        for segment in chunk
     }
-    odd = (
-        lowered.zero,
-        modes != {(False, False)},
-        len(modes - {(False, False)}) > 1,
-        any(_mixes(segments, evaluator) for segments in lowered.chunks),
-        len(lowered.chunks) > len(stages),
-        lowered.kind not in ("1f1b", "interleaved"),
-        lowered.num_micro_batches > 1 and len(stages) == 1,
-        devices != sorted(devices),
-        len({tuple(stage.axes) for stage in stages}) > 1,
-        any(mine is not None for mine in lowered.shares),
-        max(cuts) - min(cuts) > 1,
-    )
+    nothing = (False, False)
+    unusual = {
+        "ZeRO": lowered.zero,
+        "recomputation": modes != {nothing},
+        "recomputation of several kinds": len(modes - {nothing}) > 1,
+        "recomputation that differs inside a chunk": any(_mixes(chunk, evaluator) for chunk in lowered.chunks),
+        "virtual stages": len(lowered.chunks) > len(stages),
+        "a schedule other than 1F1B": lowered.kind not in ("1f1b", "interleaved"),
+        "micro-batches without a pipeline": lowered.num_micro_batches > 1 and len(stages) == 1,
+        "devices in another order": devices != sorted(devices),
+        "unlike stages": len({tuple(stage.axes) for stage in stages}) > 1,
+        "unequal batch shares": any(shares is not None for shares in lowered.shares),
+        "unequal chunks": max(cuts) - min(cuts) > 1,
+    }
     num_axes = int((sizes(lowered) > 1).sum()) + (len(stages) > 1)
     step_s = evaluator.evaluate(lowered).step_time_s
-    num_odd = num_unlike(lowered, evaluator) + sum(odd)
-    return repeats(lowered, evaluator), not is_template, num_axes, num_odd, len(devices), step_s
+    # ZeRO counts by its stage, all others by one.
+    num_unusual = num_unlike(lowered, evaluator) + sum(unusual.values())
+    return repeats(lowered, evaluator), not is_template, num_axes, num_unusual, len(devices), step_s
 
 
 def _mixes(segments: Sequence[Segment], evaluator: Evaluator) -> bool:

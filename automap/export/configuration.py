@@ -201,32 +201,37 @@ def numbered_layers(graph: Graph, blocks: Blocks) -> dict[int, range]:
 
 def shape_of(graph: Graph, blocks: Blocks, layers: Mapping[int, range]) -> ModelShape:
     """The sizes of a model, given the layers of its units, as `numbered_layers` says them."""
-    units = blocks.units
-    boundary = next((units[number].boundary for number in layers), None)
-    attention = next((group for group in fused_groups(graph) if group.kind == "attention"), None)
-    heads = None
-    for index in attention.members if attention else ():
-        op = graph.operators[index]
-        # Scores are [samples, heads, queries, keys].
-        made = graph.tensors[op.outputs[0]].shape if op.kind == "Softmax" else graph.tensors[op.inputs[0]].shape
-        if op.kind == "Softmax" or (op.kind == "Attention" and len(made) == 4):
-            heads = made[1]
-        elif op.kind == "Attention":
-            heads = dict(op.attributes).get("q_num_heads")
+    units = [blocks.units[number] for number in layers]
+    boundary = units[0].boundary if units else None
     routers = [op for op in graph if op.kind == DISPATCH]
     return ModelShape(
         num_layers=sum(map(len, layers.values())),
         has_experts=layers_with(graph, blocks, DISPATCH),
         hidden=graph.tensors[boundary].shape[-1] if boundary else None,
-        heads=heads,
-        has_biases=any(
-            op.kind in ("Add", "Gemm") and any(_is_vector(graph, name) for name in op.inputs)
-            for number in layers
-            for op in graph.operators[units[number].start : units[number].stop]
-        ),
+        heads=_num_heads(graph),
+        has_biases=any(_adds_bias(graph, op) for unit in units for op in graph.operators[unit.start : unit.stop]),
+        # The dispatch makes [experts, slots, hidden] and reads [tokens, experts of each token].
         experts=graph.tensors[routers[0].outputs[0]].shape[0] if routers else 0,
         top_k=graph.tensors[routers[0].inputs[1]].shape[-1] if routers else 0,
     )
+
+
+def _num_heads(graph: Graph) -> int | None:
+    """The heads of the first attention of a model; None without attention, or where they are not stated."""
+    attention = next((group for group in fused_groups(graph) if group.kind == "attention"), None)
+    found = None
+    for op in [graph.operators[index] for index in attention.members] if attention else ():
+        queries = graph.tensors[op.inputs[0]].shape
+        if op.kind == "Softmax":
+            found = graph.tensors[op.outputs[0]].shape[1]  # of scores [samples, heads, queries, keys]
+        elif op.kind == "Attention":
+            found = queries[1] if len(queries) == 4 else dict(op.attributes).get("q_num_heads")
+    return found
+
+
+def _adds_bias(graph: Graph, op: Operator) -> bool:
+    """Whether an operator adds a parameter of one dim."""
+    return op.kind in ("Add", "Gemm") and any(_is_vector(graph, name) for name in op.inputs)
 
 
 def _is_vector(graph: Graph, name: str) -> bool:

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from all_plans import every_plan
 
 from agents import Budget, search
 from agents.incumbent import Incumbent
@@ -18,17 +19,6 @@ from automap.space.templates import templates
 
 def problem(graph, cluster="2x2xV100@25Gbit", global_batch=8, fix=None, **training):
     return Problem.build(graph, parse_cluster(cluster), {"global_batch": global_batch, **training}, {"fix": fix or {}})
-
-
-def every_plan(space):
-    pending, found = [()], []
-    while pending:
-        prefix = pending.pop()
-        if len(prefix) == len(space.slots):
-            found.append(prefix)
-        else:
-            pending += [(*prefix, int(v)) for v in np.flatnonzero(space.legal(prefix))]
-    return np.array(found)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -44,7 +34,7 @@ def every_plan(space):
 def test_finds_the_optimum(mlp, widths, cluster, fix, searcher, seed):
     p = problem(mlp(widths), cluster, 8, fix)
     space = PlanSpace(p)
-    prices = space.price(every_plan(space))
+    prices = space.price(np.array(list(every_plan(space))))
     found = search(p, Budget.parse(3000), searcher=searcher, seed=seed)
     assert found.plan.estimate.step_time_s == prices[prices[:, 1] <= 0.0, 0].min()
     assert found.evaluations == 3000

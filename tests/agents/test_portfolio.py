@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from all_plans import every_plan
 from child_processes import called
 
 from agents import Budget, search
@@ -32,14 +33,7 @@ def problem(graph, cluster="2x2xV100@25Gbit", global_batch=8, fix=None, **traini
 
 
 def fastest(space):
-    pending, found = [()], []
-    while pending:
-        prefix = pending.pop()
-        if len(prefix) == len(space.slots):
-            found.append(prefix)
-        else:
-            pending += [(*prefix, int(v)) for v in np.flatnonzero(space.legal(prefix))]
-    prices = space.price(np.array(found))
+    prices = space.price(np.array(list(every_plan(space))))
     return prices[prices[:, 1] <= 0.0, 0].min()
 
 

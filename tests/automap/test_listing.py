@@ -4,20 +4,13 @@ import itertools
 
 import numpy as np
 import pytest
+from all_plans import every_plan
 
 from automap.bounds.enumeration import Enumeration
 from automap.cluster import parse_cluster
 from automap.problem import Problem
 from automap.space.space import PlanSpace
 from ir import zoo
-
-
-def every_plan(space, prefix=()):
-    if len(prefix) == len(space.slots):
-        yield prefix
-        return
-    for value in np.flatnonzero(space.legal(prefix)).tolist():
-        yield from every_plan(space, (*prefix, value))
 
 
 def hinted(graph, cluster, batch, constraints, **fix):
