@@ -13,18 +13,19 @@ STEPS = 4
 
 
 class Routed(nn.Module):
-    """Two experts of which each sample sees one, and a branch without gradient."""
+    """Two experts of which each sample sees one, a branch without gradient, and a parameter of a single number."""
 
     def __init__(self):
         super().__init__()
         self.left, self.right, self.still = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.rate = nn.Parameter(torch.tensor(0.5))
 
     def forward(self, x):
         y = torch.zeros_like(x)
         for expert, chosen in ((self.left, x[:, 0] > 0), (self.right, x[:, 0] <= 0)):
             if chosen.any():
                 y = y.index_put((chosen.nonzero()[:, 0],), expert(x[chosen]))
-        return x + y + self.still(x).detach()
+        return x + self.rate * y + self.still(x).detach()
 
 
 class Partly(nn.Module):
@@ -46,6 +47,7 @@ def graph():
     net = Net()
     x = net.linear(net.builder.input("x", (1, WIDTH)), "first", WIDTH)
     y = [net.linear(x, f"routed.{name}", WIDTH) for name in ("left", "right", "still")]
+    y[0] = net.op("Mul", [y[0], net.parameter("routed.rate")], "routed")
     x = net.add(net.add(x, y[0], "routed"), net.add(y[1], y[2], "routed"), "routed")
     return net.finish(net.linear(net.linear(x, "behind", WIDTH), "last", CLASSES), loss="cross_entropy")
 

@@ -13,3 +13,12 @@ def set_tf32(*, on: bool) -> None:
     """
     torch.backends.cuda.matmul.allow_tf32 = on
     torch.backends.cudnn.allow_tf32 = on
+
+
+LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Number formats of 2 bytes by precision."""
+
+
+def low_precision(precision: str | None) -> torch.dtype | None:
+    """The number format of 2 bytes of a precision, if it has one."""
+    return LOW.get(precision or "")

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from automap.errors import PlanError
 from automap.plan import Plan
-from automap.runtime.number_formats import set_tf32
+from automap.runtime.number_formats import low_precision, set_tf32
 from automap.runtime.trainer.borders import enter_by_borders
 from automap.runtime.trainer.checkpoint import Checkpoint
 from automap.runtime.trainer.ended_processes import names_the_ended
@@ -84,8 +84,6 @@ from automap.runtime.trainer.training_graph import input_names, scores_of
 from automap.runtime.trainer.zero_units import spread_states
 from ir.graph import Graph
 
-LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""Number formats of 2 bytes by precision."""
 SCALE = "loss scale"
 """The name of the scale of the loss in checkpoints; no argument of `save` can have it."""
 
@@ -122,8 +120,8 @@ class ModuleTrainer:
         self._axis, self._pipe = sharding_axis(roles, mesh["split"]), mesh["pipe"]
         self._columns = mesh.mesh.flatten(1).t().tolist()
         self._together = own_replica(mesh)
-        axes = [mesh[name] for name in ("apart", "replicate", "shard")]
-        self._replica_groups = [axis.get_group() for axis in axes if axis.size() > 1]
+        axes = ("apart", "replicate", "shard")
+        self._replica_groups = [mesh[name].get_group() for name in axes if mesh[name].size() > 1]
         self._alike = mesh["replicate"].size() * mesh["shard"].size() * mesh["split"].size()
         samples = own_samples(plan, dist.get_rank())
         self._num_samples = len(samples)
@@ -143,7 +141,7 @@ class ModuleTrainer:
         stages, self._names = ([module], []) if number == 1 else self._cut(module, graph)
         self._tie_groups = tie_groups(self._ties, stages, self._pipe.size(), self._columns)
         kept = [stages[n] for n in self._mine]
-        read = {name for stage in stages for name, _ in stage.named_parameters(remove_duplicate=False)}
+        read = {self._ties.get(name, name) for stage in stages for name, _ in stage.named_parameters()}
         unread = {name: p.detach() for name, p in module.named_parameters() if number > 1 and name not in read}
         if number > 1:
             (drop_weights if isinstance(kept[0], SkippingStage) else prune)(module, kept)
@@ -203,7 +201,7 @@ class ModuleTrainer:
         """Sets up data parallelism: FSDP2 under ZeRO, else plain replicas."""
         stage = self.plan.stages[0]
         self._zero = stage.zero.stage if mesh["shard"].size() > 1 else 0
-        self._sums: OverlappedSums | None = None
+        self._sums, self._whole = None, list[nn.Parameter]()
         if not self._zero:
             if mesh["replicate"].size() > 1:
                 # A weight of several stages of this rank is reached by the passes of each.
@@ -212,7 +210,8 @@ class ModuleTrainer:
                 self._sums = OverlappedSums(passes, mesh["replicate"].get_group())
             return
         over = mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
-        spread_states(self.module, kept, units, over, low=self._low_precision(), frees_weights=self._zero == 3)
+        low = low_precision(self.plan.training.precision)
+        self._whole = spread_states(self.module, kept, units, over, low=low, frees_weights=self._zero == 3)
 
     # -- Training
 
@@ -351,15 +350,10 @@ class ModuleTrainer:
         found = run_again(None, loss, outputs, labels) if LOSS in self.roles.recomputed else loss(outputs, labels)
         return found * (self.scaling.scale / self._total)
 
-    def _low_precision(self) -> torch.dtype | None:
-        """The number format of 2 bytes that the plan computes in, if it is one."""
-        return LOW.get(self.plan.training.precision or "")
-
     def _autocast(self) -> Any:
         """Autocast to formats of 2 bytes for plain replicas; FSDP2 does so by its own policy."""
-        low = self._low_precision()
-        on = low is not None and not self._zero
-        return torch.autocast(self.device.type, low, enabled=on)
+        low = low_precision(self.plan.training.precision)
+        return torch.autocast(self.device.type, low, enabled=low is not None and not self._zero)
 
     def _pieces(self, inputs: Sequence[Tensor], labels: Tensor) -> Iterator[tuple[Tensor, ...]]:
         return zip(*(torch.split(x, self._num_samples) for x in (*inputs, labels)), strict=True)
@@ -411,6 +405,8 @@ class ModuleTrainer:
         named = dict(self.module.named_parameters())
         if self._sums is not None:
             self._sums.finish()
+        for group in self._replica_groups if self._whole else ():
+            sum_gradients(self._whole, group)
         if self._axis.group is not None:
             sum_gradients(
                 (p for name, p in named.items() if self._ties.get(name, name) in self.roles.summed), self._axis.group

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 
 
 class Reached:
@@ -63,7 +64,8 @@ class Reached:
         """
         found = [0.0] * len(self._numbers)
         for number, parameter in self._named():
-            if id(parameter) in self._scattered if self._is_scattered else parameter.grad is not None:
+            is_scattered = self._is_scattered and isinstance(parameter, DTensor)
+            if id(parameter) in self._scattered if is_scattered else parameter.grad is not None:
                 found[number] = 1.0
         self._scattered.clear()
         return torch.tensor(found, dtype=torch.float64, device=self._device)

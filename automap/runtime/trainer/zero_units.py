@@ -16,7 +16,7 @@ from automap.runtime.trainer.supported_plans import check_stages_apart
 def spread_states(
     module: nn.Module, stages: Sequence[nn.Module], units: Sequence[str], mesh: DeviceMesh, *,
     low: torch.dtype | None, frees_weights: bool,
-) -> None:  # fmt: skip
+) -> list[nn.Parameter]:  # fmt: skip
     """Spreads parameters, gradients and states of an optimizer over ranks.
 
     Args:
@@ -26,6 +26,9 @@ def spread_states(
         mesh: the ranks, as replicas of shards or as shards alone.
         low: the number format of 2 bytes that the plan computes in; None = that of the weights.
         frees_weights: whether the weights of other ranks are freed after each pass (ZeRO 3).
+
+    Returns:
+        The parameters that every rank keeps whole, and whose gradients it does not sum: FSDP2 splits no single numbers.
 
     Raises:
         FinerThanModules: two stages of this process share a weight.
@@ -37,12 +40,16 @@ def spread_states(
     for parameter in module.parameters():
         # FSDP2 splits no others; kernels of channels-last images take contiguous weights too.
         parameter.data = parameter.data.contiguous()
+    numbers = [parameter for parameter in module.parameters() if not parameter.dim()]
     for root in stages:
         inside = dict(root.named_modules())
         blocks = (part for path in units if path in inside for part in called_parts(inside[path]))
         for unit in (*unshared(root, dict.fromkeys(blocks)), root):
-            fully_shard(unit, mesh=mesh, reshard_after_forward=frees_weights, mp_policy=policy)
+            fully_shard(
+                unit, mesh=mesh, reshard_after_forward=frees_weights, mp_policy=policy, ignored_params=set(numbers)
+            )
         for part in root.modules():
             if isinstance(part, FSDPModule):
                 part.set_gradient_divide_factor(1.0)
                 part.set_force_sum_reduction_for_comms(True)
+    return numbers
