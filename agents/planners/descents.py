@@ -41,6 +41,8 @@ def descend(search: SkeletonSearch, values: Values) -> Values:
     """
     first = search.space.first.signature
     before = min(search.price(_rows(search, [values])), default=(True, np.inf))
+    if search.incumbent.left == 0:
+        return values  # A solve prices at least one more.
     for _ in range(DESCENTS):
         beyond = search.solve(values, rounds=1)
         worth, solved = search.best[values[:first]]

@@ -157,6 +157,8 @@ def price_staged(incumbent: Incumbent, plans: Iterable[StagedPlan]) -> float:
     """
     best_s = float("inf")
     for plan in plans:
+        if incumbent.left == 0:
+            break
         seconds, overflow = incumbent.offer(lower_staged(incumbent.space, plan))
         best_s = min(best_s, seconds if overflow <= 0.0 else float("inf"))
         if incumbent.finished:
@@ -174,6 +176,10 @@ def fastest_staged(incumbent: Incumbent, plans: Iterable[StagedPlan], count: int
     for plan in plans:
         if not obeys(incumbent.space.problem.hints.fix, plan):
             continue
+        if incumbent.left == 0 or (incumbent.left == 1 and found):
+            break
+        if incumbent.left == 1:
+            return [plan]  # The last evaluation is that of `price_staged`.
         outcome = incumbent.space.evaluator.evaluate(lower_staged(incumbent.space, plan))
         incumbent.count(1)
         found.append((not outcome.fits, outcome.step_time_s, plan))

@@ -11,6 +11,7 @@ import pytest
 from long_cases import long_but
 
 from agents import Budget, search
+from agents.incumbent import Incumbent
 from automap.cluster import parse_cluster
 from automap.errors import NothingFits, ProblemError
 from automap.plan import Plan
@@ -41,6 +42,24 @@ def brute_force(space):
 def test_budgets(text):
     budget = Budget.parse(text)
     assert (budget.seconds is None) != (budget.evaluations is None)
+
+
+@pytest.mark.parametrize(
+    "searcher", ["elimination", "ilp", "spp", "piper", "alpa", "dapple", "mcmc", "hill-climbing", "expert", "portfolio"]
+)
+def test_no_searcher_prices_more_than_its_budget(mlp, monkeypatch, searcher):
+    """Templates apart: all are priced, and a quarter of the budget at most is charged for them."""
+    spent = []
+    result = Incumbent.result
+
+    def noted(self, **known):
+        spent.append(self.charged)
+        return result(self, **known)
+
+    monkeypatch.setattr(Incumbent, "result", noted)
+    for most in (1, 2, 3, 13):
+        assert search(problem(mlp()), Budget(evaluations=most), searcher=searcher).plan.estimate is not None
+        assert spent.pop() <= most
 
 
 @pytest.mark.parametrize("text", ["", "0", "-5", "1.5", "ten", "5 parsecs", "0s"])
