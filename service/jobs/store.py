@@ -10,12 +10,15 @@ Independent of HTTP and of how jobs are run.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import redis
 
 from service.jobs import counts, delivery, events
 from service.jobs.job_reader import JobReader
@@ -157,10 +160,15 @@ class Store(JobReader):
 
         def change(pipe: Any) -> None:
             nonlocal token
+            token = 0
             state, attempt, created_at = pipe.hmget(self.job_key(job_id), ["state", "attempt", "created_at"])
             pipe.multi()
             if state != b"queued":
-                raise Superseded
+                # What is left among those that wait of a job that is gone would be chosen again for ever.
+                pipe.zrem(f"{self._at}waiting", job_id)
+                if state is None:
+                    pipe.srem(f"{self._at}active", job_id)
+                return
             token = int(attempt) + 1
             now = self._clock()
             started = {"state": "running", "attempt": str(token), "started_at": repr(now)}
@@ -173,11 +181,8 @@ class Store(JobReader):
             if token == 1 and parent_of(job_id) is None:
                 counts.took(pipe, "wait", now - float(created_at))
 
-        try:
-            self._redis.transaction(change, self.job_key(job_id))
-        except Superseded:
-            return None
-        return token
+        self._redis.transaction(change, self.job_key(job_id))
+        return token or None
 
     def set_progress(self, job_id: str, token: int, progress: Mapping[str, Any], *, is_event: bool = True) -> None:
         """Writes the progress of a run; `is_event` = those who listen to the job are told too."""
@@ -240,14 +245,38 @@ class Store(JobReader):
             return bool(pipe.execute()[3])
 
     def delete_all(self) -> None:
-        """Removes everything of the tenant but what it has used up of its day."""
+        """Removes everything of the tenant but what it has used up of its day; jobs that come meanwhile stay whole."""
         for name in self._redis.zrange(f"{self._at}jobs", 0, -1):
             self.delete(name.decode())
+        for name in self._redis.hkeys(f"{self._at}models"):
+            self.delete_model(name.decode())
         for key in self._redis.scan_iter(f"{self._at}*"):
-            if not key.startswith(f"{self._at}searched:".encode()):
+            if not self._is_kept(*key.decode().removeprefix(self._at).partition(":")[::2]):
                 self._redis.delete(key)
-        self._redis.zrem(TURNS, self.tenant)
-        self._redis.srem(TENANTS, self.tenant)
+        tables = [f"{self._at}{name}" for name in ("jobs", "active", "models")]
+
+        def change(pipe: Any) -> None:
+            is_there = pipe.exists(*tables)
+            pipe.multi()
+            if not is_there:
+                pipe.zrem(TURNS, self.tenant)
+                pipe.srem(TENANTS, self.tenant)
+
+        # Where memory is full, only a name is left.
+        with contextlib.suppress(redis.exceptions.OutOfMemoryError):
+            self._redis.transaction(change, *tables)
+
+    def _is_kept(self, kind: str, name: str) -> bool:
+        """Whether a key, of what kind and of whose name, stays when everything else of the tenant is removed."""
+        if kind == "once":
+            name = (self._redis.hget(f"{self._at}once:{name}", "job") or b"").decode()
+        if kind in ("job", "once"):
+            job_id = name.partition(":")[0]
+            return self._redis.zscore(f"{self._at}jobs", parent_of(job_id) or job_id) is not None
+        if kind == "model":
+            return bool(self._redis.hexists(f"{self._at}models", name))
+        # The tables are empty, but for what has come meanwhile.
+        return kind in ("jobs", "sizes", "waiting", "active", "models", "searched")
 
     def events(self, job_id: str, after: str = "") -> list[events.Event]:
         """The events of a job in order; those behind the event `after`, or all."""

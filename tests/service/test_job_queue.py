@@ -228,3 +228,14 @@ def test_recovery_queues_what_has_not_ended(store: Store, client: redis.Redis) -
     assert store.state(first) == "queued"
     # One delivery too many, of the job that was cancelled.
     assert [run and run.job_id for run in (take(client) for _ in range(4))] == [first, third, None, None]
+
+
+def test_what_is_left_of_a_job_that_is_gone_holds_nobody_up(store: Store, client: redis.Redis) -> None:
+    gone, ended, other = (store.create("m", REQUEST).id for _ in range(3))
+    client.delete(store.job_key(gone))
+    client.hset(store.job_key(ended), "state", "cancelled")
+    assert store.begin(gone) is None and store.num_waiting() == 2
+    run = take(client)
+    assert run is not None and run.job_id == other
+    assert store.num_waiting() == 0 and [job.id for job in store.active()] == [other]
+    assert store.state(ended) == "cancelled"

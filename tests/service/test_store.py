@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -337,3 +337,28 @@ def test_uploads_that_come_at_once_do_not_pass_the_limit_together(store: Store) 
     with pytest.raises(StoreFull):
         Late(store.client).add_model(b"y" * 60, name="second", summary={}, capacity=100)
     assert [model.name for model in store.models()] == ["first"]
+
+
+def test_a_job_that_comes_while_its_tenant_is_removed_stays_whole(
+    store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of it among those that wait would be chosen by all workers again and again."""
+    old, once, made = create(store), Once(key="k", request_sha256="0"), list[str]()
+    scan = client.scan_iter
+
+    def scan_with_others(match: str) -> Iterator[bytes]:
+        # Everything may be seen before and after it comes.
+        yield from list(scan(match))
+        made.append(Store(client).create("m", replace(REQUEST, workers=2), once=once).id)
+        yield from list(scan(match))
+
+    store.create("m", REQUEST, once=Once(key="other", request_sha256="0"))
+    monkeypatch.setattr(client, "scan_iter", scan_with_others)
+    store.delete_all()
+    assert store.state(old) is None
+    assert [job.id for job in store.jobs(9)[0]] == made
+    assert (store.num_waiting(), store.tenants()) == (2, ["default"])
+    assert {job.id for job in store.active()} == {made[0], f"{made[0]}-1"}
+    assert store.create("m", REQUEST, once=once).id == made[0]
+    assert store.next_waiting() == made[0] and store.begin(made[0]) == 1
+    assert not [name for name in scan("automap:t:*") if old.encode() in name]
