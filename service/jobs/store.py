@@ -366,7 +366,8 @@ class Store(JobReader):
             used = 0.0
             if state == b"running":
                 # Of the time that was reserved, each run takes what it has used; the end gives the rest back.
-                used = now - float(started_at)
+                # A clock that is set back makes no time.
+                used = max(0.0, now - float(started_at))
                 pipe.hincrbyfloat(key, "reserved_s", -used)
                 reserved_s = float(reserved_s or 0) - used
             if not ends:

@@ -362,3 +362,14 @@ def test_a_job_that_comes_while_its_tenant_is_removed_stays_whole(
     assert store.create("m", REQUEST, once=once).id == made[0]
     assert store.next_waiting() == made[0] and store.begin(made[0]) == 1
     assert not [name for name in scan("automap:t:*") if old.encode() in name]
+
+
+def test_a_clock_that_is_set_back_gives_no_time_away(client: redis.Redis) -> None:
+    now = [1000.0]
+    store = Store(client, clock=lambda: now[0])
+    job_id = store.create("m", REQUEST, reserve_s=30.0).id
+    now[0] = 900.0
+    token = store.begin(job_id)
+    now[0] = 500.0
+    store.succeed(job_id, token or 0, {})
+    assert store.searched_s() == 0.0
