@@ -1,6 +1,6 @@
 """Every script of `benchmarks/` runs, with arguments so small that it takes seconds; a missing file is an error.
 
-Measurements are made up in the form of the files that the scripts read. Figures are nobody's concern here.
+Measurements are made up in the form of the files that the scripts read. Figures are not tested here.
 """
 
 import csv
@@ -47,6 +47,7 @@ SCRIPTS = {
     "fit_attention": "{attention}",
     "fit_collectives": "{collectives}",
     "fit_gemm": "{gemm}",
+    "frozen_parameters": "--budget 16 --layers 1",
     "fuzz_import": "0.001 1",
     "generated_pairs": "500003-500003 --budget 16 --planner-budget 16 --planners whale,spp",
     "gnn_loopback": "--placements 1 --iterations 1",
