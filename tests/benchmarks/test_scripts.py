@@ -230,7 +230,7 @@ def run(script, arguments, monkeypatch, folder):
 @pytest.mark.long
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_it_runs(script, files, monkeypatch, tmp_path, capsys):
-    if script in ("hf_models", "first_use"):
+    if script in ("hf_models", "first_use", "frozen_parameters"):
         pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
     arguments = [word.replace("_", " ") for word in SCRIPTS[script].split()]
