@@ -2,9 +2,10 @@
 
 import hashlib
 import threading
+import time
 from pathlib import Path
 
-from automap.runtime.trainer.entry import GLOO_THREAD, await_gloo
+from automap.runtime.trainer.entry import GLOO_THREAD, LOOK_S, MOST_LOOKS, await_gloo
 
 
 def test_a_process_waits_until_the_threads_of_gloo_are_at_rest():
@@ -25,7 +26,7 @@ def test_a_process_waits_until_the_threads_of_gloo_are_at_rest():
     thread.join()
 
 
-def test_threads_that_wait_hold_nobody_up():
+def test_threads_that_wait_do_not_delay_the_end():
     stop = threading.Event()
 
     def work() -> None:
@@ -34,6 +35,9 @@ def test_threads_that_wait_hold_nobody_up():
 
     thread = threading.Thread(target=work)
     thread.start()
+    began = time.perf_counter()
     await_gloo()
+    took_s = time.perf_counter() - began
     stop.set()
     thread.join()
+    assert took_s < MOST_LOOKS * LOOK_S / 2
