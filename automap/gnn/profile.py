@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,9 @@ SAMPLE_S = 2e-7
 """Seconds of a sampler's core for a node of the mini-batch (assumed: five million nodes a second)."""
 FEATURE_BYTES = 4.0
 """Bytes of a feature, and of a parameter."""
+EDGE_BYTES = 8.0
+"""Bytes of an edge in a store: the number of the node at its other end."""
+GIB = float(1 << 30)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,10 +95,15 @@ def profile_graph(graph: Graph, setting: Setting, rng: np.random.Generator) -> P
     if nodes < setting.machines:
         repair = f"Use at most {nodes} machines, one node each."
         raise ProblemError("more than nodes", field="machines", value=setting.machines, repair=repair)
+    # Before minutes of sampling, with equal parts: what has no room without mini-batches has none with them.
+    nothing = np.zeros((1, setting.workers, setting.samplers, setting.machines))
+    mean_GiB = np.full(setting.machines, _stored_bytes(nodes, graph.nnz, setting) / setting.machines / GIB)  # noqa: N806
+    no_time = np.zeros(nothing.shape[:3])
+    _problem(nothing, _homes(setting), setting, (no_time[:, :, 0], no_time), mean_GiB)
     part, partitioner = partition(graph, setting.machines)
     rows = np.repeat(part, np.diff(graph.indptr))
     cut = float((rows != part[graph.indices]).mean()) if graph.nnz else 0.0
-    home = [worker % setting.machines for worker in range(setting.workers)]
+    home = _homes(setting)
     members = [np.flatnonzero(part == m) for m in range(setting.machines)]
     members = [own if len(own) else np.arange(nodes) for own in members]
     count = np.zeros((setting.iterations, setting.workers, setting.samplers, setting.machines))
@@ -109,6 +118,8 @@ def profile_graph(graph: Graph, setting: Setting, rng: np.random.Generator) -> P
                 found = sample(graph, drawn, setting.fan_outs, rng)
                 sample_s[iteration, worker, sampler] = time.perf_counter() - begin
                 count[iteration, worker, sampler] = np.bincount(part[found], minlength=setting.machines)
+    owned = np.bincount(part, minlength=setting.machines)
+    stored = _stored_bytes(owned, np.bincount(rows, minlength=setting.machines), setting)
     batch_nodes = float(count.sum(axis=(2, 3)).mean())
     own_share = float(sum(count[:, w, :, home[w]].sum() for w in range(setting.workers)) / count.sum())
     sizes = count.sum(axis=3)
@@ -122,7 +133,7 @@ def profile_graph(graph: Graph, setting: Setting, rng: np.random.Generator) -> P
     else:
         sample_s = SAMPLE_S * sizes
     return Profiled(
-        problem=_problem(count, home, setting, train_s, sample_s),
+        problem=_problem(count, home, setting, (train_s, sample_s), stored / GIB),
         nodes=nodes,
         edges=graph.nnz // 2,
         partitioner=partitioner,
@@ -133,19 +144,39 @@ def profile_graph(graph: Graph, setting: Setting, rng: np.random.Generator) -> P
     )
 
 
+def _homes(setting: Setting) -> list[int]:
+    """[workers] the partition that the seeds of each are of."""
+    return [worker % setting.machines for worker in range(setting.workers)]
+
+
+def _node_bytes(setting: Setting) -> float:
+    """Bytes of a node with its features."""
+    return NODE_BYTES + FEATURE_BYTES * setting.features
+
+
+def _stored_bytes(nodes: Any, edges: Any, setting: Setting) -> Any:
+    """Bytes of a part of the graph: numbers, or [parts]."""
+    return _node_bytes(setting) * nodes + EDGE_BYTES * edges
+
+
 def _problem(
-    count: np.ndarray, home: list[int], setting: Setting, train_s: np.ndarray, sample_s: np.ndarray
+    count: np.ndarray,
+    home: list[int],
+    setting: Setting,
+    seconds: tuple[np.ndarray, np.ndarray],
+    stored_GiB: np.ndarray,  # noqa: N803
 ) -> GnnProblem:
-    """The problem of what was sampled.
+    """The problem of what was sampled. A store holds its part of the graph, a sampler and a worker a mini-batch.
 
     Args:
         count: [iterations, workers, samplers, machines] numbers of nodes.
         home: [workers] the partition that the seeds of each are of.
         setting: cluster and training.
-        train_s: [iterations, workers] seconds of training.
-        sample_s: [iterations, workers, samplers] seconds of sampling.
+        seconds: [iterations, workers] of training, and [iterations, workers, samplers] of sampling.
+        stored_GiB: [machines] memory of each part of the graph.
     """
-    node_bytes = NODE_BYTES + FEATURE_BYTES * setting.features
+    (train_s, sample_s), node_bytes = seconds, _node_bytes(setting)
+    held_GiB = node_bytes * count.sum(axis=3).max(axis=0) / GIB  # noqa: N806
     weights = sum((inputs + 1) * outputs for inputs, outputs in linear_sizes(setting.widths, len(setting.fan_outs)))
     model_bytes = FEATURE_BYTES * weights
     machines = tuple(
@@ -159,7 +190,10 @@ def _problem(
         )
         for m in range(setting.machines)
     )
-    tasks = [Task(name=f"store{m}", role="store", machine=f"m{m}", cpus=2.0) for m in range(setting.machines)]
+    tasks = [
+        Task(name=f"store{m}", role="store", machine=f"m{m}", cpus=2.0, memory_GiB=float(stored_GiB[m]))
+        for m in range(setting.machines)
+    ]
     flows: list[Flow] = []
 
     def trace(values: np.ndarray) -> Amount:
@@ -168,10 +202,12 @@ def _problem(
         return Amount(trace=tuple(float(value) for value in values))
 
     for w in range(setting.workers):
-        tasks.append(Task(name=f"worker{w}", role="worker", gpus=1, cpus=1.0, time_s=trace(train_s[:, w])))
+        batch_GiB, own_s = float(held_GiB[w].sum()), trace(train_s[:, w])  # noqa: N806
+        tasks.append(Task(name=f"worker{w}", role="worker", gpus=1, cpus=1.0, memory_GiB=batch_GiB, time_s=own_s))
         for s in range(setting.samplers):
             name, read = f"sampler{w}.{s}", count[:, w, s]
-            tasks.append(Task(name=name, role="sampler", cpus=2.0, time_s=trace(sample_s[:, w, s])))
+            part_GiB, own_s = float(held_GiB[w, s]), trace(sample_s[:, w, s])  # noqa: N806
+            tasks.append(Task(name=name, role="sampler", cpus=2.0, memory_GiB=part_GiB, time_s=own_s))
             flows += [
                 Flow(source=f"store{m}", target=name, bytes=trace(node_bytes * read[:, m]))
                 for m in sorted(range(setting.machines), key=lambda m: m != home[w])

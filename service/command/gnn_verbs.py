@@ -109,6 +109,7 @@ def profile(
     ] = 4,
     gpus: Annotated[int, typer.Option(min=0, max=64, help="GPUs of each machine.")] = 2,
     cpus: Annotated[float, typer.Option(min=1, max=65536, help="Processor cores of each machine.")] = 16.0,
+    memory: Annotated[float, typer.Option(min=0.001, max=1e6, help="GiB of memory of each machine.")] = 256.0,
     nic: Annotated[
         float, typer.Option(min=0.001, max=1e5, help="Gbit/s at which each machine sends, and receives.")
     ] = 25.0,
@@ -141,6 +142,7 @@ def profile(
         machines=machines,
         gpus=gpus,
         cpus=cpus,
+        memory_GiB=memory,
         nic_Gbps=nic,
         workers=workers,
         samplers=samplers,

@@ -156,3 +156,30 @@ def test_what_is_no_graph_is_named(text):
 def test_more_machines_than_nodes_are_refused():
     with pytest.raises(ProblemError, match="at most 4 machines"):
         profile_graph(power_law_graph(4, 2.0, np.random.default_rng(0)), Setting(machines=5), np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("setting", "field", "words"),
+    [
+        # 3,000 nodes of 1,000,000 features are 11 GiB, a quarter of them on each machine.
+        ({"features": 1_000_000, "memory_GiB": 1.0}, "tasks[0].memory_GiB", "m0"),
+        ({"gpus": 0}, "tasks[4].gpus", "at most 0 gpus"),
+        ({"workers": 9, "gpus": 2}, "tasks.gpus", "all together have 8"),
+        ({"workers": 8, "cpus": 8.0}, "tasks.cpus", "all together have 32"),
+    ],
+)
+def test_a_profile_without_room_is_refused_before_it_is_sampled(graph, setting, field, words, monkeypatch):
+    monkeypatch.setattr("automap.gnn.profile.partition", lambda graph, parts: pytest.fail("sampled"))
+    with pytest.raises(ProblemError) as caught:
+        profile_graph(graph, Setting(**setting), np.random.default_rng(0))
+    assert caught.value.field == field and words in caught.value.repair
+
+
+def test_a_profile_says_how_much_memory_its_tasks_need(graph):
+    setting = Setting(workers=2, batch=20, fan_outs=(3,), iterations=2, features=100)
+    problem = profile_graph(graph, setting, np.random.default_rng(0)).problem
+    stores = [task.memory_GiB for task in problem.tasks if task.role == "store"]
+    assert sum(stores) * (1 << 30) == pytest.approx(3000 * 408 + 8 * graph.nnz)
+    (worker, *_) = [task for task in problem.tasks if task.role == "worker"]
+    samplers = [task.memory_GiB for task in problem.tasks if task.name.startswith("sampler0.")]
+    assert worker.memory_GiB == pytest.approx(sum(samplers)) and 0.0 < worker.memory_GiB * (1 << 30) <= 80 * 408
