@@ -15,7 +15,7 @@ import numpy as np
 
 from automap.errors import ProblemError
 from automap.gnn.graphs import Graph, partition, sample
-from automap.gnn.problem import Amount, Flow, GnnProblem, Machine, Task
+from automap.gnn.problem import RESOURCES, Amount, Flow, GnnProblem, Machine, Task
 from automap.gnn.training_time import BATCHES, linear_sizes, seconds_a_node
 
 NODE_BYTES = 8.0
@@ -99,7 +99,7 @@ def profile_graph(graph: Graph, setting: Setting, rng: np.random.Generator) -> P
     nothing = np.zeros((1, setting.workers, setting.samplers, setting.machines))
     mean_GiB = np.full(setting.machines, _stored_bytes(nodes, graph.nnz, setting) / setting.machines / GIB)  # noqa: N806
     no_time = np.zeros(nothing.shape[:3])
-    _problem(nothing, _homes(setting), setting, (no_time[:, :, 0], no_time), mean_GiB)
+    _check_room(_problem(nothing, _homes(setting), setting, (no_time[:, :, 0], no_time), mean_GiB))
     part, partitioner = partition(graph, setting.machines)
     rows = np.repeat(part, np.diff(graph.indptr))
     cut = float((rows != part[graph.indices]).mean()) if graph.nnz else 0.0
@@ -142,6 +142,25 @@ def profile_graph(graph: Graph, setting: Setting, rng: np.random.Generator) -> P
         own_share=own_share,
         measured=measured,
     )
+
+
+def _check_room(problem: GnnProblem) -> None:
+    """Refuses tasks that together demand more than all machines have; `GnnProblem` looks at each alone.
+
+    Raises:
+        ProblemError: names what is short.
+    """
+    for resource in RESOURCES:
+        there, demanded = (
+            sum(getattr(one, resource) for one in all_of) for all_of in (problem.machines, problem.tasks)
+        )
+        if demanded > there * (1.0 + 1e-9):
+            raise ProblemError(
+                "tasks demand more than there is",
+                field=f"tasks.{resource}",
+                value=f"{demanded:g} {resource}",
+                repair=f"Give machines more, add machines, or use fewer workers: all together have {there:g}.",
+            )
 
 
 def _homes(setting: Setting) -> list[int]:
