@@ -163,6 +163,9 @@ def _on_all_devices(found: SearchResult, lift: Lift, problem: Problem) -> Search
     if plan is None:
         raise NothingFits("no plan on all devices", field="hints.fix", value="", repair="Fix fewer degrees.")
     plan = replace(plan, warnings=(*plan.warnings, told_idle(problem, plan)))
+    if plan.search is not None and _step_s(plan) > found.step_time_s * (1.0 + TOLD):
+        # A host's idle devices keep their share of its links, which those of the part had: its figures are too low.
+        plan = replace(plan, search=replace(plan.search, baselines={}, fastest_s=None))
 
     def lifted(plans: Sequence[Plan]) -> tuple[Plan, ...]:
         return tuple(one for one in map(lift, plans) if one is not None)

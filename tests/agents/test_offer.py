@@ -283,6 +283,15 @@ def test_degrees_that_do_not_divide_the_devices_leave_some_idle(cluster, batch, 
         assert {problem.cluster.node_of[d] for d in devices[: fix["tp"]]} == {0}
 
 
+def test_a_plan_with_idle_devices_is_compared_at_its_own_price():
+    """Four devices of each host share links to the network that seven have: alone they would be faster."""
+    problem = build("gpt2", "2x7xA100-80GB@10Gbit", 56, fix={"dp": 2, "tp": 4})
+    result = search_offer(problem, Budget.parse(40), searchers=["expert"], tie=0.0)
+    assert len(parse_devices(result.plan.stages[0].devices)) == 8
+    expert_s = result.plan.search.baselines.get("expert", step_s(result.plan))
+    assert expert_s == pytest.approx(step_s(result.plan))
+
+
 def test_degrees_that_fit_nowhere_are_refused():
     with pytest.raises(ProblemError, match=r"hints.fix.dp: needs 8 devices, and there are 7 .*cluster of 8"):
         build(GPT, "7xA100-80GB", 24, fix={"dp": 8})
