@@ -73,7 +73,7 @@ def search(
 
     if job.request.budget.isdigit():
         number = job.request.budget
-        text = f"{int(number):,} plans, without those of the templates; write {number}s for seconds"
+        text = f"{int(number):,} plans to price, and the templates; for a time of {number} seconds, write {number}s"
         say(f"{'budget':9} {text}", err=True)
     results: list[SearchResult] = []
     problems: list[Problem] = []
