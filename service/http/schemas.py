@@ -77,21 +77,26 @@ class JobBody(ProblemBody):
     ] = "30s"
     searchers: Annotated[
         tuple[Text, ...],
-        "Names of searchers, which run one after another, each with its share of the budget; the best plan wins.",
+        "Names of search algorithms, which run one after another, each with its share of the budget; the best plan of "
+        "all is returned.",
     ] = ("portfolio",)
     tie: Annotated[
-        float, Range(0, 1), "Share of the error band within which plans are equally fast, and the plainest is returned."
+        float,
+        Range(0, 1),
+        "Plans whose step times differ by less than this share of the error band count as equally fast, and the "
+        "simplest of them is returned; 0: always the fastest.",
     ] = 0.1
     seed: Seed = 0
     trials: Annotated[
         Trials | None,
-        "Run plans, led by the DQN, where the worker runs, if that is the cluster, and choose by what is measured.",
+        "Run up to `top_k` plans for some steps on the host of the worker, if this host is the cluster, and return the "
+        "one that was measured fastest.",
     ] = None
-    priority: Annotated[Priority, "A job with a higher one is begun before the sender's other jobs."] = 0
+    priority: Annotated[Priority, "Of the jobs of a tenant that wait, those with a higher priority begin first."] = 0
     workers: Annotated[
         Workers,
-        "Workers that search at once, each from another seed, and begin anew with the best plan of all; each takes a "
-        "place among the jobs that wait, and its seconds from the day. Needs a budget in time.",
+        "Number of workers that search for this job at the same time, with different seeds. Each counts as a job "
+        "of the tenant that waits, and its seconds count for the day. Needs a budget in time.",
     ] = 1
 
     def request(self) -> JobRequest:
