@@ -1,10 +1,15 @@
 """Weights that a tool stored twice or once for several, and tables that it computed and stored."""
 
+import copy
+import io
+import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
 
 from ir.onnx.load import load_model
 from ir.onnx.strip import strip
@@ -96,3 +101,24 @@ def test_a_pair_of_rotary_tables_is_no_parameter():
     ]  # fmt: skip
     assert both(file(nodes, held)).num_parameters == 64
     assert both(file(nodes, {**held, "sin": np.sin(angles + 1)[None]})).num_parameters == 64 + 2 * 48
+
+
+class Layer(nn.Module):
+    def __init__(self, first: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = first, nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.second(self.first(x)))
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_one_module_in_several_layers_counts_once_and_copies_of_it_each(is_shared):
+    """PyTorch's newer exporter stores both once, as their numbers are equal."""
+    first = nn.Linear(16, 16)
+    stack = nn.Sequential(*(Layer(first if is_shared else copy.deepcopy(first)) for _ in range(3)))
+    written = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(stack, (torch.randn(2, 16),), dynamo=True, opset_version=20, verbose=False).save(written)
+    assert load_model(written.getvalue()).num_parameters == sum(p.numel() for p in stack.parameters())

@@ -112,6 +112,8 @@ class Stored:
     value: Value | None = None
     kind: str = ""
     """PARAMETER or BUFFER, as the exporter marked it; empty where it did not."""
+    origin: str = ""
+    """Name of the parameter that the exporter's optimiser made it of; empty where it is none of these."""
     periods: tuple[int, ...] = ()
     """Rows after which it repeats itself, see `ir.onnx.rewrites.repeated_samples`; empty where nothing was compared."""
 

@@ -76,7 +76,7 @@ def folded_parameters(values: Iterable[Any], stored: dict[str, Stored], made: Co
             nodes.append(Node("Identity", [original], [name], {}))
             del stored[name]
             continue
-        given.kind, given.value = "PARAMETER", None
+        given.kind, given.value, given.origin = "PARAMETER", None, sources[0]
     return nodes
 
 
@@ -229,7 +229,7 @@ def separate(nodes: list[Node], stored: dict[str, Stored], tensors: Mapping[str,
     It stores equal tensors once, such as fresh scales and biases of several modules. A filled parameter that several
     modules read becomes one parameter for each of them; any other is separated for copies of the layer that it belongs
     to (`layers.0.fc`, `layers.1.fc`): a parameter that is really tied holds random numbers and has readers of different
-    kinds, or is read by one module again.
+    kinds, or is read by one module again, or has the name of the last of its readers.
     """
     readers: dict[str, list[tuple[Node, int]]] = {}
     for node in nodes:
@@ -240,7 +240,9 @@ def separate(nodes: list[Node], stored: dict[str, Stored], tensors: Mapping[str,
         if len({node.scope for node, _ in places}) < 2 or name not in tensors:
             continue
         fresh = is_filled(tensors[name])
-        owner, _, leaf = name.rpartition(".")
+        owner, leaf = (stored[name].origin or name).rpartition(".")[0], name.rpartition(".")[2]
+        if not fresh and owner == places[-1][0].scope != places[0][0].scope:
+            continue  # one module under several names, of which the exporter takes the last, and of copies the first
         first = owner if any(node.scope == owner for node, _ in places) else places[0][0].scope
         for node, i in places:
             if node.scope != first and (fresh or _is_sibling(node.scope, first)):
