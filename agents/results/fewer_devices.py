@@ -91,6 +91,8 @@ def _reference_s(problem: Problem) -> float | None:
         ProblemError: no plan has what the hints fix, on no part either.
     """
     try:
+        if leave_idle(problem):
+            plan_space(problem)  # Where memory is too small by far, no template is looked for.
         return fastest_template_s(problem)
     except ProblemError:
         if not leave_idle(problem):
@@ -133,14 +135,14 @@ def _on(problem: Problem, cluster: Cluster) -> Problem:
 
 
 def needed(problem: Problem) -> Part | None:
-    """The part with the fastest template, where the degrees that the user fixes leave devices idle.
+    """The part with the fastest template, where the degrees that the user fixes leave devices idle; where no template
+    fits, the largest one, on which the search says so.
 
-    None where a plan on all devices has them, and where no part has one that fits.
+    None where a plan on all devices has them, and where no part has one.
     """
     if not leave_idle(problem) or _reference_s(problem) != inf:
         return None
-    best = next(iter(promising(problem)), None)
-    return None if best is None or best.template_s is None else best
+    return next(iter(promising(problem)), None)
 
 
 def told_idle(problem: Problem, plan: Plan) -> str:

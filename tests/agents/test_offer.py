@@ -292,6 +292,13 @@ def test_a_plan_with_idle_devices_is_compared_at_its_own_price():
     assert expert_s == pytest.approx(step_s(result.plan))
 
 
+def test_degrees_whose_plans_need_too_much_memory_say_so():
+    problem = build("llama-7b", "7xT4", 12, fix={"dp": 3, "pp": 1})
+    with pytest.raises(NothingFits) as caught:
+        search_offer(problem, Budget.parse(20), searchers=["expert"])
+    assert caught.value.changes and caught.value.repair
+
+
 def test_degrees_that_fit_nowhere_are_refused():
     with pytest.raises(ProblemError, match=r"hints.fix.dp: needs 8 devices, and there are 7 .*cluster of 8"):
         build(GPT, "7xA100-80GB", 24, fix={"dp": 8})
