@@ -151,8 +151,7 @@ def read_strategy(
     micro_batch: Annotated[
         int | None,
         typer.Option(
-            rich_help_panel=PLAN_PANEL,
-            help="Samples of a micro-batch on each replica; default: 1, also where more would be faster.",
+            rich_help_panel=PLAN_PANEL, help="Samples of a micro-batch; default: 1, also where more are faster."
         ),
     ] = None,
     virtual: Annotated[
