@@ -238,7 +238,8 @@ def _replicas(started: tuple[str, str | None, str | None], others: int) -> dict[
         return {}
     world = int(each) * int(nodes or "1")
     if world == 0 or world % others:
-        raise refuse(name, world, f"processes are no multiple of tp * pp * cp = {others}", "Start a multiple.")
+        repair = f"Start a multiple of {others} processes, or change the degrees."
+        raise refuse(name, world, f"processes are no multiple of tp * pp * cp = {others}", repair)
     return {"dp": world // others}
 
 

@@ -151,7 +151,7 @@ def read_strategy(
     micro_batch: Annotated[
         int | None,
         typer.Option(
-            rich_help_panel=PLAN_PANEL, help="Samples of a micro-batch; default: 1, also where more are faster."
+            rich_help_panel=PLAN_PANEL, help="Samples of a micro-batch, even where more are faster; default: 1."
         ),
     ] = None,
     virtual: Annotated[

@@ -63,6 +63,6 @@ def test_ranks_of_dp_that_are_no_replicas():
 
 
 def test_a_cost_that_says_nothing_is_refused():
-    with pytest.raises(ProblemError, match="says nothing") as caught:
+    with pytest.raises(ProblemError, match="an empty cost") as caught:
         Problem.build(zoo.build(GPT), parse_cluster("1xA100"), {"global_batch": 16}, {"costs": {"*": {}}})
     assert caught.value.field.endswith("costs.*")

@@ -82,7 +82,7 @@ def test_an_old_name_of_bf16(tmp_path: Path) -> None:
         (DEEPSPEED.replace("stage: 3", "stage: 5"), "deepspeed_config.zero_stage", "0, 1, 2, 3"),
         (DEEPSPEED.replace("zero_stage: 3", "deepspeed_config_file: a.json"),
          "deepspeed_config.deepspeed_config_file", "Give that file"),
-        (MEGATRON.replace("processes: 8", "processes: 6"), "num_processes", "as many"),
+        (MEGATRON.replace("processes: 8", "processes: 6"), "num_processes", "Start a multiple of 4"),
         ({"zero_optimization": {"stage": 2, "cpu_offload": True}}, "zero_optimization.cpu_offload", "Leave"),
         ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}, "zero_optimization.zero_hpz_partition_size",
          "all replicas"),

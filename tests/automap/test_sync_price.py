@@ -194,7 +194,7 @@ def test_dasgd_corrects_unless_it_is_told_to_mix():
 
 def test_the_schema_tells_of_the_modes():
     found = plan_schema()["$defs"]["Sync"]
-    assert found["properties"]["kind"] == {"enum": list(MODES)}
+    assert found["properties"]["kind"]["enum"] == list(MODES)
     assert set(found["properties"]) == {"kind", "period", "delay", "merge", "local_share"}
 
 

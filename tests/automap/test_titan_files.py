@@ -79,7 +79,11 @@ def test_what_changes_the_price_is_read(text: str, training: Any, degrees: Any, 
             "parallelism.pipeline_parallel_schedule",
             "Interleaved1F1B",
         ),
-        ("[parallelism]\ndata_parallel_replicate_degree = 2", "parallelism.data_parallel_replicate_degree", "Share"),
+        (
+            "[parallelism]\ndata_parallel_replicate_degree = 2",
+            "parallelism.data_parallel_replicate_degree",
+            "Shard them",
+        ),
         ('[activation_checkpoint]\nselective_ac_option = "2"', "activation_checkpoint.selective_ac_option", "full"),
         ('[training]\nmixed_precision_param = "float16"', "training.mixed_precision_param", "bfloat16"),
         (

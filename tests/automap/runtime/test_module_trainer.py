@@ -38,7 +38,7 @@ from automap.errors import PlanError
 from automap.globs import matches
 from automap.plan import Schedule, Sync, Zero, parse_devices
 from automap.problem import Problem
-from automap.runtime.trainer import GraphTrainer, parallelize
+from automap.runtime.trainer import GraphTrainer, entry, parallelize
 from automap.runtime.trainer.graph_trainer import Whole, computes_alike
 from automap.runtime.trainer.module_tree import LOSS
 from automap.runtime.trainer.role_reader import read_roles
@@ -454,6 +454,7 @@ def frozen(gpt):
 def test_what_the_graph_does_not_have_is_refused(monkeypatch):
     """In place of a module, where a plan is finer than modules."""
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(entry, "announce", lambda: None)
     graph, plan = zoo.build(MODEL), finer(plan_of(2, tp=2))
     for module, loss, what in (
         (dropping(build()), {}, r"graph cannot take their place: dropout .* Set it to 0"),
