@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 
 from automap.comparisons import Beside, TargetCost, Yours
 
+LEFT_IDLE = "idle: no plan on all of them has these degrees"
+"""End of the warning about devices that are idle because of the degrees that the user fixes."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialRecord:

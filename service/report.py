@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from automap.comparisons import Change, TargetCost
 from automap.plan import DeviceMemory, Estimate, Plan, devices_in_words
-from automap.search_record import SearchRecord
+from automap.search_record import LEFT_IDLE, SearchRecord
 from automap.targets import ANY
 from service.strategy import batch, data_parallel, num_devices, strategy
 
@@ -39,7 +39,10 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
     lines = [("strategy", strategy(plan))]
     used, there = num_devices(plan)
     if used < there and search is not None:
-        lines.append(("devices", f"{used} of {there}: more would not make it faster, as far as the estimate can tell"))
+        why = "more would not make it faster, as far as the estimate can tell"
+        if any(warning.endswith(LEFT_IDLE) for warning in plan.warnings):
+            why = "the degrees in hints.fix leave the others idle"
+        lines.append(("devices", f"{used} of {there}: {why}"))
     if plan.degrees:
         lines.append(("batch", batch(plan)))
     if estimate is not None:

@@ -21,6 +21,7 @@ from automap.price.estimate import annotate, lower_bound_s
 from automap.price.evaluator import Evaluator
 from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
+from automap.search_record import LEFT_IDLE
 from automap.space.target_limits import plan_space
 from automap.verify import Verifier
 
@@ -150,7 +151,7 @@ def told_idle(problem: Problem, plan: Plan) -> str:
     devices = problem.cluster.num_devices
     idle = devices - len({device for stage in plan.stages for device in parse_devices(stage.devices)})
     stated = ", ".join(f"{name} {value}" for name, value in problem.hints.fix.degrees().items())
-    return f"hints.fix, {stated}, leaves {idle} of {devices} devices idle: no plan on all of them has these degrees"
+    return f"hints.fix, {stated}, leaves {idle} of {devices} devices {LEFT_IDLE}"
 
 
 def on_all(plan: Plan, part: Part, problem: Problem, evaluator: Evaluator) -> Plan | None:

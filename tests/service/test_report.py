@@ -11,6 +11,7 @@ from automap.cluster import parse_cluster
 from automap.comparisons import Beside
 from automap.plan import AxisSharding, AxisUse, Degrees, Plan, Schedule, Sync, Zero
 from automap.problem import Problem
+from automap.search_record import LEFT_IDLE
 from ir.onnx.sandbox import import_model
 from service.report import against, seconds, side_by_side, summary
 from service.strategy import data_parallel, strategy
@@ -182,6 +183,8 @@ def test_idle_devices_are_said(plan: Plan) -> None:
     assert strategy(some) == "4 of 8 devices · 4 replicas · 1 micro-batch of 64"
     text = "4 of 8: more would not make it faster, as far as the estimate can tell"
     assert dict(summary(some))["devices"] == text
+    fixed = replace(some, warnings=(f"hints.fix, dp 4, leaves 4 of 8 devices {LEFT_IDLE}",))
+    assert dict(summary(fixed))["devices"] == "4 of 8: the degrees in hints.fix leave the others idle"
 
 
 def test_summary(plan: Plan) -> None:
