@@ -246,7 +246,8 @@ def _grown(problem: Problem, trials: _Trials) -> Remedy | None:
     The first sizes are tried one by one, the next ones by doubling and then halving the interval.
     """
     batch = problem.training.global_batch
-    sizes = [s for s in _sizes(problem.cluster) if gcd(_devices(problem.cluster, *s), batch) > 1 or batch == 1]
+    # Replicas want a number of devices that shares a factor with the batch; tensor parallelism takes any even number.
+    sizes = [s for s in _sizes(problem.cluster) if gcd(_devices(problem.cluster, *s), 2 * batch) > 1 or batch == 1]
     found: Remedy | None = None
     low, high = -1, 0
     while found is None and low < len(sizes) - 1:

@@ -195,6 +195,15 @@ def test_nothing_fits_says_by_how_much_and_what_helps(gpt, searcher):
     assert "such devices" in caught.value.repair
 
 
+def test_more_devices_that_help_need_not_divide_the_batch(gpt):
+    """An odd batch, such as a prime one, has no factor in common with 2 devices, which a pipeline of 2 still uses."""
+    large = gpt(layers=2, hidden=8192, heads=64, seq=128, vocab=8192)
+    with pytest.raises(NothingFits) as caught:
+        search(problem(large, "1xV100-32GB", 127), Budget.parse(30), searcher="expert")
+    assert search(problem(large, "1x2xV100-32GB", 127), Budget.parse(30), searcher="expert").plan.estimate.fits
+    assert "2 such devices (1x2xV100-32GB)" in caught.value.repair
+
+
 def test_unknown_searcher(gpt):
     with pytest.raises(ProblemError) as caught:
         search(problem(gpt()), Budget.parse(1), searcher="oracle")
