@@ -11,7 +11,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from automap.errors import ProblemError
-from automap.globs import matches_operator
+from automap.globs import matches_operator, select
 from automap.hints import MAX_GLOBS, Hints
 from automap.records import to_json
 from ir.frozen import backward_share, freeze, names_in_file
@@ -76,8 +76,23 @@ def with_costs(graph: Graph, hints: Hints) -> Graph:
         operators.append(op)
     for glob in hints.costs:
         if glob not in used:
-            raise names_nothing(f"hints.costs.{glob}", glob, graph)
+            raise _unused(glob, list(hints.costs), graph)
     return replace(graph, operators=tuple(operators)) if used else graph
+
+
+def _unused(glob: str, globs: Sequence[str], graph: Graph) -> ProblemError:
+    """The error for a glob of costs that no operator takes its cost from: for one before it, or as it names modules."""
+    field, names = f"hints.costs.{glob}", [op.name for op in graph.operators]
+    own = next((name for name in names if matches_operator(glob, name)), None)
+    if own is not None:
+        first = next(g for g in globs if matches_operator(g, own))
+        repair = f"Of several that match, the first counts: write it before {first!r}, or leave it out."
+        return ProblemError("its operators have the cost of one before it", field=field, value=glob, repair=repair)
+    within = select(glob, names)
+    if within:
+        repair = f"A cost is that of each operator: name operators by a glob, such as {within[0]!r}."
+        return ProblemError("names modules, and no operator", field=field, value=glob, repair=repair)
+    return names_nothing(field, glob, graph)
 
 
 def names_nothing(field: str, glob: str, graph: Graph) -> ProblemError:

@@ -1,9 +1,12 @@
+import re
+
 import pytest
 
 from automap.cluster import parse_cluster
 from automap.errors import ClusterError, ProblemError
 from automap.problem import Problem, trainers
 from automap.space.space import PlanSpace
+from ir import zoo
 
 
 def build(graph, *, cluster="2x2xA100", hints=None, **training):
@@ -94,5 +97,17 @@ def test_the_first_cost_that_names_an_operator_counts(mlp):
 
     assert flops(name, "**") == 1
     # Behind a glob that matches it the name would say nothing, which is refused.
-    with pytest.raises(ProblemError, match="no operator has such a name"):
+    with pytest.raises(ProblemError, match="have the cost of one before it") as refused:
         flops("**", name)
+    assert "write it before '**'" in refused.value.repair
+
+
+def test_a_cost_of_a_module_is_refused_with_the_name_of_an_operator_in_it():
+    graph = zoo.build("gpt:layers=2,hidden=64,heads=4,seq_len=32,vocab_size=128")
+    training = {"global_batch": 64}
+    with pytest.raises(ProblemError, match="names modules, and no operator") as refused:
+        Problem.build(graph, "8xA100-80GB", training, {"costs": {"h.1": {"flops": 1.0}}})
+    named = re.search(r"such as '(h\.1\..*)'", refused.value.repair)[1]
+    assert Problem.build(graph, "8xA100-80GB", training, {"costs": {named: {"flops": 1.0}}})
+    with pytest.raises(ProblemError, match="no operator has such a name"):
+        Problem.build(graph, "8xA100-80GB", training, {"costs": {"h.7": {"flops": 1.0}}})
