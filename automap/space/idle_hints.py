@@ -15,7 +15,8 @@ _FREE_OF = {
 
 def idle_hints(plan: Plan, hints: Hints) -> tuple[str, ...]:
     """One sentence for each of `hints.fix.recompute`, `hints.fix.schedule` and the shardings of constraints that the
-    plan obeys without any effect, and for a `hints.fix.dp` whose ranks are no replicas."""
+    plan obeys without any effect, for a `hints.fix.dp` whose ranks are no replicas, and for a
+    `hints.fix.ep` whose ranks split no experts."""
     found = []
     mode, schedule = hints.fix.recompute, hints.fix.schedule
     if mode in _FREE_OF and not any(stage.recompute for stage in plan.stages):
@@ -30,6 +31,11 @@ def idle_hints(plan: Plan, hints: Hints) -> tuple[str, ...]:
         ask = 'the constraint {"scope": "**", "replicate": true} asks for replicas'
         found.append(
             f"hints.fix.dp, {hints.fix.dp}, has ranks that split no samples: what they split is priced faster; {ask}"
+        )
+    if (hints.fix.ep or 1) > 1 and not any("ep" in degrees.expert_axes for degrees in plan.degrees):
+        ask = 'a constraint with "sharding": {"ep": "S(0)"} on the operators of the experts asks for that'
+        found.append(
+            f"hints.fix.ep, {hints.fix.ep}, has ranks that split no experts: what they do is priced faster; {ask}"
         )
     sizes = {axis: max(dict(stage.mesh).get(axis, 1) for stage in plan.stages) for axis in ("dp", "cp", "ep", "tp")}
     for number, constraint in enumerate(hints.constraints):

@@ -62,6 +62,23 @@ def test_ranks_of_dp_that_are_no_replicas():
     assert not texts
 
 
+def test_ranks_of_ep_that_split_no_experts():
+    """Where the weights of experts are small, other axes split them at a lower price."""
+    graph = zoo.build("moe:layers=4,hidden=1024,heads=8,experts=8,seq_len=1024,vocab_size=512")
+
+    def found(*constraints):
+        hints = {"fix": {"ep": 4, "tp": 2}, "constraints": list(constraints)}
+        plan = search_offer(Problem.build(graph, "8xA100-80GB", {"global_batch": 64}, hints), Budget.parse(200)).plan
+        return plan, [text for text in plan.warnings if text.startswith("hints.")]
+
+    plan, (text,) = found()
+    assert "ep" not in plan.degrees[0].expert_axes
+    assert text.startswith("hints.fix.ep, 4, has ranks that split no experts")
+    plan, texts = found({"scope": "layers.*.mlp.experts", "sharding": {"ep": "S(0)"}})
+    assert "ep" in plan.degrees[0].expert_axes
+    assert not texts
+
+
 def test_a_cost_that_says_nothing_is_refused():
     with pytest.raises(ProblemError, match="an empty cost") as caught:
         Problem.build(zoo.build(GPT), parse_cluster("1xA100"), {"global_batch": 16}, {"costs": {"*": {}}})
