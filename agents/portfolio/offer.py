@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agents.portfolio.any_trainer import WORTH_TELLING, AnyTrainer, search_any, set_aside
@@ -146,6 +147,14 @@ class _Told:
         told = self._found(progress)
         self.reached = told.members
         self._on_progress(told)
+
+
+def _least(*records: Mapping[str, float | None]) -> dict[str, float | None]:
+    """The best step time of each searcher in several searches; None where it has found no plan in any of them."""
+    return {
+        name: min((s for record in records if (s := record.get(name)) is not None), default=None)
+        for name in dict.fromkeys(itertools.chain(*records))
+    }
 
 
 def _on_all_devices(found: SearchResult, lift: Lift, problem: Problem) -> SearchResult:
@@ -322,6 +331,7 @@ class _Found:
             fastest_s=fastest_s if _step_s(offer.plan) > fastest_s else None,
             proven=own.proven and all(proofs.values()),
             lower_bound_s=min(fastest_s, max(least, offer.plan.estimate.lower_bound_s)),
+            searchers=_least(own.searchers, *(other.searchers for other in others)),
             history=history(self._by_searcher()),
             num_decisions=offer.num_decisions,
             num_operator_decisions=offer.num_operator_decisions,

@@ -218,6 +218,17 @@ def test_a_search_with_time_for_it_looks_at_three_parts():
     assert divided(Budget(evaluations=3), 0.0, (0.25,), 0.01) == (Budget(evaluations=3),)
 
 
+def test_what_a_searcher_reached_is_also_what_it_reached_on_a_part():
+    # 11 devices are no good: the search on 10 of them finds the plan.
+    result = search_offer(build("vgg16", "11x1xP100-16GB@10Gbit", 96), Budget.parse(60), searchers=WHO, tie=0.0)
+    found = result.plan.search
+    assert len({d for stage in result.plan.stages for d in parse_devices(stage.devices)}) < 11
+    assert min(s for s in found.searchers.values() if s is not None) == pytest.approx(step_s(result.plan))
+    assert set(WHO) == set(found.searchers) >= set(found.history)
+    for name, moments in found.history.items():
+        assert found.searchers[name] == moments[-1][1]
+
+
 @pytest.mark.slow
 def test_a_faster_part_is_searched_long_enough():
     gpt = "gpt:layers=12,hidden=1024,heads=16,seq_len=1024"
