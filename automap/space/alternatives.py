@@ -8,12 +8,12 @@ is therefore told first where it is not what the plan costs. Units: seconds.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 from automap.errors import PlanError, UserError
-from automap.plan import Estimate, Sync
+from automap.plan import Estimate, Plan, Sync
 from automap.price.estimate import estimate_lowered, estimated
 from automap.price.evaluator import Evaluator
 from automap.price.local_sgd import cheapest, evaluate_plan
@@ -49,7 +49,12 @@ class Alternative:
     """Where and by how much it does not fit into memory; None if it fits."""
 
 
-def alternatives(lowered: LoweredPlan, evaluator: Evaluator, sync: Sync = SYNCHRONOUS) -> tuple[Alternative, ...]:
+def alternatives(
+    lowered: LoweredPlan,
+    evaluator: Evaluator,
+    sync: Sync = SYNCHRONOUS,
+    beyond: Callable[[Plan], Set[str]] = lambda plan: frozenset(),
+) -> tuple[Alternative, ...]:
     """The degrees of a plan alone, where they are not the plan, and then the nearest choices to either side of each
     degree: the fastest first, and those that do not fit last.
 
@@ -58,13 +63,17 @@ def alternatives(lowered: LoweredPlan, evaluator: Evaluator, sync: Sync = SYNCHR
     Args:
         lowered: a plan of the evaluator's problem; none come back where no strategy is like it.
         sync: how its replicas stay together.
+        beyond: what of a plan its trainer cannot do, in words; choices of which it cannot do more than of the degrees
+            alone are left out.
     """
     strategy, kind = nearest(lowered, evaluator), sync.kind
     try:
-        alone, _ = _priced(strategy, kind, evaluator)
+        degrees = hand_made(evaluator, strategy)
+        alone, _ = _priced(degrees, kind, evaluator)
     except UserError:
         return ()
     now_s = evaluate_plan(replace(to_plan(lowered, evaluator), sync=sync), lowered, evaluator).step_time_s
+    own = beyond(to_plan(degrees, evaluator))
     found = {}
     if abs(alone.step_time_s - now_s) > TOLD * now_s:
         found[ALONE] = Alternative(ALONE, alone.step_time_s, alone.step_time_s - now_s, shortage(alone))
@@ -73,12 +82,15 @@ def alternatives(lowered: LoweredPlan, evaluator: Evaluator, sync: Sync = SYNCHR
             if other == strategy:
                 continue
             try:
-                estimate, found_kind = _priced(other, kind, evaluator)
+                changed = hand_made(evaluator, other)
+                estimate, found_kind = _priced(changed, kind, evaluator)
             except UserError:
                 continue
             about = in_words(strategy, other, evaluator.problem.cluster.num_devices)
             if not about:
                 break
+            if not beyond(to_plan(changed, evaluator)) <= own:
+                continue
             about += f", {found_kind}" if found_kind != kind else ""
             more_s = estimate.step_time_s - now_s
             found[about] = Alternative(about, estimate.step_time_s, more_s, shortage(estimate))
@@ -88,9 +100,8 @@ def alternatives(lowered: LoweredPlan, evaluator: Evaluator, sync: Sync = SYNCHR
     )
 
 
-def _priced(strategy: Strategy, kind: SyncKind, evaluator: Evaluator) -> tuple[Estimate, SyncKind]:
-    """The estimate of a strategy with the cheapest variant of a sync mode, or synchronous where it cannot have that."""
-    lowered = hand_made(evaluator, strategy)
+def _priced(lowered: LoweredPlan, kind: SyncKind, evaluator: Evaluator) -> tuple[Estimate, SyncKind]:
+    """The estimate of a plan with the cheapest variant of a sync mode, or synchronous where it cannot have that."""
     if kind != "synchronous":
         plan = to_plan(lowered, evaluator)
         with contextlib.suppress(PlanError):
@@ -125,7 +136,11 @@ def _runs(strategy: Strategy, evaluator: Evaluator) -> Iterator[list[Strategy]]:
     sizes = divisors(devices)
     for name in ("tp", "pp", "cp", "ep"):
         now = getattr(strategy, name)
-        yield [changed(name, size) for size in sizes if size > now][:TRIED]
+        more = [changed(name, size) for size in sizes if size > now][:TRIED]
+        if name == "tp" and now == 1:
+            # Some trainers split weights only with the sequence between them.
+            more = [one for tp in more for one in (tp, plain(replace(tp, sequence_parallel=True)))]
+        yield more
         yield [changed(name, size) for size in reversed(sizes) if size < now][:TRIED]
     yield [changed("micro_batch", count) for count in samples(devices) if count > strategy.micro_batch][:TRIED]
     yield [changed("micro_batch", count) for count in reversed(samples(devices)) if count < strategy.micro_batch][

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from automap.comparisons import Change
 from automap.errors import PlanError, one_of
 from automap.records import to_json
+from automap.targets import ANY
 from service.command.estimation import own_problem, page, read_plan
 from service.jobs.run_job import JobRequest
 from service.priced import priced_anew
@@ -36,11 +37,17 @@ def explain_file(data: bytes, request: JobRequest, path: Path) -> tuple[Plan, tu
     from automap.price.evaluator import Evaluator
     from automap.price.plan_reader import lower_plan
     from automap.space.alternatives import alternatives
+    from automap.verify import Verifier
 
     plan = read_plan(path)
     evaluator = Evaluator(own_problem(data, request, plan))
     lowered = lower_plan(plan, evaluator)
-    return annotate(plan, lowered, evaluator), alternatives(lowered, evaluator, plan.sync)
+    verifier, target = Verifier(evaluator.problem), plan.training.target
+
+    def beyond(one: Plan) -> set[str]:
+        return set() if target == ANY else {fault.what for fault in verifier.beyond(one, target)}
+
+    return annotate(plan, lowered, evaluator), alternatives(lowered, evaluator, plan.sync, beyond)
 
 
 def draw_file(data: bytes, request: JobRequest, path: Path, output: Path, picture: str | None) -> None:

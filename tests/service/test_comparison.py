@@ -103,6 +103,32 @@ def test_every_alternative_is_what_estimate_says(plans: list[str], capsys: pytes
     assert page.count("\ninstead   ") == len(alternatives)
 
 
+def test_choices_are_those_of_the_trainer_that_the_plan_was_searched_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Megatron-LM has ZeRO 0 and 1 and the schedules 1F1B and interleaved (docs/exports.md)."""
+    path = tmp_path / "plan.json"
+    fixed = tmp_path / "hints.json"
+    fixed.write_text('{"fix": {"tp": 2, "pp": 2, "dp": 2, "num_micro_batches": 8, "schedule": "1f1b", "zero": 0}}')
+    words = ["--target", "megatron-core", "--budget", "20", "--hints", str(fixed), "-o", str(path)]
+    assert main(["search", *WORDS, *words]) == 0
+    capsys.readouterr()
+    own = {one["about"] for one in shown(capsys, "explain", str(path), GPT)["alternatives"]}
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "training": {**document["training"], "target": "any"}}))
+    every = {one["about"] for one in shown(capsys, "explain", str(path), GPT)["alternatives"]}
+    beyond = {"ZeRO 0 → 2", "ZeRO 0 → 3", "schedule 1f1b → gpipe", "schedule 1f1b → zb1p", "schedule 1f1b → zb2p"}
+    assert beyond <= every and not beyond & own
+    assert {"ZeRO 0 → 1", "recompute none → full", "chunks of a pipeline rank 1 → 2"} <= own
+    assert any(about.startswith("tensor parallel 2 → 4") for about in own)
+    # Megatron-LM splits weights with the sequence between them.
+    fixed.write_text('{"fix": {"tp": 1, "pp": 2, "dp": 4, "num_micro_batches": 8, "schedule": "1f1b", "zero": 0}}')
+    assert main(["search", *WORDS, *words]) == 0
+    capsys.readouterr()
+    own = {one["about"] for one in shown(capsys, "explain", str(path), GPT)["alternatives"]}
+    assert "tensor parallel 1 → 2, sequence parallel off → on, replicas 4 → 2" in own
+
+
 def test_the_limit_that_is_near_is_named(plans: list[str]) -> None:
     plan = Plan.from_json(json.loads(Path(plans[0]).read_text()))
     assert plan.estimate is not None
