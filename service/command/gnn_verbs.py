@@ -160,7 +160,9 @@ def profile(
         say(f"{label:9} {text}", err=True)
     if output is None:
         print_json(found.problem.to_json())
+        return
     _write(output, found.problem.to_json())
+    say(f"problem   {output}", err=True)
 
 
 def _seconds(text: str) -> float | None:
@@ -240,7 +242,9 @@ def export(
         say(f"warning   {line}", err=True)
     if output is None:
         print_json(found)
+        return
     _write(output, found)
+    say(f"wrote     {output}")
 
 
 @app.command()

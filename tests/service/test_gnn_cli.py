@@ -18,7 +18,7 @@ def test_the_example_becomes_a_plan_and_a_launch_list(tmp_path, capsys):
     assert json.loads(plan.read_text())["schema"] == "automap.gnn-plan/1"
     assert main(["gnn", "export", str(plan), str(EXAMPLE), "--style", "pyg", "-o", str(launch)]) == 0
     assert json.loads(launch.read_text())["style"] == "pyg"
-    capsys.readouterr()
+    assert f"wrote     {launch}" in capsys.readouterr().out
     assert main(["gnn", "trial", str(plan), str(EXAMPLE), "--iterations", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["measured"]["iteration_s"] > 0.9 * found["predicted"]["iteration_s"]
@@ -50,7 +50,8 @@ def test_a_graph_becomes_a_problem_that_is_searched(tmp_path, capsys):
     problem = tmp_path / "problem.json"
     made = ["2000x8", "--batch", "50", "--fan-outs", "4,3", "--iterations", "4", "-o", str(problem)]
     assert main(["gnn", "profile", *made]) == 0
-    assert "2,000 nodes" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "2,000 nodes" in said and f"problem   {problem}" in said
     assert main(["gnn", "search", str(problem), "--budget", "20", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == "automap.gnn-plan/1"
     for option, value in (("fan-outs", "four"), ("fan-outs", "5,²"), ("train-s", "soon")):
