@@ -128,12 +128,17 @@ def _repeated(stage: Stage, degrees: Degrees) -> str:
 
 
 def _shares(plan: Plan) -> list[str]:
-    """Least and most samples of a rank, if not all ranks have equally many."""
+    """Least and most samples of a rank, if not all groups of the first batch axis have equally many.
+
+    The other batch axes split the samples of a group as evenly as they can.
+    """
     found: set[int] = set()
-    for stage in plan.stages:
-        ranks = dict(stage.mesh).get(stage.batch_axes[0], 1) if stage.batch_axes else 1
-        share, more = divmod(plan.samples_per_micro_batch, ranks)
-        found |= set(stage.batch_shares or ((share, share + 1) if more else ()))
+    for stage, degrees in zip(plan.stages, _degrees(plan), strict=True):
+        sizes, uses = dict(stage.mesh), degrees.axes if degrees else {}
+        share, more = divmod(plan.samples_per_micro_batch, sizes.get(stage.batch_axes[0], 1) if stage.batch_axes else 1)
+        within = math.prod(sizes.get(axis, 1) for axis in stage.batch_axes[1:] if uses.get(axis, "data") == "data")
+        for samples in stage.batch_shares or ((share, share + 1) if more else ()):
+            found |= {samples // within, -(-samples // within)}
     return [f"{min(found)} to {max(found)} samples a rank"] if found else []
 
 

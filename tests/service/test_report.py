@@ -93,6 +93,9 @@ def test_an_axis_is_named_by_what_it_does(plan: Plan) -> None:
     tensor = of(("dp", 4), ("tp", 2), shardings=columns, batch_axes=("dp", "tp"), uses={"dp": "tensor"})
     assert tensor == "2 replicas × tensor parallel 4 · 1 micro-batch of 64"
     assert of(("dp", 8), samples=60) == "8 replicas · 1 micro-batch of 60 · 7 to 8 samples a rank"
+    # A rank has what its group has, shared with the others of the group: 127 samples on 8 devices are 15 or 16 each.
+    groups = of(("dp", 2), ("ep", 4), batch_axes=("dp", "ep"), samples=127)
+    assert groups == "8 replicas in 2 groups of 4 · 1 micro-batch of 127 · 15 to 16 samples a rank"
     lost = of(("ep", 8), batch_axes=(), uses={"ep": "repeated"}, spread="ep")
     assert lost.startswith("experts over 8 × all other work repeated by 8")
     split = {"h.*.experts": {"ep": AxisSharding(inputs=("S(0)",), outputs=("S(0)",))}}
