@@ -60,16 +60,21 @@ def search(
             should_stop=interrupted,
         )
         stopped = interrupted()
-    _write(output, plan.to_json())
-    if as_json:
-        print_json(plan.to_json())
-    else:
-        _show(plan)
-        if output is not None:
-            say(f"plan      {output}")
+    show_placement(plan, output, as_json=as_json)
     if stopped:
         say("automap: interrupted: this is the best placement so far", err=True)
         raise typer.Exit(130)
+
+
+def show_placement(plan: GnnPlan, output: Path | None, *, as_json: bool) -> None:
+    """Prints a plan and writes it to a file, if there is one."""
+    _write(output, plan.to_json())
+    if as_json:
+        print_json(plan.to_json())
+        return
+    _show(plan)
+    if output is not None:
+        say(f"plan      {output}")
 
 
 def _show(plan: GnnPlan) -> None:

@@ -19,7 +19,8 @@ from service.jobs.run_job import MOST_WORKERS
 from service.problems import RemoteError
 
 if TYPE_CHECKING:
-    from automap.plan import Plan
+    from pathlib import Path
+
     from service.client import AutomapClient
 
 app = typer.Typer()
@@ -121,7 +122,8 @@ def submit(
         )
         if not detach:
             say(f"job {document['id']}", err=True)
-            found = _followed(client, document["id"])
+            _follow(client, document["id"])
+            found = client.plan(document["id"])
     if not detach:
         show_plan(found, output, as_json=as_json)
     elif as_json:
@@ -150,8 +152,8 @@ def status(
 def watch(job: JobArgument, url: UrlOption = URL, output: OutputOption = None, as_json: JsonOption = False) -> None:
     """Follows a job to its end and shows its plan."""
     with _client(url) as client:
-        found = _followed(client, job)
-    show_plan(found, output, as_json=as_json)
+        _follow(client, job)
+        _show_plan_of(client, job, output, so_far=False, as_json=as_json)
 
 
 @app.command()
@@ -184,15 +186,28 @@ def plan(
 ) -> None:
     """Fetches the plan of a job that succeeded."""
     with _client(url) as client:
-        found = client.plan(job, so_far=so_far)
-    show_plan(found, output, as_json=as_json)
+        _show_plan_of(client, job, output, so_far=so_far, as_json=as_json)
 
 
 # What they share
 
 
-def _followed(client: AutomapClient, job_id: str) -> Plan:
-    """The plan of a job whose progress is shown until it ends.
+def _show_plan_of(client: AutomapClient, job_id: str, output: Path | None, *, so_far: bool, as_json: bool) -> None:
+    """Shows the plan of a job, which is a placement if the job is one of distributed GNN training."""
+    if _is_gnn(client.job(job_id)):
+        from service.command.gnn_verbs import show_placement
+
+        show_placement(client.gnn_plan(job_id), output, as_json=as_json)
+    else:
+        show_plan(client.plan(job_id, so_far=so_far), output, as_json=as_json)
+
+
+def _is_gnn(job: Mapping[str, Any]) -> bool:
+    return job["request"] is not None and job["request"].get("gnn") is not None
+
+
+def _follow(client: AutomapClient, job_id: str) -> None:
+    """Shows the progress of a job until it ends.
 
     Raises:
         UserError, RemoteError: what became of the job otherwise; see `AutomapClient.wait`.
@@ -207,7 +222,6 @@ def _followed(client: AutomapClient, job_id: str) -> Plan:
             else:
                 show(told["state"], 1.0 if event.ends else 0.0, 0, None)
     client.wait(job_id)
-    return client.plan(job_id)
 
 
 def _job_line(job: Mapping[str, Any]) -> str:
@@ -215,7 +229,10 @@ def _job_line(job: Mapping[str, Any]) -> str:
     if request is None:
         return f"{job['id']}  {job['state']:9}  {job['problem']['detail']}"
     place = request["cluster"] if isinstance(request["cluster"], str) else request["cluster"].get("name", "")
-    text = f"{job['id']}  {job['state']:9}  {request['model']['name'] or job['model_id'][:12]} on {place}"
+    what = f"{request['model']['name'] or job['model_id'][:12]} on {place}"
+    if _is_gnn(job):
+        what = f"GNN training on {len(request['gnn']['machines'])} machines"
+    text = f"{job['id']}  {job['state']:9}  {what}"
     return text + (f"  {job['problem']['detail']}" if job["problem"] else "")
 
 

@@ -1,6 +1,8 @@
 """Jobs of the kind `gnn`: from the request to the plan, and what is refused."""
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +16,7 @@ from automap.gnn.plan import GnnPlan
 from automap.gnn.simulator import Simulator
 from service.async_client import AsyncAutomapClient
 from service.client import AutomapClient
+from service.command.main import main
 
 PROBLEM = make_problem(Shape(machines=3, workers=2, samplers=1))
 
@@ -52,6 +55,23 @@ def test_both_clients_submit_a_problem_and_read_its_plan(api: httpx.Client, clie
 
     other = asyncio.run(ask())
     assert (other.placement, other.priorities, other.estimate) == (plan.placement, plan.priorities, plan.estimate)
+
+
+def test_the_command_line_follows_a_job_and_fetches_its_plan(
+    api: httpx.Client, client: redis.Redis, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--url", str(api.base_url)]
+    with AutomapClient(str(api.base_url)) as own:
+        job = own.submit_gnn(PROBLEM, budget=10)["id"]
+        service_work.run(job, client)
+        plan = own.gnn_plan(job)
+    assert main(["status", job, *where]) == 0
+    assert capsys.readouterr().out.split() == [job, "succeeded", *["GNN", "training", "on", "3", "machines"]]
+    for verb in ("watch", "plan"):
+        path = tmp_path / f"{verb}.json"
+        assert main([verb, job, *where, "-o", str(path)]) == 0
+        assert f"iteration {plan.estimate.iteration_s:.4g} s" in capsys.readouterr().out
+        assert GnnPlan.from_json(json.loads(path.read_text())) == plan
 
 
 def test_a_request_that_comes_twice_is_one_job(api: httpx.Client) -> None:
