@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
+from agents.gnn.baselines import BASELINES
 from agents.gnn.enumeration import simulation_s
 from agents.searcher import Budget
 from automap.arrays import Ints
@@ -63,7 +64,7 @@ class Closing(NamedTuple):
         return one_s * (judged + self.draws * (1.0 + len(self.rules) * units(self.policies)))
 
 
-RULES = ("random", "co-location", "greedy packing")
+RULES = tuple(BASELINES)
 CLOSINGS = (
     Closing(8, 4, ("fair", "fifo", "srpt", "coflow"), ("fifo", "fair", "srpt"), RULES),
     Closing(8, 4, ("fifo", "srpt", "coflow"), ("fifo", "srpt"), RULES),

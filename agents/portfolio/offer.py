@@ -138,10 +138,8 @@ class _Told:
 
     def __init__(self, on_progress: OnProgress, done: float, share: float, before: Before, lift: Lift) -> None:
         self.reached, self.lift = before.reached, lift
-        self._on_progress, self._found = (
-            on_progress,
-            functools.partial(scaled_on_part, done=done, share=share, before=before, lift=lift),
-        )
+        self._on_progress = on_progress
+        self._found = functools.partial(scaled_on_part, done=done, share=share, before=before, lift=lift)
 
     def __call__(self, progress: Progress) -> None:
         told = self._found(progress)

@@ -28,11 +28,11 @@ MOST_KINDS = 3
 """Kinds of devices of which all sets are parts; of more, the fastest ones are. Templates of all ten sets of four kinds
 took 24 s for T5-large on 32 devices, where the fastest two are the best part."""
 
-Part = tuple[Cluster, tuple[int, ...]]
+Within = tuple[Cluster, tuple[int, ...]]
 """A part as a cluster of its own, and [devices of the part] the number of each in the whole cluster."""
 
 
-def clusters_within(cluster: Cluster, batch: int) -> Iterator[tuple[Cluster, tuple[int, ...]]]:
+def clusters_within(cluster: Cluster, batch: int) -> Iterator[Within]:
     """Equal whole hosts, devices of one host, or all hosts of some kinds, as clusters with their devices' numbers.
 
     The numbers of hosts and of devices are divisors of those of the cluster, the largest number that divides the batch,
@@ -148,7 +148,7 @@ def _counts(number: int, batch: int) -> set[int]:
     return found
 
 
-def filled_within(cluster: Cluster, batch: int, fix: Fix) -> Iterator[Part]:
+def filled_within(cluster: Cluster, batch: int, fix: Fix) -> Iterator[Within]:
     """Parts that plans with the fixed degrees can fill, where these do not divide the number of devices.
 
     Those of `clusters_within` whose devices they divide; and of every kind of part the largest: equal whole hosts, some
@@ -168,7 +168,7 @@ def filled_within(cluster: Cluster, batch: int, fix: Fix) -> Iterator[Part]:
             yield part, devices
 
 
-def _largest(cluster: Cluster, unit: int, tp: int) -> Iterator[Part]:
+def _largest(cluster: Cluster, unit: int, tp: int) -> Iterator[Within]:
     """The largest parts of each kind whose devices `unit` divides, and the smallest, which all degrees together may
     fill; see `filled_within`."""
     for group in groups_of(cluster):
@@ -178,7 +178,7 @@ def _largest(cluster: Cluster, unit: int, tp: int) -> Iterator[Part]:
         if count and count * size < cluster.num_devices:
             devices = group.devices(count, size)
             yield within(cluster, (replace(node, count=count),), devices), devices
-        each = min(size - 1, size // unit * unit) // unit * unit
+        each = (size - 1) // unit * unit
         if each:
             devices = group.devices(1, each)
             yield within(cluster, (replace(node, count=1, num_devices=each),), devices), devices
@@ -190,7 +190,7 @@ def _largest(cluster: Cluster, unit: int, tp: int) -> Iterator[Part]:
         yield _fastest_hosts(cluster, number)
 
 
-def _fastest_hosts(cluster: Cluster, number: int) -> Part:
+def _fastest_hosts(cluster: Cluster, number: int) -> Within:
     """So many devices of the fastest hosts, of the last one perhaps only some."""
     speed = [max(cluster.devices[host.device].peak_TFLOPs.values()) for host in cluster.hosts]
     taken = [0] * len(speed)
