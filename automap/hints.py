@@ -87,7 +87,7 @@ class Fix:
     none."""
     ep: Count | None = None
     """Size of the axis between dp and tp that splits the experts of a layer, and the batch of all other operators
-    (expert parallelism); 1 for none, and then no other axis splits experts."""
+    (expert parallelism); 1 for none. Products of experts are split by experts over no other axis."""
     num_micro_batches: Samples | None = None
     virtual_stages: Annotated[int, Range(1, 65536)] | None = None
     batch_shares: Literal["even", "proportional"] | None = None
@@ -103,6 +103,10 @@ class Fix:
         """The degrees of parallelism that are fixed, by name: a plan has their product of devices, or a multiple."""
         stated = {"dp": self.dp, "tp": self.tp, "pp": self.pp, "cp": self.cp, "ep": self.ep}
         return {name: value for name, value in stated.items() if value is not None}
+
+    def shares_experts(self, experts: int) -> bool:
+        """Whether products of a layer with so many experts are divided by experts over ep, and over no other axis."""
+        return self.ep not in (None, 1) and experts > 0 and experts % (self.ep or 1) == 0
 
     def may_split_batch(self, axis: str) -> bool:
         """Whether operators may split their batch over a mesh axis of this name.

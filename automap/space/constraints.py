@@ -23,7 +23,7 @@ from automap.space.limits import Limits
 from ir.factors import BROADCAST, parse_placement, placement_text
 from ir.graph import Operator
 from ir.linkage import Group
-from ir.operators.experts import COMBINE, DISPATCH, PRODUCT
+from ir.operators.experts import COMBINE, DISPATCH, PRODUCT, num_experts
 
 
 class Constrained:
@@ -256,7 +256,7 @@ class Constrained:
                     if not self._obeys(constraint, unit_type, member, group.assignment[value][position], axis):
                         allowed[value] = False
         fix = self.problem.hints.fix
-        if fix.may_split_batch(axis) and fix.ep != 1:
+        if fix.may_split_batch(axis) and fix.ep is None:
             return allowed
         named = np.zeros(len(group.assignment), dtype=np.bool_)
         for number, lowered in enumerate(group.assignment):
@@ -268,11 +268,15 @@ class Constrained:
         """Whether a signature splits what the name of its axis says, where degrees are fixed (`Fix`)."""
         signature, fix = self.linkage.types[unit_type].signatures[offset][lowered], self.problem.hints.fix
         op, graph = self._operator(unit_type, offset), self.problem.graph
-        if signature.factor is None:
-            return True
-        factor = op.rule.factors[signature.factor]
-        if fix.ep == 1 and op.kind in (DISPATCH, PRODUCT, COMBINE) and factor.name == "e":
+        factor = None if signature.factor is None else op.rule.factors[signature.factor]
+        splits_experts = factor is not None and factor.name == "e"
+        if fix.shares_experts(num_experts(op)):
+            if splits_experts != (axis == "ep"):
+                return False
+        elif fix.ep == 1 and op.kind in (DISPATCH, PRODUCT, COMBINE) and splits_experts:
             return False
+        if factor is None:
+            return True
         if fix.may_split_batch(axis):
             return True
         if factor.is_batch:

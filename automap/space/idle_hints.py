@@ -33,9 +33,9 @@ def idle_hints(plan: Plan, hints: Hints) -> tuple[str, ...]:
             f"hints.fix.dp, {hints.fix.dp}, has ranks that split no samples: what they split is priced faster; {ask}"
         )
     if (hints.fix.ep or 1) > 1 and not any("ep" in degrees.expert_axes for degrees in plan.degrees):
-        ask = 'a constraint with "sharding": {"ep": "S(0)"} on the operators of the experts asks for that'
         found.append(
-            f"hints.fix.ep, {hints.fix.ep}, has ranks that split no experts: what they do is priced faster; {ask}"
+            f"hints.fix.ep, {hints.fix.ep}, has ranks that split no experts: hints.constraints bind the experts to "
+            "something else; leave one of them out"
         )
     sizes = {axis: max(dict(stage.mesh).get(axis, 1) for stage in plan.stages) for axis in ("dp", "cp", "ep", "tp")}
     for number, constraint in enumerate(hints.constraints):

@@ -20,6 +20,7 @@ from automap.verify.reading import Chunk, Violation, layer_operators, num_ranks,
 from ir.graph import Graph
 from ir.layers import layers_of_modules
 from ir.linkage import Group
+from ir.operators.experts import num_experts
 
 
 def check_hints(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[Violation]:
@@ -146,7 +147,7 @@ def _sharded(chunk: Chunk, chunks: Sequence[Chunk], model: Model, named: Sequenc
     constraints = model.problem.hints.constraints
     about = [(n, c) for n, c in enumerate(constraints) if c.replicate or c.split or c.sharding]
     fix = model.problem.hints.fix
-    others = [axis for axis in chunk.sizes if fix.ep == 1 or _is_bound(fix, axis)]
+    others = [axis for axis in chunk.sizes if fix.ep is not None or _is_bound(fix, axis)]
     for number in dict.fromkeys(model.unit_of[i] for i in chunk.operators) if about or others else ():
         unit = model.blocks.units[number]
         for group in model.linkage.types[unit.type].groups:
@@ -221,11 +222,15 @@ def _reason(fix: Fix) -> str:
 def _is_as_named(model: Model, index: int, placed: Placed, axis: str) -> bool:
     """Whether an operator splits over an axis what the axis is called after: tp weights, cp sequences."""
     number, op = model.legal(index)[placed], model.graph.operators[index]
+    fix = model.problem.hints.fix
+    splits_experts = number is not None and op.rule.factors[number].name == "e"
+    if fix.shares_experts(num_experts(op)):
+        if splits_experts != (axis == "ep"):
+            return False
+    elif fix.ep == 1 and splits_experts and op.kind.startswith("automap."):
+        return False
     if number is None:
         return True
-    fix = model.problem.hints.fix
-    if fix.ep == 1 and op.rule.factors[number].name == "e" and op.kind.startswith("automap."):
-        return False
     if not _is_bound(fix, axis):
         return True
     if op.rule.factors[number].is_batch:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from math import prod
 
-from ir.graph import Tensor
+from ir.graph import Operator, Tensor
 from ir.operators.base import Context, Dims, Result, Unsupported, kind
 
 DISPATCH, PRODUCT, COMBINE = "automap.Dispatch", "automap.GroupedMatMul", "automap.Combine"
@@ -87,6 +87,11 @@ def dispatch(ctx: Context) -> Result:
         saved_inputs=(1,),
         attributes={"batch_dim": x.batch_dim or None},
     )
+
+
+def num_experts(op: Operator) -> int:
+    """Number of experts by whose weights an operator multiplies; 0 for all other operators."""
+    return next((f.size for f in op.rule.factors if f.name == "e"), 0) if op.kind == PRODUCT else 0
 
 
 def _is_slots(tensor: Tensor) -> bool:

@@ -62,8 +62,8 @@ def test_ranks_of_dp_that_are_no_replicas():
     assert not texts
 
 
-def test_ranks_of_ep_that_split_no_experts():
-    """Where the weights of experts are small, other axes split them at a lower price."""
+def test_ranks_of_ep_split_the_experts():
+    """Where the weights of experts are small, other axes would split them at a lower price."""
     graph = zoo.build("moe:layers=4,hidden=1024,heads=8,experts=8,seq_len=1024,vocab_size=512")
 
     def found(*constraints):
@@ -71,12 +71,13 @@ def test_ranks_of_ep_that_split_no_experts():
         plan = search_offer(Problem.build(graph, "8xA100-80GB", {"global_batch": 64}, hints), Budget.parse(200)).plan
         return plan, [text for text in plan.warnings if text.startswith("hints.")]
 
-    plan, (text,) = found()
+    plan, texts = found()
+    assert all(degrees.expert_axes == ("ep",) for degrees in plan.degrees)
+    assert not texts
+    # A constraint that asks for something else counts more.
+    plan, (text,) = found({"scope": "layers.*.mlp.experts*", "replicate": True})
     assert "ep" not in plan.degrees[0].expert_axes
     assert text.startswith("hints.fix.ep, 4, has ranks that split no experts")
-    plan, texts = found({"scope": "layers.*.mlp.experts", "sharding": {"ep": "S(0)"}})
-    assert "ep" in plan.degrees[0].expert_axes
-    assert not texts
 
 
 def test_a_cost_that_says_nothing_is_refused():

@@ -9,6 +9,7 @@ import pytest
 from agents import Budget, search
 from automap.cluster import parse_cluster
 from automap.errors import ProblemError
+from automap.hints import Fix
 from automap.plan import Plan
 from automap.problem import Problem
 from automap.space.space import PlanSpace
@@ -113,6 +114,31 @@ def test_without_expert_parallelism_no_axis_spreads_experts():
     plans = [values for values in some(over_tp) if any(f.name == "e" for _, f, _ in splits(over_tp, values, "tp"))]
     assert plans
     assert all(verify(wanted, over_tp.decode(values)) for values in plans)
+
+
+def test_a_fixed_ep_divides_the_experts_over_its_axis_alone():
+    wanted = problem(MOE, ep=2)
+    space, free = PlanSpace(wanted), PlanSpace(problem(MOE))
+    found = {
+        (axis, factor.name)
+        for values in some(space)
+        for axis in space.axes
+        for op, factor, _ in splits(space, values, axis)
+        if op.kind == "automap.GroupedMatMul"
+    }
+    assert ("ep", "e") in found and {axis for axis, name in found if name == "e"} == {"ep"}
+    assert {name for axis, name in found if axis == "ep"} == {"e"}
+    assert all(verify(wanted, space.decode(values)) == () for values in some(space))
+    others = [values for values in some(free) if free.shape(values).middle == 2]
+    told = [(free.decode(values), verify(wanted, free.decode(values))) for values in others]
+    for plan, faults in told:
+        assert bool(faults) or all("ep" in degrees.expert_axes for degrees in plan.degrees)
+    assert any(any("hints.fix.ep" in fault.where for fault in faults) for _, faults in told)
+
+
+def test_a_layer_whose_experts_do_not_divide_over_ep_is_free():
+    assert not Fix(ep=4).shares_experts(6) and Fix(ep=4).shares_experts(8)
+    assert not Fix(ep=4).shares_experts(0) and not Fix(ep=1).shares_experts(8) and not Fix().shares_experts(8)
 
 
 def test_the_verifier_finds_what_is_used_for_something_else():

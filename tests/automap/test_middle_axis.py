@@ -167,7 +167,6 @@ def small() -> PlanSpace:
     fix = {"pp": 1, "tp": 1, "ep": 2, "num_micro_batches": 1, "recompute": "none"}
     constraints = [
         {"scope": "loss", "sharding": {"dp": "P", "ep": "P"}},
-        {"scope": "slots", "replicate": True},
         {"scope": "out", "sharding": {"dp": "S(0)"}},
     ]
     hints = {"fix": fix, "constraints": constraints}
