@@ -11,7 +11,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from ir.alike_order import alike_order
-from ir.build import GraphBuilder, Stated
+from ir.build import SIZED_BY_DATA, GraphBuilder, Stated
 from ir.canonical import canonical
 from ir.errors import ModelError, refuse, too_expensive
 from ir.experts import recognise_experts
@@ -32,6 +32,7 @@ from ir.onnx.rewrites.contributed import with_turns
 from ir.onnx.rewrites.dispatch_masks import DispatchMasks
 from ir.onnx.rewrites.einsum_products import as_product, in_pairs
 from ir.onnx.rewrites.embedding_bags import add_bags
+from ir.onnx.rewrites.expert_layers import EXPERTS, add_experts
 from ir.onnx.rewrites.joined_samples import JoinedSamples
 from ir.onnx.rewrites.loops import Loops
 from ir.onnx.rewrites.masked_writes import MASKED, add_masked
@@ -57,6 +58,8 @@ DTYPE_ATTRIBUTES = {"Cast": "to"} | dict.fromkeys(
 """Kind -> its attribute that is a `TensorProto.DataType`."""
 GEMM_DEFAULTS = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
 """Attributes of Gemm that are left out where they have these values, as some exporters write them and some do not."""
+WHOLE = {BAGS: add_bags, MASKED: add_masked, EXPERTS: add_experts}
+"""Kind -> function that adds the operators of a node of several, from the names of its operands in the builder."""
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError)
 """Exceptions that a file which breaks the rules of ONNX may cause anywhere in the import."""
 
@@ -193,10 +196,10 @@ class _Importer:
             node, inputs = self._as_cast(node, inputs)
         if node.kind == "If":
             self._branch(node, inputs[0], uses)
-        elif node.kind in (BAGS, MASKED):
+        elif node.kind in WHOLE:
             for name in inputs:
                 self.merged.make(name)
-            (add_bags if node.kind == BAGS else add_masked)(self.builder, node, inputs)
+            WHOLE[node.kind](self.builder, node, inputs)
         elif node.kind in LOOPS:
             self.loops.add(node, inputs, uses)
         elif node.kind in SEQUENCES:
@@ -419,11 +422,13 @@ class _Importer:
             builder = self.builder
             stated |= infer(node, inputs, builder.tensors, builder.values, builder.export_batch)
         dims = self.options.get("dims") or {}
+        # As many as the data says are no samples.
+        leading = 0 if node.kind in SIZED_BY_DATA else self.builder.export_batch
         found: list[tuple[tuple[int, ...], str] | None] = []
         for name in node.outputs:
             declared = stated.get(name)
             shape = [
-                size if isinstance(size, int) else dims.get(size, 0 if d else self.builder.export_batch)
+                size if isinstance(size, int) else dims.get(size, 0 if d else leading)
                 for d, size in enumerate((declared and declared.shape) or ())
             ]
             is_known = declared is not None and declared.shape is not None and all(s > 0 for s in shape)

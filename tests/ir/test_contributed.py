@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from ort_oracle import compare
@@ -251,3 +252,17 @@ def test_a_cache_of_keys_is_not_for_training():
     nodes = [node("Attention", ["x", "wide"], ["y", "cache"], domain="com.microsoft", num_heads=4)]
     with pytest.raises(ModelError, match="as it is trained"):
         load(*nodes)
+
+
+def test_a_layout_for_processors_is_refused_by_name():
+    """Its weights have channels of zeros; with declared shapes it would be read as an operator without a price."""
+    nodes = [
+        node("Conv", ["image", "kernel"], ["h"], domain="com.microsoft.nchwc"),
+        node("ReorderOutput", ["h"], ["y"], domain="com.microsoft.nchwc", channels=4),
+    ]
+    model = onnx.load_from_string(written(*nodes))
+    model.graph.value_info.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, ("N", 4, 6, 6)))
+    with pytest.raises(
+        ModelError, match=r"h has images in a layout .* com.microsoft.nchwc.Conv\).*ORT_ENABLE_EXTENDED"
+    ):
+        load_model(model.SerializeToString())

@@ -323,6 +323,24 @@ def test_an_unknown_kind_says_what_to_do(kind, repair):
         load_model(model([node(name, ["x"], ["t"], domain=domain), node("MatMul", ["t", "w"], ["y"])], STORED[:1]))
 
 
+@pytest.mark.parametrize("kind", ["NonMaxSuppression", "Unique"])
+def test_what_the_data_size_is_no_batch(kind):
+    """Also where the file declares the result, whose leading dim is not the number of samples."""
+    given = {"NonMaxSuppression": ["boxes", "scores"], "Unique": ["h"]}[kind]
+    nodes = [
+        node("MatMul", ["x", "w"], ["h"]), node("Unsqueeze", ["h", "places"], ["scores"]), node(kind, given, ["y"]),
+    ]  # fmt: skip
+    graph = helper.make_graph(
+        nodes, "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ("N", 8)),
+         helper.make_tensor_value_info("boxes", TensorProto.FLOAT, ("N", 8, 4))],
+        [helper.make_tensor_value_info("y", TensorProto.INT64, ("found", 3)[: 2 if "boxes" in given else 1])],
+        [weight("w", 8, 8), numpy_helper.from_array(np.array([1]), "places")],
+    )  # fmt: skip
+    with pytest.raises(ModelError, match="the boxes and scores as its outputs" if "boxes" in given else "as the data"):
+        load_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString())
+
+
 def test_all_dims_without_sizes_are_named_at_once():
     data = model([node("Gather", ["e", "x"], ["y"])], [weight("e", 20, 6)], (("x", "batch", "rows", "columns"),))
     with pytest.raises(ModelError, match="--dim rows=128 --dim columns=128") as fault:

@@ -15,6 +15,8 @@ from ir.errors import refuse
 from ir.onnx.readers.nodes import Node
 
 DOMAIN = "com.microsoft."
+PROCESSOR_LAYOUT = "com.microsoft.nchwc."
+"""Domain of kinds whose weights hold further channels of zeros, so that their sizes are not those of the model."""
 ATTENTION_VERSION = 23
 """Version of the standard operator set that has Attention, RMSNormalization and RotaryEmbedding."""
 TURNS = ("transA", "transBatchA", "transB", "transBatchB")
@@ -286,12 +288,19 @@ def standard(nodes: list[Node]) -> list[Node]:
     """The nodes with fused operators replaced by those that they are made of.
 
     Raises:
-        ModelError: a fused operator is one of generation.
+        ModelError: a fused operator is one of generation, or images are laid out for processors.
     """
     found: list[Node] = []
     products = {name for node in nodes if node.kind in ("MatMul", "Gemm") for name in node.outputs}
     precision = next((_precision(node) for node in nodes if node.kind.endswith("LayerNormalization")), {})
     for node in nodes:
+        if node.kind.startswith(PROCESSOR_LAYOUT):
+            raise refuse(
+                f"operator {node.name or node.outputs[0]} has images in a layout for processors",
+                node.kind,
+                "Save the optimised file with graph_optimization_level=ORT_ENABLE_EXTENDED, or hand in the one that the"
+                " exporter wrote.",
+            )
         write = WRITERS.get(node.kind)
         if write is None or not node.outputs:
             found.append(node)
