@@ -1,7 +1,7 @@
-"""Code that leaves out whole blocks at random in training, as LayerDrop and stochastic depth by branches do.
+"""Code that leaves out whole blocks in training: at random, as LayerDrop and stochastic depth do, or by its samples.
 
-Each rank draws for itself. Under ZeRO a rank that leaves out a block gathers no weights of it, and the others wait for
-ever; a stage of a pipeline may end in a block that is left out.
+Each rank draws for itself. Under ZeRO others stand in for what a rank leaves out (`stand_ins`); but a stage of a
+pipeline may end in such a block.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from automap.errors import PlanError
 from automap.runtime.trainer.module_tree import called_parts
@@ -22,6 +23,14 @@ from automap.runtime.trainer.training_graph import scores_of
 
 DRAWS = {torch.rand, torch.rand_like, torch.bernoulli, Tensor.uniform_, Tensor.bernoulli_}
 """Functions whose numbers decide what code leaves out; the modules of dropout draw otherwise."""
+
+
+class Call(NamedTuple):
+    """A call of a block of a network."""
+
+    path: str
+    has_gradient: bool
+    """Whether what it reads gets a gradient."""
 
 
 class _AllAre(TorchFunctionMode):
@@ -36,50 +45,63 @@ class _AllAre(TorchFunctionMode):
         return found.fill_(self._number) if func in DRAWS else found
 
 
-def check_all_run(module: nn.Module, units: Sequence[str], inputs: list[Tensor], names: tuple[str, ...]) -> None:
-    """Refuses a network that runs a block or leaves it out, as random numbers say.
+def order_of_blocks(
+    module: nn.Module, units: Sequence[str], inputs: list[Tensor], names: tuple[str, ...], *, are_all_needed: bool
+) -> list[Call]:
+    """The calls of the blocks of a network, in the order in which its code makes them.
+
+    Those that it leaves out now are behind the ones before them in the network.
 
     Args:
         module: a network in training.
         units: the paths of its blocks.
         inputs: inputs of some samples.
         names: see `scores_of`.
+        are_all_needed: whether to refuse a network that runs a block or leaves it out, as random numbers say.
 
     Raises:
         PlanError: names the block.
     """
     low, high = (_called(module, units, inputs, names, number) for number in (0.0, 1.0))
-    for path in units:
-        if (path in low) != (path in high):
+    for path in units if are_all_needed else ():
+        if any(path == call.path for call in low) != any(path == call.path for call in high):
             raise PlanError(
-                "is left out at random, by each rank for itself, which neither ZeRO nor a pipeline can follow",
+                "is left out at random, by each rank for itself, which no pipeline can follow",
                 field=f"module.{path}", value="a block that does not always run",
-                repair="Set the rate to 0, as in config.layerdrop = 0.0, or search with hints.fix zero 0 and pp 1.",
+                repair="Set the rate to 0, as in config.layerdrop = 0.0, or search with hints.fix pp 1.",
             )  # fmt: skip
+    found = max(low, high, key=len)
+    for number, path in enumerate(units):
+        if all(path != call.path for call in found):
+            before = [place for place, call in enumerate(found) if call.path in units[:number]]
+            place = before[-1] + 1 if before else 0
+            found.insert(place, Call(path, bool(before) or not found or found[0].has_gradient))
+    return found
 
 
 def _called(
     module: nn.Module, units: Sequence[str], inputs: list[Tensor], names: tuple[str, ...], number: float
-) -> set[str]:
-    """The blocks that run where all random numbers are the same; nothing of the network changes."""
-    found: set[str] = set()
+) -> list[Call]:
+    """The calls of blocks where all random numbers are the same; nothing of the network changes."""
+    found: list[Call] = []
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     devices = {x.device for x in inputs if x.device.type != "cpu"}
     with contextlib.ExitStack() as stack:
         for path in units:
             for part in called_parts(module.get_submodule(path)):
-                hook = part.register_forward_pre_hook(functools.partial(_note, found, path))
+                hook = part.register_forward_pre_hook(functools.partial(_note, found, path), with_kwargs=True)
                 stack.callback(hook.remove)
         stack.enter_context(torch.random.fork_rng(devices=list(devices)))
         stack.enter_context(StatisticsKept(module))
-        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.enable_grad())
         stack.enter_context(_AllAre(number))
         scores_of(module, inputs, names)
     for buffer, before in buffers:
         if not torch.equal(buffer, before):
-            buffer.copy_(before)
+            buffer.detach().copy_(before)
     return found
 
 
-def _note(found: set[str], path: str, module: nn.Module, args: Any) -> None:
-    found.add(path)
+def _note(found: list[Call], path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+    has_gradient = any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves((args, kwargs)))
+    found.append(Call(path, has_gradient))

@@ -44,7 +44,7 @@ from automap.runtime.trainer.gradients import (
     sum_gradients,
     tie_groups,
 )
-from automap.runtime.trainer.left_out import check_all_run
+from automap.runtime.trainer.left_out import Call, order_of_blocks
 from automap.runtime.trainer.loss_scaling import LossScale
 from automap.runtime.trainer.losses import (
     IGNORED,
@@ -79,6 +79,7 @@ from automap.runtime.trainer.split_check import (
 )
 from automap.runtime.trainer.split_dropout import alike, drop_independently
 from automap.runtime.trainer.stage_modules import Untraced, cut, prune
+from automap.runtime.trainer.stand_ins import StandIns
 from automap.runtime.trainer.step_data import Indices, check_data
 from automap.runtime.trainer.training_graph import input_names, scores_of
 from automap.runtime.trainer.zero_units import spread_states
@@ -133,11 +134,12 @@ class ModuleTrainer:
         units = unit_paths(module)
         self._inputs = input_names(graph, module)
         self._indices = Indices(graph, has_classes=loss is summed_cross_entropy)
-        if len(plan.stages) > 1 or plan.stages[0].zero.stage:
-            check_all_run(module, units, probe_inputs(graph, module, 2), self._inputs)
+        order, number = list[Call](), len(plan.stages)
+        if number > 1 or plan.stages[0].zero.stage:
+            some = probe_inputs(graph, module, 2)
+            order = order_of_blocks(module, units, some, self._inputs, are_all_needed=number > 1)
         self._split(module, graph, mesh["split"], per_rank)
-        number, ranks = len(plan.stages), self._pipe.size()
-        self._mine = list(range(self._pipe.get_local_rank(), number, ranks))
+        self._mine = list(range(self._pipe.get_local_rank(), number, self._pipe.size()))
         stages, self._names = ([module], []) if number == 1 else self._cut(module, graph)
         self._tie_groups = tie_groups(self._ties, stages, self._pipe.size(), self._columns)
         kept = [stages[n] for n in self._mine]
@@ -148,6 +150,7 @@ class ModuleTrainer:
         self.module = module
         self._replicate(mesh, kept, units)
         self._reached.watch(module, kept)
+        self._stand_ins = [StandIns(stage, order) for stage in kept if self._zero]
         self._stages, self._dropout = kept, traced_dropout(stages)
         self._replicas = trained_apart(plan, mesh["apart"], module)
         self._is_updated = False

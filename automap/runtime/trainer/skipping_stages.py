@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from automap.errors import PlanError
 from automap.runtime.trainer.roles import Roles
 from automap.runtime.trainer.split_check import computes
 from automap.runtime.trainer.stage_modules import handed_on, refuse_cut, sent_on, span_of
@@ -46,6 +47,8 @@ class _Run:
         self.stage = -1
         """-1 = the whole network."""
         self.crossing: Tensor | None = None
+        self.is_taken = False
+        """Whether the unit at the begin of the stage has run, which takes the tensor that crosses."""
         self.borders: list[Border] = []
         self.samples = 0
         self.made: dict[str, list[tuple[Any, list[Any]]]] = {}
@@ -79,7 +82,7 @@ class SkippingStage(nn.Module):
         """From the tensor of the stage before, if there is one, and the model's inputs, to that of this stage."""
         (whole,), run = self._whole, self._run
         run.stage, run.crossing = self._number, handed_on(crossing[0]) if crossing else None
-        run.samples = len(next(iter(inputs.values())))
+        run.is_taken, run.samples = not crossing, len(next(iter(inputs.values())))
         hook = None
         if self._number < len(run.borders):
             unit, is_behind = run.borders[self._number]
@@ -90,13 +93,18 @@ class SkippingStage(nn.Module):
             else:
                 hook = child.register_forward_pre_hook(_end_before, prepend=True, with_kwargs=True)
         try:
-            return scores_of(whole, list(inputs.values()), tuple(inputs))
+            found = scores_of(whole, list(inputs.values()), tuple(inputs))
+            if hook is not None:
+                raise _left_out(run.borders[self._number])
         except _Ended as end:
-            return sent_on(end.crossing)
+            found = sent_on(end.crossing)
         finally:
             run.stage = -1
             if hook is not None:
                 hook.remove()
+        if not run.is_taken:
+            raise _left_out(run.borders[self._number - 1])
+        return found
 
 
 def _end_behind(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -185,11 +193,15 @@ def _guarded(forward: Callable[..., Any], path: str, stage: int, run: _Run, *arg
     begins = run.borders[run.stage - 1] if run.stage else None
     if run.stage == stage:
         if begins == Border(path, is_behind=False):
+            run.is_taken = True
             args, kwargs = _put((args, kwargs), run.crossing)
         return forward(*args, **kwargs)
     (structure, one), (_, two) = run.made[path][:2]
     output = tree_unflatten([_zeros(a, b, run) for a, b in zip(one, two, strict=True)], structure)
-    return _put(output, run.crossing) if begins == Border(path, is_behind=True) else output
+    if begins != Border(path, is_behind=True):
+        return output
+    run.is_taken = True
+    return _put(output, run.crossing)
 
 
 def _put(tree: Any, crossing: Tensor | None) -> Any:
@@ -229,6 +241,13 @@ def _check(stages: Sequence[nn.Module], inputs: Mapping[str, Tensor], wanted: Te
 
 def _different(message: str) -> FinerThanModules:
     return refuse_cut(message, "Blocks must hand on one tensor; use a plan without a pipeline for others.")
+
+
+def _left_out(border: Border) -> PlanError:
+    return PlanError(
+        "is left out by the code for these samples, and a stage of the pipeline ends or begins there",
+        field=f"module.{border.unit}", value="a block that does not always run", repair="Search with hints.fix pp 1.",
+    )  # fmt: skip
 
 
 def drop_weights(module: nn.Module, stages: Sequence[nn.Module]) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from automap.errors import PlanError
-from automap.runtime.trainer.left_out import check_all_run
+from automap.runtime.trainer.left_out import order_of_blocks
 
 
 class Layers(nn.Module):
@@ -34,17 +34,17 @@ def test_a_block_that_code_skips_is_named() -> None:
     units = ["h.0", "h.1", "h.2"]
     x = torch.randn(2, 4)
     for rate, by_code in ((0.0, True), (0.1, False)):
-        check_all_run(Layers(rate, by_code=by_code), units, [x], ())
+        order_of_blocks(Layers(rate, by_code=by_code), units, [x], (), are_all_needed=True)
     for rate in (0.01, 0.99):
         with pytest.raises(PlanError, match=r"layerdrop = 0\.0") as refused:
-            check_all_run(Layers(rate, by_code=True), units, [x], ())
+            order_of_blocks(Layers(rate, by_code=True), units, [x], (), are_all_needed=True)
         assert refused.value.field == "module.h.1"
 
 
 def test_the_check_leaves_nothing_behind() -> None:
     module = Layers(0.0, by_code=True)
     before, numbers = {name: value.clone() for name, value in module.state_dict().items()}, torch.get_rng_state()
-    check_all_run(module, ["h.0"], [torch.ones(2, 4)], ())
+    order_of_blocks(module, ["h.0"], [torch.ones(2, 4)], (), are_all_needed=True)
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert torch.equal(torch.get_rng_state(), numbers)
     assert module.training and not module.h[0]._forward_pre_hooks

@@ -78,3 +78,23 @@ def test_refusals():
     # The code between modules is in neither of them.
     with pytest.raises(PlanError, match="between modules"):
         cut_untraced(Network(), Roles(stages=STAGES, ends=STAGES), [("", "")], data, ())
+
+
+def test_a_border_that_data_leave_out_is_named():
+    """The tensor that crosses would be another one, or none; a block inside of a stage may be left out."""
+
+    class Gated(Network):
+        def forward(self, x):
+            y = self.embed(x)
+            y = self.first(y) if x.max() < 1e6 else y
+            y = self.second(y) if x.max() < 1e3 else y
+            return self.head(y)
+
+    stages, _ = stages_of(Gated())
+    (x,) = data(2)
+    for some in (x, x + 1e4):
+        torch.testing.assert_close(stages[1](stages[0](x=some), x=some), Gated()(some))
+    for given in ([], [stages[0](x=x)]):
+        with pytest.raises(PlanError, match=r"left out by the code for these samples.*pp 1") as refused:
+            stages[len(given)](*given, x=x + 1e7)
+        assert refused.value.field == "module.first"

@@ -1,0 +1,95 @@
+"""A network that leaves out whole blocks as its samples or random numbers say, and what ranks do with it in tests."""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from automap.plan import Plan
+from automap.runtime.trainer import parallelize
+from ir.zoo.net import Net
+
+WIDTH, CLASSES, BATCH, BLOCKS = 8, 5, 8, 4
+STEPS = 3
+AT_RANDOM = "at random"
+
+
+class Gated(nn.Module):
+    """Blocks of which each sees some of the samples: none of those of some ranks, in some steps."""
+
+    def __init__(self, rate=0.0):
+        super().__init__()
+        self.h = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(BLOCKS))
+        self.last, self.rate = nn.Linear(WIDTH, CLASSES), rate
+
+    def forward(self, x):
+        chosen = x[:, :BLOCKS] > 0
+        for number, block in enumerate(self.h):
+            some = chosen[:, number].nonzero()[:, 0]
+            if len(some) and torch.rand([]) >= self.rate:
+                x = x.index_add(0, some, block(x[some]).tanh())
+        return self.last(x)
+
+
+def graph():
+    """Plans need the names of the parameters, and their order."""
+    net = Net()
+    x = net.builder.input("x", (1, WIDTH))
+    for number in range(BLOCKS):
+        x = net.add(x, net.op("Tanh", [net.linear(x, f"h.{number}", WIDTH)]))
+    return net.finish(net.linear(x, "last", CLASSES), loss="cross_entropy")
+
+
+def network(rate=0.0):
+    """Alike in every process."""
+    torch.manual_seed(0)
+    return Gated(rate).double()
+
+
+def batch(step):
+    """Inputs and labels; which blocks a sample sees is written on it, and nobody sees the last one in step 2."""
+    generator = torch.Generator().manual_seed(step)
+    x = torch.rand(BATCH, WIDTH, generator=generator, dtype=torch.float64) + 0.1
+    seen = torch.zeros(BATCH, BLOCKS, dtype=torch.bool)
+    seen[: BATCH // 4, 0] = seen[BATCH // 2 :, 1] = seen[::4, 2] = True
+    seen[-1, 3] = step != 2
+    x[:, :BLOCKS] *= torch.where(seen, 1.0, -1.0)
+    return x, torch.randint(0, CLASSES, (BATCH,), generator=generator)
+
+
+def optimizer_of(parameters):
+    """One that changes weights and moments also where gradients are zero."""
+    return torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.5)
+
+
+def of_one_process():
+    """Losses of all steps, and the loss of an evaluation."""
+    module, found = network(), []
+    optimizer = optimizer_of(module.parameters())
+    for step in range(STEPS):
+        x, labels = batch(step)
+        loss = F.cross_entropy(module(x), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    x, labels = batch(STEPS)
+    return [*found, F.cross_entropy(module(x), labels).item()]
+
+
+def train(documents):
+    """[plans] losses as of one process; of blocks that are left out at random, those of a last step alone."""
+    found = []
+    for document in documents:
+        for rate in (0.0, 0.5):
+            trainer = parallelize(network(rate), Plan.from_json(document), graph())
+            assert not trainer.why
+            torch.manual_seed(dist.get_rank())
+            optimizer, losses = optimizer_of(trainer.parameters()), []
+            for step in range(STEPS):
+                losses.append(trainer.step(*(x[trainer.rows] for x in batch(step))))
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append(trainer.evaluate(*(x[trainer.rows] for x in batch(STEPS)))[0])
+            found.append(losses)
+    return found
