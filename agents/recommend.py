@@ -20,6 +20,7 @@ from agents.sampling.expert import grid_of
 from agents.searcher import Budget, search
 from automap.cluster import MAX_DEVICES, Cluster, parse_cluster
 from automap.errors import ProblemError, UserError, one_of
+from automap.export.baseline import with_stated
 from automap.plan import Plan
 from automap.price.degrees import sequence_length
 from automap.price.estimate import lower_bound_s
@@ -140,7 +141,7 @@ def recommend(
     Args:
         graph: the model.
         clusters: texts of the clusters.
-        training: as in `Problem.build`.
+        training: as in `Problem.build`; what it leaves out is as the file under `hints.baseline` says.
         goals: what a cluster must reach; one whose lower bound is above the longest step is not searched.
         hints: as in `Problem.build`.
         processes: number of processes that rate candidates.
@@ -151,6 +152,7 @@ def recommend(
         UserError: a cluster or a setting is not understood; no candidate meets the goals, and what would.
     """
     found = [_candidate(text, goals.prices) for text in clusters]
+    training = _completed(training, hints or {}, clusters)
     # What is wrong with the settings is wrong on every cluster, so it is found before processes are started.
     Problem.build(graph, clusters[0], training, hints)
     rated: dict[str, Candidate] = {}
@@ -178,6 +180,22 @@ def recommend(
         cheapest=None if cheapest is None else planned(cheapest),
         fastest=planned(min(meeting, key=lambda one: (one.step_time_s, _expense(one)))),
     )
+
+
+def _completed(training: Mapping[str, Any], hints: Mapping[str, Any], clusters: Sequence[str]) -> Mapping[str, Any]:
+    """Training settings with those that the file under `hints.baseline` states, the same on every cluster.
+
+    Raises:
+        PlanError: the file cannot be read.
+        ProblemError: it says the samples of a replica and not of a step, so that each cluster would do other work.
+    """
+    stated = [with_stated(training, hints, parse_cluster(text)) for text in clusters]
+    batches = {str(one.get("global_batch", "nothing")): text for one, text in zip(stated, clusters, strict=True)}
+    if len(batches) > 1:
+        value = ", ".join(f"{batch} on {text}" for batch, text in batches.items())
+        what = "depends on the cluster, because the baseline says the samples of a replica"
+        raise ProblemError(what, field="training.global_batch", value=value, repair="Give the samples of a step.")
+    return stated[0]
 
 
 def _front(candidates: Sequence[Candidate]) -> list[Candidate]:

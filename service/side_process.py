@@ -40,9 +40,8 @@ def check(document: Mapping[str, Any], graph: bytes) -> dict[str, Any]:
     """
     from agents.results.fewer_devices import check_hints
     from automap.hints import Fix
-    from service.jobs.run_job import build_problem, completed
 
-    problem = build_problem(_graph(document, graph), completed(_request(document)))
+    problem = _problem(document, graph)
     if problem.hints.constraints or problem.hints.fix != Fix():
         check_hints(problem)
     return {}
@@ -130,10 +129,12 @@ def _read(graph: bytes, sha256: str) -> Any:
 
 
 def _problem(document: Mapping[str, Any], graph: bytes, plan: Any = None) -> Any:
-    from service.jobs.run_job import build_problem
+    from service.jobs.run_job import build_problem, completed
 
     request = _request(document)
-    if plan is not None:
+    if plan is None:
+        request = completed(request)
+    else:
         request = replace(request, cluster=plan.cluster, training=to_json(plan.training))
     return build_problem(_graph(document, graph), request)
 

@@ -14,7 +14,7 @@ from automap.documents import read_file
 from automap.errors import ModelError, PlanError, ProblemError
 from automap.plan import MEMORY_CLASSES
 from automap.records import to_json
-from service.jobs.run_job import JobRequest, ModelOptions, build_problem, import_graph
+from service.jobs.run_job import JobRequest, ModelOptions, build_problem, completed, import_graph
 from service.priced import hand_made_plan, priced_anew
 from service.report import GIB, head, probability, time_parts
 
@@ -78,11 +78,12 @@ def _evaluator(data: bytes, request: JobRequest) -> Evaluator:
     """
     from automap.price.evaluator import Evaluator
 
-    for name, given in (("cluster", request.cluster), ("global_batch", request.training.get("global_batch"))):
+    batch = request.training.get("global_batch", request.hints.get("baseline"))
+    for name, given in (("cluster", request.cluster), ("global_batch", batch)):
         if given is None:
             repair = f"Give --{name.replace('_', '-')}, or a file by --plan."
             raise ProblemError("missing", field=name, value="nothing", repair=repair)
-    return Evaluator(build_problem(import_graph(data, request), request))
+    return Evaluator(build_problem(import_graph(data, request), completed(request)))
 
 
 def price_configuration(data: bytes, request: JobRequest, stated: Mapping[str, Any], path: Path) -> Plan:

@@ -39,7 +39,11 @@ class ModelBody:
     batch_dims: Annotated[Mapping[str, DimPlace | None], "Data input -> its batch dim; null = none."] = field(
         default_factory=dict
     )
-    training: Annotated[Mapping[str, Any], DocumentOf(Training)]
+    training: Annotated[
+        Mapping[str, Any],
+        DocumentOf(Training, completed=("global_batch",)),
+        "What it leaves out is as the file under hints.baseline says, if there is one.",
+    ]
     hints: Annotated[Mapping[str, Any], DocumentOf(Hints)] = field(default_factory=dict)
 
     def options(self) -> ModelOptions:
@@ -67,11 +71,6 @@ class ProblemBody(ModelBody):
 class JobBody(ProblemBody):
     """`POST /v1/jobs`."""
 
-    training: Annotated[
-        Mapping[str, Any],
-        DocumentOf(Training, completed=("global_batch",)),
-        "What it leaves out is as the file under hints.baseline says, if there is one.",
-    ]
     budget: Annotated[
         Annotated[int, Range(1, MAX_EVALUATIONS)] | Text, "A time, as in 30s or 2m, or a number of evaluations."
     ] = "30s"
