@@ -82,10 +82,9 @@ def _show(plan: GnnPlan) -> None:
     machines: dict[str, list[str]] = {}
     for task, machine in plan.placement.items():
         machines.setdefault(machine, []).append(task)
-    say(
-        f"iteration {estimate.iteration_s:.4g} s (between {estimate.low_s:.4g} s and {estimate.high_s:.4g} s), "
-        f"schedule {plan.schedule}"
-    )
+    low, high = (f"{seconds:.4g} s" for seconds in (estimate.low_s, estimate.high_s))
+    varies = f"between {low} and {high}" if low != high else "the same in every draw: only volumes with a spread vary"
+    say(f"iteration {estimate.iteration_s:.4g} s ({varies}), schedule {plan.schedule}")
     optimal = ", the best of all placements" if made.is_optimal else ""
     say(f"found by  {made.searcher} in {made.evaluations:,} simulations, {made.seconds:.1f} s{optimal}")
     for name, seconds in plan.against.items():

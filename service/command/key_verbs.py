@@ -63,6 +63,8 @@ def show(as_json: JsonOption = False) -> None:
     if as_json:
         print_json({"keys": [{**_shown(key), "last_used_at": used} for key, used in found]})
         return
+    if not found:
+        say("no keys; `automap keys create --tenant NAME` makes one")
     for key, used in found:
         last = f"used {_day(used)}" if used else "never used"
         say(f"{key.id}  {key.tenant:16} {','.join(key.scopes):18} {_state(key):20} {last:16} {key.name}")

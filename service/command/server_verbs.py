@@ -146,6 +146,8 @@ def status(
         return
     for document in documents:
         say(_job_line(document))
+    if not documents:
+        say("no jobs; `automap submit` makes one")
 
 
 @app.command()

@@ -54,6 +54,10 @@ def test_a_graph_becomes_a_problem_that_is_searched(tmp_path, capsys):
     assert "2,000 nodes" in said and f"problem   {problem}" in said
     assert main(["gnn", "search", str(problem), "--budget", "20", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == "automap.gnn-plan/1"
+    assert main(["gnn", "search", str(problem), "--budget", "20"]) == 0
+    # Traces are read alike in every draw: there is no range to show.
+    first = capsys.readouterr().out.splitlines()[0]
+    assert "(the same in every draw: only volumes with a spread vary)" in first and "between" not in first
     for option, value in (("fan-outs", "four"), ("fan-outs", "5,²"), ("train-s", "soon")):
         assert main(["gnn", "profile", "2000x8", f"--{option}", value]) == 2
         assert option.replace("-", "_") in capsys.readouterr().err

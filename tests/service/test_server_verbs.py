@@ -124,3 +124,8 @@ def test_submit_and_leave(api: httpx.Client, store: Store, capsys: pytest.Captur
     (job,), _ = store.jobs(2)
     assert capsys.readouterr().out.split() == [job.id]
     assert job.state == "queued"
+
+
+def test_a_list_of_no_jobs_says_so(api: httpx.Client, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--url", str(api.base_url)]) == 0
+    assert capsys.readouterr().out == "no jobs; `automap submit` makes one\n"
