@@ -46,6 +46,8 @@ from service.settings import Settings
 
 LOG = logging.getLogger("automap.api")
 ACCESS = logging.getLogger("automap.access")
+ONCE = ("Host", "Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID")
+"""Headers that a request has once at most: of two, the framework would take one and say nothing."""
 MOST_WAITING = 16
 """Requests that wait for a child that prices and draws plans, which may take it seconds."""
 ROUTERS = (
@@ -143,11 +145,13 @@ class _Guard:
 
     def _refusal(self, request: Request) -> Response | None:
         allowed = self.settings.allowed_hosts
-        named = request.headers.getlist("host")
-        host = re.sub(r":\d*$", "", ", ".join(named)).strip("[]").lower()
-        if len(named) > 1:
-            repair = "Send the header Host once."
-            return _respond(request, problem(400, "More than one host", field="Host", value=host, repair=repair))
+        for name in ONCE:
+            if len(values := request.headers.getlist(name)) > 1:
+                # What identifies somebody is not repeated.
+                value = f"{len(values)} values" if name == "Authorization" else ", ".join(values)
+                document = problem(400, "A header came twice", field=name, value=value, repair=f"Send {name} once.")
+                return _respond(request, document)
+        host = re.sub(r":\d*$", "", request.headers.get("host", "")).strip("[]").lower()
         if "*" not in allowed and host not in allowed:
             repair = "Call the service by its own name, or add this one to AUTOMAP_ALLOWED_HOSTS."
             return _respond(request, problem(400, "Unknown host", field="Host", value=host, repair=repair))

@@ -202,9 +202,18 @@ def test_a_long_poll_is_no_slow_client(api: httpx.Client) -> None:
     assert api.get(f"/v1/jobs/{job['id']}?wait={3 * HEAD_S}").json()["state"] == "queued"
 
 
+@pytest.mark.parametrize("name", ["Idempotency-Key", "Authorization", "Content-Type", "Last-Event-ID"])
+def test_a_header_that_decides_something_comes_once(api: httpx.Client, name: str) -> None:
+    """Of two, one would be taken and the other left out without a word."""
+    answer = api.post("/v1/jobs", json={}, headers=[(name, "first"), (name.lower(), "second")])
+    found = answer.json()
+    assert (answer.status_code, found["field"], found["repair"]) == (400, name, f"Send {name} once.")
+    assert ("second" in found["value"]) == (name != "Authorization")
+
+
 def test_a_request_has_one_host(api: httpx.Client) -> None:
     """Otherwise a proxy may look at another one than the service."""
     with dial(api) as connection:
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
         found = connection.recv(4096)
-    assert found.startswith(b"HTTP/1.1 400 ") and b"More than one host" in found
+    assert found.startswith(b"HTTP/1.1 400 ") and b"Send Host once." in found

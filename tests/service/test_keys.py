@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -239,3 +241,26 @@ def test_a_revoked_key_hears_no_more_of_a_stream(
             api.post(links["cancel"], headers=head)
             assert any("cancelled" in line for line in heard)
             assert not any("cancelled" in line for line in ended)
+
+
+def test_a_revoked_key_gets_no_answer_to_its_long_poll(settings: Settings, client: redis.Redis, serve_app: Any) -> None:
+    keys, body = Keys(client), {"zoo": "gpt2:layers=2", "cluster": "8xV100-16GB", "training": {"global_batch": 64}}
+    text, made = keys.create("a", ("read", "submit"))
+    with serve_app(settings.model_copy(update={"require_keys": True}), client) as api:
+        api.headers["Authorization"] = f"Bearer {text}"
+        at = api.post("/v1/jobs", json=body).json()["links"]["self"]
+        revoking = threading.Timer(0.3, keys.revoke, [made.id])
+        revoking.start()
+        began = time.monotonic()
+        answer = api.get(at, params={"wait": 20})
+        took_s = time.monotonic() - began
+    assert (answer.status_code, answer.json()["field"]) == (401, "Authorization")
+    assert 0.3 <= took_s < 5.0
+
+
+def test_no_keys_are_said_to_be_none(
+    redis_url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AUTOMAP_REDIS_URL", redis_url)
+    assert main(["keys", "list"]) == 0
+    assert capsys.readouterr().out == "no keys; `automap keys create --tenant NAME` makes one\n"

@@ -18,6 +18,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from automap.errors import ProblemError
 from service.http import openapi, quotas
+from service.http.access import authorize
 from service.http.etag import matches
 from service.http.feed import FeedFull
 from service.http.requested import check_cluster, model_name
@@ -48,8 +49,9 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 _NO_JOB = openapi.refusals(s404="No such job.")
 _BAD_QUERY = openapi.refusals(s422="A parameter is out of range.")
-_LOOK_S = 2.0
-"""Seconds after which a long poll looks again even if it was told nothing, as behind an event that was missed."""
+_LOOK_S = 1.0
+"""Seconds after which a long poll looks again even if it was told nothing, as behind an event that was missed, and at
+its key, which may have been revoked."""
 
 
 async def job_body(request: Request) -> JobBody:
@@ -140,6 +142,7 @@ async def show(
                             continue
                     if await request.is_disconnected():
                         break
+                    await authorize(request)
                     view = await views.of(store, job_id)
     headers = {"ETag": view.tag}
     if matches(if_none_match, view.tag):
