@@ -153,8 +153,8 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def table(document: Mapping[str, Any]) -> str:
-    """The document of `by_group` as a table for readers, one line for each group."""
+def table(document: Mapping[str, Any]) -> list[str]:
+    """The document of `by_group` as the lines of a table for readers, one for each group."""
     names = ("mape", "median", "bias", "rank", "inside", "band", "memory", "regret", "of 3")
     lines = [f"{'group':20}{'n':>5}" + "".join(f"{name:>8}" for name in names) + "  unpriced"]
 
@@ -178,4 +178,4 @@ def table(document: Mapping[str, Any]) -> str:
         for row in g["unpriced"]:
             reasons[row["why"]] = reasons.get(row["why"], 0) + 1
     lines += [f"{count:5} unpriced: {why}" for why, count in sorted(reasons.items(), key=lambda item: -item[1])]
-    return "\n".join(lines)
+    return lines

@@ -201,7 +201,7 @@ def validate(
 
         title = f"Predicted against measured: {runs.name}"
         write(output, title, validation_numbers(rows), lambda: predicted_against_measured(rows))
-    print_json(document) if as_json else say(validation.table(document))
+    print_json(document) if as_json else say(*validation.table(document))
 
 
 @app.command("train-agent")

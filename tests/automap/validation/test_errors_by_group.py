@@ -170,8 +170,7 @@ def test_measuring_the_first_three_takes_the_fastest_of_them(tmp_path: Path) -> 
 
 
 def test_the_table_shows_how_well_the_band_holds(tmp_path: Path) -> None:
-    text = table({"groups": {"made-up": summarize(predicted(tmp_path, (1.0, 1.05), (2.0, 3.0)))}})
-    header, line, *_ = text.splitlines()
+    header, line, *_ = table({"groups": {"made-up": summarize(predicted(tmp_path, (1.0, 1.05), (2.0, 3.0)))}})
     shown = dict(zip(header.split()[1:9], line.split()[1:9], strict=True))
     assert (shown["inside"], shown["band"]) == ("50.0%", "±10.0%")
 
@@ -192,6 +191,8 @@ def test_validate_lists_what_it_could_not_price(tmp_path: Path, capsys: pytest.C
     group = document["groups"]["made-up"]
     assert (group["n"], group["assumed"]) == (2, 1)
     assert [u["id"] for u in group["unpriced"]] == ["r1"]
-    assert "made-up" in table(document)
+    assert main(["validate", str(path)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == table(document) and [line.split()[0] for line in printed[:2]] == ["group", "made-up"]
     assert main(["validate", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == document
