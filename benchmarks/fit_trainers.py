@@ -10,7 +10,7 @@ nothing. What is fitted is the price itself, through the data that it reads; whi
 The band of a trainer is what its user on another cluster sees: of the runs of each group, left out as a whole, the
 error that 80 % stay below, groups counting alike. Of a trainer with runs in one group alone nothing is known then but
 priors; its band is no less than that of all trainers together. Networks with convolutions count for a band of their
-own.
+own. Routed experts add to the band of a trainer what 80 % of the runs with experts need.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from priced_runs import PricedRun
 
 import automap
 from automap.cluster import Device
+from automap.price.estimate import EXPERTS, share_of_flops
 from automap.space.stated_parts import Unpriced
 from automap.validation.errors_by_group import Predicted, summarize
 from automap.validation.published_runs import Run, load_runs
@@ -104,6 +105,20 @@ def bands(fleet: Fleet, left_out: Floats) -> tuple[dict[str, tuple[float, str]],
     return found, band(fleet, left_out, is_network)[0] if any(is_network) else 0.0
 
 
+def expert_band(fleet: Fleet, left_out: Floats, of_trainers: dict[str, tuple[float, str]]) -> float:
+    """What the arithmetic of routed experts adds to a trainer's band, in squares and by its share of the arithmetic, so
+    that INSIDE of the runs with experts lie inside, groups counting alike; 0.0 if there is none."""
+    lacking: dict[str, list[float]] = defaultdict(list)
+    for f, error in zip(fleet.rows, np.abs(left_out / fleet.measured - 1.0), strict=True):
+        share = share_of_flops(f.problem.graph, EXPERTS)
+        if share > 0.0 and not too_fast(f):
+            beyond = max(0.0, error**2 - of_trainers[f.problem.trainer.name][0] ** 2)
+            lacking[f.run.group].append(beyond**0.5 / share)
+    weighted = sorted((one, 1.0 / len(values)) for values in lacking.values() for one in values)
+    inside = np.cumsum([weight for _, weight in weighted])
+    return weighted[int(np.searchsorted(inside, INSIDE * len(lacking)))][0] if weighted else 0.0
+
+
 def _rounded(value: float) -> float:
     return float(f"{value:.3g}")
 
@@ -151,10 +166,11 @@ def write(fleet: Fleet, x: Floats, left_out: Floats) -> None:
     document = json.loads(path.read_text())
     for key in SHARED:
         document["constants"][key] |= {"value": value[key], "source": source}
-    document["constants"]["convolution_band"] |= {
-        "value": _rounded(of_convolutions),
-        "source": f"{INSIDE:.0%} of the runs of such networks lie inside when their group is left out ({today})",
-    }
+    for key, half in (("convolution_band", of_convolutions), ("expert_band", expert_band(fleet, left_out, found))):
+        document["constants"][key] |= {
+            "value": _rounded(half),
+            "source": f"{INSIDE:.0%} of the runs of such networks lie inside when their group is left out ({today})",
+        }
     path.write_text(json.dumps(document, indent=1) + "\n")
 
 
@@ -205,6 +221,7 @@ def main() -> None:
     for name, (half, text) in found.items():
         print(f"  {name:26} ± {half:.1%}: {text}")
     print(f"  {'convolutions':26} ± {of_convolutions:.1%}")
+    print(f"  {'routed experts':26} ± {expert_band(fleet, of_groups, found):.1%} of their share, beside the trainer's")
     if options.write:
         write(fleet, x, of_groups)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -34,7 +34,10 @@ from automap.problem import Problem
 from automap.schedule import A_RANK, words
 from automap.targets import OWN
 from ir.graph import Graph
+from ir.operators.experts import PRODUCT
 
+EXPERTS = (PRODUCT,)
+"""Kinds of operators that compute with the weights of routed experts."""
 EXAMPLE_MODEL = re.compile(r"gpt:(?:(?:layers|hidden|heads|seq_len|vocab_size)=\d+,?)+")
 """Models that `examples/train_gpt.py` builds, by the name that the zoo gives them."""
 
@@ -145,21 +148,23 @@ def _by_kind(lowered: LoweredPlan, outcome: Outcome, rank: int) -> Iterator[tupl
 def error_band(problem: Problem) -> float:
     """Half-width of the band around an estimate, as a share of it.
 
-    That of the trainer, as its user on another cluster sees it. Two things add to it, independently: a device whose own
-    kernels were not measured, see `transfer_error`; and convolutions, of which none was measured by itself, by the
-    error of networks made of them, times their share of the arithmetic.
+    That of the trainer, as its user on another cluster sees it. Three things add to it, independently: a device whose
+    own kernels were not measured, see `transfer_error`; convolutions, of which none was measured by itself; and routed
+    experts, whose kernels and exchanges differ between the releases of a trainer. Convolutions and experts add the
+    error of published runs of such networks, times their share of the arithmetic.
     """
-    convolved = shared("convolution_band") * _convolved(problem.graph)
+    convolved = shared("convolution_band") * share_of_flops(problem.graph, CONVOLUTIONS)
+    routed = shared("expert_band") * share_of_flops(problem.graph, EXPERTS)
     cluster = problem.cluster
     used = [cluster.devices[name] for name in dict.fromkeys(node.device for node in cluster.nodes)]
-    return math.hypot(problem.trainer.error_band, convolved, transfer_error(used))
+    return math.hypot(problem.trainer.error_band, convolved, routed, transfer_error(used))
 
 
-def _convolved(graph: Graph) -> float:
-    """Share of the arithmetic that is done by convolutions whose time is not stated."""
+def share_of_flops(graph: Graph, kinds: Collection[str]) -> float:
+    """Share of a graph's arithmetic, both passes, in operators of some kinds whose time is not stated; 0 to 1."""
     flops = [(op, op.forward_flops.at(1) + op.backward_flops.at(1)) for op in graph.operators]
-    convolved = sum(amount for op, amount in flops if op.kind in CONVOLUTIONS and op.measured_s is None)
-    return convolved / max(1.0, sum(amount for _, amount in flops))
+    found = sum(amount for op, amount in flops if op.kind in kinds and op.measured_s is None)
+    return found / max(1.0, sum(amount for _, amount in flops))
 
 
 def _attention_rate(device: Device, problem: Problem) -> float:

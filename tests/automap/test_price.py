@@ -613,6 +613,20 @@ def test_convolutions_widen_the_band_by_their_share_of_the_arithmetic():
         assert least <= added + 1e-9 and added <= most + 1e-9, name
 
 
+def test_experts_widen_the_band_by_their_share_of_the_arithmetic():
+    """The share is that of the closed form: top-k experts of three products each, beside attention and the head."""
+    alone = trainers()["megatron-core"].error_band
+    spec = "moe:layers=4,hidden=256,heads=4,ffn=512,experts=8,top_k=2,seq_len=128,vocab_size=1000"
+    training = {"global_batch": 8, "trainer": "megatron-core"}
+    problem = Problem.build(zoo.build(spec), parse_cluster("1xA100-80GB"), training)
+    experts = 3 * 2 * 256 * 512
+    others = 4 * 256 * 256 + 256 * 8 + 2 * 128 * 256 + 256 * 1000 / 4
+    added = math.sqrt(error_band(problem) ** 2 - alone**2) / shared("expert_band")
+    assert added == pytest.approx(experts / (experts + others), rel=0.02)
+    dense = Problem.build(zoo.build("llama-7b"), parse_cluster("1xA100-80GB"), training)
+    assert error_band(dense) == alone
+
+
 @pytest.mark.parametrize("kind", ["LSTM", "RNN"])
 def test_positions_of_a_recurrent_layer_wait_for_each_other(kind):
     """Positions cost a kernel forward and two backward, whatever their FLOPs."""
