@@ -126,7 +126,10 @@ def _runs(strategy: Strategy, evaluator: Evaluator) -> Iterator[list[Strategy]]:
 
     def samples(devices: int) -> list[int]:
         batch = evaluator.problem.training.global_batch
-        return sorted(micro_batches(batch, max(1, devices // others), strategy))
+        try:
+            return sorted(micro_batches(batch, max(1, devices // others), strategy))
+        except PlanError:
+            return []
 
     if strategy.devices is not None:
         # More replicas leave each of them fewer samples.

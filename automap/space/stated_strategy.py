@@ -24,7 +24,7 @@ from automap.price.evaluator import Evaluator, blank
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
 from automap.price.stage_layout import PipelineLayout
 from automap.space.shape import Shape, divisors
-from automap.space.stated_parts import Unpriced, chunks, mesh, recompute_masks, signatures
+from automap.space.stated_parts import Axis, Unpriced, chunks, mesh, recompute_masks, signatures
 from ir.graph import Graph, Operator
 from ir.groups import fused_groups
 from ir.operators.experts import DISPATCH
@@ -79,6 +79,7 @@ def hand_made(evaluator: Evaluator, strategy: Strategy) -> LoweredPlan:
     """
     problem = evaluator.problem
     dp, kind = _degrees(evaluator, strategy), _schedule(strategy)
+    axes = _mesh(dp, strategy)
     rows = _samples(problem.training.global_batch, dp, strategy)
     count = problem.training.global_batch // rows
     if kind == "interleaved" and count % strategy.pp:
@@ -86,10 +87,6 @@ def hand_made(evaluator: Evaluator, strategy: Strategy) -> LoweredPlan:
         repair = "Change the micro-batch or the global batch, or leave out --virtual."
         raise _refuse("virtual", strategy.virtual, what, repair)
     shape = Shape(pp=strategy.pp, tp=strategy.tp, dp=dp, num_micro_batches=count, samples=rows)
-    try:
-        axes = mesh(dp=dp, tp=strategy.tp, cp=strategy.cp, ep=strategy.ep, slices=strategy.tp)
-    except Unpriced as fault:
-        raise _refuse("ep", strategy.ep, str(fault), f"Use a divisor of dp, {_words(divisors(dp))}.") from None
     _check_shares(strategy, axes[0].size, rows)
     chosen = signatures(evaluator, shape, axes, sequence_parallel=strategy.sequence_parallel)
     if strategy.tp > 1:
@@ -114,6 +111,14 @@ def hand_made(evaluator: Evaluator, strategy: Strategy) -> LoweredPlan:
         spread_over=(0,) * strategy.pp if rows % dp else (),
         shares=strategy.shares,
     )
+
+
+def _mesh(dp: int, strategy: Strategy) -> list[Axis]:
+    """The mesh axes of each stage."""
+    try:
+        return mesh(dp=dp, tp=strategy.tp, cp=strategy.cp, ep=strategy.ep, slices=strategy.tp)
+    except Unpriced as fault:
+        raise _refuse("ep", strategy.ep, str(fault), f"Use a divisor of dp, {_words(divisors(dp))}.") from None
 
 
 def _layout(evaluator: Evaluator, strategy: Strategy, sizes: Sequence[int]) -> PipelineLayout:
@@ -151,12 +156,18 @@ def _samples(batch: int, dp: int, strategy: Strategy) -> int:
 
 
 def micro_batches(batch: int, dp: int, strategy: Strategy) -> dict[int, int]:
-    """Samples that a micro-batch may have on the fullest of dp replicas -> its samples on all of them."""
+    """Samples that a micro-batch may have on the fullest of dp replicas -> its samples on all of them.
+
+    Raises:
+        PlanError: ep does not divide the replicas.
+    """
     if batch % dp == 0:
         return {mine: mine * dp for mine in divisors(batch // dp)}
-    if strategy.ep > 1 or strategy.cp > 1:
-        return {}
-    return {-(-samples // dp): samples for samples in divisors(batch) if samples >= dp}
+    # Samples are dealt to the outer axis as evenly as they go; ranks of ep have equal parts of what each index gets.
+    outer = _mesh(dp, strategy)[0].size
+    inner = dp // outer
+    most = {-(-samples // outer): samples for samples in divisors(batch) if samples >= dp}
+    return {mine // inner: samples for mine, samples in most.items() if mine % inner == 0}
 
 
 def _degrees(evaluator: Evaluator, strategy: Strategy) -> int:

@@ -20,6 +20,7 @@ from automap.space import stated_strategy as module
 from automap.space.space import PlanSpace
 from automap.space.stated_strategy import Strategy, recomputes_nothing, undivided
 from automap.space.templates import templates
+from automap.verify import verify
 from ir import zoo
 from ir.factors import whole_signature
 from ir.zoo.net import Net
@@ -67,6 +68,25 @@ def test_a_batch_that_dp_does_not_divide_is_spread_as_evenly_as_it_goes(evaluato
         assert evaluator.evaluate(lowered).step_time_s == space.price(np.array([values]))[0, 0]
     with pytest.raises(PlanError, match="Use a micro-batch of 2, 3, 5, 10"):
         made(evaluator, Strategy(micro_batch=4))
+
+
+def test_samples_of_replicas_that_share_experts_are_spread_as_evenly_as_they_go(evaluator_of: Any) -> None:
+    evaluator = evaluator_of(MOE, batch=30)
+    space = PlanSpace(evaluator.problem, evaluator)
+    # 30 samples on 4 groups of 2 ranks are 8 at most for a group, 15 are 4.
+    for count, share in ((1, 4), (2, 2)):
+        lowered = made(evaluator, Strategy(ep=2, micro_batch=share))
+        assert (lowered.num_micro_batches, lowered.samples) == (count, 30 // count)
+        assert lowered.rank_samples.tolist() == [8 * share]
+        plan = to_plan(lowered, evaluator)
+        assert not verify(evaluator.problem, plan)
+        values = space.encode(plan)
+        assert values is not None
+        assert evaluator.evaluate(lowered).step_time_s == space.price(np.array([values]))[0, 0]
+    with pytest.raises(PlanError, match="Use a micro-batch of 2, 4"):
+        made(evaluator, Strategy(ep=2, micro_batch=3))
+    lowered = made(evaluator_of(batch=30), Strategy(cp=2, micro_batch=8))
+    assert lowered.rank_samples.tolist() == [32]
 
 
 def test_dp_fills_up_and_layers_are_spread_evenly(evaluator_of: Any) -> None:
@@ -195,7 +215,7 @@ def test_degrees_that_do_not_fit_are_refused(
         ("resnet50", "1x8xA100", {"cp": 2}, "cp"),
         (MOE, "1x8xA100", {"ep": 8}, "ep"),
         (GPT, "1x6xA100", {"dp": 6}, "micro_batch"),
-        (MOE, "1x6xA100", {"dp": 6, "ep": 2}, "dp"),
+        (MOE, "1x6xA100", {"dp": 6, "ep": 2}, "micro_batch"),
     ],
 )
 def test_what_the_model_cannot_be_divided_by_is_refused(
