@@ -80,8 +80,9 @@ def search_offer(
     """
     check_tie(tie)
     idle = needed(problem)
+    evaluator = functools.cache(lambda: Evaluator(problem))
     if idle is not None:
-        lift = lifting(problem, idle, functools.cache(lambda: Evaluator(problem)))
+        lift = lifting(problem, idle, evaluator)
         alone = search_offer(
             idle.problem,
             budget,
@@ -91,7 +92,7 @@ def search_offer(
             on_progress=lambda progress: on_progress(replace(progress, best=lifted_best(progress, lift))),
             should_stop=should_stop,
         )
-        return _on_all_devices(alone, lift, problem)
+        return _on_all_devices(alone, lift, evaluator())
     began = time.monotonic()
 
     def looked_enough() -> bool:
@@ -104,7 +105,6 @@ def search_offer(
     shares = shares_of(some)
     mine, *rest = divided(own, time.monotonic() - began, shares, LEAST_S)
     run = functools.partial(search_in_turn, searchers=searchers, seed=seed, should_stop=should_stop)
-    evaluator = functools.cache(lambda: Evaluator(problem))
     yours = None if problem.hints.baseline is None else read_baseline(evaluator())
     begin = [*start, *([yours.plan] if yours is not None else [])]
     reached: dict[str, Reached] = {}
@@ -155,17 +155,18 @@ def _least(*records: Mapping[str, float | None]) -> dict[str, float | None]:
     }
 
 
-def _on_all_devices(found: SearchResult, lift: Lift, problem: Problem) -> SearchResult:
+def _on_all_devices(found: SearchResult, lift: Lift, evaluator: Evaluator) -> SearchResult:
     """The result of a search on a part, with plans of the whole cluster.
 
     Args:
         found: the result.
         lift: writes its plans as those of the whole cluster.
-        problem: the problem on all devices.
+        evaluator: evaluator of the problem on all devices.
 
     Raises:
         NothingFits: the hints forbid the plan there.
     """
+    problem = evaluator.problem
     plan = lift(found.plan)
     if plan is None:
         raise NothingFits("no plan on all devices", field="hints.fix", value="", repair="Fix fewer degrees.")
@@ -173,6 +174,9 @@ def _on_all_devices(found: SearchResult, lift: Lift, problem: Problem) -> Search
     if plan.search is not None and _step_s(plan) > found.step_time_s * (1.0 + TOLD):
         # A host's idle devices keep their share of its links, which those of the part had: its figures are too low.
         plan = replace(plan, search=replace(plan.search, baselines={}, fastest_s=None))
+    yours = read_baseline(evaluator)
+    if yours is not None:
+        plan = _beside(plan, yours, evaluator)
 
     def lifted(plans: Sequence[Plan]) -> tuple[Plan, ...]:
         return tuple(one for one in map(lift, plans) if one is not None)
@@ -183,6 +187,45 @@ def _on_all_devices(found: SearchResult, lift: Lift, problem: Problem) -> Search
         unlike=lambda count: (plan, *lifted(found.unlike(count)[1:])),
         others=lambda count: lifted(found.others(count)),
     )
+
+
+def _beside(plan: Plan, yours: Baseline, evaluator: Evaluator) -> Plan:
+    """The plan of a search beside the one that the user runs today, or that one where it is faster."""
+    kept, record = _kept(yours, evaluator), plan.search
+    assert record is not None
+    if kept is not None and _step_s(kept.plan) < _step_s(plan):
+        plan, record = replace(kept.plan, warnings=plan.warnings), replace(record, found_by="yours", fastest_s=None)
+    record = replace(record, yours=_compared(yours, plan, evaluator), baselines=record.baselines | _priced(yours))
+    return replace(plan, search=record)
+
+
+def _kept(yours: Baseline, evaluator: Evaluator) -> Offer | None:
+    """The plan that the user runs today; None where the search may not return it."""
+    if Verifier(evaluator.problem).violations(yours.plan):
+        return None
+    rank = plainness(yours.lowered, evaluator, is_template=False)
+    # The space need not have it.
+    return Offer(plan=yours.plan, found_by="yours", plainness=rank, num_decisions=0, num_operator_decisions=0)
+
+
+def _compared(yours: Baseline, plan: Plan, evaluator: Evaluator) -> Yours:
+    """The plan that the user runs today beside the one that is returned."""
+    own, notes = _estimate(yours.plan), yours.notes
+    if not own.fits and not own.overflows and own.fit_probability is not None:
+        asked = evaluator.problem.training.memory_confidence
+        notes += (f"it fits with a probability of {own.fit_probability:.0%}, and {asked:.3g} is asked for",)
+    return Yours(
+        name=yours.name,
+        step_time_s=_step_s(yours.plan),
+        shortage=shortage(own),
+        notes=notes,
+        changes=changes_of_plans(yours.plan, plan, evaluator),
+    )
+
+
+def _priced(yours: Baseline) -> dict[str, float | None]:
+    """The plan that the user runs today among the baselines of a search; it may be less sure to fit than asked for."""
+    return {"yours": _step_s(yours.plan) if not _estimate(yours.plan).overflows else None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +257,10 @@ class _Found:
         """The result with the plainest plan within the tie."""
         main = self.main
         of_parts = [(one, plan) for one in self.on_parts if (plan := self._of_part(one, one.found.plan)) is not None]
-        further = [self._kept(), self.others.offer if self.others is not None else None]
+        further = [
+            self.yours and _kept(self.yours, self.evaluator()),
+            self.others.offer if self.others is not None else None,
+        ]
         known = [offer for offer in further if offer is not None]
         found = [main.plan, *(plan for _, plan in of_parts), *(offer.plan for offer in known)]
         fastest_s = min(map(_step_s, found))
@@ -227,9 +273,10 @@ class _Found:
         offers += [offer for offer in known if _step_s(offer.plan) <= limit_s]
         offer = min(offers, key=lambda some: some.plainness)
         record = self._record(offer, fastest_s)
+        yours = self.yours and _compared(self.yours, offer.plan, self.evaluator())
         chosen = replace(
             offer.plan,
-            search=replace(record, yours=self._compared(offer.plan), any_trainer=self._cost(fastest_s)),
+            search=replace(record, yours=yours, any_trainer=self._cost(fastest_s)),
             why=(*offer.plan.why, *_told(offer.plan, fastest_s)),
             warnings=(*offer.plan.warnings, *idle_hints(offer.plan, self.problem.hints)),
         )
@@ -269,30 +316,6 @@ class _Found:
             done, done_s = done + result.evaluations, done_s + result.seconds
         return found
 
-    def _kept(self) -> Offer | None:
-        """The plan that the user runs today; None where there is none, or the search may not return it."""
-        if self.yours is None or Verifier(self.problem).violations(self.yours.plan):
-            return None
-        rank = plainness(self.yours.lowered, self.evaluator(), is_template=False)
-        # The space need not have it.
-        return Offer(plan=self.yours.plan, found_by="yours", plainness=rank, num_decisions=0, num_operator_decisions=0)
-
-    def _compared(self, plan: Plan) -> Yours | None:
-        """The plan that the user runs today beside the one that is returned."""
-        if self.yours is None:
-            return None
-        own, notes = _estimate(self.yours.plan), self.yours.notes
-        if not own.fits and not own.overflows and own.fit_probability is not None:
-            asked = self.problem.training.memory_confidence
-            notes += (f"it fits with a probability of {own.fit_probability:.0%}, and {asked:.3g} is asked for",)
-        return Yours(
-            name=self.yours.name,
-            step_time_s=_step_s(self.yours.plan),
-            shortage=shortage(own),
-            notes=notes,
-            changes=changes_of_plans(self.yours.plan, plan, self.evaluator()),
-        )
-
     def _cost(self, fastest_s: float) -> TargetCost | None:
         """What the target costs, whose fastest plan is known; None where that is not worth telling."""
         cost = None if self.others is None else self.others.cost
@@ -317,9 +340,7 @@ class _Found:
         least = min((own.lower_bound_s or 0.0, *bounds.values()))
         baselines = {**own.baselines, "expert": expert_s} if "expert" in own.baselines else own.baselines
         if self.yours is not None:
-            # What runs today may be less sure to fit than what is searched.
-            runs = not _estimate(self.yours.plan).overflows
-            baselines = {**baselines, "yours": _step_s(self.yours.plan) if runs else None}
+            baselines = {**baselines, **_priced(self.yours)}
         return replace(
             own,
             found_by=offer.found_by,

@@ -104,7 +104,7 @@ def _reference_s(problem: Problem) -> float | None:
 def leave_idle(problem: Problem) -> bool:
     """Whether the degrees that the user fixes may be those of a plan on fewer devices than there are."""
     degrees = problem.hints.fix.degrees()
-    return bool(degrees) and prod(degrees.values()) < problem.cluster.num_devices and problem.hints.baseline is None
+    return bool(degrees) and prod(degrees.values()) < problem.cluster.num_devices
 
 
 def check_hints(problem: Problem) -> None:

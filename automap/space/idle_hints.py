@@ -14,9 +14,9 @@ _FREE_OF = {
 
 
 def idle_hints(plan: Plan, hints: Hints) -> tuple[str, ...]:
-    """One sentence for each of `hints.fix.recompute`, `hints.fix.schedule` and the shardings of constraints that the
-    plan obeys without any effect, for a `hints.fix.dp` whose ranks are no replicas, and for a
-    `hints.fix.ep` whose ranks split no experts."""
+    """One sentence for each of `hints.fix.recompute`, `schedule` and `batch_shares` and the shardings of constraints
+    that the plan obeys without any effect, for a `hints.fix.dp` whose ranks are no replicas, and for a `hints.fix.ep`
+    whose ranks split no experts."""
     found = []
     mode, schedule = hints.fix.recompute, hints.fix.schedule
     if mode in _FREE_OF and not any(stage.recompute for stage in plan.stages):
@@ -26,6 +26,11 @@ def idle_hints(plan: Plan, hints: Hints) -> tuple[str, ...]:
         found.append(f"hints.fix.schedule, {schedule}, changes nothing: the plan has no pipeline")
     elif schedule == "interleaved" and len(plan.stages) == ranks:
         found.append("hints.fix.schedule, interleaved, changes nothing: each rank of the pipeline has one stage")
+    if hints.fix.batch_shares == "proportional" and not any(stage.batch_shares for stage in plan.stages):
+        found.append(
+            "hints.fix.batch_shares, proportional, changes nothing: no stage has replicas on devices of several kinds, "
+            "or they are equally fast"
+        )
     uses = {degrees.axes.get("dp", "data") for degrees in plan.degrees}
     if hints.fix.dp not in (None, 1) and "data" not in uses:
         ask = 'the constraint {"scope": "**", "replicate": true} asks for replicas'

@@ -6,6 +6,7 @@ model: which degrees Megatron's pattern can be split by, where a pipeline may be
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import NamedTuple
@@ -64,7 +65,7 @@ def plan_space(problem: Problem, evaluator: Evaluator | None = None) -> PlanSpac
             f"no plan of this model on {problem.cluster.num_devices} devices is one of {target.name}",
             field="training.target",
             value=target.name,
-            repair=f"Use another target or batch; {target.name} splits {', '.join(target.parallel)}.",
+            repair=f"{_other_batch(problem, target)}; {target.name} splits {', '.join(target.parallel)}.",
         )
     return spaces[0] if len(spaces) == 1 else max(spaces, key=_promise)
 
@@ -101,6 +102,19 @@ def _check_fixed(problem: Problem, target: Target, evaluator: Evaluator) -> None
                 value=values[0] if len(names) == 1 else dict(zip(names, values, strict=True)),
                 repair=f"Leave it out, or use another target; {target.name} splits {', '.join(target.parallel)}.",
             )
+
+
+def _other_batch(problem: Problem, target: Target) -> str:
+    """What to change where a target has no plan of a problem: the batch, if it has plans of one near it."""
+    batch, devices = problem.training.global_batch, problem.cluster.num_devices
+    below = batch // devices * devices
+    for other in filter(None, (below, below + devices)):
+        training = replace(problem.training, global_batch=other)
+        with contextlib.suppress(ProblemError):
+            near = replace(problem, training=training)
+            if _has_plans(near, target, Evaluator(near)):
+                return f"Use a global batch of {other}, or another target"
+    return "Use another target"
 
 
 def _has_plans(problem: Problem, target: Target, evaluator: Evaluator) -> bool:

@@ -128,7 +128,8 @@ def sweep(
         )
         stopped = interrupted()
     if cells and all(cell.plan is None for cell in cells):
-        raise PlanError("no cell has a plan", field="over", value=" ".join(over), repair=f"The first: {cells[0].fault}")
+        why = "; ".join(line.removeprefix("-  ") for line in reasons(cells))
+        raise PlanError("no cell has a plan", field="over", value=" ".join(over), repair=f"Of each kind one: {why}")
     document = {"over": {side.name: list(side.values) for side in sides}, "cells": [cell.to_json() for cell in cells]}
     if output is not None:
         output.write_text(json.dumps(document, indent=1) + "\n", "utf-8")

@@ -30,11 +30,17 @@ def warnings(fix, constraints=(), cluster="4xA100-80GB"):
         ({"schedule": "zb1p", "pp": 2}, None),
         ({"schedule": "interleaved", "pp": 2, "virtual_stages": 1}, "each rank of the pipeline has one stage"),
         ({"schedule": "interleaved", "pp": 2, "virtual_stages": 2}, None),
+        ({"batch_shares": "proportional"}, "hints.fix.batch_shares, proportional, changes nothing"),
+        ({"batch_shares": "even"}, None),
     ],
 )
 def test_decisions_about_what_is_not_there(fix, said):
     found = warnings(fix)
     assert len(found) == (said is not None) and all(said in text for text in found)
+
+
+def test_shares_in_proportion_to_unequal_devices_are_no_idle_hint():
+    assert not warnings({"batch_shares": "proportional", "pp": 1, "dp": 4}, cluster="2xA100-80GB+2xV100-16GB")
 
 
 def test_placements_on_an_axis_that_is_not_there():

@@ -430,6 +430,24 @@ def test_what_the_user_runs_today_is_where_the_search_begins_and_what_it_is_comp
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))).search.yours == record
 
 
+def test_degrees_that_leave_devices_idle_go_beside_what_the_user_runs_today():
+    today = {"file": "args.sh", "text": "--tensor-model-parallel-size 2 --bf16"}
+    problem = build(GPT, "1x4xA100-80GB", 32, baseline=today, fix={"dp": 3, "tp": 1, "pp": 1})
+    plan = search_offer(problem, Budget.parse(60), searchers=("expert",)).plan
+    assert {stage.devices for stage in plan.stages} == {"0-2"}
+    record = plan.search.yours
+    assert record.name == "args.sh" and plan.search.baselines["yours"] == record.step_time_s
+    saved_s = sum(change.saved_s for change in record.changes)
+    assert saved_s == pytest.approx(record.step_time_s - step_s(plan), rel=1e-6)
+    assert any("leaves 1 of 4 devices" in text for text in plan.warnings)
+    # It is kept where it has these degrees and nothing else is faster.
+    best = search_offer(replace(problem, hints=replace(problem.hints, baseline=None)), Budget.parse(400), tie=0.0).plan
+    hints = replace(problem.hints, baseline=best.to_json())
+    again = search_offer(replace(problem, hints=hints), Budget.parse(5), searchers=("random",), tie=0.0).plan
+    assert step_s(again) <= step_s(best) * (1.0 + 1e-9)
+    assert again.search.found_by in ("yours", "random")
+
+
 def test_a_plan_that_nothing_beats_is_kept():
     where = ("bert-large", "2x4xV100-16GB@25Gbit", 64)
     best = search_offer(build(*where), Budget.parse(400), searchers=("elimination",), tie=0.0).plan

@@ -210,6 +210,16 @@ def test_what_does_not_go_with_a_target_is_refused(
     assert words[1] in fault.value.repair
 
 
+@pytest.mark.parametrize(("batch", "other"), [(127, 120), (13, 8), (7, 8)])
+def test_a_batch_that_goes_with_a_target_is_named(batch: int, other: int) -> None:
+    """A prime number of samples divides over no ranks, and accelerate has all ranks take equally many."""
+    graph = zoo.build("gpt:layers=2,hidden=48,heads=3,seq_len=33,vocab_size=128")
+    with pytest.raises(ProblemError) as fault:
+        plan_space(Problem.build(graph, parse_cluster("8xA100"), {"global_batch": batch, "target": "accelerate"}))
+    assert f"Use a global batch of {other}," in fault.value.repair
+    plan_space(Problem.build(graph, parse_cluster("8xA100"), {"global_batch": other, "target": "accelerate"}))
+
+
 def test_hints_that_a_target_obeys_neither_of_are_named_together() -> None:
     training, hints = {"global_batch": 16, "target": "automap"}, {"fix": {"cp": 2, "tp": 8}}
     with pytest.raises(ProblemError) as fault:

@@ -107,6 +107,9 @@ def test_ctrl_c_gives_the_cells_so_far(monkeypatch: pytest.MonkeyPatch, capsys: 
          "1,000,000 cells"),
         (["--over", "tp=1", "--tp", "2"], "tp", "Leave --tp out"),
         (["--over", "tp=3,5"], "over", "no cell has a plan"),
+        (["--over", "tp=3,5"], "over", "tp 3: tp: tp * pp * cp = 3 does not divide"),
+        (["--over", "tp=3,5"], "over", "(1 more like it)"),
+        (["--over", "tp=3,1", "--pp", "1", "--over", "ep=8,2"], "over", "; tp 1, ep 8: ep: the model has no experts"),
         (["--over", "micro_batch=1", "--budget", "10"], "over", "no cell has a plan"),
     ],
 )  # fmt: skip
