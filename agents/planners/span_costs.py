@@ -105,6 +105,17 @@ class SpanCosts:
         found: Floats = self.state_bytes + alive * self._saved + self.beyond_bytes
         return found
 
+    @functools.cached_property
+    def _legal(self) -> Mask:
+        """[modes, units + 1, units + 1] whether all units of a span may have a recompute mode: where no mode obeys all
+        constraints on recomputation, those that ask for it count, and where none obeys these, all modes may be."""
+        modes, constrained = self.space.modes[:, None, None], self.space.constrained
+        found: Mask = np.broadcast_to(modes, self.pass_s.shape)
+        for obeys in (constrained.again, constrained.again & constrained.kept) if constrained.recomputes else ():
+            legal = modes & (spans((~obeys.T).astype(np.float64)) == 0.0)
+            found = np.where(legal.any(axis=0), legal, found)
+        return found
+
     def fastest(self, alive: int, *, partly: bool = False) -> tuple[Floats, Ints]:
         """Of each span the seconds of both passes with the fastest recomputation that fits, and its number.
 
@@ -119,13 +130,13 @@ class SpanCosts:
         if (block, partly) not in self._fastest:
             counts = AT_ONCE * block + np.arange(1, AT_ONCE + 1)
             used = np.stack([self.used_bytes(count) for count in counts.tolist()])
-            times = np.where((used <= self.capacity) & self.space.modes[:, None, None], self.pass_s, np.inf)
+            times = np.where((used <= self.capacity) & self._legal, self.pass_s, np.inf)
             best, mode = times.min(axis=1), times.argmin(axis=1)
             numbers = self._number(mode, mode, np.zeros_like(mode))
             modes = np.flatnonzero(self.space.modes).tolist()
             for light, heavy in itertools.combinations(modes if partly else (), 2):
                 mixed, count = self._mixed(light, heavy, counts)
-                is_faster = mixed < best
+                is_faster = (mixed < best) & self._legal[light] & self._legal[heavy]
                 best = np.where(is_faster, mixed, best)
                 numbers = np.where(is_faster, self._number(light, heavy, count), numbers)
             self._fastest[block, partly] = best, numbers
@@ -135,7 +146,9 @@ class SpanCosts:
     def _has_room(self, alive: int) -> bool:
         """Whether the whole model fits without recomputation, which then is the fastest for all spans."""
         state, kept = float(self.unit_state_bytes.sum()), float(self.saved_bytes[0].sum())
-        return bool(self.space.modes[0]) and state + alive * kept + self.beyond_bytes[0, 0, -1] <= self.capacity
+        if not self.space.modes[0] or self.space.constrained.recomputes:
+            return False
+        return bool(state + alive * kept + self.beyond_bytes[0, 0, -1] <= self.capacity)
 
     def _mixed(self, light: int, heavy: int, alive: Ints) -> tuple[Floats, Ints]:
         """Of each number of micro-batches and each span the seconds with as few units of the heavier of two recompute

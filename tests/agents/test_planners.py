@@ -165,3 +165,13 @@ def test_piper_offers_only_what_is_fixed(gpt, fix):
     space = PlanSpace(problem)
     offered = of_setting(Incumbent(space, Budget(evaluations=500), searcher="piper"), 8, 0, megatron_strategies(space))
     assert offered and {len(plan.stages) for plan in offered} == {fix["pp"]}
+
+
+@pytest.mark.parametrize(("again", "scope"), [(True, "h.1"), (True, "h.*"), (False, "h.*")])
+def test_piper_recomputes_what_the_user_asks_for(gpt, again, scope):
+    """With room for everything, recomputation only costs time; without room, it is forbidden all the same."""
+    hints = {"constraints": [{"scope": scope, "recompute": again}], "fix": {"pp": 2}}
+    problem = Problem.build(gpt(layers=6), parse_cluster("4xV100-16GB@10Gbit"), {"global_batch": 32}, hints)
+    found = search(problem, Budget.parse(100), searcher="piper").plan
+    assert found.search.found_by == "piper"
+    assert any(stage.recompute for stage in found.stages) == again
