@@ -20,7 +20,9 @@ TRIES = 20
 """Orders that are tried until every task finds room (assumed)."""
 
 
-def placed(simulator: Simulator, order: Ints, rate: Rate, rng: np.random.Generator) -> Ints:
+def placed(
+    simulator: Simulator, order: Ints, rate: Rate, rng: np.random.Generator, limit_s: float | None = None
+) -> Ints:
     """Places one task after the other on the machine that is rated best among those with room.
 
     Args:
@@ -28,6 +30,7 @@ def placed(simulator: Simulator, order: Ints, rate: Rate, rng: np.random.Generat
         order: [...] the tasks that are not pinned.
         rate: rates machines.
         rng: for other orders where this one leaves a task without room.
+        limit_s: see `packed_tasks`.
 
     Returns:
         [tasks] machine of each task.
@@ -50,7 +53,7 @@ def placed(simulator: Simulator, order: Ints, rate: Rate, rng: np.random.Generat
         # Large tasks first, because they have the fewest places; the order is randomised more with each attempt.
         size = (demands[order] / scale).max(axis=1)
         order = order[np.argsort(-size * np.exp(rng.normal(size=len(order)) * min(attempt, 3) / 3.0), kind="stable")]
-    return packed_tasks(simulator).copy()
+    return packed_tasks(simulator, limit_s)
 
 
 def place_randomly(simulator: Simulator, rng: np.random.Generator) -> Ints:
@@ -118,10 +121,11 @@ def place_packed(simulator: Simulator, rng: np.random.Generator) -> Ints:
     return placed(simulator, order, lambda task, place, room: -(room / scale).sum(axis=1), rng)
 
 
-def place_by_flows(simulator: Simulator, rng: np.random.Generator) -> Ints:
+def place_by_flows(simulator: Simulator, rng: np.random.Generator, limit_s: float | None = None) -> Ints:
     """[tasks] each task on the machine that it exchanges the most bytes with: the start of the search.
 
     A worker is followed by its samplers, so that these find room beside it; workers with large mini-batches are first.
+    `limit_s`: see `packed_tasks`.
     """
     arrays, roles = simulator.arrays, [task.role for task in simulator.problem.tasks]
     volume = np.zeros(len(roles))
@@ -152,7 +156,7 @@ def place_by_flows(simulator: Simulator, rng: np.random.Generator) -> Ints:
             found[(room[:, 1] < simulator.demands[[task, follower], 1].sum())] *= 0.5
         return np.asarray(found + 1e-6 * room[:, 1])
 
-    return placed(simulator, order, rate, rng)
+    return placed(simulator, order, rate, rng, limit_s)
 
 
 BASELINES = {"random": place_randomly, "co-location": place_together, "greedy packing": place_packed}

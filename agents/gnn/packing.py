@@ -6,7 +6,7 @@ many of each kind stand on each machine, and HiGHS solves it.
 
 from __future__ import annotations
 
-import functools
+import weakref
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from automap.gnn.problem import RESOURCES
 from automap.gnn.simulator import Simulator
 
 NODES, SECONDS = 1000, 20.0
-"""Most nodes of the branch and bound, and most seconds (assumed: 16 machines that three unlike tasks each fill exactly
-take up to 900 nodes and 4 s)."""
+"""Most nodes of the branch and bound, and most seconds, of a search whose budget is no time (assumed: 16 machines that
+three unlike tasks each fill exactly take up to 900 nodes and 4 s)."""
 NO_SOLUTION = 2
 """Status of a program that has no solution, see `scipy.optimize.milp`."""
 
@@ -51,33 +51,50 @@ def nothing_fits(simulator: Simulator, *, is_certain: bool) -> NothingFits:
         "no placement has room for all tasks" if is_certain else "no placement was found",
         field="problem.tasks",
         value=", ".join(f"{demanded[at]:g} {RESOURCES[at]} demanded, {there[at]:g} there" for at in named),
-        repair=f"Add a machine, or demand less: of the ways to spread them, {why}.",
+        repair=f"Add a machine, or demand less: of the ways to spread them, {why}."
+        if is_certain
+        else f"Add a machine, demand less, or give a longer budget: {why}.",
     )
 
 
-@functools.lru_cache(maxsize=1)
-def packed_tasks(simulator: Simulator) -> Ints:
-    """[tasks] a placement with room for all tasks, not to be changed: it is kept for the next rule that needs it.
+_known: weakref.WeakKeyDictionary[Simulator, Ints] = weakref.WeakKeyDictionary()
+"""The placements that have been found."""
+
+
+def packed_tasks(simulator: Simulator, limit_s: float | None = None) -> Ints:
+    """[tasks] a placement with room for all tasks; it is kept for the next rule that needs it.
+
+    Args:
+        simulator: the problem.
+        limit_s: most seconds that it may take; None = `SECONDS` and `NODES`, so that two runs give the same.
 
     Raises:
-        NothingFits: there is none, or none was found within `NODES`.
+        NothingFits: there is none, or none was found in time.
     """
+    if simulator not in _known:
+        _known[simulator] = _packed(simulator, limit_s)
+    return _known[simulator].copy()
+
+
+def _packed(simulator: Simulator, limit_s: float | None) -> Ints:
+    """See `packed_tasks`."""
     tasks, place = movable(simulator), simulator.pinned.copy()
     kinds, kind = np.unique(simulator.demands[tasks], axis=0, return_inverse=True)
-    for number, counts in enumerate(_counts(simulator, kinds, np.bincount(kind))):
+    for number, counts in enumerate(_counts(simulator, kinds, np.bincount(kind), limit_s)):
         place[tasks[kind == number]] = np.repeat(np.arange(len(counts)), counts)
     if not simulator.fits(place):  # a solution holds within HiGHS's tolerance of 1e-6
         raise nothing_fits(simulator, is_certain=False)
     return place
 
 
-def _counts(simulator: Simulator, kinds: Floats, number: Ints) -> Ints:
+def _counts(simulator: Simulator, kinds: Floats, number: Ints, limit_s: float | None) -> Ints:
     """[kinds, machines] how many tasks of each kind stand on each machine.
 
     Args:
         simulator: the problem.
         kinds: [kinds, resources] what a task of each kind demands.
         number: [kinds] how many tasks there are of each.
+        limit_s: see `packed_tasks`.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp  # slow to import, and seldom needed
     from scipy.sparse import coo_array
@@ -100,7 +117,7 @@ def _counts(simulator: Simulator, kinds: Floats, number: Ints) -> Ints:
             LinearConstraint(each, number, number),
             LinearConstraint(filled, -np.inf, (free_room(simulator) / scale).ravel() + 1e-9),
         ],
-        options={"node_limit": NODES, "time_limit": SECONDS},
+        options={"node_limit": NODES, "time_limit": SECONDS} if limit_s is None else {"time_limit": limit_s},
     )
     if found.x is None:
         raise nothing_fits(simulator, is_certain=found.status == NO_SOLUTION)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from agents.gnn.baselines import BASELINES, place_by_flows, place_gathered
-from agents.gnn.effort import Closing, Effort, effort_for
+from agents.gnn.effort import CLOSING_SHARE, Closing, Effort, effort_for
 from agents.gnn.enumeration import MOST, count, enumerate_placements, simulation_s
 from agents.gnn.metropolis import ShareLeft, search_by_loads, search_metropolis
 from agents.gnn.orders import CHUNK, choose_schedule, judges_of, search_order
@@ -109,7 +109,7 @@ def search(
     begin = time.perf_counter()
 
     simulator, rng = Simulator(problem, iterations=search_iterations(problem), seed=seed), np.random.default_rng(seed)
-    first = place_by_flows(simulator, rng)
+    first = place_by_flows(simulator, rng, (1.0 - CLOSING_SHARE) * budget.seconds if budget.seconds else None)
     proposals = int(np.clip(200 * len(simulator.pinned), *PROPOSALS))
     effort = effort_for(simulator, first, budget, proposals, STEP)
     # What follows the search has its time too.

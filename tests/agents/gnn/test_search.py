@@ -3,6 +3,7 @@
 import itertools
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jsonschema
 import numpy as np
@@ -150,14 +151,34 @@ def filled(shares: list[list[tuple[float, float]]]) -> Simulator:
     return Simulator(GnnProblem.from_json(document), iterations=2, seed=0)
 
 
+def exactly_filled(rng, machines: int) -> Simulator:
+    cut = rng.multinomial(40, [1 / 3] * 3, size=(machines, 2)) + 20.0
+    return filled([list(zip(cpus, memory, strict=True)) for cpus, memory in cut.tolist()])
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_machines_that_tasks_fill_exactly_are_filled(seed):
     rng = np.random.default_rng(seed)
-    cut = rng.multinomial(40, [1 / 3] * 3, size=(4, 2)) + 20.0
-    one = filled([list(zip(cpus, memory, strict=True)) for cpus, memory in cut.tolist()])
+    one = exactly_filled(rng, 4)
     assert search(one.problem, Budget(evaluations=20)).estimate.iteration_s > 0.0
     for rule in (*BASELINES.values(), place_by_flows):
         assert one.fits(rule(one, rng))
+
+
+@pytest.mark.parametrize(("text", "least_s", "most_s"), [("3s", 1.5, 3.0), ("90s", 50.0, 90.0), ("50", 20.0, 20.0)])
+def test_the_program_that_packs_tasks_has_the_time_of_the_search(monkeypatch, text, least_s, most_s):
+    given = []
+
+    def milp(*args, options, **more):
+        given.append(options)
+        return SimpleNamespace(x=None, status=1)
+
+    monkeypatch.setattr("scipy.optimize.milp", milp)
+    with pytest.raises(NothingFits, match=r"no placement was found.*longer budget"):
+        search(exactly_filled(np.random.default_rng(0), 8).problem, Budget.parse(text))
+    (options,) = given
+    assert least_s <= options["time_limit"] <= most_s
+    assert ("node_limit" in options) == (text == "50")
 
 
 @pytest.mark.parametrize("searcher", ["auto", "metropolis"])
