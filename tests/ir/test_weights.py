@@ -92,10 +92,13 @@ def scaled(form: str) -> tuple[list, list]:
     cast = node("Cast", ["w"], ["c"], to=FLOAT)
     stored = {
         "w": np.ones((8, 96), np.int8), "k": np.ones((1, 96), np.float32), "z": np.ones((1, 96), np.int8),
-        "t": np.ones((96, 8), np.uint8), "n": np.asarray(4, np.uint8),
+        "t": np.ones((96, 8), np.uint8), "n": np.asarray(4, np.uint8), "l": np.ones((8, 96), np.int16),
+        "u": np.ones((8, 96), np.uint32), "m": np.asarray(16, np.uint32),
     }  # fmt: skip
     nodes = {
         "scale": [cast, node("Mul", ["k", "c"], ["wf"])],
+        "long": [node("Cast", ["l"], ["c"], to=FLOAT), node("Mul", ["k", "c"], ["wf"])],
+        "bits": [node("BitShift", ["u", "m"], ["s"], direction="LEFT"), node("BitCast", ["s"], ["wf"], to=FLOAT)],
         "zero": [cast, node("Cast", ["z"], ["d"], to=FLOAT), node("Sub", ["c", "d"], ["e"]),
                  node("Div", ["e", "k"], ["wf"])],
         "turned": [node("Transpose", ["t"], ["c"], perm=[1, 0]), node("Cast", ["c"], ["wf"], to=FLOAT)],
@@ -105,17 +108,49 @@ def scaled(form: str) -> tuple[list, list]:
     return nodes, [numpy_helper.from_array(value, name) for name, value in stored.items() if name in read]
 
 
-@pytest.mark.parametrize("form", ["scale", "zero", "turned"])
+@pytest.mark.parametrize("form", ["scale", "zero", "turned", "long"])
 def test_integers_that_are_converted_and_scaled_are_weights(form):
     """Such a file once had no parameter there, without a word, as if the product were one of data and a constant."""
     nodes, stored = scaled(form)
     data = model([*nodes, node("MatMul", ["x", "wf"], ["a"]), *PLAIN[1:]], [*stored, *STORED[1:]])
     weights = {p.name: p.num_elements for p in load_model(data).parameters}
-    assert weights == {"t" if form == "turned" else "w": 768, "b": 96, "v": 96 * 64}
+    assert weights == {{"turned": "t", "long": "l"}.get(form, "w"): 768, "b": 96, "v": 96 * 64}
     if form != "turned":
         assert facts(data) == facts(model(PLAIN, STORED))
     assert facts(strip(data).data) == facts(data)
     assert load_model(data).warnings == ("the file is quantised (1 weights, 0 other values): it is read as floats",)
+
+
+@pytest.mark.parametrize("per_row", [False, True], ids=["one scale", "a scale of each row"])
+def test_rows_of_integers_that_are_scaled_behind_the_look_up_are_an_embedding(per_row):
+    """Its table was once taken for a constant, without a word: the model had no embedding."""
+    table = numpy_helper.from_array(np.ones((20, 8), np.int8), "e")
+    scale = numpy_helper.from_array(np.full((20, 1) if per_row else (), 0.1, np.float32), "k")
+    nodes = [
+        node("Gather", ["e", "ids"], ["rows"]), node("Cast", ["rows"], ["c"], to=FLOAT),
+        *([node("Gather", ["k", "ids"], ["ks"])] if per_row else []),
+        node("Mul", ["c", "ks" if per_row else "k"], ["x"]), *PLAIN,
+    ]  # fmt: skip
+    made = onnx.load_from_string(model(nodes, [table, scale, *STORED], [("ids", "N", 5)]))
+    made.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
+    data = made.SerializeToString()
+    plain = onnx.load_from_string(model([node("Gather", ["e", "ids"], ["x"]), *PLAIN], [weight("e", 20, 8), *STORED]))
+    plain.graph.input[0].CopyFrom(made.graph.input[0])
+    assert facts(data) == facts(plain.SerializeToString()) == facts(strip(data).data)
+    assert load_model(data).warnings == ("the file is quantised (1 weights, 0 other values): it is read as floats",)
+
+
+@pytest.mark.parametrize(("stored", "dtype"), [(np.uint16, "bfloat16"), (np.uint8, "float8")])
+def test_the_bits_of_floats_that_are_stored_as_integers_are_weights(stored, dtype):
+    """numpy has no bfloat16, so that tools write its bits as integers; they were once read as a constant."""
+    bits = numpy_helper.from_array(np.ones((8, 96), stored), "w")
+    to = {"bfloat16": TensorProto.BFLOAT16, "float8": TensorProto.FLOAT8E4M3FN}[dtype]
+    nodes = [node("BitCast", ["w"], ["b16"], to=to), node("Cast", ["b16"], ["wf"], to=FLOAT)]
+    data = model([*nodes, node("MatMul", ["x", "wf"], ["a"]), *PLAIN[1:]], [bits, *STORED[1:]])
+    graph = load_model(data)
+    assert {(p.name, p.shape) for p in graph.parameters} == {("w", (8, 96)), ("b", (96,)), ("v", (96, 64))}
+    assert graph.tensors["w"].dtype == dtype and not graph.warnings
+    assert facts(strip(data).data) == facts(data)
 
 
 def test_integers_that_meet_the_data_are_no_weights():
@@ -126,8 +161,9 @@ def test_integers_that_meet_the_data_are_no_weights():
     assert {p.name for p in graph.parameters} == {"w", "b", "v"} and not graph.warnings
 
 
-def test_weights_that_are_packed_into_integers_are_refused():
-    nodes, stored = scaled("packed")
+@pytest.mark.parametrize("form", ["packed", "bits"])
+def test_weights_that_are_packed_into_integers_are_refused(form):
+    nodes, stored = scaled(form)
     with pytest.raises(ModelError, match=r"computes with integers.*BitShift.*before it was quantised"):
         load_model(model([*nodes, node("MatMul", ["x", "wf"], ["a"]), *PLAIN[1:]], [*stored, *STORED[1:]]))
 

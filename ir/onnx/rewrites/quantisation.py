@@ -33,11 +33,13 @@ MOVING_KINDS = frozenset(
 )  # fmt: skip
 """Kinds whose results hold numbers of their first operand, or of all operands (Concat), as they are."""
 
-SCALING_KINDS = frozenset({"Cast", "Mul", "Div", "Sub", "Add", "Constant"})
+SCALING_KINDS = frozenset({"Cast", "BitCast", "Mul", "Div", "Sub", "Add", "Constant"})
 """Further kinds of which a file makes a weight out of integers: it converts them, moves their zero and scales them."""
+LOOK_UPS = ("Gather", "GatherND", "GatherElements")
+"""Kinds that take rows of a table, which may be converted behind the look-up."""
 UNPACKING_KINDS = frozenset({"BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor"})
 """Kinds that take several weights out of one integer."""
-SMALL_INTEGERS = ("int8", "uint8", "int4", "uint4", "int2", "uint2")
+SMALL_INTEGERS = ("int16", "uint16", "int8", "uint8", "int4", "uint4", "int2", "uint2")
 """Dtypes of weights that were quantised; wider integers hold counts and places."""
 
 
@@ -51,14 +53,15 @@ def in_floats(nodes: list[Node], stored: dict[str, Stored], *, marked: bool) -> 
 
     Returns:
         the nodes, with an Identity in place of each DequantizeLinear whose operand holds stored or quantised numbers,
-        of the QuantizeLinear that made them, of each node that rounds floats to floats, and of each Cast that makes a
-        weight out of stored integers; and a warning if there was any.
+        of the QuantizeLinear that made them, of each node that rounds floats to floats, of each Cast that makes a
+        weight out of stored integers, and of each BitCast of integers that hold the bits of floats; and a warning if
+        there was any quantisation.
 
     Raises:
         ModelError: an operator computes with integers.
     """
     made = {name: node for node in nodes for name in node.outputs}
-    weights, pairs, kept = 0, 0, []
+    weights, pairs, plain_bits, kept = 0, 0, 0, []
     rounded, known = set[str](), dict[str, set[str]]()
     scaled = _scaled_weights(nodes, made, stored)
     for node in nodes:
@@ -73,25 +76,27 @@ def in_floats(nodes: list[Node], stored: dict[str, Stored], *, marked: bool) -> 
         if node.outputs[0] in scaled.kept:
             kept.append(replace(_left_out(node), inputs=[scaled.kept[node.outputs[0]]]))
             continue
-        dequantises = plain == "DequantizeLinear" or node.outputs[0] in scaled.casts
+        same_bits = _read_as_floats(node)
+        dequantises = plain == "DequantizeLinear" or node.outputs[0] in scaled.casts or bool(same_bits)
         origins = _origins(node.inputs[0], made, known) if dequantises and node.inputs else set()
         quantised = {name for name in origins if name in made and _plain(made[name]) == "QuantizeLinear"}
         if not origins or not origins - quantised <= stored.keys():
             kept.append(node)
             continue
         scale = stored.get(node.inputs[1]) if len(node.inputs) > 1 else None
-        dtype = scale.dtype if scale is not None else scaled.casts.get(node.outputs[0], "float32")
+        dtype = same_bits or scaled.casts.get(node.outputs[0], "float32") if scale is None else scale.dtype
         for name in sorted(origins - quantised):
             given = stored[name]
             if not given.dtype.startswith(("float32", "float16", "bfloat", "float64")):
                 kind = "PARAMETER" if marked and prod(given.shape) > 1 else given.kind
                 stored[name] = replace(given, dtype=dtype, value=None, kind=kind)
-                weights += 1
+                weights += not same_bits
+                plain_bits += bool(same_bits)
         rounded |= quantised
         pairs += bool(quantised)
         kept.append(_left_out(node))
     if not weights and not pairs:
-        return nodes, ()
+        return (kept if plain_bits else nodes), ()
     kept = [_left_out(node) if not rounded.isdisjoint(node.outputs) else node for node in kept]
     warning = f"the file is quantised ({weights} weights, {pairs} other values): it is read as floats"
     return kept, (warning,)
@@ -105,6 +110,12 @@ def _computes_with_integers(node: Node) -> ModelError:
     )
 
 
+def _read_as_floats(node: Node) -> str:
+    """The float dtype as which a BitCast reads its operand; empty for any other node."""
+    dtype = DTYPES.get(int(node.attributes.get("to", 0)), "") if node.kind == "BitCast" else ""
+    return dtype if dtype.startswith(("float", "bfloat")) else ""
+
+
 @dataclass(frozen=True, slots=True)
 class _Scaled:
     """Weights that a file makes out of stored integers by converting and scaling them."""
@@ -116,7 +127,7 @@ class _Scaled:
 
 
 def _scaled_weights(nodes: list[Node], made: Mapping[str, Node], stored: Mapping[str, Stored]) -> _Scaled:
-    """Those in operands of products that are made of stored tensors alone."""
+    """Those in operands of products that are made of stored tensors alone, and in rows that are looked up."""
     known: dict[str, bool] = {}
     pending = [
         node.inputs[i]
@@ -124,6 +135,7 @@ def _scaled_weights(nodes: list[Node], made: Mapping[str, Node], stored: Mapping
         for i in MATRIX_POSITIONS.get(node.kind, ())
         if i < len(node.inputs) and _is_stored(node.inputs[i], made, stored, known)
     ]
+    pending += _scaled_rows(nodes, made, stored)
     casts, sizes, readers = dict[str, str](), dict[str, int](), dict[str, list[str]]()
     while pending:
         name = pending.pop()
@@ -132,7 +144,7 @@ def _scaled_weights(nodes: list[Node], made: Mapping[str, Node], stored: Mapping
             continue
         if node.kind in UNPACKING_KINDS:
             raise _computes_with_integers(node)
-        for given in node.inputs:
+        for given in node.inputs[: 1 if node.kind in LOOK_UPS else None]:
             if given not in readers:
                 pending.append(given)
             readers.setdefault(given, []).append(name)
@@ -157,6 +169,33 @@ def _scaled_weights(nodes: list[Node], made: Mapping[str, Node], stored: Mapping
                     pending.append(name)
     weights_alone = {n: d for n, d in casts.items() if any(kept.get(r, n) == n for r in readers.get(n, [n]))}
     return _Scaled(weights_alone, kept)
+
+
+def _scaled_rows(nodes: list[Node], made: Mapping[str, Node], stored: Mapping[str, Stored]) -> list[str]:
+    """Results of scaling rows that are looked up in stored matrices of small integers."""
+    tables = {
+        name
+        for name, given in stored.items()
+        if given.dtype in SMALL_INTEGERS and len(given.shape) > 1 and given.kind != "BUFFER"
+    }
+    found = [node for node in nodes if node.kind in LOOK_UPS and node.inputs[0] in tables]
+    places = {name for node in found for name in node.inputs[1:2]}
+    # Scales may be those of the rows, looked up at the same places.
+    known = {
+        node.outputs[0]: True
+        for node in nodes
+        if node.kind in LOOK_UPS and node.inputs[0] in stored and places.intersection(node.inputs[1:])
+    }
+    rows, scaled = {node.outputs[0] for node in found}, []
+    for node in nodes if rows else ():
+        if (
+            node.kind in MOVING_KINDS | SCALING_KINDS
+            and not rows.isdisjoint(node.inputs)
+            and all(_is_stored(name, made, stored, known) for name in node.inputs if name)
+        ):
+            rows.update(node.outputs)
+            scaled += node.outputs if node.kind in ("Mul", "Div") else []
+    return scaled
 
 
 def _is_stored(name: str, made: Mapping[str, Node], stored: Mapping[str, Stored], known: dict[str, bool]) -> bool:
