@@ -96,6 +96,10 @@ CONTRACTIONS = [
     Case("Conv", ((4, 4, 6), (8, 4, 3)), (None, None), {"pads": (1, 1)}, id="no batch"),
     Case("Conv", ((1, 4, 4, 4, 4), (8, 4, 3, 3, 3)), attributes={"pads": (1, 1, 1, 1, 1, 1)}, id="3-D"),
     Case("ConvTranspose", ((1, 4, 4, 4), (4, 6, 2, 2)), attributes={"strides": (2, 2)}),
+    Case("DeformConv", ((1, 4, 6, 8), (8, 4, 3, 3), (1, 18, 6, 8), (8,), (1, 9, 6, 8)), (0, None, 0, None, 0),
+         {"pads": (1, 1, 1, 1)}, data={2: UNIT}, id="bias, mask"),
+    Case("DeformConv", ((1, 4, 8, 8), (4, 2, 2, 2), (1, 16, 4, 4)), (0, None, 0),
+         {"group": 2, "offset_group": 2, "strides": (2, 2)}, data={2: UNIT}, id="groups"),
     Case("ConvTranspose", ((1, 4, 4, 4), (4, 4, 3, 3), (8,)), attributes={"strides": (2, 2), "group": 2,
          "auto_pad": "SAME_UPPER"}, id="group, bias"),
 ]  # fmt: skip

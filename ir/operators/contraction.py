@@ -9,7 +9,7 @@ from math import gcd, prod
 
 from ir.factors import InternalCollective, Passing
 from ir.graph import Tensor
-from ir.operators.base import Context, Dims, Result, Unsupported, bytes_of, kind
+from ir.operators.base import Context, Dims, MissingBatch, Result, Unsupported, bytes_of, kind
 from ir.operators.elementwise import broadcast
 from ir.operators.windows import first_pads, spatial_sizes, window_of
 
@@ -216,6 +216,56 @@ def conv_transpose(ctx: Context) -> Result:
         operands.append((2, [(*g, *m)]))
     flops = 2.0 * x.num_elements * (w.num_elements // w.shape[0])
     return _product(ctx, operands, out, "none" if has_bias else "multi", flops)
+
+
+@kind(
+    "DeformConv",
+    rule="n channels! {space!}, m?! inner! {window!}, n places! {new!}, [m?!], [n masks! {new!}] -> n m?! {new!}",
+)
+def deform_conv(ctx: Context) -> Result:
+    """A convolution whose windows read at places of their own, which operand 2 moves and operand 4 weighs.
+
+    Samples can be split, and filters where there is one group of channels. What the windows read is written to memory
+    before the product (torchvision's kernel), which makes no gradient apart for the places.
+    """
+    x, w, moved = ctx.tensor(0), ctx.tensor(1), ctx.tensor(2)
+    rank = len(x.shape) - 2
+    if rank < 1 or len(w.shape) != rank + 2 or len(moved.shape) != rank + 2:
+        raise Unsupported("operands are not [batch, channels, ...]")
+    for index in (0, 2, 4):
+        if ctx.has(index) and ctx.tensor(index).batch_dim not in (None, 0):
+            raise Unsupported("the batch is not the first dim of its operands")
+        if ctx.has(index) and (ctx.tensor(index).batch_dim is None) != (
+            x.batch_dim is None and moved.batch_dim is None
+        ):
+            raise MissingBatch(index, 0)
+    rule = ctx.rule
+    groups, parts = ctx.int_attribute("group", 1), ctx.int_attribute("offset_group", 1)
+    window = window_of(ctx, w.shape[2:])
+    sizes, points = spatial_sizes(ctx, x.shape[2:], window), prod(window.sizes)
+    shares = {2: rank * points * parts, 4: points * parts}
+    fits = groups > 0 and w.shape[0] % groups == 0 and x.shape[1] == w.shape[1] * groups
+    if not fits or any(ctx.has(i) and ctx.tensor(i).shape[1:] != (size, *sizes) for i, size in shares.items()):
+        raise Unsupported(f"{x.shape[1]} channels, weight {w.shape}, {groups} groups, places {moved.shape}")
+    n, m = rule.dim(x, 0, name="n"), rule.loop(w.shape[0], name="m", fixed=groups > 1)
+    new: Dims = [rule.loop(size, fixed=True) for size in sizes]
+    dims_w: Dims = [m, *[rule.loop(size, fixed=True) for size in w.shape[1:]]]
+    operands: list[tuple[int, Dims]] = [(0, [n, *[rule.loop(size, fixed=True) for size in x.shape[1:]]]), (1, dims_w)]
+    operands += [(i, [n, rule.loop(size, fixed=True), *new]) for i, size in shares.items() if ctx.has(i)]
+    if ctx.has(3):
+        operands.insert(3, (3, [m]))
+    flops = 2.0 * x.shape[0] * w.num_elements * prod(sizes)
+    columns = float(x.shape[0] * x.shape[1] * points * prod(sizes))
+    whole = sum(ctx.tensor(i).num_elements for i, _ in operands) + x.shape[0] * w.shape[0] * prod(sizes)
+    return Result(
+        operands,
+        [[n, m, *new]],
+        [x.dtype],
+        forward_flops=flops,
+        gradient_flops={0 if ctx.needs_gradient[0] else 2: flops, 1: flops},
+        traffic=(1.0 + 2.0 * columns / whole, 2.0 + 6.0 * columns / whole),
+        saved_inputs=[i for i, _ in operands if i != 3],
+    )
 
 
 def explicit(equation: str) -> tuple[list[str], str]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from automap.runtime.operators.base import FUNCTIONS, Use, function
+from automap.runtime.operators.base import FUNCTIONS, Use, function, refuse
 from automap.runtime.operators.weight_gradients import convolution, product
 
 FUNCTIONS["MatMul"] = lambda use: product(use.x, use.operand(1))
@@ -100,3 +100,39 @@ def conv_transpose(use: Use) -> Tensor:
     end = [wanted[i] - full.shape[2 + i] + begin[i] for i in range(rank)]
     found = padded(full, [-b for b in begin], end)
     return found if bias is None else found + bias.reshape(-1, *[1] * rank)
+
+
+@function("DeformConv")
+def deform_conv(use: Use) -> Tensor:
+    """A convolution of two spatial dims whose windows read at moved places, each of which a mask may weigh.
+
+    `offsets` are `[n, (parts points 2), h, w]`, rows first; each part of the channels has places of its own.
+    """
+    x, w, offsets, mask = use.x, use.operand(1), use.operand(2), use.optional(4)
+    if x.ndim != 4:
+        raise refuse("DeformConv is executed in two dims only", use.name, "Export with images.")
+    (samples, channels, *sizes), (rows, columns) = x.shape, w.shape[2:]
+    strides, dilations = use.ints("strides", (1, 1)), use.ints("dilations", (1, 1))
+    extents = [d * (k - 1) + 1 for d, k in zip(dilations, w.shape[2:], strict=True)]
+    begin, _ = window_pads(use.attributes, sizes, extents, strides)
+    new, points = offsets.shape[2:], rows * columns
+    parts = offsets.shape[1] // (2 * points)
+    places = []
+    for d, windows in enumerate((rows, columns)):
+        own = torch.arange(windows, device=x.device, dtype=x.dtype) * dilations[d]
+        own = own.repeat_interleave(columns) if d == 0 else own.repeat(rows)
+        first = torch.arange(new[d], device=x.device, dtype=x.dtype) * strides[d] - begin[d]
+        place = own.reshape(-1, 1, 1) + (first.reshape(-1, 1) if d == 0 else first)
+        place = place + offsets.reshape(samples * parts, points, 2, *new)[:, :, d]
+        # Coordinates of grid_sample run from -1 to 1 between the centres of the corners.
+        places.append(2.0 * place / max(sizes[d] - 1, 1) - 1.0)
+    grid = torch.stack(places[::-1], -1).reshape(samples * parts, points * new[0], new[1], 2)
+    read = functional.grid_sample(x.reshape(samples * parts, channels // parts, *sizes), grid, align_corners=True)
+    read = read.reshape(samples, parts, channels // parts, points, *new)
+    if mask is not None:
+        read = read * mask.reshape(samples, parts, 1, points, *new)
+    read = read.reshape(samples, channels // w.shape[1], w.shape[1] * points, *new)
+    found = torch.einsum("ngkhw,gmk->ngmhw", read, w.reshape(read.shape[1], -1, read.shape[2]))
+    found = found.reshape(samples, -1, *new)
+    bias = use.optional(3)
+    return found if bias is None else found + bias.reshape(-1, 1, 1)
