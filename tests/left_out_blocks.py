@@ -1,17 +1,20 @@
 """A network that leaves out whole blocks as its samples or random numbers say, and what ranks do with it in tests."""
 
+import json
+from pathlib import Path
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from automap.export import plan_loader
 from automap.plan import Plan
 from automap.runtime.trainer import parallelize
 from ir.zoo.net import Net
 
 WIDTH, CLASSES, BATCH, BLOCKS = 8, 5, 8, 4
 STEPS = 3
-AT_RANDOM = "at random"
 
 
 class Gated(nn.Module):
@@ -92,4 +95,31 @@ def train(documents):
                 optimizer.zero_grad()
             losses.append(trainer.evaluate(*(x[trainer.rows] for x in batch(STEPS)))[0])
             found.append(losses)
+    return found
+
+
+def load(folder):
+    """[ZeRO 0, 2, 3] the same by the loader of plain PyTorch."""
+    found = []
+    for zero in (0, 2, 3):
+        shape = [1, 1, 2, 1] if zero else [1, 2, 1, 1]
+        plan = {
+            "mesh": {"dim_names": ["pipe", "replicate", "shard", "tensor"], "shape": shape},
+            "layers": [f"h.{number}" for number in range(BLOCKS)],
+            **{"global_batch": BATCH, "num_micro_batches": 2, "zero": zero, "precision": "fp32"},
+            **{"recompute": [], "tensor_parallel": {}, "loss_parallel": False, "stages": [[]]},
+        }
+        if dist.get_rank() == 0:
+            Path(folder, "pytorch.json").write_text(json.dumps(plan))
+        dist.barrier()
+        for rate in (0.0, 0.5):
+            training = plan_loader.Training(network(rate), F.cross_entropy, Path(folder))
+            torch.manual_seed(dist.get_rank())
+            optimizer, losses = optimizer_of(training.parameters()), []
+            for step in range(STEPS + 1):
+                losses.append(training.step(*(x.chunk(2)[training.replica] for x in batch(step))))
+                optimizer.step()
+                optimizer.zero_grad()
+            found.append(losses)
+        dist.barrier()
     return found

@@ -27,6 +27,7 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime as C
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 from torch.distributed.tensor.parallel.style import ParallelStyle
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 STYLES = {style.__name__: style for style in (ColwiseParallel, RowwiseParallel)}
@@ -58,6 +59,7 @@ class Training:
         self.samples = self.plan["global_batch"] // self.replicas
         self.pipe, here, number = mesh["pipe"].get_group(), mesh["pipe"].get_local_rank(), len(self.plan["stages"])
         tied = shared_names(model)
+        self.reached = Reached(model, self.device)
         every, self.names = cut(model, self.plan["stages"]) if number > 1 else ([model], [])
         mine = list(range(here, number, mesh["pipe"].size()))
         self.tied = []
@@ -114,6 +116,8 @@ class Training:
         data = mesh["shard"] if mesh["replicate"].size() == 1 else mesh["replicate", "shard"]
         for part in (*(modules[path] for path in plan["layers"] if path in modules), stage):
             fully_shard(part, mesh=data, reshard_after_forward=plan["zero"] == 3, mp_policy=policy)
+        self.reached.watch(stage)
+        StandIns(stage, [modules[path] for path in plan["layers"] if path in modules])
 
     def parameters(self) -> list[dict[str, list[nn.Parameter]]]:
         """Parameter groups for an optimizer, one for each mesh of parameters."""
@@ -144,8 +148,9 @@ class Training:
         for names, peers in self.tied:
             self._exchange(names, peers)
         found = sum(float(local(loss).detach()) for loss in losses) / max(1, len(losses))
-        total = torch.tensor([found, float(bool(losses))], device=self.device)
+        total = torch.cat([torch.tensor([found, float(bool(losses))], device=self.device), self.reached.own()])
         dist.all_reduce(total)
+        self.reached.forget(total[2:].tolist())
         return float(total[0] / total[1])
 
     def _run(self, inputs: Sequence[Tensor], labels: Tensor) -> list[Tensor]:
@@ -182,6 +187,98 @@ class Training:
         for work in dist.batch_isend_irecv(moves):
             work.wait()
         mine += sum(got)
+
+
+class Reached:
+    """The parameters that a step reaches on any process; the others keep no gradient, as in one process."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self.numbers = {name: n for n, (name, _) in enumerate(model.named_parameters(remove_duplicate=False))}
+        self.device, self.stages, self.seen = device, list[nn.Module](), set[int]()
+
+    def watch(self, stage: nn.Module) -> None:
+        """Takes a stage that is sharded: processes that reach fewer parameters send zeros for the others."""
+        self.stages.append(stage)
+        for part in stage.modules():
+            if isinstance(part, FSDPModule):
+                part.set_reduce_scatter_unused_params(True, recurse=False)
+                for group in fully_shard.state(part)._fsdp_param_groups:  # type: ignore[attr-defined]
+                    group.post_backward = partial(self.note, group, group.post_backward)
+
+    def note(self, group: Any, scatter: Callable[..., None], *unused: Any) -> None:
+        """Notes which parameters have a gradient before it is scattered."""
+        for each in group.fsdp_params if group.reduce_grads else ():
+            gradient = each._unsharded_param.grad if hasattr(each, "_unsharded_param") else None
+            if gradient is not None or each.unsharded_accumulated_grad is not None:
+                self.seen.add(id(each.sharded_param))
+        scatter(*unused)
+
+    def own(self) -> Tensor:
+        """[parameters] 1 for each that this process has reached in a step."""
+        found = torch.zeros(len(self.numbers), device=self.device)
+        for stage in self.stages:
+            for name, parameter in stage.named_parameters():
+                found[self.numbers[name]] = float(id(parameter) in self.seen)
+        self.seen.clear()
+        return found
+
+    def forget(self, counts: Sequence[float]) -> None:
+        """Removes the gradients of those that no process has reached."""
+        for name, parameter in (named for stage in self.stages for named in stage.named_parameters()):
+            if not counts[self.numbers[name]]:
+                parameter.grad = None
+
+
+class StandIns:
+    """Stands in for layers that the code leaves out on this process, as its samples or random numbers say.
+
+    Processes gather the weights of a layer together and scatter its gradients together, all in the same order.
+    """
+
+    def __init__(self, stage: nn.Module, layers: Sequence[nn.Module]) -> None:
+        self.layers, self.place = layers, 0
+        stage.register_forward_pre_hook(self.begin, prepend=True)
+        stage.register_forward_hook(self.end, prepend=True)
+        for layer in layers:
+            layer.register_forward_pre_hook(self.meet, prepend=True, with_kwargs=True)
+
+    def begin(self, stage: nn.Module, args: Any) -> None:
+        """In front of the stage."""
+        self.place = 0
+
+    def meet(self, layer: nn.Module, args: Any, kwargs: Any) -> Any:
+        """In front of a layer: those between the one before it and this have been left out."""
+        place = self.layers.index(layer)
+        if torch._C._current_graph_task_id() != -1 or place < self.place:
+            return None  # It is run again in the backward pass, or a second time in the forward pass.
+        passed, self.place = self.layers[self.place : place], place + 1
+        return through(passed, (args, kwargs), is_trained=any(p.requires_grad for p in layer.parameters()))
+
+    def end(self, stage: nn.Module, args: Any, output: Any) -> Any:
+        """Behind the last layer."""
+        passed, self.place = self.layers[self.place :], len(self.layers)
+        return through(passed, output, is_trained=False) if passed else None
+
+
+def through(layers: Sequence[nn.Module], tree: Any, *, is_trained: bool) -> Any:
+    """Hands a tensor through what torch does around some layers, and gives it a gradient where what follows is trained.
+
+    Gradients of a layer that reads no tensor with a gradient would be scattered behind those of all others.
+    """
+    is_trained |= any(p.requires_grad for layer in layers for p in layer.parameters())
+    leaves, structure = tree_flatten(tree)
+    floats = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    for place in [n for n in floats if leaves[n].requires_grad][:1] or floats[:1]:
+        x = leaves[place]
+        never = torch.zeros((), dtype=torch.bool, device=x.device)
+        if is_trained and torch.is_grad_enabled() and not x.requires_grad:
+            x = x.detach().requires_grad_()
+        for layer in layers:
+            state = fully_shard.state(layer)  # type: ignore[attr-defined]
+            (zero,), _ = state._pre_forward(layer, (torch.where(never, x, 0.0).sum(),), {})
+            x = x + state._post_forward(layer, None, zero.clone()).to(x.dtype)
+        leaves[place] = x
+    return tree_unflatten(leaves, structure)
 
 
 def cut(model: nn.Module, paths: Sequence[Sequence[str]]) -> tuple[list[nn.Module], list[str]]:

@@ -30,3 +30,13 @@ def test_losses_are_those_of_one_process(tmp_path: Path) -> None:
             by_data, at_random = losses[2 * number : 2 * number + 2]
             assert by_data == pytest.approx(wanted, abs=1e-9), name
             assert all(0.0 < loss < 10.0 for loss in at_random), name
+
+
+@pytest.mark.slow
+def test_losses_by_the_loader_of_plain_pytorch_are_those_of_one_process(tmp_path: Path) -> None:
+    wanted = left_out_blocks.of_one_process()
+    for losses in returned(left_out_blocks.load, 2, tmp_path, str(tmp_path)):
+        for number in range(3):
+            by_data, at_random = losses[2 * number : 2 * number + 2]
+            assert by_data == pytest.approx(wanted, abs=1e-5), number
+            assert all(0.0 < loss < 10.0 for loss in at_random), number
