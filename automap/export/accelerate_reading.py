@@ -21,6 +21,15 @@ _MEGATRON_SWITCHES = {
     "use_distributed_optimizer": "use-distributed-optimizer",
 }
 """Switches there -> arguments."""
+_KEYS = frozenset({
+    "compute_environment", "distributed_type", "mixed_precision", "use_cpu", "debug", "num_processes", "machine_rank",
+    "num_machines", "gpu_ids", "main_process_ip", "main_process_port", "rdzv_backend", "same_network",
+    "main_training_function", "enable_cpu_affinity", "fp8_config", "deepspeed_config", "fsdp_config",
+    "parallelism_config", "megatron_lm_config", "mpirun_config", "downcast_bf16", "tpu_name", "tpu_zone",
+    "tpu_use_cluster", "tpu_use_sudo", "command_file", "commands", "tpu_vm", "tpu_env",
+    "dynamo_config", "dynamo_backend", "fp16", "ipex_config", "use_mps_device",
+})  # fmt: skip
+"""Keys of accelerate's `ClusterConfig`, which refuses others, and of earlier versions of it."""
 _SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "1": 3, "2": 2, "3": 0}
 """FSDP 1's strategies, by name or number -> stage of ZeRO."""
 
@@ -31,7 +40,14 @@ def read_accelerate(document: Mapping[str, Any]) -> Stated:
     Raises:
         PlanError: a setting that is not priced, or a value that is none; names it.
     """
-    mixed = document.get("mixed_precision", "no")
+    check_names(document, _KEYS)
+    if unknown := [name for name in document if name not in _KEYS]:
+        what = "is no key of accelerate's files, which of YAML are read beside Megatron-LM's MODEL_ARGS"
+        repair = "Take it out, or state the degrees of another trainer by options such as --tp 8."
+        raise refuse(unknown[0], document[unknown[0]], what, repair)
+    if "distributed_type" not in document:
+        raise refuse("distributed_type", "nothing", "is missing", "Write it, as `accelerate config` does.")
+    mixed = document.get("mixed_precision") or ("fp16" if document.get("fp16") is True else "no")
     check_choice("mixed_precision", mixed, ("no", "fp32", "bf16", "fp16", "fp8"))
     other = {"DEEPSPEED": ("deepspeed_config", _deepspeed), "MEGATRON_LM": ("megatron_lm_config", _megatron)}
     name, reader = other.get(str(document.get("distributed_type")), ("", _own))
@@ -93,7 +109,6 @@ def _own(document: Mapping[str, Any]) -> Stated:
         repair = "Use FSDP, MULTI_GPU, DEEPSPEED or MEGATRON_LM."
         raise refuse("distributed_type", kind, "is not read", repair)
     fsdp = section(document, "fsdp_config")
-    check_names(document, ("num_processes", "mixed_precision", "distributed_type", "fsdp_config", "parallelism_config"))
     read = ("version", "reshard_after_forward", "sharding_strategy", "activation_checkpointing")
     check_names(fsdp, [f"fsdp_{name}" for name in read], "fsdp_config.")
     sizes = ranks_of(section(document, "parallelism_config"), "", "parallelism_config_", "_size")

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from automap.documents import read_document
+from automap.errors import PlanError
+from automap.export.deepspeed_reading import read_deepspeed
 from automap.export.megatron_script import script_flags
+from automap.export.script_processes import Started
 from automap.export.stated import Stated, check_choice, check_names, check_shards, refuse, sgd_kind, whole
 
 _DEGREES = {
@@ -39,6 +43,7 @@ _NOT_PRICED = {
     "optimizer-cpu-offload": "Leave it out: offload is not priced.",
     "cpu-offloading": "Leave it out: offload is not priced.",
     "cpu-optimizer": "Leave it out: offload is not priced.",
+    "yaml-cfg": "Write what that file says as arguments of the script.",
 }
 """Flags that change the plan, and what to do instead."""
 _SIZES = (
@@ -58,7 +63,8 @@ _READ = frozenset({
     "expert-tensor-parallel-size", "pipeline-model-parallel-layout", "decoder-first-pipeline-num-layers",
     "decoder-last-pipeline-num-layers", "recompute-granularity", "recompute-method", "recompute-num-layers",
     "recompute-modules", "activations-checkpoint-method", "fp8-format", "fp8-recipe", "optimizer", "sgd-momentum",
-    "rampup-batch-size", "zero-stage", "num-distributed-optimizer-instances",
+    "rampup-batch-size", "zero-stage", "num-distributed-optimizer-instances", "ds-sequence-parallel-size",
+    "cp-comm-type",
 })  # fmt: skip
 """Flags that say something of the plan or of its price."""
 
@@ -70,7 +76,7 @@ def read_script(text: str) -> Stated:
         PlanError: a flag that is not priced, or a value that is none; names it.
     """
     script = script_flags(text, _READ, _SWITCHES)
-    found = read_flags(script.flags, script.started)
+    found = read_flags(script.flags, script.started, script.documents)
     found.ignored = (*found.ignored, *script.others)
     found.defaults = script.defaults
     return found
@@ -91,13 +97,13 @@ def read_map(flags: Mapping[str, str | None], variables: Mapping[str, Any]) -> S
 
 
 # long: one branch a kind of flag, in Megatron-LM's order
-def read_flags(flags: Mapping[str, str | None], started: tuple[str, str | None, str | None]) -> Stated:
+def read_flags(flags: Mapping[str, str | None], started: Started, documents: Sequence[str] = ()) -> Stated:
     """The strategy of arguments.
 
     Args:
         flags: arguments by their names without dashes; None = a flag without a value.
-        started: name and value of what says how many processes a host starts, and the number of hosts; None where
-            nothing is said.
+        started: how many processes there are.
+        documents: texts that a script writes, of which DeepSpeed's JSON is read.
 
     Raises:
         PlanError: as in `read_script`.
@@ -140,6 +146,12 @@ def read_flags(flags: Mapping[str, str | None], started: tuple[str, str | None, 
     found.training["vocabulary_multiple"] = (number("make-vocab-size-divisible-by") or _VOCABULARY) * found.degrees.get(
         "tp", 1
     )
+    exchanged = flags.get("cp-comm-type") or "p2p"
+    if exchanged != "p2p" and found.degrees.get("cp", 1) > 1:
+        raise refuse("--cp-comm-type", exchanged, "is not priced: attention is priced as a ring", "Use p2p.")
+    if (number("ds-sequence-parallel-size") or 1) > 1:
+        what = "splits sequences for attention by exchanging heads, which is not priced"
+        raise refuse("--ds-sequence-parallel-size", flags["ds-sequence-parallel-size"], what, "Leave it out.")
     slices = number("expert-tensor-parallel-size")
     if slices is not None and slices != found.degrees.get("tp", 1) and found.degrees.get("ep", 1) > 1:
         raise refuse(
@@ -160,7 +172,7 @@ def read_flags(flags: Mapping[str, str | None], started: tuple[str, str | None, 
     if "tp-comm-overlap" in flags:
         found.training["async_tensor_parallel"] = True
     if "deepspeed" in flags:
-        _megatron_deepspeed(flags, found)
+        _megatron_deepspeed(flags, found, documents)
     elif "overlap-grad-reduce" not in flags and found.degrees.get("dp") != 1:
         found.training["overlap_gradients"] = False
     found.sizes = {name: size for name in _SIZES if (size := number(name)) is not None}
@@ -213,10 +225,28 @@ def _precision(flags: Mapping[str, str | None]) -> str:
     return narrow[0] if narrow else "fp32"
 
 
-def _megatron_deepspeed(flags: Mapping[str, str | None], found: Stated) -> None:
-    """Adds what Megatron-DeepSpeed says of ZeRO, which is in its file of DeepSpeed too."""
+def _megatron_deepspeed(flags: Mapping[str, str | None], found: Stated, documents: Sequence[str]) -> None:
+    """Adds what Megatron-DeepSpeed says of ZeRO, which is in its file of DeepSpeed too: DeepSpeed trains by the file.
+
+    Args:
+        flags: as in `read_flags`.
+        found: what the flags say; the stage is added.
+        documents: as in `read_flags`.
+    """
     found.training["trainer"] = "megatron-deepspeed"
     stage = flags.get("zero-stage")
+    for written in _deepspeed_files(documents):
+        own = read_deepspeed(written)
+        said = {
+            "zero-stage": (stage, own.degrees["zero"]),
+            "micro-batch-size": (flags.get("micro-batch-size"), own.degrees.get("micro_batch")),
+            "global-batch-size": (flags.get("global-batch-size"), own.training.get("global_batch")),
+        }
+        for name, (value, other) in said.items():
+            if value is not None and other is not None and value != str(other):
+                what = f"contradicts DeepSpeed's JSON in the script, which says {other}"
+                raise refuse(f"--{name}", value, what, "Make them equal.")
+        stage = str(own.degrees["zero"])
     if stage is None:
         what = "leaves the stage of ZeRO to the file of DeepSpeed"
         raise refuse(
@@ -226,7 +256,18 @@ def _megatron_deepspeed(flags: Mapping[str, str | None], found: Stated) -> None:
     found.degrees["zero"] = int(stage)
 
 
-def _replicas(started: tuple[str, str | None, str | None], others: int) -> dict[str, int]:
+def _deepspeed_files(documents: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Those of some texts that are DeepSpeed's JSON."""
+    for text in documents:
+        try:
+            found = read_document(text, field="from", error=PlanError)
+        except PlanError:
+            continue
+        if isinstance(found, dict) and {"zero_optimization", "train_batch_size"} & found.keys():
+            yield found
+
+
+def _replicas(started: Started, others: int) -> dict[str, int]:
     """The data parallel degree, where it is said how many processes there are.
 
     Args:

@@ -10,23 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from automap.errors import PlanError
+from automap.export.script_processes import Started, processes, slurm_variables
 from automap.export.shell import commands
 from automap.export.shell_conditions import DEFAULT, MAYBE, UNSET, is_known, plain
 from automap.export.stated import refuse
 
-_STARTED = (("nproc-per-node", "nnodes"), ("num-gpus", "num-nodes"))
-"""Flags of torchrun and of DeepSpeed's launcher for the processes of a host and the number of hosts."""
 _LAUNCHER = {"nnodes", "nproc-per-node", "node-rank", "master-addr", "master-port", "rdzv-backend", "rdzv-endpoint"}
 """Flags of torchrun, where no word ends in .py that would divide them from the trainer's."""
-_SLURM = re.compile(r"(?:--nodes|-N|--ntasks-per-node|--gpus-per-node|--gres)(?:=|\s+|(?<=-N))(?:\w+:)*(\d+)(?=\s|$)")
-_SLURM_VARIABLES = {
-    "--nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
-    "-N": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
-    "--ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
-    "--gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
-    "--gres": ("SLURM_GPUS_ON_NODE",),
-}
-"""Options of sbatch -> variables that Slurm gives a script (man sbatch)."""
+_TRANSFORMERS = {"per_device_train_batch_size", "model_name_or_path", "gradient_checkpointing"}
+"""Arguments of transformers' `TrainingArguments` and of its example scripts."""
 _LISTS = {"recompute-modules", "rampup-batch-size"}
 """Arguments of which several words are read."""
 
@@ -37,12 +29,13 @@ class Script:
 
     flags: Mapping[str, str | None]
     """Arguments by their names without dashes; None = a flag without a value."""
-    started: tuple[str, str | None, str | None]
-    """Name and value of what says how many processes a host starts, and the number of hosts; None where nothing is."""
+    started: Started
     others: tuple[str, ...]
     """What else the trainer gets that only a run could tell, such as what a program prints."""
     defaults: tuple[str, ...]
     """Arguments that are read, and that are defaults of the script, which its environment may change."""
+    documents: tuple[str, ...]
+    """Texts that the script writes to files."""
 
 
 def script_flags(text: str, read: Set[str], switches: Set[str]) -> Script:
@@ -56,8 +49,8 @@ def script_flags(text: str, read: Set[str], switches: Set[str]) -> Script:
     Raises:
         PlanError: several commands train, or none does; or an argument that is read is known only where it runs.
     """
-    slurm = _slurm(text)
-    started, rest = commands(text, slurm)
+    slurm = slurm_variables(text)
+    started, rest, documents = commands(text, slurm)
     trained = [words for words in started if not read.isdisjoint(_names(words))]
     bare = [words for words in started if words[0].startswith("--")]
     lost = next((words for words in bare if words in trained), None)
@@ -70,11 +63,10 @@ def script_flags(text: str, read: Set[str], switches: Set[str]) -> Script:
         what = "begins a command of its own: before it, a comment stands or the backslash at a line's end is missing"
         value = " ".join(map(plain, lost[1:2])) or "set"
         raise refuse(plain(lost[0]), value, what, "Write a backslash, and nothing behind it, at the end of that line.")
-    found = [_arguments(words, read, switches, slurm) for words in trained]
+    found = [_arguments(words, read, switches, _started(words, started, slurm), documents) for words in trained]
+    _check_kind(found[-1].flags)
     if read.isdisjoint(found[-1].flags):
-        repair = "Give the script that holds them, such as --tensor-model-parallel-size."
-        value = " ".join(text.split())[:60] or "nothing"
-        raise PlanError("has no arguments of Megatron-LM", field="from", value=value, repair=repair)
+        raise _without_arguments(text, started)
     for name, other in ((name, other) for other in found[:-1] for name in sorted(read)):
         one, last = other.flags.get(name, "nothing"), found[-1].flags.get(name, "nothing")
         if one != last:
@@ -83,36 +75,68 @@ def script_flags(text: str, read: Set[str], switches: Set[str]) -> Script:
     return found[-1]
 
 
-def _slurm(text: str) -> dict[str, str]:
-    """What Slurm tells a script, from its lines `#SBATCH`."""
-    found: dict[str, str] = {}
-    for line in re.findall(r"^#SBATCH\s+(.*)$", text, re.MULTILINE):
-        for option in _SLURM.finditer(line):
-            found |= dict.fromkeys(_SLURM_VARIABLES[re.split(r"[=\s\d]", option[0])[0]], option[1])
-    if {"SLURM_NNODES", "SLURM_NTASKS_PER_NODE"} <= found.keys():
-        tasks = str(int(found["SLURM_NNODES"]) * int(found["SLURM_NTASKS_PER_NODE"]))
-        found |= {"SLURM_NTASKS": tasks, "SLURM_NPROCS": tasks}
-    return found
+def _without_arguments(text: str, started: Sequence[Sequence[str]]) -> PlanError:
+    """The error for a script of another trainer, which names the trainer's file where the script does."""
+    words = [plain(word) for command in started for word in command]
+    files = [word.rpartition("=")[2] for word in words if re.fullmatch(r"\S+\.(toml|ya?ml|json)", word)]
+    repair = "Give the script that holds them, such as --tensor-model-parallel-size."
+    if files:
+        repair = (
+            f"Give the file of the trainer that it starts, {files[0]}, in which the script's own settings stand too."
+        )
+    value = " ".join(text.split())[:60] or "nothing"
+    return PlanError("has no arguments of Megatron-LM", field="from", value=value, repair=repair)
 
 
 def _names(words: Sequence[str]) -> Iterator[str]:
     return (re.split("[= ]", plain(word)[2:])[0] for word in words if plain(word).startswith("--"))
 
 
-def _arguments(words: Sequence[str], read: Set[str], switches: Set[str], slurm: Mapping[str, str]) -> Script:
+def _check_kind(flags: Mapping[str, str | None]) -> None:
+    """Refuses a command with arguments of transformers: some have the names of Megatron-LM's, and mean other things."""
+    for name, value in flags.items():
+        if name.replace("-", "_") in _TRANSFORMERS:
+            repair = "Give DeepSpeed's JSON or accelerate's YAML with a training_arguments.json beside it."
+            raise refuse(
+                f"--{name}", value or "set", "is an argument of transformers, of which no script is read", repair
+            )
+
+
+def _program(words: Sequence[str]) -> int | None:
+    """Place of the program in a command; None where no word ends in .py."""
+    return next((place for place, word in enumerate(words) if plain(word).endswith(".py")), None)
+
+
+def _started(words: Sequence[str], started: Sequence[Sequence[str]], slurm: Mapping[str, str]) -> Started:
+    """How many processes a command is run in.
+
+    Args:
+        words: its words.
+        started: all commands of its script; one of them may run it as a script of its own.
+        slurm: as in `slurm_variables`.
+    """
+    program = _program(words)
+    launcher = dict(_pairs(words[:program])) or dict(_pairs(words[program or 0 :]))
+    around = [] if program is None else [one for one in started if any(words[program] in word for word in one[1:])]
+    return processes(launcher, [words[:program], *around], slurm)
+
+
+def _arguments(
+    words: Sequence[str], read: Set[str], switches: Set[str], started: Started, documents: Sequence[str]
+) -> Script:
     """The arguments of a command.
 
     Args:
         words: its words.
         read: as in `script_flags`.
         switches: as in `script_flags`.
-        slurm: as in `_slurm`.
+        started: how many processes it is run in.
+        documents: texts that its script writes.
 
     Raises:
         PlanError: one that is read is known only where the script runs.
     """
-    program = next((place for place, word in enumerate(words) if plain(word).endswith(".py")), None)
-    launcher = {} if program is None else dict(_pairs(words[:program]))
+    program = _program(words)
     pairs, others = list(_pairs(words[(program or 0) :])), []
     flags: dict[str, str | None] = {}
     defaults: dict[str, None] = {}
@@ -133,17 +157,16 @@ def _arguments(words: Sequence[str], read: Set[str], switches: Set[str], slurm: 
             repair = "Write it as a number or a word, or set its variables in the script."
             shown = "set" if value is None else plain(value)
             raise refuse(f"--{name}", shown, what, repair)
+        if name in read and name not in _LISTS and len(values) > 1 and all(map(is_known, values)):
+            raise refuse(f"--{name}", " ".join(map(plain, values)), "has several values", "Give one of them.")
         if name in read and value is not None and DEFAULT in value:
             defaults[f"--{name} {plain(value)}"] = None
         flags[name] = " ".join(map(plain, values)) if name in _LISTS else None if value is None else plain(value)
-    each, nodes = _processes(launcher or dict(pairs))
-    name = "--nproc-per-node"
-    if each is None and "SLURM_NTASKS" in slurm and slurm["SLURM_NTASKS_PER_NODE"] != "1":
-        # Without a launcher, Slurm starts each process.
-        each, nodes, name = slurm["SLURM_NTASKS_PER_NODE"], slurm["SLURM_NNODES"], "--ntasks-per-node"
     is_launched = {name.replace("_", "-") for name in flags} & _LAUNCHER if program is None else set()
     kept = {name: value for name, value in flags.items() if name.replace("_", "-") not in is_launched}
-    return Script(flags=kept, started=(name, each, nodes), others=tuple(others), defaults=tuple(defaults))
+    return Script(
+        flags=kept, started=started, others=tuple(others), defaults=tuple(defaults), documents=tuple(documents)
+    )
 
 
 def _pairs(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
@@ -160,14 +183,3 @@ def _pairs(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
             values.append(word)
     if name:
         yield name, values
-
-
-def _processes(launcher: Mapping[str, Sequence[str]]) -> tuple[str | None, str | None]:
-    """Processes of a host and number of hosts; None where only a run could tell, or the environment may change it."""
-    said = {plain(name).replace("_", "-"): values[0] for name, values in launcher.items() if values}
-    for names in _STARTED:
-        if names[0] in said:
-            found = [said.get(name, "1") for name in names]
-            if all(is_known(value) and DEFAULT not in value for value in found):
-                return found[0], found[1]
-    return None, None

@@ -171,7 +171,7 @@ def _plain(text: str) -> Any:
 
 
 _READERS: Mapping[str, Callable[[str], Stated]] = {
-    ".sh": read_script,
+    **dict.fromkeys((".sh", ".bash", ".sbatch", ".slurm"), read_script),
     ".toml": read_torchtitan,
     ".json": _json,
     ".yaml": _yaml,

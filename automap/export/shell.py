@@ -46,8 +46,11 @@ Way = Callable[[], object]
 Result = TypeVar("Result")
 
 
-def commands(text: str, values: Mapping[str, str] = MappingProxyType({})) -> tuple[list[list[str]], list[str]]:
-    """The commands that a script starts, and the words of all its variables, where no command has them.
+def commands(
+    text: str, values: Mapping[str, str] = MappingProxyType({})
+) -> tuple[list[list[str]], list[str], list[str]]:
+    """The commands that a script starts, the words of all its variables, where no command has them, and the
+    here-documents that are no scripts.
 
     Args:
         text: the script.
@@ -65,7 +68,7 @@ def commands(text: str, values: Mapping[str, str] = MappingProxyType({})) -> tup
     except RecursionError:
         raise broken("the script", "is nested too deeply") from None
     rest = [word for value in found.values.values() for text in elements(value) for word in text.split()]
-    return found.commands, rest
+    return found.commands, rest, found.bodies
 
 
 @dataclass(slots=True, kw_only=True)
@@ -344,9 +347,10 @@ class _Reading(Words):
     def _program(self, name: str, words: list[str]) -> None:
         """Notes a program; a text with options among its words is a script for another shell, as after `bash -c`."""
         for word in words:
-            if re.match(r"[^-].*\s--\w", word, re.DOTALL):
+            inner = word.removeprefix("--wrap=")
+            if re.match(r"[^-].*\s--\w", inner, re.DOTALL):
                 follow = self.script if name in _SHELLS else self.perhaps_script
-                self._apart(functools.partial(follow, word))
+                self._apart(functools.partial(follow, inner))
         self.commands.append(words)
 
     def _function(self, name: str, words: list[str]) -> Outcome:

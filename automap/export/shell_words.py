@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from automap.export.shell_arithmetic import number
+from automap.export.shell_braces import written_out
 from automap.export.shell_conditions import DEFAULT, MAYBE, UNSET, is_known, plain, unknown
 from automap.export.shell_syntax import Node, broken, literal, place
 
@@ -71,6 +72,10 @@ class Words:
 
     def fields(self, word: Node) -> list[str]:
         """The words that a written word stands for."""
+        return [text for one in written_out(word, self.spend) for text in self._divided(one)]
+
+    def _divided(self, word: Node) -> list[str]:
+        """The words of a written word without braces: what stands in place of variables is divided at blanks."""
         found: list[str] = []
         is_open = False
         for text, is_whole in self.pieces(word):

@@ -12,7 +12,14 @@ from automap.errors import PlanError
 from automap.export.reading import read_configuration
 from automap.export.stated import Stated
 
-EMPTY = "compute_environment: LOCAL_MACHINE\ndeepspeed_config: {}\nfsdp_config: {}\ntpu_env: []\ncommand: null\n"
+EMPTY = """
+compute_environment: LOCAL_MACHINE
+deepspeed_config: {}
+distributed_type: 'NO'
+fsdp_config: {}
+tpu_env: []
+commands: null
+"""
 DEEPSPEED = """
 distributed_type: DEEPSPEED
 deepspeed_config:
@@ -37,6 +44,11 @@ num_processes: 8
 FSDP = "distributed_type: FSDP\nfsdp_config:\n  "
 
 
+NEMO = "trainer:\n  devices: 8\n  num_nodes: 4\nmodel:\n  tensor_model_parallel_size: 8\n"
+FOUNDRY = "max_seq_len: 2048\nmodel:\n  n_layers: 32\nfsdp_config:\n  sharding_strategy: FULL_SHARD\n"
+ARGUMENTS = "output_dir: out\nper_device_train_batch_size: 4\nbf16: true\n"
+
+
 def read(tmp_path: Path, given: Any) -> Stated:
     path = tmp_path / ("a.yaml" if isinstance(given, str) else "a.json")
     path.write_text(given if isinstance(given, str) else json.dumps(given))
@@ -55,7 +67,12 @@ def read(tmp_path: Path, given: Any) -> Stated:
             ("megatron_lm_num_micro_batches",),
         ),
         (f"{FSDP}fsdp_reshard_after_forward: SHARD_GRAD_OP", "accelerate", {"zero": 2}, ()),
-        ("dynamo_config:\n  dynamo_backend: INDUCTOR", "accelerate", {}, ("dynamo_config",)),
+        (
+            "distributed_type: MULTI_GPU\ndynamo_config:\n  dynamo_backend: INDUCTOR",
+            "accelerate",
+            {},
+            ("dynamo_config",),
+        ),
         ({"expert_parallel": {"enabled": True, "autoep_size": 8}}, "deepspeed", {"ep": 8}, ()),
         ({"zero_optimization": {"stage": 3, "zenflow": {"topk": 1}}}, "deepspeed", {}, ("zero_optimization.zenflow",)),
         ({"optimizer": {"type": "Lamb"}}, "deepspeed", {}, ("optimizer.type Lamb",)),
@@ -71,6 +88,7 @@ def test_an_old_name_of_bf16(tmp_path: Path) -> None:
     assert read(tmp_path, {"bfloat16": {"enabled": True}}).training["precision"] == "bf16"
     assert read(tmp_path, DEEPSPEED).training["precision"] == "bf16"
     assert read(tmp_path, MEGATRON).training["precision"] == "bf16"
+    assert read(tmp_path, "distributed_type: 'NO'\nfp16: true").training["precision"] == "fp16"
 
 
 @pytest.mark.parametrize(
@@ -88,6 +106,13 @@ def test_an_old_name_of_bf16(tmp_path: Path) -> None:
          "all replicas"),
         ({"zero_optimization": {"stage": 3, "mics_shard_size": 4}}, "zero_optimization.mics_shard_size", "all"),
         ({"bf16": {"enabled": True}, "sequence_parallel_size": 4}, "sequence_parallel_size", "Leave"),
+        # Files of NeMo, LLM Foundry and transformers had the price of plain replicas in fp32.
+        (NEMO, "trainer", "--tp 8"),
+        (FOUNDRY, "max_seq_len", "--tp 8"),
+        (ARGUMENTS, "output_dir", "--tp 8"),
+        ("tensor_model_parallel_size: 8", "tensor_model_parallel_size", "--tp 8"),
+        ("distributed_typ: FSDP", "distributed_typ", "Write distributed_type"),
+        ("num_processes: 8", "distributed_type", "accelerate config"),
         ({"train_batch_size": 8, "amp": {"enabled": True}}, "amp.enabled", "bf16"),
     ],
 )  # fmt: skip

@@ -116,6 +116,12 @@ while getopts "t:p:" opt; do case $opt in t) TP=$OPTARG ;; esac; done
 while [[ $# -gt 0 ]]; do case $1 in --tp) TP=$2; shift 2 ;; esac; done
 torchrun $CMD --rest "$REST" --tp $TP
 """,
+    "braces": r"""
+N=3; A={1,2}; LIST=(--x{1..3} {a,b}{c,d}); E='{q,r}'
+torchrun {2,4} --{tensor,pipeline}-size=$N {1..4} {4..1..2} {08..11} {-01..2} {a..e..2} {C..A} x{,y}z {a,{b,c}d,}e \
+    {} {a} {1..$N} {a,b"," c} {"x y",$N} "{1,2}" \{1,2} {1,2\} {a,{b,c} {{d,e}} {1..2}{3,4} "${LIST[@]}" $A $E z/{u,v} \
+    --json='{"a": 1, "b": {1,2}}' {"k":1,"l":2} {1.5..2} {2..-2..0} {aa..c} {,} ${N}{x,y} ,{,},
+""",
     "numbers": """
 A=7; B=0; let "C = A * 2" D=3; ((E = A ** 2, F = -A / 2)); let G=A%4; ((A > 5 ? (H = 1) : (H = 2)))
 ((A += 3)); I=$((A++ + --D)); ((B)) || J=--zero; ((B == 0 && A)) && K=--one
@@ -134,7 +140,7 @@ def test_words_are_those_of_bash(name: str, tmp_path: Path) -> None:
     ran = subprocess.run(
         ["bash", "-c", SCRIPTS[name]], capture_output=True, text=True, cwd=tmp_path, env={"PATH": path}, check=False
     )
-    started, _ = commands(SCRIPTS[name])
+    started, *_ = commands(SCRIPTS[name])
     (words,) = [[plain(word) for word in one[1:]] for one in started if one[0] == "torchrun"]
     assert words == ran.stdout.splitlines()
 
@@ -153,6 +159,15 @@ TRAIN = 'torchrun pretrain_gpt.py "${ARGS[@]}"'
         ("torchrun a.py --bf16\ntorchrun b.py --fp16", "--bf16", "differs"),
         ("torchrun a.py --$KIND --micro-batch-size 2", "--$KIND", "name is not known"),
         ("ARGS=('--fp8-format hybrid')\n" + TRAIN, "--fp8-format", "one word"),
+        ("torchrun a.py --tensor-model-parallel-size {2,4}", "--tensor-model-parallel-size", "several values"),
+        ("for N in {1..4}; do torchrun a.py --micro-batch-size $N; done", "--micro-batch-size", "each N of a loop"),
+        ("torchrun a.py --bf16 {1..9999999}", "script", "characters"),
+        ("torchrun a.py --bf16 " + "{1..99}" * 9, "script", "characters"),
+        ("torchrun run_clm.py --bf16 --per_device_train_batch_size 2", "--per_device_train_batch_size", "transformers"),
+        ("torchrun a.py --micro-batch-size 1 --yaml-cfg a.yaml", "--yaml-cfg", "not priced"),
+        ("torchrun a.py --context-parallel-size 2 --cp-comm-type a2a", "--cp-comm-type", "as a ring"),
+        ("torchrun a.py --bf16 --ds-sequence-parallel-size 4", "--ds-sequence-parallel-size", "exchanging heads"),
+        ("torchrun -m torchtitan.train --job.config_file a/b.toml", "", "no arguments of Megatron-LM"),
         ("sbatch --nodes=4 train.sh", "", "no arguments of Megatron-LM"),
         ("if true; then torchrun --bf16", "script", "fi"),
         ("f() { f; }\nf", "script", "calls itself"),
@@ -218,6 +233,16 @@ srun --ntasks-per-node 1 bash -c "torchrun --nproc_per_node 8 --nnodes $NNODES p
             "srun torchrun --nnodes=$SLURM_JOB_NUM_NODES --nproc_per_node=${SLURM_GPUS_ON_NODE:-8}",
             8,
         ),
+        ("#SBATCH -N 4\n#SBATCH -n 32", "srun python", 16),
+        ("#SBATCH --ntasks=32", "srun python", 16),
+        # srun has options of its own, which count more.
+        ("#SBATCH --nodes=8\n#SBATCH --ntasks-per-node=8", "srun -N 4 -n 32 python", 16),
+        ("#SBATCH --nodes=8\n#SBATCH --ntasks-per-node=8", "srun -N4 --ntasks=32 env A=1 python -u", 16),
+        ("#SBATCH --nodes=4", "srun --ntasks-per-node=8 --gpus-per-node=8 python", 16),
+        ("#SBATCH --nodes=8\n#SBATCH --ntasks-per-node=8", "srun --nodes=4 python", None),
+        ("#SBATCH --nodes=8\n#SBATCH --ntasks-per-node=8", "srun -n $TASKS python", None),
+        ("#SBATCH --nodes=8\n#SBATCH --ntasks-per-node=1", "srun -N 4 -n 4 torchrun --nproc-per-node=gpu", None),
+        ("", "mpirun -np 16 -H a:8,b:8 python", 8),
         # What is given to sbatch is not in the script.
         ("#SBATCH --ntasks-per-node=8", "srun python", None),
         ("#SBATCH --nodes=2-4 --ntasks-per-node=8", "srun python", None),
