@@ -20,7 +20,7 @@ from agents.results.diverse_top_k import MOST, DiverseTopK, Found, unlike
 from agents.results.history import history
 from agents.results.infeasibility_advice import nothing_fits
 from agents.results.local_sgd import PlanWithSync, with_sync_modes
-from agents.results.plainest import IllegalPlan, Offer, Outside, as_it_is, plainest
+from agents.results.plainest import NEAR, IllegalPlan, Offer, Outside, as_it_is, in_order, plainest
 from agents.results.side_by_side import fastest_of_each, of_unlike_degrees
 from agents.searcher import Budget, OnProgress, Progress, Reached, SearchResult, SearchTask, ShouldStop
 from agents.spending import Spending
@@ -381,7 +381,8 @@ class Incumbent(Spending):
             if self.best is not None and self.best_s <= limit_s:
                 best = (self.best, self.best_by)
                 offers.append(plainest(self.space, best, self._diverse.best(MOST, self.best), limit_s))
-            return min(offers, key=lambda one: one.plainness)
+            near_s = NEAR * max(0.0, limit_s - min(found.step_time_s, self.best_s))
+            return in_order(offers, lambda one: one.plainness, near_s)[0]
 
         def unlike_plans(count: int) -> tuple[Plan, ...]:
             others = self.unlike(count - 1) if count > 1 else []

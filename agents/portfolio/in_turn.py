@@ -223,10 +223,13 @@ class _Turns:
             return fastest_of_each((p for found in self._results.values() for p in found.others(count)), count)
 
         def plainest(limit_s: float) -> Offer:
+            from agents.results.plainest import NEAR, in_order  # it reads all of a search, which not every turn needs
+
             limit_s = max(limit_s, best.step_time_s)
             able = [(name, found) for name, found in self._results.items() if found.step_time_s <= limit_s]
             offers = [(found.plainest(limit_s), name, found) for name, found in able if found.plainest is not None]
-            offer, name, found = min(offers, key=lambda some: some[0].plainness)
+            near_s = NEAR * (limit_s - best.step_time_s)
+            offer, name, found = in_order(offers, lambda some: some[0].plainness, near_s)[0]
             plan = replace(offer.plan, warnings=(*offer.plan.warnings, *warnings))
             return replace(offer, plan=plan, found_by=_finder(name, found, offer.found_by))
 

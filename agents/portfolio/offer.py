@@ -31,7 +31,7 @@ from agents.portfolio.parts import (
 from agents.results.diverse_top_k import candidate, unlike_plans
 from agents.results.fewer_devices import Part, needed, on_all, promising, told_idle
 from agents.results.history import history
-from agents.results.plainest import TIE, Offer, plainness, tidy
+from agents.results.plainest import NEAR, TIE, Offer, in_order, plainness, tidy
 from agents.results.side_by_side import fastest_of_each, key_of
 from agents.searcher import Budget, OnProgress, Progress, Reached, SearchResult, ShouldStop, check_tie
 from automap.comparisons import TargetCost, Yours
@@ -269,9 +269,13 @@ class _Found:
         for one, plan in of_parts:
             if _step_s(plan) <= limit_s:
                 offer = _plainest(one.found, limit_s)
-                offers.append(replace(offer, plan=self._of_part(one, offer.plan) or plan))
+                lifted = self._of_part(one, offer.plan)
+                # A host's idle devices keep their share of its links, so that on all devices the plan may be slower.
+                if lifted is None or _step_s(lifted) > limit_s:
+                    offer, lifted = _plainest(one.found, 0.0), plan
+                offers.append(replace(offer, plan=lifted, plainness=offer.plainness._replace(step_s=_step_s(lifted))))
         offers += [offer for offer in known if _step_s(offer.plan) <= limit_s]
-        offer = min(offers, key=lambda some: some.plainness)
+        offer, *_ = in_order(offers, lambda some: some.plainness, NEAR * (limit_s - fastest_s))
         record = self._record(offer, fastest_s)
         yours = self.yours and _compared(self.yours, offer.plan, self.evaluator())
         chosen = replace(

@@ -1,18 +1,19 @@
 """Plainest: of the plans that the price cannot tell from the best one, the plan that is plainest.
 
-An estimate has an error, and plans within a fraction of it cannot be told apart. Of those, the
-plainest plan is returned: one that repeats no work over a whole axis, a template before any other plan, then the one
-with the fewest axes, the fewest unusual decisions, and the fewest devices. Besides the plans that were found, two kinds
-of plans are considered: the best one with decisions put back to their ordinary values, and each plan without axes over
-which nothing is split and with like axes merged. Units: seconds.
+An estimate has an error, and plans within a fraction of it cannot be told apart. Of those, the plainest plan is
+returned: one that repeats no work over a whole axis, the one with the fewest devices, a template before any other plan,
+then the one with the fewest axes. Plans that are alike in all this differ in details, which the price tells apart
+better: of those that are nearly as fast as the fastest of them, the one with the fewest unusual decisions is taken.
+Besides the plans that were found, two kinds of plans are considered: the best one with decisions put back to their
+ordinary values, and each plan without axes over which nothing is split and with like axes merged. Units: seconds.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -32,12 +33,56 @@ TIE = 0.1
 """Share of an estimate's error band, to either side of it, within which two step times count as equal. The band is that
 of all models and clusters; errors of plans of one model on one cluster are alike, so only a tenth of it is between
 them. Assumed."""
-MOST_TEMPLATES = 24
-"""Largest number of templates that are considered: in a large space hundreds may be within the tie."""
+NEAR = 1.0 / 3.0
+"""Share of a tie that a plan may be slower than the fastest one of its kind for the sake of fewer unusual decisions.
+Plans of one kind have most of their error in common; with a tie of 3 % they stay within 1 % (assumed)."""
+MOST_TEMPLATES = 12
+"""Largest number of templates that are considered because they are plain, and of those that are because they are fast:
+in a large space hundreds may be within the tie."""
+T = TypeVar("T")
 
-Plainness = tuple[bool, bool, int, int, int, float]
-"""Whether a stage repeats all its work over an axis, whether the plan is no template, number of axes, number of unusual
-decisions, number of devices, step time. The least of these tuples belongs to the plainest plan."""
+
+class Plainness(NamedTuple):
+    """How plain a plan is; `in_order` compares."""
+
+    repeats: bool
+    """Whether a stage repeats all its work over an axis."""
+    num_devices: int
+    """Devices that work."""
+    is_no_template: bool
+    """Whether the plan is no template."""
+    num_axes: int
+    """Number of axes."""
+    num_unusual: int
+    """Number of unusual decisions."""
+    step_s: float
+    """Step time."""
+
+    @property
+    def kind(self) -> tuple[bool, int, bool, int]:
+        """All but the unusual decisions; the plainest kind is the least."""
+        return self[:4]
+
+
+def in_order(plans: Iterable[T], rank: Callable[[T], Plainness], near_s: float) -> list[T]:
+    """Plans within a tie, the plainest first.
+
+    Args:
+        plans: the plans.
+        rank: how plain each is.
+        near_s: seconds by which a plan may be slower than the fastest one of its kind to come before it.
+    """
+    plans = list(plans)
+    fastest: dict[tuple[bool, int, bool, int], float] = {}
+    for plan in plans:
+        kind = rank(plan).kind
+        fastest[kind] = min(rank(plan).step_s, fastest.get(kind, np.inf))
+
+    def key(plan: T) -> tuple[tuple[bool, int, bool, int], bool, int, float]:
+        own = rank(plan)
+        return own.kind, own.step_s > fastest[own.kind] + near_s, own.num_unusual, own.step_s
+
+    return sorted(plans, key=key)
 
 
 class IllegalPlan(RuntimeError):
@@ -90,16 +135,17 @@ def plainest(space: PlanSpace, best: Found, others: Sequence[Found], limit_s: fl
     Raises:
         IllegalPlan: not even the best plan is legal.
     """
-    found = _candidates(space, best, others, limit_s)
-    evaluator = space.evaluator
+    best_s, evaluator = float(space.price(np.array([best[0]]))[0, 0]), space.evaluator
+    found = _candidates(space, best, others, limit_s, best_s + NEAR * max(0.0, limit_s - best_s))
     pool: list[tuple[Plainness, Values, LoweredPlan]] = []
     for values, (_, is_template) in found.items():
         raw = space.lowered(values)
         # The simplified plan may break a constraint of the hints that the plan obeys as it was found.
         for lowered in (plain(raw, evaluator, limit_s), raw):
             pool.append((plainness(lowered, evaluator, is_template=is_template), values, lowered))
+    near_s = NEAR * max(0.0, limit_s - min(rank.step_s for rank, _, _ in pool))
     verifier, faults = Verifier(space.problem), ""
-    for rank, values, lowered in sorted(pool, key=lambda some: (some[0], some[1])):
+    for rank, values, lowered in in_order(sorted(pool, key=lambda some: some[:2]), lambda some: some[0], near_s):
         plan = annotate(to_plan(lowered, evaluator), lowered, evaluator)
         wrong = verifier.violations(plan)
         if not wrong:
@@ -160,7 +206,7 @@ def plainness(lowered: LoweredPlan, evaluator: Evaluator, *, is_template: bool) 
     step_s = evaluator.evaluate(lowered).step_time_s
     # ZeRO counts by its stage, all others by one.
     num_unusual = num_unlike(lowered, evaluator) + sum(unusual.values())
-    return repeats(lowered, evaluator), not is_template, num_axes, num_unusual, len(devices), step_s
+    return Plainness(repeats(lowered, evaluator), len(devices), not is_template, num_axes, num_unusual, step_s)
 
 
 def _mixes(segments: Sequence[Segment], evaluator: Evaluator) -> bool:
@@ -187,21 +233,24 @@ def plain(lowered: LoweredPlan, evaluator: Evaluator, limit_s: float) -> Lowered
 
 
 def _candidates(
-    space: PlanSpace, best: Found, others: Sequence[Found], limit_s: float
+    space: PlanSpace, best: Found, others: Sequence[Found], limit_s: float, near_s: float
 ) -> dict[Values, tuple[str, bool]]:
-    """Plans within the limit -> the searcher that found each, and whether it is a template."""
+    """Plans within the limit -> the searcher that found each, and whether it is a template; `near_s` is the limit of
+    plans that differ from the best one in unusual decisions alone."""
     listed = np.array([values for _, values in templates(space)], dtype=np.int64)
     fast = listed[_within_limit(space, listed, limit_s)]
     # Templates with the fewest values other than 0 come first.
-    order = np.lexsort((space.price(fast)[:, 0], (fast[:, : space.first.signature] > 0).sum(axis=1)))
-    found = {tuple(row): ("expert", True) for row in fast[order[:MOST_TEMPLATES]].tolist()}
+    seconds = space.price(fast)[:, 0] if len(fast) else np.zeros(0)
+    order = np.lexsort((seconds, (fast[:, : space.first.signature] > 0).sum(axis=1)))
+    both = [*order[:MOST_TEMPLATES], *np.argsort(seconds, kind="stable")[:MOST_TEMPLATES]]
+    found = {tuple(row): ("expert", True) for row in fast[both].tolist()}
     is_template = {tuple(row) for row in fast.tolist()}
     given = np.array([values for values, _ in others], dtype=np.int64).reshape(len(others), len(space.slots))
     others = [other for other, is_fast in zip(others, _within_limit(space, given, limit_s), strict=True) if is_fast]
     for values, name in (best, *others):
         found.setdefault(values, (name, values in is_template))
-    if best[0] not in is_template:
-        found.setdefault(simplified(space, best[0], limit_s), (best[1], False))
+    for most_s in (near_s, limit_s) if best[0] not in is_template else ():
+        found.setdefault(simplified(space, best[0], most_s), (best[1], False))
     return found
 
 
