@@ -14,6 +14,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 MIB = 1 << 20
 GIB = 1 << 30
+LARGEST_VALUE = 512 * MIB
+"""Most bytes of a value of Redis, which cuts connections that send more (its default of `proto-max-bulk-len`)."""
 
 
 class Settings(BaseSettings):
@@ -27,7 +29,7 @@ class Settings(BaseSettings):
     """Folder in which the private Redis keeps its append-only file."""
     num_workers: int = Field(default=1, ge=0, le=256)
     """Worker processes that `automap serve` supervises; each runs one job at a time."""
-    max_model_bytes: int = Field(default=64 * MIB, ge=1)
+    max_model_bytes: int = Field(default=64 * MIB, ge=1, le=LARGEST_VALUE)
     """Largest model file."""
     max_uploads: int = Field(default=16, ge=1, le=1000)
     """Largest number of uploads at a time; their bytes are kept in temporary files while they arrive."""
@@ -37,7 +39,7 @@ class Settings(BaseSettings):
     """Largest size of a tenant's requests and plans; beyond it the oldest jobs that have ended are removed."""
     keep_days: float = Field(default=90.0, gt=0)
     """Days for which a job that has ended is kept."""
-    max_request_bytes: int = Field(default=1 * MIB, ge=1)
+    max_request_bytes: int = Field(default=1 * MIB, ge=1, le=LARGEST_VALUE)
     """Largest body of every other request."""
     max_queued_jobs: int = Field(default=1000, ge=1)
     """Largest number of a tenant's jobs that wait."""

@@ -21,6 +21,7 @@ def read_settings() -> Settings:
     from pydantic import ValidationError
     from pydantic_settings import SettingsError
 
+    from service.problems import wanted
     from service.settings import Settings
 
     try:
@@ -33,5 +34,5 @@ def read_settings() -> Settings:
     except ValidationError as fault:
         first = fault.errors()[0]
         name = "AUTOMAP_" + str(first["loc"][0]).upper()
-        repair = f"Set {name} to another value."
-        raise UserError(first["msg"], field=name, value=first.get("input"), repair=repair) from None
+        message, repair = wanted(first["type"], first.get("ctx", {})) or (first["msg"], f"Set {name} to another value.")
+        raise UserError(message, field=name, value=first.get("input"), repair=repair) from None

@@ -12,9 +12,10 @@ import pytest
 import redis
 import service_work
 
-from automap.errors import NothingFits, ProblemError
+from automap.errors import NothingFits, ProblemError, UserError
 from automap.problem import Problem
 from service.command.main import main
+from service.command.server_settings import read_settings
 from service.jobs.store import Store
 from service.settings import Settings
 
@@ -129,3 +130,14 @@ def test_submit_and_leave(api: httpx.Client, store: Store, capsys: pytest.Captur
 def test_a_list_of_no_jobs_says_so(api: httpx.Client, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--url", str(api.base_url)]) == 0
     assert capsys.readouterr().out == "no jobs; `automap submit` makes one\n"
+
+
+@pytest.mark.parametrize("name", ["AUTOMAP_MAX_MODEL_BYTES", "AUTOMAP_MAX_REQUEST_BYTES"])
+def test_a_limit_that_redis_cannot_keep_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis cuts the connection that sends a larger value, which had been told as a store that does not answer."""
+    monkeypatch.setenv(name, str(512 << 20))
+    read_settings()
+    monkeypatch.setenv(name, str(2 << 30))
+    with pytest.raises(UserError) as fault:
+        read_settings()
+    assert (fault.value.field, fault.value.repair) == (name, "Give a number of at most 536870912.")
