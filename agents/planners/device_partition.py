@@ -77,6 +77,10 @@ def partitions(
     worth: dict[tuple[int, int], Floats] = {}
     ways: list[dict[tuple[int, int], tuple[Ints, Ints]]] = []
     for count in range(1, min(most, layers, devices) + 1):
+        # Place -> the sizes of the next stage that begins there.
+        nexts: dict[int, list[int]] = {}
+        for place, size in sorted(worth):
+            nexts.setdefault(place, []).append(size)
         found: dict[tuple[int, int], Floats] = {}
         way: dict[tuple[int, int], tuple[Ints, Ints]] = {}
         for place in range(0, devices, step):
@@ -86,8 +90,8 @@ def partitions(
                     if rest == devices:
                         found[place, size] = seconds(1, place, size)[:, layers].copy()
                     continue
-                behind = [other for other in sizes if (rest, other) in worth]
-                if not behind:
+                behind = nexts.get(rest)
+                if behind is None:
                     continue
                 # What is behind the cut before each layer takes, with the best size of the next stage.
                 after = np.array([np.maximum(worth[rest, other], channel(place, size, other)) for other in behind])

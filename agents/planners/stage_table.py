@@ -7,6 +7,7 @@ that fit, and what crosses between two stages. `agents.planners.device_partition
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -96,6 +97,7 @@ class StageTable:
         self._asked: dict[tuple[int, int, int], tuple[Floats, Ints, Ints]] = {}
         self._possible: dict[int, list[int]] = {}
         self._rates: dict[tuple[int, int, int], float] = {}
+        self._kinds: dict[tuple[int, int], tuple[frozenset[int], bytes]] = {}
 
     @property
     def sizes(self) -> list[int]:
@@ -118,16 +120,11 @@ class StageTable:
         known = self._at.get((place, size, strategy))
         if known is not None:
             return known
-        cluster = self.space.problem.cluster
-        devices = self.devices(place, size)
-        hosts = [cluster.node_of[device] for device in devices]
-        kinds = frozenset(int(cluster.alike[host]) for host in hosts)
-        _, counts = np.unique(hosts, return_counts=True)
-        key = (size, strategy, kinds, counts.tobytes(), self._rate(place, place + size, place + size))
+        key = (size, strategy, *self._hosts(place, size), self.least_rate(place, size))
         if key not in self._spans:
             inner = [1] * (len(self.space.axes) - 2)
             mesh = (size // strategy.tp, *inner, strategy.tp)
-            (stage,) = self.space.evaluator.layout_of([(devices, mesh)]).stages
+            (stage,) = self.space.evaluator.layout_of([(self.devices(place, size), mesh)]).stages
             samples = spread(self.samples, size // strategy.tp)
             if strategy not in self._units:
                 self._units[strategy] = UnitsInOrder.of(self.space.evaluator, strategy.signatures)
@@ -135,15 +132,38 @@ class StageTable:
         self._at[place, size, strategy] = self._spans[key]
         return self._spans[key]
 
+    def _hosts(self, place: int, size: int) -> tuple[frozenset[int], bytes]:
+        """Kinds of the hosts of the devices at a place, and how many of these devices each host has."""
+        if (place, size) not in self._kinds:
+            cluster = self.space.problem.cluster
+            hosts, counts = np.unique(cluster.places[list(self.devices(place, size))], return_counts=True)
+            self._kinds[place, size] = frozenset(cluster.alike[hosts].tolist()), counts.tobytes()
+        return self._kinds[place, size]
+
     def _rate(self, first: int, middle: int, last: int) -> float:
-        """Least bandwidth between the devices at the first places and those at the last ones; where there are no last
-        ones, between the first ones."""
+        """Least bandwidth from the devices at the first places to those at the last ones."""
         key = (first, middle, last)
         if key not in self._rates:
-            ones, others = self.order[first:middle], self.order[middle:last] or self.order[first:middle]
-            between = self.matrix[np.ix_(ones, others)]
+            between = self.matrix[np.ix_(self.order[first:middle], self.order[middle:last])]
             self._rates[key] = float(between[between > 0.0].min(initial=np.inf))
         return self._rates[key]
+
+    def least_rate(self, place: int, size: int) -> float:
+        """Least bandwidth between the devices at a place."""
+        return float(self._least_within[size - 1][place])
+
+    @functools.cached_property
+    def _least_within(self) -> list[Floats]:
+        """For each number of devices, from 1, [places] the least bandwidth between so many from a place on."""
+        between = self.matrix[np.ix_(self.order, self.order)]
+        between = np.where(between > 0.0, between, np.inf)
+        between = np.minimum(between, between.T)
+        found: list[Floats] = [np.full(len(between), np.inf)]
+        for size in range(2, len(between) + 1):
+            # Of so many devices the first and the last one are the only pair that is not among one fewer.
+            shorter, ends = found[-1], np.diagonal(between, size - 1)
+            found.append(np.minimum(np.minimum(shorter[:-1], shorter[1:]), ends))
+        return found
 
     def _seconds_a_byte(self, place: int) -> float:
         """Seconds of a byte from the device before a place of the order to the one at it."""

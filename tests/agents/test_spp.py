@@ -11,7 +11,7 @@ from agents.planners.device_partition import partitions
 from agents.planners.list_schedule import Stages, list_schedule
 from agents.planners.span_costs import SpanCosts
 from agents.planners.spp import recursive_order
-from agents.planners.stage_table import megatron_strategies
+from agents.planners.stage_table import StageTable, links_matrix, megatron_strategies
 from agents.planners.staged_plan import StageChoice, StagedPlan, data_parallel, lower_staged
 from agents.planners.unit_profile import UnitsInOrder
 from automap.cluster import parse_cluster
@@ -32,6 +32,22 @@ CUBE_MESH = ("X112 2SSS", "1X21 S2SS", "12X2 SS1S", "212X SSS1", "2SSS X112", "S
 def on_matrix(bandwidth_GBps):  # noqa: N803
     document = parse_cluster(f"{len(bandwidth_GBps)}xV100-16GB").to_json()
     return parse_cluster({**document, "bandwidth_GBps": np.asarray(bandwidth_GBps).tolist()})
+
+
+def test_the_slowest_link_of_every_stage_is_that_of_brute_force(mlp):
+    """Measured links differ in both directions; a single device has none."""
+    rng = np.random.default_rng(0)
+    rates = rng.uniform(1.0, 50.0, (9, 9))
+    np.fill_diagonal(rates, 0.0)
+    space = PlanSpace(Problem.build(mlp([64, 64, 64, 64]), on_matrix(rates), {"global_batch": 36}))
+    order = tuple(rng.permutation(9).tolist())
+    table = StageTable(space, order, 1, megatron_strategies(space))
+    matrix = links_matrix(space)
+    for size in range(1, 10):
+        for place in range(10 - size):
+            pairs = itertools.permutations(order[place : place + size], 2)
+            least = min((matrix[pair] for pair in pairs), default=np.inf)
+            assert table.least_rate(place, size) == least
 
 
 def cube_mesh():
