@@ -1,11 +1,12 @@
 """Plainest: of the plans that the price cannot tell from the best one, the plan that is plainest.
 
 An estimate has an error, and plans within a fraction of it cannot be told apart. Of those, the plainest plan is
-returned: one that repeats no work over a whole axis, the one with the fewest devices, a template before any other plan,
-then the one with the fewest axes. Plans that are alike in all this differ in details, which the price tells apart
-better: of those that are nearly as fast as the fastest of them, the one with the fewest unusual decisions is taken.
-Besides the plans that were found, two kinds of plans are considered: the best one with decisions put back to their
-ordinary values, and each plan without axes over which nothing is split and with like axes merged. Units: seconds.
+returned: one that repeats no work over a whole axis, one on half as many devices or fewer, a template before any other
+plan, then the one with the fewest axes, and with the fewest devices. Plans that are alike in all this differ in
+details, which the price tells apart better: of those that are nearly as fast as the fastest of them, the one with the
+fewest unusual decisions is taken. Besides the plans that were found, two kinds of plans are considered: the best one
+with decisions put back to their ordinary values, and each plan without axes over which nothing is split and with like
+axes merged. Units: seconds.
 """
 
 from __future__ import annotations
@@ -59,9 +60,11 @@ class Plainness(NamedTuple):
     """Step time."""
 
     @property
-    def kind(self) -> tuple[bool, int, bool, int]:
-        """All but the unusual decisions; the plainest kind is the least."""
-        return self[:4]
+    def kind(self) -> tuple[bool, int, bool, int, int]:
+        """All but the unusual decisions; the plainest kind is the least. A few devices less, such as 6 of 7, count less
+        than an axis: devices are first counted by the next power of two."""
+        doublings = (self.num_devices - 1).bit_length()
+        return self.repeats, doublings, self.is_no_template, self.num_axes, self.num_devices
 
 
 def in_order(plans: Iterable[T], rank: Callable[[T], Plainness], near_s: float) -> list[T]:
@@ -73,14 +76,14 @@ def in_order(plans: Iterable[T], rank: Callable[[T], Plainness], near_s: float) 
         near_s: seconds by which a plan may be slower than the fastest one of its kind to come before it.
     """
     plans = list(plans)
-    fastest: dict[tuple[bool, int, bool, int], float] = {}
+    fastest: dict[object, float] = {}
     for plan in plans:
         kind = rank(plan).kind
         fastest[kind] = min(rank(plan).step_s, fastest.get(kind, np.inf))
 
-    def key(plan: T) -> tuple[tuple[bool, int, bool, int], bool, int, float]:
+    def key(plan: T) -> tuple[object, ...]:
         own = rank(plan)
-        return own.kind, own.step_s > fastest[own.kind] + near_s, own.num_unusual, own.step_s
+        return *own.kind, own.step_s > fastest[own.kind] + near_s, own.num_unusual, own.step_s
 
     return sorted(plans, key=key)
 
