@@ -2,9 +2,9 @@
 
 An estimate has an error, and plans within a fraction of it cannot be told apart. Of those, the plainest plan is
 returned: one that repeats no work over a whole axis, one on half as many devices or fewer, a template before any other
-plan, then the one with the fewest axes, and with the fewest devices. Plans that are alike in all this differ in
-details, which the price tells apart better: of those that are nearly as fast as the fastest of them, the one with the
-fewest unusual decisions is taken. Besides the plans that were found, two kinds of plans are considered: the best one
+plan, then the one with the fewest axes. Plans that are alike in all this differ in details, which the price tells apart
+better: of those that are nearly as fast as the fastest of them, the one on the fewest devices is taken, and then the
+one with the fewest unusual decisions. Besides the plans that were found, two kinds of plans are considered: the best one
 with decisions put back to their ordinary values, and each plan without axes over which nothing is split and with like
 axes merged. Units: seconds.
 """
@@ -35,7 +35,7 @@ TIE = 0.1
 of all models and clusters; errors of plans of one model on one cluster are alike, so only a tenth of it is between
 them. Assumed."""
 NEAR = 1.0 / 3.0
-"""Share of a tie that a plan may be slower than the fastest one of its kind for the sake of fewer unusual decisions.
+"""Share of a tie that a plan may be slower than the fastest one of its kind for the sake of details.
 Plans of one kind have most of their error in common; with a tie of 3 % they stay within 1 % (assumed)."""
 MOST_TEMPLATES = 12
 """Largest number of templates that are considered because they are plain, and of those that are because they are fast:
@@ -60,11 +60,11 @@ class Plainness(NamedTuple):
     """Step time."""
 
     @property
-    def kind(self) -> tuple[bool, int, bool, int, int]:
-        """All but the unusual decisions; the plainest kind is the least. A few devices less, such as 6 of 7, count less
-        than an axis: devices are first counted by the next power of two."""
+    def kind(self) -> tuple[bool, int, bool, int]:
+        """All but details; the plainest kind is the least. Devices are counted by the next power of two: whether 6 or 7
+        of them work is a detail."""
         doublings = (self.num_devices - 1).bit_length()
-        return self.repeats, doublings, self.is_no_template, self.num_axes, self.num_devices
+        return self.repeats, doublings, self.is_no_template, self.num_axes
 
 
 def in_order(plans: Iterable[T], rank: Callable[[T], Plainness], near_s: float) -> list[T]:
@@ -83,7 +83,8 @@ def in_order(plans: Iterable[T], rank: Callable[[T], Plainness], near_s: float) 
 
     def key(plan: T) -> tuple[object, ...]:
         own = rank(plan)
-        return *own.kind, own.step_s > fastest[own.kind] + near_s, own.num_unusual, own.step_s
+        is_far = own.step_s > fastest[own.kind] + near_s
+        return *own.kind, is_far, own.num_devices, own.num_unusual, own.step_s
 
     return sorted(plans, key=key)
 

@@ -131,10 +131,11 @@ def test_half_the_devices_come_before_whatever_is_plain_about_a_plan():
     few = rank(devices=32, template=False, axes=3, unusual=5, step_s=1.02)
     assert plainest_of(rank(devices=64), few) == few
     assert plainest_of(rank(devices=1, repeats=True), few) == few
-    # One device of seven is less than an axis, and more than ZeRO.
+    # One device of seven is worth less than an axis, a third of the tie at most, and more than ZeRO.
     all_seven = rank(devices=7, unusual=1)
     assert plainest_of(all_seven, rank(devices=6, axes=2)) == all_seven
-    six = rank(devices=6, unusual=2, step_s=1.02)
+    assert plainest_of(all_seven, rank(devices=6, unusual=2, step_s=1.02)) == all_seven
+    six = rank(devices=6, unusual=2, step_s=1.009)
     assert plainest_of(all_seven, six) == six
     template = rank(axes=2, step_s=1.02)
     assert plainest_of(rank(template=False), template) == template
