@@ -36,6 +36,7 @@ from ir.onnx.rewrites.masked_writes import chosen_by_masks
 from ir.onnx.rewrites.quantisation import in_floats
 from ir.onnx.rewrites.repeated_samples import note_periods
 from ir.onnx.rewrites.stored_bands import stored_bands
+from ir.onnx.rewrites.stored_rows import stored_rows
 from ir.onnx.rewrites.turned_keys import turned_apart
 
 
@@ -84,6 +85,7 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
     reads = ((node.kind, i, name) for node in nodes for i, name in enumerate(node.inputs))
     for name in computed_tables(reads, {n: t for n, t in tensors.items() if n in stored and n in unmarked}):
         stored[name].kind = COMPUTED
+    made += stored_rows(nodes, stored, {name: tensors[name] for name in unmarked & stored.keys()})
     if model.producer_name == PYTORCH:
         if marked:
             separate(nodes, stored, tensors)

@@ -40,6 +40,7 @@ from ir.onnx.readers.nodes import (
     KIND_KEY,
     PYTORCH,
     REPEATS_KEY,
+    ROWS_KEY,
     SCOPE_KEY,
     TURNED_KEY,
     UNREAD_KEY,
@@ -52,6 +53,7 @@ from ir.onnx.rewrites.equal_weights import tables_and_heads
 from ir.onnx.rewrites.exporter_quirks import content, is_filled
 from ir.onnx.rewrites.repeated_samples import periods
 from ir.onnx.rewrites.stored_bands import band_of, stated
+from ir.onnx.rewrites.stored_rows import READERS, rows_of
 
 KEPT_METADATA = frozenset(
     {
@@ -64,6 +66,7 @@ KEPT_METADATA = frozenset(
         COMPUTED_KEY,
         REPEATS_KEY,
         BAND_KEY,
+        ROWS_KEY,
         UNREAD_KEY,
         FROZEN_KEY,
     }
@@ -228,12 +231,15 @@ def _compare(model: Any) -> None:
     tables, heads = tables_and_heads(reads, {t.name: tuple(t.dims) for t in weights})
     is_pytorch = model.producer_name == PYTORCH
     computed = computed_tables(reads, {t.name: t for t in weights})
+    added = {name for kind, _, name in reads if kind in READERS}
     numbers: dict[object, int] = {}
     for tensor in weights:
         if (found := periods(tensor)) != tuple(tensor.dims)[: len(found)]:
             tensor.metadata_props.add(key=REPEATS_KEY, value=" ".join(map(str, found)))
         if tensor.name in computed:
             tensor.metadata_props.add(key=COMPUTED_KEY, value="1")
+        elif tensor.name in added and (rows := rows_of(tensor)):
+            tensor.metadata_props.add(key=ROWS_KEY, value=str(rows))
         if (is_pytorch or len(tensor.dims) == 1 or tensor.name in tables) and is_filled(tensor):
             tensor.metadata_props.add(key=FILLED_KEY, value="1")
         elif tensor.name in tables | heads or (

@@ -83,6 +83,7 @@ def test_a_fresh_bias_that_many_layers_read_is_one_of_each():
         (np.triu(np.full((6, 8), -10_000.0), 1), False), (np.tril(np.ones((6, 8))), False),
         (np.stack([np.sin(PLACES), np.cos(PLACES)], -1).reshape(6, 8), False),
         (np.concatenate([np.sin(PLACES), np.cos(PLACES)], -1), False),
+        (np.concatenate([f(p[:, :2]) for p in (PLACES, PLACES[::-1] / 3) for f in (np.sin, np.cos)], -1), False),
         (RANDOM.normal(size=(6, 8)), True), (np.zeros((6, 8)), True), (np.ones((6, 8)), True),
     ],
 )  # fmt: skip
@@ -90,6 +91,25 @@ def test_masks_and_sinusoids_are_no_parameters(table, is_parameter):
     nodes = [node("MatMul", ["x", "w0"], ["m"]), node("Add", ["m", "table"], ["y"])]
     graph = both(file(nodes, {**SQUARE, "table": table}))
     assert graph.num_parameters == 64 + 48 * is_parameter
+
+
+def test_what_the_exporter_wrote_as_constants_is_no_parameter():
+    """ONNX Runtime stores the nodes `Constant` of a file beside its weights, under the names of their results: here the
+    scale and the shift of a norm that has none of its own."""
+    names = ["/norm/Constant_output_0", "/norm/Constant_1_output_0", "/time/Constant_1_output_0_token_3"]
+    nodes = [
+        node("MatMul", ["x", "w0"], ["m"]), node("LayerNormalization", ["m", *names[:2]], ["n"]),
+        node("MatMul", ["n", "w1"], ["o"]), node("LayerNormalization", ["o", *names[:2]], ["p"]),
+        node("Mul", ["p", names[2]], ["y"]),
+    ]  # fmt: skip
+    held = {**SQUARE, names[0]: np.ones(8), names[1]: np.zeros(8), names[2]: np.arange(8)}
+    assert both(file(nodes, held)).num_parameters == 2 * 64
+    # Where all weights are such constants, the module was frozen, and these are its parameters.
+    frozen = {name: f"/m/Constant_{i}_output_0" for i, name in enumerate(("w0", "w1"))}
+    for each in nodes:
+        each.input[:] = [frozen.get(name, name) for name in each.input]
+    held = {frozen.get(name, name): value for name, value in held.items()}
+    assert load_model(file(nodes, held)).num_parameters == 2 * 64 + 4 * 8 + 8
 
 
 def test_a_pair_of_rotary_tables_is_no_parameter():

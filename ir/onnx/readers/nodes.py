@@ -64,6 +64,8 @@ BAND_KEY = "automap.band"
 REPEATS_KEY = "automap.repeats"
 """Metadata key of a stripped tensor that repeated itself: see `ir.onnx.rewrites.repeated_samples.periods`, with blanks
 between the numbers."""
+ROWS_KEY = "automap.rows"
+"""Metadata key of a stripped tensor that was looked up: the rows of its table, see `ir.onnx.rewrites.stored_rows`."""
 COMPUTED = "COMPUTED"
 """Kind of a stored tensor that holds such numbers (`Stored.kind`)."""
 UNREAD_KEY, FROZEN_KEY = "automap.unread_parameters", "automap.frozen_parameters"

@@ -42,6 +42,9 @@ element in the position of another kind may be any number."""
 _MADE = re.compile(r"onnx::|/|_?val_\d+$|scalar_tensor")
 """Beginnings of the names that PyTorch's exporters give to the results of operators: where a later tool stored such a
 result in the file, it is no parameter of the module."""
+_WRITTEN_OUT = re.compile(r"/(.*/)?Constant(_\d+)?_output_\d+(_quantized|_token_\d+|#\d+)*$")
+"""Names of the constants that PyTorch's older exporter writes as nodes, and that later tools store beside the weights:
+scales of ones of a norm without any, frequencies of an embedding of time."""
 RUNNING_STATISTICS = (3, 4)
 """Operand positions of BatchNormalization whose tensors are updated without a gradient."""
 
@@ -69,6 +72,8 @@ def roles_without_metadata(source: Source) -> dict[str, TensorRole]:
         and ("value" not in node.attributes or node.attributes["value"].data_type in (1, 10, 11, 16))
     }
     roles: dict[str, TensorRole] = {}
+    # A module that was frozen has its weights in such constants too.
+    has_names = any(name in held and not _WRITTEN_OUT.match(name) for name in _matrices(nodes))
     # A quantised weight is read through an Identity, in place of the operator that makes it floats.
     same = {node.outputs[0]: node.inputs[0] for node in nodes if node.kind == "Identity" and node.inputs}
     for node in nodes:
@@ -79,6 +84,8 @@ def roles_without_metadata(source: Source) -> dict[str, TensorRole]:
             name = same.get(given, given)
             stored = held.get(name)
             if name not in filled and (stored is None or not _is_float(stored) or stored.kind == COMPUTED):
+                continue
+            if has_names and _WRITTEN_OUT.match(name):
                 continue
             is_state = source.names_state and is_common_buffer(name)
             if is_state or (node.kind == "BatchNormalization" and i in RUNNING_STATISTICS):

@@ -52,7 +52,7 @@ def computed_tables(reads: Iterable[tuple[str, int, str]], tensors: Mapping[str,
         if value.dtype.kind in "iub":
             continue
         value = value.astype(np.float32)
-        if _is_mask(value) or _is_circular(value[..., ::2], value[..., 1::2]) or _has_circular_halves(value):
+        if _is_mask(value) or _is_circular(value[..., ::2], value[..., 1::2]) or _is_sinusoidal(value):
             found.add(name)
         elif np.abs(value).max() <= 2:
             alike.setdefault(shape, []).append((name, value))
@@ -74,6 +74,14 @@ def _is_mask(value: Value) -> bool:
     if low == high == 0:
         return value.ndim == 4 and value.shape[1] == 1 and min(value.shape[2:]) > 1
     return bool(low <= HIDDEN) or bool(low == 0 and high == 1 and ((value == 0) | (value == 1)).all())
+
+
+def _is_sinusoidal(value: Value) -> bool:
+    """Whether the last dim holds sines and cosines, of one position or, one half behind the other, of two."""
+    half = value.shape[-1] // 2
+    return _has_circular_halves(value) or (
+        half % 2 == 0 and all(_has_circular_halves(each) for each in (value[..., :half], value[..., half:]))
+    )
 
 
 def _has_circular_halves(value: Value) -> bool:
