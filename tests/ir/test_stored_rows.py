@@ -35,7 +35,7 @@ def attention(bias, *, joined=False, samples=1):
         *(node("MatMul", ["x", f"w{n}"], [n]) for n in "qk"), *(node("Reshape", [n, "heads"], [f"{n}r"]) for n in "qk"),
         node("Transpose", ["qr"], ["qt"], perm=[0, 2, 1, 3]), node("Transpose", ["kr"], ["kt"], perm=[0, 2, 3, 1]),
         node("MatMul", ["qt", "kt"], ["scores"]),
-        node("Concat", ["scores", "bias"], ["biased"], axis=3) if joined else node("Add", ["scores", "bias"], ["biased"]),
+        node("Concat" if joined else "Add", ["scores", "bias"], ["biased"], **({"axis": 3} if joined else {})),
         node("Softmax", ["biased"], ["y"], axis=-1),
     ]  # fmt: skip
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, (samples, tokens, HEADS * WIDTH))
