@@ -32,6 +32,7 @@ from ir.onnx.rewrites.contributed import standard
 from ir.onnx.rewrites.equal_weights import separate_fresh, tied_heads
 from ir.onnx.rewrites.exporter_quirks import folded_parameters, mark_weights, separate, tied, unfolded, unmerged
 from ir.onnx.rewrites.folded_norms import restored_norms, seem_folded
+from ir.onnx.rewrites.folded_products import folded_products, folded_sources, lost_layers
 from ir.onnx.rewrites.masked_writes import chosen_by_masks
 from ir.onnx.rewrites.quantisation import in_floats
 from ir.onnx.rewrites.repeated_samples import note_periods
@@ -63,7 +64,9 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
     tensors = {t.name: t for t in graph.initializer}
     unmarked = {name for name in tensors if not stored[name].kind}
     results = {v.name for v in graph.input} | {name for node in graph.node for name in node.output}
-    made = folded_parameters(graph.value_info, stored, results - stored.keys())
+    sources = folded_sources(graph.value_info)
+    made = folded_products(sources, stored, tensors) if needs_values else []
+    made += folded_parameters(graph.value_info, stored, results - stored.keys())
     if needs_values:
         made += stored_bands(stored, tensors)
     for sparse in graph.sparse_initializer:
@@ -101,6 +104,7 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         separate_fresh(nodes, stored, tensors)
     if not marked and model.producer_name != PYTORCH:
         warnings += seem_folded(nodes, stored)
+    warnings += lost_layers(sources, stored)
     said, frozen = _stated(model)
     ordered = in_order(nodes, {n for node in made for n in node.outputs} | set(stored) | set(inputs))
     return Source(

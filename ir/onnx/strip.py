@@ -39,6 +39,7 @@ from ir.onnx.readers.nodes import (
     FROZEN_KEY,
     KIND_KEY,
     PYTORCH,
+    RANK_KEY,
     REPEATS_KEY,
     ROWS_KEY,
     SCOPE_KEY,
@@ -51,6 +52,7 @@ from ir.onnx.readers.stated_costs import COST_KEYS
 from ir.onnx.rewrites.computed_tables import computed_tables
 from ir.onnx.rewrites.equal_weights import tables_and_heads
 from ir.onnx.rewrites.exporter_quirks import content, is_filled
+from ir.onnx.rewrites.folded_products import folded_sources, rank_of
 from ir.onnx.rewrites.repeated_samples import periods
 from ir.onnx.rewrites.stored_bands import band_of, stated
 from ir.onnx.rewrites.stored_rows import READERS, rows_of
@@ -67,6 +69,7 @@ KEPT_METADATA = frozenset(
         REPEATS_KEY,
         BAND_KEY,
         ROWS_KEY,
+        RANK_KEY,
         UNREAD_KEY,
         FROZEN_KEY,
     }
@@ -232,6 +235,7 @@ def _compare(model: Any) -> None:
     is_pytorch = model.producer_name == PYTORCH
     computed = computed_tables(reads, {t.name: t for t in weights})
     added = {name for kind, _, name in reads if kind in READERS}
+    folded = folded_sources(model.graph.value_info)
     numbers: dict[object, int] = {}
     for tensor in weights:
         if (found := periods(tensor)) != tuple(tensor.dims)[: len(found)]:
@@ -240,6 +244,8 @@ def _compare(model: Any) -> None:
             tensor.metadata_props.add(key=COMPUTED_KEY, value="1")
         elif tensor.name in added and (rows := rows_of(tensor)):
             tensor.metadata_props.add(key=ROWS_KEY, value=str(rows))
+        if tensor.name in folded and (rank := rank_of(tensor)):
+            tensor.metadata_props.add(key=RANK_KEY, value=str(rank))
         if (is_pytorch or len(tensor.dims) == 1 or tensor.name in tables) and is_filled(tensor):
             tensor.metadata_props.add(key=FILLED_KEY, value="1")
         elif tensor.name in tables | heads or (

@@ -76,7 +76,10 @@ def folded_parameters(values: Iterable[Any], stored: dict[str, Stored], made: Co
             nodes.append(Node("Identity", [original], [name], {}))
             del stored[name]
             continue
-        given.kind, given.value, given.origin = "PARAMETER", None, sources[0]
+        # Scale and shift of a batch normalisation whose numbers are all fixed; one that is trained has an operator.
+        norms = {each.rpartition(".")[0] for each in names if each.endswith(".running_var")}
+        is_fixed = bool(norms) and {each.rpartition(".")[0] for each in sources} <= norms
+        given.kind, given.value, given.origin = "BUFFER" if is_fixed else "PARAMETER", None, sources[0]
     return nodes
 
 
