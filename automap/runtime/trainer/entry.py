@@ -17,12 +17,15 @@ from torch._dynamo import OptimizedModule
 from automap.errors import PlanError
 from automap.plan import Plan
 from automap.runtime.trainer.ended_processes import announce
-from automap.runtime.trainer.graph_trainer import GraphTrainer, Whole
+from automap.runtime.trainer.graph_trainer import GraphTrainer, Whole, as_trained
 from automap.runtime.trainer.losses import CountFunction, LossFunction, count_labels, loss_of, summed_cross_entropy
 from automap.runtime.trainer.module_trainer import ModuleTrainer
 from automap.runtime.trainer.role_reader import read_roles
+from automap.runtime.trainer.running_statistics import find_changed
+from automap.runtime.trainer.same_code import PROBED, warn_of_other_code
+from automap.runtime.trainer.split_check import probe_inputs, runs
 from automap.runtime.trainer.supported_plans import FinerThanModules, check_gradients, check_inputs
-from automap.runtime.trainer.training_graph import training_graph
+from automap.runtime.trainer.training_graph import input_names, training_graph
 from automap.runtime.transformers_models import is_transformers, without_cache
 from ir.frozen import names_in_file
 from ir.graph import Graph
@@ -82,6 +85,10 @@ def parallelize(
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
         atexit.register(_end_group)
     announce()
+    find_changed(module, lambda: runs(module, probe_inputs(graph, module, PROBED), input_names(graph, module)))
+    if dist.get_rank() == 0:
+        # The experts of a graph drop what is above a capacity; those of code may do so or not.
+        warn_of_other_code(module, [as_trained(graph, module), graph])
     # A cut may turn out to be impossible when modules have been changed already.
     whole = Whole.of(module, graph) if len(plan.stages) > 1 else None
     try:

@@ -32,7 +32,7 @@ from automap.runtime.executor.runner import DTYPES, join, replicas_of
 from automap.runtime.executor.stage_executor import StageExecutor
 from automap.runtime.mesh_groups import Groups
 from automap.runtime.number_formats import set_tf32
-from automap.runtime.operators.apply import run, value_of
+from automap.runtime.operators.apply import value_of
 from automap.runtime.sharded_operators.call import with_attributes
 from automap.runtime.tensor_layout import Box, StageTensor
 from automap.runtime.trainer.ended_processes import names_the_ended
@@ -43,8 +43,10 @@ from automap.runtime.trainer.loss_scaling import LossScale
 from automap.runtime.trainer.losses import IGNORED
 from automap.runtime.trainer.module_tree import tied_names
 from automap.runtime.trainer.process_mesh import own_device
+from automap.runtime.trainer.running_statistics import StatisticsKept, changed_buffers
+from automap.runtime.trainer.same_code import PROBED, difference
 from automap.runtime.trainer.skipping_stages import drop_weights
-from automap.runtime.trainer.split_check import PROBE_ULPS, computes, probe_inputs
+from automap.runtime.trainer.split_check import computes, probe_inputs
 from automap.runtime.trainer.step_data import Indices, check_data
 from automap.runtime.trainer.supported_plans import INSTEAD
 from automap.runtime.trainer.training_graph import data_inputs, input_names, scores_of
@@ -53,11 +55,9 @@ from ir.graph import Graph
 from ir.operators.experts import COMBINE, DISPATCH
 
 LOSS_KIND = "SoftmaxCrossEntropyLoss"
-PROBED = 2
 ROUNDING = 1000.0
 """Units in the last place by which scores may differ in training and evaluation (assumed): the fast path of torch's
 encoder layers differs by some tens of them in float64, a dropout by far more."""
-"""The samples on which graph and network are compared: two, so that one can leak into the other."""
 SCALE = "loss scale"
 
 
@@ -85,7 +85,8 @@ class Whole:
         found = computes(module, inputs, names)
         trained = found
         if not any(isinstance(child, _BatchNorm) for child in module.modules()):
-            with torch.no_grad(), torch.random.fork_rng(devices=[] if found.device.type == "cpu" else [found.device]):
+            devices = [] if found.device.type == "cpu" else [found.device]
+            with torch.no_grad(), torch.random.fork_rng(devices=devices), StatisticsKept(module):
                 trained = scores_of(module, inputs, names)
         return cls({**values, **buffers}, inputs, found, trained, gradient_end(module, inputs, names))
 
@@ -360,6 +361,10 @@ def _check_code(module: nn.Module, graph: Graph, whole: Whole, finer: PlanError)
         if isinstance(child, _BatchNorm) and child.track_running_stats
     ]
     faults += [
+        (f"module.{name}", "changed in training", "the graph keeps no buffers that code changes", "")
+        for name in changed_buffers(module)
+    ]
+    faults += [
         (f"module.{name}", "frozen", "a graph in place of modules trains all weights", "")
         for name, parameter in module.named_parameters()
         if not parameter.requires_grad
@@ -392,22 +397,13 @@ def _valueless(graph: Graph, whole: Whole) -> Iterator[str]:
 
 def _check_scores(graph: Graph, whole: Whole, device: torch.device) -> None:
     """Refuses a graph that computes something else than the network, in float32."""
-    narrow = {n: t.detach().float() if t.is_floating_point() else t for n, t in whole.values.items()}
-    names = [tensor.name for tensor in data_inputs(graph)]
-    given = {n: x.float() if x.is_floating_point() else x for n, x in zip(names, whole.inputs, strict=True)}
-    labels = graph.tensors[graph.operators[-1].inputs[1]]
-    given[labels.name] = torch.zeros(labels.shape_at(PROBED), dtype=torch.int64, device=whole.scores.device)
     try:
-        with torch.no_grad():
-            found = run(graph, {**narrow, **given}, PROBED)[graph.outputs[0]]
+        error, limit = difference(graph, whole.values, whole.inputs, whole.scores)
     except RuntimeError as fault:  # of an operator that holds at the exported batch alone; alike on all ranks
         raise PlanError(
             f"modules cannot run the plan, and its graph cannot be computed for {PROBED} samples ({fault})",
             field="model", value=graph.name, repair=INSTEAD,
         ) from None  # fmt: skip
-    eps = max(torch.finfo(whole.scores.dtype).eps, torch.finfo(torch.float32).eps)
-    limit = PROBE_ULPS * eps * float(whole.scores.abs().max())
-    error = float((found - whole.scores).abs().max()) if found.shape == whole.scores.shape else torch.inf
     wrong = torch.tensor(float(not error <= limit), device=device)
     dist.all_reduce(wrong)
     if wrong:

@@ -29,12 +29,7 @@ from automap.runtime.number_formats import low_precision, set_tf32
 from automap.runtime.trainer.borders import enter_by_borders
 from automap.runtime.trainer.checkpoint import Checkpoint
 from automap.runtime.trainer.ended_processes import names_the_ended
-from automap.runtime.trainer.evaluation import (
-    between_steps,
-    gather_classes,
-    refuse_dropout,
-    traced_dropout,
-)
+from automap.runtime.trainer.evaluation import between_steps, gather_classes, refuse_dropout, traced_dropout
 from automap.runtime.trainer.gradients import (
     Earlier,
     OverlappedSums,
@@ -150,7 +145,8 @@ class ModuleTrainer:
         self.module = module
         self._replicate(mesh, kept, units)
         self._reached.watch(module, kept)
-        self._stand_ins = [StandIns(stage, order) for stage in kept if self._zero]
+        for each in kept if self._zero else ():
+            StandIns(each, order)
         self._stages, self._dropout = kept, traced_dropout(stages)
         self._replicas = trained_apart(plan, mesh["apart"], module)
         self._is_updated = False
@@ -404,7 +400,10 @@ class ModuleTrainer:
         return {**dict(zip(self._names, inputs, strict=True)), **last}
 
     def _finish(self) -> None:
-        """Adds up gradients over replicas, over the sharding axis where they are partial, and over tied copies."""
+        """Adds up gradients over replicas, over the sharding axis where they are partial, and over tied copies.
+
+        Buffers that code changes are averaged over replicas.
+        """
         named = dict(self.module.named_parameters())
         if self._sums is not None:
             self._sums.finish()
@@ -414,6 +413,8 @@ class ModuleTrainer:
             sum_gradients(
                 (p for name, p in named.items() if self._ties.get(name, name) in self.roles.summed), self._axis.group
             )
+        together = self._replica_groups if self._replicas is None else self._replica_groups[1:]
+        average_statistics(self.module, together, of_norms=False)
         for aliases, group in self._tie_groups:
             sum_gradients((named[name] for name in aliases & named.keys()), group)
 

@@ -1,11 +1,13 @@
-"""Running statistics of normalisations, which count every sample once, whatever a plan runs more than once.
+"""Running statistics of normalisations, and other buffers that code changes in training, such as moving averages.
 
-Each replica gathers those of its own samples. A checkpoint has one set of them, which is the mean.
+They count every sample once, whatever a plan runs more than once. Each replica gathers those of its own samples. A
+checkpoint has one set of them, which is the mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
 import torch
@@ -15,27 +17,77 @@ from torch.nn.modules.batchnorm import _NormBase
 
 Buffers = dict[str, Tensor | None]
 
+_CHANGED: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
+"""Modules of users whose code changes buffers of theirs -> the names of these."""
+
+
+def find_changed(module: nn.Module, run: Callable[[], object]) -> None:
+    """Finds the buffers that code changes, beside those of normalisations; afterwards all are as they were.
+
+    Args:
+        module: a network in training.
+        run: runs it forward.
+    """
+    parts = [part for part in module.modules() if not isinstance(part, _NormBase)]
+    held = [
+        (part, name, x, x._version, x.detach().clone())
+        for part in parts
+        for name, x in part._buffers.items()
+        if x is not None
+    ]
+    if not held:
+        return
+    devices = {x.device for _, _, x, *_ in held if x.device.type != "cpu"}
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=list(devices)), StatisticsKept(module):
+            run()
+    finally:
+        for part, name, x, version, before in held:
+            if part._buffers[name] is not x or x._version != version:
+                _CHANGED.setdefault(part, set()).add(name)
+                part._buffers[name] = x
+                x.detach().copy_(before)
+
+
+def changed_buffers(module: nn.Module) -> list[str]:
+    """The paths of what `find_changed` has found."""
+    parts = ((path, part) for path, part in module.named_modules() if part in _CHANGED)
+    return [f"{path}.{name}".lstrip(".") for path, part in parts for name in sorted(_CHANGED[part])]
+
+
+def _changing(module: nn.Module) -> Iterator[nn.Module]:
+    """The modules whose forward pass changes buffers in training."""
+    return (part for part in module.modules() if isinstance(part, _NormBase) or part in _CHANGED)
+
 
 def counts_samples(module: nn.Module) -> bool:
     """Whether a module has running statistics, which its forward pass changes in training."""
-    return any(isinstance(part, _NormBase) for part in module.modules())
+    return any(True for _ in _changing(module))
 
 
 class StatisticsKept:
     """A context in which a module is trained without a change of its running statistics; it may be entered often.
 
-    Copies are changed in place of them, since backward passes of other micro-batches may be under way.
+    Copies are changed in place of them, since backward passes of other micro-batches may be under way. Those that code
+    changes begin as they were when the context was made: code that runs again reads them.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._before: list[list[tuple[_NormBase, Buffers]]] = []
+        self._begin = {
+            (part, name): x.clone()
+            for part in module.modules()
+            for name in (_CHANGED.get(part, ()) if part.training else ())
+            if (x := part._buffers[name]) is not None
+        }
+        self._before: list[list[tuple[nn.Module, Buffers]]] = []
 
     def __enter__(self) -> None:
-        norms = [part for part in self._module.modules() if isinstance(part, _NormBase) and part.training]
-        self._before.append([(part, dict(part._buffers)) for part in norms])
-        for part in norms:
-            part._buffers.update({n: None if x is None else x.clone() for n, x in part._buffers.items()})
+        parts = [part for part in _changing(self._module) if part.training]
+        self._before.append([(part, dict(part._buffers)) for part in parts])
+        for part in parts:
+            held = {name: self._begin.get((part, name), x) for name, x in part._buffers.items()}
+            part._buffers.update({n: None if x is None else x.clone() for n, x in held.items()})
 
     def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, at: TracebackType | None) -> None:
         for part, buffers in self._before.pop():
@@ -43,15 +95,17 @@ class StatisticsKept:
 
 
 @torch.no_grad()
-def average_statistics(module: nn.Module, groups: Sequence[dist.ProcessGroup]) -> None:
+def average_statistics(module: nn.Module, groups: Sequence[dist.ProcessGroup], *, of_norms: bool = True) -> None:
     """Gives all replicas the mean of their running statistics. A collective.
 
     Args:
         module: the modules of this rank, which are those of every rank of the groups.
         groups: one for each axis of replicas.
+        of_norms: whether to average those of normalisations too, which training does not read.
     """
-    norms = [part for part in module.modules() if isinstance(part, _NormBase)]
-    for x in (x for part in norms for x in part.buffers(recurse=False) if x.is_floating_point()):
-        for group in groups:
-            dist.all_reduce(x, group=group)
-            x.div_(group.size())
+    for part in _changing(module):
+        names = _CHANGED.get(part, part._buffers.keys() if of_norms else ())
+        for x in (x for name, x in part._buffers.items() if name in names and x is not None and x.is_floating_point()):
+            for group in groups:
+                dist.all_reduce(x, group=group)
+                x.div_(group.size())

@@ -55,15 +55,24 @@ def computes(module: nn.Module, inputs: list[Tensor], names: tuple[str, ...]) ->
 def _evaluated(module: nn.Module, inputs: list[Tensor], names: tuple[str, ...]) -> Tensor:
     """The scores of a network without dropout."""
     with evaluating(module):
-        try:
-            return scores_of(module, inputs, names)
-        except (TypeError, ValueError, RuntimeError, IndexError) as fault:
-            raise PlanError(
-                f"does not run on the inputs of the plan's model: {str(fault).splitlines()[0]}",
-                field="module", value=[tuple(x.shape) for x in inputs],
-                repair="Its forward takes those inputs in this order. Where a layer is split, sizes of one rank are "
-                "written as -1 or named in per_rank.",
-            ) from fault  # fmt: skip
+        return runs(module, inputs, names)
+
+
+def runs(module: nn.Module, inputs: list[Tensor], names: tuple[str, ...]) -> Tensor:
+    """The scores of a network as it is, in training or not; see `scores_of`.
+
+    Raises:
+        PlanError: the network does not take these inputs.
+    """
+    try:
+        return scores_of(module, inputs, names)
+    except (TypeError, ValueError, RuntimeError, IndexError) as fault:
+        raise PlanError(
+            f"does not run on the inputs of the plan's model: {str(fault).splitlines()[0]}",
+            field="module", value=[tuple(x.shape) for x in inputs],
+            repair="Its forward takes those inputs in this order. Where a layer is split, sizes of one rank are "
+            "written as -1 or named in per_rank.",
+        ) from fault  # fmt: skip
 
 
 def trained_ones(module: nn.Module, graph: Graph, names: Collection[str]) -> set[str]:

@@ -454,10 +454,14 @@ def frozen(gpt):
 def test_what_the_graph_does_not_have_is_refused(monkeypatch):
     """In place of a module, where a plan is finer than modules."""
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(entry, "announce", lambda: None)
-    graph, plan = zoo.build(MODEL), finer(plan_of(2, tp=2))
+    graph, plan, counting = zoo.build(MODEL), finer(plan_of(2, tp=2)), build()
+    counting.h[1].register_buffer("calls", torch.zeros(()))
+    counting.h[1].register_forward_hook(lambda module, args, y: [y, module.calls.add_(1)][0])
     for module, loss, what in (
         (dropping(build()), {}, r"graph cannot take their place: dropout .* Set it to 0"),
+        (counting, {}, r"h\.1\.calls: .* keeps no buffers that code changes"),
         (frozen(build()), {}, r"ln_f\.weight: .* trains all weights"),
         (build(), {"loss": lambda scores, labels: scores.sum()}, "Search with --target automap"),
     ):

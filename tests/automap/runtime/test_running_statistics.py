@@ -4,6 +4,7 @@ import contextlib
 from dataclasses import replace
 from unittest import mock
 
+import changing_buffers
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,7 +14,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from automap.runtime.trainer.pipeline_schedules import _Stage
 from automap.runtime.trainer.recomputation import recompute
-from automap.runtime.trainer.running_statistics import StatisticsKept, average_statistics
+from automap.runtime.trainer.running_statistics import StatisticsKept, average_statistics, changed_buffers, find_changed
 from automap.runtime.trainer.supported_plans import FinerThanModules, check_statistics
 from ir import zoo
 
@@ -45,6 +46,22 @@ def test_what_runs_again_counts_once(kept, momentum):
     found, wanted = trained(network), trained(Network(momentum))
     assert found["block.0.num_batches_tracked"] == 3
     torch.testing.assert_close(found, wanted, rtol=0.0, atol=0.0)
+
+
+def test_code_that_runs_again_reads_the_buffers_of_the_first_time():
+    found, wanted = (changing_buffers.network() for _ in range(2))
+    x = torch.randn(5, changing_buffers.WIDTH, dtype=torch.float64)
+    before = {name: value.clone() for name, value in found.state_dict().items()}
+    find_changed(found, lambda: found(x))
+    assert changed_buffers(found) == [f"h.{number}.average" for number in range(changing_buffers.BLOCKS)]
+    assert all(torch.equal(value, before[name]) for name, value in found.state_dict().items())
+    recompute(found, {"h.0": (), "h.2": ()})
+    for step in range(3):
+        for network in (found, wanted):
+            network(x + step).square().sum().backward()
+    torch.testing.assert_close(found.state_dict(), wanted.state_dict(), rtol=0.0, atol=0.0)
+    for (name, parameter), other in zip(found.named_parameters(), wanted.parameters(), strict=True):
+        assert torch.equal(parameter.grad, other.grad), name
 
 
 def test_samples_that_shapes_are_found_with_do_not_count():
