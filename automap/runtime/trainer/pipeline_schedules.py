@@ -25,11 +25,28 @@ SINGLE = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 
 
 class _Stage(PipelineStage):
-    """A stage whose running statistics do not count the made-up samples that torch finds shapes with."""
+    """A stage whose running statistics do not count the made-up samples that torch finds shapes with.
+
+    Backward passes are taken apart at what the stage reads. Where that has no gradient, since all stages before are
+    frozen, torch would leave out all weights: the whole pass is then the first part, and the second has nothing to do.
+    """
+
+    def backward_maybe_with_nosync(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> Any:
+        """Runs a backward pass, or a part of one."""
+        if backward_type == "input" and not _has_gradient(bwd_kwargs["input_values"]):
+            found, _ = super().backward_maybe_with_nosync("full", bwd_kwargs, last_backward)
+            return found, []
+        return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
 
     def _forward_metadata_inference(self, *args: Any, **kwargs: Any) -> Any:
         with StatisticsKept(self.submod):
             return super()._forward_metadata_inference(*args, **kwargs)
+
+
+def _has_gradient(read: Sequence[Any]) -> bool:
+    return any(isinstance(x, Tensor) and x.requires_grad for x in read)
 
 
 class _ScatteringStage(_Stage):
@@ -61,6 +78,8 @@ class _ScatteringStage(_Stage):
             if isinstance(unit, FSDPModule):
                 # Both parts look for the weights in the graph, and run again what needs them.
                 unit.unshard()
+        if is_first_part and not _has_gradient(inputs):
+            return stage_backward(outputs, gradients, inputs), []
         if is_first_part:
             return stage_backward_input(outputs, gradients, inputs, self.submod.parameters())
         found = stage_backward_weight(self.submod.parameters(), bwd_kwargs["param_groups"])
