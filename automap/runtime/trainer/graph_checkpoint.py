@@ -61,12 +61,11 @@ class GraphCheckpoint:
         for executor, held in self._held():
             self._take(executor, held, state, "model.", "")
             for key, moments in self._states(optimizer, held).items():
-                if all(moment.dim() for moment in moments.values()):
-                    self._take(executor, moments, state, "optimizer.", f".{key}")
-                else:
-                    for leaf, moment in moments.items():
-                        name = next(self._file_names(executor.members[leaf]))
-                        moment.copy_(state[f"optimizer.{name}.{key}"])
+                shaped = _shaped(moments, held)
+                self._take(executor, shaped, state, "optimizer.", f".{key}")
+                for leaf in moments.keys() - shaped.keys():
+                    name = next(self._file_names(executor.members[leaf]))
+                    moments[leaf].copy_(state[f"optimizer.{name}.{key}"])
         found: dict[str, Any] = state["more"]
         return found
 
@@ -92,10 +91,10 @@ class GraphCheckpoint:
         for executor, held in self._held():
             found.update({f"model.{n}": t for n, t in self._in_file(executor.wholes(held)).items()})
             for key, moments in self._states(optimizer, held).items():
-                if all(moment.dim() for moment in moments.values()):
-                    whole = self._in_file(executor.wholes(moments))
-                else:
-                    whole = {n: v for leaf, v in moments.items() for n in self._file_names(executor.members[leaf])}
+                shaped = _shaped(moments, held)
+                whole = self._in_file(executor.wholes(shaped))
+                for leaf in moments.keys() - shaped.keys():
+                    whole |= dict.fromkeys(self._file_names(executor.members[leaf]), moments[leaf])
                 found.update({f"optimizer.{name}.{key}": value for name, value in whole.items()})
         return found
 
@@ -137,3 +136,11 @@ class GraphCheckpoint:
             ordered = sorted(some, key=lambda piece: piece[0])
             found[source] = torch.cat([value for *_, value in ordered], ordered[0][1])
         return {self._ties.get(name, name): value.contiguous() for name, value in found.items()}
+
+
+def _shaped(moments: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of the values that an optimizer keeps that have a number for each of the parameter's; others count steps.
+
+    Of a parameter of a single number, the count of steps is such a value as well.
+    """
+    return {leaf: moment for leaf, moment in moments.items() if moment.shape == held[leaf].shape}

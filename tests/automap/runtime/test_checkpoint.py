@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from automap.errors import UserError
 from automap.runtime.mesh_groups import Axis
 from automap.runtime.trainer.checkpoint import Checkpoint, read, write
+from automap.runtime.trainer.graph_checkpoint import GraphCheckpoint
 from automap.runtime.trainer.module_tree import tied_names
 from automap.runtime.trainer.roles import Roles
 
@@ -119,3 +121,28 @@ def test_weights_are_read_by_torch_alone_as_the_documentation_says(tmp_path, mon
     monkeypatch.chdir(tmp_path)
     exec(code, {"dcp_to_torch_save": dcp_to_torch_save, "torch": torch, "module": module})
     torch.testing.assert_close(module.state_dict(), network.state_dict())
+
+
+def test_parts_of_a_graph_are_written_whole_beside_a_parameter_of_one_number():
+    """Its moments have no dims, as counts of steps have none."""
+    held = {"weight": torch.ones(2, 3), "scale": torch.tensor(2.0)}
+    optimizer = torch.optim.AdamW([value.requires_grad_() for value in held.values()])
+    for value in held.values():
+        value.grad = torch.ones_like(value)
+    optimizer.step()
+    executor = SimpleNamespace(
+        parameters=held,
+        members={name: [name] for name in held},
+        device=torch.device("cpu"),
+        wholes=lambda parts: {n: torch.cat([x, x]) if x.dim() else x for n, x in parts.items()},
+        own=lambda wholes: {n: x[:2] if x.dim() else x for n, x in wholes.items()},
+    )
+    graph = SimpleNamespace(pieces={}, tensors=dict.fromkeys(held))
+    masters = SimpleNamespace(masters=list(held.values()))
+    checkpoint = GraphCheckpoint(graph, {}, {0: executor}, masters, {})
+    found = checkpoint._tensors(optimizer)
+    assert {name: tuple(x.shape) for name, x in found.items() if name.startswith("optimizer.")} == {
+        f"optimizer.{name}.{key}": shape if key != "step" else ()
+        for name, shape in (("weight", (4, 3)), ("scale", ()))
+        for key in ("exp_avg", "exp_avg_sq", "step")
+    }
