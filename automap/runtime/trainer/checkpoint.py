@@ -35,7 +35,7 @@ class Checkpoint:
 
     def __init__(
         self, module: nn.Module, roles: Roles, ties: Mapping[str, str], axis: Axis, shards: DeviceMesh | None,
-        device: torch.device, beside: Mapping[str, Tensor],
+        device: torch.device, names: Collection[str], beside: Mapping[str, Tensor],
     ) -> None:  # fmt: skip
         """Takes a network that is split already.
 
@@ -44,11 +44,13 @@ class Checkpoint:
             ties: the names of shared parameters -> the first name of each.
             axis: the sharding axis.
             shards: the mesh over which ZeRO splits parameters; None without ZeRO.
+            names: the names of all parameters and buffers of the network, of which this rank may hold a part.
             beside: parameters of the network that no stage reads, by name.
         """
         self._beside = beside
         self._module, self._roles, self._ties = module, roles, ties
         self._axis, self._shards, self._device = axis, shards, device
+        self._every = [name for name in names if name not in ties]
 
     def save(self, folder: Path, optimizer: torch.optim.Optimizer, more: Mapping[str, Any]) -> None:
         """Writes everything to a folder; a checkpoint that is there is replaced once the new one is complete."""
@@ -60,6 +62,7 @@ class Checkpoint:
         Raises:
             UserError: see `read`.
         """
+        check_names(folder, self._every)
         names: dict[Tensor, tuple[str]] = {
             p: (self._ties.get(name, name),) for name, p in self._module.named_parameters()
         }
@@ -138,7 +141,9 @@ def read(folder: Path, state: dict[str, Any]) -> None:
     dist.all_gather_object(absent, not (folder / INDEX).is_file())
     if any(absent):
         # torch would write traces of it into the log.
-        raise _unreadable(folder, absent.index(True), f"No such file, {INDEX}")
+        before = Path(f"{folder}.before")
+        found = f"; {before} is there, which was to be replaced" if (before / INDEX).is_file() else ""
+        raise _unreadable(folder, absent.index(True), f"No such file, {INDEX}{found}")
     try:
         load(state, checkpoint_id=folder)
     except CheckpointException as fault:
@@ -147,11 +152,37 @@ def read(folder: Path, state: dict[str, Any]) -> None:
         raise _unreadable(folder, rank, why) from None
 
 
+def check_names(folder: Path, names: Collection[str]) -> None:
+    """Refuses a checkpoint that has more than a network, such as one with more layers.
+
+    Args:
+        folder: its folder.
+        names: the names of all parameters and buffers of the network.
+
+    Raises:
+        UserError: names one that the network lacks.
+    """
+    more = sorted({n.removeprefix("model.") for n in _held(folder) or () if n.startswith("model.")}.difference(names))
+    if more:
+        raise UserError(
+            f"is the checkpoint of another network: it holds {more[0]}"
+            f"{f' and {len(more) - 1} more' if more[1:] else ''}, which this one lacks",
+            field="folder", value=str(folder), repair="Give a checkpoint of the same network.",
+        )  # fmt: skip
+
+
+def _held(folder: Path) -> Collection[str] | None:
+    """The names of what a checkpoint holds; None = `read` refuses it."""
+    try:
+        return FileSystemReader(folder).read_metadata().state_dict_metadata.keys()
+    except Exception:  # `read` says what is wrong with it.
+        return None
+
+
 def _held_states(folder: Path) -> set[str] | None:
     """The names of the parameters of which a checkpoint holds the state of an optimizer; None = `read` refuses it."""
-    try:
-        held = FileSystemReader(folder).read_metadata().state_dict_metadata
-    except Exception:  # `read` says what is wrong with it.
+    held = _held(folder)
+    if held is None:
         return None
     return {name.removeprefix("optimizer.").rpartition(".")[0] for name in held if name.startswith("optimizer.")}
 
@@ -175,9 +206,13 @@ def _on_first_process(work: Callable[[], None], device: torch.device) -> None:
 
 
 def _replace(folder: Path, fresh: Path) -> None:
+    """At each moment one of the folders is complete, whenever a process ends."""
+    before = Path(f"{folder}.before")
     if folder.exists():
-        shutil.rmtree(folder)
+        shutil.rmtree(before, ignore_errors=True)
+        folder.rename(before)
     fresh.rename(folder)
+    shutil.rmtree(before, ignore_errors=True)
 
 
 def _whole(value: Tensor) -> Tensor:

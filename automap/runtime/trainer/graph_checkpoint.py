@@ -5,7 +5,7 @@ Weights and moments are written whole, under the names of the user's module.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from automap.runtime.executor.optimizer import Masters
 from automap.runtime.executor.stage_executor import StageExecutor
 from automap.runtime.operators.apply import value_of
-from automap.runtime.trainer.checkpoint import prepare_state, read, write
+from automap.runtime.trainer.checkpoint import check_names, prepare_state, read, write
 from ir.graph import Graph
 
 
@@ -24,7 +24,7 @@ class GraphCheckpoint:
 
     def __init__(
         self, graph: Graph, ties: Mapping[str, str], executors: Mapping[int, StageExecutor], masters: Masters,
-        buffers: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor], every: Collection[str],
     ) -> None:  # fmt: skip
         """Takes stages that are ready to run.
 
@@ -34,9 +34,10 @@ class GraphCheckpoint:
             executors: the stages of this rank, by number.
             masters: what the optimizer updates, in the order of the stages and of their leaves.
             buffers: persistent buffers of the network, which no step changes.
+            every: the names of all parameters and buffers of the network.
         """
         self._graph, self._ties, self._executors, self._buffers = graph, ties, executors, buffers
-        self._masters = masters
+        self._masters, self._every = masters, [name for name in every if name not in ties]
         self._device = next((executor.device for executor in executors.values()), torch.device("cpu"))
 
     def save(self, folder: Path, optimizer: torch.optim.Optimizer, more: Mapping[str, Any]) -> None:
@@ -50,6 +51,7 @@ class GraphCheckpoint:
         Raises:
             UserError: see `checkpoint.read`.
         """
+        check_names(folder, self._every)
         names = {
             part: list(self._file_names(executor.members[leaf]))
             for executor, held in self._held()

@@ -131,7 +131,7 @@ class GraphTrainer:
         read = {ties.get(n, n) for t in graph.parameters for n in names_in_file(graph, t.name)} | ties.keys()
         # Buffers, and parameters that no output reads.
         persistent = {n: values[n] for n in module.state_dict() if n not in read}
-        self._checkpoint = GraphCheckpoint(graph, ties, self._executors, self._masters, persistent)
+        self._checkpoint = GraphCheckpoint(graph, ties, self._executors, self._masters, persistent, values)
         self._replica = self._own_replica()
         drop_weights(module, ())
         self._rows()

@@ -125,7 +125,7 @@ class ModuleTrainer:
         self.rows = (starts + torch.tensor(samples)).flatten()
         broadcast(module, self.device)
         self._ties = tied_names(module)
-        self._reached = Reached(module, self._ties, self.device)
+        self._reached, names = Reached(module, self._ties, self.device), tuple(module.state_dict())
         units = unit_paths(module)
         self._inputs = input_names(graph, module)
         self._indices = Indices(graph, has_classes=loss is summed_cross_entropy)
@@ -151,7 +151,7 @@ class ModuleTrainer:
         self._replicas = trained_apart(plan, mesh["apart"], module)
         self._is_updated = False
         shards = mesh["shard"] if self._zero else None
-        self._checkpoint = Checkpoint(module, roles, self._ties, self._axis, shards, self.device, unread)
+        self._checkpoint = Checkpoint(module, roles, self._ties, self._axis, shards, self.device, names, unread)
         self._schedule: Any = None
         if number > 1:
             held = dict(zip(self._mine, kept, strict=True))

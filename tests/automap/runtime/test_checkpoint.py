@@ -1,6 +1,8 @@
 """Folders that hold no checkpoint, or not the one of this network, are refused by name."""
 
+import contextlib
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +14,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from automap.errors import UserError
 from automap.runtime.mesh_groups import Axis
-from automap.runtime.trainer.checkpoint import Checkpoint, read, write
+from automap.runtime.trainer.checkpoint import Checkpoint, _replace, read, write
 from automap.runtime.trainer.graph_checkpoint import GraphCheckpoint
 from automap.runtime.trainer.module_tree import tied_names
 from automap.runtime.trainer.roles import Roles
@@ -83,7 +85,7 @@ def train(network, optimizer):
 
 def checkpoint_of(network):
     axis = Axis(name="", number=0, size=1, index=0, group=None)
-    return Checkpoint(network, Roles(), tied_names(network), axis, None, torch.device("cpu"), {})
+    return Checkpoint(network, Roles(), tied_names(network), axis, None, torch.device("cpu"), network.state_dict(), {})
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.NAdam, torch.optim.SGD])
@@ -139,10 +141,57 @@ def test_parts_of_a_graph_are_written_whole_beside_a_parameter_of_one_number():
     )
     graph = SimpleNamespace(pieces={}, tensors=dict.fromkeys(held))
     masters = SimpleNamespace(masters=list(held.values()))
-    checkpoint = GraphCheckpoint(graph, {}, {0: executor}, masters, {})
+    checkpoint = GraphCheckpoint(graph, {}, {0: executor}, masters, {}, held)
     found = checkpoint._tensors(optimizer)
     assert {name: tuple(x.shape) for name, x in found.items() if name.startswith("optimizer.")} == {
         f"optimizer.{name}.{key}": shape if key != "step" else ()
         for name, shape in (("weight", (4, 3)), ("scale", ()))
         for key in ("exp_avg", "exp_avg_sq", "step")
     }
+
+
+def test_a_checkpoint_of_a_deeper_network_is_refused_by_name(tmp_path):
+    """What it has beside the weights that are read would be left out without a word."""
+    deep, flat = (
+        nn.Sequential(*(nn.Linear(3, 3) for _ in range(4))),
+        nn.Sequential(*(nn.Linear(3, 3) for _ in range(2))),
+    )
+    checkpoint_of(deep).save(tmp_path / "deep", torch.optim.SGD(deep.parameters(), lr=0.1), {})
+    with pytest.raises(UserError, match=r"holds 2\.bias and 3 more, which this one lacks") as refused:
+        checkpoint_of(flat).load(tmp_path / "deep", torch.optim.SGD(flat.parameters(), lr=0.1), {})
+    assert refused.value.field == "folder"
+    tied = nn.Sequential(deep[0], deep[1])
+    tied[1].weight = tied[0].weight
+    checkpoint_of(flat).save(tmp_path / "untied", torch.optim.SGD(flat.parameters(), lr=0.1), {})
+    with pytest.raises(UserError, match=r"holds 1\.weight, which this one lacks"):
+        checkpoint_of(tied).load(tmp_path / "untied", torch.optim.SGD(tied.parameters(), lr=0.1), {})
+
+
+@pytest.mark.parametrize(("call", "number"), [("rename", 1), ("rename", 2), ("rmtree", 1), ("rmtree", 2)])
+def test_one_checkpoint_is_complete_whenever_the_replacing_of_one_ends(tmp_path, monkeypatch, call, number):
+    """As where a process is killed, in front of a change of folders."""
+    place, fresh, left = tmp_path / "checkpoint", tmp_path / "checkpoint.writing", [number]
+    for step, folder in enumerate((place, fresh)):
+        write(folder, state() | {"more": {"step": step}}, torch.device("cpu"))
+    owner = Path if call == "rename" else shutil
+    function = getattr(owner, call)
+
+    def ending(*args, **kwargs):
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+        return function(*args, **kwargs)
+
+    with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+        patched.setattr(owner, call, ending)
+        _replace(place, fresh)
+    before = place.with_name("checkpoint.before")
+    assert any((folder / ".metadata").exists() for folder in (place, before))
+    if not place.exists():
+        with pytest.raises(UserError, match=r"checkpoint\.before is there, which was to be replaced"):
+            read(place, state())
+    write(place, state() | {"more": {"step": 3}}, torch.device("cpu"))
+    found = state()
+    read(place, found)
+    assert found["more"] == {"step": 3}
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
