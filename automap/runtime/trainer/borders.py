@@ -87,7 +87,11 @@ class _Entered:
         leaves, structure = tree_flatten((args, kwargs))
         self._moves = self._moves or self._placed(leaves)
         for place, move in self._moves.items():
-            leaves[place] = moved(leaves[place], move, self._layouts)
+            given, made = leaves[place], moved(leaves[place], move, self._layouts)
+            # Attention may be handed one tensor as what asks and as what is asked.
+            for other, leaf in enumerate(leaves):
+                if leaf is given and (other == place or other not in self._moves):
+                    leaves[other] = made
         args, kwargs = tree_unflatten(leaves, structure)
         return self._forward(*args, **kwargs)
 

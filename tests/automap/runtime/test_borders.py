@@ -52,6 +52,16 @@ def test_each_border_has_an_argument_of_its_own(entered):
     assert len(seen) == 3
 
 
+def test_a_tensor_that_is_handed_over_twice_is_moved_once_for_both(entered):
+    """As in attention(y, y), which asks itself; with a border for each argument, each is moved."""
+    forward, seen = entered(border("x", 1, 8, 4))
+    y = torch.zeros(2, 4, 4)
+    assert forward(y, y) == [(2, 8, 4)] * 2
+    assert len(seen) == 1
+    forward, seen = entered(border("x", 1, 8, 4), border("memory", 1, 8, 4))
+    assert forward(y, y) == [(2, 8, 4)] * 2
+
+
 def test_a_border_without_an_argument_is_refused_each_time(entered):
     other = Move(given=BROADCAST, wanted=1, gradient=1)
     forward, _ = entered(border("x", 1, 8, 4), border("other", 1, 4, 4, move=other))
