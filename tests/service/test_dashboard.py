@@ -205,6 +205,11 @@ def test_jobs_that_ended_without_a_plan_and_many_jobs(browser: Any, api: httpx.C
     page.locator(f'a[href="#/jobs/{ids[0]}"]').wait_for()
     assert page.locator("tbody tr").count() == 51
     assert page.get_by_role("button", name="Show older jobs").is_hidden()
+    # However long a name is, the state of its job is seen beside it.
+    api.post("/v1/jobs", json={**asked, "seed": 98, "name": "name" * 125})
+    named = page.locator("tbody tr").filter(has_text="name" * 125)
+    named.wait_for()
+    assert named.locator(".state").evaluate("state => state.getBoundingClientRect().right") < 375
     # A service that is away for a moment is asked again.
     page.route("**/v1/jobs?*", lambda route: route.abort())
     page.get_by_text("The page tries again").wait_for()
@@ -215,6 +220,6 @@ def test_jobs_that_ended_without_a_plan_and_many_jobs(browser: Any, api: httpx.C
     held.focus()
     moved = page.locator(".wide").evaluate("wide => { wide.scrollLeft = 60; return wide.scrollLeft; }")
     api.post("/v1/jobs", json={**asked, "seed": 99})
-    page.locator("tbody tr").nth(51).wait_for()
+    page.locator("tbody tr").nth(52).wait_for()
     assert moved > 0 and page.locator(".wide").evaluate("wide => wide.scrollLeft") == moved
     assert held.evaluate("link => link === document.activeElement")

@@ -61,7 +61,7 @@ const nothing = () => h("p", {}, "There are no jobs yet. ", h("a", { href: "#/ne
 function rows(jobs) {
   return table("The latest jobs, newest first", [["model"], ["cluster"], ["state"], ["progress"], ["best step", true], ["submitted"]],
     jobs.map((job) => [
-      h("a", { href: `#/jobs/${job.id}` }, model(job)),
+      h("a", { href: `#/jobs/${job.id}`, title: model(job) }, model(job)),
       place(job.request),
       state(job.state),
       bar(job),
