@@ -25,7 +25,7 @@ from service.problems import MEDIA_TYPE
 
 AT = "#/components/schemas/"
 ALWAYS = {
-    "400": "The Host header is not this service's, or what came is not HTTP/1.1.",
+    "400": "The Host header is not this service's, a header came twice, or what came is not HTTP/1.1.",
     "408": "The body took too long.",
     "413": "The body is too large.",
     "415": "The body is compressed.",
