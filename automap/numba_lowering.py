@@ -16,7 +16,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from llvmlite.ir import Instruction, PhiInstr
+from llvmlite.ir import Constant, Instruction, PhiInstr
 from numba import types
 from numba.core import funcdesc
 from numba.core.analysis import compute_cfg_from_blocks, compute_use_defs, must_use_alloca
@@ -27,6 +27,7 @@ from numba.core.imputils import impl_ret_borrowed
 from numba.core.ir import Assign
 from numba.core.lowering import Lower
 from numba.extending import lower_getattr_generic, register_model
+from numba.np import arrayobj
 
 # -- named tuples ---------------------------------------------------------------------------------------------------
 
@@ -176,3 +177,20 @@ def _mangle(
 
 
 funcdesc.default_mangler = _mangle
+
+# -- indices --------------------------------------------------------------------------------------------------------
+
+
+def _index(
+    context: Any, builder: Any, kind: Any, index: Any, size: Any, original: Any = arrayobj.fix_integer_index
+) -> Any:
+    """An index of an array as it is: only a constant may count from the end, as it does in functions of numba.
+
+    To ask of every index whether it is negative takes a tenth to a fifth of the time of a decision.
+    """
+    if isinstance(index, Constant) and index.constant < 0:
+        return original(context, builder, kind, index, size)
+    return context.cast(builder, index, kind, types.intp)
+
+
+arrayobj.fix_integer_index = _index

@@ -55,6 +55,40 @@ print([text for text in told if text])
 """
 
 
+INDICES = """
+import numpy as np
+from numba import float64, int64
+from automap.jit import borrowing
+
+@borrowing(float64(float64[::1], int64))
+def at(values, place):
+    return values[place]
+
+@borrowing(float64(float64[::1]))
+def last(values):
+    return values[-1]
+
+values = np.arange(4.0)
+assert at(values, 2) == 2.0 and last(values) == 3.0
+for place in (-1, 4):
+    try:
+        at(values, place)
+    except IndexError:
+        print("refused", place)
+"""
+
+SEARCH = """
+from agents import search
+from agents.searcher import Budget
+from automap.cluster import parse_cluster
+from automap.problem import Problem
+from ir import zoo
+for model in ("mixtral-8x7b", "resnet50"):
+    problem = Problem.build(zoo.build(model), parse_cluster("2x4xA100-80GB"), {"global_batch": 64}, {})
+    assert search(problem, Budget(evaluations=1000), seed=0).plan.estimate.step_time_s > 0.0
+"""
+
+
 APART = """
 from numba import float64
 from automap.jit import borrowing
@@ -208,3 +242,23 @@ def test_set_up_compiles_all_that_is_called() -> None:
     warm.main()
     done = subprocess.run([sys.executable, "-c", EVERYTHING], capture_output=True, text=True, check=True)
     assert "compiled" not in done.stdout
+
+
+def checked(program: str, folder: Path) -> list[str]:
+    """What a program prints whose kernels check that every index is inside its array."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder), "NUMBA_BOUNDSCHECK": "1"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_indices_that_are_computed_do_not_count_from_the_end(tmp_path: Path) -> None:
+    """Kernels do not ask whether they do: -1 would be read as the place before the array."""
+    assert checked(INDICES, tmp_path) == ["refused -1", "refused 4"]
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_search_reads_nothing_outside_its_arrays(tmp_path: Path) -> None:
+    """All kernels of a search, compiled with checks of every index."""
+    checked(SEARCH, tmp_path)
