@@ -25,12 +25,8 @@ def link_operands(rows: UnlinkedRows, first: int) -> None:
     _link_makers(rows, begin)
     for owner in rows.operators[first:]:
         for operand in rows.operands[owner.first_operand : owner.end]:
-            owner.touches |= 1 << operand.tensor % NUM_BITS
-    for owner in rows.operators[first:]:
-        owner.joins = owner.touches
-        for operand in rows.operands[owner.first_operand : owner.end]:
-            for reader in _behind(rows, operand):
-                owner.joins |= 1 << rows.operands[reader].tensor % NUM_BITS
+            for row in _beside(rows, operand):
+                owner.neighbours |= 1 << (rows.operands[row].operator - first) % NUM_BITS
     kept = {rows.tensors[o.tensor].root for o in rows.operands[begin:] if o.is_saved}
     for operand in rows.operands[begin:]:
         operand.is_kept = int(rows.tensors[operand.tensor].root in kept)
@@ -64,6 +60,19 @@ def _link_makers(rows: UnlinkedRows, begin: int) -> None:
             key = (tensor.root, rows.copies[row] if operand.copy_share > 0.0 else None)
             operand.same_memory = same.get(key, -1)
             same[key] = row
+
+
+def _beside(rows: UnlinkedRows, operand: OperandRow) -> set[int]:
+    """The rows of a unit by whose placements an operand adds something to the unit: of a parameter those that reduce
+    its gradient, of another tensor where it is made and who reads it before."""
+    if rows.tensors[operand.tensor].role == PARAMETER:
+        return _behind(rows, operand)
+    found = {operand.maker} - {-1}
+    row = operand.earlier
+    while row >= 0:
+        found.add(row)
+        row = rows.operands[row].earlier
+    return found
 
 
 def _behind(rows: UnlinkedRows, operand: OperandRow) -> set[int]:

@@ -13,16 +13,21 @@ from automap.price.kernels.unit_workspace import new_operator_memory
 from ir import zoo
 
 
+def first_stage(space):
+    """The first stage of the first shape of a space, with ZeRO over all axes but the last and 32 samples."""
+    stage = space.layout(space.even_values(space.shapes[0], recompute="none", zero=0)).stages[0]
+    zero_axes = np.arange(len(stage.axes)) < len(stage.axes) - 1
+    return Stage(stage.axes, stage.links, stage.hardware, zero_axes, 32.0)
+
+
 @pytest.mark.parametrize(
     ("model", "trainer"), [("gpt2", "megatron-core"), ("resnet50", "generic"), ("mixtral-8x7b", "generic")]
 )
 def test_a_unit_priced_again_costs_what_it_costs_from_nothing(model, trainer, space):
     found = space(zoo.build(model), "2x4xA100-80GB@25Gbit", 32, training={"trainer": trainer}, pp=1, tp=4)
     tables, rng = found.evaluator.tables, np.random.default_rng(7)
-    stage = found.layout(found.even_values(found.shapes[0], recompute="none", zero=0)).stages[0]
-    arrays, num_axes = tables.arrays, len(stage.axes)
-    zero_axes = np.arange(num_axes) < num_axes - 1
-    stage = Stage(stage.axes, stage.links, stage.hardware, zero_axes, 32.0)
+    stage, arrays = first_stage(found), tables.arrays
+    num_axes = len(stage.axes)
     kept = found.evaluator.new_workspace(num_axes)
     begins = arrays.operators["first_signature"]
     signatures = np.array([*begins[1:], len(arrays.signatures)]) - begins
@@ -67,3 +72,33 @@ def test_what_is_remembered_of_operators_changes_no_price(space):
         assert np.array_equal(used.price(plans), forgetful.price(plans))
     assert used.compiled.cache.operators.keys.any(), "nothing was remembered"
     assert len(np.unique(used.price(plans)[:, 0])) > 30
+
+
+def test_operators_are_priced_again_where_a_neighbour_changed_and_hardly_elsewhere(space):
+    """What operators add by their neighbours, from nothing, while the signature of each other operator varies."""
+    found = space(zoo.build("gpt2"), "2x4xA100-80GB@25Gbit", 32, training={"trainer": "megatron-core"}, pp=1, tp=4)
+    stage, arrays, rng = first_stage(found), found.evaluator.tables.arrays, np.random.default_rng(3)
+    begins = arrays.operators["first_signature"]
+    signatures = np.array([*begins[1:], len(arrays.signatures)]) - begins
+    kind = int(np.diff(found.evaluator.tables.spans).argmax())
+    first, last = (int(x) for x in found.evaluator.tables.spans[kind : kind + 2])
+    count, workspace = last - first, found.evaluator.new_workspace(len(stage.axes))
+
+    def joined(chosen):
+        shard_unit(arrays, Unit(first, last, chosen), stage, False, workspace)
+        return np.where(workspace.joins[first:last, None], workspace.joined_numbers[first:last], 0.0)
+
+    depends = np.zeros((count, count), dtype=bool)
+    for _ in range(30):
+        chosen = rng.integers(0, signatures[first:last, None], (count, len(stage.axes)))
+        before = joined(chosen)
+        for other in range(count):
+            varied = chosen.copy()
+            varied[other] = rng.integers(0, signatures[first + other], len(stage.axes))
+            depends[:, other] |= (joined(varied) != before).any(axis=1)
+    np.fill_diagonal(depends, False)
+    told = (arrays.operators["neighbours"][first:last, None] >> np.arange(count)) & 1 == 1
+    np.fill_diagonal(told, False)
+    assert depends.sum() > 20
+    assert not (depends & ~told).any()
+    assert told.sum() < 1.5 * depends.sum(), (told.sum(), depends.sum())

@@ -25,7 +25,7 @@ ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, SEND_RECV = range(5)
 """Kinds of collectives, in the order of `automap.fitted_curves.COLLECTIVES`."""
 NUM_COLLECTIVES = 5
 NUM_BITS = 63
-"""Bits of the sets of tensors in `OperatorRow`."""
+"""Bits of the sets of operators in `OperatorRow`."""
 
 MEMORY, PRODUCT, BATCHED_PRODUCT, ATTENTION, ROOFLINE, MEASURED, INSIDE, CONVOLUTION = range(8)
 """Kinds of kernels: bound by memory; product with a weight; product of two activations; fused attention; other
@@ -55,17 +55,15 @@ class OperatorRow:
     is_parametric: int
     """Whether it computes something from parameters alone, so that a partial gradient stays partial until the end of
     the step."""
-    touches: int = 0
-    """The tensors that it reads and makes, as bits; tensors of a large unit share their bits."""
     passes: int = -1
     """Of the first operator of a unit: row of `tensors` that stands for all tensors which cross the unit without being
     read, or -1."""
     hands_on: int = -1
     """Of the first operator of a unit: row of `operands` with the first result that later units read as a carried
     tensor, or -1."""
-    joins: int = 0
-    """The tensors that it touches, and one of each operator that reduces a gradient of its parameters, as bits: what it
-    adds to its unit by its neighbours is unchanged while these touch none of them."""
+    neighbours: int = 0
+    """The operators by whose signatures, beside its own, it adds something to its unit, as bits; operators of a large
+    unit share their bits."""
 
 
 @dataclass(kw_only=True, slots=True)

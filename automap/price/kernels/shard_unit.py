@@ -20,6 +20,7 @@ from automap.price.kernels.records import (
     BOUNDARY,
     CARRIED,
     KERNEL,
+    NUM_BITS,
     OPERAND,
     PARAMETER,
     PRODUCT,
@@ -40,25 +41,27 @@ def saved_share(operand, kernel, hardware):
     return hardware.saved_share if kernel.kind == PRODUCT and kernel.weight_share > 0.0 else 1.0
 
 
-@borrowing(boolean(TABLES, UNIT, UNIT_WORKSPACE), inner=True)
+@borrowing(int64(TABLES, UNIT, UNIT_WORKSPACE), inner=True)
 def _find_stale(tables, unit, workspace):
-    """Writes which operators changed their signatures, and which join others then; returns whether any changed.
+    """Writes which operators changed their signatures, and which join others then: these, and neighbours of these.
 
-    Those operators join others that touch a tensor which a changed one touches, or whose gradient a changed one
-    reduces.
+    Returns:
+        The first of all these operators; one past the last operator where there is none.
     """
-    operators, changed = tables.operators, workspace.changed
-    found, touched = False, 0
-    for op in range(unit.first, unit.last):
+    first, changed, stale = unit.first, workspace.changed, workspace.stale
+    bits = 0
+    for op in range(first, unit.last):
         changed[op] = False
         for a in range(unit.chosen.shape[1]):
-            changed[op] = changed[op] or workspace.priced[op, a] != unit.chosen[op - unit.first, a]
+            changed[op] = changed[op] or workspace.priced[op, a] != unit.chosen[op - first, a]
         if changed[op]:
-            found = True
-            touched |= operators[op].touches
-    for op in range(unit.first, unit.last if found else unit.first):
-        workspace.stale[op] = operators[op].joins & touched != 0
-    return found
+            bits |= 1 << (op - first) % NUM_BITS
+    begin = unit.last
+    for op in range(unit.last - 1 if bits != 0 else first - 1, first - 1, -1):
+        stale[op] = changed[op] or tables.operators[op].neighbours & bits != 0
+        if stale[op]:
+            begin = op
+    return begin
 
 
 @borrowing(void(TABLES, UNIT, STAGE, boolean, UNIT_WORKSPACE), apart=True)
@@ -72,8 +75,10 @@ def shard_unit(tables, unit, stage, again, workspace):
     """
     operators, operands = tables.operators, tables.operands
     first, last = unit.first, unit.last
+    begin = first
     if again:
-        if not _find_stale(tables, unit, workspace):
+        begin = _find_stale(tables, unit, workspace)
+        if begin == last:
             return
     else:
         for op in range(first, last):
@@ -81,7 +86,7 @@ def shard_unit(tables, unit, stage, again, workspace):
         _list_rows(tables, unit, workspace)
     start, stop = operators[first].first_operand, operators[last - 1].end
     place_operands(tables, unit, stage, workspace)
-    for op in range(first, last):
+    for op in range(begin, last):
         if workspace.stale[op]:
             _join(tables, op, start, stop, stage, workspace)
         if workspace.changed[op]:
@@ -89,25 +94,7 @@ def shard_unit(tables, unit, stage, again, workspace):
             for a in range(signatures.shape[0]):
                 workspace.priced[op, a] = signatures[a]
             _remember(tables, op, signatures, start, stop, stage, workspace)
-        if workspace.stale[op] or workspace.changed[op]:
-            own, joined, both = workspace.own_numbers[op], workspace.joined_numbers[op], workspace.both[op]
-            if workspace.joins[op]:
-                for c in range(both.shape[0]):
-                    both[c] = own[c] + joined[c]
-            else:
-                for c in range(both.shape[0]):
-                    both[c] = own[c]
-    total = workspace.totals_numbers[first]
-    # Lengths that the compiler does not know: it makes vector instructions of such loops, and unrolls the others.
-    for c in range(total.shape[0]):
-        total[c] = 0.0
-    largest = 0.0
-    for op in range(first, last):
-        both = workspace.both[op]
-        largest = max(largest, workspace.own[op].workspace_bytes)
-        for c in range(total.shape[0]):
-            total[c] += both[c]
-    workspace.totals[first].workspace_bytes = largest
+        _add_up(op, first, workspace)
     saved = workspace.saved[start : start + workspace.num_saved[first]]
     for row in saved:
         workspace.noted[row] = NOT_SAVED
@@ -117,7 +104,27 @@ def shard_unit(tables, unit, stage, again, workspace):
             for a in range(stage.axes.shape[0]):
                 workspace.saved_placement[row, a] = workspace.placement[row, a]
             note(tables, start, row, amount, workspace.undecided[op], workspace)
-    workspace.totals[first].live_bytes = take_noted(tables, saved, workspace)
+    workspace.totals[last - 1].live_bytes = take_noted(tables, saved, workspace)
+
+
+@borrowing(void(int64, int64, UNIT_WORKSPACE), inner=True)
+def _add_up(op, first, workspace):
+    """Writes the sums over a unit, which begins at `first`, up to an operator; those up to the one before are there."""
+    total, own, joined = workspace.totals_numbers[op], workspace.own_numbers[op], workspace.joined_numbers[op]
+    largest = workspace.own[op].workspace_bytes
+    # Lengths that the compiler does not know: it makes vector instructions of such loops, and unrolls the others.
+    if workspace.joins[op]:
+        for c in range(total.shape[0]):
+            total[c] = own[c] + joined[c]
+    else:
+        for c in range(total.shape[0]):
+            total[c] = own[c]
+    if op > first:
+        before = workspace.totals_numbers[op - 1]
+        for c in range(total.shape[0]):
+            total[c] += before[c]
+        largest = max(largest, workspace.totals[op - 1].workspace_bytes)
+    workspace.totals[op].workspace_bytes = largest
 
 
 @borrowing(void(TABLES, UNIT, UNIT_WORKSPACE), inner=True)

@@ -241,7 +241,7 @@ def unit_cost(tables, unit, recomputed, incoming, crossing, stage, workspace, ou
     """
     first, last = unit.first, unit.last
     operands, axes, hardware = tables.operands, stage.axes, stage.hardware
-    out[0] = workspace.totals[first]
+    out[0] = workspace.totals[last - 1]
     cost = out[0]
     relaunched = 0.0
     attended_again = 0.0

@@ -63,13 +63,11 @@ class UnitWorkspace(NamedTuple):
     joined: Annotated[Rows, UNIT_COST[::1]]
     """[operators] what each adds by its signature and those of its neighbours."""
     totals: Annotated[Rows, UNIT_COST[::1]]
-    """[operators] sums over a unit, at the row of its first operator: all but what `unit_cost` adds."""
+    """[operators] sums over a unit up to each operator: at its last one all but what `unit_cost` adds."""
     own_numbers: Floats2
     """[operators, UNIT_COST_WIDTH] the same memory as `own`."""
     joined_numbers: Floats2
     """[operators, UNIT_COST_WIDTH] the same memory as `joined`."""
-    both: Floats2
-    """[operators, UNIT_COST_WIDTH] the sums of `own` and `joined`."""
     totals_numbers: Floats2
     """[operators, UNIT_COST_WIDTH] the same memory as `totals`."""
     priced: Ints2
@@ -169,7 +167,6 @@ def remembering_workspace(tables, num_axes, capacity, memory):
         totals,
         own.view(np.float64).reshape(operators, UNIT_COST_WIDTH),
         joined.view(np.float64).reshape(operators, UNIT_COST_WIDTH),
-        np.empty((operators, UNIT_COST_WIDTH)),
         totals.view(np.float64).reshape(operators, UNIT_COST_WIDTH),
         np.empty((operators, num_axes), np.int64),
         np.empty(operators, np.bool_),

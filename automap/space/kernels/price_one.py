@@ -124,12 +124,14 @@ def _cost_row(compiled, number, workspace):
     one, two = mix(one, two, samples)
     one, two = mix(one, two, zero_axes)
     workspace.unit.surroundings[0], workspace.unit.surroundings[1] = one | 1, two
-    prepared = workspace.prepared[row.type]
+    prepared, hashes = workspace.prepared[row.type], workspace.draft.hashes[row.type]
     is_known = prepared[0] == at and prepared[1] == samples and prepared[2] == zero_axes
-    prepared[0], prepared[1], prepared[2] = at, samples, zero_axes
+    is_unchanged = is_known and prepared[3] == hashes[0] and prepared[4] == hashes[1]
+    prepared[0], prepared[1], prepared[2], prepared[3], prepared[4] = at, samples, zero_axes, hashes[0], hashes[1]
     unit = Unit(first, last, workspace.draft.chosen[first:last])
     stage = Stage(space.axes[at], space.links[at], space.hardware[at], layout.zero_axes, float64(samples))
-    shard_unit(tables, unit, stage, is_known, workspace.unit)
+    if not is_unchanged:
+        shard_unit(tables, unit, stage, is_known, workspace.unit)
     incoming, crossing, num_modes = workspace.incoming, space.boundary[row.type], space.masks.shape[0]
     recomputed, cost, tried = space.masks[row.mode % num_modes, first:last], workspace.tried[:1], workspace.tried[1:]
     covered = unit_cost(tables, unit, recomputed, incoming, crossing, stage, workspace.unit, cost)

@@ -72,8 +72,8 @@ class Workspace(NamedTuple):
     home: Ints
     """[units] pipeline rank of each unit."""
     prepared: Ints2
-    """[types, 3] distinct stage, samples of a micro-batch and axes of ZeRO for which `unit` holds the unit type, or
-    -1."""
+    """[types, 5] distinct stage, samples of a micro-batch and axes of ZeRO for which `unit` holds the unit type, or -1;
+    `Draft.hashes` of the signatures with which it does."""
     incoming: Ints
     """[axes] scratch for a placement."""
     tied: Annotated[Rows, rows_type(TIE_DTYPE)]
@@ -124,7 +124,7 @@ def new_workspace(compiled):
         parts=np.empty(num_units, PART_DTYPE),
         tried=np.empty(2, UNIT_COST_DTYPE),
         home=np.empty(num_units, np.int64),
-        prepared=np.full((num_types, 3), -1),
+        prepared=np.full((num_types, 5), -1),
         incoming=np.empty(num_axes, np.int64),
         tied=np.zeros(space.tied.shape[0], TIE_DTYPE),
         tied_key=np.zeros(2, np.int64),
