@@ -19,8 +19,8 @@ from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Floats, Ints, Ints2, Mask, tuple_type
 from automap.price.kernels.hashes import SEEDS, mix
 from automap.space.group_flow import FLOW, GroupFlow
-from automap.space.kernels.draft import DRAFT, pick_all
-from automap.space.kernels.layout import decide_stages, hash_meshes
+from automap.space.kernels.draft import DRAFT, pick
+from automap.space.kernels.layout import decide_stages
 from automap.space.kernels.levels import nearest_legal
 from automap.space.kernels.price_one import cost_rows, finish, price_one
 from automap.space.kernels.records import COMPILED, SPACE
@@ -37,7 +37,7 @@ class Goal(NamedTuple):
     follows: Ints
     """[slots] a legal plan, which they follow as far as it stays legal."""
     meshes: Ints
-    """[2] `hash_meshes` of that plan."""
+    """[2] `Layout.hashes` of that plan."""
     asked: Mask
     """[slots] which slots are decided one by one."""
     decided: int
@@ -141,15 +141,15 @@ def _complete_signatures(compiled, goal, draft, value):
     Args:
         compiled: whose cache is read and written.
         goal: what the undecided slots follow.
-        draft: with the layout of the plan; its signatures are overwritten.
+        draft: with the layout of the plan and all decided signatures but the last one; the others are overwritten.
         value: [slots] the plan; the undecided slots are written.
     """
     space, first, num_axes = compiled.space, compiled.space.first, compiled.space.obeys.shape[0]
     follows, decided = goal.follows, goal.decided
     # On the same meshes the signatures of a legal plan stay legal.
-    one, two = hash_meshes(draft.layout)
-    is_reshaped = one != goal.meshes[0] or two != goal.meshes[1]
-    for group in range(max(0, (decided - first.signature) // num_axes), space.groups.shape[0]):
+    hashes = draft.layout.hashes
+    is_reshaped = hashes[0] != goal.meshes[0] or hashes[1] != goal.meshes[1]
+    for group in range(max(0, (decided - 1 - first.signature) // num_axes), space.groups.shape[0]):
         begin = first.signature + group * num_axes
         is_touched = is_reshaped
         for slot in range(begin, begin + num_axes):
@@ -159,11 +159,10 @@ def _complete_signatures(compiled, goal, draft, value):
                     likewise = _likewise(space, goal.flow, value, slot)
                     value[slot] = likewise if likewise >= 0 else follows[slot]
             is_touched = is_touched or value[slot] != follows[slot]
-        if is_touched:
-            for slot in range(begin, begin + num_axes):
-                if slot >= decided:
-                    value[slot] = _settled(compiled, value, slot, value[slot], draft)
-                decide(space, value, slot, draft)
+        for slot in range(begin, begin + num_axes):
+            if is_touched and slot >= decided:
+                value[slot] = _settled(compiled, value, slot, value[slot], draft)
+            pick(space, group, slot - begin, value[slot], draft)
 
 
 @borrowing(void(SPACE, int64[::1], SCRATCH), inner=True)
@@ -205,12 +204,12 @@ def _price_anew(compiled, value, scratch, out):
 
 @borrowing(void(COMPILED, KNOWN, int64[::1], SCRATCH, float64[::1]), inner=True)
 def _price(compiled, known, value, scratch, out):
-    """Writes seconds and overflow of a complete plan, [slots], whose skeleton is set, into `out`, [2], and counts it.
+    """Writes seconds and overflow of a complete plan, [slots], whose skeleton is set and whose signatures are picked,
+    into `out`, [2], and counts it.
 
     Of the completions behind a decision, one or two were priced behind the decision before: the cache has these.
     """
     draft, cache = scratch.workspace.draft, compiled.cache
-    pick_all(compiled.space, value, value.shape[0], draft)
     one, two = scratch.skeleton[0], scratch.skeleton[1]
     for kind in range(draft.hashes.shape[0]):
         one, two = mix(one, two, draft.hashes[kind, 0])
@@ -306,6 +305,8 @@ def _complete_one(compiled, episodes, known, number, scratch):
     decide_stages(space, episodes.values[number], slot, scratch.workspace.draft.layout)
     if slot >= space.first.signature:
         _set_skeleton(space, episodes.values[number], scratch)
+        for j in range(space.first.signature, slot):
+            decide(space, episodes.values[number], j, scratch.workspace.draft)
     preferred = known.values[known.agreeing[number, 0], slot]
     known.least[number] = np.inf
     for i in range(episodes.offered[number]):

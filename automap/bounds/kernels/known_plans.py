@@ -17,7 +17,7 @@ from automap.bounds.kernels.step_many import BEGIN, EPISODES, WAIT
 from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Floats, Floats2, Floats3, Ints, Ints2, Mask, Mask2, tuple_type
 from automap.space.group_flow import GroupFlow
-from automap.space.kernels.layout import LAYOUT, decide_stages, hash_meshes, new_layout
+from automap.space.kernels.layout import LAYOUT, decide_stages, new_layout
 from automap.space.kernels.records import SPACE
 
 MISFIT, PER_OVERFLOW, MOST_PER_OVERFLOW = 1.0, 2.0, 2.0
@@ -38,7 +38,7 @@ class KnownArrays(NamedTuple):
     columns: Ints2
     """[slots, room] the same: to compare plans with a decision is to read one row."""
     meshes: Ints2
-    """[room, 2] `hash_meshes` of each known plan."""
+    """[room, 2] `Layout.hashes` of each known plan."""
     prices: Floats2
     """[room, 2] seconds and overflow of each known plan."""
     order: Ints
@@ -103,12 +103,12 @@ def worth_many(prices, reference_s, out):
 def _hash_all(space, values, out, layout):
     for plan in range(out.shape[0]):
         decide_stages(space, values[plan], space.first.cut, layout)
-        out[plan, 0], out[plan, 1] = hash_meshes(layout)
+        out[plan, 0], out[plan, 1] = layout.hashes[0], layout.hashes[1]
 
 
 @kernel(void(SPACE, int64[:, ::1], int64[:, ::1]))
 def mesh_hashes(space, values, out):
-    """Writes `hash_meshes` of plans, [n, slots], into `out`, [n, 2]."""
+    """Writes `Layout.hashes` of plans, [n, slots], into `out`, [n, 2]."""
     _hash_all(space, values, out, new_layout(space))
 
 

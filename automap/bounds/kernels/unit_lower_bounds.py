@@ -17,6 +17,7 @@ from automap.price.kernels.shard_unit import shard_unit
 from automap.price.kernels.stage_records import Stage, Unit
 from automap.price.kernels.unit import unit_cost
 from automap.space.kernels.draft import DRAFT, legal_signatures, new_draft, pick
+from automap.space.kernels.layout import set_mesh
 from automap.space.kernels.records import COMPILED
 from automap.space.kernels.workspace import WORKSPACE, new_workspace
 
@@ -42,12 +43,8 @@ def pick_forced(compiled, draft):
 
 @borrowing(void(COMPILED, int64[:, ::1], int64[:, :, ::1], DRAFT), inner=True)
 def _force(compiled, settings, out, draft):
-    layout = draft.layout
-    layout.frame[0].num_meshes = 1
     for number in range(settings.shape[0]):
-        for axis in range(out.shape[2]):
-            layout.sizes[0, axis] = compiled.space.axes[settings[number, 0], axis]
-        layout.divided[0] = settings[number, 1]
+        set_mesh(compiled.space.axes[settings[number, 0]], settings[number, 1], draft.layout)
         pick_forced(compiled, draft)
         for group in range(out.shape[1]):
             for axis in range(out.shape[2]):

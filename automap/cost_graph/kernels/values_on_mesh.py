@@ -7,6 +7,7 @@ from numba import boolean, float64, int64
 
 from automap.jit import borrowing, kernel
 from automap.space.kernels.draft import DRAFT, legal_signatures, pick
+from automap.space.kernels.layout import set_mesh
 from automap.space.kernels.records import COMPILED
 
 
@@ -50,9 +51,7 @@ def values_on_mesh(compiled, sizes, samples, group, draft, found):
     Returns:
         Number of combinations.
     """
-    layout, num_axes = draft.layout, draft.picked.shape[1]
-    layout.frame[0].num_meshes = 1
-    layout.sizes[0] = sizes
-    layout.divided[0] = samples
+    num_axes = draft.picked.shape[1]
+    set_mesh(sizes, samples, draft.layout)
     masks = np.empty((num_axes, compiled.space.groups[group].num_values), np.bool_)
     return _values_on_mesh(compiled, group, draft, masks, np.full(num_axes, -1), found)

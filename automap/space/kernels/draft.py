@@ -11,7 +11,7 @@ from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Ints, Ints2, Mask, tuple_type
 from automap.price.kernels.cost_records import MAX_AXES
 from automap.price.kernels.hashes import mix, scramble
-from automap.space.kernels.layout import Layout, hash_meshes, new_layout
+from automap.space.kernels.layout import Layout, new_layout
 from automap.space.kernels.masks import assign, signature_mask
 from automap.space.kernels.records import COMPILED, SPACE
 from automap.space.kernels.unit_cache import BITS, REMEMBERED_LEGAL
@@ -92,8 +92,7 @@ def legal_signatures(compiled, group, axis, draft, mask):
         mask: [values], written.
     """
     space, layout, num_axes = compiled.space, draft.layout, compiled.space.obeys.shape[0]
-    one, two = hash_meshes(layout)
-    one, two = mix(one, two, group * MAX_AXES + axis)
+    one, two = mix(layout.hashes[0], layout.hashes[1], group * MAX_AXES + axis)
     for a in range(axis):
         one, two = mix(one, two, draft.picked[group, a])
     one |= 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, NamedTuple
 
 import numpy as np
-from numba import boolean, int64, types, void
+from numba import boolean, float64, int64, types, void
 
 from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Floats, Floats2, Ints, Mask, Rows, rows_type, tuple_type
@@ -49,6 +49,8 @@ class Layout(NamedTuple):
     """[unlike meshes] samples of a micro-batch that must divide, see `unlike_meshes`."""
     sizes: Floats2
     """[unlike meshes, axes] ranks of each mesh axis."""
+    hashes: Ints
+    """[2] two hashes of `sizes` and `divided`: of all that legal signatures depend on."""
     most_ranks: Floats
     """[axes] ranks of each mesh axis on the stage that has most."""
     zero_axes: Mask
@@ -76,6 +78,7 @@ def new_layout(space):
         samples=np.empty(most, np.int64),
         divided=np.empty(meshes, np.int64),
         sizes=np.empty((meshes, num_axes)),
+        hashes=np.empty(2, np.int64),
         most_ranks=np.empty(num_axes),
         zero_axes=np.zeros(num_axes, np.bool_),
         shares=np.empty(most),
@@ -187,15 +190,25 @@ def _add_mesh(space, value, outer, share, layout):
     frame.num_meshes += 1
 
 
-@borrowing(types.UniTuple(int64, 2)(LAYOUT), inner=True)
-def hash_meshes(layout):
-    """Two hashes of the unlike meshes and of the samples that must divide: all that legal signatures depend on."""
+@borrowing(void(LAYOUT), inner=True)
+def _hash_meshes(layout):
+    """Writes `Layout.hashes`."""
     one, two = SEEDS
     for mesh in range(layout.frame[0].num_meshes):
         for axis in range(layout.sizes.shape[1]):
             one, two = mix(one, two, int64(layout.sizes[mesh, axis]))
         one, two = mix(one, two, layout.divided[mesh])
-    return one, two
+    layout.hashes[0], layout.hashes[1] = one, two
+
+
+@borrowing(void(float64[::1], int64, LAYOUT), inner=True)
+def set_mesh(sizes, samples, layout):
+    """Makes all stages of a layout stand on one mesh, [axes] ranks, over which so many samples must divide."""
+    layout.frame[0].num_meshes = 1
+    for axis in range(sizes.shape[0]):
+        layout.sizes[0, axis] = sizes[axis]
+    layout.divided[0] = samples
+    _hash_meshes(layout)
 
 
 @borrowing(void(SPACE, int64[::1], LAYOUT), inner=True)
@@ -218,6 +231,7 @@ def unlike_meshes(space, value, layout):
             for kind in range(space.kind_rows.shape[1]):
                 _add_mesh(space, value, outer, share_of(space, value, number, kind, True), layout)
                 _add_mesh(space, value, outer, share_of(space, value, number, kind, False), layout)
+    _hash_meshes(layout)
 
 
 @borrowing(void(SPACE, int64[::1], LAYOUT), inner=True)

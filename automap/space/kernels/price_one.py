@@ -50,12 +50,14 @@ def outgoing(compiled, unit_type, is_sent, chosen, placement):
 @borrowing(types.UniTuple(int64, 2)(WORKSPACE, int64), inner=True)
 def _hashes(workspace, number):
     """Two hashes of all that the costs of a row depend on, neither of them zero."""
-    row, layout = workspace.rows[number], workspace.draft.layout
-    one, two = mix(workspace.draft.hashes[row.type, 0], workspace.draft.hashes[row.type, 1], row.type * 16 + row.mode)
+    row, layout, hashes = workspace.rows[number], workspace.draft.layout, workspace.draft.hashes
+    word = row.type * 16 + row.mode
+    for a in range(workspace.incoming.shape[0]):
+        # Placements are few: those below 0, and the dims of a tensor.
+        word = (word << 6) + 2 * (row.incoming[a] - SUMMED) + int64(layout.zero_axes[a])
+    one, two = mix(hashes[row.type, 0], hashes[row.type, 1], word)
     one, two = mix(one, two, layout.stages[row.rank])
     one, two = mix(one, two, layout.samples[row.rank])
-    for a in range(workspace.incoming.shape[0]):
-        one, two = mix(one, two, row.incoming[a] * 2 + int64(layout.zero_axes[a]))
     return one | 1, two
 
 
