@@ -2,11 +2,11 @@
 
 An estimate has an error, and plans within a fraction of it cannot be told apart. Of those, the plainest plan is
 returned: one that repeats no work over a whole axis, one on half as many devices or fewer, a template before any other
-plan, then the one with the fewest axes. Plans that are alike in all this differ in details, which the price tells apart
-better: of those that are nearly as fast as the fastest of them, the one on the fewest devices is taken, and then the
-one with the fewest unusual decisions. Besides the plans that were found, two kinds of plans are considered: the best one
-with decisions put back to their ordinary values, and each plan without axes over which nothing is split and with like
-axes merged. Units: seconds.
+plan, then the one with the fewest axes. Plans that are alike in all this differ in details, which the price tells
+apart better: of those that are nearly as fast as the fastest of them, the one on the fewest devices is taken, and then
+the one with the fewest unusual decisions. Besides the plans that were found, two kinds of plans are considered: the
+best one with decisions put back to their ordinary values, and each plan without axes over which nothing is split and
+with like axes merged. Units: seconds.
 """
 
 from __future__ import annotations
