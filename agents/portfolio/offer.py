@@ -195,7 +195,7 @@ def _beside(plan: Plan, yours: Baseline, evaluator: Evaluator) -> Plan:
     assert record is not None
     if kept is not None and _step_s(kept.plan) < _step_s(plan):
         plan, record = replace(kept.plan, warnings=plan.warnings), replace(record, found_by="yours", fastest_s=None)
-    record = replace(record, yours=_compared(yours, plan, evaluator), baselines=record.baselines | _priced(yours))
+    record = replace(record, yours=_compared(yours, plan, evaluator), baselines={**record.baselines, **_priced(yours)})
     return replace(plan, search=record)
 
 
@@ -277,7 +277,7 @@ class _Found:
         offers += [offer for offer in known if _step_s(offer.plan) <= limit_s]
         offer, *_ = in_order(offers, lambda some: some.plainness, NEAR * (limit_s - fastest_s))
         record = self._record(offer, fastest_s)
-        yours = self.yours and _compared(self.yours, offer.plan, self.evaluator())
+        yours = None if self.yours is None else _compared(self.yours, offer.plan, self.evaluator())
         chosen = replace(
             offer.plan,
             search=replace(record, yours=yours, any_trainer=self._cost(fastest_s)),
