@@ -258,7 +258,7 @@ class _Found:
         main = self.main
         of_parts = [(one, plan) for one in self.on_parts if (plan := self._of_part(one, one.found.plan)) is not None]
         further = [
-            self.yours and _kept(self.yours, self.evaluator()),
+            None if self.yours is None else _kept(self.yours, self.evaluator()),
             self.others.offer if self.others is not None else None,
         ]
         known = [offer for offer in further if offer is not None]
