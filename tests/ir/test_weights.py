@@ -325,6 +325,27 @@ def test_weights_of_any_operator(kind, operands, shapes, inputs):
     assert load_model(model(nodes, given, inputs, inner)).num_parameters == sum(np.prod(s) for s in shapes)
 
 
+@pytest.mark.parametrize("kind", ["LayerNormalization", "Gelu", "Conv"])
+def test_learned_data(kind):
+    """As DeBERTa's embeddings of relative places, which are normalised before anything else reads them: they were
+    constants without a word. A single number is one still."""
+    held = {"LayerNormalization": [weight("s", 8)], "Gelu": [], "Conv": [weight("k", 8, 8, 1)]}[kind]
+    shape = (1, 8, 8) if kind == "Conv" else (8, 8)
+    nodes = [node(kind, ["p", *(each.name for each in held)], ["t"]), node("MatMul", ["x", "t"], ["y"])]
+    graph = load_model(model(nodes, [weight("p", *shape), *held]))
+    assert {p.name for p in graph.parameters} == {"p", *(each.name for each in held)}
+    nodes = [node("Gelu", ["p"], ["t"]), node("Mul", ["x", "t"], ["u"]), node("MatMul", ["u", "w"], ["y"])]
+    assert {p.name for p in load_model(model(nodes, [weight("p", 1), weight("w", 8, 8)])).parameters} == {"w"}
+
+
+def test_a_bias_that_is_a_buffer_by_its_name_is_none():
+    """BART's, in files of PyTorch's older exporter, which marks nothing."""
+    nodes = [node("MatMul", ["x", "m.head.weight"], ["h"]), node("Add", ["h", "m.final_logits_bias"], ["y"])]
+    made = onnx.load_from_string(model(nodes, [weight("m.head.weight", 8, 9), weight("m.final_logits_bias", 1, 9)]))
+    made.producer_name = "pytorch"
+    assert {p.name for p in load_model(made.SerializeToString()).parameters} == {"m.head.weight"}
+
+
 def test_a_weight_behind_a_function_of_one_operand():
     """As the decay of a state-space model, which is stored as its logarithm."""
     nodes = [node("Exp", ["p"], ["e"]), node("Neg", ["e"], ["n"]), node("Mul", ["x", "n"], ["y"])]

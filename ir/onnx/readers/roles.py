@@ -39,6 +39,13 @@ ALWAYS_WEIGHTS = frozenset(MATRIX_POSITIONS) | {
 }  # fmt: skip
 """Kinds whose weight positions hold weights also where these are of one element, such as a bias of one channel; one
 element in the position of another kind may be any number."""
+LEARNED_DATA = frozenset(
+    {"LayerNormalization", "GroupNormalization", "InstanceNormalization", "RMSNormalization",
+     "SimplifiedLayerNormalization", "Conv", "ConvTranspose", "GridSample", "Gelu", "Swish", "Reciprocal", "LeakyRelu",
+     "Elu", "ReduceMax"}
+)  # fmt: skip
+"""Kinds whose operand 0, which is data otherwise, is a parameter where it is stored: DeBERTa's embeddings of relative
+places, which are normalised, the image that a generator begins with, planes of features."""
 _MADE = re.compile(r"onnx::|/|_?val_\d+$|scalar_tensor")
 """Beginnings of the names that PyTorch's exporters give to the results of operators: where a later tool stored such a
 result in the file, it is no parameter of the module."""
@@ -90,11 +97,14 @@ def roles_without_metadata(source: Source) -> dict[str, TensorRole]:
             is_state = source.names_state and is_common_buffer(name)
             if is_state or (node.kind == "BatchNormalization" and i in RUNNING_STATISTICS):
                 roles[name] = "buffer"
-            elif i in positions and (
-                stored is None
-                or prod(stored.shape) > 1
-                or (stored.shape and node.kind in ALWAYS_WEIGHTS)
-                or (source.names_state and not _MADE.match(name))
+            elif (i == 0 and node.kind in LEARNED_DATA and (stored is None or prod(stored.shape) > 1)) or (
+                i in positions
+                and (
+                    stored is None
+                    or prod(stored.shape) > 1
+                    or (stored.shape and node.kind in ALWAYS_WEIGHTS)
+                    or (source.names_state and not _MADE.match(name))
+                )
             ):
                 roles.setdefault(name, "parameter")
     return roles
