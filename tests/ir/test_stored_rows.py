@@ -70,6 +70,13 @@ def test_biases_of_places_are_their_table(bias, rows):
     assert graph.tensors["y"].batch_dim == 0 and not graph.warnings
 
 
+def test_a_window_of_one_head():
+    """As the first stage of a small MaxViT; numbers of one head that are there twice are no table."""
+    graph = attention(window(TABLE[:, :1])[None])
+    assert own(graph) == [(81, 1)]
+    assert own(attention(RANDOM.integers(9, size=(1, 1, 8, 8)))) == [(1, 1, 8, 8)]
+
+
 def test_sinks_of_attention_are_one_number_of_each_head():
     """Which the exporter repeated for all samples and queries."""
     sinks = np.broadcast_to(RANDOM.normal(size=(1, HEADS, 1, 1)), (2, HEADS, 8, 1))

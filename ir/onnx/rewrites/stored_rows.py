@@ -38,7 +38,7 @@ def rows_of(tensor: Any) -> int:
         tensor: protobuf.
     """
     shape = tuple(tensor.dims)
-    if len(shape) not in (3, 4) or min(shape) < 1 or shape[-3] < 2 or prod(shape) > MAX_ELEMENTS:
+    if len(shape) not in (3, 4) or min(shape) < 1 or prod(shape) > MAX_ELEMENTS:
         return 0
     pairs = prod(shape) // shape[-3]
     if not has_data(tensor):
@@ -49,10 +49,11 @@ def rows_of(tensor: Any) -> int:
     rows = len(np.unique(columns.view(np.dtype((np.void, columns.dtype.itemsize * columns.shape[1])))))
     side = isqrt(shape[-1])
     window = (2 * side - 1) ** 2 if side > 1 and side * side == shape[-1] == shape[-2] else 0
-    # A window has all of its relative positions; numbers that are all equal say nothing of how many others there are.
+    # A window has all of its relative positions; numbers that are all equal say nothing of how many others there are,
+    # and of a single head any few numbers may be there more than once.
     if rows <= window:
         rows = window
-    elif (columns == columns[0, 0]).all():
+    elif shape[-3] < 2 or (columns == columns[0, 0]).all():
         return 0
     return rows if rows * LEAST_SHARE <= pairs else 0
 
