@@ -12,6 +12,7 @@ from automap.units import hands_on_one
 from automap.verify.model import Model, Placed
 from automap.verify.modules import check_modules, parameters_behind
 from automap.verify.reading import Chunk, Violation, layer_operators, num_ranks
+from ir.adapters import adapters
 from ir.groups import fused_groups
 
 SIDES = {"batch": "data", "weights": "tensor", "positions": "context", "experts": "expert"}
@@ -146,13 +147,15 @@ def _pattern(chunk: Chunk, model: Model, target: Target, ranks: int) -> Iterator
 
 def _side(chunk: Chunk, model: Model, axis: str) -> set[str]:
     """The kinds of parallelism that products with weights take on an axis: those in the layers of a stage, or all of
-    them in a model that has no layer twice."""
+    them in a model that has no layer twice. Adapters may be whole where their layer is split."""
     large = SMALL * max(op.forward_flops.at(1) for op in model.graph.operators)
     times = Counter(unit.type for unit in model.blocks.units)
     layers = [range(unit.start, unit.stop) for unit in model.blocks.units if times[unit.type] > 1]
     has_layers = any(_multiplies(index, large, model) for layer in layers for index in layer)
     operators = layer_operators(chunk, model) if has_layers else chunk.operators
-    return {_split(model, i, chunk.placed[i][axis]) for i in operators if _multiplies(i, large, model)}
+    found = [(i, _split(model, i, chunk.placed[i][axis])) for i in operators if _multiplies(i, large, model)]
+    thin = {name for pair in adapters(model.graph).items() for name in pair}
+    return {side for i, side in found if side != "repetition" or model.graph.operators[i].name not in thin}
 
 
 def _multiplies(index: int, large: float, model: Model) -> bool:

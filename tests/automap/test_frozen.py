@@ -310,3 +310,11 @@ def test_ranks_split_layers_with_adapters():
     for path in (f"layers.{layer}.{part}" for layer in range(LAYERS) for part in ("q", "v")):
         parts = [made(f"{path}.{name}/MatMul") for name in ("base", "lora_a", "lora_b")]
         assert parts == [("S(2)",), ("B",), ("S(2)",)]
+
+
+def test_a_target_takes_plans_whose_adapters_are_whole_beside_split_layers():
+    """Their products, large beside those of this network, have no dim that two ranks split."""
+    problem = problem_of(exported("adapters"), "2xcpu", 8, {"fix": {"tp": 2}}, target="automap", precision="fp32")
+    plan = search(problem, Budget(evaluations=8), seed=0).plan
+    assert not Verifier(problem).violations(plan)
+    assert plan.degrees[0].tensor == 2
