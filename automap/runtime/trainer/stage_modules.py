@@ -8,7 +8,7 @@ names.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch.fx
@@ -83,12 +83,9 @@ def cut(module: nn.Module, roles: Roles, num_stages: int) -> tuple[list[nn.Modul
         traced = _Tracer(roles).trace(module)
     except Exception as fault:
         raise Untraced(str(fault).split("\n")[0]) from fault
+    scores = _scores_alone(traced)
     stage_of = _place(traced, module, roles)
     last = num_stages - 1
-    output = next(n for n in traced.nodes if n.op == "output")
-    if not isinstance(output.args[0], torch.fx.Node):
-        raise refuse_cut("the model returns more than one tensor", "Return the logits alone.")
-    scores = output.args[0]
     # Behind the scores there may be stages for the loss alone.
     behind = max(stage_of.values(), default=0)
     ends = [*(_crossing(traced, stage_of, number) if number < behind else scores for number in range(last)), scores]
@@ -97,6 +94,28 @@ def cut(module: nn.Module, roles: Roles, num_stages: int) -> tuple[list[nn.Modul
         for number in range(num_stages)
     ]
     return stages, [str(node.target) for node in traced.nodes if node.op == "placeholder"]
+
+
+def _scores_alone(traced: torch.fx.Graph) -> torch.fx.Node:
+    """What `training_graph.scores_of` takes of what a network returns; what makes the rest alone is left out.
+
+    Raises:
+        FinerThanModules: these are no scores.
+    """
+    output = next(n for n in traced.nodes if n.op == "output")
+    found: Any = output.args[0]
+    if isinstance(found, Mapping):
+        found = found.get("logits")
+    elif isinstance(found, tuple | list) and found:
+        found = found[0]
+    if not isinstance(found, torch.fx.Node):
+        raise refuse_cut("the model returns no scores", "Return them alone, first in a tuple, or as `logits`.")
+    beside = _behind(output) - {found} - _behind(found)
+    output.args = (found,)
+    for node in reversed(list(traced.nodes)):
+        if node in beside and not node.users and node.op != "placeholder":
+            traced.erase_node(node)
+    return found
 
 
 def _place(traced: torch.fx.Graph, module: nn.Module, roles: Roles) -> dict[torch.fx.Node, int]:

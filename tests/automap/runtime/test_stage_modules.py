@@ -68,3 +68,37 @@ def test_parameters_that_cut_code_reads_are_finer_than_modules(kind, said):
     """A stage would hold them apart from the network, and neither optimizer nor checkpoint would see their changes."""
     with pytest.raises(FinerThanModules, match=said):
         stages_of(kind)
+
+
+class Several(Outer):
+    """A network that returns more than scores: results of layers of the first stage, and of one of its own."""
+
+    def __init__(self, kind):
+        super().__init__("")
+        self.kind, self.beside = kind, nn.Linear(4, 4)
+
+    def forward(self, x):
+        first = self.inner.first(x)
+        y = self.inner.second(first)
+        more = (self.beside(first) + y, first)
+        return {"hidden": more, "logits": self.head(y)} if self.kind == "mapping" else (self.head(y), *more)
+
+
+@pytest.mark.parametrize("kind", ["mapping", "tuple"])
+def test_what_a_network_returns_beside_its_scores_is_left_out(kind):
+    torch.manual_seed(0)
+    network, x = Several(kind), torch.randn(2, 4)
+    found = network(x)
+    wanted = found["logits"] if kind == "mapping" else found[0]
+    stages, _ = cut(network, Roles(stages=ONCE, ends=ONCE), 2)
+    assert torch.equal(stages[1](stages[0](x=x), x=x), wanted)
+    assert {name.rpartition(".")[0] for stage in stages for name, _ in stage.named_parameters()} == ONCE.keys()
+
+
+def test_a_network_without_scores_is_refused():
+    class Named(Outer):
+        def forward(self, x):
+            return {"scores": super().forward(x)}
+
+    with pytest.raises(FinerThanModules, match="returns no scores"):
+        cut(Named(""), Roles(stages=ONCE, ends=ONCE), 2)
