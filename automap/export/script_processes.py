@@ -59,8 +59,8 @@ def processes(
     said = {plain(name).replace("_", "-"): values[0] for name, values in launcher.items() if values}
     for each, nodes in _LAUNCHERS:
         if each in said:
-            found = [said[each], said.get(nodes, "1")]
-            return (f"--{each}", *found) if _are_sure(found) else (f"--{each}", None, None)
+            number, hosts = said[each], said.get(nodes, "1")
+            return (f"--{each}", number, hosts) if _are_sure([number, hosts]) else (f"--{each}", None, None)
     own: dict[str, str] = {}
     for words in before:
         own = own or _options(words)
