@@ -179,7 +179,7 @@ def read_flags(flags: Mapping[str, str | None], started: Started, documents: Seq
     if "group-query-attention" not in flags:
         found.sizes.pop("num-query-groups", None)
     if "rampup-batch-size" in flags:
-        found.remarks = (
+        found.remarks += (
             f"the price is of a step of the full batch, after --rampup-batch-size {flags['rampup-batch-size']}",
         )
     check_names(flags, _READ, "--")
@@ -235,7 +235,12 @@ def _megatron_deepspeed(flags: Mapping[str, str | None], found: Stated, document
     """
     found.training["trainer"] = "megatron-deepspeed"
     stage = flags.get("zero-stage")
-    for written in _deepspeed_files(documents):
+    files, named = list(_deepspeed_files(documents)), flags.get("deepspeed_config")
+    if named is not None and not files:
+        found.remarks += (
+            f"{named} is not read: it is taken to say of ZeRO and the batch what the script says, and no offload",
+        )
+    for written in files:
         own = read_deepspeed(written)
         said = {
             "zero-stage": (stage, own.degrees["zero"]),

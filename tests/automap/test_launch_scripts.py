@@ -118,6 +118,11 @@ def test_a_script_is_read_as_bash_runs_it(text: str, launcher: str, tmp_path: Pa
 
 def test_the_stage_of_zero_is_that_of_the_file_that_the_script_writes(tmp_path: Path) -> None:
     assert read(DEEPSPEED, tmp_path).degrees["zero"] == 2
+    assert read(DEEPSPEED, tmp_path).remarks == ()
+    command = DEEPSPEED.partition("\ndeepspeed")[2].replace("--deepspeed ", "--deepspeed --zero-stage 1 ")
+    elsewhere = f"MICRO=4 GLOBAL=512\ndeepspeed{command}"
+    (said,) = read(elsewhere, tmp_path).remarks
+    assert said.startswith("ds_config.json is not read")
     for wrong, field in (
         (DEEPSPEED.replace("--deepspeed ", "--deepspeed --zero-stage 3 "), "--zero-stage"),
         (DEEPSPEED.replace('gpu": $MICRO', 'gpu": 2'), "--micro-batch-size"),
