@@ -43,6 +43,8 @@ _NOT_PRICED = {
     "optimizer-cpu-offload": "Leave it out: offload is not priced.",
     "cpu-offloading": "Leave it out: offload is not priced.",
     "cpu-optimizer": "Leave it out: offload is not priced.",
+    "fine-grained-activation-offloading": "Leave it out: offload is not priced.",
+    "mtp-num-layers": "Leave it out: layers that predict further tokens are not priced.",
     "yaml-cfg": "Write what that file says as arguments of the script.",
 }
 """Flags that change the plan, and what to do instead."""

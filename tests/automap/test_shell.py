@@ -165,6 +165,8 @@ TRAIN = 'torchrun pretrain_gpt.py "${ARGS[@]}"'
         ("torchrun a.py --bf16 " + "{1..99}" * 9, "script", "characters"),
         ("torchrun run_clm.py --bf16 --per_device_train_batch_size 2", "--per_device_train_batch_size", "transformers"),
         ("torchrun a.py --micro-batch-size 1 --yaml-cfg a.yaml", "--yaml-cfg", "not priced"),
+        ("torchrun a.py --num-layers 61 --mtp-num-layers 1", "--mtp-num-layers", "not priced"),
+        ("torchrun a.py --bf16 --fine-grained-activation-offloading", "--fine-grained-activation-offloading", "priced"),
         ("torchrun a.py --context-parallel-size 2 --cp-comm-type a2a", "--cp-comm-type", "as a ring"),
         ("torchrun a.py --bf16 --ds-sequence-parallel-size 4", "--ds-sequence-parallel-size", "exchanging heads"),
         ("torchrun -m torchtitan.train --job.config_file a/b.toml", "", "no arguments of Megatron-LM"),
