@@ -1,11 +1,13 @@
 """Decisions a second on one core without the network: every environment on real models and enumerable problems.
 
-    python benchmarks/decision_speed.py [SECONDS] [--problems WORD] [--warm-up 1]
+    python benchmarks/decision_speed.py [SECONDS] [--problems WORD] [--warm-up 1] [--network]
 
-Many episodes run side by side and take random legal actions. A decision is one step of one episode with its reward,
-the bounds of all its legal values, and the observation of an agent; slots with one legal value are not counted. Time is
-processor time. Prints one line a problem and environment: decisions a second, microseconds of a decision in stepping
-and in observing, legal values a decision, and the mean return of an episode.
+Many episodes run side by side and take random legal actions, or with `--network` those of the pretrained network, whose
+own time is not counted. Random plans have little in common; of those of the network most parts have been priced before.
+A decision is one step of one episode with its reward, the bounds of all its legal values, and the observation of an
+agent; slots with one legal value are not counted. Time is processor time. Prints one line a problem and environment:
+decisions a second, microseconds of a decision in stepping and in observing, legal values a decision, and the mean
+return of an episode.
 """
 
 import argparse
@@ -14,6 +16,9 @@ import time
 import numpy as np
 from problems import CASES, problem_of
 
+from agents.learning.checkpoint import read_network
+from agents.learning.network import ProposalNetwork
+from agents.learning.proposals import NETWORK
 from automap.bounds.partial_plans import BoundTable
 from automap.cluster import parse_cluster
 from automap.problem import Problem
@@ -52,9 +57,12 @@ def decisions_of(kind: str, space: PlanSpace) -> Decisions:
     return {"hybrid": HybridDecisions, "pipeline": PipelineDecisions, "replication": ReplicationDecisions}[kind](space)
 
 
-def measure(decisions: Decisions, table: BoundTable, seconds: float, warm_up_s: float) -> str:
-    """Measures one environment on one problem; returns the line to print."""
+def measure(
+    decisions: Decisions, table: BoundTable, seconds: float, warm_up_s: float, network: ProposalNetwork | None
+) -> str:
+    """Measures one environment on one problem, with random actions or those of a network; returns the line to print."""
     episodes = Episodes(decisions, EPISODES, table)
+    observation = episodes.observe()
     rng, rows = np.random.default_rng(0), np.arange(EPISODES)
     spent, taken, offered, returns = np.zeros(2), 0, 0, [0, 0.0]
     totals = np.zeros(EPISODES)
@@ -67,13 +75,17 @@ def measure(decisions: Decisions, table: BoundTable, seconds: float, warm_up_s: 
             break
         plans = episodes.partial_plans.episodes
         offered += int(plans.offered.sum())
-        actions = plans.legal[rows, (rng.random(EPISODES) * plans.offered).astype(np.int64)]
+        if network is None:
+            actions = plans.legal[rows, (rng.random(EPISODES) * plans.offered).astype(np.int64)]
+        else:
+            rated = network.rate(observation)
+            actions = (rated + rng.gumbel(size=rated.shape)).argmax(axis=1)
         drawn = time.process_time()
         rewards, done = episodes.step(actions)
         if done.any():
             episodes.begin(done)
         stepped = time.process_time()
-        episodes.observe()
+        observation = episodes.observe()
         seen = time.process_time()
         spent += stepped - drawn, seen - stepped
         taken += EPISODES
@@ -94,7 +106,9 @@ def main() -> None:
     parser.add_argument("seconds", nargs="?", type=float, default=2.0, help="of the processor, for each line")
     parser.add_argument("--problems", default="", help="a word in the names of those that are measured")
     parser.add_argument("--warm-up", type=float, default=WARM_UP_S, help="seconds before each measurement")
+    parser.add_argument("--network", action="store_true", help="actions of the pretrained network, with Gumbel noise")
     asked = parser.parse_args()
+    network = read_network(NETWORK) if asked.network else None
     problems = []
     for model, cluster, batch in REAL:
         problem = Problem.build(zoo.build(model), parse_cluster(cluster), {"global_batch": batch}, {})
@@ -107,10 +121,8 @@ def main() -> None:
         space = PlanSpace(problem)
         table = BoundTable(space)
         for kind in kinds:
-            print(
-                f"{name[:58]:58} {kind:11} {measure(decisions_of(kind, space), table, asked.seconds, asked.warm_up)}",
-                flush=True,
-            )
+            line = measure(decisions_of(kind, space), table, asked.seconds, asked.warm_up, network)
+            print(f"{name[:58]:58} {kind:11} {line}", flush=True)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ SCRIPTS = {
     "dapple_figure12": "{profiles}/dapple --models VGG-19 --hosts 2",
     "dapple_table4": "{profiles}/dapple --models GNMT-16 --clusters A",
     "dapple_table5": "",
-    "decision_speed": "0.001 --problems resnet50_on_2x4xV100 --warm-up 0.001",
+    "decision_speed": "0.001 --problems resnet50_on_2x4xV100 --warm-up 0.001 --network",
     "dqn_ablation": "--evaluations 40 --seeds 1 --problems 12 --variants from_scratch",
     "dqn_alone": "--seeds 1 --seconds 2 --evaluations 64 --only vgg19 --search 16 --known {known}",
     "dqn_pruning": "--evaluations 16 --seeds 1 --models vit",
