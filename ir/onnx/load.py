@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -60,6 +61,9 @@ GEMM_DEFAULTS = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
 """Attributes of Gemm that are left out where they have these values, as some exporters write them and some do not."""
 WHOLE = {BAGS: add_bags, MASKED: add_masked, EXPERTS: add_experts}
 """Kind -> function that adds the operators of a node of several, from the names of its operands in the builder."""
+WEIGHTS = re.compile(r"(?i)\.|weight|bias")
+"""What names of parameters have in files that mark others: dots, as modules give them, or what tools call those that
+they made of them, such as `NhwcConv_0_weight_NHWC`. Results of operators have neither."""
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError)
 """Exceptions that a file which breaks the rules of ONNX may cause anywhere in the import."""
 
@@ -152,8 +156,8 @@ class _Importer:
         """Declares the stored tensors that something reads."""
         self.roles = roles_without_metadata(self.source)
         if self.source.has_metadata:
-            # A tensor that the exporter's optimiser made again lost its mark; parameters have dotted names.
-            self.roles = {n: r for n, r in self.roles.items() if "." in n and n in self.source.stored}
+            # A tensor that the exporter's optimiser or a later tool made again lost its mark.
+            self.roles = {n: r for n, r in self.roles.items() if WEIGHTS.search(n) and n in self.source.stored}
         self._declare({n: given for n, given in self.source.stored.items() if n in uses})
 
     def _declare(self, held: Mapping[str, Stored]) -> None:

@@ -17,7 +17,7 @@ node = helper.make_node
 SHAPES = {
     "wide": (16, 48), "wide_bias": (48,), "wq": (16, 16), "wk": (16, 8), "wv": (16, 8), "bq": (16,), "turned": (24, 16),
     "straight": (16, 24), "words": (50, 16), "places": (6, 16), "kinds": (2, 16), "scale": (16,), "shift": (16,),
-    "kernel": (4, 3, 3, 3), "kernel_bias": (4,),
+    "kernel": (4, 3, 3, 3), "kernel_bias": (4,), "last_kernel": (4, 3, 3, 16), "first_kernel": (4, 16, 3, 3),
 }  # fmt: skip
 INPUTS = {
     "x": ("N", 6, 16),
@@ -116,6 +116,14 @@ CASES = {
         [
             node("Conv", ["image", "kernel", "kernel_bias"], ["c"]), node("Add", ["c", "z"], ["s"]),
             node("Relu", ["s"], ["y"]),
+        ],
+    ),
+    "channels last": (
+        [fused("NhwcConv", "last", "last_kernel", "kernel_bias", pads=[1, 1, 1, 1], kernel_shape=[3, 3])],
+        [
+            node("Transpose", ["last"], ["t"], perm=[0, 3, 1, 2]),
+            node("Conv", ["t", "first_kernel", "kernel_bias"], ["c"], pads=[1, 1, 1, 1]),
+            node("Transpose", ["c"], ["y"], perm=[0, 2, 3, 1]),
         ],
     ),
     "residual and norm": (

@@ -39,16 +39,19 @@ ALWAYS_WEIGHTS = frozenset(MATRIX_POSITIONS) | {
 }  # fmt: skip
 """Kinds whose weight positions hold weights also where these are of one element, such as a bias of one channel; one
 element in the position of another kind may be any number."""
-LEARNED_DATA = frozenset(
-    {"LayerNormalization", "GroupNormalization", "InstanceNormalization", "RMSNormalization",
-     "SimplifiedLayerNormalization", "Conv", "ConvTranspose", "GridSample", "Gelu", "Swish", "Reciprocal", "LeakyRelu",
-     "Elu", "ReduceMax"}
-)  # fmt: skip
+NORMS = frozenset({"LayerNormalization", "GroupNormalization", "InstanceNormalization", "RMSNormalization",
+                   "SimplifiedLayerNormalization"})  # fmt: skip
+"""Kinds with a scale behind their operand."""
+LEARNED_DATA = NORMS | {"Conv", "ConvTranspose", "GridSample", "Gelu", "Swish", "Reciprocal", "LeakyRelu", "Elu",
+                        "ReduceMax"}  # fmt: skip
 """Kinds whose operand 0, which is data otherwise, is a parameter where it is stored: DeBERTa's embeddings of relative
 places, which are normalised, the image that a generator begins with, planes of features."""
 _MADE = re.compile(r"onnx::|/|_?val_\d+$|scalar_tensor")
 """Beginnings of the names that PyTorch's exporters give to the results of operators: where a later tool stored such a
 result in the file, it is no parameter of the module."""
+_NUMBERED = re.compile(r"_?val_\d+(_token_\d+|#\d+)*$")
+"""Names that PyTorch's newer exporter gives to literals, and to weights that it transposed for a product. The scale and
+shift of a norm are never transposed: what has such a name there are the ones and zeros of a norm without parameters."""
 _WRITTEN_OUT = re.compile(r"/(.*/)?Constant(_\d+)?_output_\d+(_quantized|_token_\d+|#\d+)*$")
 """Names of the constants that PyTorch's older exporter writes as nodes, and that later tools store beside the weights:
 scales of ones of a norm without any, frequencies of an embedding of time."""
@@ -93,6 +96,8 @@ def roles_without_metadata(source: Source) -> dict[str, TensorRole]:
             if name not in filled and (stored is None or not _is_float(stored) or stored.kind == COMPUTED):
                 continue
             if has_names and _WRITTEN_OUT.match(name):
+                continue
+            if i > 0 and node.kind in NORMS and source.names_state and _NUMBERED.match(name):
                 continue
             is_state = source.names_state and is_common_buffer(name)
             if is_state or (node.kind == "BatchNormalization" and i in RUNNING_STATISTICS):

@@ -265,11 +265,22 @@ def _activated(kind: str, num_operands: int) -> Callable[[_Written], None]:
     return write
 
 
+def _last_channels(to: _Written) -> None:
+    """A convolution of images with channels last, and so in its weight; bias, a residual stream, an activation."""
+    first = (0, 3, 1, 2)
+    image = to.add("Transpose", [to.given(0)], perm=first)
+    operands = [image, to.add("Transpose", [to.given(1)], perm=first), *([to.given(2)] if to.given(2) else [])]
+    own = {k: v for k, v in to.node.attributes.items() if not k.startswith("activation")}
+    result = to.add("Transpose", [to.add("Conv", operands, **own)], perm=(0, 2, 3, 1))
+    to.add(str(to.attribute("activation", "Identity")), [to.sum(result, to.given(3))], to.node.outputs[0])
+
+
 STANDARD: dict[str, Callable[[_Written], None]] = {
     "Attention": _attention, "MultiHeadAttention": _multi_head, "GroupQueryAttention": _grouped,
     "RotaryEmbedding": _rotary, "EmbedLayerNormalization": _embedding, "FusedMatMul": _product,
     "TransposeMatMul": _product, "BiasAdd": _bias_add, "BiasSplitGelu": _split_gelu,
     "GroupNorm": _group_norm(0), "SkipGroupNorm": _group_norm(3),
+    "NhwcConv": _last_channels, "NhwcFusedConv": _last_channels,
     "FusedConv": _activated("Conv", 3), "FusedGemm": _activated("Gemm", 3),
     "SkipLayerNormalization": _skip_norm("LayerNormalization", 4),
     "SkipSimplifiedLayerNormalization": _skip_norm("SimplifiedLayerNormalization", 3),
