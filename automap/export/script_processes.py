@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from automap.export.shell_conditions import DEFAULT, is_known, plain
@@ -37,13 +37,26 @@ _STEPS: Mapping[str, Mapping[str, str]] = {"srun": _SRUN, "mpirun": _MPIRUN, "mp
 def slurm_variables(text: str) -> dict[str, str]:
     """What Slurm tells a script, from its lines `#SBATCH`."""
     found: dict[str, str] = {}
-    for line in re.findall(r"^#SBATCH\s+(.*)$", text, re.MULTILINE):
+    for line in _header(text):
         for option in _SBATCH.finditer(line):
             found |= dict.fromkeys(_VARIABLES[re.split(r"[=\s\d]", option[0])[0]], option[1])
     if {"SLURM_NNODES", "SLURM_NTASKS_PER_NODE"} <= found.keys() and "SLURM_NTASKS" not in found:
         tasks = str(int(found["SLURM_NNODES"]) * int(found["SLURM_NTASKS_PER_NODE"]))
         found |= {"SLURM_NTASKS": tasks, "SLURM_NPROCS": tasks}
     return found
+
+
+def _header(text: str) -> Iterator[str]:
+    """What stands behind `#SBATCH`, up to the first command, where Slurm stops to read it. A script that a script writes
+    begins with `#!`."""
+    is_header = True
+    for line in text.splitlines():
+        if line.startswith("#!"):
+            is_header = True
+        elif line.strip() and not line.startswith("#"):
+            is_header = False
+        if is_header and line.startswith("#SBATCH"):
+            yield line.removeprefix("#SBATCH")
 
 
 def processes(

@@ -237,6 +237,9 @@ srun --ntasks-per-node 1 bash -c "torchrun --nproc_per_node 8 --nnodes $NNODES p
         ),
         ("#SBATCH -N 4\n#SBATCH -n 32", "srun python", 16),
         ("#SBATCH --ntasks=32", "srun python", 16),
+        # Behind the first command Slurm reads no lines; a script that is written here has its own.
+        ("export A=1\n#SBATCH --nodes=4 --ntasks-per-node=8", "srun python", None),
+        ("cat > b.sh <<A\n#!/bin/sh\n#SBATCH --nodes=4 --ntasks-per-node=8\nA", "srun python", 16),
         # srun has options of its own, which count more.
         ("#SBATCH --nodes=8\n#SBATCH --ntasks-per-node=8", "srun -N 4 -n 32 python", 16),
         ("#SBATCH --nodes=8\n#SBATCH --ntasks-per-node=8", "srun -N4 --ntasks=32 env A=1 python -u", 16),
