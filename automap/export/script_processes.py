@@ -47,8 +47,8 @@ def slurm_variables(text: str) -> dict[str, str]:
 
 
 def _header(text: str) -> Iterator[str]:
-    """What stands behind `#SBATCH`, up to the first command, where Slurm stops to read it. A script that a script writes
-    begins with `#!`."""
+    """What stands behind `#SBATCH`, up to the first command, where Slurm stops reading. A script within a script begins
+    with `#!`."""
     is_header = True
     for line in text.splitlines():
         if line.startswith("#!"):
