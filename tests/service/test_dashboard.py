@@ -205,9 +205,9 @@ def test_jobs_that_ended_without_a_plan_and_many_jobs(browser: Any, api: httpx.C
     page.locator(f'a[href="#/jobs/{ids[0]}"]').wait_for()
     assert page.locator("tbody tr").count() == 51
     assert page.get_by_role("button", name="Show older jobs").is_hidden()
-    # However long a name is, the state of its job is seen beside it.
-    api.post("/v1/jobs", json={**asked, "seed": 98, "name": "name" * 125})
-    named = page.locator("tbody tr").filter(has_text="name" * 125)
+    # However long a name is, the state of its job is seen beside it, and it does not turn other text around.
+    api.post("/v1/jobs", json={**asked, "seed": 98, "name": "\u202e\n" + "name" * 120})
+    named = page.locator("tbody tr").filter(has_text="\\u202e\\u000a" + "name" * 120)
     named.wait_for()
     assert named.locator(".state").evaluate("state => state.getBoundingClientRect().right") < 375
     # A service that is away for a moment is asked again.

@@ -6,9 +6,12 @@ import { h, renew, seconds, table } from "./dom.js";
 const AGAIN_MS = 2000;
 const PAGE = 50, MOST = 1000;
 
+const STEERS = /[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
+/** A name from a file, whose signs that end lines or turn the direction of the text around it are written out. */
+const plain = (name) => name.replace(STEERS, (sign) => `\\u${sign.charCodeAt(0).toString(16).padStart(4, "0")}`);
 export const place = (request) =>
-  typeof request?.cluster === "string" ? request.cluster : request?.cluster?.name || "a cluster of its own";
-export const model = (job) => job.request?.model.name || job.model_id.slice(0, 12) || "a model";
+  plain(typeof request?.cluster === "string" ? request.cluster : request?.cluster?.name || "a cluster of its own");
+export const model = (job) => plain(job.request?.model.name || job.model_id.slice(0, 12) || "a model");
 export const state = (name) => h("span", { class: `state state-${name}` }, name);
 
 export function bar(job, progress = job.progress) {
