@@ -45,6 +45,7 @@ from automap.problem import Problem
 from automap.search_record import SearchRecord
 from automap.space.changes import changes_of_plans, shortage
 from automap.space.idle_hints import idle_hints
+from automap.space.target_limits import has_attention, why_whole
 from automap.verify import Verifier
 
 LOOK_SHARE = 0.2
@@ -282,7 +283,7 @@ class _Found:
             offer.plan,
             search=replace(record, yours=yours, any_trainer=self._cost(fastest_s)),
             why=(*offer.plan.why, *_told(offer.plan, fastest_s)),
-            warnings=(*offer.plan.warnings, *idle_hints(offer.plan, self.problem.hints)),
+            warnings=(*offer.plan.warnings, *idle_hints(offer.plan, self.problem.hints), *self._unsplit()),
         )
 
         def unlike(count: int) -> tuple[Plan, ...]:
@@ -306,6 +307,14 @@ class _Found:
             proven=record.proven,
             plainest=None,
         )
+
+    def _unsplit(self) -> tuple[str, ...]:
+        """Why the target splits no layers of a model whose layers can be split."""
+        target = self.problem.target
+        if target is None or self.problem.cluster.num_devices == 1 or not has_attention(self.problem.graph):
+            return ()
+        why = why_whole(self.problem, self.evaluator())
+        return (f"the target {target.name} has no plan of this model with tensor parallelism: {why}",) if why else ()
 
     def _by_searcher(self) -> dict[str, list[tuple[int, float, float]]]:
         """What each searcher reached when, on all devices and then on the parts."""

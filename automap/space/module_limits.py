@@ -24,8 +24,8 @@ _Reader = tuple[str, tuple[Placement, Placement]]
 """The scope of an operator, and the placements in which it reads a tensor and makes the gradient of it."""
 
 
-def runs_in_modules(space: PlanSpace, column: Ints) -> bool:
-    """Whether a trainer of whole modules can run the signatures of all operators on one axis.
+def finer_than_modules(space: PlanSpace, column: Ints) -> str:
+    """Why a trainer of whole modules cannot run the signatures of all operators on one axis; empty where it can.
 
     Args:
         space: the plan space of the model.
@@ -34,9 +34,13 @@ def runs_in_modules(space: PlanSpace, column: Ints) -> bool:
     graph = space.problem.graph
     chosen = dict(_chosen(space, column))
     layers = _layers(graph)
-    return all(_runs(graph, op, signature, layers) for op, signature in chosen.values()) and all(
-        _agree(graph, name, chosen, layers) for name in graph.tensors
-    )
+    for name, (op, signature) in chosen.items():
+        if not _runs(graph, op, signature, layers):
+            return f"{name} is in no linear layer, embedding or norm, and would exchange or sum up data of ranks"
+    for name in graph.tensors:
+        if not _agree(graph, name, chosen, layers):
+            return f"code between layers would read {name} in several ways"
+    return ""
 
 
 def cuts_between_modules(graph: Graph) -> bool:

@@ -23,9 +23,9 @@ from automap.space.constraints import Constrained
 from automap.space.limits import WHOLE, Limits
 from automap.space.module_limits import (
     cuts_between_modules,
+    finer_than_modules,
     recomputes_cores,
     recomputes_units,
-    runs_in_modules,
 )
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace
@@ -88,8 +88,7 @@ def _check_fixed(problem: Problem, target: Target, evaluator: Evaluator) -> None
                 f"the target {target.name} has no plan of this model with this degree",
                 field=f"hints.fix.{name}",
                 value=value,
-                repair=f"Use {', '.join(map(str, legal))}, or another target; {target.name} splits "
-                f"{', '.join(target.parallel)}.",
+                repair=f"Use {', '.join(map(str, legal))}, or another target{_why_not(whole, target, name)}.",
             )
     stated = [name for name, value in asdict(problem.hints.fix).items() if value is not None]
     for names in (*([name] for name in stated), stated):
@@ -115,6 +114,12 @@ def _other_batch(problem: Problem, target: Target) -> str:
             if _has_plans(near, target, Evaluator(near)):
                 return f"Use a global batch of {other}, or another target"
     return "Use another target"
+
+
+def _why_not(space: PlanSpace, target: Target, name: str) -> str:
+    """Why a target has no plan with a degree, in a repair."""
+    found = _why_whole(space, target) if name == "tp" and target.patterned else ""
+    return f": {found}" if found else f"; {target.name} splits {', '.join(target.parallel)}"
 
 
 def _has_plans(problem: Problem, target: Target, evaluator: Evaluator) -> bool:
@@ -176,7 +181,7 @@ def _limits(space: PlanSpace, target: Target, along: bool) -> Limits:
         along: whether ranks that split weights split the sequence in normalisations.
     """
     windows = _windows(space, target)
-    found = list(_patterns(space, target, along)) if target.patterned else []
+    found = [p for p in _patterns(space, target, along) if not p.fault] if target.patterned else []
     degrees = {pattern.degrees for pattern in found}
 
     def stays(shape: Shape) -> bool:
@@ -275,6 +280,8 @@ class _Pattern(NamedTuple):
     """[operator rows, axes] signatures."""
     live: tuple[int, ...]
     """Axes of several ranks; on the others all operators are whole."""
+    fault: str = ""
+    """Why the trainer cannot run it; empty = it can."""
 
 
 def _patterns(space: PlanSpace, target: Target, along: bool) -> Iterator[_Pattern]:
@@ -288,9 +295,13 @@ def _patterns(space: PlanSpace, target: Target, along: bool) -> Iterator[_Patter
     known: dict[int, Ints] = {}
     weighty = _large_rows(space) | _table_rows(space)
     for tp, middle in sorted({(shape.tp, shape.middle) for shape in space.shapes}):
+        fault = ""
         if tp * middle > 1 and not has_attention(space.problem.graph):
-            continue
-        if tp > 1 and target.grain == "linear" and (has_experts or _num_layer_kinds(space) > 1):
+            fault = "the model has no attention, whose layers are split"
+        elif tp > 1 and target.grain == "linear" and (has_experts or _num_layer_kinds(space) > 1):
+            fault = "the model has experts, or layers of several kinds"
+        if fault:
+            yield _Pattern((tp, middle), np.empty((0, 0), dtype=np.int64), (), fault)
             continue
         shape = max((s for s in space.shapes if (s.tp, s.middle) == (tp, middle)), key=lambda s: s.dp)
         ep, cp = (middle if name == "ep" else 1), (middle if name == "cp" else 1)
@@ -307,16 +318,39 @@ def _patterns(space: PlanSpace, target: Target, along: bool) -> Iterator[_Patter
         names = [axis.name for axis in axes]
         columns = np.column_stack([found[:, names.index(axis if axis in names else "dp")] for axis in space.axes])
         live = tuple(a for a, size in enumerate(space.meshes.mesh(shape)) if size > 1)
-        fits = tp == 1 or _norms_fit(space, columns[:, -1], along=along)
-        fits = fits and (tp == 1 or target.grain == "operators" or runs_in_modules(space, columns[:, -1]))
-        fits = fits and (tp == 1 or target.vocabulary_multiple == 1 or _splits_head(space, columns[:, -1]))
-        if not fits or any(not _is_split(space, columns[:, a], known.get(a, columns[:, a])) for a in live):
+        fault = "" if tp == 1 else _unsplit(space, target, columns[:, -1], along)
+        if not fault and any(not _is_split(space, columns[:, a], known.get(a, columns[:, a])) for a in live):
+            fault = "a large product of the layers would be done by every rank"
+        if fault:
+            yield _Pattern((tp, middle), columns, live, fault)
             continue
         firsts = {axis: known.setdefault(axis, columns[:, axis]) for axis in live}
         # Also outside of the layers: configurations do not say how the vocabulary is split there.
         rows = slice(None) if target.grain == "linear" else weighty
         if target.grain == "layers" or all((first == columns[:, axis])[rows].all() for axis, first in firsts.items()):
             yield _Pattern((tp, middle), columns, live)
+
+
+def _unsplit(space: PlanSpace, target: Target, column: Ints, along: bool) -> str:
+    """Why a target cannot split weights by a column of signatures; empty where it can."""
+    if not _norms_fit(space, column, along=along):
+        return f"ranks cannot {'split the sequence of all norms' if along else 'have all norms whole'}"
+    if target.vocabulary_multiple > 1 and not _splits_head(space, column):
+        return "the product with the vocabulary cannot be split"
+    return "" if target.grain == "operators" else finer_than_modules(space, column)
+
+
+def why_whole(problem: Problem, evaluator: Evaluator) -> str:
+    """Why the target of a problem splits no weights of its layers; empty where it does, or never does."""
+    target = problem.target
+    if target is None or not target.patterned or "tensor" not in target.parallel:
+        return ""
+    return _why_whole(PlanSpace(problem, evaluator), target)
+
+
+def _why_whole(space: PlanSpace, target: Target) -> str:
+    found = [p for along in target.sequence_parallel for p in _patterns(space, target, along) if p.degrees[0] > 1]
+    return found[0].fault if found and all(pattern.fault for pattern in found) else ""
 
 
 def _norms_fit(space: PlanSpace, column: Ints, *, along: bool) -> bool:
