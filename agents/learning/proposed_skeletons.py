@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -29,7 +29,7 @@ from agents.planners.opening import REFINED_LEAST, REFINED_LEAST_S
 from agents.planners.promising import FITTING, like_the_best, promising_meshes, split_axes
 from agents.planners.skeletons import SkeletonSearch
 from agents.sampling.expert import Grid
-from automap.arrays import Ints
+from automap.arrays import Ints, Mask
 from automap.bounds.known_plans import best_known
 from automap.space.space import Values
 from envs.decision import REFERENCE, Episodes
@@ -50,6 +50,11 @@ PROPOSED = 0.15
 UNLIKE = 1.6
 """Largest ratio of step times of a template and the best plan so far at which the template is solved because it splits
 work over other axes than all that were solved (assumed)."""
+REACH = 1.6
+"""Largest ratio of the step time that a plan promises and that of the best plan so far at which its skeleton is solved.
+Proposals of the network with a shape from which no descent has begun are solved all the same. On the problems of
+`benchmarks/network_gap.py` 620 of 2,456 descents began farther away, with other shapes left out: they took 11 of 64
+seconds, and none found a better plan."""
 FURTHER, MOST_FURTHER = 0.1, 64
 """Share of what is left of the budget in which further promising skeletons are solved behind these, and how many of
 each kind (assumed)."""
@@ -77,7 +82,9 @@ def propose_and_solve(search: SkeletonSearch, templates: Grid, network: Proposal
     with _share(incumbent, SKELETON_SECONDS):
         if not incumbent.finished:
             skeletons = _proposed(search, known, network, seed)
-            _solve(search, SOLVED, skeletons, _plans(alike))
+            begun = {values[: search.space.first.schedule] for values in search.begun}
+            near = alike[_within_reach(search, alike)]
+            _solve(search, SOLVED, _near_or_new(search, skeletons, begun), _plans(near), templates=templates)
     with _share(incumbent, PLAN_SECONDS):
         if incumbent.finished:
             return []
@@ -161,15 +168,30 @@ def solve_further(search: SkeletonSearch, templates: Grid) -> None:
         seconds=None if left_s is None else FURTHER * left_s,
     ):
         alike = like_the_best(search.space, templates, search.plans(None).values)
-        _solve(search, MOST_FURTHER, (), _plans(alike), _plans(promising_meshes(search.space, templates)))
+        promising = promising_meshes(search.space, templates)
+        _solve(search, MOST_FURTHER, (), _plans(alike), _plans(promising), templates=templates)
 
 
-def _solve(search: SkeletonSearch, most: int, proposed: Iterable[Values], *others: Iterable[Values]) -> None:
+def _solve(
+    search: SkeletonSearch,
+    most: int,
+    proposed: Iterable[Values],
+    *others: Iterable[Values],
+    templates: Grid | None = None,
+) -> None:
     """Solves the skeletons of proposals and of other plans, the best of each first, in turn, until the budget ends or
     `most` of each are solved; none of those that were taken before, and none twice.
 
     Every other proposal is the first one of its mesh, micro-batches and virtual stages: those that have these in common
     often lead to much the same plan.
+
+    Args:
+        search: the skeletons that are solved.
+        most: see above.
+        proposed: plans that a network has proposed.
+        others: other plans.
+        templates: templates with their prices, of which that of the best plan so far is solved too, see
+            `_template_of_best`; None = of none.
     """
     search.allow((1 + len(others)) * most)
     plans = [_in_turn(search, list(proposed)), *map(iter, others)]
@@ -182,6 +204,50 @@ def _solve(search: SkeletonSearch, most: int, proposed: Iterable[Values], *other
                 search.taken.add(values[: search.space.first.signature])
                 search.incumbent.searcher = "elimination" if number else "dqn"
                 descend(search, values)
+            template = None if templates is None else _template_of_best(search, templates)
+            if template is not None and not search.finished:
+                search.incumbent.searcher = "elimination"
+                search.grant(1)
+                descend(search, template)
+
+
+def _template_of_best(search: SkeletonSearch, templates: Grid) -> Values | None:
+    """The most promising template with the shape and the ZeRO stage of the best plan, if no descent began with it.
+
+    Costs are linear at the plan from which a descent begins, so that another beginning may lead elsewhere. The best
+    plan may have come from signatures of another shape, or from a template with another ZeRO stage.
+    """
+    best, values, first = search.incumbent.best, templates.values, search.space.first
+    if best is None:
+        return None
+    of_shape = (values[:, : first.schedule] == best[: first.schedule]).all(axis=1)
+    rows = np.flatnonzero(of_shape & (values[:, first.zero] == best[first.zero]))
+    if not len(rows):
+        return None
+    seconds, overflow = templates.prices[rows].T
+    best_row = rows[np.argmin(seconds * (1.0 + FITTING * np.maximum(overflow, 0.0)))]
+    template: Values = tuple(values[best_row].tolist())
+    return None if template in search.begun else template
+
+
+def _within_reach(search: SkeletonSearch, plans: Ints) -> Mask:
+    """[n] which plans, [n, slots], promise to be no more than `REACH` times as slow as the best plan so far."""
+    seconds, overflow = search.space.price(plans).T
+    found: Mask = seconds * (1.0 + FITTING * np.maximum(overflow, 0.0)) <= REACH * search.incumbent.best_s
+    return found
+
+
+def _near_or_new(search: SkeletonSearch, proposed: Sequence[Values], begun: Collection[Values]) -> list[Values]:
+    """The proposals that are within reach, and the first one of each mesh, micro-batches and virtual stages with which
+    no descent has begun."""
+    rows = np.array(proposed, dtype=np.int64).reshape(len(proposed), len(search.space.slots))
+    found, shapes = [], set(begun)
+    for values, is_near in zip(proposed, _within_reach(search, rows).tolist(), strict=True):
+        shape = values[: search.space.first.schedule]
+        if is_near or shape not in shapes:
+            found.append(values)
+        shapes.add(shape)
+    return found
 
 
 def _is_open(search: SkeletonSearch, values: Values) -> bool:

@@ -40,6 +40,7 @@ def descend(search: SkeletonSearch, values: Values) -> Values:
         values: a plan with the skeleton.
     """
     first = search.space.first.signature
+    search.begun.add(values)
     before = min(search.price(_rows(search, [values])), default=(True, np.inf))
     if search.incumbent.left == 0:
         return values  # A solve prices at least one more.

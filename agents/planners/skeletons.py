@@ -70,6 +70,7 @@ class SkeletonSearch:
         best: worth and values of the best plan of each skeleton so far.
         done: skeletons that have been worked out.
         taken: skeletons that were proposed or promising and have been solved.
+        begun: plans from which descents began.
         ended: plans from which a descent led nowhere else.
         lightened: skeletons that were solved because they are those of good plans without their recomputation.
         split: sets of axes over which solved skeletons split work, see `split_axes`.
@@ -88,6 +89,7 @@ class SkeletonSearch:
         self.done: set[Values] = set()
         self.taken: set[Values] = set()
         self.split: set[tuple[bool, ...]] = set()
+        self.begun: set[Values] = set()
         self.ended: set[Values] = set()
         self.lightened: set[Values] = set()
         self._refined: dict[Values, bool] = {}

@@ -13,7 +13,7 @@ from agents.learning.proposed_skeletons import propose_and_solve, solve_further,
 from agents.planners.descents import descend
 from agents.planners.elimination import propose
 from agents.planners.opening import REFINED_LEAST, work_out
-from agents.planners.promising import promising_meshes, split_axes
+from agents.planners.promising import FITTING, promising_meshes, split_axes
 from agents.planners.skeletons import SkeletonSearch
 from agents.sampling.expert import grid_of, price_grid
 from automap.cluster import parse_cluster
@@ -196,3 +196,48 @@ def test_every_other_proposal_has_a_shape_of_its_own():
     search.taken.clear()
     search.ended.update(plans[:5])
     assert next(proposed_skeletons._in_turn(search, plans)) == plans[5]
+
+
+def promised_s(grid):
+    """[n] step times of templates, those longer that do not fit."""
+    return grid.prices[:, 0] * (1.0 + FITTING * np.maximum(grid.prices[:, 1], 0.0))
+
+
+def test_the_template_of_the_best_plan_is_solved_too():
+    """A descent from another template of the same shape has found the best plan."""
+    space = PlanSpace(Problem.build(zoo.build("gpt2"), parse_cluster("2x4xA100"), {"global_batch": 64}))
+    incumbent = Incumbent(space, Budget(evaluations=4_000), searcher="expert")
+    grid = price_grid(incumbent, charged=False)
+    search, first = SkeletonSearch(incumbent, propose), space.first
+    descend(search, tuple(grid.values[np.argsort(promised_s(grid))[1]].tolist()))
+    best = incumbent.best
+    alike = [
+        n
+        for n, row in enumerate(grid.values.tolist())
+        if tuple(row[: first.schedule]) == best[: first.schedule] and row[first.zero] == best[first.zero]
+    ]
+    template = tuple(grid.values[min(alike, key=promised_s(grid).__getitem__)].tolist())
+    assert len(alike) > 1 and template not in search.begun
+    proposed_skeletons._solve(search, 1, [])
+    assert template not in search.begun
+    proposed_skeletons._solve(search, 1, [], templates=grid)
+    assert template in search.begun
+    begun = set(search.begun)
+    if incumbent.best[: first.schedule] == best[: first.schedule]:
+        proposed_skeletons._solve(search, 1, [], templates=grid)
+        assert search.begun == begun
+
+
+def test_descents_begin_near_the_best_plan_or_with_a_new_shape():
+    space = PlanSpace(Problem.build(zoo.build("gpt2"), parse_cluster("2x4xA100"), {"global_batch": 64}))
+    incumbent = Incumbent(space, Budget(), searcher="expert")
+    grid = price_grid(incumbent)
+    search = SkeletonSearch(incumbent, propose)
+    near = promised_s(grid) <= proposed_skeletons.REACH * incumbent.best_s
+    assert (proposed_skeletons._within_reach(search, grid.values) == near).all()
+    rows = list(map(tuple, grid.values.tolist()))
+    shapes = [row[: space.first.schedule] for row in rows]
+    begun = {shapes[0]}
+    kept = [row for n, row in enumerate(rows) if near[n] or (shapes[n] not in begun and shapes[n] not in shapes[:n])]
+    assert 0 < len(kept) < len(rows) and not near[[row in kept for row in rows]].all()
+    assert proposed_skeletons._near_or_new(search, rows, begun) == kept
