@@ -95,6 +95,22 @@ def test_masks_and_sinusoids_are_no_parameters(table, is_parameter):
     assert graph.num_parameters == 64 + 48 * is_parameter
 
 
+@pytest.mark.parametrize(
+    ("numbers", "is_parameter"),
+    [
+        (10_000.0 ** (-np.arange(8) / 8), False), (np.exp(-np.arange(8)).astype(np.float16), False),
+        (np.linspace(1, 0.1, 8), True), (np.ones(8), True), (2.0 ** np.arange(8), True),
+    ],
+    ids=["of times", "of 16 bits", "a line", "fresh", "growing"],
+)  # fmt: skip
+@pytest.mark.parametrize("shape", [(8,), (1, 8)], ids=str)
+def test_frequencies_are_no_parameters(numbers, is_parameter, shape):
+    """Those of the embedding of time of a diffusion model."""
+    nodes = [node("MatMul", ["x", "w0"], ["m"]), node("Mul", ["m", "f"], ["y"])]
+    graph = both(file(nodes, {**SQUARE, "f": np.reshape(numbers, shape)}))
+    assert graph.num_parameters == 64 + 8 * is_parameter
+
+
 def test_what_the_exporter_wrote_as_constants_is_no_parameter():
     """ONNX Runtime stores the nodes `Constant` of a file beside its weights, under the names of their results: here the
     scale and the shift of a norm that has none of its own."""

@@ -7,6 +7,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ir.errors import ModelError
 from ir.onnx.load import load_model
+from ir.onnx.readers.nodes import KIND_KEY
 from ir.onnx.strip import strip
 
 FLOAT = TensorProto.FLOAT
@@ -343,6 +344,9 @@ def test_a_bias_that_is_a_buffer_by_its_name_is_none():
     nodes = [node("MatMul", ["x", "m.head.weight"], ["h"]), node("Add", ["h", "m.final_logits_bias"], ["y"])]
     made = onnx.load_from_string(model(nodes, [weight("m.head.weight", 8, 9), weight("m.final_logits_bias", 1, 9)]))
     made.producer_name = "pytorch"
+    assert {p.name for p in load_model(made.SerializeToString()).parameters} == {"m.head.weight"}
+    # A tool that makes a buffer again leaves the marks of the others.
+    made.graph.initializer[0].metadata_props.add(key=KIND_KEY, value="PARAMETER")
     assert {p.name for p in load_model(made.SerializeToString()).parameters} == {"m.head.weight"}
 
 

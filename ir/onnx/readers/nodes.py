@@ -42,7 +42,8 @@ SCOPE_KEY = "pkg.torch.onnx.name_scopes"
 """Metadata key of the module path of a node."""
 COMMON_BUFFERS = frozenset(
     {"cos_cached", "sin_cached", "freqs_cis", "position_ids", "token_type_ids", "relative_position_index",
-     "relative_coords_table", "final_logits_bias", "running_mean", "running_var", "num_batches_tracked"}
+     "relative_coords_table", "final_logits_bias", "e_score_correction_bias", "running_mean", "running_var",
+     "num_batches_tracked"}
 )  # fmt: skip
 """Names that modules give to tensors that are not trained, where the exporter no longer says so."""
 

@@ -99,7 +99,7 @@ def roles_without_metadata(source: Source) -> dict[str, TensorRole]:
                 continue
             if i > 0 and node.kind in NORMS and source.names_state and _NUMBERED.match(name):
                 continue
-            is_state = source.names_state and is_common_buffer(name)
+            is_state = (source.names_state or source.has_metadata) and is_common_buffer(name)
             if is_state or (node.kind == "BatchNormalization" and i in RUNNING_STATISTICS):
                 roles[name] = "buffer"
             elif (i == 0 and node.kind in LEARNED_DATA and (stored is None or prod(stored.shape) > 1)) or (

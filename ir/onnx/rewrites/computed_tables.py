@@ -1,7 +1,7 @@
 """Stored floats that no training changes: tools that fold constants store what they computed.
 
-Masks of attention, tables of rotary embedding and sinusoidal positions then lie in the file as weights do, and only
-their numbers tell them apart. A stripped file says it in metadata.
+Masks of attention, tables of rotary embedding, sinusoidal positions and their frequencies then lie in the file as
+weights do, and only their numbers tell them apart. A stripped file says it in metadata.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ POSITIONS: Mapping[str, tuple[int, ...]] = dict.fromkeys(("Add", "Sub", "Mul"), 
     "Gather": (0,), "Where": (1, 2),
 }  # fmt: skip
 """Operand positions, by kind, in which masks and tables are read."""
+LEAST_FREQUENCIES = 8
+"""Frequencies of the shortest table that is recognised (assumed)."""
 TOLERANCE = 0.02
-"""Largest relative spread of the sums of squares of cosines and sines (assumed: those of bfloat16 are 0.8 % off)."""
+"""Largest relative spread of the sums of squares of cosines and sines, and of the steps between logarithms of
+frequencies (assumed: squares of bfloat16 are 0.8 % off)."""
 
 
 def computed_tables(reads: Iterable[tuple[str, int, str]], tensors: Mapping[str, Any]) -> set[str]:
-    """Names of stored float tensors that hold masks, cosines and sines.
+    """Names of stored float tensors that hold masks, cosines and sines, or frequencies of these.
 
     Args:
         reads: kind of a node, position, name of the operand there.
@@ -46,12 +49,17 @@ def computed_tables(reads: Iterable[tuple[str, int, str]], tensors: Mapping[str,
         shape = tuple(tensor.dims)
         if metadata(tensor).get(COMPUTED_KEY) == "1":
             found.add(name)
-        if len(shape) < 2 or not 3 < prod(shape) <= MAX_ELEMENTS or not has_data(tensor):
+        if len(shape) < 1 or not 3 < prod(shape) <= MAX_ELEMENTS or not has_data(tensor):
             continue
         value = np.asarray(numpy_helper.to_array(tensor))
         if value.dtype.kind in "iub":
             continue
         value = value.astype(np.float32)
+        if prod(shape) == shape[-1]:
+            if _is_geometric(value.reshape(-1)):
+                found.add(name)
+            if len(shape) == 1:
+                continue
         if _is_mask(value) or _is_circular(value[..., ::2], value[..., 1::2]) or _is_sinusoidal(value):
             found.add(name)
         elif np.abs(value).max() <= 2:
@@ -74,6 +82,15 @@ def _is_mask(value: Value) -> bool:
     if low == high == 0:
         return value.ndim == 4 and value.shape[1] == 1 and min(value.shape[2:]) > 1
     return bool(low <= HIDDEN) or bool(low == 0 and high == 1 and ((value == 0) | (value == 1)).all())
+
+
+def _is_geometric(value: Value) -> bool:
+    """Whether numbers are the frequencies of an embedding of times or places: each one the same share of the last."""
+    if len(value) < LEAST_FREQUENCIES or value.min() <= 0 or value[-1] >= value[0]:
+        return False
+    logarithms = np.log(value.astype(np.float64))
+    steps = np.diff(logarithms)
+    return float(np.ptp(steps)) <= TOLERANCE * abs(float(steps.mean()))
 
 
 def _is_sinusoidal(value: Value) -> bool:
