@@ -8,6 +8,9 @@ micro-batches, cuts, levels of recomputation and ZeRO stage are worth a solve.
 They are solved in turn with skeletons of other meshes that are promising with the signatures of the best plans so far
 (`agents.planners.promising`): where memory is scarce, the best mesh is often one whose templates do not fit, and where
 templates do not suit the model, one that is good only with other signatures.
+
+On clusters whose number of devices few others divide, the best pipelines are also divided among unlike stages, which
+the network cannot propose (`agents.planners.divided_anew`).
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from agents.learning.proposals import PROPOSALS, SIDE_BY_SIDE, Proposals, Propos
 from agents.learning.search_tree import SearchTree
 from agents.planners import elimination
 from agents.planners.descents import descend
+from agents.planners.divided_anew import divide_at_once, has_few_submeshes, is_short
 from agents.planners.opening import REFINED_LEAST, REFINED_LEAST_S
 from agents.planners.promising import FITTING, like_the_best, promising_meshes, split_axes
 from agents.planners.skeletons import SkeletonSearch
@@ -44,6 +48,9 @@ SHARE = 0.125
 SKELETON_SECONDS, PLAN_SECONDS = 0.53, 0.05
 """Seconds that skeletons and whole plans have at most, so that everything behind the templates ends within a second in
 the mean (`benchmarks/network_gap.py`)."""
+DIVIDED_SECONDS = 0.25
+"""Seconds in which pipelines near the best plan are divided among unlike stages where few numbers divide the devices,
+but for a division that is under way (assumed)."""
 PROPOSED = 0.15
 """Share of the seconds of skeletons in which the network proposes them, at most; in the others they are solved
 (assumed)."""
@@ -74,6 +81,7 @@ def propose_and_solve(search: SkeletonSearch, templates: Grid, network: Proposal
         The distinct plans that fit, of those that the network decided or looked at as a whole; the best last.
     """
     incumbent, slots = search.incumbent, search.space.slots
+    divides = has_few_submeshes(search.space) and not is_short(incumbent)
     promising = promising_meshes(search.space, templates)
     with _share(incumbent, SKELETON_SECONDS):
         _solve_unlike(search, promising)
@@ -85,6 +93,9 @@ def propose_and_solve(search: SkeletonSearch, templates: Grid, network: Proposal
             begun = {values[: search.space.first.schedule] for values in search.begun}
             near = alike[_within_reach(search, alike)]
             _solve(search, SOLVED, _near_or_new(search, skeletons, begun), _plans(near), templates=templates)
+    if divides and not incumbent.finished:
+        with _share(incumbent, math.inf):
+            divide_at_once(incumbent, search.plans(None), math.inf if incumbent.left is not None else DIVIDED_SECONDS)
     with _share(incumbent, PLAN_SECONDS):
         if incumbent.finished:
             return []

@@ -34,7 +34,14 @@ from agents.planners.chunk_moves import moves_of, rises
 from agents.planners.device_partition import Partition
 from agents.planners.galvatron import layered
 from agents.planners.piper import OFFERED, ORDERS, piper_partitions
-from agents.planners.stage_table import FEW_DEVICES, StageTable, Strategy, megatron_strategies
+from agents.planners.stage_table import (
+    FEW_DEVICES,
+    StageTable,
+    Strategy,
+    megatron_strategies,
+    submeshes,
+    tiles_suffice,
+)
 from agents.planners.staged_plan import StagedPlan, fastest_staged, lower_staged, price_staged
 from agents.sampling.expert import Grid
 from automap.schedule import SPLIT_KINDS
@@ -86,13 +93,10 @@ def divide_anew(incumbent: Incumbent, grid: Grid) -> None:
         grid: plans with their prices.
     """
     space, left, left_s = incumbent.space, incumbent.left, incumbent.left_s
-    is_short = (left is not None and left < LEAST_EVALUATIONS) or (left_s is not None and left_s < LEAST_S)
-    # Outside the space a plan stands for synchronous training only.
-    if is_short or space.num_units > MOST_UNITS or space.problem.training.sync_modes != ("synchronous",):
+    if is_short(incumbent):
         return
     near = _near(incumbent, grid, NEAR)
-    pipelines = near or _near(incumbent, grid, FAR)[:1]
-    settings = list(dict.fromkeys(_Setting(shape.num_micro_batches, zero) for shape, zero in pipelines))[:SETTINGS]
+    settings = _settings(space, near or _near(incumbent, grid, FAR)[:1])
     if not settings:
         return
     with incumbent.share(
@@ -108,6 +112,41 @@ def divide_anew(incumbent: Incumbent, grid: Grid) -> None:
         for plan in _unlike(tried)[:MOVED]:
             if not incumbent.finished:
                 price_staged(incumbent, [moved(incumbent, plan)])
+
+
+def is_short(incumbent: Incumbent) -> bool:
+    """Whether what is left of a budget is too little to divide anything."""
+    left, left_s = incumbent.left, incumbent.left_s
+    return (left is not None and left < LEAST_EVALUATIONS) or (left_s is not None and left_s < LEAST_S)
+
+
+def has_few_submeshes(space: PlanSpace) -> bool:
+    """Whether few numbers divide the devices of a large cluster, so that its space has few pipelines: their stages are
+    all alike, or the first one has fewer devices."""
+    devices = space.meshes.devices
+    return devices > FEW_DEVICES and not tiles_suffice(devices, submeshes(devices))
+
+
+def divide_at_once(incumbent: Incumbent, grid: Grid, seconds: float) -> None:
+    """Divides units and devices of pipelines near the best plan among unlike stages that have any strategy, without
+    anything else of `divide_anew`.
+
+    Args:
+        incumbent: takes the plans, credited to `piper`.
+        grid: plans with their prices.
+        seconds: after so many no further setting is divided; what a setting has given is priced all the same.
+    """
+    if settings := _settings(incumbent.space, _near(incumbent, grid, NEAR)):
+        solved = solved_strategies(incumbent.space, grid)
+        _divided(incumbent, settings, solved, until_s=incumbent.seconds + seconds)
+
+
+def _settings(space: PlanSpace, pipelines: Sequence[_Near]) -> list[_Setting]:
+    """The first settings of pipelines; none for models that are too large, and where others than synchronous plans are
+    searched: outside the space a plan stands for synchronous training only."""
+    if space.num_units > MOST_UNITS or space.problem.training.sync_modes != ("synchronous",):
+        return []
+    return list(dict.fromkeys(_Setting(shape.num_micro_batches, zero) for shape, zero in pipelines))[:SETTINGS]
 
 
 def _priced(incumbent: Incumbent, plans: Iterable[StagedPlan]) -> Priced:
@@ -147,7 +186,13 @@ def solved_strategies(space: PlanSpace, grid: Grid) -> dict[int, list[Strategy]]
     return found
 
 
-def _divided(incumbent: Incumbent, settings: Sequence[_Setting], solved: Mapping[int, Sequence[Strategy]]) -> Priced:
+def _divided(
+    incumbent: Incumbent,
+    settings: Sequence[_Setting],
+    solved: Mapping[int, Sequence[Strategy]],
+    *,
+    until_s: float = math.inf,
+) -> Priced:
     """Partitions with these micro-batches and ZeRO stages, under each schedule.
 
     First stages have no inner axis, which takes little time: the programs do not know what a schedule hides of
@@ -170,21 +215,26 @@ def _divided(incumbent: Incumbent, settings: Sequence[_Setting], solved: Mapping
             best[setting] = min((seconds for seconds, _ in priced), default=math.inf)
         return best[setting]
 
-    phases = [plain, ways] if 0 < len(plain) < len(ways) else [ways]
+    # Where time is short stages have any strategy at once.
+    phases = [plain, ways] if until_s == math.inf and 0 < len(plain) < len(ways) else [ways]
+
+    def ends() -> bool:
+        return incumbent.finished or incumbent.seconds >= until_s
+
     for some in phases:
         if best and min(best.values()) <= NEAR * incumbent.least_s:
             settings = list(dict.fromkeys([min(best, key=best.__getitem__), *settings]))[: len(settings)]
         best.clear()
         for first, larger in itertools.product(settings, (False, True)):
             count, last_s = first.num_micro_batches, math.inf
-            while not incumbent.finished and count:
+            while not ends() and count:
                 own_s = best_s(_Setting(count, first.zero), some)
                 if own_s >= last_s < math.inf:
                     break
                 count, last_s = _next_count(space, count, larger=larger), own_s
     count = min(best, key=best.__getitem__, default=settings[0]).num_micro_batches
     for zero in ZEROS:
-        if space.zeros[:, zero].any() and not incumbent.finished:
+        if space.zeros[:, zero].any() and not ends():
             best_s(_Setting(count, zero), ways)
     return found
 

@@ -359,6 +359,10 @@ def stepped_sizes(table: StageTable) -> tuple[int, list[int]]:
 
 def aligned_sizes(table: StageTable) -> list[int]:
     """Numbers of devices of submeshes that tile the cluster, at most `MOST_SUBMESHES` of the smallest."""
-    devices = len(table.order)
-    least = -(-devices // MOST_SUBMESHES)
-    return [size for size in table.sizes if devices % size == 0 and size >= least]
+    possible = set(table.sizes)
+    return [size for size in submeshes(len(table.order)) if size in possible]
+
+
+def submeshes(devices: int) -> list[int]:
+    """Numbers of devices of which so many parts at most tile a cluster that planners look at them all."""
+    return [size for size in divisors(devices) if size >= -(-devices // MOST_SUBMESHES)]

@@ -8,6 +8,7 @@ from agents import Budget
 from agents.incumbent import Incumbent
 from agents.learning import proposed_skeletons
 from agents.learning.checkpoint import read_network
+from agents.learning.problems import generate
 from agents.learning.proposals import NETWORK, Proposals
 from agents.learning.proposed_skeletons import propose_and_solve, solve_further, solve_proposed
 from agents.planners.descents import descend
@@ -241,3 +242,21 @@ def test_descents_begin_near_the_best_plan_or_with_a_new_shape():
     kept = [row for n, row in enumerate(rows) if near[n] or (shapes[n] not in begun and shapes[n] not in shapes[:n])]
     assert 0 < len(kept) < len(rows) and not near[[row in kept for row in rows]].all()
     assert proposed_skeletons._near_or_new(search, rows, begun) == kept
+
+
+def test_pipelines_have_unlike_stages_where_few_numbers_divide_the_devices(monkeypatch):
+    """On 311 devices the space has pipelines of 29 stages of 11 devices, or of all devices."""
+    incumbent, *_ = odd_cluster()
+    assert incumbent.least_s == incumbent.reached["piper"] < 0.92 * incumbent.best_s
+    stages = incumbent.outside.plan.stages
+    assert len({len(stage.devices) for stage in stages}) > 1
+    monkeypatch.setattr(proposed_skeletons, "has_few_submeshes", lambda space: False)
+    before, *_ = odd_cluster()
+    assert before.outside is None and incumbent.best_s == before.best_s
+
+
+def odd_cluster():
+    """What is found in a budget of evaluations, which no clock ends."""
+    incumbent = Incumbent(PlanSpace(generate(100_296).problem), Budget(evaluations=2_000), searcher="expert")
+    grid = price_grid(incumbent, charged=False)
+    return incumbent, propose_and_solve(work_out(incumbent, grid), grid, read_network(NETWORK), seed=0)
