@@ -340,9 +340,14 @@ def test_learned_data(kind):
 
 
 def test_a_bias_that_is_a_buffer_by_its_name_is_none():
-    """BART's, in files of PyTorch's older exporter, which marks nothing."""
-    nodes = [node("MatMul", ["x", "m.head.weight"], ["h"]), node("Add", ["h", "m.final_logits_bias"], ["y"])]
-    made = onnx.load_from_string(model(nodes, [weight("m.head.weight", 8, 9), weight("m.final_logits_bias", 1, 9)]))
+    """BART's and DeepSeek's, in files of PyTorch's older exporter, which marks nothing."""
+    nodes = [
+        node("MatMul", ["x", "m.head.weight"], ["h"]), node("Add", ["h", "m.final_logits_bias"], ["b"]),
+        node("Add", ["b", "m.gate.e_score_correction_bias"], ["c"]),
+        node("Add", ["c", "m.gate.e_score_correction_bias"], ["y"]),
+    ]  # fmt: skip
+    held = {"m.head.weight": (8, 9), "m.final_logits_bias": (1, 9), "m.gate.e_score_correction_bias": (9,)}
+    made = onnx.load_from_string(model(nodes, [weight(name, *shape) for name, shape in held.items()]))
     made.producer_name = "pytorch"
     assert {p.name for p in load_model(made.SerializeToString()).parameters} == {"m.head.weight"}
     # A tool that makes a buffer again leaves the marks of the others.

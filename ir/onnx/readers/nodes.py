@@ -51,7 +51,8 @@ COMMON_BUFFERS = frozenset(
 def is_common_buffer(name: str) -> bool:
     """Whether a tensor's name is one that modules give to tensors that are not trained: those above, masks, and
     frequencies of rotary embeddings (Gemma has two, with what they are for in front)."""
-    own = name.rpartition(".")[2]
+    # Readers of one tensor may have copies, which are numbered.
+    own = name.rpartition(".")[2].partition("#")[0]
     return own in COMMON_BUFFERS or own.endswith(("mask", "inv_freq"))
 
 
