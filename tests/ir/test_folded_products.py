@@ -8,6 +8,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ir.onnx.load import load_model
 from ir.onnx.readers.nodes import FOLDED_KEY, KIND_KEY, PYTORCH
+from ir.onnx.sandbox import import_model
 from ir.onnx.strip import strip
 from ir.serialize import graph_digest
 
@@ -42,6 +43,7 @@ def load(nodes, held, marked=(), folded=None):
     found, stripped = load_model(data), load_model(strip(data).data)
     assert graph_digest(replace(stripped, sha256="")) == graph_digest(replace(found, sha256=""))
     assert stripped.warnings == found.warnings
+    assert import_model(data).num_parameters == found.num_parameters
     return found
 
 

@@ -7,6 +7,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ir.onnx.load import load_model
+from ir.onnx.sandbox import import_model
 from ir.onnx.strip import strip
 from ir.serialize import graph_digest
 
@@ -23,9 +24,8 @@ def window(table):
     return np.moveaxis(table[at], -1, 0)
 
 
-def attention(bias, *, joined=False, samples=1):
-    """The graph of attention to which `bias` is added in front of the softmax, or `joined` to its keys; that of the
-    stripped file is the same."""
+def written(bias, *, joined=False, samples=1):
+    """The bytes of attention to which `bias` is added in front of the softmax, or `joined` to its keys."""
     tokens = bias.shape[-2]
     shapes = dict.fromkeys(("wq", "wk"), (HEADS * WIDTH, WIDTH * HEADS))
     stored = {n: RANDOM.normal(size=s) for n, s in shapes.items()} | {"bias": bias}
@@ -41,10 +41,20 @@ def attention(bias, *, joined=False, samples=1):
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, (samples, tokens, HEADS * WIDTH))
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     graph = helper.make_graph(nodes, "g", [x], [y], stored)
-    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString()
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString()
+
+
+def attention(bias, **form):
+    """The graph of such a file; that of the stripped file is the same."""
+    data = written(bias, **form)
     found, stripped = load_model(data), load_model(strip(data).data)
     assert graph_digest(replace(stripped, sha256="")) == graph_digest(replace(found, sha256=""))
     return found
+
+
+def test_the_sandbox_reads_it():
+    """It opens no file once it has the upload, also none of a module of numpy that was not imported."""
+    assert import_model(written(window(TABLE)[None])).num_parameters == 2 * (HEADS * WIDTH) ** 2 + TABLE.size
 
 
 def own(graph):

@@ -46,7 +46,9 @@ def rows_of(tensor: Any) -> int:
         return int(text) if text.isdecimal() and 0 < int(text) * LEAST_SHARE <= pairs else 0
     value = np.asarray(numpy_helper.to_array(tensor)).reshape(-1, shape[-3], prod(shape[-2:]))
     columns = np.ascontiguousarray(np.moveaxis(value, 1, 2)).reshape(pairs, -1)
-    rows = len(np.unique(columns.view(np.dtype((np.void, columns.dtype.itemsize * columns.shape[1])))))
+    # np.unique imports modules at its first call, which the sandbox forbids.
+    whole = columns.view(np.dtype((np.void, columns.dtype.itemsize * columns.shape[1])))
+    rows = len(set(whole.reshape(-1).tolist()))
     side = isqrt(shape[-1])
     window = (2 * side - 1) ** 2 if side > 1 and side * side == shape[-1] == shape[-2] else 0
     # A window has all of its relative positions; numbers that are all equal say nothing of how many others there are,
