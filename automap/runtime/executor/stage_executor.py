@@ -13,7 +13,7 @@ from automap.runtime.executor.parameters import Parameters
 from automap.runtime.executor.regions import LocalOperator, Operand, Region, build_regions, sent_operand
 from automap.runtime.executor.stage_program import StageProgram
 from automap.runtime.operators.apply import apply, value_of
-from automap.runtime.redistribute import convert, direction, sum_over
+from automap.runtime.redistribute import convert, direction, move, sum_over
 from automap.runtime.sharded_operators.call import Call
 from ir.factors import BROADCAST, PARTIAL
 from ir.graph import Graph
@@ -37,6 +37,7 @@ class StageExecutor:
         members: leaf -> the parameters that it holds.
         loss: the name of the loss among the results of `forward`, None if another stage makes it. The backward pass
             starts from it with a gradient of one.
+        scores: None, or number of a micro-batch -> the first output of the graph, whole, if the stage makes it.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class StageExecutor:
         self._regions = build_regions(program, self._held, device, local_batch_norm=plan.training.batch_norm == "local")
         self._sends = [sent_operand(program, sent) for sent in program.outputs]
         self._steps = 0
+        self.scores: dict[int, Tensor] | None = None
 
     def _make_fixed(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Buffers and constants, whole, in the type of this run."""
@@ -125,6 +127,11 @@ class StageExecutor:
     def _run(self, one: LocalOperator, values: Values, step: tuple[int, int]) -> None:
         operands = [self._operand(operand, values) for operand in one.operands]
         values.update(zip(one.outputs, one.function(Call(one.operator, operands, step)), strict=True))
+        name = self.program.graph.outputs[0]
+        if self.scores is not None and name in one.outputs:
+            program, whole = self.program, (BROADCAST,) * len(self.program.mesh.axes)
+            steps = program.layouts.steps(program.graph.tensors[name], program.placements[name], whole)
+            self.scores[step[1]] = move(values[name].detach(), steps)
 
     def _run_recomputed(self, region: Region, values: Values, step: tuple[int, int]) -> None:
         """Runs a region of which only the operands are kept for the backward pass."""

@@ -184,13 +184,21 @@ class GraphTrainer:
             executor.scale = scale / count
         return scale
 
-    def evaluate(self, *data: Tensor) -> tuple[float, None]:
-        """The loss of a batch; see `ModuleTrainer.evaluate`. The operators of the graph keep no scores."""
+    def evaluate(self, *data: Tensor) -> tuple[float, Tensor | None]:
+        """The loss of a batch, and the scores of this rank's samples; see `ModuleTrainer.evaluate`."""
         check_data(data, self._graph, len(self.rows))
         self._publish()
         scale = self._count_in(data)
+        for executor in self._executors.values():
+            executor.scores = {}
         loss = self._pipeline.evaluate(self._part)
-        return self._sum(loss / scale if loss is not None and self._reports() else 0.0), None
+        found = dict[int, Tensor]()
+        for executor in self._executors.values():
+            found |= executor.scores or {}
+            executor.scores = None
+        own = slice(self._first, self._first + self._num_samples)
+        scores = torch.cat([found[number][own] for number in sorted(found)]) if found and self._num_samples else None
+        return self._sum(loss / scale if loss is not None and self._reports() else 0.0), scores
 
     def clip_gradients(self, max_norm: float) -> float:
         """Scales the gradients of all ranks; see `ModuleTrainer.clip_gradients`."""
