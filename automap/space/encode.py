@@ -47,7 +47,11 @@ def values_of(space: SteppedSpace, lowered: LoweredPlan) -> Values | None:
 
 def _order(space: SteppedSpace, values: Sequence[int], lowered: LoweredPlan) -> list[int] | None:
     turn = tuple(device for stage in lowered.layout.stages for device in stage.devices)
-    return [space.meshes.orders.index(turn)] if turn in space.meshes.orders else None
+    if turn not in space.meshes.orders:
+        return None
+    # A single stage has one order: kernels have no layout for it in another one.
+    number = space.meshes.orders.index(turn)
+    return [number] if number in np.flatnonzero(space.legal(values)) else None
 
 
 def _devices(space: SteppedSpace, values: Sequence[int], lowered: LoweredPlan) -> list[int] | None:
