@@ -201,12 +201,13 @@ def completed(request: JobRequest) -> JobRequest:
     Raises:
         UserError: the cluster or the baseline cannot be read, or neither says the global batch.
     """
+    if request.hints.get("baseline") is None:
+        return request
+
     from automap.cluster import parse_cluster
     from automap.errors import ProblemError
     from automap.export.baseline import with_stated
 
-    if request.hints.get("baseline") is None:
-        return request
     training = with_stated(request.training, request.hints, parse_cluster(request.cluster))
     if "global_batch" not in training:
         repair = "Give it: the baseline does not say it."
