@@ -2,8 +2,8 @@
 
 import warnings
 
+import one_process
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from automap.plan import Plan
@@ -70,17 +70,8 @@ def batch(step):
 
 def of_one_process():
     """Losses of all steps and of an evaluation."""
-    module, found = network(), []
-    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
-    for step in range(STEPS):
-        x, labels = batch(step)
-        loss = F.cross_entropy(module(x), labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        found.append(loss.item())
-    x, labels = batch(STEPS)
-    return [*found, F.cross_entropy(module.eval()(x), labels).item()]
+    module = network()
+    return one_process.losses(module, torch.optim.SGD(module.parameters(), lr=1.0), batch, STEPS)
 
 
 def train(documents):

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import one_process
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
@@ -67,17 +68,8 @@ def optimizer_of(parameters):
 
 def of_one_process():
     """Losses of all steps, and the loss of an evaluation."""
-    module, found = network(), []
-    optimizer = optimizer_of(module.parameters())
-    for step in range(STEPS):
-        x, labels = batch(step)
-        loss = F.cross_entropy(module(x), labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        found.append(loss.item())
-    x, labels = batch(STEPS)
-    return [*found, F.cross_entropy(module(x), labels).item()]
+    module = network()
+    return one_process.losses(module, optimizer_of(module.parameters()), batch, STEPS)
 
 
 def train(documents):
