@@ -1,13 +1,15 @@
-"""A process of a training that ends is named by those that are left, under torchrun."""
+"""A process of a training that ends is named by those that are left."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from long_cases import long_but
+from redis_servers import free_port
 
 SCRIPT = """
 import os, signal, sys
@@ -34,9 +36,22 @@ CASES = [RAISES, KILLED, ("sys.exit(3)", "with exit code 3")]
 def test_the_others_say_who_has_ended(tmp_path: Path, end: str, how: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(tests=str(Path(__file__).parents[2]), end=end))
-    # torchrun ends the others once it has looked: they have time to say what they saw.
-    options = ["--standalone", "--nproc-per-node=2", "--monitor-interval=3"]
-    command = [sys.executable, "-m", "torch.distributed.run", *options, str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode
-    assert f"ProcessLost: process 1 has ended {how}; process 0 lost its connection to it" in done.stderr
+    # Without torchrun, which may end the others before they have said what they saw.
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            env={**os.environ, **group, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        _, said = ranks[0].communicate(timeout=300)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert ranks[0].returncode == 1
+    assert f"ProcessLost: process 1 has ended {how}; process 0 lost its connection to it" in said
