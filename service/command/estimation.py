@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +12,7 @@ from automap.documents import read_file
 from automap.errors import ModelError, PlanError, ProblemError
 from automap.plan import MEMORY_CLASSES
 from automap.records import to_json
+from service.command.collection import uncollected
 from service.jobs.run_job import JobRequest, ModelOptions, build_problem, completed, import_graph
 from service.priced import hand_made_plan, priced_anew
 from service.report import GIB, head, probability, time_parts
@@ -26,18 +25,6 @@ if TYPE_CHECKING:
     from automap.verify import Violation
 
 WIDTH = 118
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Pauses garbage collection, which takes a fifth of the time: graphs are many objects and no garbage."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def with_sequence(options: ModelOptions, length: int | None) -> ModelOptions:
@@ -66,7 +53,7 @@ def price_hand_made(data: bytes, request: JobRequest, stated: Mapping[str, Any])
     Raises:
         UserError: the request, the model, or a degree that does not fit.
     """
-    with _uncollected():
+    with uncollected():
         return hand_made_plan(_evaluator(data, request), stated)
 
 
@@ -98,7 +85,7 @@ def price_configuration(data: bytes, request: JobRequest, stated: Mapping[str, A
     Raises:
         UserError: as `price_hand_made`; or the file cannot be read, or says otherwise than what is stated.
     """
-    with _uncollected():
+    with uncollected():
         from automap.cluster import parse_cluster
         from automap.export.onnx_devices import planned
         from automap.export.reading import read_configuration
@@ -149,7 +136,7 @@ def verify_file(data: bytes, request: JobRequest, path: Path) -> tuple[Violation
     Raises:
         UserError: the file or the model cannot be read.
     """
-    with _uncollected():
+    with uncollected():
         from automap.verify import verify
 
         plan = read_plan(path)
@@ -168,7 +155,7 @@ def export_file(data: bytes, request: JobRequest, path: Path, *, target: str | N
     Raises:
         UserError: the file, the model, the folder, or a plan that the target cannot express. Nothing is written then.
     """
-    with _uncollected():
+    with uncollected():
         from automap.export.export import export, save
 
         plan = read_plan(path)
@@ -190,7 +177,7 @@ def price_file(data: bytes, request: JobRequest, stated: Mapping[str, Any], path
         if value is not None:
             repair = "Leave it out, or leave --plan out."
             raise PlanError("the plan says it already", field=name, value=value, repair=repair)
-    with _uncollected():
+    with uncollected():
         from automap.price.evaluator import Evaluator
 
         plan = read_plan(path)

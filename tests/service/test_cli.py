@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import inspect
 import json
 import os
@@ -20,6 +21,7 @@ from automap.errors import NothingFits
 from automap.plan import Plan, plan_schema
 from automap.records import to_json
 from automap.space.stated_strategy import SCHEDULES, Strategy
+from ir import summary
 from service import warm_up as warm
 from service.about import version
 from service.command.main import EXTRAS, main
@@ -54,6 +56,14 @@ def test_start_up_is_light() -> None:
     code = f"import sys, service.command.main; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_what_a_person_waits_for_collects_no_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    collecting: list[bool] = []
+    summarize = summary.summarize
+    monkeypatch.setattr(summary, "summarize", lambda graph: collecting.append(gc.isenabled()) or summarize(graph))
+    assert main(["inspect", "zoo:gpt:layers=1,hidden=64,heads=4,seq_len=8,vocab_size=32"]) == 0
+    assert collecting == [False] and gc.isenabled()
 
 
 def test_help_states_the_defaults_of_a_stated_plan() -> None:
