@@ -26,9 +26,10 @@ STARTS_SHARE = 0.2
 """Share of a budget in seconds after which no further placement to begin with is made (assumed)."""
 STEP_SHARE = 0.01
 """Share of a budget in seconds between two looks at it (assumed)."""
-FAIR, FAIR_BY_FLOW = 10.0, 1e-3
-"""What a simulation of fair shares takes, relative to one by priority: a number, and more for each flow (measured: 10
-with 1,792 flows, 57 with 61,360)."""
+FAIR = 10.0
+"""Least time of a simulation of fair shares, relative to one by priority (measured: 10 with 1,792 flows)."""
+FAIR_BY_FLOW = 1e-3
+"""The same ratio for each flow of a large problem (measured: 57 with 61,360 flows)."""
 PROPOSAL_S = 5e-8
 """Seconds of a change of a placement without a simulation, for each flow of a task in the mean (measured: 3.6e-6 with
 73 flows a task)."""

@@ -15,9 +15,11 @@ from automap.arrays import Floats, Ints
 from automap.gnn.kernels.moves import EVENNESS, WalkArrays, walk_on
 from automap.gnn.simulator import Simulator
 
-HOT, COLD = 0.05, 0.001
-"""Ratio of makespans, as a logarithm, that is accepted with a chance of 1 in e at the begin and end of a round
-(assumed: good placements differ by per cents)."""
+HOT = 0.05
+"""Temperature at the beginning of a round: the logarithm of the ratio of makespans that is accepted with a chance of 1
+in e (assumed: good placements differ by per cents)."""
+COLD = 0.001
+"""The temperature at the end of a round (assumed)."""
 
 ShareLeft = Callable[[int, float], float]
 """(number of simulations, best makespan so far in seconds) -> share of the budget that is left."""

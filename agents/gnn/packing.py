@@ -15,9 +15,11 @@ from automap.errors import NothingFits
 from automap.gnn.problem import RESOURCES
 from automap.gnn.simulator import Simulator
 
-NODES, SECONDS = 1000, 20.0
-"""Most nodes of the branch and bound, and most seconds, of a search whose budget is no time (assumed: 16 machines that
-three unlike tasks each fill exactly take up to 900 nodes and 4 s)."""
+NODES = 1000
+"""Largest number of nodes of the branch and bound, in a search whose budget is no time (assumed: 16 machines that three
+unlike tasks each fill exactly take up to 900 nodes)."""
+SECONDS = 20.0
+"""The longest that such a branch and bound takes (assumed: the one of these machines takes 4 s)."""
 NO_SOLUTION = 2
 """Status of a program that has no solution, see `scipy.optimize.milp`."""
 

@@ -34,9 +34,11 @@ BEATEN = 100.0
 TRUSTED = 0.5
 """Share of the revisions in which the network is asked; the others follow the best completions, which need no learning
 where a change is repaired by changes that pay one after another."""
-FROM_NEIGHBOURS, DONORS = 0.5, 16
-"""Share of the revisions that begin with a neighbour of the plan, by a move that borrows from so many best plans of
-other meshes. Without them, searches of GPT-2 XL on 512 devices ended 2 to 3 % above the best plan known."""
+FROM_NEIGHBOURS = 0.5
+"""Share of the revisions that begin with a neighbour of the plan. Without these, searches of GPT-2 XL on 512 devices
+ended 2 to 3 % above the best plan known."""
+DONORS = 16
+"""Number of the best plans of other meshes from which the move to such a neighbour may borrow."""
 SHORTEST, LONGEST = 4, 64
 """Numbers of slots that a revision decides; drawn so that all magnitudes are alike."""
 LEAST_NOISE, MOST_NOISE = 0.03, 1.0

@@ -56,8 +56,10 @@ WHOLE = 0.125
 PLANS = 8
 """Number of plans for which a problem stays. Building it takes longer than these plans, but what was seen of many
 problems teaches more than many plans of one."""
-LED, EXPLORING = 0.5, 0.25
-"""Shares of the episodes that are led to the teacher's plan, and of those that take random decisions."""
+LED = 0.5
+"""Share of the episodes that are led to the teacher's plan."""
+EXPLORING = 0.25
+"""Share of the episodes that take random decisions."""
 EXPLORED = 2.0
 """Number of random decisions in these, in the mean."""
 SAVE_EVERY = 50

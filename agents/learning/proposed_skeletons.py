@@ -62,9 +62,10 @@ REACH = 1.6
 Proposals of the network with a shape from which no descent has begun are solved all the same. On the problems of
 `benchmarks/network_gap.py` 620 of 2,456 descents began farther away, with other shapes left out: they took 11 of 64
 seconds, and none found a better plan."""
-FURTHER, MOST_FURTHER = 0.1, 64
-"""Share of what is left of the budget in which further promising skeletons are solved behind these, and how many of
-each kind (assumed)."""
+FURTHER = 0.1
+"""Share of what is left of the budget in which further promising skeletons are solved after these (assumed)."""
+MOST_FURTHER = 64
+"""Largest number of these of each kind: with the signatures of good plans, and with those of templates (assumed)."""
 
 
 def propose_and_solve(search: SkeletonSearch, templates: Grid, network: ProposalNetwork, *, seed: int) -> list[Values]:

@@ -43,9 +43,11 @@ from automap.space.space import Ints, PlanSpace, Values
 from envs.decision import Episodes
 from envs.hybrid import HybridDecisions
 
-PROPOSED, LEARNT = 64, 32
-"""Number of plans that the network proposes before each run, and of plans from which it learns behind these (assumed).
-Both take about a second, and a run some seconds."""
+PROPOSED = 64
+"""Number of plans that the network proposes before each run (assumed: these and `LEARNT` take about a second, and a run
+takes some seconds)."""
+LEARNT = 32
+"""Number of further plans from which it learns before each run (assumed)."""
 SHOWN = 16
 """Number of meshes whose best plans join those that may run (assumed)."""
 PARAMETERS = Hyperparameters()

@@ -48,25 +48,30 @@ from automap.schedule import SPLIT_KINDS
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace, Values
 
-NEAR, FAR = 1.1, 4.0
-"""A pipeline is divided anew if it takes at most so many times the step time of the best plan, and the fastest one also
-where it takes up to so many times as long (assumed)."""
+NEAR = 1.1
+"""A pipeline is divided anew if it takes at most so many times the step time of the best plan (assumed)."""
+FAR = 4.0
+"""The same for the fastest pipeline, where none is within `NEAR` (assumed)."""
 MOST_UNITS = 128
 """Largest model: the time of the programs grows with its square."""
 SETTINGS = 3
 """Number of pairs of micro-batches and ZeRO stage with which units and devices are divided anew."""
 ZEROS = (0, 1)
 """Stages of ZeRO that are tried with the best number of micro-batches (assumed: others seldom gain)."""
-PRICED, UNLIKELY = 4, 1.5
-"""Number of partitions of each setting and set of strategies that are priced, those of least latency, and up to so many
-times this latency also two of each number of stages (assumed)."""
+PRICED = 4
+"""Number of partitions of each setting and set of strategies that are priced: those of least latency (assumed)."""
+UNLIKELY = 1.5
+"""Up to so many times the least latency, two partitions of each number of stages are priced too (assumed)."""
 LAYERED = 8
 """Number of pipelines whose layers choose their recomputation anew."""
 LISTED = 3
 """Number of partitions whose micro-batches are listed."""
-MOVED, MOST_MOVES, SLOWEST = 3, 12, 2
-"""Number of plans, the fastest ones, of which units and devices are moved, how often at most, and of which so many
-stages are relieved (assumed)."""
+MOVED = 3
+"""Number of plans, the fastest ones, of which units and devices are moved (assumed)."""
+MOST_MOVES = 12
+"""Largest number of moves in one plan (assumed)."""
+SLOWEST = 2
+"""Number of stages, the slowest ones, that a move may relieve (assumed)."""
 PARTS = 16
 """Parts of a large cluster, of which one moves from stage to stage (assumed)."""
 FARTHEST = 8

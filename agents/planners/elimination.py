@@ -39,9 +39,11 @@ Picked = tuple[int, ...]
 
 LARGEST_TABLE = 1 << 21
 """Largest number of entries of a table from which a node is eliminated."""
-MOST_ENTRIES, MOST_ENTRIES_IN_ALL = 1 << 24, 1 << 26
-"""Largest number of entries of all tables of one elimination, for which tables become smaller by a factor of `SMALLER`
-at a time, and of all eliminations of one solve (assumed: 2^24 take some tenths of a second)."""
+MOST_ENTRIES = 1 << 24
+"""Largest number of entries of all tables of one elimination (assumed: they take some tenths of a second). Where there
+are more, the largest table is made smaller by a factor of `SMALLER` until there are not."""
+MOST_ENTRIES_IN_ALL = 1 << 26
+"""Largest number of entries of all eliminations of one solve (assumed)."""
 SMALLER = 4
 """Factor by which the largest table becomes smaller where all tables together are too many (assumed)."""
 MOST_VALUES = 24

@@ -19,10 +19,11 @@ def worth_of(step_time_s: float, overflow: float) -> Worth:
     return (overflow > 0.0, step_time_s if overflow <= 0.0 else overflow)
 
 
-MUCH_BETTER, NEAR_ENOUGH = 0.95, 1.3
-"""Ratio of the step times of the plan found and the plan given up to which a skeleton is solved a second time, and of
-the plan found and the best of all (assumed). A third solve gained nothing on the skeletons of four models where a
-second one gained up to a third."""
+MUCH_BETTER = 0.95
+"""A skeleton is solved a second time if the plan found takes at most this share of the step time of the plan given
+(assumed). A third solve gained nothing on the skeletons of four models where a second one gained up to a third."""
+NEAR_ENOUGH = 1.3
+"""Largest ratio of the step times of the plan found and the best plan of all for a second solve (assumed)."""
 ROUNDS_TO_FIT = 2
 """Number of further solves where no plan of a skeleton fits (assumed): at the plan that the last one has found, memory
 may be fullest at another moment. A mixture of experts on 368 devices, given a plan that overflows by 0.02, is solved by

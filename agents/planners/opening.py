@@ -34,9 +34,11 @@ from agents.sampling.expert import Grid
 from automap.arrays import Floats
 from automap.space.space import Ints, PlanSpace
 
-SECONDS, SHARE = 0.36, 0.25
-"""Seconds that it takes at most, but for a solve that is under way, unless the budget is in evaluations alone; and its
-share of a budget at most."""
+SECONDS = 0.36
+"""Seconds that the opening takes at most, but for a solve that is under way, unless the budget is in evaluations
+alone."""
+SHARE = 0.25
+"""Share of a budget that it takes at most."""
 FEWEST_SOLVES = 2
 """Number of solves that are granted to the smallest budget in evaluations."""
 LOOKED_AROUND = 0.2
@@ -52,12 +54,20 @@ FIRST_MESHES = 8
 on 12 devices with random bandwidths ended 31 % slower: the best mesh is not among the first four by its templates."""
 MESHES = 32
 """Number of meshes around whose best templates is looked, at most."""
-REFINED_LEAST, REFINED_LEAST_S = 500, 5.0
-"""Budget that must be left for plans to be refined."""
-REFINED_SHARE, REFINED_SECONDS = 0.6, 0.6
-"""Share of what is left of the budget that refining takes at most, and seconds (assumed)."""
-REFINED_MESHES, REFINED_PLANS, POLISHED_PLANS = 8, 6, 3
-"""Number of meshes that are looked at, of plans that are refined, and of those whose joint signatures are polished."""
+REFINED_LEAST = 500
+"""Evaluations of a budget that must be left for plans to be refined."""
+REFINED_LEAST_S = 5.0
+"""Seconds of a budget that must be left for this."""
+REFINED_SHARE = 0.6
+"""Share of what is left of the budget that refining takes at most (assumed)."""
+REFINED_SECONDS = 0.6
+"""Seconds that refining takes at most (assumed)."""
+REFINED_MESHES = 8
+"""Number of meshes whose best plans are looked at."""
+REFINED_PLANS = 6
+"""Number of plans that are refined."""
+POLISHED_PLANS = 3
+"""Number of refined plans whose joint signatures are polished."""
 OTHER_CUTS = 12
 """Number of other cuts with which the best plan is solved (assumed)."""
 REFINED_NUMBERS = 6

@@ -32,9 +32,10 @@ DONORS = 4
 """Number of plans whose signatures a skeleton takes at most, of those that split work over the same axes (assumed). Of
 those that split it over other axes it takes the best one of each set of axes: without, a mixture of experts on 64
 devices whose best plan is on a mesh of which templates are slow ended 1.2 times slower."""
-RESHAPED, SHAPES = 4, 128
-"""Number of pairs of inner axes whose best plan is tried on other shapes, and how many of these, the nearest by the
-logarithms of their sizes (assumed)."""
+RESHAPED = 4
+"""Number of pairs of inner axes whose best plan is tried on other shapes (assumed)."""
+SHAPES = 128
+"""Number of other shapes for each of them: the nearest by the logarithms of their sizes (assumed)."""
 VARIED = 32
 """Number of plans that are tried with other recomputation and ZeRO stages (assumed)."""
 

@@ -28,9 +28,11 @@ from automap.space.shape import divisors
 from automap.space.space import PlanSpace, Values
 from automap.space.templates import megatron_signatures
 
-FEW_DEVICES, MOST_STEPS = 16, 24
-"""Devices up to which stages of all sizes are tried, and sizes of stages on more whose submeshes are few (assumed: the
-time grows with the third power of their number)."""
+FEW_DEVICES = 16
+"""Largest number of devices for which stages of all sizes are tried (assumed: the time grows with the third power of
+the number of sizes)."""
+MOST_STEPS = 24
+"""Largest number of sizes of stages on more devices, where there are few submeshes (assumed)."""
 FEWEST_TILES = 5
 """Sizes of submeshes of which there are enough: of prime numbers of devices there are none to choose from (assumed)."""
 MOST_SUBMESHES = 32

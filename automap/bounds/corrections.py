@@ -22,9 +22,13 @@ from automap.space.space import PlanSpace, Values
 
 NOISE = 0.05
 """Relative difference of repeated runs of one plan (measured, `benchmarks/order_of_runs.py`)."""
-MESH_KINDS, OF_MESH, OF_OTHERS = ("pp", "tp", "middle"), 1.0, 0.25
-"""Kinds of decisions about the mesh, and the distance of plans that differ in one of these and in one of the others
-(assumed): what the price is wrong about, such as a collective or a bubble, is much the same on one mesh."""
+MESH_KINDS = ("pp", "tp", "middle")
+"""Kinds of decisions about the mesh."""
+OF_MESH = 1.0
+"""Distance of plans that differ in one of these (assumed): what the price is wrong about, such as a collective or a
+bubble, is much the same on one mesh."""
+OF_OTHERS = 0.25
+"""Distance of plans that differ in one other decision (assumed)."""
 MOST = 64
 """Largest number of plans that may run."""
 

@@ -32,9 +32,11 @@ from automap.space.space import PlanSpace
 
 EXACT = 1e-9
 """Share by which a bound may be below its target through rounding."""
-MOST_PROGRAMS, MOST_EARLY_PROGRAMS = 400, 8
-"""Most layouts of a family whose linear programs are solved (assumed): of others the quick bounds count; and before
-the layouts that are left are bounded more sharply."""
+MOST_PROGRAMS = 400
+"""Largest number of layouts of a family whose linear programs are solved (assumed); the quick bounds of the others
+count."""
+MOST_EARLY_PROGRAMS = 8
+"""The same before the layouts that are left are bounded more sharply (assumed)."""
 MOST_WEIGHTS = 100
 """Most weights of programs that are tried again for layouts of other families (assumed)."""
 MOST_MIXED = 60

@@ -23,9 +23,10 @@ from automap.cost_graph.kernels import message_passing as kernels
 from automap.cost_graph.kernels.message_passing import FIRST, LAST, MIDDLE, WIDEST, FactorGraph, Least
 from automap.cost_graph.weighted_graph import Scalars, WeightedGraph
 
-SWEEPS, PASSES = 1, 20
-"""Number of sweeps there and back in one pass; and of passes, at most: they end where one of them leaves no value out
-and finds no better assignment."""
+SWEEPS = 1
+"""Number of sweeps there and back in one pass."""
+PASSES = 20
+"""Largest number of passes: they end where one of them leaves no value out and finds no better assignment."""
 PASSES_OF_PARTS = 3
 """Number of sweeps there and back for bounds of parts."""
 TOLERANCE = 1e-9

@@ -53,12 +53,16 @@ AGAIN, AGAIN_COMM = (columns_of(UNIT_COST_DTYPE, name) for name in ("recompute_s
 BOUNDARY_BYTES, SAVED_BYTES, WORKSPACE_BYTES = columns_of(
     UNIT_COST_DTYPE, "boundary_bytes", "saved_bytes", "workspace_bytes"
 )
-FIRST_PRICE, DEARER = 0.3, 10.0
-"""First price of all memory that is tried, in step times, and by how much the next one is dearer (assumed)."""
+FIRST_PRICE = 0.3
+"""First price of all memory that is tried, in step times (assumed)."""
+DEARER = 10.0
+"""Factor from a price that leaves too little memory to the next one (assumed)."""
 PRICES = 8
 """Number of prices of memory that are tried at most."""
-ROUNDS, ROUNDS_AGAIN = 8, 2
-"""Number of times at most that tangents are taken; and where an assignment is known that is about the best one."""
+ROUNDS = 8
+"""Largest number of times that tangents are taken."""
+ROUNDS_AGAIN = 2
+"""The same where an assignment is known that is about the best one."""
 FOREVER_S = 1e12
 """Seconds that no step takes."""
 ALL_SHARDED = 3

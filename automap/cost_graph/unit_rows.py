@@ -19,9 +19,11 @@ from automap.price.lowered_plan import LoweredPlan
 from automap.price.outcome import Outcome
 from ir.factors import BROADCAST, PARTIAL
 
-EXCHANGED, WIDTH = UNIT_COST_WIDTH, UNIT_COST_WIDTH + 1
-"""A column behind those of a unit cost, and the number of all columns: elements of a tied parameter's gradient that the
-unit's rank exchanges with another one once a step."""
+EXCHANGED = UNIT_COST_WIDTH
+"""A column after those of a unit cost: elements of a tied parameter's gradient that the unit's rank exchanges with
+another rank once a step."""
+WIDTH = UNIT_COST_WIDTH + 1
+"""Number of all columns."""
 LEAST_SHARE = 1e-3
 """Share of a model's parameters from which a tied one counts in a cost graph (assumed): in T5, the embedding and not
 what all layers add to their scores."""

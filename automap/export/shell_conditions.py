@@ -10,9 +10,12 @@ from enum import Enum
 
 from automap.export.shell_arithmetic import integer
 
-DEFAULT, MAYBE, OPEN, CLOSE = "\x01", "\x04", "\x02", "\x03"
-"""Marks in words: a default that the environment may change; a word that may be missing; the ends of a text that is not
-known."""
+DEFAULT = "\x01"
+"""Mark in a word: a default that the environment may change."""
+MAYBE = "\x04"
+"""Mark of a word that may be missing."""
+OPEN, CLOSE = "\x02", "\x03"
+"""Marks at the two ends of a text that is not known."""
 _HIDDEN = {
     code: 0xE000 + code
     for code in (*range(9, 14), *range(32, 48), *range(58, 65), *range(91, 95), 96, *range(123, 127))

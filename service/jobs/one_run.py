@@ -36,8 +36,10 @@ from service.problems import limit, problem, problem_of
 
 LOG = logging.getLogger("automap.worker")
 
-CHECKPOINT_S, CHECKPOINT_SHARE = 1.0, 0.02
-"""Least seconds between two writes of the best plan, and largest share of the search's time that they take."""
+CHECKPOINT_S = 1.0
+"""Least seconds between two writes of the best plan."""
+CHECKPOINT_SHARE = 0.02
+"""Largest share of the search's time that these writes take."""
 TOO_LONG = limit(
     500,
     "The job took too long",

@@ -27,8 +27,10 @@ from service.jobs.store import Store
 
 ROUNDS = 4
 """Searches of a member, which begin with what the others have found meanwhile (assumed)."""
-FINISH_S, FINISH_SHARE = 1.0, 0.05
-"""Longest time, and largest share of the budget, in which the job makes the best plan of all its own (assumed)."""
+FINISH_S = 1.0
+"""Longest time in which the job makes the best plan of all its own (assumed)."""
+FINISH_SHARE = 0.05
+"""Largest share of the budget for that (assumed)."""
 LOOK_S = 0.5
 """Seconds between two looks at how far the others are."""
 _SEEDS = 1_000_003

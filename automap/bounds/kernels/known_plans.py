@@ -20,10 +20,13 @@ from automap.space.group_flow import GroupFlow
 from automap.space.kernels.layout import LAYOUT, decide_stages, new_layout
 from automap.space.kernels.records import SPACE
 
-MISFIT, PER_OVERFLOW, MOST_PER_OVERFLOW = 1.0, 2.0, 2.0
-"""Logarithm of the ratio of step times by which a plan that does not fit is worth less than a good plan, at least; how
-much more for each share of a device's memory that is missing; and how much more at most. Assumed: these are far more
-than good plans differ by."""
+MISFIT = 1.0
+"""By how much a plan that does not fit is worth less than a good plan, at least: a logarithm of a ratio of step times.
+Assumed, as the next two: these are far more than good plans differ by."""
+PER_OVERFLOW = 2.0
+"""How much less it is worth for each share of a device's memory that is missing (assumed)."""
+MOST_PER_OVERFLOW = 2.0
+"""The most that this amounts to (assumed)."""
 
 
 class KnownArrays(NamedTuple):

@@ -13,8 +13,12 @@ from automap.runtime.clock import slowest, synchronize, time_together
 
 REPEATS = 5
 """The number of repeats of each kernel, of which the median is taken (assumed, as are the others)."""
-LEAST_REPEATS, TOGETHER_REPEATS, TOGETHER_S = 3, 25, 0.4
-"""The least and the largest number of repeats of work that ranks do together, and the time after which they end."""
+LEAST_REPEATS = 3
+"""The least number of repeats of work that ranks do together."""
+TOGETHER_REPEATS = 25
+"""The largest number of these repeats."""
+TOGETHER_S = 0.4
+"""Seconds after which they end."""
 
 
 class KernelClock:

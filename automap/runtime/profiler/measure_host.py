@@ -35,8 +35,10 @@ from ir import zoo
 RANK = "automap.runtime.profiler.rank:run_rank"
 TIME_LIMIT_S = 100.0
 """The default time of a profile (assumed)."""
-STARTING_S, FITTING_S = 30.0, 10.0
-"""The parts of the time limit for starting the ranks and for fitting (assumed); the rest is for measuring."""
+STARTING_S = 30.0
+"""The part of the time limit for starting the ranks (assumed)."""
+FITTING_S = 10.0
+"""The part for fitting (assumed); what is left is for measuring."""
 LEAST_MEASURE_S = 1.0
 """The least time for measuring."""
 ELEMENT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0}
@@ -71,8 +73,10 @@ AMOUNTS = {"host_us_per_operator": 20.0, "micro_batch_ms": 0.5, "step_overhead_m
 AMOUNTS_TOGETHER = {"latency_us": 100.0, "slowdown": 0.5, "send_host_ms": 0.2}
 """Amounts that steps on two devices determine -> their usual sizes: the latency that a collective inside a step has
 beyond one alone, the relative excess of its transfer time, and a constant."""
-NO_MEMORY, LEAST_MEMORY = 1e-6, 0.05
-"""Values of the inverse of `memory_efficiency`: practically 0; and the one stated if steps do not depend on it."""
+NO_MEMORY = 1e-6
+"""Value of the inverse of `memory_efficiency` that is practically 0."""
+LEAST_MEMORY = 0.05
+"""The inverse that is stated if steps do not depend on it."""
 COMPUTED: dict[str, Any] = {
     "overlap_exponent": 1.0,
     "kernel_us": 0.0,

@@ -28,8 +28,10 @@ LOST = (
 )  # fmt: skip
 """What errors of gloo and NCCL say where another process has ended."""
 KEY = "automap: process {}"
-LOOK_S, MOST_LOOKS = 0.02, 25
-"""Seconds between looks for a process that has ended, and looks at most (assumed): torchrun soon ends the others."""
+LOOK_S = 0.02
+"""Seconds between looks for a process that has ended (assumed)."""
+MOST_LOOKS = 25
+"""Number of looks at most (assumed): torchrun soon ends the others."""
 STATE, EXIT_CODE = 0, 49
 """Places of these behind the name of a process in its stat file (proc(5): fields 3 and 52)."""
 

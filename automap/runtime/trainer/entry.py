@@ -32,9 +32,12 @@ from ir.graph import Graph
 
 GLOO_THREAD = "pt_gloo_runloop"
 """Name that torch gives to gloo's worker threads (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp)."""
-AT_REST, LOOK_S, MOST_LOOKS = 2, 0.005, 1_000
-"""How often in a row these threads must be seen at rest when a process ends, seconds between, and looks at most
-(assumed)."""
+AT_REST = 2
+"""How often in a row these threads must be seen at rest when a process ends (assumed)."""
+LOOK_S = 0.005
+"""Seconds between two looks (assumed)."""
+MOST_LOOKS = 1_000
+"""Number of looks at most (assumed)."""
 
 
 def parallelize(

@@ -9,8 +9,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
-"""The defaults of torch's DistributedDataParallel: a small bucket first, so that communication begins early."""
+FIRST_BUCKET_BYTES = 2**20
+"""Size of the first bucket, small so that communication begins early: torch's default in DistributedDataParallel."""
+BUCKET_BYTES = 25 * 2**20
+"""Size of the other buckets: the default there too."""
 
 
 def local_of(value: Tensor) -> Tensor:

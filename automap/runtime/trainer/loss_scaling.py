@@ -14,8 +14,12 @@ from torch import Tensor
 
 from automap.runtime.trainer.gradients import local_of
 
-FIRST_SCALE, GROWTH, GOOD_STEPS = 2.0**16, 2.0, 2000
-"""The defaults of `torch.amp.GradScaler`: the scale at first, its factor, and the good steps before it grows."""
+FIRST_SCALE = 2.0**16
+"""The scale at first; this and the next two are the defaults of `torch.amp.GradScaler`."""
+GROWTH = 2.0
+"""Factor by which the scale grows."""
+GOOD_STEPS = 2000
+"""Number of good steps before it grows."""
 
 
 class LossScale:

@@ -56,9 +56,12 @@ def is_common_buffer(name: str) -> bool:
     return own in COMMON_BUFFERS or own.endswith(("mask", "inv_freq"))
 
 
-FILLED_KEY, CONTENT_KEY, TURNED_KEY = "automap.filled", "automap.content", "automap.turned"
-"""Metadata keys of a stripped weight: "1" if all its elements were equal; a number that equal weights share; the number
-of the weight that equals its transpose."""
+FILLED_KEY = "automap.filled"
+"""Metadata key of a stripped weight: "1" if all its elements were equal."""
+CONTENT_KEY = "automap.content"
+"""Metadata key of a stripped weight: a number that equal weights share."""
+TURNED_KEY = "automap.turned"
+"""Metadata key of a stripped weight: the number of the weight that equals its transpose."""
 COMPUTED_KEY = "automap.computed"
 """Metadata key of a stripped tensor: "1" if its numbers were those of a mask or a table of cosines and sines."""
 BAND_KEY = "automap.band"
@@ -72,9 +75,11 @@ RANK_KEY = "automap.rank"
 """Metadata key of a stripped product of a table and a weight: its rank, see `ir.onnx.rewrites.folded_products`."""
 COMPUTED = "COMPUTED"
 """Kind of a stored tensor that holds such numbers (`Stored.kind`)."""
-UNREAD_KEY, FROZEN_KEY = "automap.unread_parameters", "automap.frozen_parameters"
-"""Metadata of a file: a sentence about parameters of the network that its graph does not read, which is told as a
-warning; and the names of parameters that are not trained, as a JSON list."""
+UNREAD_KEY = "automap.unread_parameters"
+"""Metadata key of a file: a sentence about parameters of the network that its graph does not read; it becomes a
+warning."""
+FROZEN_KEY = "automap.frozen_parameters"
+"""Metadata key of a file: the names of parameters that are not trained, as a JSON list."""
 MOST_SAID = 1000
 """Characters of such a sentence that are told; ours have some 300."""
 FOLDED_KEY = "pkg.onnxscript.optimizer.folded_from"

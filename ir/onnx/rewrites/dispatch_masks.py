@@ -20,9 +20,12 @@ from ir.onnx.readers.nodes import Node
 from ir.onnx.rewrites.merged_views import Merged, MergedViews
 from ir.operators.experts import BALANCED_LOAD, COMBINE, DISPATCH, PRODUCT
 
-DISPATCHES, PRODUCTS, COMBINES = "abc,ad->bcd", "abc,acd->abd", "abc,bcd->ad"
-"""Products of masks with tokens, of slots with the weights of their experts, and of masks with results, as `_letters`
-writes them."""
+DISPATCHES = "abc,ad->bcd"
+"""Product of a mask with the tokens, as `_letters` writes it."""
+PRODUCTS = "abc,acd->abd"
+"""Product of the slots with the weights of their experts."""
+COMBINES = "abc,bcd->ad"
+"""Product of a mask with the results of the experts."""
 MOST_SLOTS = 2.0
 """Slots for each routed token above which the capacity is said to be odd: GShard's capacity factor is 2."""
 _VIEWS = frozenset({"Reshape", "Cast", "Identity", "Unsqueeze", "Squeeze", "Transpose"})
