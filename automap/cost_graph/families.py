@@ -1,7 +1,8 @@
 """Families: plans of a space that are bounded together.
 
-A *family* is all plans of the same degrees and micro-batches whose stages are alike in size or not, with or without
-virtual stages, of some ZeRO stages and one way to share out samples.
+All plans of a *family* have the same degrees and the same number of micro-batches, and share out samples in one way.
+Either all of them have virtual stages or none has; their stages are all of the usual sizes, or all of unlike size; and
+they have ZeRO 0, or one of ZeRO 1 to 3.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def families(space: PlanSpace, shapes: Sequence[Shape]) -> list[Family]:
 
 
 def ways_to_share(space: PlanSpace, shape: Shape) -> list[int]:
-    """Ways to share out samples over stages whose sizes no slot decides, none the same as one before in all orders."""
+    """Distinct ways to share out samples over stages of the usual sizes: each differs from those before it in some
+    order of the devices."""
     arrays, count = space.arrays, space.meshes.micro_batches.index(shape.num_micro_batches)
     found = set[int]()
     for order in range(space.meshes.num_orders(shape.pp)):
@@ -60,7 +62,7 @@ def ways_to_share(space: PlanSpace, shape: Shape) -> list[int]:
 
 
 def parts(family: Family) -> list[Family]:
-    """A family in parts, which may be bounded more sharply; none where it has no parts."""
+    """The family divided by ZeRO stages, so that each part may be bounded more sharply; empty if it has only one."""
     if len(family.zeros) == 1:
         return []
     return [replace(family, zeros=(zero,)) for zero in family.zeros]

@@ -1,9 +1,12 @@
-"""Bounds of families of plans: what no plan of some shapes goes below, from their relaxed cost graphs.
+"""Lower bounds on the step time of families of plans. The largest of these bounds counts:
 
-Where all stages are alike, one graph holds all units (`automap.cost_graph.relaxation`). Each type of units is bounded
-on each stage by itself too, and a linear program spreads the units over the ranks, with paths through all of them and
-the memory of each (`automap.cost_graph.unlike_stages`, `automap.cost_graph.virtual_stages`); that alone holds where
-stages differ. The rank that works longest has whole units (`automap.cost_graph.whole_units`). Units: seconds.
+- Where all stages are alike, that of one relaxed cost graph with all units (`automap.cost_graph.relaxation`).
+- That of a linear program which spreads units, each type with its own bounds, over the ranks. It has rows for the
+  memory of each rank and for paths through all ranks (`automap.cost_graph.unlike_stages`,
+  `automap.cost_graph.virtual_stages`).
+- That of the rank that works longest, if units are not divided (`automap.cost_graph.whole_units`).
+
+Units: seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from automap.cost_graph.relaxation import WORKSPACE_BYTES, Relaxation
 from automap.cost_graph.relaxed_costs import Memory
 from automap.cost_graph.stage_bounds import Level, least_crossing
 from automap.cost_graph.stage_layouts import StageClass
-from automap.cost_graph.unlike_stages import Spreads, Standing, Weights, fastest_spread
+from automap.cost_graph.unlike_stages import RankBounds, Spreads, Weights, fastest_spread
 from automap.cost_graph.virtual_stages import Interleaving, fastest_interleaving
 from automap.cost_graph.whole_units import Cuts, WholeUnits
 from automap.space.shape import Shape
@@ -47,7 +50,7 @@ ONCE = (
     Path(forward=1.0, backward=0.0, gradients=0.0),
     Path(forward=0.0, backward=1.0, gradients=0.0),
 )
-"""Passes of one micro-batch, see `Interleaving.standings`."""
+"""Passes of one micro-batch, see `Interleaving.rank_bounds`."""
 Key = tuple[tuple[StageClass, tuple[int, ...]], ...]
 """Class of each stage, and the samples that each kind of its devices is priced with; none: any of them."""
 
@@ -66,10 +69,12 @@ class FamilyBounds(MixedStages):
         return len(self.space.evaluator.tables.arrays.blocks) == 0
 
     def bound(self, family: Family, target_s: float, level: Level = Level.TOGETHER) -> float:
-        """Seconds that no plan of a family is faster than; it is not raised beyond `target_s`, but may be infinite.
+        """A lower bound, in seconds, on the step times of a family; infinite where no plan of it fits.
 
         Args:
-            level: how sharply costs count at most.
+            family: the family.
+            target_s: a bound that suffices: work ends when it is reached.
+            level: the sharpest level of costs that is used.
         """
         if family.is_unlike:
             return self._of_sizes(family, target_s, level)
@@ -92,7 +97,7 @@ class FamilyBounds(MixedStages):
     # -- stages that are all alike --------------------------------------------------------------------------------
 
     def _of_alike(self, family: Family, target_s: float, level: Level) -> float:
-        """Of stages of equal size on equal devices."""
+        """`bound` of stages of equal size on equal devices."""
         space, shape = self.space, max(family.shapes, key=lambda each: each.num_chunks)
         (row,) = self._rows(shape)
         stage = self._stage(row, shape)
@@ -129,9 +134,16 @@ class FamilyBounds(MixedStages):
         return best
 
     def _of_ranks(self, family: Family, row: int, best: float, target_s: float) -> float:
-        """With a path that ends on each rank, and ranks which hold unlike numbers of micro-batches."""
+        """The bound of the linear program without virtual stages, and of the best cuts.
+
+        Args:
+            family: stages of equal size on equal devices.
+            row: number of the stage.
+            best: the bound so far; it is returned if the program does not raise it.
+            target_s: a bound that suffices.
+        """
         shape = family.shapes[0]
-        standing = self._standing_on(
+        of_rank = self._rank_bounds(
             self._stage(row, shape),
             self._room(row, shape),
             family,
@@ -141,8 +153,8 @@ class FamilyBounds(MixedStages):
         found = np.inf
         for order in range(self.space.meshes.num_orders(shape.pp)):
             rates = self._rates(shape, order)
-            seconds, _ = self._spread(family, [[standing]] * shape.pp, rates)
-            cut_s = self._of_cuts(family, [[standing]], np.zeros((1, shape.pp), dtype=np.int64), np.array([rates]))
+            seconds, _ = self._spread(family, [[of_rank]] * shape.pp, rates)
+            cut_s = self._of_cuts(family, [[of_rank]], np.zeros((1, shape.pp), dtype=np.int64), np.array([rates]))
             seconds = max(seconds, float(cut_s[0]))
             found = min(found, seconds)
             if found <= best:
@@ -150,33 +162,37 @@ class FamilyBounds(MixedStages):
         return found
 
     def _of_chunks(self, family: Family, row: int, best: float, target_s: float) -> float:
-        """Of virtual stages, one number of them after the other."""
+        """The bound of the linear program with virtual stages; arguments as for `_of_ranks`."""
         shape = family.shapes[0]
         stage = self._stage(row, shape)
-        standing = self._standing_on(stage, self._room(row, shape), family, ONCE, Level.TOGETHER)
+        of_rank = self._rank_bounds(stage, self._room(row, shape), family, ONCE, Level.TOGETHER)
         found = np.inf
         for order in range(self.space.meshes.num_orders(shape.pp)):
-            found = min(found, self._interleaved(family, [standing] * shape.pp, order, best, target_s))
+            found = min(found, self._interleaved(family, [of_rank] * shape.pp, order, best, target_s))
             if found <= best:
                 return best
         return found
 
     def _interleaved(
-        self, family: Family, standings: Sequence[Standing], order: int, best: float, target_s: float
+        self, family: Family, rank_bounds: Sequence[RankBounds], order: int, best: float, target_s: float
     ) -> float:
-        """With virtual stages on ranks whose paths are `ONCE`; any number up to `best` if it is not above that.
+        """The least bound of all numbers of virtual stages, in one order of the devices.
 
         Args:
-            target_s: what it is not raised beyond by more paths.
+            family: plans with virtual stages.
+            rank_bounds: [ranks] bounds of each rank, with the paths of `ONCE`.
+            order: number of the order of the devices.
+            best: once the bound is no higher than this, it need not be exact.
+            target_s: a bound that suffices.
         """
         settings, found = self.space.evaluator.settings(0), np.inf
         rates = self._rates(family.shapes[0], order)
         for each in sorted(family.shapes, key=lambda each: each.virtual):
-            sent_s = self._sent_s(least_crossing([one.crossing for one in standings], each.virtual), rates)
+            sent_s = self._sent_s(least_crossing([one.crossing for one in rank_bounds], each.virtual), rates)
             shown_s = np.array(exchanged_s(sent_s, each.virtual))
             begun_s = float(settings.micro_batch_s) / each.virtual
             of = Interleaving(
-                standings=standings,
+                rank_bounds=rank_bounds,
                 times=np.bincount(self.space.arrays.units, minlength=len(self.space.linkage.types)).astype(np.float64),
                 ends=self._ends(),
                 virtual=each.virtual,
@@ -188,17 +204,18 @@ class FamilyBounds(MixedStages):
             # The least of all numbers counts, so that none is raised beyond another one.
             seconds = fastest_interleaving(of, min(found, target_s))
             if seconds < target_s:
-                seconds = self._whole(family, standings, rates, each.virtual, seconds, min(found, target_s))
+                seconds = self._whole(family, rank_bounds, rates, each.virtual, seconds, min(found, target_s))
             found = min(found, seconds)
             if found <= best:
                 break
         return found
 
-    def _of_cuts(self, family: Family, stages: Sequence[Sequence[Standing]], at: Ints, rates: Floats) -> Floats:
-        """[pipelines] what pipelines without virtual stages take at least under the best cuts.
+    def _of_cuts(self, family: Family, stages: Sequence[Sequence[RankBounds]], at: Ints, rates: Floats) -> Floats:
+        """[pipelines] bounds of pipelines without virtual stages under the best cuts.
 
         Args:
-            stages: for each stage, what units take there in each of several views.
+            family: plans without virtual stages.
+            stages: for each stage, its bounds as each kind of its devices sees them.
             at: [pipelines, ranks] number of the stage of each rank.
             rates: [pipelines, ranks] bytes a second from each rank to the next one.
         """
@@ -218,38 +235,40 @@ class FamilyBounds(MixedStages):
     def _whole(
         self,
         family: Family,
-        standings: Sequence[Standing],
+        rank_bounds: Sequence[RankBounds],
         rates: Sequence[float],
         virtual: int,
         known_s: float,
         target_s: float,
     ) -> float:
-        """What a pipeline takes at least as its units are not divided.
+        """The bound of a pipeline whose units are not divided.
 
         Args:
+            family: the plans.
+            rank_bounds: [ranks] bounds of each rank.
             rates: [ranks] bytes a second from each rank to the next one.
-            virtual: virtual stages.
-            known_s: what it takes at least as known so far.
-            target_s: what the bound is not raised beyond.
+            virtual: number of virtual stages.
+            known_s: the bound so far.
+            target_s: a bound that suffices.
         """
         shapes = tuple(each for each in family.shapes if each.virtual == virtual)
         alone, units = replace(family, shapes=shapes), self.space.arrays.units
         held_ = [min(each, shapes[0].pp) if virtual > 1 else each for each in self._held(alone)]
         whole = WholeUnits(
-            standings=standings,
+            rank_bounds=rank_bounds,
             times=np.bincount(units, minlength=len(self.space.linkage.types)).astype(np.float64),
             ends=(int(units[0]), int(units[-1])),
             least=virtual,
             held=held_,
-            besides_s=self._besides_s(alone, [[standing] for standing in standings], rates),
+            besides_s=self._besides_s(alone, [[of_rank] for of_rank in rank_bounds], rates),
         )
         return whole.bound(known_s, target_s)
 
     def _tie(self, shape: Shape) -> tuple[float, float]:
-        """What the rank of the first unit exchanges with another one whose units read the same parameters.
+        """The exchange of the gradients of parameters that the first unit and a unit of another rank both read.
 
         Returns:
-            Seconds for each of these parameters that the first unit holds, and how many others it may hold.
+            Seconds for each parameter of the first unit, and how many of its parameters are not exchanged.
         """
         units, tied = self.space.arrays.units.tolist(), self.space.evaluator.tied.parameters
         # Each chunk has a unit, so that with so few units behind the other reader it is not on the first rank.
@@ -266,7 +285,7 @@ class FamilyBounds(MixedStages):
         return float(self.space.evaluator.settings(0).sent_gradient_bytes) / rate, float(others)
 
     def _exchanged_s(self, costs: OpenCosts, family: Family) -> float:
-        """Seconds of exchanges of a micro-batch on all ranks together, at least."""
+        """Least seconds of exchanges between stages for one micro-batch, summed over all ranks."""
         crossing, shape = self._crossing(costs), family.shapes[0]
         rates = [self._rates(shape, order) for order in range(self.space.meshes.num_orders(shape.pp))]
         found = []
@@ -278,7 +297,7 @@ class FamilyBounds(MixedStages):
     # -- stages that differ ---------------------------------------------------------------------------------------
 
     def _of_rows(self, family: Family, target_s: float, level: Level) -> float:
-        """Of stages whose sizes no slot decides on any devices, in any order."""
+        """`bound` of stages of the usual sizes on any devices: the least over the orders of the devices."""
         space, shape = self.space, family.shapes[0]
         found = []
         for order in range(space.meshes.num_orders(shape.pp)):
@@ -289,7 +308,7 @@ class FamilyBounds(MixedStages):
                 views = [known[row] for row in rows]
                 if trips and shape.virtual > 1:
                     raised_s = target_s if level is Level.TOGETHER else 0.0
-                    mixed = [Standing.mixed(some) for some in views]
+                    mixed = [RankBounds.mixed(some) for some in views]
                     seconds = self._interleaved(family, mixed, order, quick, raised_s)
                 else:
                     rates = self._rates(shape, order)
@@ -304,7 +323,7 @@ class FamilyBounds(MixedStages):
         return min(found)
 
     def _of_sizes(self, family: Family, target_s: float, level: Level) -> float:
-        """Of stages of unlike size."""
+        """`bound` of stages of unlike size: the least over all layouts."""
         layouts = self._layouts.of(family.shapes[0])
         if not layouts:
             return np.inf
@@ -332,18 +351,21 @@ class FamilyBounds(MixedStages):
     def _of_layouts(
         self, family: Family, keys: Sequence[Key], rates: Floats, target_s: float, levels: tuple[Level, Level]
     ) -> Floats:
-        """[layouts] seconds of layouts; no program is solved for those that reach `target_s`.
+        """[layouts] bounds of layouts.
 
         Args:
+            family: plans with stages of unlike size.
+            keys: the layouts.
             rates: [layouts, ranks] bytes a second from each stage to the next one.
-            levels: of stages of one kind of devices and of several.
+            target_s: no program is solved for layouts whose bound reaches this.
+            levels: levels of costs for stages of one kind of devices, and for stages of several kinds.
         """
         trips = path_trips(family.shapes[0], self.space.schedules)
         # Stages are few, layouts many.
         number = {stage: at for at, stage in enumerate({stage for key in keys for stage in key})}
         views = [self._views(*stage, family, trips, levels) for stage in number]
         at = np.array([[number[stage] for stage in key] for key in keys])
-        spreads = self._spreads(family, [Standing.mixed(some) for some in views], at, rates)
+        spreads = self._spreads(family, [RankBounds.mixed(some) for some in views], at, rates)
         found, tried = spreads.quick(), np.zeros(len(keys), dtype=np.bool_)
         is_mixed = np.array([self._is_mixed(of, family) for of, _ in number])[at].any(axis=1)
         may_rise = is_mixed if levels == STEPS[-2] else np.full(len(keys), levels != STEPS[-1])
@@ -371,10 +393,12 @@ class FamilyBounds(MixedStages):
             left = left[found[left] < target_s]
         return found
 
-    def _spreads(self, family: Family, stages: Sequence[Standing], at: Ints, rates: Floats) -> Spreads:
+    def _spreads(self, family: Family, stages: Sequence[RankBounds], at: Ints, rates: Floats) -> Spreads:
         """The spreads over the ranks of several layouts.
 
         Args:
+            family: plans of one shape.
+            stages: bounds of each distinct stage.
             at: [layouts, ranks] number of the stage of each rank.
             rates: [layouts, ranks] bytes a second from each rank to the next one.
         """
@@ -403,11 +427,13 @@ class FamilyBounds(MixedStages):
         )
 
     def _spread(
-        self, family: Family, views: Sequence[Sequence[Standing]], rates: Sequence[float]
+        self, family: Family, views: Sequence[Sequence[RankBounds]], rates: Sequence[float]
     ) -> tuple[float, Weights]:
-        """Seconds of the best spread of units over ranks, each seen in some ways, and the weights that say so.
+        """Seconds of the fastest spread of units over ranks, and the weights that prove it; see `fastest_spread`.
 
         Args:
+            family: plans of one shape.
+            views: for each rank, its bounds as each kind of its devices sees them.
             rates: [ranks] bytes a second from each rank to the next one, from the last one to the first.
         """
         trip_s = self._besides_trips_s(family, views, rates) if len(views[0][0].trip_s) else []

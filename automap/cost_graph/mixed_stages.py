@@ -1,7 +1,7 @@
-"""Stages of several kinds of devices, as each kind sees them: what bounds of families know of them.
+"""Bounds of stages that have devices of several kinds, for `automap.cost_graph.family_bounds`.
 
-Every kind is priced as if all devices of a stage were of it, with the samples that it is given. See
-`automap.cost_graph.family_bounds`. Units: seconds.
+Such a stage has one bound for each kind, as that kind *sees* it: as if all devices of the stage were of this kind, with
+the samples that devices of this kind are given. All of these bounds hold. Units: seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from automap.cost_graph.families import Family
 from automap.cost_graph.paths import Path
 from automap.cost_graph.stage_bounds import Level, StageBounds
 from automap.cost_graph.stage_layouts import Layouts, StageClass, best_links
-from automap.cost_graph.unlike_stages import Standing
+from automap.cost_graph.unlike_stages import RankBounds
 from automap.price.lowered_plan import spread
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace
@@ -26,28 +26,34 @@ STEPS = (
     (Level.TOGETHER, Level.UNDECIDED),
     (Level.TOGETHER, Level.TOGETHER),
 )
-"""Levels of stages of one kind of devices and of several kinds, in the order in which layouts are bounded: the latter
-are many."""
+"""(Level for stages of one kind of devices, level for stages of several kinds) of each step in which layouts are
+bounded. Stages of several kinds are many, so their sharper levels come last."""
 
 
 class MixedStages(StageBounds):
-    """What units take on the stages of a space, seen by each kind of their devices."""
+    """Bounds of the stages of a space, as each kind of their devices sees them."""
 
     def __init__(self, space: PlanSpace) -> None:
         super().__init__(space)
         self._ways: dict[tuple[StageClass, int], dict[tuple[int, ...], list[list[int]]]] = {}
         self._layouts = Layouts(space)
 
-    def _row_views(self, row: int, family: Family, trips: Sequence[Path], level: Level) -> list[Standing]:
-        """What units take on a stage of equal size as each kind of its devices sees it."""
+    def _row_views(self, row: int, family: Family, trips: Sequence[Path], level: Level) -> list[RankBounds]:
+        """Bounds of a stage of the usual size, as each kind of its devices sees it."""
         shape, found = family.shapes[0], []
         for seen, samples in self._seen(row, shape, family.way):
             stage = self._stage(seen, shape, samples)
-            found.append(self._standing_on(stage, self._room(seen, shape), family, trips, level))
+            found.append(self._rank_bounds(stage, self._room(seen, shape), family, trips, level))
         return found
 
     def _seen(self, row: int, shape: Shape, way: int) -> list[tuple[int, int]]:
-        """Rows of a stage as its kinds of devices see it, and the samples with which each is priced."""
+        """(Stage as a kind of its devices sees it, samples with which it is priced) for each kind.
+
+        Args:
+            row: number of the stage.
+            shape: shape of the plans.
+            way: number of the way to share out samples.
+        """
         arrays = self.space.arrays
         number = int(arrays.mixed[row])
         count = self.space.meshes.micro_batches.index(shape.num_micro_batches)
@@ -67,8 +73,8 @@ class MixedStages(StageBounds):
         """The samples of each kind of devices on the stages of a class under each way to share them out.
 
         Returns:
-            For the samples that each kind is priced with, for each kind the stages as if all of their devices were of
-            it. Of one kind without a way: the stages.
+            Samples of each kind -> for each kind, the stages as this kind sees them. A class with one kind of devices
+            has one entry, with the stages as they are.
         """
         shape = family.shapes[0]
         key = (of, shape.num_micro_batches)
@@ -99,12 +105,15 @@ class MixedStages(StageBounds):
         family: Family,
         trips: Sequence[Path],
         levels: tuple[Level, Level],
-    ) -> list[Standing]:
-        """What units take on the stages of a class as each kind of devices sees it, with the best links.
+    ) -> list[RankBounds]:
+        """Bounds of all stages of a class, as each kind of devices sees them, with the best links of the class.
 
         Args:
-            samples: what each kind is priced with; empty: any way to share out the samples.
-            levels: of stages of one kind of devices and of several.
+            of: the class.
+            samples: samples of each kind; empty: the bound holds for any way to share them out.
+            family: the plans.
+            trips: paths through all ranks.
+            levels: levels of costs for stages of one kind of devices, and for stages of several kinds.
         """
         shape, arrays, shared = family.shapes[0], self.space.arrays, self._shared(of, family)
         if not samples and len(shared) > 1:
@@ -114,14 +123,14 @@ class MixedStages(StageBounds):
         for rows, count in zip(shared[samples], samples, strict=True):
             stage = self._stage(rows[0], shape, count)._replace(links=best_links(arrays.links[rows]))
             room = max(self._room(row, shape) for row in rows)
-            found.append(self._standing_on(stage, room, family, trips, levels[len(shared) > 1]))
+            found.append(self._rank_bounds(stage, room, family, trips, levels[len(shared) > 1]))
         return found
 
-    def _any_way(self, of: StageClass, family: Family, trips: Sequence[Path]) -> Standing:
-        """What units take on the stages of a class at least, however samples are shared out.
+    def _any_way(self, of: StageClass, family: Family, trips: Sequence[Path]) -> RankBounds:
+        """Bounds of all stages of a class for any way to share out samples: the least over the ways.
 
-        A kind weighs as much as it is fast, so that seconds in the mean of the kinds differ little between the ways:
-        what one kind has less of, the others have more of.
+        For each way, the bounds of the kinds are averaged, and a kind weighs as much as it is fast. These means differ
+        little between the ways: if one kind has fewer samples, the others have more.
         """
         shared, arrays = self._shared(of, family), self.space.arrays
         found = [self._views(of, samples, family, trips, STEPS[0]) for samples in shared]
@@ -132,4 +141,4 @@ class MixedStages(StageBounds):
             if len(some) > 1
         ]
         weights = np.mean(rates, axis=0) * number[: len(rates[0])]
-        return Standing.least([Standing.mixed(some, weights if len(some) > 1 else None) for some in found])
+        return RankBounds.least([RankBounds.mixed(some, weights if len(some) > 1 else None) for some in found])

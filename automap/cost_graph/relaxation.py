@@ -1,7 +1,7 @@
-"""Relaxation: what all units of a model take at least on a stage, as the least of one cost graph.
+"""Relaxation: a lower bound on the time of all units of a model on a stage, as the minimum of one cost graph.
 
-The cost graph (`automap.cost_graph.open_costs`) gives the costs of units as sums over linkage groups. A step is no such
-sum; here it is replaced by one that it is not below:
+The cost graph (`automap.cost_graph.open_costs`) gives the costs of units as sums over linkage groups. The time of a
+step is no such sum. It is replaced by a sum that it is never below:
 
 - A rank's passes, gradients and update have weights (`automap.cost_graph.paths`).
 - A pass takes (device^p + host^p)^(1/p) seconds, which is at least any of its tangents.
@@ -11,8 +11,8 @@ sum; here it is replaced by one that it is not below:
 - Memory has a price (Lagrange): each unit is recomputed as is best at that price. What it saves, and what recomputing
   takes, are those with every signature undecided.
 
-Every choice of tangents and lines is a lower bound; the ones at the best assignment of the graph so far are tried in
-turn. The least of the graph is bounded by message passing. Units: seconds, bytes, elements.
+Every choice of tangents and lines gives a lower bound. The tangents and lines at the best assignment found so far are
+tried, one after the other. The minimum of the graph is bounded by message passing. Units: seconds, bytes, elements.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ NEAR = 1e-3
 
 
 PRICE_OF_STATE = 0.5
-"""Price of the state of all units where types are bounded by themselves, in the seconds of all units (assumed): what
-saves memory at less than that is told apart from what is fast."""
+"""Price of the state of all units where types are bounded by themselves, as a multiple of the seconds of all units
+(assumed): signatures that save memory for less than this are told apart from the fastest ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,7 +141,7 @@ class Relaxation:
         self.picked: tuple[int, ...] = (0,) * len(costs.values)
 
     def bound(self, target_s: float) -> float:
-        """Weighted seconds of all units, at least; not raised beyond `target_s`."""
+        """A lower bound on the weighted seconds of all units; work ends when it reaches `target_s`."""
         lines, best, before = self._first_lines(), -np.inf, list[tuple[int, ...]]()
         for _ in range(ROUNDS):
             best = max(best, self._least(lines, target_s))
@@ -152,10 +152,11 @@ class Relaxation:
         return self._with_memory(best, target_s) if best < target_s else best
 
     def _with_memory(self, without_s: float, target_s: float) -> float:
-        """The same where memory has a price: seconds of all units and of what they need too much of it, at least.
+        """The same bound with a price on the memory that the units need beyond the room (Lagrange).
 
-        The bound is concave in the price; its slope is what is short of room at the best assignment. The next price is
-        where the tangents at the dearest price that leaves too little and the cheapest one that leaves enough meet.
+        The bound is a concave function of the price. Its slope is the shortage of memory at the best assignment. The
+        next price is where two tangents meet: that at the highest price with a shortage, and that at the lowest price
+        without one.
 
         Args:
             without_s: the bound without memory, at whose lines and assignment the prices begin.
@@ -182,7 +183,8 @@ class Relaxation:
         return best
 
     def _shortage(self) -> float:
-        """Bytes that the best assignment and modes at the price of memory need beyond the room."""
+        """Bytes that the best assignment needs beyond the room, with the best recompute modes at this price of
+        memory."""
         each = (self._costs.unit_costs(self.picked) * self._state_bytes()).sum(axis=1)
         each += self._saved_bytes(self._lines_at(self.picked))
         return float(self._costs.times @ each) - self._room
@@ -223,7 +225,7 @@ class Relaxation:
     # -- types by themselves --------------------------------------------------------------------------------------
 
     def undecided(self) -> Undecided:
-        """What all units of each type take at least; of a graph without nodes, whose tangents no path changes."""
+        """Lower bounds for all units of each type with every signature undecided; the graph has no nodes then."""
         assert not self._costs.values
         lines, before, found = self._first_lines(), self._path, []
         for number in range(3):
@@ -234,10 +236,10 @@ class Relaxation:
         return Undecided(forward_s=found[0], backward_s=found[1], gradients_s=found[2], state_bytes=state_bytes)
 
     def of_types(self, plenty: float, picked: Sequence[int] | None = None) -> OfTypes:
-        """What all units of each type take by themselves, at least.
+        """Lower bounds for all units of each type by themselves.
 
         Args:
-            plenty: bytes of the state of all units for which memory is not short, whatever they save.
+            plenty: memory is not short if the state of all units takes no more bytes than this, whatever they save.
             picked: an assignment that is about the best one; None: none is known.
         """
         lines, floor_s = self._first_lines(), np.zeros(self._costs.modes.shape[1::-1])
@@ -359,10 +361,10 @@ class Relaxation:
         return self._lines_of(self._costs.unit_costs(picked))
 
     def _lines_among(self, found: Sequence[tuple[int, ...]]) -> Lines:
-        """The lines at the last one of some assignments, or amid them if they go to and fro.
+        """The lines at the last assignment, or at the mean of all if the last one has occurred before.
 
-        They do where another assignment is best at the tangents of each, as the device is slower in one and the host in
-        the other; tangents at the mean of their costs come to rest (fictitious play, Brown 1951).
+        Assignments may alternate: the device is slower in one and the host in the other, and each is the best at the
+        tangents of the other. Tangents at the mean of their costs converge (fictitious play, Brown 1951).
         """
         if found[-1] not in found[:-1]:
             return self._lines_at(found[-1])

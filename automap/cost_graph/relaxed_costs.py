@@ -1,4 +1,4 @@
-"""What a relaxation is told of memory, and what it says of the units of a model. Units: seconds, bytes."""
+"""Inputs and results of a relaxation: memory and state, and lower bounds of units. Units: seconds, bytes."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from automap.cost_graph.paths import Path
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OfTypes:
-    """What all units of each type take by themselves, at least, in each legal recompute mode."""
+    """Lower bounds for all units of each type by themselves, in each legal recompute mode."""
 
     fast_s: Floats
     """[modes, types] weighted seconds."""
     priced_s: Floats
-    """[modes, types] weighted seconds, and the price of parameters, gradients and moments."""
+    """[modes, types] weighted seconds, plus the price of the state: parameters, gradients and moments."""
     price_s: float
-    """Seconds that a byte of these costs there; 0: nothing."""
+    """Price of a byte of state in `priced_s`, in seconds; 0: state has no price."""
     least_bytes: Floats
-    """[types] bytes of these; 0 where memory is not short."""
+    """[types] least bytes of state; 0 where memory is not short."""
     picked: tuple[int, ...]
     """The best assignment."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Undecided:
-    """What all units of each type take by themselves, at least, with every signature undecided."""
+    """Lower bounds for all units of each type by themselves, with every signature undecided."""
 
     forward_s: Floats
     """[modes, types] seconds of a forward pass of one micro-batch."""

@@ -1,6 +1,6 @@
-"""What the stages of a family of plans cost, at least: the units on one stage, exchanges, and memory.
+"""Lower bounds on what the stages of a family of plans cost: the units on one stage, exchanges, and memory.
 
-`automap.cost_graph.family_bounds` puts it together to bounds of whole plans. Units: seconds, bytes.
+`automap.cost_graph.family_bounds` makes bounds of whole plans of them. Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from automap.cost_graph.open_costs import OpenCosts
 from automap.cost_graph.paths import Path, exchanged_s, held, path_trips, sends_on
 from automap.cost_graph.relaxation import BOUNDARY_BYTES, SAVED_BYTES, Relaxation
 from automap.cost_graph.relaxed_costs import OfTypes, State, Undecided
-from automap.cost_graph.unlike_stages import Standing
+from automap.cost_graph.unlike_stages import RankBounds
 from automap.price.kernels.memory import makes_gradients
 from automap.price.kernels.stage_records import Stage
 from automap.price.lowered_plan import spread
@@ -27,14 +27,14 @@ from automap.space.space import PlanSpace
 
 
 class Level(enum.Enum):
-    """How sharply the costs on a stage are known, ascending from what is known soonest."""
+    """How sharply the costs on a stage are bounded, from the quickest bound to the sharpest one."""
 
     UNDECIDED = enum.auto()
     """Every signature is undecided."""
     ALONE = enum.auto()
-    """Groups have signatures, between which no conversions count."""
+    """Groups have signatures, and conversions between groups cost nothing."""
     TOGETHER = enum.auto()
-    """All that counts."""
+    """Groups have signatures, and conversions between them count."""
 
 
 MOST_COSTS = {Level.UNDECIDED: 8192, Level.ALONE: 1024, Level.TOGETHER: 256}
@@ -42,7 +42,7 @@ MOST_COSTS = {Level.UNDECIDED: 8192, Level.ALONE: 1024, Level.TOGETHER: 256}
 
 
 class StageBounds:
-    """What stages of a space cost, at least; costs are kept, as families share stages."""
+    """Lower bounds on what stages of a space cost; they are kept, because families share stages."""
 
     def __init__(self, space: PlanSpace) -> None:
         self.space = space
@@ -53,8 +53,10 @@ class StageBounds:
 
     # -- units on one stage ---------------------------------------------------------------------------------------
 
-    def _standing_on(self, stage: Stage, room: float, family: Family, trips: Sequence[Path], level: Level) -> Standing:
-        """What units take on a rank with a stage, alone and on some paths through all ranks."""
+    def _rank_bounds(
+        self, stage: Stage, room: float, family: Family, trips: Sequence[Path], level: Level
+    ) -> RankBounds:
+        """Bounds of a rank with a stage: for all micro-batches, and on some paths through all ranks."""
         shape, costs = family.shapes[0], self._costs_on(stage, level)
         opened = max(each.num_chunks for each in family.shapes) - 1
         count = float(shape.num_micro_batches)
@@ -64,7 +66,7 @@ class StageBounds:
         if level is Level.UNDECIDED:
             undecided = self._undecided_on(stage, family)
             found_s = [undecided.on(path) for path in (busy, *trips)]
-            return Standing.undecided(found_s, undecided.state_bytes, saved_bytes, room=room, crossing=crossing)
+            return RankBounds.undecided(found_s, undecided.state_bytes, saved_bytes, room=room, crossing=crossing)
         plenty = room - max(*self._held(family), shape.pp) * float(saved_bytes.max(axis=0).sum())
         found: list[OfTypes] = []
         for number, path in enumerate((busy, *trips)):
@@ -76,10 +78,10 @@ class StageBounds:
                 relaxation = Relaxation(self.space, costs, path, state, num_opened=opened)
                 self._of_types[key] = relaxation.of_types(enough, found[0].picked if found else None)
             found.append(self._of_types[key])
-        return Standing.of(found, saved_bytes, room=room, crossing=crossing)
+        return RankBounds.of(found, saved_bytes, room=room, crossing=crossing)
 
     def _undecided_on(self, stage: Stage, family: Family) -> Undecided:
-        """What units take at least on a stage with every signature undecided."""
+        """Bounds of units on a stage with every signature undecided."""
         state = self._state_of(family)
         key = (*_key(stage), state)
         if key not in self._undecided:
@@ -91,12 +93,12 @@ class StageBounds:
         return self._undecided[key]
 
     def _crossing(self, costs: OpenCosts) -> Floats:
-        """[units - 1] bytes that cross at least from one stage to the next if it ends behind each unit."""
+        """[units - 1] least bytes that are sent from one stage to the next if the pipeline is cut behind each unit."""
         found: Floats = costs.bases[self.space.arrays.units[:-1], BOUNDARY_BYTES]
         return found
 
     def _bound(self, ranks: int) -> Floats:
-        """[ranks, types] share of each type that stands on each rank at least."""
+        """[ranks, types] see `Spreads.bound`."""
         ends = self._ends()
         found = np.zeros((ranks, ends.shape[1]))
         for rank, share in zip((0, -1), ends, strict=True):
@@ -104,7 +106,7 @@ class StageBounds:
         return found
 
     def _ends(self) -> Floats:
-        """[2, types] share of each type that the first unit is, and the last one."""
+        """[2, types] the first unit, and the last one, as a share of all units of its type; 0 for other types."""
         units = self.space.arrays.units
         shares: Floats = np.eye(int(units.max()) + 1)[units[[0, -1]]] / np.bincount(units)
         return shares
@@ -112,7 +114,7 @@ class StageBounds:
     # -- besides units --------------------------------------------------------------------------------------------
 
     def _besides_trips_s(
-        self, family: Family, views: Sequence[Sequence[Standing]], rates: Sequence[float]
+        self, family: Family, views: Sequence[Sequence[RankBounds]], rates: Sequence[float]
     ) -> list[float]:
         """[ranks] seconds that a path which ends on each rank takes besides units."""
         shape, settings = family.shapes[0], self.space.evaluator.settings(0)
@@ -126,14 +128,14 @@ class StageBounds:
             for last in range(shape.pp)
         ]
 
-    def _besides_s(self, family: Family, views: Sequence[Sequence[Standing]], rates: Sequence[float]) -> list[float]:
+    def _besides_s(self, family: Family, views: Sequence[Sequence[RankBounds]], rates: Sequence[float]) -> list[float]:
         """[ranks] seconds that each rank takes besides its units."""
         settings, count = self.space.evaluator.settings(0), float(family.shapes[0].num_micro_batches)
         exchanged = self._exchanged_on_s(family, views, rates)
         return [float(settings.step_s) + count * (float(settings.micro_batch_s) + each) for each in exchanged]
 
     def _exchanged_on_s(
-        self, family: Family, views: Sequence[Sequence[Standing]], rates: Sequence[float]
+        self, family: Family, views: Sequence[Sequence[RankBounds]], rates: Sequence[float]
     ) -> list[float]:
         """[ranks] seconds of exchanges of a micro-batch, at least."""
         if len(views) == 1:

@@ -1,8 +1,8 @@
 """Unlike stages: the fastest spread of a model's units over ranks that differ, as a linear program.
 
-Each type of units takes so long at least on each rank, and so much memory, in each of several ways. Neither the order
-of the units nor their being whole counts: the program says what no pipeline over these ranks goes below. Units:
-seconds, bytes.
+For each type of units and each rank, lower bounds on time and memory are given. The program may divide units into
+fractions and ignores their order. Its optimum is therefore a lower bound on the step time of every pipeline over these
+ranks. Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -18,33 +18,39 @@ from automap.cost_graph.spread_program import SpreadProgram
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
-    """What the units of a model take at least on one rank."""
+class RankBounds:
+    """Lower bounds on the time and the memory of a model's units on one rank.
+
+    A *way* is a recompute mode together with one of two bounds on the state (parameters, gradients and moments): that
+    of the fastest signatures, or the least possible one.
+    """
 
     busy_s: Floats
-    """[ways, types] seconds of all micro-batches, of the gradients and of the update, of all units of a type together.
-    A way is a recompute mode, once with the state of what is fastest and once with the least state."""
+    """[ways, types] seconds of all units of a type for all micro-batches, the gradients and the update."""
     trip_s: Floats
-    """[paths, ways, types] seconds of passes on paths through all ranks."""
+    """[paths, ways, types] seconds of all units of a type on paths through all ranks."""
     state_bytes: Floats
     """[ways, types] bytes of parameters, gradients and moments."""
     saved_bytes: Floats
     """[ways, types] bytes that are saved for the backward pass of one micro-batch."""
     room: float
-    """Bytes that both may take on the rank."""
+    """Bytes that state and saved tensors may take on the rank."""
     crossing: Floats
-    """[units - 1] bytes that cross to the next rank behind each unit."""
+    """[units - 1] bytes that are sent to the next rank if the pipeline is cut behind each unit."""
 
     @staticmethod
-    def of(found: Sequence[OfTypes], saved_bytes: Floats, *, room: float, crossing: Floats) -> Standing:
-        """From what units take in all micro-batches and then on each path.
+    def of(found: Sequence[OfTypes], saved_bytes: Floats, *, room: float, crossing: Floats) -> RankBounds:
+        """The bounds of a rank from those of relaxations.
 
-        With t the seconds and s the state of a type: t is at least that of what is fastest, and so is t + price * s at
-        least what was found with the price. The two ways are the corners of the two lines; where all seconds share one
-        state, the first corner has the least of theirs.
+        Two lines bound the seconds t and the state s of a type from below: t >= fast_s, and t + price * s >= priced_s.
+        The two ways of a mode are the corners of this region: the fastest one, and the one with the least state. All
+        paths share one state, so the first corner takes the least state of all paths.
 
         Args:
-            saved_bytes: [modes, types].
+            found: what the types take in all micro-batches, and then on each path.
+            saved_bytes: [modes, types] bytes that all units of a type save for one micro-batch.
+            room: see `RankBounds.room`.
+            crossing: see `RankBounds.crossing`.
         """
         least = found[0].least_bytes
         mosts = [(one.priced_s - one.fast_s) / one.price_s for one in found if one.price_s > 0.0]
@@ -52,7 +58,7 @@ class Standing:
         lean = [np.maximum(one.fast_s, one.priced_s - one.price_s * least) for one in found]
         busy_s, *trip_s = (np.concatenate([one.fast_s, slow_s]) for one, slow_s in zip(found, lean, strict=True))
         each = len(saved_bytes)
-        return Standing(
+        return RankBounds(
             busy_s=busy_s,
             trip_s=np.array(trip_s).reshape(len(trip_s), *busy_s.shape),
             state_bytes=np.concatenate([np.tile(most, (each, 1)), np.tile(least, (each, 1))]),
@@ -64,16 +70,18 @@ class Standing:
     @staticmethod
     def undecided(
         seconds: Sequence[Floats], state_bytes: Floats, saved_bytes: Floats, *, room: float, crossing: Floats
-    ) -> Standing:
-        """From what units take with every signature undecided, in all micro-batches and then on each path.
+    ) -> RankBounds:
+        """The bounds of a rank where every signature is undecided; both ways of a mode are then the same.
 
         Args:
-            seconds: each [modes, types].
-            state_bytes: [types].
-            saved_bytes: [modes, types].
+            seconds: [modes, types] seconds in all micro-batches, and then on each path.
+            state_bytes: [types] bytes of parameters, gradients and moments.
+            saved_bytes: [modes, types] bytes that all units of a type save for one micro-batch.
+            room: see `RankBounds.room`.
+            crossing: see `RankBounds.crossing`.
         """
         twice = np.array([np.concatenate([some, some]) for some in seconds])
-        return Standing(
+        return RankBounds(
             busy_s=twice[0],
             trip_s=twice[1:],
             state_bytes=np.tile(state_bytes, (len(twice[0]), 1)),
@@ -83,25 +91,28 @@ class Standing:
         )
 
     @staticmethod
-    def mixed(some: Sequence[Standing], weights: Floats | None = None) -> Standing:
-        """As several kinds of devices of one rank see it, each of which holds: seconds in a mean of them.
+    def mixed(some: Sequence[RankBounds], weights: Floats | None = None) -> RankBounds:
+        """One bound from those of several kinds of devices of one rank: the mean of the seconds, the least of the rest.
+
+        A rank is as slow as its slowest kind, so each bound holds, and so does any mean of them.
 
         Args:
-            weights: [kinds] of the mean; None: each weighs as much as it is fast, so that the mean differs little
-                between types of units.
+            some: the bounds of each kind.
+            weights: [kinds] weights of the mean; None: each kind weighs as much as it is fast, so that the mean differs
+                little between types of units.
         """
         if weights is None:
             weights = np.array([1.0 / max(float(one.busy_s.min(axis=0).sum()), 1e-30) for one in some])
         return replace(
-            Standing.least(some),
+            RankBounds.least(some),
             busy_s=np.average([one.busy_s for one in some], axis=0, weights=weights),
             trip_s=np.average([one.trip_s for one in some], axis=0, weights=weights),
         )
 
     @staticmethod
-    def least(some: Sequence[Standing]) -> Standing:
-        """The least of each, and the most room."""
-        return Standing(
+    def least(some: Sequence[RankBounds]) -> RankBounds:
+        """A bound that is below all of some: the least of each number, and the most room."""
+        return RankBounds(
             busy_s=np.min([one.busy_s for one in some], axis=0),
             trip_s=np.min([one.trip_s for one in some], axis=0),
             state_bytes=np.min([one.state_bytes for one in some], axis=0),
@@ -111,23 +122,23 @@ class Standing:
         )
 
     def used_bytes(self, held: int) -> Floats:
-        """[ways, types] bytes of all units of a type where so many micro-batches are held."""
+        """[ways, types] bytes of all units of a type while `held` micro-batches are in flight."""
         found: Floats = self.state_bytes + held * self.saved_bytes
         return found
 
     def may_be_short(self, held: int, share: float = 1.0) -> bool:
-        """Whether a share of all units may need more than the room if each is the fastest."""
+        """Whether a share of all units may need more than the room if each unit runs in its fastest way."""
         fastest = self.busy_s.argmin(axis=0)
         used = self.used_bytes(held)[fastest, np.arange(len(fastest))]
         return bool(share * used.sum() > self.room)
 
 
 def quick_spreads(busy_s: Floats, besides_s: Floats) -> Floats:
-    """[spreads] seconds that no spread is faster than, where each rank weighs as much as it is fast.
+    """[spreads] lower bounds of spreads by fixed weights: each rank weighs as much as it is fast.
 
     Args:
-        busy_s: [spreads, ranks, types] seconds of all units of a type on each rank, see `Standing.busy_s`.
-        besides_s: [spreads, ranks] seconds that each rank takes besides.
+        busy_s: [spreads, ranks, types] seconds of all units of a type on each rank, see `RankBounds.busy_s`.
+        besides_s: [spreads, ranks] seconds that each rank takes besides its units.
     """
     weight = 1.0 / np.maximum(busy_s.sum(axis=2), 1e-30)
     weight /= weight.sum(axis=1, keepdims=True)
@@ -137,30 +148,32 @@ def quick_spreads(busy_s: Floats, besides_s: Floats) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """What each row of the program of a spread weighs. Any weights give a bound, for any spread."""
+    """Weights of the rows of a spread's linear program (its dual variables). Any weights give a lower bound of any
+    spread."""
 
     busy: Floats
-    """[ranks] of the seconds that each rank works."""
+    """[ranks] weights of the rows that say how long each rank works."""
     paths: Floats
-    """[ranks] of the path that ends on each rank; with `busy` they add up to 1."""
+    """[ranks] weights of the rows of the paths that end on each rank; with `busy` they add up to 1."""
     shares_s: Floats
-    """[ranks, types] seconds that a share of units which a rank has anyhow weighs."""
+    """[ranks, types] weights, in seconds, of the rows for the share of each type that a rank must have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spreads:
-    """Many spreads over equally many ranks, each of which one standing stands for; see `fastest_spread`."""
+    """Many spreads over equally many ranks, with one `RankBounds` for each rank; see `fastest_spread`."""
 
     busy_s: Floats
-    """[spreads, ranks, types] seconds of all units of a type on each rank, see `Standing.busy_s`."""
+    """[spreads, ranks, types] seconds of all units of a type on each rank, see `RankBounds.busy_s`."""
     besides_s: Floats
-    """[spreads, ranks] seconds that each rank takes besides."""
+    """[spreads, ranks] seconds that each rank takes besides its units."""
     trip_s: Floats
-    """[spreads, ranks, paths, types] seconds of all units of a type on each path; without paths, of none."""
+    """[spreads, ranks, paths, types] seconds of all units of a type on each path; `paths` may be 0."""
     besides_trip_s: Floats
-    """[spreads, ranks or none] seconds that the path which ends on each rank takes besides."""
+    """[spreads, ranks] seconds that the path which ends on each rank takes besides units; without paths, [spreads,
+    0]."""
     bound: Floats
-    """[ranks, types] share of each type that stands on each rank at least."""
+    """[ranks, types] least share of each type on each rank: the first and the last unit have a fixed place."""
 
     def some(self, at: Ints) -> Spreads:
         """Some of the spreads."""
@@ -173,7 +186,7 @@ class Spreads:
         )
 
     def bounds(self, weights: Weights) -> Floats:
-        """[spreads] seconds that no spread is faster than, by some weights."""
+        """[spreads] lower bounds of all spreads by the given weights."""
         ranks = np.arange(self.busy_s.shape[1])
         each = weights.busy[:, None] * self.busy_s - weights.shares_s
         found: Floats = self.besides_s @ weights.busy + (weights.shares_s * self.bound).sum()
@@ -184,7 +197,7 @@ class Spreads:
         return found
 
     def quick(self) -> Floats:
-        """[spreads] where each rank weighs as much as it is fast, or all paths weigh the same."""
+        """[spreads] lower bounds by fixed weights: those of `quick_spreads`, or the same for all paths."""
         found = quick_spreads(self.busy_s, self.besides_s)
         ranks, types = self.bound.shape
         if not self.besides_trip_s.shape[1]:
@@ -194,23 +207,23 @@ class Spreads:
 
 
 def fastest_spread(
-    views: Sequence[Sequence[Standing]],
+    views: Sequence[Sequence[RankBounds]],
     busy_s: Sequence[float],
     trip_s: Sequence[float],
     held: Sequence[int],
     bound: Floats | None = None,
 ) -> tuple[float, Weights]:
-    """Seconds of the fastest spread, and the weights that say so.
+    """Seconds of the fastest spread, and the weights that prove that no spread is faster.
 
-    A path that ends on a rank has the passes of each rank before it without its last backward pass, its own ones with
-    the gradients, and those of the ranks behind it: the first, second and third path of `Standing.trip_s`.
+    A path that ends on rank r runs through all ranks. On the ranks before r it has the passes of `RankBounds.trip_s[0]`
+    (without the last backward pass), on r those of `trip_s[1]` (with the gradients), and behind r those of `trip_s[2]`.
 
     Args:
-        views: for each rank, what units take there in each of several views, all of which hold.
-        busy_s: [ranks] seconds that each rank takes besides.
-        trip_s: [ranks] seconds that a path through all ranks which ends there takes besides; none if no path counts.
+        views: for each rank, its bounds as each kind of its devices sees them; all of them hold.
+        busy_s: [ranks] seconds that each rank takes besides its units.
+        trip_s: [ranks] seconds that the path which ends on each rank takes besides units; empty if no path counts.
         held: [ranks] micro-batches for which each rank keeps what it saves.
-        bound: [ranks, types] share of each type that stands on each rank at least.
+        bound: see `Spreads.bound`; None: no rank must have any unit.
     """
     is_short = [[view.may_be_short(count) for view in some] for some, count in zip(views, held, strict=True)]
     keeps_ways = any(map(any, is_short))

@@ -27,7 +27,7 @@ import numpy as np
 
 from automap.arrays import Floats, Ints
 from automap.cost_graph.spread_program import SpreadProgram
-from automap.cost_graph.unlike_stages import Standing
+from automap.cost_graph.unlike_stages import RankBounds
 from automap.price.kernels.pipeline import run_program
 from automap.schedule import A_BEFORE, A_CHUNK, A_RANK, A_WORD, FORWARD, INTERLEAVED, arrange
 
@@ -45,9 +45,9 @@ RISE = 3e-4
 class Interleaving:
     """An interleaved pipeline, and what its units take at least."""
 
-    standings: Sequence[Standing]
-    """[ranks] on each rank; the paths are a forward and a backward pass of one micro-batch, the same with the
-    gradients, a forward pass and a backward pass."""
+    rank_bounds: Sequence[RankBounds]
+    """[ranks] bounds of each rank. Their paths are: a forward and a backward pass of one micro-batch; the same with the
+    gradients; a forward pass; a backward pass."""
     times: Floats
     """[types] number of units of each type."""
     ends: Floats
@@ -66,7 +66,7 @@ class Interleaving:
     @property
     def ranks(self) -> int:
         """Pipeline ranks."""
-        return len(self.standings)
+        return len(self.rank_bounds)
 
 
 def groups(ranks: int, virtual: int) -> list[int]:
@@ -100,9 +100,9 @@ def paths(sizes: Sequence[int], ranks: int, num_micro_batches: int) -> Iterator[
 def fastest_interleaving(of: Interleaving, target_s: float) -> float:
     """Seconds of the fastest spread of units over the chunks; paths are generated until it reaches `target_s`."""
     sizes = groups(of.ranks, of.virtual)
-    is_short = any(standing.may_be_short(max(of.ranks, *of.held)) for standing in of.standings)
-    of_ranks = [np.array([one.busy_s for one in of.standings])]
-    of_ranks += [np.array([one.trip_s[path] for one in of.standings]) for path in range(4)]
+    is_short = any(of_rank.may_be_short(max(of.ranks, *of.held)) for of_rank in of.rank_bounds)
+    of_ranks = [np.array([one.busy_s for one in of.rank_bounds])]
+    of_ranks += [np.array([one.trip_s[path] for one in of.rank_bounds]) for path in range(4)]
     # Of each rank [ways, types], one way where memory is not short.
     busy_s, *passes_s = (some if is_short else some.min(axis=1, keepdims=True) for some in of_ranks)
     both_s, ended_s, forward_s, _ = passes_s
@@ -126,9 +126,9 @@ def fastest_interleaving(of: Interleaving, target_s: float) -> float:
             program.add_room(row, -float(size))
         if is_short:
             row = nothing.copy()
-            row[:-1, rank] = of.standings[rank].used_bytes(of.ranks)
-            row[-1, rank] = of.standings[rank].used_bytes(of.held[rank])
-            program.add_room(row, of.standings[rank].room)
+            row[:-1, rank] = of.rank_bounds[rank].used_bytes(of.ranks)
+            row[-1, rank] = of.rank_bounds[rank].used_bytes(of.held[rank])
+            program.add_room(row, of.rank_bounds[rank].room)
     for often in paths(sizes, of.ranks, of.num_micro_batches):
         row = often[..., None, None] * both_s
         # The path ends on rank 0, whose gradients come behind it.
@@ -157,7 +157,7 @@ def _longer_paths(
 
     Args:
         sizes: chunks of each group.
-        passes_s: [4, ranks, ways, types] see `Interleaving.standings`.
+        passes_s: [4, ranks, ways, types] see `Interleaving.rank_bounds`.
         shares: [groups, ranks, ways, types] share of the units of each type that stand in each group of chunks.
 
     Yields:

@@ -1,12 +1,13 @@
-"""Whole units: what the rank that works longest takes at least, as no unit is divided among ranks.
+"""Whole units: a lower bound on the time of the rank that works longest, where units are not divided among ranks.
 
-A linear program spreads units in fractions: 33 units over 8 ranks are 4.125 for each of them, but one rank has 5. Here
-units of the repeated types are counted. A rank takes what its units take, and where memory is short, each unit has the
-recompute mode that is best at a price of memory, less the price of all room: that is a lower bound at any price
-(Lagrange). Seconds are too few if not all units find a place in them. The order of units does not count.
+The linear program of a spread divides units: 33 units over 8 ranks are 4.125 for each rank, but in a real plan some
+rank has 5. Here the units of the repeated types are counted. For a given number of seconds, it is found how many units
+each rank has time for; if not all units have a place, a step takes longer. Where memory is short, bytes have a price
+(Lagrange): each unit has the recompute mode that is best at this price, and the price of the room is taken off. This is
+a lower bound at any price. The order of the units does not count.
 
-Where each rank has one run of units, the best cuts are found exactly instead (`Cuts`), with what crosses at each
-of them. Units: seconds, bytes.
+Where each rank has one run of units, the best cuts are found exactly (`Cuts`), with what is sent at each cut. Units:
+seconds, bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from automap.arrays import Floats, Ints
-from automap.cost_graph.unlike_stages import Standing
+from automap.cost_graph.unlike_stages import RankBounds
 
 MOST_PIPELINES = 100
 """Pipelines whose cuts are found together, which bounds memory."""
@@ -35,7 +36,7 @@ MORE = 1e-3
 class WholeUnits:
     """A pipeline whose ranks hold whole units."""
 
-    standings: Sequence[Standing]
+    rank_bounds: Sequence[RankBounds]
     """[ranks] what units take on each rank."""
     times: Floats
     """[types] number of units of each type."""
@@ -49,14 +50,14 @@ class WholeUnits:
     """[ranks] seconds that each rank takes besides its units."""
 
     def bound(self, known_s: float, target_s: float) -> float:
-        """Seconds that a step takes at least.
+        """A lower bound on the seconds of a step.
 
         Args:
-            known_s: what it takes at least as known so far.
-            target_s: what the bound is not raised beyond.
+            known_s: the bound so far.
+            target_s: a bound that suffices.
         """
         kinds = np.flatnonzero(self.times > 1.0)
-        if len(self.standings) == 1 or not 1 <= len(kinds) <= 2:
+        if len(self.rank_bounds) == 1 or not 1 <= len(kinds) <= 2:
             return known_s
         for price_s in self._prices(kinds.tolist()):
             if known_s >= target_s:
@@ -76,19 +77,19 @@ class WholeUnits:
 
     def _prices(self, kinds: Sequence[int]) -> Iterator[float]:
         """Prices of a byte: none, and those at which another way is the best of a type."""
-        return _prices(self.standings, self.held, kinds, len(self.standings))
+        return _prices(self.rank_bounds, self.held, kinds, len(self.rank_bounds))
 
     def _costs_s(self, price_s: float) -> tuple[Floats, Floats]:
         """[ranks, types] seconds of a unit at least at a price of memory, and [ranks] what the room is worth."""
         found = [
-            (standing.busy_s + price_s * standing.used_bytes(held)).min(axis=0)
-            for standing, held in zip(self.standings, self.held, strict=True)
+            (of_rank.busy_s + price_s * of_rank.used_bytes(held)).min(axis=0)
+            for of_rank, held in zip(self.rank_bounds, self.held, strict=True)
         ]
-        rooms_s = np.array([price_s * standing.room for standing in self.standings])
+        rooms_s = np.array([price_s * of_rank.room for of_rank in self.rank_bounds])
         return np.array(found) / self.times, rooms_s
 
     def _fits(self, seconds: float, kinds: Sequence[int], costs_s: Floats, rooms_s: Floats) -> bool:
-        """Whether all units of the repeated types may find a place."""
+        """Whether the ranks may have room for all units of the repeated types within so many seconds."""
         left_s = seconds - np.array(self.besides_s) + rooms_s
         for rank, kind in zip((0, -1), self.ends, strict=True):
             if kind not in kinds:
@@ -122,7 +123,7 @@ class WholeUnits:
 class Cuts:
     """Pipelines whose ranks have one run of units each."""
 
-    stages: Sequence[Sequence[Standing]]
+    stages: Sequence[Sequence[RankBounds]]
     """For each stage, what units take there in each of several views, all of which hold."""
     units: Ints
     """[units] type of each unit, in order."""
@@ -193,15 +194,17 @@ class Cuts:
         return longest[:, -1]
 
 
-def _prices(standings: Sequence[Standing], held: Sequence[int], kinds: Sequence[int], ranks: int) -> Iterator[float]:
+def _prices(
+    rank_bounds: Sequence[RankBounds], held: Sequence[int], kinds: Sequence[int], ranks: int
+) -> Iterator[float]:
     """Prices of a byte: none, and those at which another way is the best of a type where memory may be short."""
     yield 0.0
     found = set[float]()
-    for standing, count in {id(one): (one, each) for one, each in zip(standings, held, strict=True)}.values():
-        if standing.may_be_short(count, 1.0 / ranks):
-            used = standing.used_bytes(count)
+    for of_rank, count in {id(one): (one, each) for one, each in zip(rank_bounds, held, strict=True)}.values():
+        if of_rank.may_be_short(count, 1.0 / ranks):
+            used = of_rank.used_bytes(count)
             for kind in kinds:
-                slower = standing.busy_s[:, None, kind] - standing.busy_s[None, :, kind]
+                slower = of_rank.busy_s[:, None, kind] - of_rank.busy_s[None, :, kind]
                 less = used[None, :, kind] - used[:, None, kind]
                 trades = (slower > 0.0) & (less > 0.0)
                 found.update((slower[trades] / less[trades]).tolist())

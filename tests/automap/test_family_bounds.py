@@ -16,7 +16,7 @@ from automap.cost_graph.open_costs import OpenCosts
 from automap.cost_graph.relaxation import PARAMETERS
 from automap.cost_graph.stage_bounds import Level, least_crossing
 from automap.cost_graph.stage_layouts import compositions
-from automap.cost_graph.unlike_stages import Spreads, Standing, Weights, fastest_spread
+from automap.cost_graph.unlike_stages import RankBounds, Spreads, Weights, fastest_spread
 from automap.cost_graph.virtual_stages import Interleaving, fastest_interleaving, groups
 from automap.cost_graph.whole_units import Cuts, WholeUnits
 from automap.price.kernels.pipeline import run_program
@@ -238,7 +238,7 @@ def test_compositions_hold_all_sums():
 def on(busy_s, trip_s, *, state=0.0, saved=None, room=1.0):
     """One type of units on a rank, in one mode unless it saves bytes in several."""
     saved = np.zeros((np.size(busy_s), 1)) if saved is None else np.array(saved)[:, None]
-    return Standing(
+    return RankBounds(
         busy_s=np.reshape(busy_s, (-1, 1)).astype(float),
         trip_s=np.reshape(trip_s, (-1, np.size(busy_s), 1)).astype(float),
         state_bytes=np.full((np.size(busy_s), 1), state),
@@ -293,7 +293,7 @@ def test_chunks_on_unlike_ranks():
     def seconds(first_s, second_s, times):
         ranks = [on(8 * each, [each, each, each / 3, 2 * each / 3]) for each in (first_s, second_s)]
         of = Interleaving(
-            standings=ranks,
+            rank_bounds=ranks,
             times=np.array([float(times)]),
             ends=np.array([[1.0 / times], [1.0 / times]]),
             virtual=2,
@@ -342,7 +342,7 @@ def test_no_division_into_chunks_is_faster_than_the_program_with_generated_paths
         saved_bytes=np.zeros((1, 2)),
     )
     of = Interleaving(
-        standings=[standing] * ranks,
+        rank_bounds=[standing] * ranks,
         times=times,
         ends=np.eye(2) / times,
         virtual=virtual,
@@ -374,7 +374,7 @@ def test_groups_hold_all_chunks_and_the_first_and_the_last_are_alone():
 def whole(busy_s, times, ends, *, least=1, room=1e9, saved=None, ranks=3):
     """Ranks that are alike, [ways, types] seconds of all units of a type, which save as much in the first way."""
     busy_s = np.array(busy_s, dtype=float)
-    standing = Standing(
+    standing = RankBounds(
         busy_s=busy_s,
         trip_s=np.zeros((0, *busy_s.shape)),
         state_bytes=np.zeros_like(busy_s),
@@ -383,7 +383,7 @@ def whole(busy_s, times, ends, *, least=1, room=1e9, saved=None, ranks=3):
         crossing=np.zeros(0),
     )
     return WholeUnits(
-        standings=[standing] * ranks,
+        rank_bounds=[standing] * ranks,
         times=np.array(times, dtype=float),
         ends=ends,
         least=least,
@@ -394,7 +394,7 @@ def whole(busy_s, times, ends, *, least=1, room=1e9, saved=None, ranks=3):
 
 def longest_rank(of):
     """Seconds of the rank that works longest in the best of all ways to share out whole units, by trying them."""
-    num_ranks, times = len(of.standings), of.times.astype(int).tolist()
+    num_ranks, times = len(of.rank_bounds), of.times.astype(int).tolist()
     best = np.inf
     shares = [[some for some in itertools.product(range(n + 1), repeat=num_ranks) if sum(some) == n] for n in times]
     for counts in itertools.product(*shares):
@@ -407,7 +407,7 @@ def longest_rank(of):
 
 def seconds_on(of, rank, counts):
     """Seconds of a rank with so many units of each type, each in the best way for which there is room."""
-    standing, found = of.standings[rank], np.inf
+    standing, found = of.rank_bounds[rank], np.inf
     ways = range(len(standing.busy_s))
     for picked in itertools.product(*(itertools.combinations_with_replacement(ways, n) for n in counts)):
         units = [(way, kind) for kind, some in enumerate(picked) for way in some]
@@ -431,12 +431,12 @@ def seconds_on(of, rank, counts):
 def test_whole_units_take_no_less_than_counted(of):
     """Against all ways to share out the units; equal but for halvings where neither memory nor single units matter."""
     best = longest_rank(of)
-    spread_s = float((of.standings[0].busy_s.min(axis=0)).sum()) / len(of.standings)
+    spread_s = float((of.rank_bounds[0].busy_s.min(axis=0)).sum()) / len(of.rank_bounds)
     found = of.bound(spread_s, np.inf)
     assert found <= best * (1.0 + 1e-9)
     assert found > spread_s
     assert of.bound(spread_s, 1.01 * spread_s) <= 1.01 * spread_s * (1.0 + 1e-9)
-    if len(of.standings[0].busy_s) == 1 and of.ends[1] == len(of.times) - 1:
+    if len(of.rank_bounds[0].busy_s) == 1 and of.ends[1] == len(of.times) - 1:
         assert found >= best * 0.99
 
 
@@ -448,7 +448,7 @@ def test_the_best_cuts_are_those_of_all(is_short):
     times = np.bincount(units)
 
     def standing():
-        return Standing(
+        return RankBounds(
             busy_s=np.sort(rng.uniform(1.0, 9.0, (2, 3)), axis=0),
             trip_s=np.zeros((0, 2, 3)),
             state_bytes=np.zeros((2, 3)),
@@ -508,7 +508,7 @@ def test_weights_of_one_spread_bound_all():
         fastest_spread(
             [
                 [
-                    Standing(
+                    RankBounds(
                         busy_s=b[None],
                         trip_s=t[:, None],
                         state_bytes=none,
