@@ -15,8 +15,9 @@ from agents.planners.unit_profile import UnitsInOrder, needs, states
 from automap.arrays import Floats, Ints, Mask
 from automap.price.kernels.array_types import Record
 from automap.price.kernels.collectives import RAMP_UNIT_S
-from automap.price.kernels.records import ALL_REDUCE
+from automap.price.kernels.records import ALL_GATHER, ALL_REDUCE
 from automap.price.kernels.stage_records import Stage
+from automap.price.kernels.step import SPREAD_OVERLAP
 from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.price.stage_layout import StageLayout
 from automap.space.space import PlanSpace
@@ -37,7 +38,7 @@ class SpanCosts:
         crossing_bytes: [units + 1] bytes that a rank sends where a stage begins before each unit.
         saved_bytes: [modes, units] bytes kept from the forward to the backward pass of a micro-batch.
         needed_bytes: [modes, units] bytes that the passes of a unit need besides state and saved activations.
-        reduce_s: span -> seconds of the reduction of gradients that nothing hides.
+        reduce_s: span -> seconds of the reduction of gradients, and of ZeRO's gathers behind it, that nothing hides.
         unit_reduce_s: [units] the same of each unit by itself.
         capacity: bytes that units may use on a device: without what the framework holds, and what nothing uses.
     """
@@ -66,16 +67,44 @@ class SpanCosts:
         self._saved = spans(self.saved_bytes)
         self.needed_bytes: Floats = needs(costs, settings)
         self._costs, self._fastest = costs[0], dict[tuple[int, bool], tuple[Floats, Ints]]()
-        elements = costs["scattered" if zero else "reduced"][0]
-        self.reduce_s: Floats = np.zeros_like(self._saved[0])
-        self.unit_reduce_s: Floats = np.zeros(space.num_units)
-        for axis, size in enumerate(layout.axes.tolist()):
-            sent, link = elements[:, axis] * settings.sent_gradient_bytes, layout.links[axis]
-            self.reduce_s += _all_reduce_s(size, link, spans(sent))
-            self.unit_reduce_s += _all_reduce_s(size, link, sent)
-        hidden = space.problem.trainer.gradient_overlap
-        self.reduce_s = _shown(self.reduce_s, spans(self.backward_s[0]), hidden)
-        self.unit_reduce_s = _shown(self.unit_reduce_s, self.backward_s[0], hidden)
+        gradients = self._costs["scattered" if zero else "reduced"] * float(settings.sent_gradient_bytes)
+        changed = (self._costs["gathered"] - self._costs["gathered_frozen"]) * float(settings.parameter_bytes)
+        self.reduce_s: Floats = self._reduced(spans(gradients.T), spans(changed.T), spans(self.backward_s[0]))
+        self.unit_reduce_s: Floats = self._reduced(gradients.T, changed.T, self.backward_s[0])
+
+    def _reduced(self, gradients: Floats, changed: Floats, backward_s: Floats) -> Floats:
+        """Seconds of reductions of gradients, and of ZeRO's gathers behind the optimizer, that a step waits for, as in
+        the price (`automap.price.kernels.step`): what no trainer hides, and what the backward pass of the last
+        micro-batch is too short for.
+
+        Args:
+            gradients: [axes, ...] bytes that are reduced over each axis; infinite where there is nothing.
+            changed: [axes, ...] bytes of parameters that are gathered over each axis.
+            backward_s: [...] of the backward pass of a micro-batch.
+        """
+        zero, last = int(self._settings.zero_stage), len(self.layout.axes) - 1
+        sync, spread = np.zeros_like(backward_s), np.zeros_like(backward_s)
+        for axis, (size, link) in enumerate(zip(self.layout.axes.tolist(), self.layout.links, strict=True)):
+            sent, rates = (size - 1.0) / size, link["bytes_per_s"]
+            if size > 1.0:
+                whole = _ring_s(link, ALL_REDUCE, 2.0 * sent * gradients[axis] / rates[ALL_REDUCE])
+                is_scattered = zero > 0 and axis < last
+                # Under ZeRO 2 the passes of every micro-batch scatter.
+                sync += (0.5 if zero == 1 else 0.0) * whole if is_scattered else whole
+                if is_scattered and zero < 3:
+                    spread += _ring_s(link, ALL_GATHER, sent * changed[axis] / link["gather_bytes_per_s"])
+        hidden = self.space.problem.trainer.gradient_overlap
+        can_hide = np.where(np.isfinite(backward_s), backward_s, 0.0)
+        found: Floats = sync * (1.0 - hidden) + np.maximum(sync * hidden - can_hide, 0.0)
+        found += spread * (1.0 - SPREAD_OVERLAP * hidden)
+        return found
+
+    def exchange_s(self, seconds_a_byte: float) -> Floats:
+        """[units + 1] seconds of a micro-batch for which a stage is held by what crosses before each unit, both ways at
+        once and as far as nothing hides it; 0 where nothing crosses, and where a byte takes no time."""
+        settings, crossing = self._settings, self.crossing_bytes
+        shown = float(settings.send_s) + (1.0 - float(settings.send_overlap)) * crossing * seconds_a_byte
+        return np.where((crossing > 0.0) & (seconds_a_byte > 0.0), shown, 0.0)
 
     @functools.cached_property
     def unit_state_bytes(self) -> Floats:
@@ -222,25 +251,10 @@ def spans(of_units: Floats) -> Floats:
     return np.where(empty, np.inf, found)
 
 
-def _shown(seconds: Floats, backward_s: Floats, hidden: float) -> Floats:
-    """Seconds of reductions of gradients that a step waits for, as in the price (`automap.price.kernels.step`): what no
-    trainer hides, and what the backward pass of the last micro-batch is too short for.
-
-    Args:
-        seconds: of the reductions.
-        backward_s: of the backward pass of a micro-batch.
-        hidden: share that a trainer hides if it can, `gradient_overlap`.
-    """
-    can_hide = np.where(np.isfinite(backward_s), backward_s, 0.0)
-    found: Floats = seconds * (1.0 - hidden) + np.maximum(seconds * hidden - can_hide, 0.0)
-    return found
-
-
-def _all_reduce_s(size: float, link: Record, sent: Floats) -> Floats:
-    """`automap.price.kernels.collectives.collective_s` of many all-reduces."""
-    if size <= 1.0:
-        return np.zeros_like(sent)
-    is_sent = np.isfinite(sent) & (sent > 0.0)
-    x = 2.0 * (size - 1.0) / size * np.where(is_sent, sent, 0.0) / link["bytes_per_s"][ALL_REDUCE]
-    found: Floats = link["latency_s"][ALL_REDUCE] + x + link["ramp"][ALL_REDUCE] * np.sqrt(x * RAMP_UNIT_S)
-    return np.where(is_sent, found, 0.0)
+def _ring_s(link: Record, kind: int, on_wire_s: Floats) -> Floats:
+    """Seconds of many collectives of one kind (`automap.price.kernels.collectives`), given those at the rate of the
+    link; infinite ones do not take place."""
+    takes_place = np.isfinite(on_wire_s) & (on_wire_s > 0.0)
+    x = np.where(takes_place, on_wire_s, 0.0)
+    found: Floats = link["latency_s"][kind] + x + link["ramp"][kind] * np.sqrt(x * RAMP_UNIT_S)
+    return np.where(takes_place, found, 0.0)

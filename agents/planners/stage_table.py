@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from agents.planners.staged_plan import StageChoice, StagedPlan, data_parallel
 from agents.planners.unit_profile import UnitsInOrder
 from automap.arrays import Floats, Ints
 from automap.bounds.known_plans import priced_templates
+from automap.cluster import Cluster
 from automap.group_links import group_link
 from automap.price.lowered_plan import spread
 from automap.space.device_order import Order
@@ -91,6 +92,7 @@ class StageTable:
         self.num_micro_batches, self.holds, self.partly = num_micro_batches, holds, partly
         self.samples = space.problem.training.global_batch // num_micro_batches
         self.matrix: Floats = links_matrix(space) if known is None else known.matrix
+        self._sent: Floats = sends_matrix(space) if known is None else known._sent
         self._spans: dict[object, SpanCosts] = {} if known is None else known._spans
         self._units: dict[Strategy, UnitsInOrder] = {} if known is None else known._units
         self._at: dict[tuple[int, int, Strategy], SpanCosts] = {}
@@ -167,10 +169,6 @@ class StageTable:
             found.append(np.minimum(np.minimum(shorter[:-1], shorter[1:]), ends))
         return found
 
-    def _seconds_a_byte(self, place: int) -> float:
-        """Seconds of a byte from the device before a place of the order to the one at it."""
-        return 1.0 / self._rate(place - 1, place, place + 1)
-
     def seconds(self, behind: int, place: int, size: int) -> Floats:
         """See `StageSeconds`: both passes, and the share of a micro-batch in the reduction of gradients."""
         return self._best(behind, place, size)[0]
@@ -203,18 +201,30 @@ class StageTable:
         """Seconds of all spans in one strategy, and the number of the recomputation of each; `sends`: seconds a byte to
         either side."""
         times, modes = costs.fastest(alive, partly=self.partly)
-        crossing = costs.crossing_bytes
-        outward = np.concatenate([crossing[:-1], [0.0]])
-        held = 2.0 * (crossing[:, None] * sends[0] + outward[None, :] * sends[1])
+        received = costs.exchange_s(sends[0])
+        sent = costs.exchange_s(sends[1])
+        # Behind the last unit nothing is sent.
+        sent[-1] = 0.0
+        held = received[:, None] + sent[None, :]
         more = np.where(np.isfinite(times), costs.reduce_s / self.num_micro_batches + held, 0.0)
         return times + more, modes
 
     def _sends(self, place: int, size: int) -> tuple[float, float]:
-        """Seconds of a byte from the device before a stage and to the device behind it; 0 where there is none."""
-        before = self._seconds_a_byte(place) if place > 0 else 0.0
-        end = place + size
-        behind = self._seconds_a_byte(end) if end < len(self.order) else 0.0
+        """Seconds of a byte between a stage and the stage before it, and the one behind it; 0 where there is none.
+
+        Stages on one host send inside it, and others between hosts. Of the neighbours it is known where they end or
+        begin, but not how far they reach: they stand for their next device.
+        """
+        end, own = place + size, slice(place, place + size)
+        before = 1.0 / float(self._in_order[place - 1, own].min()) if place > 0 else 0.0
+        behind = 1.0 / float(self._in_order[own, end].min()) if end < len(self.order) else 0.0
         return before, behind
+
+    @functools.cached_property
+    def _in_order(self) -> Floats:
+        """`sends_matrix` of the devices in their order."""
+        found: Floats = self._sent[np.ix_(self.order, self.order)]
+        return found
 
     def channel(self, place: int, size: int, following: int) -> Floats:
         """See `ChannelSeconds`: activations on their way and gradients on their way back, over all ways between the
@@ -268,6 +278,22 @@ class StageTable:
 def links_matrix(space: PlanSpace) -> Floats:
     """[devices, devices] bytes/s between two devices: measured, or of the links between them."""
     cluster = space.problem.cluster
+    return _of_pairs(cluster, lambda one, other: group_link(cluster, (one, other)).bytes_per_s)
+
+
+def sends_matrix(space: PlanSpace) -> Floats:
+    """[devices, devices] bytes/s at which one device sends to another, as in the price."""
+    stands = space.evaluator.stands
+
+    def rate(sender: int, receiver: int) -> float:
+        senders, receivers = np.array([sender]), np.array([receiver])
+        return stands.send((stands.pattern(senders), stands.pattern(receivers)), senders, receivers)[1]
+
+    return _of_pairs(space.problem.cluster, rate)
+
+
+def _of_pairs(cluster: Cluster, rate: Callable[[int, int], float]) -> Floats:
+    """[devices, devices] bytes/s between two devices: measured, or a function of them that is equal for alike hosts."""
     if cluster.bandwidth_GBps is not None:
         return np.array(cluster.bandwidth_GBps) * 1e9 * (1.0 - np.eye(cluster.num_devices))
     # Devices whose hosts are of the same kinds, on one host or on two, have the same link.
@@ -278,11 +304,11 @@ def links_matrix(space: PlanSpace) -> Floats:
         hosts = np.flatnonzero(of_hosts == kind)
         first = int(firsts[hosts[0]])
         if cluster.hosts[hosts[0]].num_devices > 1:
-            within[kind] = group_link(cluster, (first, first + 1)).bytes_per_s
+            within[kind] = rate(first, first + 1)
         for other in range(len(kinds)):
             others = np.flatnonzero((of_hosts == other) & (np.arange(len(of_hosts)) != hosts[0]))
             if len(others):
-                between[kind, other] = group_link(cluster, (first, int(firsts[others[0]]))).bytes_per_s
+                between[kind, other] = rate(first, int(firsts[others[0]]))
     of_devices = of_hosts[cluster.places]
     is_near = cluster.places[:, None] == cluster.places
     found: Floats = np.where(is_near, within[of_devices, None], between[of_devices[:, None], of_devices])

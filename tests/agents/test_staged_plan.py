@@ -1,9 +1,12 @@
 """What planners of the literature propose, priced in the plan space and outside."""
 
+import itertools
+
 import pytest
 
 from agents import Budget
 from agents.incumbent import Incumbent
+from agents.planners.device_partition import Partition, StageOf
 from agents.planners.stage_table import StageTable, Strategy
 from agents.planners.staged_plan import StageChoice, StagedPlan, data_parallel, lower_staged, search_staged
 from agents.searcher import SearchTask
@@ -76,18 +79,43 @@ def test_hints_hold_outside_the_space_too(mlp):
 
 @pytest.mark.parametrize("cluster", ["4x1xV100@10Gbit", "8xA100"])
 @pytest.mark.parametrize("trainer", ["generic", "torchtitan", "megatron-core"])
-def test_planners_know_what_hides_reductions(cluster, trainer):
-    """One stage of replicas waits for its gradients as long as in the price: links fast and slow, overlap in part."""
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_planners_know_what_hides_reductions(cluster, trainer, zero):
+    """One stage of replicas waits for its gradients, and for the gathers of ZeRO behind its optimizer, as long as in
+    the price: links fast and slow, overlap in part."""
     training = {"global_batch": 32, "trainer": trainer}
     space = PlanSpace(Problem.build(zoo.build("vgg19"), parse_cluster(cluster), training))
     devices = tuple(range(space.meshes.devices))
     for count in (1, 4):
         whole = StageChoice(end=space.num_units, devices=devices)
-        lowered = lower_staged(space, StagedPlan(stages=(whole,), num_micro_batches=count))
+        lowered = lower_staged(space, StagedPlan(stages=(whole,), num_micro_batches=count, zero=zero))
         (rank,) = space.evaluator.evaluate(lowered).ranks
         strategy = Strategy(tp=1, signatures=data_parallel(space.evaluator, len(space.axes)))
-        costs = StageTable(space, devices, count, [strategy]).spans(0, len(devices), strategy)
+        costs = StageTable(space, devices, count, [strategy], zero=zero).spans(0, len(devices), strategy)
         assert costs.reduce_s[0, space.num_units] == pytest.approx(float(rank["sync_s"]), rel=1e-12)
+
+
+@pytest.mark.parametrize("trainer", ["generic", "oneflow", "deepspeed"])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_planners_know_how_long_a_stage_is_held(trainer, size):
+    """The seconds of a stage are those of its rank in the price. Stages of one device send inside and between hosts, by
+    links of unlike rates, those of four across hosts alone; exchanges go both ways at once, some of it hidden."""
+    training = {"global_batch": 32, "trainer": trainer}
+    space = PlanSpace(Problem.build(zoo.build("vgg19"), parse_cluster("2x6xV100@10Gbit"), training))
+    strategy = Strategy(tp=1, signatures=data_parallel(space.evaluator, len(space.axes)))
+    table, count = StageTable(space, tuple(range(12)), 8, [strategy], zero=1), 12 // size
+    ends = [space.num_units * (number + 1) // count for number in range(count)]
+    stages = [StageOf(first, last, size * n, size) for n, (first, last) in enumerate(itertools.pairwise((0, *ends)))]
+    lowered = lower_staged(space, table.staged(Partition(0.0, tuple(stages))))
+    for number, (stage, rank) in enumerate(zip(stages, space.evaluator.evaluate(lowered).ranks, strict=True)):
+        of_price = rank["compute_s"] + rank["comm_s"].sum() + rank["exchange_s"] + rank["sync_s"]
+        found = table.seconds(count - number, stage.place, stage.devices)[stage.first, stage.last]
+        # A stage knows of its neighbours that they are on its host, and not that they reach to another one.
+        reaches = any(one.place < 6 < one.place + size for one in stages[max(0, number - 1) : number + 2])
+        if not reaches or stage.place < 6 < stage.place + size:
+            assert 8 * found == pytest.approx(float(of_price), rel=1e-12)
+        else:
+            assert 8 * found < float(of_price)
 
 
 def test_plans_outside_are_left_out_whose_memory_is_counted_otherwise(problem, monkeypatch):
