@@ -11,6 +11,7 @@ import itertools
 
 import numpy as np
 
+from agents.planners.kernels.span_costs import ModePair, fewest_again
 from agents.planners.unit_profile import UnitsInOrder, needs, states
 from automap.arrays import Floats, Ints, Mask
 from automap.price.kernels.array_types import Record
@@ -182,30 +183,25 @@ class SpanCosts:
     def _mixed(self, light: int, heavy: int, alive: Ints) -> tuple[Floats, Ints]:
         """Of each number of micro-batches and each span the seconds with as few units of the heavier of two recompute
         modes as fit, and their number."""
-        ends = np.arange(self.space.num_units + 1)
         frees, passes = self._frees(light, heavy), self.forward_s + self.backward_s
         freed = _before(np.where(frees, self.saved_bytes[light] - self.saved_bytes[heavy], 0.0))
-        more = _before(np.where(frees, passes[heavy] - passes[light], 0.0))
         saved = _before(self.saved_bytes[light])
         needed = np.where(frees, self.needed_bytes[heavy], self.needed_bytes[light])
-        heads, tails = _most(saved[1:] - freed[1:] + needed), self.beyond_bytes[light]
-
-        def fits(until: Ints) -> Mask:
-            kept = self._saved[light] - (freed[until] - freed[:, None])
-            beyond = np.maximum(heads[ends[:, None], until] + freed[until] - saved, tails[until, ends])
-            found: Mask = self.state_bytes + alive[:, None, None] * kept + beyond <= self.capacity
-            return found
-
-        # No more is needed at once than where all units have one of the modes, so that these units are enough.
-        most = np.maximum(np.where(np.isfinite(heads), heads + freed - saved, 0.0), tails)
-        missing = self._saved[light] + (self.state_bytes + most - self.capacity) / alive[:, None, None]
-        until = np.searchsorted(freed, (freed[:, None] + missing).ravel()).reshape(missing.shape)
-        until = np.clip(until, ends[:, None], np.maximum(ends, ends[:, None]))
-        is_possible = fits(until)
-        while (is_fewer := is_possible & (until > ends[:, None]) & fits(np.maximum(until - 1, 0))).any():
-            until -= is_fewer
-        seconds = np.where(is_possible, self.pass_s[light] + more[until] - more[:, None], np.inf)
-        return seconds, until - ends[:, None]
+        pair = ModePair(
+            light_s=self.pass_s[light],
+            state=self.state_bytes,
+            kept=self._saved[light],
+            heads=_most(saved[1:] - freed[1:] + needed),
+            tails=self.beyond_bytes[light],
+            saved=saved,
+            freed=freed,
+            more_s=_before(np.where(frees, passes[heavy] - passes[light], 0.0)),
+            capacity=self.capacity,
+        )
+        seconds = np.empty((len(alive), *self.state_bytes.shape))
+        counts = np.empty(seconds.shape, dtype=np.int64)
+        fewest_again(pair, alive, seconds, counts)
+        return seconds, counts
 
     def _number(self, light: int | Ints, heavy: int | Ints, count: Ints) -> Ints:
         found: Ints = (light * len(RECOMPUTE_MODES) + heavy) * (self.space.num_units + 1) + count

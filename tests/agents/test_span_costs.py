@@ -1,0 +1,83 @@
+"""Costs of spans of units: the compiled search for the fewest units that run again, against arrays of all spans."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.planners.kernels.span_costs import ModePair, fewest_again
+from agents.planners.span_costs import spans
+
+
+def by_arrays(pair: ModePair, alive: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`fewest_again` of all spans at once, by numpy."""
+    ends = np.arange(len(pair.saved))
+
+    def fits(until):
+        kept = pair.kept - (pair.freed[until] - pair.freed[:, None])
+        beyond = np.maximum(pair.heads[ends[:, None], until] + pair.freed[until] - pair.saved, pair.tails[until, ends])
+        return pair.state + alive[:, None, None] * kept + beyond <= pair.capacity
+
+    most = np.maximum(np.where(np.isfinite(pair.heads), pair.heads + pair.freed - pair.saved, 0.0), pair.tails)
+    missing = pair.kept + (pair.state + most - pair.capacity) / alive[:, None, None]
+    until = np.searchsorted(pair.freed, (pair.freed[:, None] + missing).ravel()).reshape(missing.shape)
+    until = np.clip(until, ends[:, None], np.maximum(ends, ends[:, None]))
+    is_possible = fits(until)
+    while (is_fewer := is_possible & (until > ends[:, None]) & fits(np.maximum(until - 1, 0))).any():
+        until -= is_fewer
+    seconds = np.where(is_possible, pair.light_s + pair.more_s[until] - pair.more_s[:, None], np.inf)
+    return seconds, until - ends[:, None]
+
+
+def before(of_units: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0.0], np.cumsum(of_units)])
+
+
+def most_between(of_units: np.ndarray) -> np.ndarray:
+    """The most of the units from one to before another; -infinite where there is none."""
+    found = np.full((len(of_units) + 1,) * 2, -np.inf)
+    for first in range(len(of_units)):
+        found[first, first + 1 :] = np.maximum.accumulate(of_units[first:])
+    return found
+
+
+def random_pair(rng: np.random.Generator, units: int) -> ModePair:
+    light, share = rng.random(units), rng.choice([0.0, 0.3, 0.9], units)
+    is_equal = rng.random() < 0.5
+    if is_equal:
+        light[:] = light[0]
+        share[:] = share[-1]
+    saved, freed, needed = before(light), before(light * share), 0.2 * rng.random((2, units))
+    most = most_between(saved[1:] + needed[0])
+    return ModePair(
+        light_s=spans(rng.random(units)),
+        state=spans(rng.random(units)),
+        kept=spans(light),
+        heads=most_between(saved[1:] - freed[1:] + needed[1]),
+        tails=np.where(np.isfinite(most), most - saved, 0.0),
+        saved=saved,
+        freed=freed,
+        more_s=before(rng.random(units) * (share > 0.0)),
+        capacity=float(units * rng.random() * 3.0),
+    )
+
+
+@given(seed=st.integers(0, 2**32 - 1), units=st.integers(1, 12), first=st.sampled_from([1, 9, 33]))
+def test_the_kernel_equals_arrays_of_all_spans(seed, units, first):
+    pair, alive = random_pair(np.random.default_rng(seed), units), np.arange(first, first + 8)
+    seconds = np.full((8, units + 1, units + 1), np.nan)
+    counts = np.full(seconds.shape, -1)
+    fewest_again(pair, alive, seconds, counts)
+    plain_s, plain = by_arrays(pair, alive)
+    assert seconds.tobytes() == plain_s.tobytes()
+    assert np.array_equal(counts, plain)
+
+
+@pytest.mark.parametrize("units", [1, 6])
+def test_random_pairs_are_of_all_kinds(units):
+    """Spans that fit as they are, with some units that run again, and not at all."""
+    found = [by_arrays(random_pair(np.random.default_rng(seed), units), np.arange(1, 9)) for seed in range(200)]
+    fitting = [(counts[i][np.isfinite(of_spans[i])]) for of_spans, counts in found for i in range(8)]
+    assert any((counts > 0).any() for counts in fitting) and any((counts == 0).any() for counts in fitting)
+    spans_of_all = units * (units + 1) // 2
+    assert any(len(counts) < spans_of_all for counts in fitting)
