@@ -112,7 +112,7 @@ def find_units(graph: Graph, *, several: bool = True) -> Blocks:
         beside = () if cut is None else cut.beside
         places = _places(ops[start:stop], beside)
         passed = sorted(_form(graph.tensors[name]) for name in beside if name not in places)
-        kind = types.setdefault((tuple(kinds[low:high]), tuple(passed)), len(types))
+        kind = types.setdefault((tuple(kinds[low:high]), tuple(passed), _reads_again(graph, start, stop)), len(types))
         handed_on.setdefault(kind, set()).update(places.values())
         structure = structures.setdefault(tuple(kinds[low:high]), len(structures))
         boundary = None if cut is None else cut.boundary
@@ -129,6 +129,19 @@ def _places(ops: Sequence[Operator], names: Collection[str]) -> Mapping[str, tup
             if name in names:
                 found.setdefault(name, (offset, slot))
     return found
+
+
+def _reads_again(graph: Graph, start: int, stop: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Where the operators of a unit read a parameter more than once: offset of the operator and place, by parameter.
+
+    The unit has such a parameter once. Two units that are alike otherwise may have one parameter there, or several.
+    """
+    found: dict[str, list[tuple[int, int]]] = {}
+    for offset, op in enumerate(graph.operators[start:stop]):
+        for slot, name in enumerate(op.inputs):
+            if graph.tensors[name].role == "parameter":
+                found.setdefault(name, []).append((offset, slot))
+    return tuple(tuple(places) for places in found.values() if len(places) > 1)
 
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:

@@ -136,6 +136,28 @@ def test_a_shared_table_with_a_product_in_each_layer_does_not_tie_them_together(
     assert local.num_parameters == graph.num_parameters and local.forward_flops == graph.forward_flops
 
 
+def called_twice(*, shared: bool) -> Graph:
+    """Two layers of two products each; the first calls one weight twice, the second reads it as its second one."""
+    builder = GraphBuilder()
+    builder.input("x", (1, 8, 16), "float32")
+    for name in ("first", "one", "two", "own"):
+        builder.parameter(name, (16, 16))
+    (x,) = builder.add("MatMul", ["x", "first"], ["begin"])
+    for number, weights in enumerate((("one", "one" if shared else "own"), ("two", "one"))):
+        for kind, weight in zip(("Relu", "Tanh"), weights, strict=True):
+            (x,) = builder.add("MatMul", [x, weight], [f"product{number}{kind}"])
+            (x,) = builder.add(kind, [x], [f"x{number}{kind}"])
+    return builder.finish([x], name="called twice")
+
+
+def test_a_layer_that_reads_one_parameter_twice_is_unlike_one_that_reads_two():
+    """It has one of them, whatever else they have in common."""
+    assert [unit.type for unit in find_units(called_twice(shared=False)).units] == [0, 1, 1]
+    blocks = find_units(called_twice(shared=True))
+    assert [unit.type for unit in blocks.units] == [0, 1, 2]
+    assert [unit.structure for unit in blocks.units] == [0, 1, 1]
+
+
 def test_a_product_that_all_layers_read_is_not_repeated():
     graph = relative(5, shared_products=True)
     assert localize(graph) == graph
