@@ -16,8 +16,6 @@ from ir.blocks import Unit
 from ir.factors import BROADCAST, PARTIAL, Placement, Signature
 from ir.graph import Graph, Operator
 
-COPY = "@"
-"""What the name of an operator has that is computed again for another reader (`ir.localize`)."""
 MOST_DIMS = 2
 """Dims of the weights of a linear layer, an embedding or a norm."""
 _Reader = tuple[str, tuple[Placement, Placement]]
@@ -43,10 +41,19 @@ def finer_than_modules(space: PlanSpace, column: Ints) -> str:
     return ""
 
 
-def cuts_between_modules(graph: Graph) -> bool:
-    """Whether stages of whole modules share no layer: the position biases of T5 are those of one layer for all."""
-    layers = _layers(graph)
-    return not any(COPY in op.name and op.scope in layers for op in graph.operators)
+def cuts_between_modules(graph: Graph, units: Sequence[Unit]) -> bool:
+    """Whether no layer reads a weight in several units: stages share none of them.
+
+    A network may call a layer several times, and the position biases of T5 are those of one layer for all.
+    """
+    layers, home = _layers(graph), dict[tuple[str, str], int]()
+    for number, unit in enumerate(units):
+        for op in graph.operators[unit.start : unit.stop]:
+            for operand in op.inputs if op.is_live and op.scope in layers else ():
+                for name in _weights(graph, operand):
+                    if home.setdefault((op.scope, name), number) != number:
+                        return False
+    return True
 
 
 def recomputes_units(graph: Graph, units: Sequence[Unit]) -> bool:

@@ -242,7 +242,7 @@ def _windows(space: PlanSpace, target: Target) -> dict[int, tuple[tuple[int, int
         return found
     if hands_on_one(target) and blocks.carried:
         return found
-    if target.grain != "operators" and not cuts_between_modules(graph):
+    if target.grain != "operators" and not cuts_between_modules(graph, blocks.units):
         return found
     stops = [number for number in range(len(types)) if not target.stages_of_modules or _has_module(space, number)]
     # A first layer of several units is not cut.

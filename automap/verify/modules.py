@@ -16,17 +16,23 @@ from automap.verify.reading import Chunk, Violation
 
 LAYER_DIMS = 2
 NAMES = (".weight", ".bias")
-AGAIN = "@"
-"""In the name of an operator that runs in another stage again, for its readers there."""
 
 
 def check_modules(chunks: Sequence[Chunk], model: Model, target: Target) -> Iterator[Violation]:
     """Stages that share a layer, and operators that are finer than modules."""
     inside = _layers(model)
-    if len(chunks) > 1:
-        again = [op.name for op in model.graph.operators if AGAIN in op.name and op.scope in inside]
-        for name in sorted(again)[:1]:
-            yield Violation("stages", f"{target.name} has stages that share no layer, not {name}")
+    home = set[tuple[str, str]]()
+    for chunk in chunks:
+        ops = (model.graph.operators[index] for index in chunk.operators)
+        reads = {
+            (op.scope, weight): op.name
+            for op in ops if op.is_live and op.scope in inside
+            for operand in op.inputs
+            for weight in parameters_behind(model, operand)
+        }  # fmt: skip
+        for name in sorted(reads[weight] for weight in reads.keys() & home)[:1]:
+            yield Violation(chunk.where, f"{target.name} has stages that share no layer, not {name}")
+        home |= reads.keys()
     yield from _parts_again(chunks, model, target)
     for chunk in chunks:
         for axis in (axis for axis, size in chunk.sizes.items() if size > 1):

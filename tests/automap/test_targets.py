@@ -279,3 +279,26 @@ def test_stages_of_modules_hand_on_one_tensor(target: str) -> None:
         cut = next(values for shape, values in templates(space) if shape.pp == 4)
         faults = Verifier(bound).violations(decoded(space, cut))
         assert any("hand on one tensor" in fault.what for fault in faults)
+
+
+@pytest.mark.parametrize("target", ["pytorch", "automap"])
+def test_stages_of_modules_share_no_layer_that_is_called_twice(target: str) -> None:
+    """As in ALBERT, with layers of its own in between."""
+    net = Net()
+    x = net.builder.input("x", (1, 4, 8))
+    for scope in ("first", "again", "own", "again", "last"):
+        x = net.op("Gelu", [net.linear(x, scope, 8)], scope)
+    graph = net.finish(x)
+    free, bound = (
+        Problem.build(graph, parse_cluster("2xA100"), {"global_batch": 16, **about})
+        for about in ({}, {"target": target})
+    )
+    assert {shape.pp for shape in plan_space(bound).shapes} == {1}
+    space, check = PlanSpace(free), Verifier(bound)
+    found = set()
+    for values in space.random_batch(np.random.default_rng(0), 60).tolist():
+        plan = decoded(space, values)
+        if len(plan.stages) == 2:
+            shares = any("share no layer, not again" in fault.what for fault in check.beyond(plan, target))
+            found.add((plan.stages[1].operators[0].partition("/")[0], shares))
+    assert found >= {("own", True), ("last", False)}
