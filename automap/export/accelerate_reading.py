@@ -9,9 +9,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from automap.export.deepspeed_reading import read_deepspeed
+from automap.export.deepspeed_reading import read_deepspeed, read_named
 from automap.export.megatron_reading import read_flags
-from automap.export.stated import Stated, check_choice, check_names, check_shards, ranks_of, refuse, section, whole
+from automap.export.stated import (
+    Beside,
+    Stated,
+    check_choice,
+    check_names,
+    check_shards,
+    ranks_of,
+    refuse,
+    section,
+    whole,
+)
 
 _MEGATRON = {"tp_degree": "tensor-model-parallel-size", "pp_degree": "pipeline-model-parallel-size"}
 """Sizes of the section of Megatron-LM, without their prefix -> arguments."""
@@ -34,8 +44,12 @@ _SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "1": 3, "2": 2,
 """FSDP 1's strategies, by name or number -> stage of ZeRO."""
 
 
-def read_accelerate(document: Mapping[str, Any]) -> Stated:
+def read_accelerate(document: Mapping[str, Any], beside: Beside) -> Stated:
     """The strategy of accelerate's YAML, which may name another trainer.
+
+    Args:
+        document: its keys.
+        beside: the files beside it, of which DeepSpeed's JSON is read.
 
     Raises:
         PlanError: a setting that is not priced, or a value that is none; names it.
@@ -49,10 +63,17 @@ def read_accelerate(document: Mapping[str, Any]) -> Stated:
         raise refuse("distributed_type", "nothing", "is missing", "Write it, as `accelerate config` does.")
     mixed = document.get("mixed_precision") or ("fp16" if document.get("fp16") is True else "no")
     check_choice("mixed_precision", mixed, ("no", "fp32", "bf16", "fp16", "fp8"))
-    other = {"DEEPSPEED": ("deepspeed_config", _deepspeed), "MEGATRON_LM": ("megatron_lm_config", _megatron)}
+    other = {
+        "DEEPSPEED": ("deepspeed_config", _deepspeed),
+        "MEGATRON_LM": ("megatron_lm_config", _megatron),
+    }
     name, reader = other.get(str(document.get("distributed_type")), ("", _own))
-    found = reader(document)
-    found.training["precision"] = mixed if mixed in ("bf16", "fp16", "fp8") else "fp32"
+    found = reader(document, beside)
+    own = found.training.get("precision", "fp32") if found.beside else None
+    if own in ("bf16", "fp16") and mixed not in ("no", own):
+        raise refuse("mixed_precision", mixed, f"contradicts {found.beside}, which says {own}", "Make them equal.")
+    said = mixed if mixed in ("bf16", "fp16", "fp8") else "fp32"
+    found.training["precision"] = own if own is not None and mixed == "no" else said
     read = {"fsdp_config", "parallelism_config"} if reader is _own else {name}
     found.ignored += tuple(one for one, value in document.items() if isinstance(value, dict) and one not in read)
     return found
@@ -67,13 +88,12 @@ def _processes(document: Mapping[str, Any]) -> int | None:
     return whole("num_processes", document["num_processes"]) if "num_processes" in document else None
 
 
-def _deepspeed(document: Mapping[str, Any]) -> Stated:
-    """DeepSpeed's settings in accelerate's words."""
+def _deepspeed(document: Mapping[str, Any], beside: Beside) -> Stated:
+    """DeepSpeed's settings in accelerate's words, or in the file that it names."""
     given = section(document, "deepspeed_config")
     file = given.get("deepspeed_config_file")
     if file:
-        what = "has the settings of DeepSpeed in a file of its own"
-        raise refuse("deepspeed_config.deepspeed_config_file", file, what, "Give that file, with what this one says.")
+        return _from_file(str(file), document, beside)
     zero: dict[str, Any] = {"stage": _stage(given.get("zero_stage", 2))}
     for name in ("offload_optimizer", "offload_param"):
         device = given.get(f"{name}_device") or "none"
@@ -87,7 +107,31 @@ def _deepspeed(document: Mapping[str, Any]) -> Stated:
     return found if processes is None else replace(found, degrees={**found.degrees, "dp": processes})
 
 
-def _megatron(document: Mapping[str, Any]) -> Stated:
+def _from_file(file: str, document: Mapping[str, Any], beside: Beside) -> Stated:
+    """DeepSpeed's settings in a file of its own: what accelerate's YAML says beside it is what that file leaves open.
+
+    accelerate refuses settings that stand in both, in `DeepSpeedPlugin` at 1.15.0.
+    """
+    text, name = beside(file), file.rpartition("/")[2]
+    if text is None:
+        what = f"has the settings of DeepSpeed, and no {name} lies beside this file"
+        raise refuse("deepspeed_config.deepspeed_config_file", file, what, f"Put {name} beside it.")
+    found = read_named(name, text)
+    processes = _processes(document)
+    if processes is not None:
+        others = found.degrees.get("tp", 1)
+        if processes % others:
+            raise refuse("num_processes", processes, f"is no multiple of tp = {others} in {name}", "Give a multiple.")
+        replicas = found.degrees.setdefault("dp", processes // others)
+        if replicas * others != processes:
+            what = f"contradicts {name}, whose batch is for {replicas} replicas"
+            repair = "Make train_batch_size micro-batch * accumulation * replicas."
+            raise refuse("num_processes", processes, what, repair)
+    found.beside = name
+    return found
+
+
+def _megatron(document: Mapping[str, Any], beside: Beside) -> Stated:
     """Megatron-LM's arguments in accelerate's words."""
     given = {
         name.removeprefix("megatron_lm_"): value for name, value in section(document, "megatron_lm_config").items()
@@ -101,7 +145,7 @@ def _megatron(document: Mapping[str, Any]) -> Stated:
     return found
 
 
-def _own(document: Mapping[str, Any]) -> Stated:
+def _own(document: Mapping[str, Any], beside: Beside) -> Stated:
     """What accelerate does itself, by FSDP or with replicas."""
     found = Stated(target="accelerate")
     kind = document.get("distributed_type", "NO")

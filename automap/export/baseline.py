@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from automap.cluster import Cluster
 from automap.documents import read_document
 from automap.errors import PlanError
 from automap.export.onnx_devices import planned
-from automap.export.reading import arguments_beside, read_text
+from automap.export.reading import arguments_beside, files_beside, read_text
 from automap.export.same_model import check_model
 from automap.export.stated import Stated
 from automap.plan import Plan
@@ -38,6 +39,8 @@ class Configuration:
     """Its text."""
     arguments: Annotated[str, Length(1 << 20)] = ""
     """Text of the training_arguments.json beside it; empty = there is none."""
+    beside: Mapping[str, Annotated[str, Length(1 << 20)]] = field(default_factory=dict)
+    """Texts of further files beside it that it names, such as DeepSpeed's JSON, by their names without folders."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,9 +72,17 @@ def load(path: Path) -> dict[str, Any]:
         document = read_document(text, field="baseline", error=PlanError)
         if isinstance(document, dict) and str(document.get("schema", "")).startswith("automap.plan/"):
             return document
-    found = {"file": path.name, "text": text}
-    beside = arguments_beside(path)
-    return {**found, "arguments": beside} if beside else found
+    found, arguments, named = {"file": path.name, "text": text}, arguments_beside(path), dict[str, str]()
+
+    def noted(name: str) -> str | None:
+        content = files_beside(path)(name)
+        if content is not None:
+            named[name.rpartition("/")[2]] = content
+        return content
+
+    with suppress(PlanError):  # which whoever reads the baseline meets again
+        read_text(path.name, text, arguments, noted)
+    return {**found, **({"arguments": arguments} if arguments else {}), **({"beside": named} if named else {})}
 
 
 def with_stated(training: Mapping[str, Any], hints: Mapping[str, Any], cluster: Cluster) -> Mapping[str, Any]:
@@ -127,7 +138,10 @@ def _stated(document: object) -> tuple[str, Stated]:
     """Name and content of a configuration."""
     found = from_json(Configuration, document, path=FIELD, error=PlanError)
     try:
-        return found.file, read_text(found.file, found.text, found.arguments)
+        beside = {name.rpartition("/")[2]: text for name, text in found.beside.items()}
+        return found.file, read_text(
+            found.file, found.text, found.arguments, lambda name: beside.get(name.rpartition("/")[2])
+        )
     except PlanError as fault:
         raise PlanError(**fault.texts | {"field": fault.field.replace("from", FIELD, 1)}) from None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from automap.documents import read_document
 from automap.errors import PlanError
 from automap.export.stated import (
     Stated,
@@ -93,6 +94,25 @@ def read_deepspeed(document: Mapping[str, Any]) -> Stated:
         ignored.append(f"optimizer.type {section(given, 'optimizer').get('type')}")
     found.ignored = tuple(ignored)
     return found
+
+
+def read_named(name: str, text: str) -> Stated:
+    """The strategy of DeepSpeed's JSON that another configuration names.
+
+    Args:
+        name: name of the file.
+        text: its text.
+
+    Raises:
+        PlanError: it is not such a file, or as in `read_deepspeed`; names the file and the key.
+    """
+    try:
+        document = read_document(text, field="from", error=PlanError)
+        if not isinstance(document, dict):
+            raise PlanError("is no JSON object", field="from", value=text[:20], repair="Give DeepSpeed's JSON.")
+        return read_deepspeed(document)
+    except PlanError as fault:
+        raise PlanError(**fault.texts | {"field": fault.field.replace("from", f"from.{name}", 1)}) from None
 
 
 def _check_shares(given: Mapping[str, Any], zero: Mapping[str, Any]) -> None:

@@ -12,10 +12,20 @@ from typing import Any
 
 from automap.documents import read_document
 from automap.errors import PlanError
-from automap.export.deepspeed_reading import read_deepspeed
+from automap.export.deepspeed_reading import read_deepspeed, read_named
 from automap.export.megatron_script import script_flags
 from automap.export.script_processes import Started
-from automap.export.stated import Stated, check_choice, check_names, check_shards, refuse, sgd_kind, whole
+from automap.export.stated import (
+    Beside,
+    Stated,
+    check_choice,
+    check_names,
+    check_shards,
+    nothing_beside,
+    refuse,
+    sgd_kind,
+    whole,
+)
 
 _DEGREES = {
     "tensor-model-parallel-size": "tp",
@@ -71,14 +81,18 @@ _READ = frozenset({
 """Flags that say something of the plan or of its price."""
 
 
-def read_script(text: str) -> Stated:
+def read_script(text: str, beside: Beside) -> Stated:
     """The strategy of a bash script.
+
+    Args:
+        text: the script.
+        beside: the files beside it, of which DeepSpeed's JSON is read.
 
     Raises:
         PlanError: a flag that is not priced, or a value that is none; names it.
     """
     script = script_flags(text, _READ, _SWITCHES)
-    found = read_flags(script.flags, script.started, script.documents)
+    found = read_flags(script.flags, script.started, script.documents, beside)
     found.ignored = (*found.ignored, *script.others)
     found.defaults = script.defaults
     return found
@@ -99,13 +113,16 @@ def read_map(flags: Mapping[str, str | None], variables: Mapping[str, Any]) -> S
 
 
 # long: one branch a kind of flag, in Megatron-LM's order
-def read_flags(flags: Mapping[str, str | None], started: Started, documents: Sequence[str] = ()) -> Stated:
+def read_flags(
+    flags: Mapping[str, str | None], started: Started, documents: Sequence[str] = (), beside: Beside = nothing_beside
+) -> Stated:
     """The strategy of arguments.
 
     Args:
         flags: arguments by their names without dashes; None = a flag without a value.
         started: how many processes there are.
         documents: texts that a script writes, of which DeepSpeed's JSON is read.
+        beside: the files beside the script.
 
     Raises:
         PlanError: as in `read_script`.
@@ -174,7 +191,7 @@ def read_flags(flags: Mapping[str, str | None], started: Started, documents: Seq
     if "tp-comm-overlap" in flags:
         found.training["async_tensor_parallel"] = True
     if "deepspeed" in flags:
-        _megatron_deepspeed(flags, found, documents)
+        _megatron_deepspeed(flags, found, documents, beside)
     elif "overlap-grad-reduce" not in flags and found.degrees.get("dp") != 1:
         found.training["overlap_gradients"] = False
     found.sizes = {name: size for name in _SIZES if (size := number(name)) is not None}
@@ -227,38 +244,44 @@ def _precision(flags: Mapping[str, str | None]) -> str:
     return narrow[0] if narrow else "fp32"
 
 
-def _megatron_deepspeed(flags: Mapping[str, str | None], found: Stated, documents: Sequence[str]) -> None:
+def _megatron_deepspeed(
+    flags: Mapping[str, str | None], found: Stated, documents: Sequence[str], beside: Beside
+) -> None:
     """Adds what Megatron-DeepSpeed says of ZeRO, which is in its file of DeepSpeed too: DeepSpeed trains by the file.
 
     Args:
         flags: as in `read_flags`.
         found: what the flags say; the stage is added.
         documents: as in `read_flags`.
+        beside: as in `read_flags`.
     """
     found.training["trainer"] = "megatron-deepspeed"
-    stage = flags.get("zero-stage")
-    files, named = list(_deepspeed_files(documents)), flags.get("deepspeed_config")
+    stage, named = flags.get("zero-stage"), flags.get("deepspeed_config")
+    files = [("DeepSpeed's JSON in the script", read_deepspeed(written)) for written in _deepspeed_files(documents)]
     if named is not None and not files:
-        found.remarks += (
-            f"{named} is not read: it is taken to say of ZeRO and the batch what the script says, and no offload",
-        )
-    for written in files:
-        own = read_deepspeed(written)
+        text, name = beside(named), named.rpartition("/")[2]
+        if text is None:
+            found.remarks += (
+                f"{named} is not read, as no {name} lies beside the script: it is taken to say of ZeRO and the batch "
+                "what the script says, and no offload",
+            )
+        else:
+            found.beside = name
+            files = [(name, read_named(name, text))]
+    for place, own in files:
         said = {
             "zero-stage": (stage, own.degrees["zero"]),
             "micro-batch-size": (flags.get("micro-batch-size"), own.degrees.get("micro_batch")),
             "global-batch-size": (flags.get("global-batch-size"), own.training.get("global_batch")),
         }
-        for name, (value, other) in said.items():
+        for flag, (value, other) in said.items():
             if value is not None and other is not None and value != str(other):
-                what = f"contradicts DeepSpeed's JSON in the script, which says {other}"
-                raise refuse(f"--{name}", value, what, "Make them equal.")
+                raise refuse(f"--{flag}", value, f"contradicts {place}, which says {other}", "Make them equal.")
         stage = str(own.degrees["zero"])
     if stage is None:
         what = "leaves the stage of ZeRO to the file of DeepSpeed"
-        raise refuse(
-            "--deepspeed", flags.get("deepspeed_config") or "set", what, "Give --zero-stage in the script too."
-        )
+        repair = "Put that file beside the script, or give --zero-stage in the script too."
+        raise refuse("--deepspeed", named or "set", what, repair)
     check_choice("--zero-stage", stage, ("0", "1", "2", "3"))
     found.degrees["zero"] = int(stage)
 

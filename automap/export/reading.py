@@ -1,8 +1,9 @@
 """Configurations that people train with, read as stated strategies: the way back of the exports.
 
 Read are bash scripts and YAML maps of Megatron-LM's arguments, torchtitan's TOML, DeepSpeed's JSON and accelerate's
-YAML, both with the `TrainingArguments` beside them, and our own pytorch.json. What has no bearing on the plan is listed
-as not read; what has one and no place in a stated strategy is refused.
+YAML, both with the `TrainingArguments` beside them, and our own pytorch.json. DeepSpeed's JSON that a script or YAML
+names is read where it lies beside it. What has no bearing on the plan is listed as not read; what has one and no place
+in a stated strategy is refused.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from automap.export.megatron_reading import read_map, read_script
 from automap.export.onnx_devices import SCHEMA as ONNX_SCHEMA
 from automap.export.pytorch import SCHEMA as PYTORCH_SCHEMA
 from automap.export.stated import (
+    Beside,
     Stated,
     check_shards,
+    nothing_beside,
     refuse,
     section,
 )
@@ -41,18 +44,27 @@ def read_configuration(path: Path) -> Stated:
         reason = fault.strerror if isinstance(fault, OSError) else "no UTF-8"
         repair = "Name one of its files, such as megatron.sh." if path.is_dir() else "Name a readable file."
         raise PlanError(f"cannot be read ({reason})", field="from", value=str(path), repair=repair) from None
-    return read_text(path.name, text, arguments_beside(path))
+    return read_text(path.name, text, arguments_beside(path), files_beside(path))
 
 
 def arguments_beside(path: Path) -> str:
     """The text of the `TrainingArguments` beside a configuration, empty where there are none."""
-    try:
-        return path.with_name(training_arguments.FILE).read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""
+    return files_beside(path)(training_arguments.FILE) or ""
 
 
-def read_text(name: str, text: str, arguments: str = "") -> Stated:
+def files_beside(path: Path) -> Beside:
+    """The files in the folder of a configuration, by the last part of the name that the configuration gives them."""
+
+    def read(name: str) -> str | None:
+        try:
+            return path.with_name(name.rpartition("/")[2]).read_text("utf-8")
+        except (OSError, ValueError):  # a name of no file, or a file of no text
+            return None
+
+    return read
+
+
+def read_text(name: str, text: str, arguments: str = "", beside: Beside = nothing_beside) -> Stated:
     """The strategy of the text of a configuration.
 
     Args:
@@ -60,6 +72,7 @@ def read_text(name: str, text: str, arguments: str = "") -> Stated:
         text: its text.
         arguments: text of the `TrainingArguments` beside it, which DeepSpeed's and accelerate's say a part in; empty
             for none.
+        beside: further files beside it, of which those are read that it names.
 
     Raises:
         PlanError: it says something that is not priced; names the key.
@@ -70,14 +83,14 @@ def read_text(name: str, text: str, arguments: str = "") -> Stated:
         if name.endswith(".py"):
             repair = "Code is not read: of torchtitan 0.3, give the torchtitan.toml that is exported beside it."
         raise PlanError("not a kind of configuration that can be read", field="from", value=name, repair=repair)
-    found = reader(text)
+    found = reader(text, beside)
     if arguments and found.target in ("deepspeed", "accelerate"):
         training_arguments.complete(found, name, arguments)
     found.training.setdefault("trainer", targets()[found.target].trainer)
     return found
 
 
-def _json(text: str) -> Stated:
+def _json(text: str, beside: Beside) -> Stated:
     document = read_document(text, field="from", error=PlanError)
     if not isinstance(document, dict):
         raise PlanError(
@@ -126,14 +139,14 @@ def _pytorch(document: Mapping[str, Any]) -> Stated:
     return Stated(target="pytorch", training=training, degrees=degrees)
 
 
-def _yaml(text: str) -> Stated:
+def _yaml(text: str, beside: Beside) -> Stated:
     document = _maps(text)
     if "MODEL_ARGS" in document:
         given = section(document, "MODEL_ARGS")
         flags = {name.removeprefix("--"): value for name, value in given.items() if value is not False}
         said = {name: None if value is True else str(value) for name, value in flags.items()}
         return read_map(said, section(document, "ENV_VARS"))
-    return read_accelerate(document)
+    return read_accelerate(document, beside)
 
 
 def _maps(text: str) -> dict[str, Any]:
@@ -170,9 +183,9 @@ def _plain(text: str) -> Any:
     return text.strip("'\"")
 
 
-_READERS: Mapping[str, Callable[[str], Stated]] = {
+_READERS: Mapping[str, Callable[[str, Beside], Stated]] = {
     **dict.fromkeys((".sh", ".bash", ".sbatch", ".slurm"), read_script),
-    ".toml": read_torchtitan,
+    ".toml": lambda text, beside: read_torchtitan(text),
     ".json": _json,
     ".yaml": _yaml,
     ".yml": _yaml,

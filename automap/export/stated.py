@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeAlias
 
 from automap.errors import PlanError
 
 NEAR = 0.9
 """Likeness of two keys from which on one is taken for a slip (assumed): a letter that is missing in ten."""
+
+
+Beside: TypeAlias = Callable[[str], str | None]
+"""Name of a file that a configuration names -> its text; None where it does not lie beside the configuration."""
+
+
+def nothing_beside(name: str) -> str | None:
+    """No file lies beside the configuration."""
+    return None
 
 
 @dataclass(kw_only=True, slots=True)

@@ -48,6 +48,25 @@ def test_a_configuration_and_its_plan_are_the_same_baseline(tmp_path: Path) -> N
     assert again.plan.estimate == found.plan.estimate
 
 
+def test_files_that_a_script_names_go_with_it(tmp_path: Path) -> None:
+    path, said = tmp_path / "args.sh", '{"zero_optimization": {"stage": 1}, "train_batch_size": 24}'
+    path.write_text(f"deepspeed a.py {SCRIPT} --deepspeed --deepspeed_config conf/ds.json")
+    (tmp_path / "ds.json").write_text(said)
+    (tmp_path / "other.json").write_text("{}")
+    document = load(path)
+    assert document == {"file": "args.sh", "text": path.read_text(), "beside": {"ds.json": said}}
+    training = with_stated({}, {"baseline": document}, CLUSTER)
+    found = read_baseline(evaluator(document, training))
+    assert found is not None and found.notes[:1] == ("read with ds.json beside it",)
+    assert found.plan.stages[0].zero.stage == 1
+    with pytest.raises(PlanError, match="leaves the stage of ZeRO") as fault:
+        with_stated({}, {"baseline": {**document, "beside": {}}}, CLUSTER)
+    assert fault.value.field == "hints.baseline.--deepspeed"
+    with pytest.raises(PlanError) as fault:
+        with_stated({}, {"baseline": {**document, "beside": {"ds.json": 3}}}, CLUSTER)
+    assert fault.value.field == "hints.baseline.beside.ds.json"
+
+
 def test_what_the_user_says_goes_before_what_the_file_says() -> None:
     hints = {"baseline": {"file": "args.sh", "text": SCRIPT}}
     assert with_stated({"global_batch": 8}, hints, CLUSTER)["global_batch"] == 8

@@ -98,8 +98,8 @@ def test_an_old_name_of_bf16(tmp_path: Path) -> None:
         (f"{FSDP}fsdp_sharding_strategy: HYBRID_SHARD", "fsdp_config.fsdp_sharding_strategy", "FULL_SHARD"),
         (DEEPSPEED.replace("device: none", "device: cpu"), "deepspeed_config.offload_optimizer_device", "none"),
         (DEEPSPEED.replace("stage: 3", "stage: 5"), "deepspeed_config.zero_stage", "0, 1, 2, 3"),
-        (DEEPSPEED.replace("zero_stage: 3", "deepspeed_config_file: a.json"),
-         "deepspeed_config.deepspeed_config_file", "Give that file"),
+        (DEEPSPEED.replace("zero_stage: 3", "deepspeed_config_file: none.json"),
+         "deepspeed_config.deepspeed_config_file", "Put none.json beside it"),
         (MEGATRON.replace("processes: 8", "processes: 6"), "num_processes", "Start a multiple of 4"),
         ({"zero_optimization": {"stage": 2, "cpu_offload": True}}, "zero_optimization.cpu_offload", "Leave"),
         ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}, "zero_optimization.zero_hpz_partition_size",
@@ -120,3 +120,43 @@ def test_what_has_no_price_is_refused(given: Any, field: str, repair: str, tmp_p
     with pytest.raises(PlanError) as fault:
         read(tmp_path, given)
     assert fault.value.field == f"from.{field}" and repair in fault.value.repair
+
+
+FILE = {"zero_optimization": {"stage": 3}, "gradient_accumulation_steps": 4}
+"""What `DEEPSPEED` says, as the file of DeepSpeed that accelerate's YAML can name in its place."""
+NAMED = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: conf/ds.json\nnum_processes: 8\n"
+
+
+def test_a_file_of_deepspeed_that_accelerate_names_says_the_same_as_its_own_words(tmp_path: Path) -> None:
+    said = read(tmp_path, DEEPSPEED)
+    beside = tmp_path / "ds.json"
+    beside.write_text(json.dumps(FILE))
+    found = read(tmp_path, NAMED + "mixed_precision: bf16\n")
+    assert (found.degrees, found.training) == (said.degrees, said.training)
+    assert "read with ds.json beside it" in found.notes
+    # The precision of the file counts where the YAML says none.
+    beside.write_text(json.dumps({**FILE, "bf16": {"enabled": True}}))
+    assert read(tmp_path, NAMED).training == said.training
+    beside.write_text(json.dumps({**FILE, "bf16": {"enabled": "auto"}, "fp16": {"enabled": False}}))
+    assert read(tmp_path, NAMED).training["precision"] == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("file", "more", "field"),
+    [
+        ({**FILE, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}, "",
+         "ds.json.zero_optimization.offload_param"),
+        ({**FILE, "fp16": {"enabled": True}}, "mixed_precision: bf16\n", "mixed_precision"),
+        ({**FILE, "train_batch_size": 64, "train_micro_batch_size_per_gpu": 4}, "", "num_processes"),
+        ({**FILE, "tensor_parallel": {"autotp_size": 3}}, "", "num_processes"),
+        ("[]", "", "ds.json"),
+        ("{", "", "ds.json"),
+    ],
+)  # fmt: skip
+def test_a_file_beside_accelerates_that_contradicts_it_is_refused(
+    file: Any, more: str, field: str, tmp_path: Path
+) -> None:
+    (tmp_path / "ds.json").write_text(file if isinstance(file, str) else json.dumps(file))
+    with pytest.raises(PlanError) as fault:
+        read(tmp_path, NAMED + more)
+    assert fault.value.field == f"from.{field}"

@@ -122,7 +122,7 @@ def test_the_stage_of_zero_is_that_of_the_file_that_the_script_writes(tmp_path: 
     command = DEEPSPEED.partition("\ndeepspeed")[2].replace("--deepspeed ", "--deepspeed --zero-stage 1 ")
     elsewhere = f"MICRO=4 GLOBAL=512\ndeepspeed{command}"
     (said,) = read(elsewhere, tmp_path).remarks
-    assert said.startswith("ds_config.json is not read")
+    assert said.startswith("ds_config.json is not read, as no ds_config.json lies beside the script")
     for wrong, field in (
         (DEEPSPEED.replace("--deepspeed ", "--deepspeed --zero-stage 3 "), "--zero-stage"),
         (DEEPSPEED.replace('gpu": $MICRO', 'gpu": 2'), "--micro-batch-size"),
@@ -131,6 +131,33 @@ def test_the_stage_of_zero_is_that_of_the_file_that_the_script_writes(tmp_path: 
     ):  # fmt: skip
         with pytest.raises(PlanError) as fault:
             read(wrong, tmp_path)
+        assert fault.value.field == f"from.{field}"
+
+
+def test_a_file_of_deepspeed_beside_a_script_is_read_as_if_the_script_wrote_it(tmp_path: Path) -> None:
+    settings, rest = DEEPSPEED.split("cat > ds_config.json <<EOT\n")
+    written, command = rest.split("EOT\n")
+    written = written.replace("$GLOBAL", "512").replace("$MICRO", "4").replace("$ZERO", "2")
+    whole, alone = read(DEEPSPEED, tmp_path), settings + command
+    for name in ("ds_config.json", "conf/ds_config.json", "$(dirname $0)/ds_config.json", "${HERE}/ds_config.json"):
+        (tmp_path / "ds_config.json").write_text(written)
+        found = read(alone.replace("=ds_config.json", f"={name}"), tmp_path)
+        assert (found.degrees, found.training, found.remarks) == (whole.degrees, whole.training, ())
+        assert found.beside == "ds_config.json"
+
+
+def test_a_file_of_deepspeed_beside_a_script_is_refused_by_its_name(tmp_path: Path) -> None:
+    text = "deepspeed a.py --tensor-model-parallel-size 2 --deepspeed --deepspeed_config ds.json --micro-batch-size 4"
+    for document, field in (
+        ('{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}',
+         "ds.json.zero_optimization.offload_optimizer"),
+        ('{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 2}', "--micro-batch-size"),
+        ("[]", "ds.json"),
+        ("what", "ds.json"),
+    ):  # fmt: skip
+        (tmp_path / "ds.json").write_text(document)
+        with pytest.raises(PlanError) as fault:
+            read(text, tmp_path)
         assert fault.value.field == f"from.{field}"
 
 

@@ -273,7 +273,7 @@ def test_slurm_says_how_many_processes_there_are(lines: str, launcher: str, dp: 
         ("--recompute-granularity full --recompute-method block --recompute-num-layers 5", "recomputes some layers"),
         ("--recompute-granularity selective --recompute-modules core_attn mlp", "are not priced"),
         ("--use-distributed-optimizer --num-distributed-optimizer-instances 2", "among some of the replicas only"),
-        ("--deepspeed --deepspeed_config ds.json", "Give --zero-stage"),
+        ("--deepspeed --deepspeed_config ds.json", "give --zero-stage"),
     ],
 )
 def test_arguments_of_all_versions(flags: str, degrees: object, tmp_path: Path) -> None:
