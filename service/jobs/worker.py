@@ -114,6 +114,12 @@ def warm() -> None:
     gc.freeze()
 
 
+def _is_ours_to_say(record: logging.LogRecord) -> bool:
+    """Whether a line of RQ is logged. That a delivery has failed is not: RQ says so of every child that was killed, also
+    where the job was cancelled; what has become of the job is said where it is written."""
+    return record.msg != "Worker %s: job %s failed (%s)"
+
+
 class _NothingWaits(Exception):
     """A delivery has come for which there is no job: it was cancelled, or another delivery has begun it."""
 
@@ -138,6 +144,7 @@ class Worker(rq.Worker):
             exception_handlers=[self._died],
         )
         self.log.setLevel(logging.NOTSET)  # RQ's own shows several lines a job whatever AUTOMAP_LOG_LEVEL says
+        self.log.addFilter(_is_ours_to_say)
         self.is_stopped = False
         self._store, self._settings = Store(client), settings
         self._run: Run | None = None
@@ -266,11 +273,13 @@ class Worker(rq.Worker):
             store.requeue(run.job_id, run.token)
         elif late:
             store.fail(run.job_id, run.token, one_run.TOO_LONG)
+            LOG.warning("job %s: it took too long", run.job_id)
         elif status is not None and os.waitstatus_to_exitcode(status) == OUT_OF_MEMORY:
             title, most = "The job ran out of memory", f"more than {self._settings.max_job_bytes / GIB:g} GiB"
             repair = "Give a smaller model or cluster."
             document = limit(500, title, f"It needed {most}.", field="memory", value=most, repair=repair)
             store.fail(run.job_id, run.token, document)
+            LOG.warning("job %s: it ran out of memory", run.job_id)
         else:
             # Which raises `Superseded` of a job that has ended or was cancelled: then there is nothing to tell.
             store.died(run.job_id, run.token)

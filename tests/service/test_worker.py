@@ -220,6 +220,7 @@ def test_how_a_child_ends(
     settings: Settings,
     submit: Callable[[], str],
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """In a child of this process, which does what a job should not."""
     job_id = submit()
@@ -239,8 +240,6 @@ def test_how_a_child_ends(
             os.kill(os.getppid(), signal.SIGTERM)
         signal.pause()
 
-    warnings: list[str] = []
-    monkeypatch.setattr(worker.LOG, "warning", lambda text, *more: warnings.append(text))
     monkeypatch.setattr(one_run, "run", misbehave)
     if end == "hangs":
         # RQ kills it 60 s behind its limit; an alarm at the limit itself, which it might swallow, never rings.
@@ -255,8 +254,11 @@ def test_how_a_child_ends(
     job = store.job(job_id)
     assert job is not None
     assert job.state == state
-    # A job that its owner cancelled is nothing that who runs the service must look at.
-    assert any("died" in text for text in warnings) is (end in ("killed", "raises"))
+    # One line for who runs the service, with the job's own id; a job that its owner cancelled is nothing to look at.
+    said = {"memory": "it ran out of memory", "hangs": "it took too long", "killed": "its process died (9)"}
+    said["raises"] = "its process died (256)"
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warnings == ([f"job {job_id}: {said[end]}"] if end in said else [])
     assert job.problem is None if title is None else job.problem and job.problem["title"] == title
     if end in ("killed", "raises", "stopped"):
         # A stop is no death: two more deaths, and only then the job has failed.
