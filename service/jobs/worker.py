@@ -115,8 +115,8 @@ def warm() -> None:
 
 
 def _is_ours_to_say(record: logging.LogRecord) -> bool:
-    """Whether a line of RQ is logged. That a delivery has failed is not: RQ says so of every child that was killed, also
-    where the job was cancelled; what has become of the job is said where it is written."""
+    """Whether a line of RQ is logged. That a delivery has failed is not: RQ says so of every child that was killed,
+    also where the job was cancelled; what has become of the job is said where it is written."""
     return record.msg != "Worker %s: job %s failed (%s)"
 
 
