@@ -144,37 +144,35 @@ def _recomputed(chunks: Sequence[Chunk], model: Model, named: Sequence[set[int]]
 
 
 def _sharded(chunk: Chunk, chunks: Sequence[Chunk], model: Model, named: Sequence[set[int]]) -> Iterator[Violation]:
+    """The placements of a chunk's operators that the constraints, or the fixed degrees, do not leave.
+
+    Args:
+        chunk: the chunk.
+        chunks: all chunks of the plan.
+        model: the model.
+        named: for each constraint, the operators that it names.
+    """
     constraints = model.problem.hints.constraints
     about = [(n, c) for n, c in enumerate(constraints) if c.replicate or c.split or c.sharding]
     fix = model.problem.hints.fix
-    others = [axis for axis in chunk.sizes if fix.ep is not None or _is_bound(fix, axis)]
-    for number in dict.fromkeys(model.unit_of[i] for i in chunk.operators) if about or others else ():
+    bound_axes = [axis for axis in chunk.sizes if fix.ep is not None or _is_bound(fix, axis)]
+    if not about and not bound_axes:
+        return
+    for number in dict.fromkeys(model.unit_of[i] for i in chunk.operators):
         unit = model.blocks.units[number]
         for group in model.linkage.types[unit.type].groups:
             leader, members = unit.start + group.leader, [unit.start + m for m in group.members]
-            bound = [
-                (n, c, m)
-                for n, c in about
-                for m in ([leader] if leader in named[n] else members)
-                if m in named[n] and model.graph.operators[m].is_live
-            ]
             if not all(m in chunk.placed for m in members):
                 continue
-            for axis in others:
-                yield from _named_splits(chunk, chunks, model, _Bound(unit.type, group, members, bound), axis)
-            for axis in chunk.sizes if bound else ():
-                wrong = [(n, m) for n, c, m in bound if not _obeys(c, model, m, chunk.placed[m][axis], axis)]
-                ways = [dict(zip(members, way, strict=True)) for way in model.ways(unit.type, group)] if wrong else []
-                if any(
-                    all(_obeys(c, model, m, way[m], axis) for _, c, m in bound)
-                    and all(_divides(chunk, other, model, way, axis) for other in chunks)
-                    for way in ways
-                ):
-                    n, m = wrong[0]
-                    yield Violation(
-                        f"{chunk.where}.shardings, hints.constraints[{n}]",
-                        f"{model.graph.operators[m].name} has another placement on {axis}",
-                    )
+            constrained = []
+            for n, constraint in about:
+                candidates = [leader] if leader in named[n] else [m for m in members if m in named[n]]
+                constrained += [(n, constraint, m) for m in candidates if model.graph.operators[m].is_live]
+            bound = _Bound(unit.type, group, members, constrained)
+            for axis in bound_axes:
+                yield from _named_splits(chunk, chunks, model, bound, axis)
+            for axis in chunk.sizes:
+                yield from _unlike_constraints(chunk, chunks, model, bound, axis)
 
 
 class _Bound(NamedTuple):
@@ -183,8 +181,29 @@ class _Bound(NamedTuple):
     unit_type: int
     group: Group
     members: Sequence[int]
+    """Operators of the group."""
     constraints: Sequence[tuple[int, Constraint, int]]
     """(number of the constraint, the constraint, member that it binds)"""
+
+    def ways(self, chunk: Chunk, chunks: Sequence[Chunk], model: Model, axis: str) -> Iterator[Mapping[int, Placed]]:
+        """The placements of all members on an axis that obey the constraints and divide evenly on every stage."""
+        for row in model.ways(self.unit_type, self.group):
+            way = dict(zip(self.members, row, strict=True))
+            obeys = all(_obeys(each, model, member, way[member], axis) for _, each, member in self.constraints)
+            if obeys and all(_divides(chunk, other, model, way, axis) for other in chunks):
+                yield way
+
+
+def _unlike_constraints(
+    chunk: Chunk, chunks: Sequence[Chunk], model: Model, bound: _Bound, axis: str
+) -> Iterator[Violation]:
+    """The first member of a group whose placement on an axis disobeys a constraint that some placements obey."""
+    for number, constraint, member in bound.constraints:
+        if not _obeys(constraint, model, member, chunk.placed[member][axis], axis):
+            if any(True for _ in bound.ways(chunk, chunks, model, axis)):
+                where = f"{chunk.where}.shardings, hints.constraints[{number}]"
+                yield Violation(where, f"{model.graph.operators[member].name} has another placement on {axis}")
+            return
 
 
 def _named_splits(chunk: Chunk, chunks: Sequence[Chunk], model: Model, bound: _Bound, axis: str) -> Iterator[Violation]:
@@ -195,13 +214,8 @@ def _named_splits(chunk: Chunk, chunks: Sequence[Chunk], model: Model, bound: _B
     wrong = [m for m in bound.members if not _is_as_named(model, m, chunk.placed[m][axis], axis)]
     if not wrong:
         return
-    for row in model.ways(bound.unit_type, bound.group):
-        way = dict(zip(bound.members, row, strict=True))
-        if (
-            all(_is_as_named(model, m, placed, axis) for m, placed in way.items())
-            and all(_obeys(c, model, m, way[m], axis) for _, c, m in bound.constraints)
-            and all(_divides(chunk, other, model, way, axis) for other in chunks)
-        ):
+    for way in bound.ways(chunk, chunks, model, axis):
+        if all(_is_as_named(model, member, placed, axis) for member, placed in way.items()):
             fix = model.problem.hints.fix
             name = axis if getattr(fix, axis, None) is not None else _reason(fix)
             where = f"{chunk.where}.shardings, hints.fix.{name}"

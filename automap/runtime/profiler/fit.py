@@ -21,7 +21,7 @@ from automap.price.kernels.gemm import CACHE_SHARE, gemm_s
 from automap.price.kernels.stage_records import AttentionCurveRow, GemmCurveRow
 
 Predict = Callable[[Floats, Floats], Floats]
-"""(constants, rows) -> seconds of each row."""
+"""(constants, rows) -> seconds of each row. Constants are in the order of `GEMM`, `ATTENTION` or `COLLECTIVE`."""
 
 PARTS = 5
 """The number of parts of a cross-validation (assumed)."""
@@ -141,19 +141,20 @@ def fit_gemm(
     shapes, measured = rows[:, :4], rows[:, 4]
 
     def predicted(grain: float) -> Predict:
-        def predict(x: Floats, shapes: Floats) -> Floats:
+        def predict(constants: Floats, shapes: Floats) -> Floats:
+            value = dict(zip(GEMM, constants, strict=True))
             curve = record_of(
                 GemmCurveRow(
-                    floor_s=x[0] * 1e-6,
-                    flops_per_s=flops * x[1],
-                    bytes_per_s=bytes_per_s * x[2],
-                    norm=x[3],
-                    depth=x[4],
-                    split=x[5],
-                    tail=x[6],
+                    floor_s=value["floor_us"] * 1e-6,
+                    flops_per_s=flops * value["compute_efficiency"],
+                    bytes_per_s=bytes_per_s * value["memory_efficiency"],
+                    norm=value["norm"],
+                    depth=value["depth_elements"],
+                    split=value["split"],
+                    tail=value["tail"],
                     multiprocessors=num_multiprocessors,
                     cache_bytes=cache_bytes * CACHE_SHARE,
-                    cache_speedup=x[7],
+                    cache_speedup=value["cache_speedup"],
                     quantise_s=0.0,
                     grain=grain,
                 )
@@ -163,8 +164,9 @@ def fit_gemm(
         return predict
 
     def cost(grain: float) -> float:
-        x = fit(predicted(grain), shapes, measured, GEMM)
-        return float(np.sum(np.sqrt(1.0 + (np.log(predicted(grain)(x, shapes) / measured) / WIDTH) ** 2)))
+        constants = fit(predicted(grain), shapes, measured, GEMM)
+        residuals = np.log(predicted(grain)(constants, shapes) / measured)
+        return float(np.sum(np.sqrt(1.0 + (residuals / WIDTH) ** 2)))
 
     grain = min(GRAINS, key=cost)
     predict = predicted(grain)
@@ -186,25 +188,31 @@ def fit_attention(
         element_bytes: the size of one element.
         num_multiprocessors: the number of multiprocessors of the device.
     """
+    # [2 rows, 4] the shape, and whether the pass is the backward one.
     ways = np.concatenate([np.column_stack([rows[:, :3], np.full(len(rows), way)]) for way in (0.0, 1.0)])
     measured = np.concatenate([rows[:, 3], rows[:, 4]])
 
-    def predict(x: Floats, shapes: Floats) -> Floats:
+    def predict(constants: Floats, shapes: Floats) -> Floats:
+        value = dict(zip(ATTENTION, constants, strict=True))
         curve = record_of(
             AttentionCurveRow(
-                floor_s=x[0] * 1e-6,
-                flops_per_s=flops * x[1],
-                bytes_per_s=bytes_per_s * x[2],
-                tail=x[3],
-                small_head=x[4],
+                floor_s=value["floor_us"] * 1e-6,
+                flops_per_s=flops * value["compute_efficiency"],
+                bytes_per_s=bytes_per_s * value["memory_efficiency"],
+                tail=value["tail"],
+                small_head=value["small_head_elements"],
                 multiprocessors=num_multiprocessors,
-                backward=x[5],
+                backward=value["backward"],
             )
         )
         return np.array(
             [
-                attention_s(AttentionShape(1.0, h, h, s, s, d, d, EARLIER_KEYS, element_bytes), curve, way > 0.0)
-                for h, s, d, way in shapes.tolist()
+                attention_s(
+                    AttentionShape(1.0, heads, heads, positions, positions, size, size, EARLIER_KEYS, element_bytes),
+                    curve,
+                    is_backward > 0.0,
+                )
+                for heads, positions, size, is_backward in shapes.tolist()
             ]
         )
 
@@ -231,25 +239,21 @@ def fit_collective(kind: str, rows: Floats, bytes_per_s: float) -> CollectiveCur
         # Transfers between pipeline stages are priced by latency and bandwidth alone.
         bounds["ramp"] = (0.0, 0.0, 0.0)
 
-    def predict(x: Floats, shapes: Floats) -> Floats:
-        return np.array(
-            [
-                collective_s(
-                    number,
-                    ranks,
-                    host_link(
-                        int(ranks),
-                        latency_s=x[0] * 1e-6,
-                        growth=x[1],
-                        bytes_per_s=bytes_per_s * x[2],
-                        small_group=x[3],
-                        ramp=x[4],
-                    ),
-                    data,
-                )
-                for ranks, data in shapes
-            ]
-        )
+    def predict(constants: Floats, shapes: Floats) -> Floats:
+        value = dict(zip(COLLECTIVE, constants, strict=True))
+
+        def seconds(ranks: float, data: float) -> float:
+            link = host_link(
+                int(ranks),
+                latency_s=value["latency_us"] * 1e-6,
+                growth=value["latency_growth"],
+                bytes_per_s=bytes_per_s * value["efficiency"],
+                small_group=value["small_group"],
+                ramp=value["ramp"],
+            )
+            return float(collective_s(number, ranks, link, data))
+
+        return np.array([seconds(ranks, data) for ranks, data in shapes])
 
     return CollectiveCurve(
         **_record(fit(predict, rows[:, :2], rows[:, 2], bounds), bounds),
