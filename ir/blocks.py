@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ir.cuts import Cut, find_cuts, is_heavy
 from ir.graph import Graph, Operator, Tensor
@@ -242,30 +242,44 @@ def repeats(kinds: Sequence[int]) -> list[tuple[int, int]]:
     Returns:
         (start, stop) of each group in order; equal periods of one repeat are one group each.
     """
-    done: list[tuple[int, int]] = []
+    groups: list[tuple[int, int]] = []
     stretches = [(0, len(kinds))]
     while stretches:
-        a, b = stretches.pop()
-        best = (0, 0, 0, 0)
-        for period in range(1, min(MAX_PERIOD, (b - a) // 2) + 1):
-            i = a
-            while i + period < b:
-                if kinds[i] != kinds[i + period]:
-                    i += 1
-                    continue
-                stop = i
-                while stop + period < b and kinds[stop] == kinds[stop + period]:
-                    stop += 1
-                count = (stop - i) // period + 1
-                covered = count * period
-                if count >= 2 and covered > best[0]:
-                    best = (covered, -period, i, count)
-                i = max(stop, i + 1)
-        covered, period, i, count = best
-        if not covered:
-            done += [(k, k + 1) for k in range(a, b)]
+        first, last = stretches.pop()
+        repeat = _longest_repeat(kinds, first, last)
+        if repeat is None:
+            groups += [(number, number + 1) for number in range(first, last)]
             continue
-        period = -period
-        done += [(i + r * period, i + (r + 1) * period) for r in range(count)]
-        stretches += [(a, i), (i + covered, b)]
-    return sorted(d for d in done if d[0] < d[1])
+        begins = range(repeat.start, repeat.stop, repeat.period)
+        groups += [(begin, begin + repeat.period) for begin in begins]
+        stretches += [(first, repeat.start), (repeat.stop, last)]
+    return sorted(groups)
+
+
+class _Repeat(NamedTuple):
+    """Numbers that occur two or more times behind each other."""
+
+    start: int
+    """Index of the first one."""
+    stop: int
+    """Index behind the last one."""
+    period: int
+    """How many of them are one period."""
+
+
+def _longest_repeat(kinds: Sequence[int], first: int, last: int) -> _Repeat | None:
+    """The repeat that covers most of a sequence from `first` to before `last`; of equal ones that of shortest
+    period."""
+    best: _Repeat | None = None
+    for period in range(1, min(MAX_PERIOD, (last - first) // 2) + 1):
+        start = first
+        while start + period < last:
+            # From `start` to `stop`, every number occurs again one period later.
+            stop = start
+            while stop + period < last and kinds[stop] == kinds[stop + period]:
+                stop += 1
+            count = (stop - start) // period + 1
+            if count >= 2 and (best is None or count * period > best.stop - best.start):
+                best = _Repeat(start, start + count * period, period)
+            start = max(stop, start + 1)
+    return best

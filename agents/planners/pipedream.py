@@ -120,29 +120,9 @@ def states_of_layers(layers: Mapping[int, ProfiledLayer]) -> States:
     order = [number for number in topological_order(layers) if number not in gone]
     place = {number: i for i, number in enumerate(order)}
     before = [[place[b] for b in layers[number].before if b in place] for number in order]
-    closure: list[int] = []
-    for i, sources in enumerate(before):
-        closure.append(1 << i)
-        for source in sources:
-            closure[i] |= closure[source]
-    after: list[list[int]] = [[] for _ in order]
-    for i, sources in enumerate(before):
-        for source in sources:
-            after[source].append(i)
     # The profile lists layers in the order in which they were traced: its first source begins the model.
     first = place[next(number for number in layers if number in place and not before[place[number]])]
-    found, waiting = {closure[first]}, [closure[first]]
-    while waiting:
-        state = waiting.pop()
-        inside = [i for i in range(len(order)) if state >> i & 1]
-        for wider in {state | closure[reader] for i in inside for reader in after[i]} - found:
-            found.add(wider)
-            waiting.append(wider)
-        if len(found) > MAX_STATES:
-            repair = "Profile coarser layers, such as whole blocks."
-            raise too_expensive(
-                f"the branches can be cut in more than {MAX_STATES} ways", f"{len(order)} layers", repair
-            )
+    found = _state_sets(before, first)
     nodes = [layers[number] for number in order]
     member = np.array([[state >> i & 1 for i in range(len(order))] for state in found], dtype=np.float64)
     seconds = member @ np.array([node.forward_s + node.backward_s for node in nodes])
@@ -157,6 +137,38 @@ def states_of_layers(layers: Mapping[int, ProfiledLayer]) -> States:
         crossing_bytes=np.zeros(len(found)),
         before=(shared == np.diag(shared)[:, None]) & ~np.eye(len(found), dtype=np.bool_),
     )
+
+
+def _state_sets(before: Sequence[Sequence[int]], first: int) -> set[int]:
+    """The states of `states_of_layers` as sets of layers: bit i of a number stands for layer i.
+
+    Args:
+        before: [layers] layers that each layer reads, in topological order.
+        first: the layer with which the first state begins.
+
+    Raises:
+        ModelTooExpensive: there are more than `MAX_STATES` states.
+    """
+    closure: list[int] = []  # each layer and all layers before it
+    after: list[list[int]] = [[] for _ in before]
+    for i, sources in enumerate(before):
+        closure.append(1 << i)
+        for source in sources:
+            closure[i] |= closure[source]
+            after[source].append(i)
+    found, waiting = {closure[first]}, [closure[first]]
+    while waiting:
+        state = waiting.pop()
+        inside = [i for i in range(len(before)) if state >> i & 1]
+        for wider in {state | closure[reader] for i in inside for reader in after[i]} - found:
+            found.add(wider)
+            waiting.append(wider)
+        if len(found) > MAX_STATES:
+            repair = "Profile coarser layers, such as whole blocks."
+            raise too_expensive(
+                f"the branches can be cut in more than {MAX_STATES} ways", f"{len(before)} layers", repair
+            )
+    return found
 
 
 def states_of_units(profile: UnitProfile, weight_bytes: float) -> States:

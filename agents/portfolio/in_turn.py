@@ -190,11 +190,12 @@ class _Turns:
             raise next(iter(self._faults.values()))
         best_by, best = min(self._results.items(), key=lambda turn: turn[1].step_time_s)
         records = [found.record for found in self._results.values()]
-        baselines: Mapping[str, float | None] = {
-            key: next((r.baselines[key] for r in records if r.baselines.get(key) is not None), None)
-            for record in records
-            for key in record.baselines
-        }
+        # Of each baseline the first time that some searcher has found.
+        baselines: dict[str, float | None] = {}
+        for found in records:
+            for name, seconds in found.baselines.items():
+                if baselines.get(name) is None:
+                    baselines[name] = seconds
         record = replace(
             best.record,
             found_by=_finder(best_by, best, best.record.found_by),

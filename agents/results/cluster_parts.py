@@ -104,10 +104,10 @@ def _staying(members: Sequence[tuple[int, ...]], matrix: Floats | None) -> _Stay
         return _Staying(members, set())
     links = np.array([[matrix[np.ix_(one, other)].min() for other in members] for one in members])
     order = best_connected(links)
-    # Slowest link of the first ones of the order, in either direction.
-    slowest = [min(links[a, b] for a in order[:n] for b in order[:n] if a != b) for n in range(2, len(order) + 1)]
-    pairs = enumerate(itertools.pairwise(slowest), 2)
-    return _Staying([members[one] for one in order], {few for few, (now, more) in pairs if now > FEW_TIMES * more})
+    # Number of the first ones of the order -> slowest link between any two of them, in either direction.
+    slowest = {n: min(links[pair] for pair in itertools.permutations(order[:n], 2)) for n in range(2, len(order) + 1)}
+    counts = {n for n in range(2, len(order)) if slowest[n] > FEW_TIMES * slowest[n + 1]}
+    return _Staying([members[one] for one in order], counts)
 
 
 def _of_kinds(cluster: Cluster) -> Iterator[tuple[int, ...]]:

@@ -16,6 +16,9 @@ from ir.factors import BROADCAST, PARTIAL, Placement, Signature, whole_signature
 from ir.graph import Operator
 from ir.operators.experts import COMBINE, DISPATCH, PRODUCT
 
+_NOT_MEGATRON, _USUAL, _BETTER, _BEST = range(4)
+"""Ranks of signatures, see `AxisChoice.weights`."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AxisChoice:
@@ -82,41 +85,56 @@ class AxisChoice:
         bias of positions). All other operators are whole, or split the sequence. An adapter is never split between its
         two products: the first one splits no output, and the second one none beside a layer whose inputs are split.
         """
-        op, tensors = self.op, self.space.problem.graph.tensors
-        weights = [tensors[n].role == "parameter" or self.space.is_view(n) for n in op.inputs]
-        have = [self.placed.get(n, BROADCAST) for n in op.inputs]
-        made, flops = tensors[op.outputs[0]], op.forward_flops.at(1)
-        if op.kind == COMBINE:
+        if self.op.kind == COMBINE:
             # The sum over experts, or over slices of them, stays partial: tokens are fewer than slots of their experts.
+            own = self.placed.get(self.op.inputs[0], BROADCAST)
             for index, signature in enumerate(self.table):
-                taken = signature.inputs == (have[0], BROADCAST, BROADCAST)
+                taken = signature.inputs == (own, BROADCAST, BROADCAST)
                 if self.legal[index] and taken and signature.outputs[0] == PARTIAL:
                     return index
         given, batch = self.given(), self.batch()
-        best, best_rank = self.whole, 0
+        best, best_rank = self.whole, _NOT_MEGATRON
         for index, signature in enumerate(self.table):
-            if not self._usable(index) or index == batch:
-                continue
-            splits_weight = any(w and p >= 0 for w, p in zip(weights, signature.inputs, strict=True))
-            others = [(p, h) for p, h, w in zip(signature.inputs, have, weights, strict=True) if not w]
-            follows = any(p >= 0 and p == h for p, h in others) and all(p in (h, BROADCAST) for p, h in others)
-            output = signature.outputs[0]
-            if op.kind == "Gather" and any(weights):
-                rank = 2 if made.batch_dim is not None and splits_weight and output == PARTIAL else 0
-            elif flops > 0 and any(weights):
-                columns = all(p == BROADCAST for p, _ in others) and output >= 0 and not self._is_thin()
-                rank = 0 if not splits_weight else 3 if follows else 2 if columns else 0
-            elif flops > 0 or op.kind == "SoftmaxCrossEntropyLoss":
-                rank = 2 if follows else 0
-            elif index == given:
-                rank = 4
-            elif self._joins(signature):
-                rank = 3
-            else:
-                rank = 2 if sequence_parallel and output == 1 and made.batch_dim == 0 and len(made.shape) == 3 else 0
-            if rank > best_rank:
-                best, best_rank = index, rank
+            if self._usable(index) and index != batch:
+                rank = self._rank(signature, is_given=index == given, sequence_parallel=sequence_parallel)
+                if rank > best_rank:
+                    best, best_rank = index, rank
         return best
+
+    def _rank(self, signature: Signature, *, is_given: bool, sequence_parallel: bool) -> int:
+        """How much a signature is in Megatron's manner, see `weights`: the highest rank is taken.
+
+        Args:
+            signature: it divides work, and does not split the batch.
+            is_given: whether it is that of `given`.
+            sequence_parallel: whether other operators split the sequence.
+        """
+        op, tensors = self.op, self.space.problem.graph.tensors
+        made, flops, output = tensors[op.outputs[0]], op.forward_flops.at(1), signature.outputs[0]
+        has_weight, splits_weight = False, False
+        others: list[tuple[Placement, Placement]] = []  # required and present placement of the other operands
+        for name, placement in zip(op.inputs, signature.inputs, strict=True):
+            if tensors[name].role == "parameter" or self.space.is_view(name):
+                has_weight, splits_weight = True, splits_weight or placement >= 0
+            else:
+                others.append((placement, self.placed.get(name, BROADCAST)))
+        follows = any(p >= 0 and p == h for p, h in others) and all(p in (h, BROADCAST) for p, h in others)
+        if op.kind == "Gather" and has_weight:
+            splits_vocabulary = made.batch_dim is not None and splits_weight and output == PARTIAL
+            return _USUAL if splits_vocabulary else _NOT_MEGATRON
+        if flops > 0 and has_weight:
+            if splits_weight and follows:
+                return _BETTER
+            splits_columns = all(p == BROADCAST for p, _ in others) and output >= 0 and not self._is_thin()
+            return _USUAL if splits_weight and splits_columns else _NOT_MEGATRON
+        if flops > 0 or op.kind == "SoftmaxCrossEntropyLoss":
+            return _USUAL if follows else _NOT_MEGATRON
+        if is_given:
+            return _BEST
+        if self._joins(signature):
+            return _BETTER
+        splits_sequence = output == 1 and made.batch_dim == 0 and len(made.shape) == 3
+        return _USUAL if sequence_parallel and splits_sequence else _NOT_MEGATRON
 
     def _is_thin(self) -> bool:
         """Whether the operator is the first product of an adapter, or the second one of a layer with split inputs."""

@@ -155,13 +155,12 @@ def _agree(graph: Graph, name: str, chosen: dict[str, tuple[Operator, Signature]
         signature = chosen[maker.name][1]
         # What leaves a layer is moved to what the code reads.
         held = None if maker.scope in layers else signature.outputs[maker.outputs.index(name)]
-    readers = [
-        (op.scope, (signature.inputs[slot], signature.input_gradients[slot]))
-        for op, signature in (chosen[o.name] for o in map(graph.operators.__getitem__, graph.consumers[name])
-                              if o.name in chosen)
-        for slot, operand in enumerate(op.inputs)
-        if operand == name
-    ]  # fmt: skip
+    readers: list[_Reader] = []
+    for index in graph.consumers[name]:
+        if graph.operators[index].name in chosen:
+            op, signature = chosen[graph.operators[index].name]
+            slots = [slot for slot, operand in enumerate(op.inputs) if operand == name]
+            readers += [(op.scope, (signature.inputs[slot], signature.input_gradients[slot])) for slot in slots]
     if maker is None:
         around = [(scope, wanted) for scope, wanted in readers if scope not in layers]
     else:

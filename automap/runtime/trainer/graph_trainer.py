@@ -141,8 +141,7 @@ class GraphTrainer:
 
     def _rows(self) -> None:
         """Sets `rows`: the samples between the first and the last that any input of this rank's stages needs."""
-        spans = [box[0] for executor in self._executors.values() for tensor in executor.data
-                 for box in [self._box(executor, tensor)]]  # fmt: skip
+        spans = [self._box(executor, tensor)[0] for executor in self._executors.values() for tensor in executor.data]
         self._first = min((start for start, _ in spans), default=0)
         self._num_samples = max((stop for _, stop in spans), default=0) - self._first
         starts = torch.arange(self.plan.num_micro_batches)[:, None] * self.plan.samples_per_micro_batch
