@@ -1,9 +1,9 @@
-"""Effort: how much is simulated beside the search, so that the whole of it takes the time that it was given.
+"""Effort: how much is simulated before and after the search, so that all of it keeps to the budget.
 
-Before a plan is handed out its schedule is judged, and it is compared with simple rules, on volumes of their own. Of
-large problems that takes longer than the search itself, so that there it is done on fewer volumes and with fewer
-schedules. What a simulation takes is measured where the budget is a time, and counted where it is a number of
-simulations, with which two runs give the same plan. Units: seconds.
+After the search, schedules are compared for the plan found, and the plan is compared with simple rules, on volumes that
+the search has not seen. For large problems this takes longer than the search itself; then fewer volumes and fewer
+schedules are simulated. If the budget is a time, the duration of a simulation is measured. If it is a number of
+simulations, the duration is computed from the size of the problem, so that two runs give the same plan. Units: seconds.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ iterations."""
 GATHERED = 8
 """Most machines of which each is a place to gather tasks on, where the search begins (assumed)."""
 NEAR = 1.5
-"""Largest ratio of the times of a simple rule's placement and the one found, on the volumes of the search, at which the
-rule's is judged too: slower ones are not the faster ones on other volumes (assumed)."""
+"""A simple rule's placement is judged too if its time, on the volumes of the search, is at most so many times that of
+the placement found (assumed): slower ones do not become the faster ones on other volumes."""
 ORDER_SHARE = 0.3
 """Share of the budget for the order of the flows, once the placement is found (assumed)."""
 PATIENCE_S = 30.0
@@ -73,10 +73,10 @@ def search_iterations(problem: GnnProblem) -> int:
 
 
 def check_searcher(name: str) -> None:
-    """Refuses a searcher that there is not.
+    """Checks the name of a searcher.
 
     Raises:
-        ProblemError: there is none of this name.
+        ProblemError: there is no searcher of this name.
     """
     if name not in SEARCHERS:
         raise ProblemError("unknown", field="searcher", value=name, repair=one_of(SEARCHERS, name))

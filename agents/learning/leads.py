@@ -2,13 +2,13 @@
 
 Two kinds of episodes alternate.
 
-- A *visit* decides all of a plan but its mesh. Deep in another mesh there may be a better plan than near the best one
-  so far, although the plans that are known there are worse. So all promising meshes are visited, the better ones more
-  often: a visit is hoped to make the best plan of a mesh faster by some share, and by less the more visits brought
-  nothing (optimism in the face of uncertainty).
-- A *revision* begins with the best plan of a mesh, takes another value for one of its decisions, or makes a move of
-  MCMC, and decides some of the decisions behind it anew. Where only several changes together pay, the first one alone
-  is a loss.
+- A *visit* decides all of a plan but its mesh. Another mesh may have a better plan than the best one so far, although
+  the plans that are known there are worse. So all promising meshes are visited, the better ones more often. A mesh is
+  rated by its best plan and by the gain that another visit may bring; this assumed gain becomes smaller with each
+  visit that found nothing better (optimism in the face of uncertainty).
+- A *revision* begins with the best plan of a mesh. It takes another value for one of its decisions, or makes a move of
+  MCMC, and decides some of the later decisions anew. So it can find several changes that pay only together, the first
+  of which is a loss by itself.
 
 Units: seconds.
 """

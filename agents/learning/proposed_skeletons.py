@@ -280,10 +280,10 @@ def _in_turn(search: SkeletonSearch, plans: Sequence[Values]) -> Iterator[Values
 
 
 def _solve_unlike(search: SkeletonSearch, promising: Ints) -> None:
-    """Solves a skeleton that splits work over axes over which none was split that is solved, if it is promising.
+    """Solves the most promising skeleton that splits work over another set of axes than all solved ones, if it is near.
 
-    Templates that split work over these axes may all be slow where signatures that no template has are fast. What is
-    found here is tried on all other meshes with these axes.
+    All templates that split work over these axes may be slow although other signatures are fast there. What is found
+    here is tried on all other meshes with these axes.
 
     Args:
         search: the skeletons that are solved.

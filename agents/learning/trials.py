@@ -1,14 +1,18 @@
 """Trials: the DQN decides which plans are run for real, and learns from what is measured.
 
-The first plan that runs is the one that the search found. Then, before each run, there is a round of plans: the
-network, at first the pretrained one, proposes some, and learns from others. The runs so far have corrected the prices
-by which all of them are rewarded, those of the completions behind each decision too: computing and communicating are
-calibrated, and what that does not explain is carried over to plans that are alike (`automap.bounds.corrections`). In
-each round the DQN is led through the plans that have run, so that their measured times are in its replay. Of all plans
-known so far, the one
-that runs next has the least optimistic step time: what is expected of it, less one standard deviation (the lower
-confidence bound of Bayesian optimisation, arXiv 0912.3995). The trials end early where no plan, even so, is faster than
-the fastest one measured by more than repeated runs differ. Units: seconds.
+The first plan that runs is the one that the search found. Before each further run there is a round:
+
+1. The runs so far correct the prices of all plans. Computing and communicating are calibrated, and what calibration
+does
+   not explain is carried over to plans that are alike (`automap.bounds.corrections`). Episodes and completions are
+   rewarded by the corrected prices.
+2. The network, at first the pretrained one, proposes some plans and then learns from others. Some episodes are led
+   through the plans that have run, so that their measured times are in the replay.
+3. The plan with the least optimistic step time runs next. This is the expected step time less one standard deviation
+   (the lower confidence bound of Bayesian optimisation, arXiv 0912.3995).
+
+The trials end early if even the optimistic step times of all other plans are no better than the fastest measured one,
+by more than repeated runs differ. Units: seconds.
 """
 
 from __future__ import annotations

@@ -68,7 +68,12 @@ def _shortened(count: int) -> Ints:
 
 
 def rises(ends: Ints, last: int) -> Mask:
-    """[n] whether ends, [n, ends], leave no chunk empty of those up to the last end."""
+    """[n] whether no chunk is empty.
+
+    Args:
+        ends: [n, ends] end of each chunk but the last one.
+        last: end of the last chunk.
+    """
     lasts = np.all(ends[:, -1:] < last, axis=1)
     return np.asarray(np.all(ends[:, 1:] > ends[:, :-1], axis=1) & np.all(ends[:, :1] > 0, axis=1) & lasts)
 

@@ -211,13 +211,13 @@ def draw_blocks(draw: Draw, family: str, parameters: float) -> RandomModel:
 
     head = f"{classes} classes" if is_classifier or not vocabulary else "tied head" if is_tied else "own head"
     text = (
-        f"{family}: {stack.layers} x [{_told(block)}], hidden {stack.hidden}, {tokens} tokens, "
+        f"{family}: {stack.layers} x [{_described(block)}], hidden {stack.hidden}, {tokens} tokens, "
         f"{f'vocabulary {vocabulary}' if vocabulary else f'{features} features'}, {head}"
     )
     return RandomModel(family=family, text=text, num_blocks=stack.layers, build=build, tokens=tokens)
 
 
-def _told(block: Block) -> str:
+def _described(block: Block) -> str:
     joined = ("|" if block.is_parallel else "+").join(block.branches)
     norm = f"{'post' if block.is_behind else 'pre'}-{block.norm}"
     heads = f"heads {block.heads}/{block.kv_heads}" if "attention" in block.branches else "no heads"
@@ -255,8 +255,8 @@ def draw_encoder_decoder(draw: Draw, parameters: float) -> RandomModel:
         return stretch(graph, "decoder", BUILT - 1, decoders)
 
     text = (
-        f"encoder-decoder: {encoders} x [{_told(encoder)}], {decoders} x [heads {decoder.heads}/{decoder.kv_heads} "
-        f"ffn {decoder.ffn} {decoder.act}], hidden {stack.hidden}, {source} x {features} features, {target} tokens, "
+        f"encoder-decoder: {encoders} x [{_described(encoder)}], {decoders} x [heads {decoder.heads}/{decoder.kv_heads}
+        " f"ffn {decoder.ffn} {decoder.act}], hidden {stack.hidden}, {source} x {features} features, {target} tokens, "
         f"vocabulary {vocabulary}"
     )
     return RandomModel(

@@ -22,12 +22,13 @@ DEVICES = (
     "A100-40GB", "A100-80GB", "A800-80GB", "B200-180GB", "B300-288GB", "GB200-186GB", "GB300-288GB", "H100-80GB",
     "H100-96GB", "H100-PCIe-80GB", "H200-141GB", "L40S-48GB", "P100-16GB", "P40-24GB", "V100-16GB", "V100-32GB", "cpu",
 )  # fmt: skip
+"""Kinds of devices that are drawn, in a fixed order: the problem of a seed, and with it the labels and networks made of
+it, must not change when AutoMAP gets further data files."""
 LINKS = (
     "ethernet-10", "ethernet-100", "ethernet-200", "ethernet-25", "ethernet-400", "ethernet-50", "infiniband-edr",
     "infiniband-hdr", "infiniband-ndr", "omni-path-100",
 )  # fmt: skip
-"""Both: kinds of devices, and of links between nodes, that are drawn. A fixed order: the problem of a seed, and with it
-the labels and networks made of it, must not change when others get a data file."""
+"""Kinds of links between nodes that are drawn, in a fixed order for the same reason."""
 INTRA_GBPS, INTER_GBPS = (1.0, 900.0), (1.0 / 8.0, 400.0 / 8.0)
 """Least and largest bandwidth of random links inside nodes and between them: 1 to 900 GB/s, 1 to 400 Gbit/s."""
 

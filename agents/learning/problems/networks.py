@@ -127,7 +127,7 @@ def _stages(draw: Draw, count: int) -> list[Stage]:
     ]
 
 
-def _told(stages: list[Stage]) -> str:
+def _described(stages: list[Stage]) -> str:
     return " ".join(f"{stage.blocks}x{stage.kind}-{stage.channels}" for stage in stages)
 
 
@@ -155,7 +155,9 @@ def draw_convolutions(draw: Draw) -> RandomModel:
             x = net.op("Relu", [net.linear(x, "hidden", 4096)], "hidden")
         return net.finish(net.linear(x, "head", classes))
 
-    text = f"convolutions: {_told(stages)}, image {size}, {classes} classes" + (", hidden layer" if has_hidden else "")
+    text = f"convolutions: {_described(stages)}, image {size}, {classes} classes" + (
+        ", hidden layer" if has_hidden else ""
+    )
     return RandomModel(
         family="convolutions", text=text, num_blocks=sum(s.blocks for s in stages), build=build, tokens=0
     )
@@ -192,7 +194,7 @@ def draw_pyramid(draw: Draw) -> RandomModel:
         return net.finish(net.conv(x, "head", classes, 1, bias=True))
 
     way = "learned" if is_learned else "nearest"
-    text = f"pyramid: {_told(stages)}, image {size}, {classes} classes, {way} upsampling"
+    text = f"pyramid: {_described(stages)}, image {size}, {classes} classes, {way} upsampling"
     num_blocks = sum(s.blocks for s in stages) + sum(s.blocks for s in stages[:-1])
     return RandomModel(family="pyramid", text=text, num_blocks=num_blocks, build=build, tokens=0)
 
