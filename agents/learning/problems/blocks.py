@@ -255,8 +255,9 @@ def draw_encoder_decoder(draw: Draw, parameters: float) -> RandomModel:
         return stretch(graph, "decoder", BUILT - 1, decoders)
 
     text = (
-        f"encoder-decoder: {encoders} x [{_described(encoder)}], {decoders} x [heads {decoder.heads}/{decoder.kv_heads}
-        " f"ffn {decoder.ffn} {decoder.act}], hidden {stack.hidden}, {source} x {features} features, {target} tokens, "
+        f"encoder-decoder: {encoders} x [{_described(encoder)}], "
+        f"{decoders} x [heads {decoder.heads}/{decoder.kv_heads} ffn {decoder.ffn} {decoder.act}], "
+        f"hidden {stack.hidden}, {source} x {features} features, {target} tokens, "
         f"vocabulary {vocabulary}"
     )
     return RandomModel(
