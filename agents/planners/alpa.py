@@ -24,6 +24,7 @@ import numpy as np
 from agents.incumbent import Incumbent
 from agents.planners.device_partition import Partition, StageOf, partitions
 from agents.planners.ilp import propose
+from agents.planners.kernels.partitions import least_sum
 from agents.planners.skeletons import SkeletonSearch
 from agents.planners.stage_table import Setting, StageTable, Strategy, aligned_sizes, settings_by_templates
 from agents.planners.staged_plan import fastest_staged, price_staged
@@ -83,10 +84,10 @@ def least_sums(table: StageTable, sizes: Sequence[int], limit: float) -> Iterato
             worth, ends, of = [], [], []
             for size in sizes:
                 if place % size == 0 and place + size in behind:
-                    times = table.seconds(count, place, size)
-                    total = np.where(times <= limit * (1.0 + 1e-12), times, np.inf) + behind[place + size]
-                    ends.append(total.argmin(axis=1))
-                    worth.append(np.take_along_axis(total, ends[-1][:, None], axis=1)[:, 0])
+                    best, end = np.empty(layers + 1), np.empty(layers + 1, dtype=np.int64)
+                    least_sum(table.seconds(count, place, size), limit * (1.0 + 1e-12), behind[place + size], best, end)
+                    worth.append(best)
+                    ends.append(end)
                     of.append(size)
             if of:
                 which = np.argmin(worth, axis=0)

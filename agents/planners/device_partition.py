@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from agents.planners.kernels.partitions import least_of_most
 from automap.arrays import Floats, Ints
 
 
@@ -96,9 +97,8 @@ def partitions(
                 # What is behind the cut before each layer takes, with the best size of the next stage.
                 after = np.array([np.maximum(worth[rest, other], channel(place, size, other)) for other in behind])
                 which = after.argmin(axis=0)
-                total = np.maximum(seconds(count, place, size), after[which, np.arange(layers + 1)])
-                ends = total.argmin(axis=1)
-                best = total[np.arange(layers + 1), ends]
+                best, ends = np.empty(layers + 1), np.empty(layers + 1, dtype=np.int64)
+                least_of_most(seconds(count, place, size), after.min(axis=0), best, ends)
                 if np.isfinite(best).any():
                     found[place, size] = best
                     way[place, size] = ends, np.array(behind)[which]

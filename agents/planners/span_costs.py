@@ -68,6 +68,7 @@ class SpanCosts:
         self._saved = spans(self.saved_bytes)
         self.needed_bytes: Floats = needs(costs, settings)
         self._costs, self._fastest = costs[0], dict[tuple[int, bool], tuple[Floats, Ints]]()
+        self._beside: dict[tuple[int, float, float], Floats] = {}
         gradients = self._costs["scattered" if zero else "reduced"] * float(settings.sent_gradient_bytes)
         changed = (self._costs["gathered"] - self._costs["gathered_frozen"]) * float(settings.parameter_bytes)
         self.reduce_s: Floats = self._reduced(spans(gradients.T), spans(changed.T), spans(self.backward_s[0]))
@@ -100,12 +101,28 @@ class SpanCosts:
         found += spread * (1.0 - SPREAD_OVERLAP * hidden)
         return found
 
-    def exchange_s(self, seconds_a_byte: float) -> Floats:
-        """[units + 1] seconds of a micro-batch for which a stage is held by what crosses before each unit, both ways at
-        once and as far as nothing hides it; 0 where nothing crosses, and where a byte takes no time."""
+    def beside_s(self, num_micro_batches: int, before: float, behind: float) -> Floats:
+        """Span -> seconds of a micro-batch beside its passes: its share of `reduce_s`, and for how long the stage is
+        held by what crosses on either side, both ways at once and as far as nothing hides it.
+
+        Args:
+            num_micro_batches: micro-batches of a step.
+            before, behind: seconds of a byte that is sent to the stages beside; 0 = none is held.
+        """
+        key = num_micro_batches, before, behind
+        if key not in self._beside:
+            received, sent = (self._exchange_s(rate) for rate in (before, behind))
+            # Behind the last unit nothing is sent.
+            sent[-1] = 0.0
+            self._beside[key] = self.reduce_s / num_micro_batches + (received[:, None] + sent)
+        return self._beside[key]
+
+    def _exchange_s(self, seconds_a_byte: float) -> Floats:
+        """[units + 1] seconds of an exchange before each unit; 0 where nothing crosses."""
         settings, crossing = self._settings, self.crossing_bytes
         shown = float(settings.send_s) + (1.0 - float(settings.send_overlap)) * crossing * seconds_a_byte
-        return np.where((crossing > 0.0) & (seconds_a_byte > 0.0), shown, 0.0)
+        found: Floats = np.where((crossing > 0.0) & (seconds_a_byte > 0.0), shown, 0.0)
+        return found
 
     @functools.cached_property
     def unit_state_bytes(self) -> Floats:
@@ -155,7 +172,7 @@ class SpanCosts:
                 less then, so that no more recomputes than it takes to fit; otherwise all have the same mode.
         """
         if self._has_room(alive):
-            return self.pass_s[0], np.zeros_like(self.pass_s[0], dtype=np.int64)
+            return self.pass_s[0], self._nothing_again
         block, at = divmod(alive - 1, AT_ONCE)
         if (block, partly) not in self._fastest:
             counts = AT_ONCE * block + np.arange(1, AT_ONCE + 1)
@@ -175,10 +192,22 @@ class SpanCosts:
 
     def _has_room(self, alive: int) -> bool:
         """Whether the whole model fits without recomputation, which then is the fastest for all spans."""
+        state, kept, beyond = self._of_whole
+        return self._need_not_recompute and state + alive * kept + beyond <= self.capacity
+
+    @functools.cached_property
+    def _need_not_recompute(self) -> bool:
+        return bool(self.space.modes[0]) and not self.space.constrained.recomputes
+
+    @functools.cached_property
+    def _of_whole(self) -> tuple[float, float, float]:
+        """Bytes of the whole model without recomputation: state, what each micro-batch keeps, and the most beyond."""
         state, kept = float(self.unit_state_bytes.sum()), float(self.saved_bytes[0].sum())
-        if not self.space.modes[0] or self.space.constrained.recomputes:
-            return False
-        return bool(state + alive * kept + self.beyond_bytes[0, 0, -1] <= self.capacity)
+        return state, kept, float(self.beyond_bytes[0, 0, -1])
+
+    @functools.cached_property
+    def _nothing_again(self) -> Ints:
+        return np.zeros_like(self.pass_s[0], dtype=np.int64)
 
     def _mixed(self, light: int, heavy: int, alive: Ints) -> tuple[Floats, Ints]:
         """Of each number of micro-batches and each span the seconds with as few units of the heavier of two recompute

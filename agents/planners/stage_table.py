@@ -201,13 +201,7 @@ class StageTable:
         """Seconds of all spans in one strategy, and the number of the recomputation of each; `sends`: seconds a byte to
         either side."""
         times, modes = costs.fastest(alive, partly=self.partly)
-        received = costs.exchange_s(sends[0])
-        sent = costs.exchange_s(sends[1])
-        # Behind the last unit nothing is sent.
-        sent[-1] = 0.0
-        held = received[:, None] + sent[None, :]
-        more = np.where(np.isfinite(times), costs.reduce_s / self.num_micro_batches + held, 0.0)
-        return times + more, modes
+        return times + costs.beside_s(self.num_micro_batches, *sends), modes
 
     def _sends(self, place: int, size: int) -> tuple[float, float]:
         """Seconds of a byte between a stage and the stage before it, and the one behind it; 0 where there is none.
