@@ -168,8 +168,8 @@ class Node:
     num_devices: Count
     intra_node_link: str
     inter_node_link: str
-    nics: Count
-    """Number of network interfaces of each host."""
+    nics: Annotated[float, Range(0, MAX_DEVICES, above=True)]
+    """Number of network interfaces of each host; a fraction where its devices have a share of one."""
     count: Count = 1
     """Number of such hosts."""
 

@@ -12,6 +12,8 @@ from automap.comparisons import Beside, TargetCost, Yours
 
 LEFT_IDLE = "idle: no plan on all of them has these degrees"
 """End of the warning about devices that are idle because of the degrees that the user fixes."""
+LEFT_BY_TARGET = "idle: it has no plan of this model with this batch on all of them"
+"""The same where the target is the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

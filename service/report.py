@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from automap.comparisons import Change, TargetCost
 from automap.plan import DeviceMemory, Estimate, Plan, devices_in_words
-from automap.search_record import LEFT_IDLE, SearchRecord
+from automap.search_record import LEFT_BY_TARGET, LEFT_IDLE, SearchRecord
 from automap.targets import ANY
 from service.strategy import batch, data_parallel, num_devices, strategy
 
@@ -42,6 +42,8 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         why = "more would not make it faster, as far as the estimate can tell"
         if any(warning.endswith(LEFT_IDLE) for warning in plan.warnings):
             why = "the degrees in hints.fix leave the others idle"
+        elif any(warning.endswith(LEFT_BY_TARGET) for warning in plan.warnings):
+            why = "the target has no plan of this model with this batch on all of them"
         lines.append(("devices", f"{used} of {there}: {why}"))
     if plan.degrees:
         lines.append(("batch", batch(plan)))

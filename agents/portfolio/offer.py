@@ -13,6 +13,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from agents.portfolio.any_trainer import WORTH_TELLING, AnyTrainer, search_any, set_aside
 from agents.portfolio.in_turn import search_in_turn, with_record
@@ -80,28 +81,29 @@ def search_offer(
         ProblemError: see `search_in_turn` and `check_tie`.
     """
     check_tie(tie)
-    idle = needed(problem)
     evaluator = functools.cache(lambda: Evaluator(problem))
-    if idle is not None:
-        lift = lifting(problem, idle, evaluator)
-        alone = search_offer(
-            idle.problem,
-            budget,
-            searchers=searchers,
-            seed=seed,
-            tie=tie,
-            on_progress=lambda progress: on_progress(replace(progress, best=lifted_best(progress, lift))),
-            should_stop=should_stop,
-        )
-        return _on_all_devices(alone, lift, evaluator())
     began = time.monotonic()
 
     def looked_enough() -> bool:
         limit_s = budget.seconds and LOOK_SHARE * budget.seconds
         return should_stop() or (limit_s is not None and time.monotonic() - began > limit_s)
 
-    own, aside = set_aside(budget, problem)
     parts = promising(problem, looked_enough)
+    idle = needed(parts)
+    if idle is not None:
+        (left,) = divided(budget, time.monotonic() - began, (), LEAST_S)
+        lift = lifting(problem, idle, evaluator)
+        alone = search_offer(
+            idle.problem,
+            left,
+            searchers=searchers,
+            seed=seed,
+            tie=tie,
+            on_progress=lambda progress: on_progress(replace(progress, best=lifted_best(progress, lift))),
+            should_stop=should_stop,
+        )
+        return _on_all_devices(_beside_parts(alone, idle, parts), lift, evaluator())
+    own, aside = set_aside(budget, problem)
     some = parts_to_search(parts, own)
     shares = shares_of(some)
     mine, *rest = divided(own, time.monotonic() - began, shares, LEAST_S)
@@ -156,6 +158,23 @@ def _least(*records: Mapping[str, float | None]) -> dict[str, float | None]:
     }
 
 
+def _beside_parts(found: SearchResult, own: Part, parts: Sequence[Part]) -> SearchResult:
+    """The result of a search on one part, whose bound holds for the parts that were not searched too.
+
+    Args:
+        found: the result.
+        own: the part that was searched; what it contains was looked at there.
+        parts: all parts that have plans.
+    """
+    others = [part.bound_s for part in parts if not set(part.devices) <= set(own.devices)]
+    record = found.record
+    fastest_s = record.fastest_s or found.step_time_s
+    least_s = min((record.lower_bound_s or 0.0, *others))
+    proven = record.proven and min(others, default=inf) >= fastest_s
+    plan = replace(found.plan, search=replace(record, lower_bound_s=least_s, proven=proven))
+    return replace(found, plan=plan, proven=proven)
+
+
 def _on_all_devices(found: SearchResult, lift: Lift, evaluator: Evaluator) -> SearchResult:
     """The result of a search on a part, with plans of the whole cluster.
 
@@ -172,9 +191,6 @@ def _on_all_devices(found: SearchResult, lift: Lift, evaluator: Evaluator) -> Se
     if plan is None:
         raise NothingFits("no plan on all devices", field="hints.fix", value="", repair="Fix fewer degrees.")
     plan = replace(plan, warnings=(*plan.warnings, told_idle(problem, plan)))
-    if plan.search is not None and _step_s(plan) > found.step_time_s * (1.0 + TOLD):
-        # A host's idle devices keep their share of its links, which those of the part had: its figures are too low.
-        plan = replace(plan, search=replace(plan.search, baselines={}, fastest_s=None))
     yours = read_baseline(evaluator)
     if yours is not None:
         plan = _beside(plan, yours, evaluator)

@@ -50,7 +50,7 @@ def clusters_within(cluster: Cluster, batch: int) -> Iterator[Within]:
         for count, each in sorted(rows, reverse=True):
             devices = group.devices(count, each)
             if len(devices) < cluster.num_devices:
-                yield within(cluster, (replace(node, count=count, num_devices=each),), devices), devices
+                yield within(cluster, (replace(_with(node, each), count=count),), devices), devices
     for nodes in _of_kinds(cluster):
         of_nodes = (number for number, node in enumerate(cluster.nodes) for _ in range(node.count * node.num_devices))
         devices = tuple(device for device, number in enumerate(of_nodes) if number in nodes)
@@ -138,6 +138,12 @@ def within(cluster: Cluster, nodes: tuple[Node, ...], devices: tuple[int, ...]) 
     )
 
 
+def _with(node: Node, each: int) -> Node:
+    """Hosts with some of their devices, which have their share of the host's links to others, as they do beside idle
+    ones (`automap.group_links`)."""
+    return replace(node, num_devices=each, nics=node.nics * each / node.num_devices)
+
+
 def _counts(number: int, batch: int) -> set[int]:
     """Divisors of a number, the largest divisor of the batch and the largest power of two up to it, and multiples of
     others where it has few divisors."""
@@ -149,11 +155,11 @@ def _counts(number: int, batch: int) -> set[int]:
 
 
 def filled_within(cluster: Cluster, batch: int, fix: Fix) -> Iterator[Within]:
-    """Parts that plans with the fixed degrees can fill, where these do not divide the number of devices.
+    """Parts that plans with the fixed degrees can fill, where these or the batch do not divide the number of devices.
 
     Those of `clusters_within` whose devices they divide; and of every kind of part the largest: equal whole hosts, some
     devices of one host, equally many of every host, in which ranks of tp stay inside a host, and the fastest hosts with
-    a last one that is not full.
+    a last one that is not full, also in the largest number whose replicas share the batch evenly.
 
     Args:
         cluster: all devices.
@@ -162,7 +168,10 @@ def filled_within(cluster: Cluster, batch: int, fix: Fix) -> Iterator[Within]:
     """
     unit = prod(fix.degrees().values())
     seen: set[tuple[int, ...]] = set()
-    for part, devices in itertools.chain(clusters_within(cluster, batch), _largest(cluster, unit, fix.tp or 1)):
+    # As many replicas as share the samples evenly, which trainers may insist on.
+    even = _fastest_hosts(cluster, unit * max(d for d in divisors(batch) if d * unit <= cluster.num_devices))
+    parts = itertools.chain(clusters_within(cluster, batch), _largest(cluster, unit, fix.tp or 1), [even])
+    for part, devices in parts:
         if len(devices) % unit == 0 and 0 < len(devices) < cluster.num_devices and devices not in seen:
             seen.add(devices)
             yield part, devices
@@ -181,11 +190,11 @@ def _largest(cluster: Cluster, unit: int, tp: int) -> Iterator[Within]:
         each = (size - 1) // unit * unit
         if each:
             devices = group.devices(1, each)
-            yield within(cluster, (replace(node, count=1, num_devices=each),), devices), devices
+            yield within(cluster, (replace(_with(node, each), count=1),), devices), devices
         some = [n for n in range(size - 1, 0, -1) if n % tp == 0 and n * node.count % unit == 0]
         for each in {*some[:1], *some[-1:]} if node.count > 1 else ():
             devices = tuple(sorted(d for host in group.hosts.members for d in host[:each]))
-            yield within(cluster, (replace(node, num_devices=each),), devices), devices
+            yield within(cluster, (_with(node, each),), devices), devices
     for number in {cluster.num_devices // unit * unit, unit}:
         yield _fastest_hosts(cluster, number)
 
@@ -202,6 +211,6 @@ def _fastest_hosts(cluster: Cluster, number: int) -> Within:
         for number_of, device in enumerate(own)
         if number_of < taken[cluster.node_of[device]]
     )
-    rows = (replace(host, count=1, num_devices=n) for host, n in zip(cluster.hosts, taken, strict=True) if n)
+    rows = (replace(_with(host, n), count=1) for host, n in zip(cluster.hosts, taken, strict=True) if n)
     nodes = tuple(replace(row, count=len(list(alike))) for row, alike in itertools.groupby(rows))
     return within(cluster, nodes, devices), devices

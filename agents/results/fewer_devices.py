@@ -21,7 +21,7 @@ from automap.price.estimate import annotate, lower_bound_s
 from automap.price.evaluator import Evaluator
 from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
-from automap.search_record import LEFT_IDLE
+from automap.search_record import LEFT_BY_TARGET, LEFT_IDLE
 from automap.space.target_limits import plan_space
 from automap.verify import Verifier
 
@@ -43,7 +43,7 @@ class Part:
     template_s: float | None
     """Step time of the best template of the part; None where none fits, or none was priced."""
     reference_s: float
-    """Step time of the best template on all devices."""
+    """Step time of the best template on all devices; infinite where no plan is on all of them."""
 
 
 def promising(problem: Problem, should_stop: Callable[[], bool] = lambda: False) -> tuple[Part, ...]:
@@ -69,11 +69,13 @@ def promising(problem: Problem, should_stop: Callable[[], bool] = lambda: False)
             if needs_replicas and not _has_replicas(part):
                 continue
             bound_s, template_s = lower_bound_s(part), None
+            if reference_s == inf:
+                plan_space(part)  # where not all devices have a plan, some parts have none either
             if bound_s < reference_s and not should_stop():
                 bound_s = max(bound_s, BoundTable(plan_space(part)).first.time_s)
                 template_s = fastest_template_s(part) if bound_s < reference_s else None
         except UserError:
-            continue  # the hints require more devices
+            continue  # the hints require more devices, or the target has no plan
         if bound_s < reference_s:
             found.append(
                 Part(problem=part, devices=devices, bound_s=bound_s, template_s=template_s, reference_s=reference_s)
@@ -86,7 +88,8 @@ def _has_replicas(problem: Problem) -> bool:
 
 
 def _reference_s(problem: Problem) -> float | None:
-    """Step time of the best template on all devices; None where none fits, infinite where degrees leave some idle.
+    """Step time of the best template on all devices; None where none fits, infinite where degrees or the target leave
+    some idle.
 
     Raises:
         ProblemError: no plan has what the hints fix, on no part either.
@@ -102,9 +105,11 @@ def _reference_s(problem: Problem) -> float | None:
 
 
 def leave_idle(problem: Problem) -> bool:
-    """Whether the degrees that the user fixes may be those of a plan on fewer devices than there are."""
+    """Whether only fewer devices than there are may have a plan with the degrees that the user fixes, or one of the
+    target."""
     degrees = problem.hints.fix.degrees()
-    return bool(degrees) and prod(degrees.values()) < problem.cluster.num_devices
+    is_limited = bool(degrees) or problem.target is not None
+    return is_limited and prod(degrees.values()) < problem.cluster.num_devices
 
 
 def check_hints(problem: Problem) -> None:
@@ -135,23 +140,28 @@ def _on(problem: Problem, cluster: Cluster) -> Problem:
     return Problem.build(problem.graph, cluster, problem.training, replace(problem.hints, baseline=None))
 
 
-def needed(problem: Problem) -> Part | None:
-    """The part with the fastest template, where the degrees that the user fixes leave devices idle; where no template
-    fits, the largest one, on which the search says so.
+def needed(parts: tuple[Part, ...]) -> Part | None:
+    """The part with the fastest template, where degrees that the user fixes or the target leave devices idle; where no
+    template fits, the largest one, on which the search says so.
 
-    None where a plan on all devices has them, and where no part has one.
+    None where there are plans on all devices, and where no part has one.
+
+    Args:
+        parts: see `promising`.
     """
-    if not leave_idle(problem) or _reference_s(problem) != inf:
-        return None
-    return next(iter(promising(problem)), None)
+    return parts[0] if parts and parts[0].reference_s == inf else None
 
 
 def told_idle(problem: Problem, plan: Plan) -> str:
-    """A sentence that says how many devices a plan leaves idle, because of the degrees that the user fixes."""
+    """A sentence that says how many devices a plan leaves idle, because of the degrees that the user fixes or of the
+    target."""
     devices = problem.cluster.num_devices
     idle = devices - len({device for stage in plan.stages for device in parse_devices(stage.devices)})
     stated = ", ".join(f"{name} {value}" for name, value in problem.hints.fix.degrees().items())
-    return f"hints.fix, {stated}, leaves {idle} of {devices} devices {LEFT_IDLE}"
+    target = "" if problem.target is None else f"the target {problem.target.name}"
+    if not stated:
+        return f"{target} leaves {idle} of {devices} devices {LEFT_BY_TARGET}"
+    return f"hints.fix, {stated},{target and f' with {target}'} leaves {idle} of {devices} devices {LEFT_IDLE}"
 
 
 def on_all(plan: Plan, part: Part, problem: Problem, evaluator: Evaluator) -> Plan | None:

@@ -9,7 +9,7 @@ import pytest
 from agents import Budget, search, search_offer
 from agents.portfolio.any_trainer import set_aside
 from agents.portfolio.certificate import certify
-from agents.portfolio.offer import _beside
+from agents.portfolio.offer import _beside, _beside_parts
 from agents.portfolio.parts import divided, parts_to_search, shares_of
 from agents.results.cluster_parts import clusters_within, filled_within
 from agents.results.fewer_devices import check_hints, on_all, promising
@@ -348,6 +348,78 @@ def test_a_plan_with_idle_devices_is_compared_at_its_own_price():
     assert len(parse_devices(result.plan.stages[0].devices)) == 8
     expert_s = result.plan.search.baselines.get("expert", step_s(result.plan))
     assert expert_s == pytest.approx(step_s(result.plan))
+
+
+@pytest.mark.parametrize(("batch", "used"), [(13, 1), (16, 4), (61, 1), (5, 5)])
+def test_a_target_without_plans_on_all_devices_leaves_some_idle(batch, used):
+    """Accelerate gives equally many samples to all ranks, and splits three heads in three at most."""
+    graph = zoo.build("gpt:layers=4,hidden=1536,heads=3,seq_len=1024,vocab_size=512")
+    problem = Problem.build(graph, "7xA100-80GB", {"global_batch": batch, "target": "accelerate"}, {"fix": {"tp": 1}})
+    free = replace(problem, hints=replace(problem.hints, fix=Fix()))
+    for asked in (problem, free):
+        check_hints(asked)
+        plan = search_offer(asked, Budget.parse(60), searchers=["expert"]).plan
+        assert not verify(asked, plan)
+        devices = {d for stage in plan.stages for d in parse_devices(stage.devices)}
+        assert len(devices) == used if asked is problem else len(devices) < 7
+        (told,) = [text for text in plan.warnings if f"leaves {7 - len(devices)} of 7 devices idle" in text]
+        assert "the target accelerate" in told and told.startswith("hints.fix") == (asked is problem)
+        assert price(asked, Plan.from_json(json.loads(json.dumps(plan.to_json())))) == plan.estimate
+
+
+def test_a_part_without_plans_is_not_searched():
+    """Of 61 samples 61 replicas take one each; no other number of hosts or of devices in one divides them."""
+    problem = Problem.build(zoo.build(RESNET), "13x8xA100-80GB", {"global_batch": 61, "target": "accelerate"})
+    for stops in (False, True):  # also where no time is left to price templates
+        parts = promising(problem, lambda: stops)  # noqa: B023
+        assert {len(part.devices) for part in parts} == {1, 61}
+    plan = search_offer(problem, Budget.parse(20), searchers=["expert"]).plan
+    (told,) = [text for text in plan.warnings if "idle" in text]
+    idle = 104 - len({device for stage in plan.stages for device in parse_devices(stage.devices)})
+    assert told.startswith(f"the target accelerate leaves {idle} of 104 devices")
+    with pytest.raises(ProblemError, match="transformers"):
+        search_offer(
+            Problem.build(zoo.build(RESNET), "7xA100", {"global_batch": 13, "target": "megatron-core"}),
+            Budget.parse(20),
+        )
+
+
+@pytest.mark.parametrize(
+    ("cluster", "fix"),
+    [
+        ("2x7xA100-80GB@10Gbit", {"dp": 2, "tp": 4, "pp": 1}),
+        ("3x5xA100-80GB", {"dp": 3, "tp": 4, "pp": 1}),
+        ("2x8xV100-16GB", {"dp": 12, "pp": 1}),
+        ("3x8xA100-80GB@25Gbit", {"dp": 22, "pp": 1}),
+    ],
+)
+def test_devices_of_a_part_share_their_hosts_links_as_beside_idle_ones(cluster, fix):
+    problem = build("gpt2", cluster, 132, fix=fix)
+    evaluator = Evaluator(problem)
+    parts = promising(problem)
+    assert parts
+    for part in parts:
+        alone = search(part.problem, Budget.parse(20), searcher="expert").plan
+        lifted = on_all(alone, part, problem, evaluator)
+        assert step_s(lifted) == pytest.approx(step_s(alone), rel=1e-12)
+        assert lifted.why == alone.why
+
+
+def test_a_bound_of_a_part_holds_for_the_parts_that_were_not_searched():
+    problem = build(GPT, "2x2xV100-16GB@10Gbit", 12, fix={"dp": 3, "tp": 1, "pp": 1})
+    (part, *_) = promising(problem)
+    found = search(part.problem, Budget.parse(20), searcher="expert")
+    proof = replace(found.record, proven=True, lower_bound_s=found.step_time_s)
+    found = replace(found, plan=replace(found.plan, search=proof), proven=True)
+    other = replace(part, devices=(0, 1, 3), bound_s=0.5 * found.step_time_s)
+    for parts, proven, bound_s in (
+        ((part,), True, found.step_time_s),
+        ((part, replace(other, devices=(0, 1))), True, found.step_time_s),
+        ((part, other), False, other.bound_s),
+        ((part, replace(other, bound_s=2.0 * found.step_time_s)), True, found.step_time_s),
+    ):
+        seen = _beside_parts(found, part, parts)
+        assert (seen.proven, seen.record.proven, seen.record.lower_bound_s) == (proven, proven, bound_s)
 
 
 def test_degrees_whose_plans_need_too_much_memory_say_so():

@@ -11,7 +11,7 @@ from automap.cluster import parse_cluster
 from automap.comparisons import Beside
 from automap.plan import AxisSharding, AxisUse, Degrees, Plan, Schedule, Sync, Zero
 from automap.problem import Problem
-from automap.search_record import LEFT_IDLE
+from automap.search_record import LEFT_BY_TARGET, LEFT_IDLE
 from ir.onnx.sandbox import import_model
 from service.report import against, seconds, side_by_side, summary
 from service.strategy import data_parallel, strategy
@@ -188,6 +188,9 @@ def test_idle_devices_are_said(plan: Plan) -> None:
     assert dict(summary(some))["devices"] == text
     fixed = replace(some, warnings=(f"hints.fix, dp 4, leaves 4 of 8 devices {LEFT_IDLE}",))
     assert dict(summary(fixed))["devices"] == "4 of 8: the degrees in hints.fix leave the others idle"
+    target = replace(some, warnings=(f"the target accelerate leaves 4 of 8 devices {LEFT_BY_TARGET}",))
+    text = "4 of 8: the target has no plan of this model with this batch on all of them"
+    assert dict(summary(target))["devices"] == text
 
 
 def test_summary(plan: Plan) -> None:
