@@ -150,7 +150,11 @@ def _form(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _merge(graph: Graph, segments: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Merges segments without heavy work with a neighbour: the next one where `_opens`, else the one before."""
+    """Merges segments without heavy work with a neighbour: the next one where `_opens`, else the one before.
+
+    A norm in front of a segment that begins with a norm of its own belongs to what is before: it is the norm behind the
+    embedding of BLOOM, or behind the patches of CLIP and Swin, and with it the first layer would be unlike the others.
+    """
     heavy = [any(is_heavy(graph, graph.operators[i]) for i in range(a, b)) for a, b in segments]
     if not any(heavy):
         return [(segments[0][0], segments[-1][1])]
@@ -163,7 +167,9 @@ def _merge(graph: Graph, segments: list[tuple[int, int]]) -> list[tuple[int, int
             pending = None
         elif pending is not None:
             continue
-        elif i < last and (not merged or _opens(graph, start, stop)):
+        elif i < last and (
+            not merged or (_opens(graph, start, stop) and not _begins_with_norm(graph, *segments[i + 1]))
+        ):
             pending = start
         else:
             merged[-1] = (merged[-1][0], stop)
@@ -172,10 +178,14 @@ def _merge(graph: Graph, segments: list[tuple[int, int]]) -> list[tuple[int, int
 
 def _opens(graph: Graph, start: int, stop: int) -> bool:
     """Whether a cheap segment belongs to the next one."""
+    is_all_views = all(o.is_view for o in graph.operators[start:stop])
+    return is_all_views or any(o.kind in NORMALISATIONS for o in graph.operators[start:stop])
+
+
+def _begins_with_norm(graph: Graph, start: int, stop: int) -> bool:
+    """Whether the first operator of a segment that computes something is a norm."""
     op = next((o for o in graph.operators[start:stop] if not o.is_view), None)
-    if op is None or op.kind in NORMALISATIONS:
-        return True
-    return any(o.kind in NORMALISATIONS for o in graph.operators[start:stop])
+    return op is not None and op.kind in NORMALISATIONS
 
 
 class _Hasher:

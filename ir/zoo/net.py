@@ -145,15 +145,33 @@ class Net:
         """`torch.nn.Dropout` in training; nothing where it drops nothing."""
         return self.ops("Dropout", [x], scope, 2, ratio=percent / 100)[0] if percent else x
 
+    def repeated(self, x: str, scope: str, heads: int) -> str:
+        """Each head of keys or values, `[b, h, s, d]`, for all of the `heads` heads of queries that share it."""
+        _, kv_heads, length, size = self.shape(x)
+        if kv_heads == heads:
+            return x
+        x = self.op("Unsqueeze", [x], scope, axes=(2,))
+        x = self.op("Expand", [x], scope, shape=(1, kv_heads, heads // kv_heads, length, size))
+        return self.op("Reshape", [x], scope, shape=(1, heads, length, size))
+
     def attend(
-        self, q: str, k: str, v: str, scope: str, *, mask: str = "", scale: bool = True, dropout_percent: int = 0
+        self,
+        q: str,
+        k: str,
+        v: str,
+        scope: str,
+        *,
+        masks: Sequence[str] = (),
+        scale: bool = True,
+        dropout_percent: int = 0,
     ) -> str:
-        """Softmax attention of `[b, h, s, d]`, `[b, h, d, t]` and `[b, h, t, d]`, merged to `[b, s, (h d)]`."""
+        """Softmax attention of `[b, h, s, d]`, `[b, h, d, t]` and `[b, h, t, d]`, merged to `[b, s, (h d)]`; the scores
+        have the masks added."""
         size = self.shape(q)[-1]
         scores = self.op("MatMul", [q, k], scope)
         if scale:
             scores = self.op("Mul", [scores, self.scalar("attention_scale", size**-0.5)], scope)
-        if mask:
+        for mask in masks:
             scores = self.add(scores, mask, scope)
         weights = self.dropout(self.op("Softmax", [scores], scope, axis=-1), scope, dropout_percent)
         context = self.op("MatMul", [weights, v], scope)
@@ -162,14 +180,27 @@ class Net:
         return self.op("Reshape", [joined], scope, shape=(1, length, heads * size))
 
     def fused_attention(
-        self, x: str, scope: str, names: tuple[str, str], heads: int, *, mask: str = "", dropout_percent: int = 0
+        self,
+        x: str,
+        scope: str,
+        names: tuple[str, str],
+        heads: int,
+        *,
+        masks: Sequence[str] = (),
+        qk_norm: bool = False,
+        dropout_percent: int = 0,
     ) -> str:
         """Self-attention with one linear layer for queries, keys and values; it becomes pieces `#q`, `#k`, `#v`."""
         width = self.shape(x)[-1]
         fused = self.linear(x, f"{scope}.{names[0]}", 3 * width)
         q, k, v = self.ops("Split", [fused], scope, 3, axis=-1, split=(width,) * 3)
-        q, k, v = (self.heads(t, scope, heads, transposed=t == k) for t in (q, k, v))
-        y = self.attend(q, k, v, scope, mask=mask, dropout_percent=dropout_percent)
+        if qk_norm:
+            q, k, v = (self.heads(t, scope, heads) for t in (q, k, v))
+            q, k = (self.layer_norm(t, f"{scope}.{name}", 1e-6) for t, name in ((q, "q_norm"), (k, "k_norm")))
+            k = self.op("Transpose", [k], scope, perm=(0, 1, 3, 2))
+        else:
+            q, k, v = (self.heads(t, scope, heads, transposed=t == k) for t in (q, k, v))
+        y = self.attend(q, k, v, scope, masks=masks, dropout_percent=dropout_percent)
         return self.linear(y, f"{scope}.{names[1]}", width)
 
     def conv(

@@ -13,7 +13,7 @@ BUILT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Stack:
+class Stack:
     """Sizes of a stack of equal layers."""
 
     layers: int
@@ -38,7 +38,7 @@ class _Stack:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpt(_Stack):
+class Gpt(Stack):
     """Decoder with learned positions and layer norms before each half layer; the head shares the embedding."""
 
     seq_len: int = 1024
@@ -47,24 +47,32 @@ class Gpt(_Stack):
     vocab_size: int = 50257
     dropout_percent: int = 0
     """Share of the activations that training drops behind embeddings, attention weights and each half layer."""
+    relu: int = 0
+    """1 = ReLU in the MLP (OPT, arXiv 2205.01068); 0 = GELU."""
+    alibi: int = 0
+    """1 = scores less a multiple of the distance in place of learned positions, and a norm behind the embedding (BLOOM,
+    arXiv 2211.05100)."""
 
     def build(self, loss: str | None) -> Graph:
         """The graph."""
         net = Net()
         ids = net.builder.input("ids", (1, self.seq_len), "int64")
         x = net.embedding(ids, "wte", self.vocab_size, self.hidden)
-        rows = max(self.positions, self.seq_len)
-        x = net.add(x, net.embedding(net.positions(self.seq_len), "wpe", rows, self.hidden))
+        if self.alibi:
+            x, masks = net.layer_norm(x, "wte_layernorm"), [net.buffer("alibi", 1, self.heads, 1, self.seq_len)]
+        else:
+            rows, masks = max(self.positions, self.seq_len), list[str]()
+            x = net.add(x, net.embedding(net.positions(self.seq_len), "wpe", rows, self.hidden))
         x = net.dropout(x, "drop", self.dropout_percent)
-        mask = net.causal_mask(self.seq_len)
+        masks.append(net.causal_mask(self.seq_len))
         for i in self.built:
             h = f"h.{i}"
             y = net.layer_norm(x, f"{h}.ln_1")
             names, drop = ("c_attn", "c_proj"), self.dropout_percent
-            y = net.fused_attention(y, f"{h}.attn", names, self.heads, mask=mask, dropout_percent=drop)
+            y = net.fused_attention(y, f"{h}.attn", names, self.heads, masks=masks, dropout_percent=drop)
             x = net.add(x, net.dropout(y, f"{h}.attn", drop), h)
             y = net.linear(net.layer_norm(x, f"{h}.ln_2"), f"{h}.mlp.c_fc", self.width)
-            y = net.op("Gelu", [y], f"{h}.mlp", approximate="tanh")
+            y = net.op("Relu", [y], f"{h}.mlp") if self.relu else net.op("Gelu", [y], f"{h}.mlp", approximate="tanh")
             y = net.dropout(net.linear(y, f"{h}.mlp.c_proj", self.hidden), f"{h}.mlp", drop)
             x = net.add(x, y, h)
         logits = net.product(net.layer_norm(x, "ln_f"), "wte.weight", "lm_head")
@@ -91,6 +99,10 @@ class Llama:
     """Size of the part of queries and keys with rotary positions, beside a latent; all heads share that of the keys."""
     qk_norm: int = 0
     """1 = an RMS norm of each head of queries and keys (Qwen 3, arXiv 2505.09388); 0 = none."""
+    qkv_bias: int = 0
+    """1 = queries, keys and values have biases (Qwen 2, arXiv 2407.10671); 0 = none. Not beside a latent."""
+    tied: int = 0
+    """1 = the head shares the embedding's parameter (Llama 3.2, small Qwens); 0 = it has its own."""
     value_dim: int = 0
     """Size of a head of the values beside a latent; 0 = `head_dim`."""
     ffn: int = 0
@@ -113,7 +125,11 @@ class Llama:
             x = net.add(x, y, layer)
             y = net.rms_norm(x, f"{layer}.post_attention_layernorm")
             x = net.add(x, (self._mlp if i >= self._unlike else self._dense)(net, y, f"{layer}.mlp"), layer)
-        logits = net.linear(net.rms_norm(x, "norm"), "lm_head", self.vocab_size, bias=False)
+        x = net.rms_norm(x, "norm")
+        if self.tied:
+            logits = net.product(x, "embed_tokens.weight", "lm_head")
+        else:
+            logits = net.linear(x, "lm_head", self.vocab_size, bias=False)
         return stretch(net.finish(logits, loss=loss), "layers", built - 1, self.layers)
 
     @property
@@ -131,15 +147,16 @@ class Llama:
             return self._latent_attention(net, x, scope, mask)
         size, kv_heads = self.head_dim or self.hidden // self.heads, self.kv_heads or self.heads
         tables = self._rotary_tables(net)
-        q = net.heads(net.linear(x, f"{scope}.q_proj", self.heads * size, bias=False), scope, self.heads)
-        k = net.heads(net.linear(x, f"{scope}.k_proj", kv_heads * size, bias=False), scope, kv_heads)
-        v = net.heads(net.linear(x, f"{scope}.v_proj", kv_heads * size, bias=False), scope, kv_heads)
+        q, k, v = (
+            net.heads(net.linear(x, f"{scope}.{name}", count * size, bias=bool(self.qkv_bias)), scope, count)
+            for name, count in (("q_proj", self.heads), ("k_proj", kv_heads), ("v_proj", kv_heads))
+        )
         if self.qk_norm:
             q, k = (net.rms_norm(t, f"{scope}.{name}") for t, name in ((q, "q_norm"), (k, "k_norm")))
         q, k = (net.op("RotaryEmbedding", [t, *tables], scope) for t in (q, k))
-        k, v = (self._repeated(net, t, scope, kv_heads) for t in (k, v))
+        k, v = (net.repeated(t, scope, self.heads) for t in (k, v))
         k = net.op("Transpose", [k], scope, perm=(0, 1, 3, 2))
-        return net.linear(net.attend(q, k, v, scope, mask=mask), f"{scope}.o_proj", self.hidden, bias=False)
+        return net.linear(net.attend(q, k, v, scope, masks=[mask]), f"{scope}.o_proj", self.hidden, bias=False)
 
     def _latent_attention(self, net: Net, x: str, scope: str, mask: str) -> str:
         """Keys and values from a small latent; the part of the keys with positions is one for all heads."""
@@ -160,7 +177,7 @@ class Llama:
         turned = net.op("RotaryEmbedding", [net.heads(turned, scope, 1), *tables], scope)
         turned = net.op("Expand", [turned], scope, shape=(1, self.heads, self.seq_len, self.rope_dim))
         k = net.op("Transpose", [net.op("Concat", [k, turned], scope, axis=-1)], scope, perm=(0, 1, 3, 2))
-        return net.linear(net.attend(q, k, v, scope, mask=mask), f"{scope}.o_proj", self.hidden, bias=False)
+        return net.linear(net.attend(q, k, v, scope, masks=[mask]), f"{scope}.o_proj", self.hidden, bias=False)
 
     def _rotary_tables(self, net: Net) -> list[str]:
         """Cosines and sines of the angles of all positions."""
@@ -169,15 +186,6 @@ class Llama:
     def _parts(self, net: Net, x: str, scope: str, sizes: tuple[int, int]) -> tuple[str, ...]:
         """The two parts of the last dim."""
         return net.ops("Split", [x], scope, 2, axis=-1, split=sizes)
-
-    def _repeated(self, net: Net, x: str, scope: str, kv_heads: int) -> str:
-        """Each head of keys or values for all queries that share it."""
-        if kv_heads == self.heads:
-            return x
-        _, _, length, size = net.shape(x)
-        x = net.op("Unsqueeze", [x], scope, axes=(2,))
-        x = net.op("Expand", [x], scope, shape=(1, kv_heads, self.heads // kv_heads, length, size))
-        return net.op("Reshape", [x], scope, shape=(1, self.heads, length, size))
 
     @property
     def _width(self) -> int:
@@ -232,7 +240,7 @@ class Moe(Llama):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bert(_Stack):
+class Bert(Stack):
     """Encoder with layer norms behind each half layer, for masked words; the head shares the embedding."""
 
     seq_len: int = 512
@@ -270,7 +278,7 @@ class Bert(_Stack):
         scope = f"{layer}.attention.self"
         q, k, v = (net.linear(x, f"{scope}.{name}", self.hidden) for name in ("query", "key", "value"))
         q, k, v = (net.heads(t, scope, self.heads, transposed=t == k) for t in (q, k, v))
-        y = net.attend(q, k, v, scope, mask=self._mask(net, seen, scope), dropout_percent=self.dropout_percent)
+        y = net.attend(q, k, v, scope, masks=[self._mask(net, seen, scope)], dropout_percent=self.dropout_percent)
         y = net.linear(y, f"{layer}.attention.output.dense", self.hidden)
         y = net.dropout(y, f"{layer}.attention.output", self.dropout_percent)
         x = net.layer_norm(net.add(y, x, f"{layer}.attention.output"), f"{layer}.attention.output.LayerNorm", 1e-12)
@@ -287,12 +295,15 @@ class Bert(_Stack):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vit(_Stack):
+class Vit(Stack):
     """Encoder of image patches behind a class token, with layer norms before each half layer."""
 
     image_size: int = 224
     patch_size: int = 16
     num_classes: int = 1000
+    parallel: int = 0
+    """1 = attention and MLP read the same norm side by side, and queries and keys have norms (ViT-22B, arXiv
+    2302.05442); 0 = one behind the other."""
 
     def build(self, loss: str | None) -> Graph:
         """The graph."""
@@ -306,17 +317,20 @@ class Vit(_Stack):
         x = net.add(x, net.parameter("pos_embed", 1, count + 1, self.hidden))
         for i in self.built:
             block = f"blocks.{i}"
-            y = net.layer_norm(x, f"{block}.norm1", 1e-6)
-            x = net.add(x, net.fused_attention(y, f"{block}.attn", ("qkv", "proj"), self.heads), block)
-            y = net.linear(net.layer_norm(x, f"{block}.norm2", 1e-6), f"{block}.mlp.fc1", self.width)
+            y, is_parallel = net.layer_norm(x, f"{block}.norm1", 1e-6), bool(self.parallel)
+            z = net.fused_attention(y, f"{block}.attn", ("qkv", "proj"), self.heads, qk_norm=is_parallel)
+            if not is_parallel:
+                x = net.add(x, z, block)
+                y = net.layer_norm(x, f"{block}.norm2", 1e-6)
+            y = net.linear(y, f"{block}.mlp.fc1", self.width)
             y = net.linear(net.op("Gelu", [y], f"{block}.mlp.act"), f"{block}.mlp.fc2", self.hidden)
-            x = net.add(x, y, block)
+            x = net.add(x, net.add(y, z, block) if is_parallel else y, block)
         x = net.op("Gather", [net.layer_norm(x, "norm", 1e-6)], indices=0, axis=1)
         return self.stretched(net.finish(net.linear(x, "head", self.num_classes), loss=loss), "blocks")
 
 
 @dataclass(frozen=True, kw_only=True)
-class T5(_Stack):
+class T5(Stack):
     """Encoder and decoder of `layers` layers each, with relative positions; embedding and head are one (T5 1.0)."""
 
     head_size: int = 64
@@ -370,7 +384,7 @@ class T5(_Stack):
         q = net.heads(net.linear(y, f"{scope}.q", width, bias=False), scope, self.heads)
         k = net.heads(net.linear(source, f"{scope}.k", width, bias=False), scope, self.heads, transposed=True)
         v = net.heads(net.linear(source, f"{scope}.v", width, bias=False), scope, self.heads)
-        y = net.attend(q, k, v, scope, mask=mask, scale=False)
+        y = net.attend(q, k, v, scope, masks=[mask] if mask else [], scale=False)
         return net.add(x, net.linear(y, f"{scope}.o", self.hidden, bias=False), layer)
 
     def _mlp(self, net: Net, x: str, layer: str) -> str:

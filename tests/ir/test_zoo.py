@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -25,34 +26,83 @@ from ir.zoo import convolutions, transformers
 GPT3 = "gpt:layers=96,hidden=12288,heads=96,seq_len=2048,vocab_size=51200"
 
 # Published with the models, or counted by their authors' code: Hugging Face, torchvision, timm; GPT-2 with tied head,
-# BERT as BertForMaskedLM, Llama 2, T5 1.0. Those of `ROUNDED` follow from the published sizes.
+# BERT as BertForMaskedLM, Llama 2, T5 1.0; Falcon with tied head. Those of `ROUNDED` follow from the published sizes.
 PARAMETERS = {
     "gpt2": 124_439_808,
     "gpt2-medium": 354_823_168,
     "gpt2-large": 774_030_080,
     "gpt2-xl": 1_557_611_200,
+    "gpt3-2.7b": 2_651_553_280,
+    "gpt3-6.7b": 6_658_404_352,
     "gpt3-175b": 174_604_259_328,
+    "mt-nlg-530b": 529_581_506_560,
+    "opt-1.3b": 1_315_758_080,
+    "opt-2.7b": 2_651_596_800,
+    "opt-6.7b": 6_658_473_984,
+    "opt-13b": 12_853_473_280,
+    "opt-30b": 29_974_540_288,
+    "opt-66b": 65_719_701_504,
+    "opt-175b": 174_604_468_224,
+    "bloom-7b": 7_069_016_064,
+    "bloom-176b": 176_247_271_424,
+    "pythia-6.9b": 6_857_302_016,
+    "pythia-12b": 11_846_072_320,
+    "gpt-neox-20b": 20_554_567_680,
+    "falcon-7b": 6_921_720_704,
+    "falcon-40b": 41_303_293_952,
+    "falcon-180b": 178_557_088_768,
+    "palm-540b": 540_358_668_288,
     "llama-7b": 6_738_415_616,
     "llama-13b": 13_015_864_320,
+    "llama-33b": 32_528_943_616,
+    "llama-65b": 65_285_660_672,
     "llama-70b": 68_976_648_192,
+    "codellama-34b": 33_743_970_304,
     "llama3-8b": 8_030_261_248,
     "llama3-70b": 70_553_706_496,
     "llama3-405b": 405_853_388_800,
+    "llama3.2-1b": 1_235_814_400,
+    "llama3.2-3b": 3_212_749_824,
+    "tinyllama-1.1b": 1_100_048_384,
+    "yi-34b": 34_388_917_248,
+    "phi-3-mini": 3_821_079_552,
+    "phi-4": 14_659_507_200,
     "nemotron4-15b": 15_628_376_064,
     "nemotron4-340b": 341_025_638_400,
     "mistral-7b": 7_241_732_096,
+    "mistral-nemo-12b": 12_247_782_400,
+    "mistral-small-24b": 23_572_403_200,
+    "mistral-large-123b": 122_610_069_504,
+    "qwen2-7b": 7_615_616_512,
+    "qwen2-72b": 72_706_203_648,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-14b": 14_770_033_664,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+    "deepseek-67b": 67_425_001_472,
+    "dbrx-132b": 131_596_523_520,
     "mixtral-8x7b": 46_702_792_704,
     "mixtral-8x22b": 140_620_634_112,
+    "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v2": 235_741_434_880,
     "deepseek-v3": 671_026_404_352,
     "kimi-k2": 1_026_408_209_408,
     "grok-1": 316_489_340_928,
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
+    "qwen3-coder-480b-a35b": 480_154_875_392,
     "bert-base": 109_514_298,
     "bert-large": 335_174_458,
     "vit-b": 86_567_656,
     "vit-l": 304_326_632,
     "vit-h": 632_045_800,
+    "vit-giant": 1_012_611_432,
+    "vit-gigantic": 1_844_440_680,
+    "vit-22b": 21_757_901_800,
     "t5-small": 60_506_624,
     "t5-base": 222_903_552,
     "t5-large": 737_668_096,
@@ -80,9 +130,13 @@ PARAMETERS = {
     "amoebanet-d": 122_470_120,
 }
 
-ROUNDED = {"gpt3-175b": 175e9, "nemotron4-15b": 15.6e9, "nemotron4-340b": 341e9, "kimi-k2": 1.04e12, "grok-1": 314e9}
+ROUNDED = {
+    "gpt3-175b": 175e9, "gpt3-2.7b": 2.7e9, "gpt3-6.7b": 6.7e9, "mt-nlg-530b": 530e9, "opt-175b": 175e9,
+    "palm-540b": 540.35e9, "falcon-180b": 180e9, "nemotron4-15b": 15.6e9, "nemotron4-340b": 341e9, "dbrx-132b": 132e9,
+    "kimi-k2": 1.04e12, "grok-1": 314e9, "vit-giant": 1.011e9, "vit-gigantic": 1.843e9, "vit-22b": 21.743e9,
+}  # fmt: skip
 """Numbers of parameters of models whose papers and cards round them; 2 % apart at most."""
-MIXTURES = ("mixtral", "deepseek", "kimi", "grok", "qwen3")
+MIXTURES = ("mixtral", "deepseek-v", "dbrx", "kimi", "grok", "qwen3-30b", "qwen3-235b", "qwen3-coder")
 LATENT = (
     "moe:layers=4,hidden=64,heads=4,head_dim=16,kv_rank=32,q_rank=48,rope_dim=16,ffn=96,dense_layers=1,experts=4,"
     "top_k=2,moe_ffn=32,shared_ffn=32,vocab_size=256,seq_len=32"
@@ -90,12 +144,21 @@ LATENT = (
 
 SMALL = {
     "gpt": "gpt:layers={},hidden=32,heads=4,seq_len=16,vocab_size=96",
+    "gpt, its scores less by distance": "gpt:layers={},hidden=32,heads=4,alibi=1,relu=1,seq_len=16,vocab_size=96",
     "llama": "llama:layers={},hidden=32,heads=4,kv_heads=2,ffn=64,seq_len=16,vocab_size=96",
+    "llama, tied and with biases": "llama:layers={},hidden=32,heads=4,kv_heads=2,qkv_bias=1,ffn=64,tied=1,seq_len=16,"
+    "vocab_size=96",
+    "parallel": "parallel:layers={},hidden=64,heads=4,rope_dim=4,norms=2,biases=1,seq_len=16,vocab_size=96",
+    "parallel, one norm": "parallel:layers={},hidden=64,heads=4,kv_heads=1,tied=1,seq_len=16,vocab_size=96",
+    "parallel, gated": "parallel:layers={},hidden=64,heads=4,kv_heads=2,head_dim=8,ffn=96,mlp_matrices=3,seq_len=16,"
+    "vocab_size=96",
     "moe": "moe:layers={},hidden=32,heads=4,kv_heads=2,ffn=48,experts=4,shared_ffn=24,seq_len=16,vocab_size=96",
     "moe, its first layers dense": "moe:layers={},hidden=32,heads=4,head_dim=16,ffn=48,moe_ffn=24,experts=4,"
     "dense_layers=2,groups=2,seq_len=16,vocab_size=96",
     "bert": "bert:layers={},hidden=32,heads=4,seq_len=16,vocab_size=96",
     "vit": "vit:layers={},hidden=32,heads=4,image_size=32,patch_size=8,num_classes=10",
+    "vit, its halves side by side": "vit:layers={},hidden=32,heads=4,image_size=32,patch_size=8,parallel=1,"
+    "num_classes=10",
     "t5": "t5:layers={},hidden=32,heads=4,head_size=8,seq_len=16,target_len=8,vocab_size=96",
     "resnet": "resnet:blocks={}-2-5,width=8,image_size=32,num_classes=10",
     "unet": "unet:convolutions={},width=8,levels=2,image_size=16,num_classes=3",
@@ -212,7 +275,16 @@ def test_copied_layers_are_exact(family: str, layers: int, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(
     ("spec", "blocks"),
-    [("gpt2", 12), ("gpt2-xl", 48), ("llama-70b", 80), ("mixtral-8x7b", 32), ("bert-large", 24), ("vit-l", 24)],
+    [
+        ("gpt2", 12),
+        ("gpt2-xl", 48),
+        ("bloom-7b", 30),
+        ("falcon-40b", 60),
+        ("llama-70b", 80),
+        ("mixtral-8x7b", 32),
+        ("bert-large", 24),
+        ("vit-l", 24),
+    ],
 )
 def test_layers_are_blocks(spec: str, blocks: int) -> None:
     found = find_units(zoo.build(spec))
@@ -251,6 +323,17 @@ def test_spellings(spelled: str, name: str) -> None:
     assert zoo.build(f"zoo:{spelled}").operators == zoo.build(name).operators
 
 
+def test_the_documentation_lists_every_name() -> None:
+    """As `name`, or as one of a row `name-7b, -13b`."""
+    text = Path("docs/models.md").read_text("utf-8")
+    section = text[text.index("## Known models") :].split("\n## ")[0]
+    listed = set[str]()
+    for row in re.findall(r"^\| [^|]+ \| (.+) \|$", section, re.MULTILINE):
+        for first, *others in (group.split(", ") for group in re.findall(r"`([^`]+)`", row)):
+            listed |= {first, *(first[: first.rindex("-")] + other for other in others)}
+    assert listed == set(zoo.names())
+
+
 def test_another_loss() -> None:
     assert zoo.build("vit-b", loss="mse").operators[-1].kind == "MeanSquaredErrorLoss"
 
@@ -258,8 +341,13 @@ def test_another_loss() -> None:
 @pytest.mark.parametrize(
     ("spec", "repair"),
     [
-        ("", "gpt2-xl"),
-        ("gpt3", "gpt2-xl"),
+        ("", "docs/models.md"),
+        ("gpt3", "gpt-3"),
+        ("gpt3", "gpt, llama, moe"),
+        ("gpt-neox", "gpt-neox-20b"),
+        ("qwen2-71b", "qwen2-72b"),
+        ("parallel:layers=2,hidden=36,heads=4", "heads"),
+        ("parallel:layers=2,hidden=64,heads=4,rope_dim=32", "rope_dim"),
         ("zoo:GPT2", "gpt2-xl"),
         ("gpt2:sequence=7", "seq_len"),
         ("gpt2:seq_len", "seq_len=512"),
@@ -519,6 +607,46 @@ def test_latent_attention_is_that_of_deepseek_v3(tmp_path: Path) -> None:
     assert kinds == [4, 4]
     here, there = find_units(graph), find_units(exported)
     assert [unit.type for unit in here.units] == [unit.type for unit in there.units]
+
+
+def of_transformers(family: str) -> Any:
+    """The configuration of transformers for `SMALL[family]` with four layers, and its class."""
+    from transformers import BloomConfig, FalconConfig, GPTNeoXConfig, Qwen2Config
+
+    sizes = {"num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 96, "max_position_embeddings": 16}
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    if family == "parallel":
+        rope |= {"partial_rotary_factor": 0.25}
+        return GPTNeoXConfig(**sizes, hidden_size=64, intermediate_size=256, rope_parameters=rope), "GPTNeoXForCausalLM"
+    if family == "parallel, one norm":
+        config = FalconConfig(**sizes, hidden_size=64, rope_parameters=rope, multi_query=True, bias=False)
+        return config, "FalconForCausalLM"
+    if family == "llama, tied and with biases":
+        sizes |= {"hidden_size": 32, "intermediate_size": 64, "num_key_value_heads": 2}
+        return Qwen2Config(**sizes, tie_word_embeddings=True), "Qwen2ForCausalLM"
+    return BloomConfig(hidden_size=32, n_layer=4, n_head=4, vocab_size=96), "BloomForCausalLM"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "family", ["parallel", "parallel, one norm", "llama, tied and with biases", "gpt, its scores less by distance"]
+)
+def test_agrees_with_transformers(family: str, tmp_path: Path) -> None:
+    """Parameters, arithmetic and blocks are those of GPT-NeoX, Falcon, Qwen 2 and BLOOM in transformers."""
+    from automap.runtime.torch_export import export_onnx
+    from automap.runtime.transformers_models import from_config
+    from ir.onnx.load import load_model
+
+    config, name = of_transformers(family)
+    config.architectures = [name]
+    config.save_pretrained(tmp_path)
+    exported = with_loss(load_model(export_onnx(from_config(f"{tmp_path}:seq_len=16"))))
+    graph = zoo.build(SMALL[family].format(4))
+    assert graph.num_parameters == exported.num_parameters
+    assert graph.forward_flops == exported.forward_flops
+    assert find_units(graph).num_blocks == find_units(exported).num_blocks == 4
+    kinds = [Counter(group.kind for group in fused_groups(one))["attention"] for one in (graph, exported)]
+    assert kinds == [4, 4]
 
 
 @pytest.mark.slow

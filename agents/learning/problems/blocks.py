@@ -72,17 +72,9 @@ def attend(net: Net, x: str, source: str, scope: str, block: Block, mask: str = 
     q = net.heads(net.linear(x, f"{scope}.q", width, bias=False), scope, block.heads)
     k, v = (net.linear(source, f"{scope}.{name}", narrow, bias=False) for name in "kv")
     k, v = (net.heads(t, scope, block.kv_heads) for t in (k, v))
-    if block.kv_heads != block.heads:
-        k, v = (_repeated(net, t, scope, block.heads) for t in (k, v))
+    k, v = (net.repeated(t, scope, block.heads) for t in (k, v))
     k = net.op("Transpose", [k], scope, perm=(0, 1, 3, 2))
-    return net.linear(net.attend(q, k, v, scope, mask=mask), f"{scope}.out", width, bias=False)
-
-
-def _repeated(net: Net, x: str, scope: str, heads: int) -> str:
-    _, kv_heads, length, size = net.shape(x)
-    x = net.op("Unsqueeze", [x], scope, axes=(2,))
-    x = net.op("Expand", [x], scope, shape=(1, kv_heads, heads // kv_heads, length, size))
-    return net.op("Reshape", [x], scope, shape=(1, heads, length, size))
+    return net.linear(net.attend(q, k, v, scope, masks=[mask] if mask else []), f"{scope}.out", width, bias=False)
 
 
 def _mlp(net: Net, x: str, scope: str, block: Block) -> str:
