@@ -76,6 +76,8 @@ class Checkpoint:
                     local_of(value).copy_(self._own_part(state[key], *fused))
                 elif state[key] is not value:
                     value.copy_(state[key])
+        for name, parameter in self._module.named_parameters():
+            take_numbers(optimizer, parameter, f"optimizer.{self._ties.get(name, name)}", state)
         found: dict[str, Any] = state["more"]
         return found
 
@@ -84,7 +86,7 @@ class Checkpoint:
         found = {f"model.{name}": tensor for name, tensor in self._beside.items()}
         for name, parameter in self._module.named_parameters():
             found[f"model.{self._ties.get(name, name)}"] = parameter.detach()
-            for key, value in optimizer.state.get(parameter, {}).items():
+            for key, value in states_of(optimizer, parameter).items():
                 found[f"optimizer.{self._ties.get(name, name)}.{key}"] = value
         parameters = {name for name, _ in self._module.named_parameters(remove_duplicate=False)}
         for name, buffer in self._module.state_dict().items():
@@ -121,6 +123,40 @@ class Checkpoint:
         parts = part.chunk(self._shards.size())
         index = self._shards.get_local_rank()
         return parts[index] if index < len(parts) else part[:0]
+
+
+def states_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+    """What an optimizer keeps of a parameter, by name; plain numbers, such as a count of steps, as tensors.
+
+    Raises:
+        UserError: it keeps something else.
+    """
+    found = {}
+    for key, value in optimizer.state.get(parameter, {}).items():
+        if isinstance(value, int | float):
+            found[key] = torch.tensor(value, dtype=torch.float64)
+        elif isinstance(value, Tensor):
+            found[key] = value
+        elif value is not None:
+            raise UserError(
+                "checkpoints hold tensors and numbers of an optimizer's state, and no other values",
+                field=f"optimizer.state.{key}", value=type(value).__name__,
+                repair="Keep it as a tensor or a number, or in a param_group, which is not saved.",
+            )  # fmt: skip
+    return found
+
+
+def take_numbers(optimizer: torch.optim.Optimizer, parameter: Tensor, name: str, read: Mapping[str, Tensor]) -> None:
+    """Sets the plain numbers that an optimizer keeps of a parameter to those of a checkpoint.
+
+    Args:
+        name: the name in files that those of the parameter begin with.
+        read: what was read, by name.
+    """
+    states = optimizer.state.get(parameter, {})
+    for key, value in states.items():
+        if isinstance(value, int | float):
+            states[key] = type(value)(read[f"{name}.{key}"].item())
 
 
 def write(folder: Path, state: Mapping[str, Any], device: torch.device) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from automap.errors import UserError
 from automap.runtime.executor.optimizer import Masters
 from automap.runtime.executor.stage_executor import StageExecutor
 from automap.runtime.operators.apply import value_of
-from automap.runtime.trainer.checkpoint import check_names, prepare_state, read, write
+from automap.runtime.trainer.checkpoint import check_names, prepare_state, read, states_of, take_numbers, write
 from ir.graph import Graph
 
 
@@ -68,6 +69,8 @@ class GraphCheckpoint:
                 for leaf in moments.keys() - shaped.keys():
                     name = next(self._file_names(executor.members[leaf]))
                     moments[leaf].copy_(state[f"optimizer.{name}.{key}"])
+            for leaf, part in held.items():
+                take_numbers(optimizer, part, "optimizer." + next(self._file_names(executor.members[leaf])), state)
         found: dict[str, Any] = state["more"]
         return found
 
@@ -82,9 +85,14 @@ class GraphCheckpoint:
         """What an optimizer keeps: name -> leaf -> a tensor of its shape, or a number of steps."""
         found: dict[str, dict[str, Tensor]] = {}
         for leaf, part in held.items():
-            for key, value in optimizer.state.get(part, {}).items():
-                if isinstance(value, Tensor):
-                    found.setdefault(key, {})[leaf] = value
+            for key, value in states_of(optimizer, part).items():
+                if value.shape != part.shape and value.numel() > 1:
+                    raise UserError(
+                        "has other numbers than one for each of a weight's, and this process has a part of the weight",
+                        field=f"optimizer.state.{key}", value=tuple(value.shape),
+                        repair="Take an optimizer such as AdamW, or a plan that modules run: see trainer.why.",
+                    )  # fmt: skip
+                found.setdefault(key, {})[leaf] = value
         return found
 
     def _tensors(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

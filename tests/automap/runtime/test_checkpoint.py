@@ -18,6 +18,7 @@ from automap.runtime.trainer.checkpoint import Checkpoint, _replace, read, write
 from automap.runtime.trainer.graph_checkpoint import GraphCheckpoint
 from automap.runtime.trainer.module_tree import tied_names
 from automap.runtime.trainer.roles import Roles
+from ir.graph import Tensor
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -125,13 +126,8 @@ def test_weights_are_read_by_torch_alone_as_the_documentation_says(tmp_path, mon
     torch.testing.assert_close(module.state_dict(), network.state_dict())
 
 
-def test_parts_of_a_graph_are_written_whole_beside_a_parameter_of_one_number():
-    """Its moments have no dims, as counts of steps have none."""
-    held = {"weight": torch.ones(2, 3), "scale": torch.tensor(2.0)}
-    optimizer = torch.optim.AdamW([value.requires_grad_() for value in held.values()])
-    for value in held.values():
-        value.grad = torch.ones_like(value)
-    optimizer.step()
+def graph_checkpoint(held):
+    """Of a graph of which this process has the parts `held`, half of each weight."""
     executor = SimpleNamespace(
         parameters=held,
         members={name: [name] for name in held},
@@ -139,15 +135,88 @@ def test_parts_of_a_graph_are_written_whole_beside_a_parameter_of_one_number():
         wholes=lambda parts: {n: torch.cat([x, x]) if x.dim() else x for n, x in parts.items()},
         own=lambda wholes: {n: x[:2] if x.dim() else x for n, x in wholes.items()},
     )
-    graph = SimpleNamespace(pieces={}, tensors=dict.fromkeys(held))
+    whole = (2 * len(held["weight"]), *held["weight"].shape[1:])
+    shapes = {name: whole if value.dim() else () for name, value in held.items()}
+    tensors = {n: Tensor(name=n, shape=shape, dtype="float32", role="parameter") for n, shape in shapes.items()}
+    graph = SimpleNamespace(pieces={}, tensors=tensors)
     masters = SimpleNamespace(masters=list(held.values()))
-    checkpoint = GraphCheckpoint(graph, {}, {0: executor}, masters, {}, held)
-    found = checkpoint._tensors(optimizer)
+    return GraphCheckpoint(graph, {}, {0: executor}, masters, {}, held)
+
+
+def parts(optimizer, **settings):
+    """Halves of a weight and a parameter of one number, which the optimizer has changed once."""
+    held = {"weight": torch.ones(2, 3), "scale": torch.tensor(2.0)}
+    made = optimizer([value.requires_grad_() for value in held.values()], **settings)
+    for value in held.values():
+        value.grad = torch.ones_like(value)
+    made.step()
+    return held, made
+
+
+def test_parts_of_a_graph_are_written_whole_beside_a_parameter_of_one_number():
+    """Its moments have no dims, as counts of steps have none."""
+    held, optimizer = parts(torch.optim.AdamW)
+    found = graph_checkpoint(held)._tensors(optimizer)
     assert {name: tuple(x.shape) for name, x in found.items() if name.startswith("optimizer.")} == {
         f"optimizer.{name}.{key}": shape if key != "step" else ()
         for name, shape in (("weight", (4, 3)), ("scale", ()))
         for key in ("exp_avg", "exp_avg_sq", "step")
     }
+
+
+class Counting(torch.optim.Optimizer):
+    """Steps that become shorter, by a plain number that it counts them with."""
+
+    def __init__(self, parameters, lr=1.0):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    held = self.state[parameter]
+                    held["steps"] = held.get("steps", 0) + 1
+                    held["kept"] = None
+                    parameter.sub_(parameter.grad, alpha=group["lr"] / held["steps"])
+
+
+def test_plain_numbers_of_an_optimizer_are_read_again(tmp_path):
+    network = nn.Linear(3, 2)
+    optimizer = Counting(network.parameters())
+    for _ in range(3):
+        train(network, optimizer)
+    checkpoint_of(network).save(tmp_path / "third", optimizer, {})
+    other = nn.Linear(3, 2)
+    fresh = Counting(other.parameters())
+    checkpoint_of(other).load(tmp_path / "third", fresh, {})
+    assert [(type(kept["steps"]), kept["steps"]) for kept in fresh.state.values()] == [(int, 3)] * 2
+    torch.testing.assert_close(other.state_dict(), network.state_dict())
+
+
+def test_plain_numbers_of_an_optimizer_are_read_again_where_a_graph_is_trained(tmp_path):
+    held, optimizer = parts(Counting)
+    optimizer.step()
+    graph_checkpoint(held).save(tmp_path / "second", optimizer, {})
+    other, fresh = parts(Counting)
+    graph_checkpoint(other).load(tmp_path / "second", fresh, {})
+    assert [(type(kept["steps"]), kept["steps"]) for kept in fresh.state.values()] == [(int, 2)] * 2
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_states_that_no_checkpoint_can_hold_are_refused_by_name(tmp_path):
+    """Rows and columns of parts of weights, in one place for all ranks, and values that are no numbers."""
+    held, optimizer = parts(torch.optim.Adafactor)
+    with pytest.raises(UserError, match="has a part of the weight") as refused:
+        graph_checkpoint(held).save(tmp_path / "factors", optimizer, {})
+    assert (refused.value.field, refused.value.value) == ("optimizer.state.row_var", "(2, 1)")
+    network = nn.Linear(3, 2)
+    optimizer = Counting(network.parameters())
+    train(network, optimizer)
+    optimizer.state[network.bias]["kept"] = []
+    with pytest.raises(UserError, match="no other values") as refused:
+        checkpoint_of(network).save(tmp_path / "lists", optimizer, {})
+    assert (refused.value.field, refused.value.value) == ("optimizer.state.kept", "list")
 
 
 def test_a_checkpoint_of_a_deeper_network_is_refused_by_name(tmp_path):
