@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,21 @@ from service_work import run
 from tiny_file import mlp
 
 from agents.searcher import Progress, Reached
+from automap.errors import NothingFits
+from automap.gnn.made_up import Shape, make_problem
 from service.jobs.keys import Keys
 from service.jobs.store import Store
 from service.settings import Settings
 
 GPT = "gpt:layers=4,hidden=256,heads=4,vocab_size=1024,seq_len=128"
 FOLDER = Path(__file__).resolve().parents[2] / "service" / "http" / "dashboard"
+
+HEARD = """addEventListener("DOMContentLoaded", () => {
+  globalThis.heard = [];
+  const announcer = document.getElementById("announcer");
+  new MutationObserver(() => heard.push(announcer.textContent)).observe(announcer, { childList: true });
+})"""
+"""Keeps what is said to those who cannot see the page."""
 
 
 def test_its_files_are_served_strictly(api: httpx.Client) -> None:
@@ -199,12 +209,18 @@ def test_jobs_that_ended_without_a_plan_and_many_jobs(browser: Any, api: httpx.C
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "main"
     assert page.url.endswith(f"#/jobs/{ids[0]}")
-    # Of more jobs than a page has the older ones are shown when they are asked for.
+    # Of more jobs than a page has the older ones have a page of their own, and only the page shown is asked for.
+    asked_for: list[str] = []
+    page.on("request", lambda request: asked_for.append(request.url.partition("?")[2]))
     page.get_by_role("link", name="Jobs").click()
-    page.get_by_role("button", name="Show older jobs").click()
+    page.get_by_role("link", name="Older jobs").click()
     page.locator(f'a[href="#/jobs/{ids[0]}"]').wait_for()
-    assert page.locator("tbody tr").count() == 51
-    assert page.get_by_role("button", name="Show older jobs").is_hidden()
+    assert page.locator("tbody tr").count() == 1
+    assert page.get_by_role("link", name="Older jobs").is_hidden()
+    page.go_back()
+    page.locator("tbody tr").nth(49).wait_for()
+    assert page.get_by_role("link", name="Newest jobs").is_hidden()
+    assert all(query.startswith("limit=50") for query in asked_for if query)
     # However long a name is, the state of its job is seen beside it, and it does not turn other text around.
     api.post("/v1/jobs", json={**asked, "seed": 98, "name": "\u202e\n" + "name" * 120})
     named = page.locator("tbody tr").filter(has_text="\\u202e\\u000a" + "name" * 120)
@@ -219,7 +235,117 @@ def test_jobs_that_ended_without_a_plan_and_many_jobs(browser: Any, api: httpx.C
     held = page.locator(f'a[href="#/jobs/{ids[40]}"]')
     held.focus()
     moved = page.locator(".wide").evaluate("wide => { wide.scrollLeft = 60; return wide.scrollLeft; }")
-    api.post("/v1/jobs", json={**asked, "seed": 99})
-    page.locator("tbody tr").nth(52).wait_for()
+    last = api.post("/v1/jobs", json={**asked, "seed": 99}).json()["id"]
+    page.locator(f'a[href="#/jobs/{last}"]').wait_for()
     assert moved > 0 and page.locator(".wide").evaluate("wide => wide.scrollLeft") == moved
     assert held.evaluate("link => link === document.activeElement")
+
+
+@pytest.mark.slow
+def test_a_job_is_shown_again_when_the_service_is_back(browser: Any, api: httpx.Client, store: Store) -> None:
+    asked = {"zoo": GPT, "cluster": "8xA100-80GB", "training": {"global_batch": 64}, "budget": "300"}
+    job_id = api.post("/v1/jobs", json=asked).json()["id"]
+    page = browser.new_page()
+    page.set_default_timeout(20_000)
+    # Opened while nothing answers, also not a proxy in front of it.
+    page.goto(str(api.base_url))
+    page.get_by_text("The latest jobs").wait_for()
+    page.route("**/v1/**", lambda route: route.fulfill(status=502, body="<html>Bad Gateway</html>"))
+    page.route("**/readyz", lambda route: route.abort())
+    page.locator(f'a[href="#/jobs/{job_id}"]').click()
+    page.get_by_role("heading", name="This page cannot be shown").wait_for()
+    page.get_by_role("alert").get_by_text("The page tries again").wait_for()
+    page.unroute("**/v1/**")
+    page.unroute("**/readyz")
+    page.get_by_text("64 samples a step").wait_for()
+    # While it is watched.
+    page.get_by_role("link", name="Jobs").click()
+    page.route("**/events", lambda route: route.abort())
+    page.locator(f'a[href="#/jobs/{job_id}"]').click()
+    page.get_by_role("status").get_by_text("tries again until it does").wait_for()
+    page.unroute("**/events")
+    page.get_by_text("tries again until it does").wait_for(state="detached")
+    page.close()
+
+
+@pytest.mark.slow
+def test_a_search_whose_answer_was_lost_is_begun_once(browser: Any, api: httpx.Client, store: Store) -> None:
+    page = browser.new_page()
+    page.set_default_timeout(20_000)
+    page.goto(f"{api.base_url}/#/new")
+    page.get_by_label("Name of the model").fill(GPT)
+
+    def lose(route: Any) -> None:
+        route.fetch()
+        route.abort()
+
+    page.route("**/v1/jobs", lose)
+    page.get_by_role("button", name="Search").click()
+    page.get_by_role("alert").get_by_text("does not answer").wait_for()
+    page.unroute("**/v1/jobs")
+    page.get_by_role("button", name="Search").click()
+    page.wait_for_url("**/#/jobs/*")
+    assert len(store.jobs(10)[0]) == 1
+    # The same search a second time, from a new form, is meant.
+    page.get_by_role("link", name="New search").click()
+    page.get_by_label("Name of the model").fill(GPT)
+    page.get_by_role("button", name="Search").click()
+    page.wait_for_url("**/#/jobs/*")
+    assert len(store.jobs(10)[0]) == 2
+    page.close()
+
+
+@pytest.mark.slow
+def test_a_search_that_has_ended_is_told_in_its_order(
+    browser: Any, api: httpx.Client, client: redis.Redis, store: Store
+) -> None:
+    asked = {"zoo": GPT, "cluster": "8xA100-80GB", "training": {"global_batch": 64}, "budget": "300"}
+    job_id = api.post("/v1/jobs", json=asked).json()["id"]
+
+    def search(problem: Any, budget: Any, *, on_progress: Any, **rest: Any) -> Any:
+        for number in (2, 8, 14, 20):
+            on_progress(told(number))
+            time.sleep(0.6)
+        raise NothingFits("nothing fits", field="cluster", value="8", repair="Take more.")
+
+    run(job_id, client, search=search)
+    page = browser.new_page()
+    page.set_default_timeout(20_000)
+    page.add_init_script(HEARD)
+    page.goto(f"{api.base_url}/#/jobs/{job_id}")
+    page.get_by_role("heading", name="Plan", exact=True).wait_for()
+    paths = page.locator("svg.chart path").evaluate_all("paths => paths.map((path) => path.getAttribute('d'))")
+    assert len(paths) == 2
+    for path in paths:
+        places = [float(number) for number in re.findall(r"(?<=[MH])[0-9.]+", path)]
+        assert places == sorted(places) and places[0] < places[-1], path
+    # Who cannot see the page does not hear that it waits, and that it runs.
+    assert page.evaluate("heard") == []
+    page.close()
+
+
+@pytest.mark.slow
+def test_a_plan_of_gnn_training(browser: Any, api: httpx.Client, client: redis.Redis, tmp_path: Path) -> None:
+    problem = make_problem(Shape(machines=3, workers=2, samplers=1))
+    job_id = api.post("/v1/gnn/jobs", json={"problem": problem.to_json(), "budget": 40}).json()["id"]
+    run(job_id, client)
+    plan = api.get(f"/v1/jobs/{job_id}/plan").json()
+    page = browser.new_page()
+    page.set_default_timeout(20_000)
+    faults: list[str] = []
+    page.on("pageerror", lambda fault: faults.append(str(fault)))
+    page.goto(str(api.base_url))
+    page.get_by_role("row", name=problem.name).get_by_text("3 machines", exact=True).wait_for()
+    page.get_by_role("link", name=problem.name).click()
+    page.get_by_role("heading", name="Plan:").wait_for()
+    shown = page.locator("main").inner_text()
+    assert all(line in shown for line in plan["why"])
+    for machine in {*plan["placement"].values()}:
+        tasks = ", ".join(task for task, place in plan["placement"].items() if place == machine)
+        assert page.get_by_role("row", name=machine).get_by_text(tasks, exact=True).is_visible()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download plan.json").click()
+    download.value.save_as(tmp_path / "plan.json")
+    assert json.loads((tmp_path / "plan.json").read_text()) == plan
+    assert not faults
+    page.close()

@@ -62,18 +62,22 @@ export const post = async (path, body, headers = {}) =>
     ? { method: "POST", body, headers }
     : { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json", ...headers } })).json();
 
-const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+/** Whether a request failed because the service, or what it needs, is away for now, as at a restart. */
+export const isAway = (fault) => fault instanceof Fault && [undefined, 502, 503, 504].includes(fault.document.status);
+
+export const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 /**
  * The events of a job until its end. Not EventSource, which cannot send a key. Where the connection is cut, it goes on
- * behind the last event.
+ * behind the last event; meanwhile `tell` gets the fault, and nothing when the service answers again.
  */
-export async function* events(job, signal) {
+export async function* events(job, signal, tell) {
   let last = "";
   let pause = 500;
   while (!signal.aborted) {
     try {
       const answer = await send(`/v1/jobs/${job}/events`, { signal, headers: last ? { "Last-Event-ID": last } : {} });
+      tell();
       if (answer.status === 204) return;
       for await (const event of read(answer.body)) {
         last = event.id;
@@ -85,6 +89,7 @@ export async function* events(job, signal) {
       if (signal.aborted) return;
       const status = fault.document?.status;
       if (status && status < 500) throw fault;
+      if (fault instanceof Fault) tell(fault);
       await sleep(pause);
       pause = Math.min(2 * pause, 10_000);
     }

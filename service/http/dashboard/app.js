@@ -1,11 +1,12 @@
 // The pages of the dashboard, each behind an address of its own.
 
-import { askForKey } from "./api.js";
+import { askForKey, get, isAway, sleep } from "./api.js";
 import { h } from "./dom.js";
 import { showForm } from "./form.js";
 import { showJob } from "./job.js";
 import { showJobs } from "./jobs.js";
 
+const AGAIN_MS = 2000;
 const main = document.getElementById("main");
 let leaving = new AbortController();
 
@@ -24,10 +25,25 @@ async function show() {
   try {
     if (page === "jobs" && id) await showJob(root, id, signal);
     else if (page === "new") await showForm(root, signal);
-    else await showJobs(root, signal);
+    else await showJobs(root, page === "older" ? id : "", signal);
   } catch (fault) {
-    if (!signal.aborted) root.append(h("p", { class: "fault", role: "alert" }, fault.message));
+    if (signal.aborted) return;
+    if (!root.querySelector("h1")) root.append(h("h1", {}, "This page cannot be shown"));
+    const more = isAway(fault) ? " The page tries again every two seconds." : "";
+    root.append(h("p", { class: "fault", role: "alert" }, `${fault.message}${more}`));
+    if (isAway(fault)) await again(signal);
   }
+}
+
+/** Shows the page anew as soon as the service is there. */
+async function again(signal) {
+  let answers = false;
+  while (!answers) {
+    await sleep(AGAIN_MS);
+    if (signal.aborted) return;
+    answers = await get("/readyz", signal).then(() => true, () => false);
+  }
+  if (!signal.aborted) show();
 }
 
 document.getElementById("key-button").addEventListener("click", async () => {

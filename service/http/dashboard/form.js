@@ -53,6 +53,7 @@ export async function showForm(root, signal) {
   const workers = h("input", { type: "number", min: "1", max: "64", value: "1", required: true });
   const fault = h("div", { role: "alert" });
   const button = h("button", {}, "Search");
+  const once = { body: "", key: "" };
   const form = h("form", { novalidate: false, onsubmit: submit },
     h("fieldset", {}, h("legend", {}, "Model"), h("p", {}, kind("zoo", "a known model"), kind("file", "a file")), parts.zoo, parts.file),
     field("cluster", "Cluster", cluster, `${clusters.form}, as in 2x8xV100-16GB@25Gbit.`),
@@ -82,7 +83,9 @@ export async function showForm(root, signal) {
         const uploaded = await post(`/v1/models?${said}`, file.files[0], { "Content-Type": "application/octet-stream" });
         Object.assign(body, { model_id: uploaded.id, dims: pairs(dims), batch_dims: pairs(batchDims) });
       } else body.zoo = zoo.value;
-      const job = await post("/v1/jobs", body, { "Idempotency-Key": key() });
+      // The same request has the same key: where only its answer was lost, sending it again makes no second job.
+      if (once.body !== JSON.stringify(body)) Object.assign(once, { body: JSON.stringify(body), key: key() });
+      const job = await post("/v1/jobs", body, { "Idempotency-Key": once.key });
       location.hash = `#/jobs/${job.id}`;
     } catch (wrong) {
       const told = wrong.document ?? { title: wrong.message };

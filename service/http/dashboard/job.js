@@ -3,14 +3,15 @@
 import { events, get, post } from "./api.js";
 import { Course, chart, swatch } from "./chart.js";
 import { announce, count, h, keep, renew, seconds, share, table } from "./dom.js";
+import { showGnnPlan } from "./gnn.js";
 import { bar, model, place, state } from "./jobs.js";
 import { showPlan } from "./plan.js";
 
 export async function showJob(root, id, signal) {
   let job = await get(`/v1/jobs/${encodeURIComponent(id)}`, signal);
   document.title = `${model(job)} · AutoMAP`;
-  const head = h("div"), search = h("section", { "aria-label": "Search" }), plan = h("div");
-  root.append(h("h1", {}, `${model(job)} on ${place(job.request)}`), head, search, plan);
+  const head = h("div"), notice = h("div", { role: "status" }), search = h("section", { "aria-label": "Search" }), plan = h("div");
+  root.append(h("h1", {}, `${model(job)} on ${place(job.request)}`), head, notice, search, plan);
   const course = new Course();
   if (job.progress) course.add({ attempt: job.attempt, ...job.progress });
   showHead();
@@ -50,21 +51,27 @@ export async function showJob(root, id, signal) {
       h("p", {}, `${latest.searcher}: ${count(latest.evaluations)} plans in ${seconds(latest.seconds)}, `,
         latest.best_step_time_s === null ? "none fits yet" : `the best ${seconds(latest.best_step_time_s)} a step`,
         bound ? `; no plan takes less than ${seconds(bound)}.` : "."),
-      h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "The search over time" }, chart(course)),
+      rows.length ? h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "The search over time" }, chart(course)) : "",
       rows.length ? table("Searchers", [["searcher"], ["plans", true], ["best step", true], ["above the bound", true]], rows) : "");
   }
 
   showSearch();
-  let due = null;
-  for await (const event of events(job.id, signal)) {
+  // The events come from the beginning: what the record says of the search stands at their end, not in front of them.
+  let due = null, isRecord = true;
+  const known = Math.max(job.created_at, job.started_at ?? 0, job.finished_at ?? 0);
+  const tell = (fault) => notice.replaceChildren(
+    ...(fault ? [h("p", { class: "fault" }, `${fault.message} The page tries again until it does.`)] : []));
+  for await (const event of events(job.id, signal, tell)) {
     if (event.kind === "progress") {
+      if (isRecord) course.members.clear();
+      isRecord = false;
       course.add(event.data);
       due ??= requestAnimationFrame(() => {
         due = null;
         showSearch();
         head.querySelector("progress")?.replaceWith(bar(job, course.latest));
       });
-    } else if (event.data.state !== job.state || event.data.attempt !== job.attempt) {
+    } else if (event.data.at > known && (event.data.state !== job.state || event.data.attempt !== job.attempt)) {
       job = { ...job, state: event.data.state, attempt: event.data.attempt, problem: event.data.problem ?? null };
       announce(`The job is ${job.state}.`);
       showHead();
@@ -72,8 +79,10 @@ export async function showJob(root, id, signal) {
   }
   if (signal.aborted) return;
   job = await get(`/v1/jobs/${job.id}`, signal);
+  if (job.progress) course.add({ attempt: job.attempt, ...job.progress });
   showHead();
-  if (job.state === "succeeded") await showPlan(plan, job, signal);
+  showSearch();
+  if (job.state === "succeeded") await (job.request?.gnn ? showGnnPlan : showPlan)(plan, job, signal);
   else plan.replaceChildren(soFar(job));
 }
 

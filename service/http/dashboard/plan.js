@@ -38,7 +38,7 @@ async function draw(words, pictures, shown, here, signal) {
   words.replaceChildren(h("p", { class: "quiet" }, "The pictures are being drawn …"));
   const drawn = await get(`${here}/pictures`, signal);
   words.replaceChildren(h("table", {}, h("tbody", {}, drawn.lines.map(([label, line]) =>
-    h("tr", {}, h("th", { scope: "row" }, label), h("td", {}, line))))));
+    h("tr", {}, label ? h("th", { scope: "row" }, label) : h("td"), h("td", {}, line))))));
   for (const [title, names] of shown) {
     pictures.get(title).replaceChildren(...names.map((name) => h("figure", { id: name, tabindex: "0" },
       h("img", { src: `data:image/svg+xml,${encodeURIComponent(drawn.pictures[name].svg)}`, alt: drawn.pictures[name].about }))));
@@ -80,8 +80,8 @@ const FIGURES = [
 ];
 
 async function comparison(plan, job, signal) {
-  const { jobs } = await get("/v1/jobs?limit=50", signal);
-  const others = jobs.filter((other) => other.state === "succeeded" && other.id !== job.id);
+  const { jobs } = await get("/v1/jobs?limit=100&state=succeeded", signal);
+  const others = jobs.filter((other) => other.id !== job.id && !other.request?.gnn);
   if (!others.length) return h("p", { class: "quiet" }, "There is no other job to compare with.");
   const shown = h("div");
   const choose = h("select", { id: "other", onchange: compare }, h("option", { value: "" }, "choose a job"),
