@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from all_plans import every_plan
 from collective_list import list_collectives
 
 from automap.bounds.partial_plans import BoundTable, PartialPlan
@@ -44,18 +45,6 @@ def routed(experts: int = 2) -> Graph:
     (y,) = b.add("automap.GroupedMatMul", [slots, w], ["y"], attributes={"num_tokens": 8})
     (out,) = b.add("automap.Combine", [y, chosen, weights], ["out"])
     return with_loss(b.finish([out], name="routed"), "mse")
-
-
-def enumerate_plans(space: PlanSpace) -> list[tuple[int, ...]]:
-    pending: list[tuple[int, ...]] = [()]
-    found = []
-    while pending:
-        prefix = pending.pop()
-        if len(prefix) == len(space.slots):
-            found.append(prefix)
-        else:
-            pending += [(*prefix, int(v)) for v in np.flatnonzero(space.legal(prefix))]
-    return found
 
 
 # -- where it is ------------------------------------------------------------------------------------------------------
@@ -174,7 +163,7 @@ def small() -> PlanSpace:
 
 
 def test_all_plans_are_counted_and_drawn(small: PlanSpace) -> None:
-    plans = enumerate_plans(small)
+    plans = list(every_plan(small))
     assert 10**small.decades == pytest.approx(len(plans)) and len(plans) > 500
     rng = np.random.default_rng(0)
     drawn = Counter(map(tuple, small.random_batch(rng, 30 * len(plans)).tolist()))
@@ -191,7 +180,7 @@ def test_all_plans_are_counted_and_drawn(small: PlanSpace) -> None:
 def test_no_completion_beats_its_bound(small: PlanSpace) -> None:
     """Every bound of every prefix of every plan with experts and three axes, by brute force."""
     table = BoundTable(small)
-    plans = enumerate_plans(small)
+    plans = list(every_plan(small))
     prices = dict(zip(plans, small.price(np.array(plans)).tolist(), strict=True))
     best: dict[tuple[int, ...], list[float]] = {}
     for plan, outcome in prices.items():

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from all_plans import every_plan
 
 from automap.bounds.partial_plans import BoundTable, PartialPlan, PartialPlans, walk
 from automap.cluster import parse_cluster
@@ -13,16 +14,6 @@ from automap.problem import Problem
 from automap.space.shape import divisors
 from automap.space.space import PlanSpace
 from automap.space.templates import templates
-
-
-def enumerate_plans(space):
-    pending = [()]
-    while pending:
-        prefix = pending.pop()
-        if len(prefix) == len(space.slots):
-            yield prefix
-        else:
-            pending += [(*prefix, int(v)) for v in np.flatnonzero(space.legal(prefix))]
 
 
 def small(mlp, space):
@@ -36,7 +27,7 @@ def test_divisors():
 
 def test_size_is_the_number_of_plans(mlp, space):
     s = small(mlp, space)
-    plans = list(enumerate_plans(s))
+    plans = list(every_plan(s))
     assert len(plans) == len(set(plans))
     assert 10**s.decades == pytest.approx(len(plans))
 
@@ -77,7 +68,7 @@ def test_no_completion_beats_its_bound(mlp, space):
     s = small(mlp, space)
     table = BoundTable(s)
     prices = {}
-    for values in enumerate_plans(s):
+    for values in every_plan(s):
         prices[values] = s.evaluator.evaluate(s.lowered(values))
     checked = 0
     for values, outcome in prices.items():

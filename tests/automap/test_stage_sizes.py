@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from all_plans import every_plan
 
 from automap.bounds.partial_plans import BoundTable, PartialPlans
 from automap.cluster import parse_cluster
@@ -25,16 +26,6 @@ from ir import zoo
 SLOW = "16x1xV100-16GB@10Gbit"
 GPT = "gpt:layers=4,hidden=64,heads=4,seq_len=32,vocab_size=128"
 MOE = "moe:layers=4,hidden=64,heads=4,seq_len=32,vocab_size=128,kv_heads=4,ffn=128,experts=4"
-
-
-def enumerate_plans(space):
-    pending = [()]
-    while pending:
-        prefix = pending.pop()
-        if len(prefix) == len(space.slots):
-            yield prefix
-        else:
-            pending += [(*prefix, int(v)) for v in np.flatnonzero(space.legal(prefix))]
 
 
 def is_uneven(space, values):
@@ -243,7 +234,7 @@ SMALL = [
 @pytest.mark.parametrize(("widths", "cluster", "batch", "trainer", "fix"), SMALL)
 def test_counts_prices_and_bounds_of_all_plans(mlp, space, widths, cluster, batch, trainer, fix):
     s = space(mlp(widths), cluster, batch, training={"trainer": trainer}, **fix)
-    plans = list(enumerate_plans(s))
+    plans = list(every_plan(s))
     assert len(plans) == len(set(plans))
     assert 10**s.decades == pytest.approx(len(plans))
     assert 0 < sum(is_uneven(s, values) for values in plans) < len(plans)
