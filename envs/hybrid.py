@@ -17,7 +17,7 @@ MAX_GROUPS = 48
 
 
 class HybridDecisions(Decisions):
-    """All but the signatures of groups of little influence."""
+    """Decides everything but the signatures of groups of little influence."""
 
     def __init__(self, space: PlanSpace) -> None:
         super().__init__(space)

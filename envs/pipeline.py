@@ -12,7 +12,7 @@ from envs.decision import Decisions, PlanEnv, space_of
 
 
 class PipelineDecisions(Decisions):
-    """Everything but the signatures."""
+    """Decides everything but the signatures."""
 
     def decides(self, slot: Slot) -> bool:
         """See `Decisions`."""

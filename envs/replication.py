@@ -12,7 +12,7 @@ from envs.decision import Decisions, Floats, Ints, PlanEnv, space_of
 
 
 class ReplicationDecisions(Decisions):
-    """Everything but pipeline stages and signatures."""
+    """Decides everything but pipeline stages and signatures."""
 
     def decides(self, slot: Slot) -> bool:
         """See `Decisions`."""

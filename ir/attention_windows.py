@@ -41,7 +41,7 @@ class Window:
         return Window(left=min(left, default=None), right=min(right, default=None))
 
     def within(self, queries: int, keys: int) -> Window:
-        """The same window, without the sides on which it hides none of some keys from any of some queries."""
+        """The window without those limits that hide no key from any query, for these numbers of queries and keys."""
         return Window(
             left=None if self.left is None or self.left >= queries - 1 else max(self.left, 0),
             right=None if self.right is None or self.right >= keys - 1 else max(self.right, 0),

@@ -177,7 +177,8 @@ def _elementwise(values: KnownValues, op: Operator, places: Places) -> Known:
 
 
 def _where(values: KnownValues, op: Operator, places: Places) -> Known:
-    """Of an unknown condition the result is known where both sides are alike, or both hide."""
+    """The result of a Where. If the condition is unknown, elements are known where both sides are equal, or both
+    hide."""
     which, yes, no = (values.at(name, _aligned(values.shape(name), places)) for name in op.inputs)
     alike = (yes.values == no.values) | ((yes.values <= HIDING) & (no.values <= HIDING))
     either = np.where(which.values, yes.known, no.known)

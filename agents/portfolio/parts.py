@@ -139,7 +139,7 @@ def scaled(progress: Progress, done: float, share: float) -> Progress:
 
 
 def scaled_on_part(progress: Progress, done: float, share: float, before: Before, lift: Lift) -> Progress:
-    """The same of a search on a part.
+    """`scaled` for a search on a part of the cluster.
 
     Args:
         progress, done, share: see `scaled`.

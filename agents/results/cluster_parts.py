@@ -200,7 +200,8 @@ def _largest(cluster: Cluster, unit: int, tp: int) -> Iterator[Within]:
 
 
 def _fastest_hosts(cluster: Cluster, number: int) -> Within:
-    """So many devices of the fastest hosts, of the last one perhaps only some."""
+    """The part with `number` devices of the fastest hosts; the last of these hosts may be in it with some devices
+    only."""
     speed = [max(cluster.devices[host.device].peak_TFLOPs.values()) for host in cluster.hosts]
     taken = [0] * len(speed)
     for host in sorted(range(len(speed)), key=lambda at: -speed[at]):

@@ -119,7 +119,7 @@ class Enumeration:
         )
 
     def _with_meshes(self, some: Beginnings) -> Beginnings:
-        """The same beginnings with their sets of meshes."""
+        """The beginnings with their sets of meshes filled in."""
         first, alike = _distinct(some.values[:, : self.space.first.cut])
         numbers = []
         for row in some.values[first].tolist():
@@ -154,7 +154,7 @@ class Enumeration:
     # -- bounds --------------------------------------------------------------------------------------------------
 
     def bounded(self, some: Beginnings) -> Beginnings:
-        """The same beginnings with bounds that take all their decisions into account."""
+        """The beginnings with bounds that take all their decisions into account."""
         depth = some.values.shape[1]
         if depth >= self.space.first.signature:
             values = np.full((len(some), len(self.space.slots)), -1, dtype=np.int64)
@@ -229,7 +229,7 @@ def _behind(rows: Ints, column: Ints) -> Ints:
 
 
 def _distinct(keys: Ints) -> tuple[Ints, Ints]:
-    """Where each distinct row of `keys` stands first, and [rows] which of them each one is."""
+    """[distinct] the first row of each distinct key, and [rows] the number of each row's key among these."""
     keys = keys[:, (keys != keys[:1]).any(axis=0)]
     if not keys.shape[1]:
         return np.zeros(1, dtype=np.int64), np.zeros(len(keys), dtype=np.int64)

@@ -375,7 +375,7 @@ class PartialPlan:
 
     @property
     def bound(self) -> Bound:
-        """Of all completions; the price of a complete plan."""
+        """The bound of all completions; of a complete plan its price."""
         return Bound(*self._one.episodes.bound[0].tolist())
 
     @property

@@ -57,10 +57,10 @@ class SpreadProgram:
         self._right.append(room / scale)
 
     def add_shares(self, bound: Floats) -> None:
-        """At each place there is a share of each type at least, [places, types], in all ways together.
+        """Each place has at least some share of each type, all ways together.
 
         Args:
-            bound: [places, ways, types], alike for all ways.
+            bound: [places, ways, types] the least share of each type at each place; the same for all ways.
         """
         places = bound.reshape(-1, *bound.shape[-2:])
         for place, kind in np.argwhere(places[:, 0] > 0.0).tolist():

@@ -160,12 +160,12 @@ def read_run(plan: Plan, problem: Problem, target: Target) -> Run:
 
 
 def signatures(run: Run) -> Iterator[tuple[Operator, tuple[Signature, ...]]]:
-    """The operators that depend on data, each with what it does on every axis of the mesh."""
+    """The operators that depend on data, each with its signature on every mesh axis."""
     return ((op, placed) for _, op, placed in staged_signatures(run))
 
 
 def staged_signatures(run: Run) -> Iterator[tuple[int, Operator, tuple[Signature, ...]]]:
-    """The same, each with the number of its stage."""
+    """The operators that depend on data, each with the number of its stage and its signature on every mesh axis."""
     for number, chunk in enumerate(run.lowered.chunks):
         for segment in chunk:
             unit = run.evaluator.blocks.units[segment.unit]

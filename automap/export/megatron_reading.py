@@ -287,7 +287,7 @@ def _megatron_deepspeed(
 
 
 def _deepspeed_files(documents: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Those of some texts that are DeepSpeed's JSON."""
+    """The documents among some texts that are configurations of DeepSpeed."""
     for text in documents:
         try:
             found = read_document(text, field="from", error=PlanError)

@@ -261,7 +261,7 @@ def _is_whole(signature: Signature) -> bool:
 
 
 def as_globs(modules: Mapping[str, SplitModule], graph: Graph) -> dict[str, SplitModule]:
-    """The same with `*` for the numbers in paths, wherever all modules that this means have the same split."""
+    """The modules with `*` for the numbers in their paths, wherever all modules of such a path have the same split."""
     groups: dict[str, list[str]] = {}
     for path in dict.fromkeys(op.scope for op in graph.operators):
         groups.setdefault(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path), []).append(path)

@@ -259,7 +259,8 @@ class Words:
         return None if found is None else mark + found
 
     def _slice(self, whole: tuple[str, ...], part_of: Node) -> tuple[str, ...] | None:
-        """So many elements or letters from a place on; None where the place or the number is not known."""
+        """`${name:offset:length}`: some elements or letters from an offset on; None if offset or length is not
+        known."""
         numbers = [self.arithmetic(part_of[key], "") for key in ("Offset", "Length") if part_of.get(key)]
         if not all(map(is_known, numbers)):
             return None

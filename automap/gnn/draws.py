@@ -77,6 +77,14 @@ def _values(amounts: Sequence[Amount], iterations: int, first: int, rng: np.rand
 
 
 def _by(ends: Ints, num_tasks: int) -> tuple[Ints, Ints]:
-    """Where the flows of each task begin, and the flows by task."""
+    """The flows sorted by the task at one of their ends.
+
+    Args:
+        ends: [flows] task at that end.
+        num_tasks: number of tasks.
+
+    Returns:
+        [tasks + 1] where the flows of each task begin in the sorted list; [flows] their numbers in that list.
+    """
     begin = np.searchsorted(np.sort(ends), np.arange(num_tasks + 1)).astype(np.int64)
     return begin, np.argsort(ends, kind="stable").astype(np.int64)

@@ -122,9 +122,10 @@ def _core(chunk: Chunk, model: Model) -> frozenset[int]:
 
 
 def _recomputed(chunks: Sequence[Chunk], model: Model, named: Sequence[set[int]]) -> Iterator[Violation]:
-    """Where some operators of a rank must be recomputed, its other operators may be, exempted or not.
+    """Operators that are not recomputed although they must be, or that are recomputed although they must not be.
 
-    Operators that no mode of the target runs again, as those without a backward pass, bind nothing.
+    If some operators of a rank must be recomputed, all others of the rank may be too, also those that a constraint
+    exempts. Constraints on operators that no recompute mode of the target runs again have no effect.
     """
     modes = ("selective", "full") if model.problem.target is None else model.problem.target.recompute
     able = frozenset[int]().union(*(_mode(chunk, model, mode) for chunk in chunks for mode in modes))

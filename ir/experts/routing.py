@@ -234,7 +234,7 @@ def choice(graph: Graph, op: Operator) -> tuple[Tensor, int] | None:
 
 
 def _one_choice(graph: Graph, op: Operator) -> tuple[Tensor, int] | None:
-    """The same of a TopK or an ArgMax."""
+    """`choice` of a TopK or an ArgMax."""
     attributes = dict(op.attributes)
     keeps_dim = op.kind == "ArgMax" and bool(attributes.get("keepdims", 1))
     if op.is_constant or not (keeps_dim or (op.kind == "TopK" and len(op.outputs) == 2)):

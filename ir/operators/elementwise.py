@@ -217,7 +217,7 @@ def identity(ctx: Context) -> Result:
 
 @kind("Dropout", rule="{dims} -> {dims}, {dims}")
 def dropout(ctx: Context) -> Result:
-    """In training: backward needs the mask, the second result, of one byte an element."""
+    """Dropout in training: the backward pass needs the mask, the second result, of one byte an element."""
     ratio = ctx.floats("ratio", 1) or (0.5,)
     dtypes = [ctx.tensor(0).dtype, "bool"]
     return Result(*ctx.factors(), dtypes, traffic=(1.0, 1.0), saved_outputs=(1,), attributes={"ratio": ratio[0]})

@@ -36,7 +36,7 @@ Batch = Sequence[Event]
 
 
 class FeedFull(Exception):
-    """So many listen already."""
+    """The largest number of listeners is reached."""
 
 
 @dataclass(slots=True)

@@ -81,7 +81,8 @@ class _OfTheStore:
         self._feed = feed
 
     def describe(self) -> list[Metric]:
-        """Nothing is asked of the store before the first look."""
+        """No metrics: prometheus-client calls this when the collector is registered, before the store should be
+        asked."""
         return []
 
     def collect(self) -> Iterator[Metric]:

@@ -43,7 +43,7 @@ class _Patient(redis.ConnectionPool):
 
 
 class _PatientWithSentinels(_Patient, SentinelConnectionPool):
-    """The same of one that sentinels name."""
+    """A patient pool of connections to the Redis that sentinels name."""
 
 
 def connect(url: str, *, patient: bool = False) -> redis.Redis:

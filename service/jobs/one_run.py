@@ -68,7 +68,14 @@ def run(current: Run, client: redis.Redis, *, search: Any = None) -> None:
 
 
 def _run(current: Run, store: Store, hurried: Store, search: Any) -> None:
-    """The same with two stores: one that waits for Redis, and one that does not."""
+    """Does the work of a run, see `run`.
+
+    Args:
+        current: the run.
+        store: waits for Redis while it is away.
+        hurried: does not wait for it.
+        search: see `run`.
+    """
     job_id, token = current.job_id, current.token
     job = store.job(job_id)
     if job is None:

@@ -346,10 +346,10 @@ class Worker(rq.Worker):
         self.last_cleaned_at = now()  # type: ignore[assignment]  # RQ does so
 
     def subscribe(self) -> None:
-        """Not to RQ's commands, which are not used: they would need a thread beside the one that forks."""
+        """Does nothing: RQ's commands are not used, and listening to them needs a thread beside the one that forks."""
 
     def _set_ip_address(self, connection: redis.Redis) -> None:
-        """Not asked: the list of clients is for those who administer Redis."""
+        """Does not ask Redis for it: the list of clients is for those who administer Redis."""
         self.ip_address = "unknown"
 
     # The end
@@ -364,7 +364,7 @@ class Worker(rq.Worker):
         self.kill_horse()
 
     def set_shutdown_requested_date(self) -> None:
-        """Not written: what handles a signal does not wait for Redis."""
+        """Does nothing: the handler of a signal must not wait for Redis."""
 
     def register_death(self) -> None:
         """Takes this worker out of the list, unless Redis is away."""

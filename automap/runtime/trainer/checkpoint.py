@@ -95,7 +95,7 @@ class Checkpoint:
         return found
 
     def _file_tensors(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """The same with fused weights whole, in the order of the user's module."""
+        """The tensors of `_tensors`, with fused weights whole and in the order of the user's module."""
         state: dict[str, Any] = self._tensors(optimizer)
         for key, value in state.items():
             fused = self._fused_order(key)
@@ -242,7 +242,8 @@ def _on_first_process(work: Callable[[], None], device: torch.device) -> None:
 
 
 def _replace(folder: Path, fresh: Path) -> None:
-    """At each moment one of the folders is complete, whenever a process ends."""
+    """Puts a complete new folder in the place of an old one. One of them is complete at any moment, even if the process
+    ends."""
     before = Path(f"{folder}.before")
     if folder.exists():
         shutil.rmtree(before, ignore_errors=True)

@@ -149,8 +149,8 @@ class GraphCheckpoint:
 
 
 def _shaped(moments: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of the values that an optimizer keeps that have a number for each of the parameter's; others count steps.
+    """The moments that have the shape of their parameter; other values of an optimizer count steps.
 
-    Of a parameter of a single number, the count of steps is such a value as well.
+    If a parameter has a single element, its count of steps is returned too.
     """
     return {leaf: moment for leaf, moment in moments.items() if moment.shape == held[leaf].shape}

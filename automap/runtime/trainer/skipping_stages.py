@@ -79,7 +79,8 @@ class SkippingStage(nn.Module):
             place.add_module(name, whole.get_submodule(path))
 
     def forward(self, *crossing: Tensor, **inputs: Tensor) -> Tensor:
-        """From the tensor of the stage before, if there is one, and the model's inputs, to that of this stage."""
+        """Computes the tensor that leaves this stage from the one that enters it, if there is one, and the model's
+        inputs."""
         (whole,), run = self._whole, self._run
         run.stage, run.crossing = self._number, handed_on(crossing[0]) if crossing else None
         run.is_taken, run.samples = not crossing, len(next(iter(inputs.values())))
@@ -205,7 +206,7 @@ def _guarded(forward: Callable[..., Any], path: str, stage: int, run: _Run, *arg
 
 
 def _put(tree: Any, crossing: Tensor | None) -> Any:
-    """The same with another first tensor."""
+    """A structure of values with `crossing` in the place of its first tensor."""
     leaves, structure = tree_flatten(tree)
     leaves[next(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor))] = crossing
     return tree_unflatten(leaves, structure)

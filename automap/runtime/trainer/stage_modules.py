@@ -22,7 +22,7 @@ CROSSING = "crossing"
 
 
 class _HandedOn(torch.autograd.Function):
-    """The same tensor, whose gradient is contiguous, as messages must be."""
+    """An identity that makes the gradient contiguous, as messages between processes must be."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class StandIns:
         self._place = 0
 
     def _meet(self, block: nn.Module, args: Any, kwargs: Any) -> Any:
-        """In front of a block: stands in for those between the one before it and this."""
+        """Runs before a block: stands in for the blocks that were left out since the last one that ran."""
         if torch._C._current_graph_task_id() != -1 or block not in self._order[self._place :]:
             return None  # It is run again in the backward pass, or more often than the order says.
         place = self._order.index(block, self._place)

@@ -37,7 +37,7 @@ def training_graph(model: str | Path | Graph, plan: Plan) -> Graph:
 
 
 def _whole_graph(model: str | Path | Graph, plan: Plan) -> Graph:
-    """The same without the parameters that the plan's training freezes beside the file."""
+    """The graph of a model with its loss, before the parameters that only the plan freezes are marked."""
     if isinstance(model, Graph):
         return with_loss(model, plan.training.loss)
     if str(model).startswith(zoo.PREFIX):

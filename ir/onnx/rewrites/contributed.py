@@ -62,7 +62,7 @@ class _Written:
         return self.add("Constant", (), value_ints=tuple(values))
 
     def own(self, *names: str) -> dict[str, Any]:
-        """Those of these attributes that the fused node has."""
+        """The attributes of these names, as far as the fused node has them."""
         return {name: self.node.attributes[name] for name in names if name in self.node.attributes}
 
     def sum(self, *names: str) -> str:

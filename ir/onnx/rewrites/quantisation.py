@@ -127,7 +127,8 @@ class _Scaled:
 
 
 def _scaled_weights(nodes: list[Node], made: Mapping[str, Node], stored: Mapping[str, Stored]) -> _Scaled:
-    """Those in operands of products that are made of stored tensors alone, and in rows that are looked up."""
+    """The scaled weights of a file: operands of products that are made of stored tensors alone, and tables of
+    look-ups."""
     known: dict[str, bool] = {}
     pending = [
         node.inputs[i]
