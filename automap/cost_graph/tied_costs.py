@@ -120,16 +120,17 @@ class TiedCosts:
             [classes, classes, ties, `COLUMNS`] what theirs change together beyond that.
         """
         numbers = range(len(readers))
-        single: list[Change] = [((n, c),) for n in numbers for c in range(len(readers[n].values))]
-        double = [
+        # A change is some (number of a reader, class of its values).
+        of_one: list[Change] = [((n, c),) for n in numbers for c in range(len(readers[n].values))]
+        of_two = [
             ((one, c), (other, d))
             for one, other in itertools.combinations(numbers, 2)
             for c, d in _paired(readers[one], readers[other])
         ]
-        every: list[Change] = []
+        of_all: list[Change] = []
         if len(readers) > 2:
-            every = [tuple(enumerate(classes)) for classes in _alike(readers)]
-        changes: list[Change] = [(), *single, *double, *every]
+            of_all = [tuple(enumerate(classes)) for classes in _alike(readers)]
+        changes: list[Change] = [(), *of_one, *of_two, *of_all]
         cost = dict(zip(changes, self._costs(ties, readers, plan, changes), strict=True))
         base = cost[()]
         alone = [np.array([cost[(n, c),] for c in range(len(readers[n].values))]) - base for n in numbers]
@@ -137,14 +138,15 @@ class TiedCosts:
             (one, other): np.zeros((len(alone[one]), len(alone[other]), *base.shape))
             for one, other in itertools.combinations(numbers, 2)
         }
-        for (one, c), (other, d) in double:
+        for (one, c), (other, d) in of_two:
             pairs[one, other][c, d] = cost[(one, c), (other, d)] - base - alone[one][c] - alone[other][d]
+        # What a change of all readers costs beyond its single and paired parts is divided among its pairs.
         rests: dict[tuple[int, int, int, int], list[Floats]] = {}
-        for change in every:
-            places = [(one, other, c, d) for (one, c), (other, d) in itertools.combinations(change, 2)]
-            told = base + sum(alone[n][c] for n, c in change) + sum(pairs[i, j][c, d] for i, j, c, d in places)
-            for key in places:
-                rests.setdefault(key, []).append((cost[change] - told) / len(places))
+        for change in of_all:
+            its_pairs = [(one, other, c, d) for (one, c), (other, d) in itertools.combinations(change, 2)]
+            parts = base + sum(alone[n][c] for n, c in change) + sum(pairs[i, j][c, d] for i, j, c, d in its_pairs)
+            for pair in its_pairs:
+                rests.setdefault(pair, []).append((cost[change] - parts) / len(its_pairs))
         for (one, other, c, d), shares in rests.items():
             # Several classes of the other readers may require the same placement.
             pairs[one, other][c, d] += np.mean(shares, axis=0)

@@ -6,13 +6,16 @@ names it as a process of its own, which needs sampling on remote hosts (GraphLea
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from automap.gnn.plan import GnnPlan
-from automap.gnn.problem import GnnProblem
+from automap.gnn.problem import GnnProblem, Role, Task
 
 SCHEMA = "automap.gnn-launch/1"
 Style = Literal["dgl", "pyg"]
+ORDER: tuple[Role, ...] = ("store", "worker", "sampler", "server")
+"""Roles in the order of the list."""
 MASTER_PORT = "29500"
 """Where the first worker listens for the others: the port that torchrun takes by default."""
 
@@ -30,40 +33,15 @@ def launch_list(plan: GnnPlan, problem: GnnProblem, style: Style) -> dict[str, A
         A JSON document with `hosts`, `processes` and `warnings`.
     """
     hosts = [machine.name for machine in problem.machines]
-    roles = {task.name: task.role for task in problem.tasks}
-    by_role = {role: [t.name for t in problem.tasks if t.role == role] for role in ("store", "worker", "server")}
-    worker_of = {f.source: f.target for f in problem.flows if roles[f.source] == "sampler"}
-    num_samplers = len([task for task in problem.tasks if task.role == "sampler"])
-    common = {
-        "dgl": {
-            "DGL_DIST_MODE": "distributed",
-            "DGL_IP_CONFIG": "ip_config.txt",
-            "DGL_CONF_PATH": "part_config.json",
-            "DGL_NUM_SERVER": "1",
-            "DGL_NUM_CLIENT": str(len(by_role["worker"]) + num_samplers),
-            "DGL_NUM_SAMPLER": str(num_samplers // max(1, len(by_role["worker"]))),
-        },
-        "pyg": {},
-    }[style]
-    if by_role["worker"]:
-        common |= {"MASTER_ADDR": plan.placement[by_role["worker"][0]], "MASTER_PORT": MASTER_PORT}
+    by_role: dict[Role, list[str]] = {role: [t.name for t in problem.tasks if t.role == role] for role in ORDER}
+    common = _shared_environment(plan, by_role, style)
     processes, used, warnings = [], dict.fromkeys(hosts, 0), []
-    for task in sorted(problem.tasks, key=lambda t: ("store", "worker", "sampler", "server").index(t.role)):
+    for task in sorted(problem.tasks, key=lambda t: ORDER.index(t.role)):
         host = plan.placement[task.name]
-        process: dict[str, Any] = {"name": task.name, "role": task.role, "host": host, "environment": dict(common)}
-        environment = process["environment"]
-        if task.role == "store":
-            process["partition"] = by_role["store"].index(task.name)
-            own = {"DGL_ROLE": "server", "DGL_SERVER_ID": str(process["partition"])}
-            environment.update(own if style == "dgl" else {"PARTITION": str(process["partition"])})
-        if task.role == "worker":
-            process["rank"] = by_role["worker"].index(task.name)
-            environment.update({"RANK": str(process["rank"]), "WORLD_SIZE": str(len(by_role["worker"]))})
-        if task.role == "sampler" and task.name in worker_of:
-            process["rank_of_worker"] = by_role["worker"].index(worker_of[task.name])
-            process["beside_worker"] = plan.placement[worker_of[task.name]] == host
-        if task.role in ("worker", "sampler") and style == "dgl":
-            environment["DGL_ROLE"] = "client" if task.role == "worker" else "sampler"
+        about, own = _of_role(task, plan, problem, by_role, style)
+        environment = {**common, **own}
+        process: dict[str, Any] = {"name": task.name, "role": task.role, "host": host, "environment": environment}
+        process.update(about)
         if task.gpus:
             process["gpus"] = list(range(used[host], used[host] + task.gpus))
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, process["gpus"]))
@@ -71,7 +49,7 @@ def launch_list(plan: GnnPlan, problem: GnnProblem, style: Style) -> dict[str, A
         processes.append(process)
     far = [process["name"] for process in processes if process.get("beside_worker") is False]
     if far:
-        more = " …" if len(far) > 4 else ""
+        more, num_samplers = " …" if len(far) > 4 else "", len(by_role["sampler"])
         warnings.append(
             f"not on the host of their worker: {', '.join(far[:4])}{more} ({len(far)} of {num_samplers} samplers); "
             "they need sampling on remote hosts"
@@ -85,3 +63,43 @@ def launch_list(plan: GnnPlan, problem: GnnProblem, style: Style) -> dict[str, A
         "priorities": [f"{source} -> {target}" for source, target in plan.priorities],
         "warnings": warnings,
     }
+
+
+def _shared_environment(plan: GnnPlan, by_role: Mapping[Role, Sequence[str]], style: Style) -> dict[str, str]:
+    """The variables that all processes have; `by_role`: role -> its tasks in the order of the problem."""
+    workers, num_samplers, found = by_role["worker"], len(by_role["sampler"]), dict[str, str]()
+    if style == "dgl":
+        found |= {
+            "DGL_DIST_MODE": "distributed",
+            "DGL_IP_CONFIG": "ip_config.txt",
+            "DGL_CONF_PATH": "part_config.json",
+            "DGL_NUM_SERVER": "1",
+            "DGL_NUM_CLIENT": str(len(workers) + num_samplers),
+            "DGL_NUM_SAMPLER": str(num_samplers // max(1, len(workers))),
+        }
+    if workers:
+        found |= {"MASTER_ADDR": plan.placement[workers[0]], "MASTER_PORT": MASTER_PORT}
+    return found
+
+
+def _of_role(
+    task: Task, plan: GnnPlan, problem: GnnProblem, by_role: Mapping[Role, Sequence[str]], style: Style
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """What the list says of a process, and the variables that it has, because of the role of its task."""
+    is_dgl = style == "dgl"
+    if task.role == "store":
+        partition = by_role["store"].index(task.name)
+        own = {"DGL_ROLE": "server", "DGL_SERVER_ID": str(partition)} if is_dgl else {"PARTITION": str(partition)}
+        return {"partition": partition}, own
+    if task.role == "worker":
+        rank = by_role["worker"].index(task.name)
+        own = {"RANK": str(rank), "WORLD_SIZE": str(len(by_role["worker"]))}
+        return {"rank": rank}, own | ({"DGL_ROLE": "client"} if is_dgl else {})
+    if task.role == "sampler":
+        own = {"DGL_ROLE": "sampler"} if is_dgl else {}
+        fed = [flow.target for flow in problem.flows if flow.source == task.name]
+        if not fed:
+            return {}, own
+        is_beside = plan.placement[fed[-1]] == plan.placement[task.name]
+        return {"rank_of_worker": by_role["worker"].index(fed[-1]), "beside_worker": is_beside}, own
+    return {}, {}

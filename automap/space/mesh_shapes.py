@@ -74,15 +74,7 @@ def middle_axis(problem: Problem) -> MiddleAxis | None:
     for name in names:
         if asked[name] > 1:
             if asked[name] not in possible[name]:
-                whole = "the experts of a layer" if name == "ep" else "the tokens of a sample"
-                count = ", ".join(map(str, experts)) if name == "ep" else str(tokens or "")
-                missing = f"the model has no {'experts' if name == 'ep' else 'sequence'}"
-                raise ProblemError(
-                    f"must divide the {devices} devices and {whole}, {count}" if count else missing,
-                    field=f"hints.fix.{name}",
-                    value=asked[name],
-                    repair=f"Use one of {', '.join(map(str, possible[name]))}." if count else "Leave it out.",
-                )
+                raise _not_divided(problem, name, asked[name], possible[name])
             return MiddleAxis(name=name, degrees=(asked[name],))
     possible["cp"] = [d for d in possible["cp"] if tokens // d >= MIN_TOKENS_A_RANK]
     target = problem.target
@@ -91,6 +83,22 @@ def middle_axis(problem: Problem) -> MiddleAxis | None:
         if is_free and known[name] and len(possible[name]) > 1:
             return MiddleAxis(name=name, degrees=tuple(possible[name]))
     return None
+
+
+def _not_divided(problem: Problem, name: Literal["ep", "cp"], degree: int, possible: Sequence[int]) -> ProblemError:
+    """The error for a degree of `hints.fix` that does not divide, with those that do."""
+    if name == "ep":
+        kind, whole, count = "experts", "the experts of a layer", ", ".join(map(str, expert_counts(problem.graph)))
+    else:
+        kind, whole, count = "sequence", "the tokens of a sample", str(sequence_length(problem.graph) or "")
+    return ProblemError(
+        f"must divide the {problem.cluster.num_devices} devices and {whole}, {count}"
+        if count
+        else f"the model has no {kind}",
+        field=f"hints.fix.{name}",
+        value=degree,
+        repair=f"Use one of {', '.join(map(str, possible))}." if count else "Leave it out.",
+    )
 
 
 def expert_counts(graph: Graph) -> list[int]:
