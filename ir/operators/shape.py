@@ -133,9 +133,11 @@ def transpose(ctx: Context) -> Result:
     """A permutation of dims; of activations the consumer needs a copy, which is priced."""
     tensor = ctx.tensor(0)
     rank = len(tensor.shape)
-    perm = ctx.ints("perm") or tuple(reversed(range(rank)))
+    given = ctx.ints("perm") or tuple(reversed(range(rank)))
+    # PyTorch's older exporter counts dims from the end where the module did.
+    perm = tuple(p + rank if -rank <= p < 0 else p for p in given)
     if sorted(perm) != list(range(rank)):
-        raise Unsupported(f"perm={perm} does not name each of {rank} dims once")
+        raise Unsupported(f"perm={given} does not name each of {rank} dims once")
     dims = ctx.rule.dims(tensor)
     return Result(
         [(0, dims)], [[dims[p] for p in perm]], passing="joint", traffic=(1.0, 1.0), attributes={"perm": perm}

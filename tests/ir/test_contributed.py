@@ -16,7 +16,8 @@ from ir.onnx.load import load_model
 node = helper.make_node
 SHAPES = {
     "wide": (16, 48), "wide_bias": (48,), "wq": (16, 16), "wk": (16, 8), "wv": (16, 8), "bq": (16,), "turned": (24, 16),
-    "straight": (16, 24), "words": (50, 16), "places": (6, 16), "kinds": (2, 16), "scale": (16,), "shift": (16,),
+    "straight": (16, 24), "sink": (4,), "bias": (1, 1, 6, 6),
+    "words": (50, 16), "places": (6, 16), "kinds": (2, 16), "scale": (16,), "shift": (16,),
     "kernel": (4, 3, 3, 3), "kernel_bias": (4,), "last_kernel": (4, 3, 3, 16), "first_kernel": (4, 16, 3, 3),
 }  # fmt: skip
 INPUTS = {
@@ -28,7 +29,7 @@ INPUTS = {
     "segments": ("N", 6),
     "heads": ("N", 6, 4, 1, 4),
 }
-SIZES = {"in_three": (0, 0, 4, 3, 4), "flat": (0, 0, 16)}
+SIZES = {"four_heads": (1, 4, 1, 1), "in_three": (0, 0, 4, 3, 4), "flat": (0, 0, 16)}
 
 
 def load(*nodes):
@@ -82,6 +83,14 @@ CASES = {
         [
             *PROJECTED,
             node("Attention", ["q", "k", "v"], ["y"], q_num_heads=4, kv_num_heads=2, is_causal=1, left_window_size=2),
+        ],
+    ),
+    "bias and sinks": (
+        [*PROJECTED,
+         fused("GroupQueryAttention", "q", "k", "v", *[""] * 7, "bias", "sink", num_heads=4, kv_num_heads=2)],
+        [
+            *PROJECTED, node("Reshape", ["sink", "four_heads"], ["s"]), node("Add", ["bias", "s"], ["b"]),
+            node("Attention", ["q", "k", "v", "b"], ["y"], q_num_heads=4, kv_num_heads=2, is_causal=1),
         ],
     ),
     "packed operands": (

@@ -187,3 +187,12 @@ def test_attributes_and_operands_that_do_not_fit_are_refused_with_the_reason(kin
     ]
     with pytest.raises(Unsupported, match=why):
         make_operator(kind, name="o", inputs=inputs, outputs=["y"], attributes=attributes, opset=OPSET)
+
+
+def test_a_permutation_may_count_dims_from_the_end():
+    """As PyTorch's older exporter writes `x.permute(0, -1, 1)`, in Mamba 2 of transformers."""
+    made = [
+        make_operator("Transpose", name="o", inputs=[tensor((1, 4, 6))], outputs=["y"], attributes={"perm": perm})
+        for perm in ((0, -1, 1), (0, 2, 1))
+    ]
+    assert made[0].operator == made[1].operator and made[0].outputs[0].shape == (1, 6, 4)

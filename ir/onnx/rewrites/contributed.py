@@ -125,7 +125,8 @@ def _multi_head(to: _Written) -> None:
 
 
 def _grouped(to: _Written) -> None:
-    """Queries, keys, values, past keys and values, lengths, tables of cosines and sines."""
+    """Queries, keys, values, past keys and values, lengths, tables of cosines and sines, positions, attention bias, a
+    sink of each head, which costs what a bias of the head's scores costs."""
     q, k, v = (to.given(i) for i in range(3))
     heads, kv_heads = int(to.attribute("num_heads", 0)), int(to.attribute("kv_num_heads", 0))
     if not k and not v:
@@ -138,7 +139,9 @@ def _grouped(to: _Written) -> None:
         tables = [to.given(7), to.given(8)]
         q = to.add("RotaryEmbedding", [q, *tables], num_heads=heads)
         k = to.add("RotaryEmbedding", [k, *tables], num_heads=kv_heads)
-    to.attend(q, k, v, kv_heads=kv_heads, is_causal=True)
+    sink = to.add("Reshape", [to.given(11), to.integers(1, heads, 1, 1)]) if to.given(11) else ""
+    bias = to.sum(to.given(10), sink) if to.given(10) or sink else ""
+    to.attend(q, k, v, bias, kv_heads=kv_heads, is_causal=True)
 
 
 def _rotary(to: _Written) -> None:
