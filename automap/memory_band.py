@@ -37,8 +37,3 @@ def fit_probability(predicted: float, capacity: float, spread: float) -> float:
     if predicted <= 0.0 or capacity <= 0.0 or spread <= 0.0:
         return float(predicted <= capacity)
     return _NORMAL.cdf(math.log(capacity / predicted) / spread)
-
-
-def spread_of(margin_needed: float, confidence: float) -> float:
-    """The spread at which `margin(confidence, spread)` is `margin_needed`; the confidence is above one half."""
-    return max(0.0, math.log(margin_needed)) / _NORMAL.inv_cdf(confidence)

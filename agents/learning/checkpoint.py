@@ -62,13 +62,13 @@ def write_checkpoint(
         (folder / f"{name}.new").replace(folder / name)
 
 
-def read_network(folder: Path, parameters: Hyperparameters | None = None) -> ProposalNetwork:
-    """Reads the network of a checkpoint, without torch.
+def read_network(folder: Path) -> ProposalNetwork:
+    """Reads the network of a checkpoint, without torch; it has the default sizes of `Hyperparameters`.
 
     Raises:
         ProblemError: a file is missing or damaged, or the checkpoint is of another network.
     """
-    _, tensors = _read(parameters or Hyperparameters(), folder)
+    _, tensors = _read(Hyperparameters(), folder)
     try:
         return ProposalNetwork(_part(tensors, _NETWORK))
     except (KeyError, ValueError) as fault:

@@ -126,14 +126,14 @@ class Exam:
         self._problems = [*hard, *easy][:most]
         self.count = len(self._problems)
 
-    def grade(self, network: ProposalNetwork, seed: int = 0) -> Grade:
+    def grade(self, network: ProposalNetwork) -> Grade:
         """Lets a network propose skeletons for every problem and solves the first one, and then the best ones."""
         first: list[float] = []
         best: list[float] = []
         for space, known, known_s in self._problems:
             incumbent = Incumbent(space, Budget(), searcher="dqn")
             search = SkeletonSearch(incumbent, propose)
-            skeletons = proposals(incumbent, known, network, seed, space.first.signature)
+            skeletons = proposals(incumbent, known, network, seed=0, decided=space.first.signature)
             skeletons.go_on(1)
             solve_first(search, skeletons)
             first.append(incumbent.best_s / known_s - 1.0)

@@ -46,7 +46,6 @@ def program(
     memory: Sequence[Scalars],
     limits: Sequence[float],
     known: float = math.inf,
-    node_limit: int = NODE_LIMIT,
 ) -> Picked | None:
     """The fastest assignment within all limits, or None where there is none or where the node limit came first.
 
@@ -59,7 +58,6 @@ def program(
         memory: for each rank, the same nodes in bytes.
         limits: [ranks] bytes.
         known: seconds of an assignment that fits, if there is one.
-        node_limit: largest number of nodes of branch and bound.
     """
     # Slow to import, and needed by no search that solves no program: all of them import this module.
     from scipy.optimize import Bounds, LinearConstraint, linprog, milp
@@ -115,7 +113,7 @@ def program(
         integrality=np.concatenate([np.ones(first[-1]), np.zeros(count - first[-1])]),
         bounds=Bounds(0.0, is_left),
         constraints=[LinearConstraint(matrix, right, right), LinearConstraint(used, -np.inf, most)],
-        options={"node_limit": node_limit, "mip_rel_gap": GAP, "presolve": False},
+        options={"node_limit": NODE_LIMIT, "mip_rel_gap": GAP, "presolve": False},
     )
     if found.x is None:
         return None

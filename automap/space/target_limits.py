@@ -45,7 +45,7 @@ SMALL_PRODUCT = 0.05
 """Share of the largest product's FLOPs up to which a product may be whole on every rank (assumed)."""
 
 
-def plan_space(problem: Problem, evaluator: Evaluator | None = None) -> PlanSpace:
+def plan_space(problem: Problem) -> PlanSpace:
     """The plans of a problem that its target can express.
 
     Raises:
@@ -53,9 +53,9 @@ def plan_space(problem: Problem, evaluator: Evaluator | None = None) -> PlanSpac
     """
     target = problem.target
     if target is None:
-        return PlanSpace(problem, evaluator)
+        return PlanSpace(problem)
     check_model(problem.graph, target, field="training.target")
-    evaluator = evaluator or Evaluator(problem)
+    evaluator = Evaluator(problem)
     whole = PlanSpace(problem, evaluator)
     found = [_limits(whole, target, along) for along in target.sequence_parallel]
     spaces = [PlanSpace(problem, evaluator, limits=some) for some in found if any(map(some.shapes, whole.shapes))]
