@@ -15,8 +15,10 @@ Units: seconds, bytes.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -61,63 +63,84 @@ def program(
     """
     # Slow to import, and needed by no search that solves no program: all of them import this module.
     from scipy.optimize import Bounds, LinearConstraint, linprog, milp
-    from scipy.sparse import coo_array
 
-    first = np.concatenate([[0], np.cumsum([len(costs) for costs in time.nodes])])
-    around = list(dict.fromkeys([nodes for graph in (time, *memory) for nodes, _ in graph.factors]))
-    shapes = [tuple(len(time.nodes[n]) for n in nodes) for nodes in around]
-    starts = first[-1] + np.concatenate([[0], np.cumsum([np.prod(shape, dtype=np.int64) for shape in shapes])])
-    count = int(starts[-1])
-
-    def row(graph: Scalars) -> Floats:
-        found = np.zeros(count)
-        found[: first[-1]] = np.concatenate(graph.nodes)
-        for nodes, table in graph.factors:
-            at = around.index(nodes)
-            found[starts[at] : starts[at + 1]] = table.reshape(-1)
-        return found
-
-    rows, columns, entries, right = [], [], [], []
-    number = 0
-    for n, costs in enumerate(time.nodes):
-        rows.append(np.full(len(costs), number))
-        columns.append(np.arange(first[n], first[n + 1]))
-        entries.append(np.ones(len(costs)))
-        right.append(1.0)
-        number += 1
-    for nodes, shape, start in zip(around, shapes, starts, strict=False):
-        at = np.indices(shape).reshape(len(shape), -1)
-        for place, n in enumerate(nodes):
-            # The variables of a table's entries with one value of a node add up to the variable of this value.
-            rows += [number + at[place], number + np.arange(shape[place])]
-            columns += [start + np.arange(at.shape[1]), first[n] + np.arange(shape[place])]
-            entries += [np.ones(at.shape[1]), -np.ones(shape[place])]
-            right += [0.0] * shape[place]
-            number += shape[place]
-    matrix = coo_array(
-        (np.concatenate(entries), (np.concatenate(rows), np.concatenate(columns))), shape=(number, count)
-    ).tocsr()
+    variables = _Variables(time, memory)
+    matrix, right = variables.equations()
     scales = [max(abs(limit), 1.0) for limit in limits]
-    used = np.array([row(graph) / scale for graph, scale in zip(memory, scales, strict=True)]).reshape(-1, count)
+    used = np.array([variables.row(graph) / scale for graph, scale in zip(memory, scales, strict=True)])
+    used = used.reshape(-1, variables.count)
     most = [(limit - graph.constant) / scale for graph, limit, scale in zip(memory, limits, scales, strict=True)]
-    costs = row(time)
+    costs = variables.row(time)
     scale = max(float(np.abs(costs).max()), 1e-30)
     costs /= scale
     relaxed = linprog(costs, A_ub=used, b_ub=most, A_eq=matrix, b_eq=right, bounds=(0.0, 1.0), method="highs")
-    is_left = np.ones(count)
+    is_left = np.ones(variables.count)
     if relaxed.status == 0 and math.isfinite(known):
         within = (known - time.constant) / scale
         is_left[relaxed.lower.marginals > within - relaxed.fun + GAP * abs(within)] = 0.0
     found = milp(
         costs,
-        integrality=np.concatenate([np.ones(first[-1]), np.zeros(count - first[-1])]),
+        integrality=(np.arange(variables.count) < variables.first[-1]).astype(np.float64),
         bounds=Bounds(0.0, is_left),
         constraints=[LinearConstraint(matrix, right, right), LinearConstraint(used, -np.inf, most)],
         options={"node_limit": NODE_LIMIT, "mip_rel_gap": GAP, "presolve": False},
     )
     if found.x is None:
         return None
-    return tuple(int(found.x[first[n] : first[n + 1]].argmax()) for n in range(len(time.nodes)))
+    return tuple(int(found.x[begin:end].argmax()) for begin, end in itertools.pairwise(variables.first.tolist()))
+
+
+class _Variables:
+    """The variables of a program: one for each value of each node, then one for each entry of each table.
+
+    Attributes:
+        first: [nodes + 1] number of the first variable of each node; the last one is the number of all of nodes.
+        count: number of variables.
+    """
+
+    def __init__(self, time: Scalars, memory: Sequence[Scalars]) -> None:
+        self._sizes = [len(costs) for costs in time.nodes]
+        self.first = np.concatenate([[0], np.cumsum(self._sizes)])
+        # Nodes of each table, its shape, and number of its first variable.
+        self._tables = list(dict.fromkeys([nodes for graph in (time, *memory) for nodes, _ in graph.factors]))
+        self._shapes = [tuple(self._sizes[n] for n in nodes) for nodes in self._tables]
+        entries = [np.prod(shape, dtype=np.int64) for shape in self._shapes]
+        self._starts = self.first[-1] + np.concatenate([[0], np.cumsum(entries)])
+        self.count = int(self._starts[-1])
+
+    def row(self, graph: Scalars) -> Floats:
+        """[variables] cost of each variable in a graph with these nodes."""
+        found = np.zeros(self.count)
+        found[: self.first[-1]] = np.concatenate(graph.nodes)
+        for nodes, table in graph.factors:
+            at = self._tables.index(nodes)
+            found[self._starts[at] : self._starts[at + 1]] = table.reshape(-1)
+        return found
+
+    def equations(self) -> tuple[Any, list[float]]:
+        """A sparse matrix [equations, variables] and the right sides: one value is picked of each node, and tables
+        agree with their nodes."""
+        from scipy.sparse import coo_array
+
+        rows, columns, entries, right = [], [], [], []
+        number = 0
+        for n, size in enumerate(self._sizes):
+            rows.append(np.full(size, number))
+            columns.append(np.arange(self.first[n], self.first[n + 1]))
+            entries.append(np.ones(size))
+            right.append(1.0)
+            number += 1
+        for nodes, shape, start in zip(self._tables, self._shapes, self._starts, strict=False):
+            at = np.indices(shape).reshape(len(shape), -1)
+            for place, n in enumerate(nodes):
+                # The variables of a table's entries with one value of a node add up to the variable of this value.
+                rows += [number + at[place], number + np.arange(shape[place])]
+                columns += [start + np.arange(at.shape[1]), self.first[n] + np.arange(shape[place])]
+                entries += [np.ones(at.shape[1]), -np.ones(shape[place])]
+                right += [0.0] * shape[place]
+                number += shape[place]
+        places = (np.concatenate(rows), np.concatenate(columns))
+        return coo_array((np.concatenate(entries), places), shape=(number, self.count)).tocsr(), right
 
 
 class _LinearMemory:

@@ -97,65 +97,91 @@ def paths(sizes: Sequence[int], ranks: int, num_micro_batches: int) -> Iterator[
                 yield work
 
 
-def fastest_interleaving(of: Interleaving, target_s: float) -> float:
-    """Seconds of the fastest spread of units over the chunks; paths are generated until it reaches `target_s`."""
-    sizes = groups(of.ranks, of.virtual)
-    is_short = any(of_rank.may_be_short(max(of.ranks, *of.held)) for of_rank in of.rank_bounds)
-    of_ranks = [np.array([one.busy_s for one in of.rank_bounds])]
-    of_ranks += [np.array([one.trip_s[path] for one in of.rank_bounds]) for path in range(4)]
-    # Of each rank [ways, types], one way where memory is not short.
-    busy_s, *passes_s = (some if is_short else some.min(axis=1, keepdims=True) for some in of_ranks)
+def fastest_interleaving(pipeline: Interleaving, target_s: float) -> float:
+    """A lower bound on the seconds of the pipeline: those of the fastest spread of its units over the chunks.
+
+    Args:
+        pipeline: the pipeline.
+        target_s: a bound that suffices: no more paths are generated once it is reached.
+    """
+    sizes = groups(pipeline.ranks, pipeline.virtual)
+    is_short = any(bounds.may_be_short(max(pipeline.ranks, *pipeline.held)) for bounds in pipeline.rank_bounds)
+    of_ranks = [np.array([bounds.busy_s for bounds in pipeline.rank_bounds])]
+    of_ranks += [np.array([bounds.trip_s[path] for bounds in pipeline.rank_bounds]) for path in range(4)]
+    # Of each rank [ways, types]; if memory is not short, the fastest way alone.
+    busy_s, *passes_s = (seconds if is_short else seconds.min(axis=1, keepdims=True) for seconds in of_ranks)
+    program = _first_program(pipeline, sizes, busy_s, np.array(passes_s), is_short=is_short)
+    found_s = program.seconds()
+    if 2 * pipeline.virtual * pipeline.ranks * pipeline.num_micro_batches > MOST_ACTIONS:
+        return found_s
+    for _ in range(MOST_ROUNDS):
+        if found_s >= target_s or not len(program.shares):
+            break
+        shares = program.shares.reshape(len(sizes), *busy_s.shape)
+        longer = list(_longer_paths(pipeline, sizes, np.array(passes_s), shares, found_s))
+        for row, path_s in longer:
+            program.add_seconds(row, pipeline.step_s + path_s)
+        before_s, found_s = found_s, max(found_s, program.seconds()) if longer else found_s
+        if found_s < before_s * (1.0 + RISE):
+            break
+    return found_s
+
+
+def _first_program(
+    pipeline: Interleaving, sizes: Sequence[int], busy_s: Floats, passes_s: Floats, *, is_short: bool
+) -> SpreadProgram:
+    """The linear program with the paths that are known before any schedule is run.
+
+    Args:
+        pipeline: the pipeline.
+        sizes: chunks of each group.
+        busy_s: [ranks, ways, types] see `RankBounds.busy_s`.
+        passes_s: [4, ranks, ways, types] see `Interleaving.rank_bounds`.
+        is_short: whether memory may be short.
+    """
     both_s, ended_s, forward_s, _ = passes_s
     starts = np.cumsum([0, *sizes[:-1]])
-    besides_s = np.add.reduceat(of.besides_s.sum(axis=0).reshape(of.virtual, of.ranks), starts, axis=0)
+    by_chunk = pipeline.besides_s.sum(axis=0).reshape(pipeline.virtual, pipeline.ranks)
+    besides_s = np.add.reduceat(by_chunk, starts, axis=0)
     nothing = np.zeros((len(sizes), *busy_s.shape))
-    program = SpreadProgram(busy_s.shape[2], float(busy_s.min(axis=(0, 1)).sum()) / of.ranks)
+    program = SpreadProgram(busy_s.shape[2], float(busy_s.min(axis=(0, 1)).sum()) / pipeline.ranks)
     bound = nothing.copy()
-    bound[0, 0], bound[-1, -1] = of.ends
+    bound[0, 0], bound[-1, -1] = pipeline.ends
     program.add_shares(bound)
-    for rank in range(of.ranks):
+    for rank, bounds in enumerate(pipeline.rank_bounds):
         # The first micro-batch comes through the chunks before, then the rank works; its gradients are behind that.
         row = nothing.copy()
         row[0, :rank] = forward_s[:rank]
         row[:, rank] = busy_s[rank]
-        filled_s = float(of.besides_s[0, :rank].sum())
-        program.add_seconds(row, of.step_s + filled_s + of.num_micro_batches * float(besides_s[:, rank].sum()))
+        filled_s = float(pipeline.besides_s[0, :rank].sum())
+        own_s = pipeline.num_micro_batches * float(besides_s[:, rank].sum())
+        program.add_seconds(row, pipeline.step_s + filled_s + own_s)
+        # Every chunk has a unit.
         for group, size in enumerate(sizes):
             row = nothing.copy()
-            row[group, rank] = -of.times
+            row[group, rank] = -pipeline.times
             program.add_room(row, -float(size))
         if is_short:
             row = nothing.copy()
-            row[:-1, rank] = of.rank_bounds[rank].used_bytes(of.ranks)
-            row[-1, rank] = of.rank_bounds[rank].used_bytes(of.held[rank])
-            program.add_room(row, of.rank_bounds[rank].room)
-    for often in paths(sizes, of.ranks, of.num_micro_batches):
+            row[:-1, rank] = bounds.used_bytes(pipeline.ranks)
+            row[-1, rank] = bounds.used_bytes(pipeline.held[rank])
+            program.add_room(row, bounds.room)
+    for often in paths(sizes, pipeline.ranks, pipeline.num_micro_batches):
         row = often[..., None, None] * both_s
         # The path ends on rank 0, whose gradients come behind it.
         if often[:, 0].min() >= 1.0:
             row[:, 0] += (ended_s - both_s)[0]
-        program.add_seconds(row, of.step_s + float((often * besides_s).sum()))
-    found = program.seconds()
-    if 2 * of.virtual * of.ranks * of.num_micro_batches > MOST_ACTIONS:
-        return found
-    for _ in range(MOST_ROUNDS):
-        if found >= target_s or not len(program.shares):
-            break
-        longer = list(_longer_paths(of, sizes, np.array(passes_s), program.shares.reshape(nothing.shape), found))
-        for row, path_s in longer:
-            program.add_seconds(row, of.step_s + path_s)
-        before, found = found, max(found, program.seconds()) if longer else found
-        if found < before * (1.0 + RISE):
-            break
-    return found
+        program.add_seconds(row, pipeline.step_s + float((often * besides_s).sum()))
+    return program
 
 
 def _longer_paths(
-    of: Interleaving, sizes: Sequence[int], passes_s: Floats, shares: Floats, found_s: float
+    pipeline: Interleaving, sizes: Sequence[int], passes_s: Floats, shares: Floats, found_s: float
 ) -> Iterator[tuple[Floats, float]]:
     """The paths that end on each rank under some shares, with its gradients, where they take longer than `found_s`.
 
     Args:
+        pipeline: the pipeline.
         sizes: chunks of each group.
         passes_s: [4, ranks, ways, types] see `Interleaving.rank_bounds`.
         shares: [groups, ranks, ways, types] share of the units of each type that stand in each group of chunks.
@@ -168,18 +194,19 @@ def _longer_paths(
     each = shares / np.array(sizes)[:, None, None, None]
     there_s, whole_s = (((each * some).sum(axis=(2, 3)))[group_of].reshape(-1) for some in (forward_s, both_s))
     seconds = np.zeros((4, len(whole_s)))
-    seconds[:2] = np.maximum([there_s, whole_s - there_s], 0.0) + of.besides_s
-    behind_s = of.step_s + (shares * (ended_s - both_s)).sum(axis=(0, 2, 3))
-    for last, often in _critical(of.ranks, of.virtual, of.num_micro_batches, seconds, found_s - behind_s):
+    seconds[:2] = np.maximum([there_s, whole_s - there_s], 0.0) + pipeline.besides_s
+    behind_s = pipeline.step_s + (shares * (ended_s - both_s)).sum(axis=(0, 2, 3))
+    counts = (pipeline.ranks, pipeline.virtual, pipeline.num_micro_batches)
+    for last, often in _critical(*counts, seconds, found_s - behind_s):
         # Chunks of one group are on the path as often as the one that is on it least.
-        by_chunk = often.reshape(2, of.virtual, of.ranks)
+        by_chunk = often.reshape(2, pipeline.virtual, pipeline.ranks)
         there, back = (np.minimum.reduceat(some, starts, axis=0)[..., None, None] for some in by_chunk)
         together = np.minimum(there, back)
         row = together * both_s + (there - together) * forward_s + (back - together) * backward_s
         # What gradients may hide under must be on the path.
         if together[:, last].min() >= 1.0:
             row[:, last] += (ended_s - both_s)[last]
-        yield row, float((often * of.besides_s).sum())
+        yield row, float((often * pipeline.besides_s).sum())
 
 
 def _critical(

@@ -200,11 +200,13 @@ def _prices(
     """Prices of a byte: none, and those at which another way is the best of a type where memory may be short."""
     yield 0.0
     found = set[float]()
-    for of_rank, count in {id(one): (one, each) for one, each in zip(rank_bounds, held, strict=True)}.values():
-        if of_rank.may_be_short(count, 1.0 / ranks):
-            used = of_rank.used_bytes(count)
+    # Ranks often share one object, which is looked at once.
+    distinct = {id(bounds): (bounds, count) for bounds, count in zip(rank_bounds, held, strict=True)}
+    for bounds, count in distinct.values():
+        if bounds.may_be_short(count, 1.0 / ranks):
+            used = bounds.used_bytes(count)
             for kind in kinds:
-                slower = of_rank.busy_s[:, None, kind] - of_rank.busy_s[None, :, kind]
+                slower = bounds.busy_s[:, None, kind] - bounds.busy_s[None, :, kind]
                 less = used[None, :, kind] - used[:, None, kind]
                 trades = (slower > 0.0) & (less > 0.0)
                 found.update((slower[trades] / less[trades]).tolist())
