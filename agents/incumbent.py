@@ -101,7 +101,7 @@ class Incumbent(Spending):
     def begin(task: SearchTask, searcher: str) -> Incumbent:
         """Begins a search: builds the plan space of a task and the incumbent of a searcher in it."""
         return Incumbent(
-            plan_space(task.problem),
+            task.space or plan_space(task.problem),
             task.budget,
             searcher=searcher,
             on_progress=task.on_progress,

@@ -21,6 +21,7 @@ from ir.notebook import shown
 
 if TYPE_CHECKING:
     from agents.results.plainest import Offer
+    from automap.space.space import PlanSpace
 
 MAX_EVALUATIONS = 10**12
 """Largest amount that a budget may state, in evaluations or in seconds: 10^12 evaluations of a microsecond each take 12
@@ -148,6 +149,8 @@ class SearchTask:
 
     problem: Problem
     budget: Budget
+    space: PlanSpace | None = None
+    """The plans of the problem, if they are known."""
     seed: int = 0
     on_progress: OnProgress = lambda progress: None
     should_stop: ShouldStop = lambda: False
@@ -190,7 +193,7 @@ SEARCHERS = tuple(_SEARCHERS)
 
 
 def search(
-    problem: Problem,
+    problem: Problem | PlanSpace,
     budget: Budget,
     *,
     searcher: str = "portfolio",
@@ -202,7 +205,7 @@ def search(
     """The fastest plan that fits into memory, found within `budget`.
 
     Args:
-        problem: graph, cluster, training and hints for which a plan is searched.
+        problem: graph, cluster, training and hints for which a plan is searched, or all plans of these.
         budget: seconds or evaluations.
         searcher: one of `SEARCHERS`.
         seed: seed of every random choice.
@@ -218,8 +221,15 @@ def search(
         raise unknown_searcher(searcher, field="searcher")
     module, _, function = _SEARCHERS[searcher].rpartition(".")
     found: Searcher = getattr(import_module(f"agents.{module}"), function)
+    space = None if isinstance(problem, Problem) else problem
     task = SearchTask(
-        problem=problem, budget=budget, seed=seed, on_progress=on_progress, should_stop=should_stop, start=start
+        problem=problem if isinstance(problem, Problem) else problem.problem,
+        space=space,
+        budget=budget,
+        seed=seed,
+        on_progress=on_progress,
+        should_stop=should_stop,
+        start=start,
     )
     return found(task)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from automap.cluster import Cluster
 from automap.fitted_curves import CollectiveCurve
 
@@ -40,22 +42,22 @@ def group_link(cluster: Cluster, ranks: Sequence[int]) -> GroupLink:
     if size <= 1:
         endless = float("inf")
         return GroupLink(size=1, hosts=1, bytes_per_s=endless, exchange_bytes_per_s=endless, line_bytes_per_s=endless)
-    by_node: dict[int, int] = {}
-    for rank in ranks:
-        node = cluster.node_of[rank]
-        by_node[node] = by_node.get(node, 0) + 1
+    nodes, counts = np.unique(cluster.places[np.asarray(ranks)], return_counts=True)
+    hosts = len(nodes)
+    # Equal hosts with equally many ranks are alike.
+    distinct = set(zip(cluster.alike[nodes].tolist(), counts.tolist(), strict=True))
     bandwidth = exchange = line = float("inf")
     efficiency = 0.0
     collectives: Mapping[str, CollectiveCurve] = {}
-    for node, here in by_node.items():
+    for node, here in distinct:
         host = cluster.hosts[node]
         intra, inter = cluster.links[host.intra_node_link], cluster.links[host.inter_node_link]
         if here > 1:
             bandwidth = min(bandwidth, intra.group_bytes_per_s(here))
-        if len(by_node) == 1:
+        if hosts == 1:
             line = intra.bandwidth_GBps * 1e9 * intra.share_by_ranks.get(str(here), 1.0)
             collectives = intra.collectives
-        if len(by_node) > 1:
+        if hosts > 1:
             share = host.nics * here / host.num_devices
             bandwidth = min(bandwidth, inter.bytes_per_s * share)
             exchange = min(exchange, inter.bytes_per_s * share / here * (size - 1) / (size - here))
@@ -70,7 +72,7 @@ def group_link(cluster: Cluster, ranks: Sequence[int]) -> GroupLink:
         collectives = {}
     return GroupLink(
         size=size,
-        hosts=len(by_node),
+        hosts=hosts,
         bytes_per_s=bandwidth,
         exchange_bytes_per_s=exchange,
         line_bytes_per_s=line,

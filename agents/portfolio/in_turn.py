@@ -33,6 +33,7 @@ from automap.search_record import SearchRecord
 
 if TYPE_CHECKING:
     from agents.results.plainest import Offer
+    from automap.space.space import PlanSpace
 
 LEAST_S = 0.01
 """Budget of the turns that are left where the ones before took too long; it is enough for a template."""
@@ -67,7 +68,7 @@ def check_searchers(searchers: Sequence[str], budget: Budget) -> None:
 
 
 def search_in_turn(
-    problem: Problem,
+    problem: Problem | PlanSpace,
     budget: Budget,
     *,
     searchers: Sequence[str],

@@ -30,7 +30,7 @@ from agents.portfolio.parts import (
     shares_of,
 )
 from agents.results.diverse_top_k import candidate, unlike_plans
-from agents.results.fewer_devices import Part, needed, on_all, promising, told_idle
+from agents.results.fewer_devices import Part, needed, on_all, promising, space_on_all, told_idle
 from agents.results.history import history
 from agents.results.plainest import NEAR, TIE, Offer, in_order, plainness, tidy
 from agents.results.side_by_side import fastest_of_each, key_of
@@ -81,14 +81,15 @@ def search_offer(
         ProblemError: see `search_in_turn` and `check_tie`.
     """
     check_tie(tie)
-    evaluator = functools.cache(lambda: Evaluator(problem))
     began = time.monotonic()
+    space = space_on_all(problem)
+    evaluator = functools.cache(lambda: Evaluator(problem) if space is None else space.evaluator)
 
     def looked_enough() -> bool:
         limit_s = budget.seconds and LOOK_SHARE * budget.seconds
         return should_stop() or (limit_s is not None and time.monotonic() - began > limit_s)
 
-    parts = promising(problem, looked_enough)
+    parts = promising(space or problem, looked_enough)
     idle = needed(parts)
     if idle is not None:
         (left,) = divided(budget, time.monotonic() - began, (), LEAST_S)
@@ -117,7 +118,7 @@ def search_offer(
         reached.update(progress.members)
         on_progress(scaled(progress, 0.0, done))
 
-    main = run(problem, mine, start=begin, on_progress=report)
+    main = run(space or problem, mine, start=begin, on_progress=report)
     before = Before(main.plan, main.evaluations, main.seconds, reached)
     on_parts: list[OnPart] = []
     for part, share, amount in zip(some, shares, rest, strict=False):

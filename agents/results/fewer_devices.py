@@ -22,6 +22,7 @@ from automap.price.evaluator import Evaluator
 from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
 from automap.search_record import LEFT_BY_TARGET, LEFT_IDLE
+from automap.space.space import PlanSpace
 from automap.space.target_limits import plan_space
 from automap.verify import Verifier
 
@@ -46,34 +47,37 @@ class Part:
     """Step time of the best template on all devices; infinite where no plan is on all of them."""
 
 
-def promising(problem: Problem, should_stop: Callable[[], bool] = lambda: False) -> tuple[Part, ...]:
+def promising(problem: Problem | PlanSpace, should_stop: Callable[[], bool] = lambda: False) -> tuple[Part, ...]:
     """Parts of a problem's cluster on which a plan may be as fast as on all devices, the fastest template's first.
 
     Args:
-        problem: the problem on all devices.
+        problem: the problem on all devices, or all its plans.
         should_stop: called before each part; once it returns true, templates of the further parts are not priced.
     """
+    space = space_on_all(problem) if isinstance(problem, Problem) else problem
+    problem = problem if isinstance(problem, Problem) else problem.problem
     batch = problem.training.global_batch
     known = list(clusters_within(problem.cluster, batch))
-    reference_s = _reference_s(problem) if known else None
+    reference_s = inf if space is None else fastest_template_s(problem, space) if known else None
     if reference_s is None:
         return ()
-    if reference_s == inf:
+    if space is None:
         known = list(filled_within(problem.cluster, batch, problem.hints.fix))
     found: list[Part] = []
     # A ZeRO stage that the user fixes asks for replicas, where all devices have any.
-    needs_replicas = bool(problem.hints.fix.zero) and reference_s < inf and _has_replicas(problem)
+    needs_replicas = bool(problem.hints.fix.zero) and space is not None and _has_replicas(space)
     for cluster, devices in known:
         try:
             part = _on(problem, cluster)
-            if needs_replicas and not _has_replicas(part):
-                continue
             bound_s, template_s = lower_bound_s(part), None
-            if reference_s == inf:
-                plan_space(part)  # where not all devices have a plan, some parts have none either
-            if bound_s < reference_s and not should_stop():
-                bound_s = max(bound_s, BoundTable(plan_space(part)).first.time_s)
-                template_s = fastest_template_s(part) if bound_s < reference_s else None
+            looks = bound_s < reference_s and not should_stop()
+            # Where not all devices have a plan, some parts have none either.
+            of_part = plan_space(part) if looks or space is None or needs_replicas else None
+            if of_part is not None and needs_replicas and not _has_replicas(of_part):
+                continue
+            if of_part is not None and looks:
+                bound_s = max(bound_s, BoundTable(of_part).first.time_s)
+                template_s = fastest_template_s(part, of_part) if bound_s < reference_s else None
         except UserError:
             continue  # the hints require more devices, or the target has no plan
         if bound_s < reference_s:
@@ -83,25 +87,22 @@ def promising(problem: Problem, should_stop: Callable[[], bool] = lambda: False)
     return tuple(sorted(found, key=lambda part: (part.template_s or inf, -len(part.devices))))
 
 
-def _has_replicas(problem: Problem) -> bool:
-    return any(shape.replicas > 1 for shape in plan_space(problem).shapes)
+def _has_replicas(space: PlanSpace) -> bool:
+    return any(shape.replicas > 1 for shape in space.shapes)
 
 
-def _reference_s(problem: Problem) -> float | None:
-    """Step time of the best template on all devices; None where none fits, infinite where degrees or the target leave
-    some idle.
+def space_on_all(problem: Problem) -> PlanSpace | None:
+    """The plans on all devices; None where degrees that the user fixes, or the target, leave some idle.
 
     Raises:
         ProblemError: no plan has what the hints fix, on no part either.
     """
     try:
-        if leave_idle(problem):
-            plan_space(problem)  # Where memory is too small by far, no template is looked for.
-        return fastest_template_s(problem)
+        return plan_space(problem)
     except ProblemError:
         if not leave_idle(problem):
             raise
-        return inf
+        return None
 
 
 def leave_idle(problem: Problem) -> bool:

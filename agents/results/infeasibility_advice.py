@@ -152,12 +152,17 @@ def _remedies(problem: Problem, trials: _Trials) -> list[Remedy]:
     return [*found, *filter(None, firsts), *filter(None, hardware)]
 
 
-def fastest_template_s(problem: Problem) -> float | None:
-    """Step time of the best template of a problem, or None if none fits."""
+def fastest_template_s(problem: Problem, space: PlanSpace | None = None) -> float | None:
+    """Step time of the best template of a problem, or None if none fits.
+
+    Args:
+        problem: any problem.
+        space: its plans, if they are known.
+    """
     state = problem.whole_state_bytes
     if state > sum(problem.cluster.device(d).memory_bytes for d in range(problem.cluster.num_devices)):
         return None  # parameters, gradients and optimizer state alone are too large
-    space = plan_space(problem)
+    space = space or plan_space(problem)
     rows = [values for _, values in templates(space)]
     if not rows:
         return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,14 @@ class PlanSpace(SteppedSpace):
     def chosen(self) -> dict[tuple[Any, ...], Any]:
         """Signatures that `automap.space.templates` has chosen on an axis."""
         return {}
+
+    @functools.cached_property
+    def listed(self) -> list[tuple[Shape, Values]]:
+        """The templates that `automap.space.templates` has listed so far."""
+        return []
+
+    listing: Iterator[tuple[Shape, Values]] | None = None
+    """Lists the further ones."""
 
     def even_values(self, shape: Shape, *, recompute: str, zero: int, stages: Sequence[int] = ()) -> Values:
         """The values before the signatures of a plan with even cuts and one recompute mode, as constraints allow.

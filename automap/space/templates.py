@@ -11,7 +11,7 @@ its queries and gathers keys and values (arXiv 2407.21783, section 3.3.2). Shard
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import product
+from itertools import count, product
 from typing import NamedTuple
 
 import numpy as np
@@ -182,7 +182,21 @@ def meshes_of(space: PlanSpace, shape: Shape, prefix: Values) -> tuple[int, ...]
 
 
 def templates(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
-    """Every template of the tuned grid, as values of `space`; virtual stages only where the user fixed them.
+    """Every template of the tuned grid, as values of `space`, which keeps them: they are listed several times in a
+    search, and of thousands of devices it takes some tenths of a second; see `_made`."""
+    if space.listing is None:
+        space.listing = _made(space)
+    for number in count():
+        if number == len(space.listed):
+            found = next(space.listing, None)
+            if found is None:
+                return
+            space.listed.append(found)
+        yield space.listed[number]
+
+
+def _made(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
+    """Every template of the tuned grid; virtual stages only where the user fixed them.
 
     Over an ep axis of several ranks experts are always spread. The largest share of every shape divides over the axes
     that split the batch: the signatures depend on its meshes alone. Where stages span hosts, tp may split the batch
@@ -236,7 +250,7 @@ def _spans_hosts(space: PlanSpace, shape: Shape) -> bool:
     """Whether stages have an inner axis that may split the batch, one over several hosts, and samples for both."""
     share = spread(shape.samples, shape.dp) // shape.dp // (shape.middle if space.meshes.splits_batch else 1)
     cluster = space.problem.cluster
-    largest = max(host.num_devices for host in cluster.hosts)
+    largest = max(node.num_devices for node in cluster.nodes)
     # Where bandwidths are measured, some devices of a host may be nearer than others.
     has_levels = cluster.bandwidth_GBps is not None or shape.size > largest
     spans = min(shape.tp, shape.dp) > 1 and has_levels and space.problem.hints.fix.may_split_batch("tp")

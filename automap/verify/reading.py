@@ -221,8 +221,9 @@ def remainders(
 
 def uneven(chunk: Chunk, model: Model) -> Iterator[Violation]:
     """The splits of a stage that its ranks cannot share."""
+    shares = tuple(dict.fromkeys(chunk.shares))  # of each rank, mostly the same
     for index, placed in chunk.placed.items():
-        left = [remainders(model, index, placed, chunk.sizes, samples) for samples in dict.fromkeys(chunk.shares)]
+        left = [remainders(model, index, placed, chunk.sizes, samples) for samples in shares]
         for what in dict.fromkeys(what for some in left for what in some):
             name = model.graph.operators[index].name
             yield Violation(f"{chunk.where}.shardings.{name}", f"{what} on {dict(chunk.sizes)}")

@@ -22,6 +22,8 @@ from automap.plan import Plan, parse_devices
 from automap.price.estimate import error_band, price
 from automap.price.evaluator import Evaluator
 from automap.problem import Problem
+from automap.space import stepping
+from automap.space import templates as template_list
 from automap.space.space import PlanSpace
 from automap.space.templates import templates
 from automap.verify import verify
@@ -311,6 +313,19 @@ def test_degrees_of_a_plan_with_idle_devices_may_be_fixed():
     with pytest.raises(ProblemError, match="no plan on 4 devices"):
         search_offer(build(GPT, "2x2xV100-16GB@10Gbit", 9, fix={"dp": 2, "tp": 1, "pp": 1, "num_micro_batches": 9}),
                      Budget.parse(20))  # fmt: skip
+
+
+def test_the_plans_of_all_devices_are_made_once(monkeypatch):
+    """Of thousands of devices they take a second, as long as the shortest searches do."""
+    compiled, listed = [], []
+    compile_one, list_one = stepping.compile_space, template_list._made
+    monkeypatch.setattr(stepping, "compile_space", lambda space: [compiled.append(space), compile_one(space)][1])
+    monkeypatch.setattr(template_list, "_made", lambda space: [listed.append(space), list_one(space)][1])
+    problem = build(GPT, "1x4xA100-80GB", 32)
+    search_offer(problem, Budget.parse(60), searchers=["expert"])
+    whole = [space for space in compiled if space.problem is problem]
+    assert len(whole) == 1 and listed.count(whole[0]) == 1
+    assert [*templates(whole[0])] == [*list_one(whole[0])]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 
 from automap.cluster import PRESETS, parse_cluster
@@ -73,6 +74,24 @@ def test_unknown_key_in_file_is_refused():
     with pytest.raises(ClusterError, match="unknown key") as caught:
         parse_cluster(document)
     assert caught.value.field == "cluster.speed"
+
+
+@pytest.mark.parametrize("text", ["3x4xA100-80GB", "2xV100-16GB+3x4xP100+2x8xH100@25Gbit", "4xT4+4xH100"])
+def test_a_group_is_as_slow_as_its_slowest_host(text):
+    """Host by host, with the devices of each counted one by one."""
+    cluster = parse_cluster(text)
+    rng = np.random.default_rng(0)
+    for size in (2, 3, 5, cluster.num_devices):
+        ranks = rng.permutation(cluster.num_devices)[:size].tolist()
+        hosts = [cluster.node_of[rank] for rank in ranks]
+        rates = [cluster.links[cluster.hosts[h].intra_node_link].bytes_per_s for h in hosts if hosts.count(h) > 1]
+        for host in hosts if len(set(hosts)) > 1 else ():
+            node = cluster.hosts[host]
+            share = hosts.count(host) / node.num_devices * node.nics
+            rates.append(cluster.links[node.inter_node_link].bytes_per_s * share)
+        found = group_link(cluster, ranks)
+        assert found.bytes_per_s == pytest.approx(min(rates), rel=1e-12)
+        assert (found.size, found.hosts) == (size, len(set(hosts)))
 
 
 def test_groups_inside_a_host_see_its_own_link_and_share_the_nic_between_hosts():
