@@ -205,10 +205,7 @@ class Recount:
         return list(found.values())
 
     def _unit_keeps(self, chunk: Chunk, unit: Sequence[int], *, own: bool) -> set[Piece]:
-        """The pieces that one micro-batch saves in a unit from its forward to its backward pass.
-
-        `own`: see `_piece`.
-        """
+        """The pieces that a micro-batch saves in a unit from its forward to its backward pass; `own`: see `_piece`."""
         whole = chunk.again.issuperset(unit)
         keeps_results = self.problem.trainer.keeps_results and not chunk.again.isdisjoint(unit)
         pieces = self._unneeded_results(chunk, unit) if keeps_results else set()
@@ -216,14 +213,21 @@ class Recount:
             for slot, name in self._saved(index):
                 root, maker = self.model.live_maker(self._root(name)), self.model.live_maker(name)
                 runs_again = (keeps_results or index in chunk.again) and root in chunk.again and root in unit
-                if not runs_again and not (whole and maker is not None and maker not in unit):
+                if not runs_again and not (whole and maker not in (None, *unit)):
                     pieces.add(self._piece(chunk, index, slot, name, own=own))
-            if whole:
-                # The inputs of a unit that is recomputed are saved in the placement in which they arrive.
-                makers = {name: self.model.live_maker(name) for name in self.graph.operators[index].inputs}
-                outside = [name for name, maker in makers.items() if maker is not None and maker not in unit]
-                pieces |= self._as_made(chunk, outside)
-        return pieces
+        return pieces | (self._inputs(chunk, unit) if whole else set())
+
+    def _inputs(self, chunk: Chunk, unit: Sequence[int]) -> set[Piece]:
+        """The inputs of a unit that is recomputed: as they arrive, but of a sum the rank's own part where the trainer
+        gathers such parts again."""
+        found: dict[str, Piece] = {}
+        for index, (slot, name) in ((i, one) for i in unit for one in enumerate(self.graph.operators[i].inputs)):
+            if name not in found and self.model.live_maker(name) not in (None, *unit):
+                place, read = self._made(chunk, name), self._read(chunk, index, slot)
+                scattered = {a: read[a] for a, p in place.items() if p == "P" and read[a].startswith("S")}
+                place |= scattered if self.problem.trainer.regathers else {}
+                found[name] = self._at(chunk, name, place)
+        return set(found.values())
 
     def _as_made(self, chunk: Chunk, names: Iterable[str | None]) -> set[Piece]:
         """The pieces that tensors are as they arrive at the operators of a stage."""

@@ -2,31 +2,51 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from automap.cluster import parse_cluster
+from automap.price.estimate import estimate_lowered
 from automap.price.evaluator import Evaluator
+from automap.price.kernels.records import REDUCE_SCATTER
+from automap.price.lowered_plan import LoweredPlan
+from automap.price.plan_writer import to_plan
 from automap.problem import Problem
 from automap.space.space import PlanSpace
 from automap.space.templates import megatron_signatures
+from automap.verify import verify
 from ir import zoo
 
 LENGTH, HIDDEN, HEADS, BATCH = 512, 256, 8, 4
 SCORES = 5 * HEADS * LENGTH / HIDDEN
 
 
-def _layer_bytes(
-    tp: int, *, sequence_parallel: bool, recompute: str, trainer: str, precision: str = "fp16", device: str = "A100"
-) -> float:
-    """Of the third layer, in multiples of sequence x batch x hidden."""
-    spec = f"gpt:layers=4,hidden={HIDDEN},heads={HEADS},seq_len={LENGTH},vocab_size=1024,dropout_percent=10"
+def _megatron(
+    tp: int,
+    *,
+    sequence_parallel: bool,
+    recompute: str,
+    trainer: str,
+    precision: str = "fp16",
+    device: str = "A100",
+    family: str = "gpt:dropout_percent=10",
+) -> tuple[Evaluator, LoweredPlan]:
+    """Megatron's plan of four layers on one stage."""
+    spec = f"{family},layers=4,hidden={HIDDEN},heads={HEADS},seq_len={LENGTH},vocab_size=1024"
     training = {"global_batch": BATCH, "precision": precision, "trainer": trainer}
     problem = Problem.build(zoo.build(spec), parse_cluster(f"1x{tp}x{device}-80GB"), training)
     evaluator = Evaluator(problem)
     space = PlanSpace(problem, evaluator)
     shape = next(s for s in space.shapes if (s.tp, s.pp, s.num_micro_batches) == (tp, 1, 1))
     prefix = space.even_values(shape, recompute=recompute, zero=0)
-    lowered = space.lowered(megatron_signatures(space, shape, prefix, sequence_parallel=sequence_parallel))
+    return evaluator, space.lowered(megatron_signatures(space, shape, prefix, sequence_parallel=sequence_parallel))
+
+
+def _layer_bytes(tp: int, **settings: Any) -> float:
+    """Of the third layer, in multiples of sequence x batch x hidden."""
+    evaluator, lowered = _megatron(tp, **settings)
     calls, parts = evaluator.distinct_units(lowered)
     middle = max(parts, key=lambda part: int(part.times)).row
     return float(evaluator.unit_costs(lowered, calls)[middle].saved_bytes) / (LENGTH * BATCH * HIDDEN)
@@ -69,3 +89,24 @@ def test_operands_that_were_quantised_are_kept_so(tp):
     assert sizes["megatron-core", "bf16"] == pytest.approx(34 / tp)
     assert sizes["megatron-core", "fp8"] == pytest.approx((34 - 6 + 1) / tp)
     assert sizes["torchtitan", "fp8"] == sizes["torchtitan", "bf16"]
+
+
+@pytest.mark.parametrize("trainer", ["megatron-lm", "megatron-core", "automap"])
+def test_the_first_layer_keeps_its_part_of_the_embedding(trainer):
+    """Under full recomputation every layer keeps two bytes of its input, divided over the sequence; the embedding's sum
+    is scattered once. AutoMAP's own trainer keeps the sum, and scatters it again."""
+    evaluator, lowered = _megatron(
+        4, sequence_parallel=True, recompute="full", trainer=trainer, family="llama:kv_heads=4"
+    )
+    kept, again = [], []
+    for _, segment, incoming in evaluator.surroundings(lowered):
+        row = evaluator.unit_cost(segment, incoming, lowered.stages[0])
+        if len(segment.chosen) > 5:
+            kept.append(float(row.saved_bytes) / (LENGTH * BATCH * HIDDEN))
+            again.append(float(row.recompute_comm_s[REDUCE_SCATTER]))
+    assert kept[0] - kept[1] == pytest.approx(2 - 2 / 4 if trainer == "automap" else 0) and kept[1] == kept[2]
+    # Every layer scatters what attention made; the first one of AutoMAP's trainer scatters the embedding's sum as well.
+    assert (again[0] > again[1]) == (trainer == "automap") and again[1] == again[2] > 0.0
+    plan = replace(to_plan(lowered, evaluator), estimate=estimate_lowered(lowered, evaluator))
+    # An independent count, operator by operator, of what each rank holds.
+    assert verify(evaluator.problem, plan) == ()

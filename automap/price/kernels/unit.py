@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
-from numba import boolean, float64, int64, void
+from numba import boolean, float64, int64, types, void
 
 from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Ints2, Mask, Rows, dtype_of, rows_type, tuple_type
@@ -17,7 +17,16 @@ from automap.price.kernels.cost_records import BEFORE_SENDING, FORWARD_PASS, UNI
 from automap.price.kernels.host_overhead import add_host_waits
 from automap.price.kernels.measured_blocks import measured_block
 from automap.price.kernels.placements import dual, local_bytes, whole_bytes
-from automap.price.kernels.records import ALL_GATHER, ATTENTION, BOUNDARY, CARRIED, REDUCE_SCATTER, TABLES, TENSOR
+from automap.price.kernels.records import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ATTENTION,
+    BOUNDARY,
+    CARRIED,
+    REDUCE_SCATTER,
+    TABLES,
+    TENSOR,
+)
 from automap.price.kernels.resharding import convert_operand, differs, is_shared, repeat
 from automap.price.kernels.saved_activations import NOT_SAVED, note, own_part, take_noted
 from automap.price.kernels.shard_unit import saved_share, shard_unit
@@ -72,9 +81,41 @@ def _add_sum(tables, unit, incoming, stage, workspace, cost):
             return
 
 
-@borrowing(void(TABLES, UNIT, int64[::1], boolean[::1], STAGE, UNIT_WORKSPACE, UNIT_COST), inner=True)
-def _enter(tables, unit, incoming, recomputed, stage, workspace, cost):
-    """Adds what brings the tensors that cross into a unit to their operators, and what sends carried ones on."""
+@borrowing(boolean(int64[::1], int64[::1], boolean, STAGE, int64[::1]), inner=True)
+def _keep_scattered(arrives, placement, whole, stage, kept_as):
+    """Writes the placement, [axes], in which a unit that runs again as a whole keeps a tensor that crosses into it.
+
+    As it comes; but Megatron sums up and scatters the embedding's results before the first layer, which keeps its own
+    part of the sum.
+
+    Args:
+        arrives: [axes] placement in which the tensor arrives.
+        placement: [axes] placement that its first reader in the unit requires.
+        whole: whether the unit runs again as a whole.
+
+    Returns:
+        Whether a sum is kept in that way.
+    """
+    is_summed = False
+    for a in range(arrives.shape[0]):
+        kept_as[a] = arrives[a]
+        if whole and stage.hardware.regathers > 0.0 and arrives[a] == PARTIAL:
+            is_summed = True
+            if placement[a] >= 0 or placement[a] == UNKNOWN:
+                kept_as[a] = placement[a]
+    return is_summed
+
+
+@borrowing(
+    void(TABLES, UNIT, int64[::1], types.Tuple((boolean[::1], boolean)), STAGE, UNIT_WORKSPACE, UNIT_COST), inner=True
+)
+def _enter(tables, unit, incoming, again, stage, workspace, cost):
+    """Adds what brings the tensors that cross into a unit to their operators, and what sends carried ones on.
+
+    Args:
+        again: [operators] whether the operator runs again in the backward pass; and whether all do.
+    """
+    recomputed, whole = again
     arrives, gradient = workspace.scratch[0], workspace.gradient
     sent = workspace.resharded[workspace.resharded.shape[0] - 1]
     start = tables.operators[unit.first].first_operand
@@ -92,6 +133,10 @@ def _enter(tables, unit, incoming, recomputed, stage, workspace, cost):
             and convert_operand(tables, row, arrives, gradient[row], stage, workspace, sent, cost)
             and recomputed[operand.operator - unit.first]
         ):
+            # The sum that is kept is not made again.
+            if _keep_scattered(arrives, workspace.placement[row], whole, stage, workspace.scratch[1]):
+                sent.comm_s[REDUCE_SCATTER] = 0.0
+                sent.comm_s[ALL_REDUCE] = 0.0
             repeat(sent, cost)
         if operand.goes_on == 1:
             _carry(tensor, incoming, arrives)
@@ -157,11 +202,9 @@ def _save(tables, unit, incoming, recomputed, whole, stage, workspace, cost):
             # It is kept once, whoever reads it and in whatever copies.
             continue
         if whole and is_crossing:
-            # What comes in is kept as it comes.
             _arrive(tensor, incoming, arrives)
-            for a in range(arrives.shape[0]):
-                kept_as[row, a] = arrives[a]
-            note(tables, start, row, local_bytes(tensor, arrives, stage), False, workspace)
+            _keep_scattered(arrives, placement[row], whole, stage, kept_as[row])
+            note(tables, start, row, local_bytes(tensor, kept_as[row], stage), False, workspace)
         elif operand.is_saved == 1 and not (
             (keeps_results or recomputed[op - first]) and keeper >= first and recomputed[keeper - first]
         ):
@@ -256,7 +299,7 @@ def unit_cost(tables, unit, recomputed, incoming, crossing, stage, workspace, ou
                 attended_again += own.forward_s
     whole = num_again == last - first
     _add_sum(tables, unit, incoming, stage, workspace, cost)
-    _enter(tables, unit, incoming, recomputed, stage, workspace, cost)
+    _enter(tables, unit, incoming, (recomputed, whole), stage, workspace, cost)
     _hand_on(tables, unit, incoming, crossing, stage, workspace, cost)
     if tables.operators[first].first_operand <= crossing < tables.operators[last - 1].end:
         sent = workspace.held[crossing]
