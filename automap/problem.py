@@ -60,11 +60,9 @@ class Training:
     loss: Literal["cross_entropy", "mse"] | None = None
     """Loss that is appended if the graph has no scalar output; null: cross-entropy of the first output."""
     trainer: str = "generic"
-    """Name of the training software, a file of `automap/data/trainers` that says what it overlaps, fuses and
-    reserves."""
+    """Name of the training software, a file of `automap/data/trainers`: what it overlaps, fuses and reserves."""
     target: str = ANY
-    """Name of the trainer whose configuration must be able to express the plan, a file of `automap/data/targets`; `any`
-    = every plan."""
+    """Name of the trainer whose configuration must express the plan, a file of `automap/data/targets`; `any` = all."""
     vocabulary_multiple: Annotated[int, Range(1, 1 << 20)] | None = None
     """The vocabulary is padded to a multiple of this, so that tensor parallelism splits it; null: to what the target's
     trainer pads it, and without one not at all."""
@@ -77,8 +75,7 @@ class Training:
     sync_period: Annotated[int, Range(1, 1_000_000)] = 4
     """Longest period between two averagings in the modes that are not synchronous, steps."""
     frozen: Annotated[tuple[str, ...], Items(MAX_PATTERNS)] = field(default=(), metadata=LEFT_OUT)
-    """Patterns over the names of parameters that are not trained, beside those that the file says are not, see
-    `automap.stated_model`."""
+    """Patterns over the names of further parameters that are not trained, see `automap.stated_model`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,6 +90,13 @@ class Trainer:
     """Share of ZeRO's parameter gathers that hides under compute, 0..1."""
     tensor_overlap: float
     """Share of the collectives of tensor and sequence parallelism that hides under compute, 0..1."""
+    dispatcher: Literal["axis", "expert", "rank"]
+    """One copy of a token for each of its experts, exchanged over one mesh `axis` after another or among all ranks of
+    the experts at once (`expert`); or one for each `rank` that has some of its experts (DeepEP, HybridEP)."""
+    routing_passes: float
+    """Bytes that moving tokens to experts, or back, reads and writes on a rank over those of one gather."""
+    groups_experts: bool
+    """Whether one kernel multiplies by all experts of a rank; otherwise the host launches product after product."""
     exchange_overlap: float
     """Share of the all-to-alls inside a stage that hides under compute, 0..1."""
     ring_attention: bool
@@ -103,8 +107,7 @@ class Trainer:
     gathers_singly: bool
     """Whether ZeRO 3 gathers each parameter with a collective of its own; otherwise a block's parameters together."""
     most_gathered: float | None
-    """Most parameters that ZeRO 3 holds gathered, or ZeRO 2 and 3 as gradients before they are scattered; None = those
-    of two units, and the gradients of one."""
+    """Most parameters that ZeRO 3 holds gathered, or ZeRO 2 and 3 as whole gradients; None = two units', and one's."""
     keeps_gradients: bool
     """Whether gradients have memory for the whole training; otherwise the optimizer frees them, and with one
     micro-batch a step the backward pass makes them in the place of activations that it frees."""

@@ -53,6 +53,7 @@ from ir.graph import DTYPE_BYTES, Graph, Operator, Tensor
 from ir.groups import FusedGroup
 from ir.linkage import Linkage, link
 from ir.loss import scores_of_losses
+from ir.operators.experts import token_copies
 
 RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 """Kinds whose positions are computed one behind the other."""
@@ -102,6 +103,7 @@ class _Builder:
         self.scores = scores_of_losses(problem.graph)
         self.repeated = _repeated(problem.graph, set(self.fused.values()))
         self.shapes = KernelShapes(problem, self.graph.trained, linkage.blocks, self.repeated)
+        self.token_copies = token_copies(self.graph.operators, self.graph.tensors)
         self.names: list[str] = []
         self.copies: list[object] = []
         """What the copies of an operand are told apart by, for each operand row: products with pieces of one weight
@@ -248,6 +250,7 @@ class _Builder:
                 element_bytes=size * self.repeated.get(tensor.name, 1.0),
                 is_frozen=int(tensor.frozen),
                 num_parameters=1.0 / self._pieces(tensor.name),
+                copies=self.token_copies.get(tensor.name, 0.0),
             )
         )
         self.names.append(tensor.name)

@@ -17,6 +17,7 @@ FLOPs are those of the routed tokens, not of the slots.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from math import prod
 
 from ir.graph import Operator, Tensor
@@ -87,6 +88,18 @@ def dispatch(ctx: Context) -> Result:
         saved_inputs=(1,),
         attributes={"batch_dim": x.batch_dim or None},
     )
+
+
+def token_copies(operators: Iterable[Operator], tensors: Mapping[str, Tensor]) -> dict[str, float]:
+    """Copies of each token in the tensors that take tokens to experts and back: 1 in front of a dispatch and behind a
+    combination, and the experts of a token where slots leave the one or enter the other."""
+    found: dict[str, float] = {}
+    for op in operators:
+        if op.kind in (DISPATCH, COMBINE):
+            tokens, slots = (op.inputs[0], op.outputs[0])[:: 1 if op.kind == DISPATCH else -1]
+            found[slots] = float(tensors[op.inputs[1]].shape[-1])
+            found.setdefault(tokens, 1.0)
+    return found
 
 
 def num_experts(op: Operator) -> int:

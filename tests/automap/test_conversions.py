@@ -32,7 +32,7 @@ def listed(source, target, ranks):
     """Collectives that the price writes down: [(name, bytes)]."""
     recorder = Recorder(np.empty(8, dtype=COLLECTIVE_DTYPE), np.zeros(1, dtype=np.int64))
     times, where, to = np.zeros(len(COLLECTIVES)), np.array([source]), np.array([target])
-    price_conversion(1024.0, where, to, 0, stage_of([ranks]), times, Reason(0, 0, 0), recorder)
+    price_conversion(1024.0, where, to, 0, stage_of([ranks]), times, Reason(0, 0, 0, 0.0), recorder)
     return [(COLLECTIVES[row.kind], row.data_bytes) for row in recorder.rows[: recorder.num_rows[0]]]
 
 

@@ -49,7 +49,7 @@ def template(space, *, pp=1, tp=1, micro=1, sequence_parallel=False, recompute="
 def converted(source, target, sizes, data=8e6, link=None):
     times, stage = np.zeros(NUM_COLLECTIVES), stage_of(sizes, link_of(1e-5, 1e9) if link is None else link)
     nobody = Recorder(np.empty(0, dtype=COLLECTIVE_DTYPE), np.zeros(1, np.int64))
-    convert(data, np.array(source), np.array(target), 0, stage, times, Reason(0, 0, 0), nobody)
+    convert(data, np.array(source), np.array(target), 0, stage, times, Reason(0, 0, 0, 0.0), nobody)
     return times
 
 
@@ -91,11 +91,43 @@ def test_products_hide_what_keeps_the_samples_apart(source, target, kind, shown)
     stage = stage_of([4], link_of(1e-5, 1e9))
     recorder = Recorder(np.empty(1, dtype=COLLECTIVE_DTYPE), np.zeros(1, np.int64))
     whole, part = np.zeros(NUM_COLLECTIVES), np.zeros(NUM_COLLECTIVES)
-    convert(8e6, np.array([source]), np.array([target]), 0, stage, whole, Reason(0, 0, 0), recorder)
+    convert(8e6, np.array([source]), np.array([target]), 0, stage, whole, Reason(0, 0, 0, 0.0), recorder)
     stage.hardware.exposed, stage.hardware.exposed_exchange = 0.3, 0.9
-    convert(8e6, np.array([source]), np.array([target]), 0, stage, part, Reason(0, 0, 0), recorder)
+    convert(8e6, np.array([source]), np.array([target]), 0, stage, part, Reason(0, 0, 0, 0.0), recorder)
     assert part[kind] == pytest.approx(shown * whole[kind]) and whole[kind] > 0.0
     assert recorder.rows[0].shown_s == recorder.rows[0].seconds == whole[kind]
+    # Tokens on the way to or from experts wait whatever axis they come from.
+    routed = np.zeros(NUM_COLLECTIVES)
+    convert(8e6, np.array([source]), np.array([target]), 0, stage, routed, Reason(0, 0, 0, 1.0), recorder)
+    assert routed[kind] == pytest.approx((0.9 if kind == ALL_TO_ALL else 1.0) * whole[kind])
+
+
+def exchanged(ranks, copies, *, joins, once):
+    """Bytes over the link at 1 B/s when tokens go to experts over axes with these ranks, of 8 MB in all."""
+    stage, times = stage_of(ranks, link_of(0.0, 1.0)), np.zeros(NUM_COLLECTIVES)
+    stage.hardware.joins_exchanges, stage.hardware.copies_once = float(joins), float(once)
+    nobody = Recorder(np.empty(0, dtype=COLLECTIVE_DTYPE), np.zeros(1, np.int64))
+    source, target = np.arange(len(ranks)), np.full(len(ranks), 2)
+    convert(8e6, source, target, 0, stage, times, Reason(0, 0, 0, copies), nobody)
+    return times[ALL_TO_ALL]
+
+
+def test_tokens_go_to_experts_over_several_axes_at_once():
+    """Of what a rank has, all but its own part leaves it once; axis after axis, most of it travels twice."""
+    own = 8e6 / 8
+    assert exchanged([4, 2], 2.0, joins=True, once=False) == pytest.approx(own * 7 / 8)
+    assert exchanged([4, 2], 2.0, joins=False, once=False) == pytest.approx(own * (3 / 4 + 1 / 2))
+    assert exchanged([4, 2], 0.0, joins=True, once=True) == pytest.approx(own * (3 / 4 + 1 / 2))
+    assert exchanged([8], 2.0, joins=True, once=False) == exchanged([8], 2.0, joins=False, once=False)
+
+
+@pytest.mark.parametrize(("ranks", "copies"), [(2, 2), (4, 2), (4, 3), (3, 4)])
+def test_a_rank_with_several_experts_of_a_token_gets_it_once(ranks, copies):
+    """Against all ways in which the experts of a token may be spread."""
+    ways = list(itertools.product(range(ranks), repeat=copies))
+    share = sum(len({*way}) for way in ways) / len(ways) / copies
+    every = exchanged([ranks], float(copies), joins=True, once=False)
+    assert exchanged([ranks], float(copies), joins=True, once=True) == pytest.approx(share * every)
 
 
 def test_two_axes_shrink_before_they_grow():

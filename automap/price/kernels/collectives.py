@@ -94,26 +94,45 @@ class Reason(NamedTuple):
     """Row of the tensor that moves."""
     direction: int
     """FORWARD_PASS, BACKWARD_PASS or BEFORE_SENDING."""
+    copies: float
+    """`TensorRow.copies` of the tensor."""
 
 
 REASON = tuple_type(Reason)
 
 
 @borrowing(float64(int64, boolean, HARDWARE), inner=True)
-def exposed_share(kind: int, moves_samples: bool, hardware: Record) -> float:
+def exposed_share(kind: int, is_routed: bool, hardware: Record) -> float:
     """Part of a collective inside a stage that nothing hides.
 
     A trainer hides the collectives of tensor and sequence parallelism under the product that they feed or come from,
-    piece by piece, and all-to-alls under other samples. What brings the samples of all ranks together, or sums them up
-    and hands them out, is on the way to and from experts: these begin when all their tokens are there.
+    piece by piece, and all-to-alls under other samples. Nothing hides what is on the way to and from experts, for these
+    begin when all their tokens are there, nor what brings the samples of all ranks together, or sums them up and hands
+    them out.
 
     Args:
         kind: of the collective.
-        moves_samples: whether the samples are split before it or behind it.
+        is_routed: whether the samples are split before it or behind it, or tokens are on the way to or from experts.
     """
     if kind == ALL_TO_ALL:
         return float(hardware.exposed_exchange)
-    return 1.0 if moves_samples else float(hardware.exposed)
+    return 1.0 if is_routed else float(hardware.exposed)
+
+
+@borrowing(float64(float64, float64), inner=True)
+def sent_share(copies: float, ranks: float) -> float:
+    """Share of the copies of a token that are sent where each rank with some of its experts gets one.
+
+    The experts of a token are taken as spread evenly over the ranks: a rank has none of k experts with the probability
+    (1 - 1 / ranks)^k.
+
+    Args:
+        copies: experts of a token.
+        ranks: ranks that share the experts.
+    """
+    if copies <= 1.0 or ranks <= 1.0:
+        return 1.0
+    return float(ranks * (1.0 - (1.0 - 1.0 / ranks) ** copies) / copies)
 
 
 @borrowing(float64(int64, int64, boolean, STAGE, float64, REASON, RECORDER), inner=True)
@@ -123,12 +142,12 @@ def spend(
     """What nothing hides of `collective_s` over a mesh axis, written down while the recorder has room.
 
     Args:
-        moves_samples: see `exposed_share`.
+        moves_samples: whether the samples are split before it or behind it, see `exposed_share`.
         data: bytes, see `collective_s`.
     """
     size = stage.axes[axis]
     seconds: float = collective_s(kind, size, stage.links[axis], data)
-    shown: float = exposed_share(kind, moves_samples, stage.hardware) * seconds
+    shown: float = exposed_share(kind, moves_samples or reason.copies > 0.0, stage.hardware) * seconds
     count = recorder.num_rows[0]
     if count < recorder.rows.shape[0] and size > 1.0 and data > 0.0:
         row = recorder.rows[count]
@@ -164,6 +183,9 @@ def convert(
         batch_dim: dim of the tensor that holds the samples, or -1.
         times: [NUM_COLLECTIVES] seconds, added to.
 
+    Tokens that go to experts over several axes go in one exchange where the trainer joins them: what an outer axis
+    sends to another of its ranks is at the right one of the inner axes then.
+
     Returns:
         The host time of the collectives, in that of a collective of two ranks.
     """
@@ -181,10 +203,22 @@ def convert(
                     REDUCE_SCATTER, a, target[a] == batch_dim, stage, local, reason, recorder
                 )
             local /= sizes[a]
+    sent = local
+    if reason.copies > 0.0 and stage.hardware.copies_once > 0.0:
+        ranks = 1.0
+        for a in range(sizes.shape[0]):
+            if source[a] >= 0 and target[a] >= 0 and source[a] != target[a]:
+                ranks *= sizes[a]
+        sent *= sent_share(reason.copies, ranks)
+    is_joined = reason.copies > 0.0 and stage.hardware.joins_exchanges > 0.0
     for a in range(sizes.shape[0]):
-        if source[a] >= 0 and target[a] >= 0 and source[a] != target[a]:
+        if source[a] == UNKNOWN or target[a] == UNKNOWN:
+            # It may be an exchange, which takes along what goes to the ranks of the axes behind it.
+            sent /= sizes[a] if is_joined else 1.0
+        elif source[a] >= 0 and target[a] >= 0 and source[a] != target[a]:
             waited += links[a].host_time
-            times[ALL_TO_ALL] += spend(ALL_TO_ALL, a, False, stage, local, reason, recorder)
+            times[ALL_TO_ALL] += spend(ALL_TO_ALL, a, False, stage, sent, reason, recorder)
+            sent /= sizes[a] if is_joined else 1.0
         elif source[a] == PARTIAL and target[a] == BROADCAST:
             waited += links[a].host_time
             times[ALL_REDUCE] += spend(ALL_REDUCE, a, False, stage, local, reason, recorder)

@@ -47,7 +47,8 @@ GRANTED_HEADS = 4.0
 def product_s(kernel, extents, hardware, times):
     """Seconds of a product, forward and backward, and those of the latter for its weight.
 
-    Products with a weight run at their own precision; a batch of them is one of experts, each launched by itself.
+    Products with a weight run at their own precision; a batch of them is one of experts, each launched by itself unless
+    the trainer groups them.
 
     Args:
         extents: [NUM_CLASSES] local extents of its loops, by class.
@@ -68,7 +69,7 @@ def product_s(kernel, extents, hardware, times):
         curve = hardware.weights
         width = hardware.weight_element_bytes
         written = GRADIENT_BYTES
-        again = max(0.0, batch - 1.0) * curve.floor_s
+        again = max(0.0, batch - 1.0) * curve.floor_s * hardware.launches_singly
         if kernel.extents[BATCH] > 1.0:
             slow = 1.0 / hardware.expert_rate
         # Rows are as long as the last dims of the operands and of the result.
@@ -267,7 +268,7 @@ def operator_s(tables, op, signatures, stage, divisor, moved, workspace):
                 _attention_s(kernel, extents, hardware, times)
             else:
                 product_s(kernel, extents, hardware, times)
-                if kind == PRODUCT:
+                if kind == PRODUCT and hardware.launches_singly > 0.0:
                     launched *= extents[BATCH]
         if kind == PRODUCT:
             launched *= 1.0 + hardware.quantise_kernels

@@ -208,6 +208,9 @@ class TensorRow:
     """Whether it is a parameter that is not trained."""
     num_parameters: float
     """Parameters known to the trainer that a parameter stands for: 1, or a part where it is a piece of a fused one."""
+    copies: float
+    """Of what is on the way to or from experts: copies of each token, 1 in front of the dispatch and behind the
+    combination, and one for each expert of a token between them; 0 of all other tensors."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -86,7 +86,7 @@ def convert_operand(tables, row, source, given, stage, workspace, sent, total):
     data = whole_bytes(tensor, stage.samples)
     if moves:
         _clear(sent)
-        reason = Reason(operand.operator, operand.tensor, FORWARD_PASS)
+        reason = Reason(operand.operator, operand.tensor, FORWARD_PASS, tensor.copies)
         batch_dim, times = tensor.batch_dim, sent.comm_s[:]
         sent.waits = convert(data, source, target, batch_dim, stage, times, reason, workspace.recorder)
         if is_ring:
@@ -99,7 +99,7 @@ def convert_operand(tables, row, source, given, stage, workspace, sent, total):
     if back:
         times = total.backward_comm_s[:]
         scattered = times[REDUCE_SCATTER]
-        reason = Reason(operand.operator, operand.tensor, BACKWARD_PASS)
+        reason = Reason(operand.operator, operand.tensor, BACKWARD_PASS, tensor.copies)
         total.backward_waits += convert(
             data, given, required, tensor.batch_dim, stage, times, reason, workspace.recorder
         )
@@ -136,7 +136,7 @@ def exchange_inside(tables, op, signatures, stage, divisor, workspace):
         shard = divisor / stage.axes[a]
         wait, of_samples = stage.links[a].host_time, signature.splits_batch == 1
         data = (signature.forward_bytes + signature.forward_bytes_per_sample * stage.samples) / shard
-        spent = spend(kind, a, of_samples, stage, data, Reason(op, tensor, FORWARD_PASS), workspace.recorder)
+        spent = spend(kind, a, of_samples, stage, data, Reason(op, tensor, FORWARD_PASS, 0.0), workspace.recorder)
         if data > 0.0:
             if not moves:
                 _clear(sent)
@@ -146,7 +146,7 @@ def exchange_inside(tables, op, signatures, stage, divisor, workspace):
             own.forward_comm_s[kind] += spent
             own.forward_waits += wait
         data = (signature.backward_bytes + signature.backward_bytes_per_sample * stage.samples) / shard
-        spent = spend(kind, a, of_samples, stage, data, Reason(op, tensor, BACKWARD_PASS), workspace.recorder)
+        spent = spend(kind, a, of_samples, stage, data, Reason(op, tensor, BACKWARD_PASS, 0.0), workspace.recorder)
         own.backward_comm_s[kind] += spent
         own.backward_waits += wait if data > 0.0 else 0.0
     return moves

@@ -135,6 +135,12 @@ class HardwareRow:
     """Kernels of one way to or from experts."""
     exposed_exchange: float
     """Part of all-to-alls that nothing hides."""
+    joins_exchanges: float
+    """1 where tokens that go to experts over several mesh axes go in one exchange."""
+    copies_once: float
+    """1 where a rank with several experts of a token gets one copy of it."""
+    launches_singly: float
+    """1 where the host launches the products of experts one by one."""
     ring: float
     """1 where keys and values go round a ring under attention."""
     expert_rate: float

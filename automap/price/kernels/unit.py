@@ -75,7 +75,8 @@ def _add_sum(tables, unit, incoming, stage, workspace, cost):
         operand = tables.operands[row]
         tensor = tables.tensors[operand.tensor]
         if tensor.role == BOUNDARY:
-            reason, batch_dim = Reason(operand.operator, operand.tensor, BEFORE_SENDING), tensor.batch_dim
+            reason = Reason(operand.operator, operand.tensor, BEFORE_SENDING, tensor.copies)
+            batch_dim = tensor.batch_dim
             data, times = whole_bytes(tensor, stage.samples), cost.forward_comm_s[:]
             cost.forward_waits += convert(data, made, whole, batch_dim, stage, times, reason, workspace.recorder)
             return
@@ -162,7 +163,8 @@ def _hand_on(tables, unit, incoming, crossing, stage, workspace, cost):
         if operand.goes_on == 1 and row != crossing:
             cost.boundary_bytes += local_bytes(tensor, carried, stage)
         if differs(made, carried):
-            reason, batch_dim = Reason(operand.operator, operand.tensor, FORWARD_PASS), tensor.batch_dim
+            reason = Reason(operand.operator, operand.tensor, FORWARD_PASS, tensor.copies)
+            batch_dim = tensor.batch_dim
             data, times = whole_bytes(tensor, stage.samples), cost.forward_comm_s[:]
             cost.forward_waits += convert(data, made, carried, batch_dim, stage, times, reason, workspace.recorder)
         row = operand.next_handed_on
