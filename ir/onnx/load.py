@@ -198,6 +198,9 @@ class _Importer:
             node = as_product(self.builder, node, inputs)
         elif node.kind == "CastLike" and len(inputs) == 2:
             node, inputs = self._as_cast(node, inputs)
+        elif node.kind == "Conv" and self.source.is_pytorch and len(inputs) > 2:
+            # Of a convolution of videos without bias, the newer exporter adds zeros `[channels, 2]`: no valid bias.
+            inputs = inputs[: 3 - (len(self._exported_shape(inputs[2]) or ()) == 2)]
         if node.kind == "If":
             self._branch(node, inputs[0], uses)
         elif node.kind in WHOLE:

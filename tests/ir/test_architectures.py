@@ -657,3 +657,29 @@ def test_parameters_of_the_outermost_module_are_found_once():
         program = torch.onnx.export(module, (torch.rand(2, LENGTH, WIDTH),), dynamo=True, dynamic_shapes=({0: dim},))
     graph = load_model(program.model_proto.SerializeToString())
     assert graph.num_parameters == sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exporter", ["automap", "optimised", "plain"])
+def test_convolutions_of_videos_without_bias(exporter):
+    """The newer exporter gives them zeros of two dims as a bias; in a plain export they are made by operators."""
+    from automap.runtime.torch_export import export_onnx, quiet
+
+    def build():
+        norm = nn.InstanceNorm3d(6, affine=True)
+        return nn.Sequential(nn.Conv3d(3, 6, 3, bias=False), norm, nn.ReLU()), (torch.zeros(1, 3, 4, 8, 8),)
+
+    module, inputs = build()
+    if exporter == "automap":
+        data = export_onnx(build)
+    else:
+        with quiet():
+            program = torch.onnx.export(
+                module.eval(), inputs, dynamo=True, optimize=exporter == "optimised", verbose=False, opset_version=20
+            )
+        data = program.model_proto.SerializeToString()
+    with FlopCounterMode(display=False) as counted:
+        module(*inputs)
+    graph = load_model(data)
+    assert graph.num_parameters == sum(p.numel() for p in module.parameters())
+    assert graph.forward_flops == counted.get_total_flops()
