@@ -18,9 +18,11 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch.distributed as dist
+
+from automap.errors import PlanError
 
 LOST = (
     "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused",
@@ -37,6 +39,8 @@ STATE, EXIT_CODE = 0, 49
 
 
 Trainer = TypeVar("Trainer")
+Given = ParamSpec("Given")
+Returned = TypeVar("Returned")
 METHODS = ("step", "evaluate", "clip_gradients", "finish", "save", "load")
 """The methods of trainers that talk to other processes."""
 
@@ -70,17 +74,20 @@ def _end_by(
 def names_the_ended(trainer: type[Trainer]) -> type[Trainer]:
     """Makes a trainer say which other process has ended, by `ProcessLost`, in place of what its connection says."""
     for name in METHODS:
-        setattr(trainer, name, _naming(getattr(trainer, name)))
+        setattr(trainer, name, naming_the_ended(getattr(trainer, name)))
     return trainer
 
 
-def _naming(method: Callable[..., Any]) -> Callable[..., Any]:
+def naming_the_ended(method: Callable[Given, Returned]) -> Callable[Given, Returned]:
+    """The same for one function."""
+
     @functools.wraps(method)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
         try:
             return method(*args, **kwargs)
-        except RuntimeError as fault:
-            found = ended() if any(words in str(fault) for words in LOST) else ""
+        except (RuntimeError, PlanError) as fault:  # Networks that do not run are an error of the plan.
+            is_lost = dist.is_initialized() and any(words in str(fault) for words in LOST)
+            found = ended() if is_lost else ""
             if not found:
                 raise
             raise ProcessLost(f"{found}; process {dist.get_rank()} lost its connection to it") from fault

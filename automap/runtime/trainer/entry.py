@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import time
 import warnings
 from collections.abc import Sequence
@@ -14,15 +15,17 @@ import torch.distributed as dist
 from torch import nn
 from torch._dynamo import OptimizedModule
 
-from automap.errors import PlanError
+from automap.errors import PlanError, UserError
 from automap.plan import Plan
-from automap.runtime.trainer.ended_processes import announce
+from automap.runtime.trainer.ended_processes import announce, naming_the_ended
 from automap.runtime.trainer.graph_trainer import GraphTrainer, Whole, as_trained
 from automap.runtime.trainer.losses import CountFunction, LossFunction, count_labels, loss_of, summed_cross_entropy
 from automap.runtime.trainer.module_trainer import ModuleTrainer
+from automap.runtime.trainer.process_mesh import own_device
 from automap.runtime.trainer.role_reader import read_roles
 from automap.runtime.trainer.running_statistics import find_changed
 from automap.runtime.trainer.same_code import PROBED, warn_of_other_code
+from automap.runtime.trainer.same_start import agree
 from automap.runtime.trainer.split_check import probe_inputs, runs
 from automap.runtime.trainer.supported_plans import FinerThanModules, check_gradients, check_inputs
 from automap.runtime.trainer.training_graph import input_names, training_graph
@@ -40,6 +43,7 @@ MOST_LOOKS = 1_000
 """Number of looks at most (assumed)."""
 
 
+@naming_the_ended
 def parallelize(
     module: nn.Module,
     plan: Plan,
@@ -68,7 +72,8 @@ def parallelize(
 
     Raises:
         PlanError: the plan is for another model or number of devices, or is finer than modules where the graph cannot
-            stand for them: `GraphTrainer` says when.
+            stand for them: `GraphTrainer` says when. Or processes begin with something else than others.
+        UserError: another process has a fault.
         ModelError: the model cannot be read.
     """
     if isinstance(module, OptimizedModule):
@@ -76,18 +81,25 @@ def parallelize(
             "is code that was compiled, around the module", field="module", value="torch.compile(module)",
             repair="Give the module itself, after module.compile() or compile() of its blocks.",
         )  # fmt: skip
-    graph = training_graph(model, plan)
-    of_plan, its_count = loss_of(graph)
-    loss, count = loss or of_plan, count or its_count
-    _check_frozen(module, graph)
-    check_gradients(module)
-    check_inputs(graph)
-    if is_transformers(module):
-        without_cache(module)
+    graph: Graph | None = None
+    fault: UserError | None = None
+    try:
+        graph = _read(module, plan, model)
+    except UserError as wrong:
+        if not dist.is_initialized() and "WORLD_SIZE" not in os.environ:
+            raise  # There are no others.
+        fault = wrong
     if not dist.is_initialized():
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
         atexit.register(_end_group)
     announce()
+    own_device()
+    agree(plan, module, fault)
+    assert graph is not None
+    of_plan, its_count = loss_of(graph)
+    loss, count = loss or of_plan, count or its_count
+    if is_transformers(module):
+        without_cache(module)
     find_changed(module, lambda: runs(module, probe_inputs(graph, module, PROBED), input_names(graph, module)))
     if dist.get_rank() == 0:
         # The experts of a graph drop what is above a capacity; those of code may do so or not.
@@ -103,6 +115,15 @@ def parallelize(
     if dist.get_rank() == 0:
         warnings.warn(f"the graph is trained in place of the module's code: {found.why}", stacklevel=2)
     return found
+
+
+def _read(module: nn.Module, plan: Plan, model: str | Path | Graph) -> Graph:
+    """The graph of a plan's model, once the network of this process is known to go with it as far as that tells."""
+    graph = training_graph(model, plan)
+    _check_frozen(module, graph)
+    check_gradients(module)
+    check_inputs(graph)
+    return graph
 
 
 def _check_frozen(module: nn.Module, graph: Graph) -> None:

@@ -11,6 +11,10 @@ import pytest
 from long_cases import long_but
 from redis_servers import free_port
 
+from automap.errors import PlanError
+from automap.runtime.trainer import ended_processes
+from automap.runtime.trainer.ended_processes import ProcessLost, naming_the_ended
+
 SCRIPT = """
 import os, signal, sys
 import torch.distributed as dist
@@ -55,3 +59,25 @@ def test_the_others_say_who_has_ended(tmp_path: Path, end: str, how: str) -> Non
             rank.wait()
     assert ranks[0].returncode == 1
     assert f"ProcessLost: process 1 has ended {how}; process 0 lost its connection to it" in said
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, PlanError])
+def test_a_connection_that_is_lost_in_the_set_up_is_no_fault_of_the_plan(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    """A network that is run to be looked at may end by it."""
+    about = {"field": "module", "value": 0, "repair": ""} if kind is PlanError else {}
+
+    @naming_the_ended
+    def run(words: str) -> None:
+        raise kind(words, **about)
+
+    with pytest.raises(kind, match="reset by peer"):
+        run("Connection reset by peer")
+    monkeypatch.setattr(ended_processes.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(ended_processes.dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(ended_processes, "ended", lambda: "process 0 has ended by SIGKILL")
+    with pytest.raises(ProcessLost, match="process 0 has ended by SIGKILL; process 1 lost its connection"):
+        run("Connection reset by peer")
+    with pytest.raises(kind, match="wrong shape"):
+        run("wrong shape")
