@@ -456,6 +456,7 @@ def test_what_the_graph_does_not_have_is_refused(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(entry, "announce", lambda: None)
+    monkeypatch.setattr(entry, "agree", lambda *given: None)
     graph, plan, counting = zoo.build(MODEL), finer(plan_of(2, tp=2)), build()
     counting.h[1].register_buffer("calls", torch.zeros(()))
     counting.h[1].register_forward_hook(lambda module, args, y: [y, module.calls.add_(1)][0])
