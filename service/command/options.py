@@ -234,9 +234,6 @@ FromScratchOption = Annotated[
 ]
 PORTFOLIO = ["portfolio"]
 
-_EXTERNAL = b"\x0a\x08location\x12"
-"""Key of an ONNX file under which a tensor names the other file that holds its data."""
-
 
 class Job(NamedTuple):
     """The model and the request that most verbs work on."""
@@ -305,7 +302,9 @@ def read_model(
         data, name = export_config(model)
         options = replace(options, name=name)
     else:
-        data, options = _read_file(Path(model), globs), replace(options, name=Path(model).stem)
+        from service.command.model_files import read_model_file
+
+        data, options = read_model_file(Path(model), globs), replace(options, name=Path(model).stem)
     return Job(data, JobRequest(cluster=None, training={}, model=options))
 
 
@@ -411,23 +410,6 @@ def read_job(
         trials=None if trials is None else Trials(top_k=trials),
     )
     return Job(data, request)
-
-
-def _read_file(path: Path, parameters: tuple[str, ...]) -> bytes:
-    """The bytes of a file; without its weights if they are in another file or make it larger than an upload may be."""
-    from ir.onnx.sandbox import SandboxLimits
-
-    try:
-        is_large = path.stat().st_size > SandboxLimits().max_bytes
-        data = b"" if is_large else path.read_bytes()
-        if is_large or _EXTERNAL in data:
-            from ir.onnx.strip import strip_file
-
-            data = strip_file(path, parameters=parameters).data
-    except OSError as fault:
-        repair = "Give the path of an ONNX file or a layer profile."
-        raise ModelError(f"cannot be read ({fault.strerror})", field="model", value=str(path), repair=repair) from None
-    return data
 
 
 def _read_hints(path: Path | None) -> dict[str, Any]:

@@ -570,3 +570,16 @@ def test_the_batch_may_stand_anywhere(tmp_path: Path, capsys: pytest.CaptureFixt
     assert json.loads(capsys.readouterr().out)["forward_flops"] == 2 * 6 * (32 * 4 + 32 * 8)
     assert main(["inspect", str(path), "--batch-dim", "x"]) == 2
     assert "input=dim" in capsys.readouterr().err
+
+
+def test_a_model_that_is_no_file_is_told_what_may_be_meant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    for model, repair in (
+        ("gpt2", "Write zoo:gpt2 for the known model"),
+        ("llama:layers=80", "Write zoo:llama:layers=80 for"),
+        ("resnet-50", "Write zoo:resnet-50 for"),
+        (str(tmp_path), f"Write hf:{tmp_path} for a configuration"),
+        ("gpt2.onnx", "Give the path of an ONNX file or a layer profile, zoo:NAME or hf:FOLDER."),
+    ):
+        assert main(["inspect", model]) == 2
+        assert repair in capsys.readouterr().err

@@ -1,0 +1,43 @@
+"""Files of models that the command line reads and sends on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from automap.errors import ModelError
+from ir import zoo
+from ir.onnx.sandbox import SandboxLimits
+
+_EXTERNAL = b"\x0a\x08location\x12"
+"""Key of an ONNX file under which a tensor names the other file that holds its data."""
+
+
+def read_model_file(path: Path, parameters: tuple[str, ...]) -> bytes:
+    """The bytes of a file; without its weights if they are in another file or make it larger than an upload may be.
+
+    Raises:
+        ModelError: it cannot be read, or not without its weights.
+    """
+    try:
+        is_large = path.stat().st_size > SandboxLimits().max_bytes
+        data = b"" if is_large else path.read_bytes()
+        if is_large or _EXTERNAL in data:
+            from ir.onnx.strip import strip_file
+
+            data = strip_file(path, parameters=parameters).data
+    except OSError as fault:
+        raise ModelError(
+            f"cannot be read ({fault.strerror})", field="model", value=str(path), repair=_in_place(path)
+        ) from None
+    return data
+
+
+def _in_place(path: Path) -> str:
+    """What to give in place of a file that cannot be read: the known model or the folder that may be meant."""
+    if (path / "config.json").is_file():
+        return f"Write hf:{path} for a configuration of transformers."
+    try:
+        zoo.check_known(str(path))
+    except ModelError:
+        return "Give the path of an ONNX file or a layer profile, zoo:NAME or hf:FOLDER."
+    return f"Write zoo:{path} for the known model, or give the path of an ONNX file or a layer profile."
