@@ -6,11 +6,11 @@ Knows nothing of how a record comes to be or changes (`service.jobs.store`). Uni
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from service.jobs.model_store import ModelStore
-from service.jobs.records import ACTIVE, FIELDS, Job, State, job_of, parent_of
+from service.jobs.records import ACTIVE, FIELDS, Job, State, job_of, parent_of, state_of
 
 PAGE_BYTES = 4 << 20
 """Largest size of the requests on one page of a list, so that no list is larger than memory."""
@@ -46,27 +46,36 @@ class JobReader(ModelStore):
         limit: int,
         *,
         cursor: tuple[float, str] | None = None,
-        wanted: Callable[[Job], bool] = lambda job: True,
+        states: Collection[State] = (),
+        model_id: str | None = None,
     ) -> tuple[list[Job], tuple[float, str] | None]:
         """A page of jobs, newest first, and the cursor of the next page, None at the end.
 
         Args:
             limit: most jobs on the page; large requests end it earlier.
             cursor: (created_at, id) of the job behind which the page begins; None = the newest.
-            wanted: which jobs are listed.
+            states: only jobs in one of these states; none = all.
+            model_id: only jobs of this model; None = all.
         """
         found: list[Job] = []
         num_bytes = 0
-        for num_read, (job, place, size) in enumerate(self._newest(cursor), 1):
-            if wanted(job):
+
+        def is_wanted(state: bytes, model: bytes | None) -> bool:
+            return (not states or state_of(state) in states) and model_id in (None, (model or b"").decode())
+
+        for num_read, (job, place, size) in enumerate(self._newest(cursor, is_wanted), 1):
+            if job is not None:
                 found.append(job)
                 num_bytes += size
             if len(found) == limit or num_bytes >= PAGE_BYTES or num_read == _MOST_READ:
                 return found, place
         return found, None
 
-    def _newest(self, cursor: tuple[float, str] | None) -> Iterator[tuple[Job, tuple[float, str], int]]:
-        """Each job behind a cursor, its place in the list and the bytes of its request."""
+    def _newest(
+        self, cursor: tuple[float, str] | None, is_wanted: Callable[[bytes, bytes | None], bool]
+    ) -> Iterator[tuple[Job | None, tuple[float, str], int]]:
+        """Each job behind a cursor, None if its state and model are not wanted; its place in the list and the bytes of
+        its request. Records that are not wanted are not read: of many jobs a few may be running."""
         count = _CHUNK
         while True:
             highest = "+inf" if cursor is None else repr(cursor[0])
@@ -76,16 +85,20 @@ class JobReader(ModelStore):
                 places = [place for place in places if place < cursor]
             with self._redis.pipeline(transaction=False) as pipe:
                 for _, job_id in places:
+                    pipe.hmget(self.job_key(job_id), ["state", "model_id"])
                     pipe.hstrlen(self.job_key(job_id), "request")
-                sizes = pipe.execute()
+                answers = pipe.execute()
+            sizes = answers[1::2]
+            states = {job_id: row for (_, job_id), row in zip(places, answers[::2], strict=True) if row[0] is not None}
+            chosen = {job_id for job_id, row in states.items() if is_wanted(*row)}
             # Large requests are read a few at a time: nobody may want the whole chunk.
             group = max(1, _GROUP_BYTES // max(1, *sizes, 1))
             for begin in range(0, len(places), group):
                 several = places[begin : begin + group]
-                read = {job.id: job for job in self._read(job_id for _, job_id in several)}
+                read = {job.id: job for job in self._read(job_id for _, job_id in several if job_id in chosen)}
                 for place, size in zip(several, sizes[begin:], strict=False):
-                    if place[1] in read:
-                        yield read[place[1]], place, size
+                    if place[1] in states and (place[1] in read or place[1] not in chosen):
+                        yield read.get(place[1]), place, size
             cursor = places[-1] if places else cursor
             if len(rows) < count:
                 return

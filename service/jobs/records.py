@@ -109,6 +109,14 @@ def job_of(job_id: str, row: list[bytes | None]) -> Job:
     return replace(found, request=None, problem=problem(500, "The stored record cannot be read", detail))
 
 
+def state_of(text: bytes) -> State:
+    """The state of a job that a record names; one that cannot be read counts as failed."""
+    try:
+        return _state(text.decode(errors="replace"))
+    except ValueError:
+        return "failed"
+
+
 def _state(text: str) -> State:
     if text not in get_args(State):
         raise ValueError(f"no state: {text!r}")

@@ -8,8 +8,10 @@ import pytest
 import redis
 from redis_servers import ON_EVERY_REDIS
 
+from service.jobs import job_reader
 from service.jobs.connection import connect
 from service.jobs.model_store import MOST_GRAPHS, StoreFull
+from service.jobs.records import job_of
 from service.jobs.run_job import JobRequest
 from service.jobs.store import AnotherRequest, Once, Store, Superseded
 
@@ -134,8 +136,26 @@ def test_lists(client: redis.Redis) -> None:
     assert ([job.id for job in page], end) == ([ids[0]], None)
     store.cancel(ids[1])
     assert [job.id for job in store.active()] == [ids[0], ids[2]]
-    page, _ = store.jobs(9, wanted=lambda job: job.state == "cancelled")
+    page, _ = store.jobs(9, states=["cancelled"])
     assert [job.id for job in page] == [ids[1]]
+    assert [job.id for job in store.jobs(9, model_id="m")[0]] == [ids[2], ids[1], ids[0]]
+    assert store.jobs(9, model_id="other") == ([], None)
+
+
+def test_a_filtered_list_reads_only_the_records_that_it_shows(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [create(store) for _ in range(230)]
+    for job_id in ids[5:-1]:
+        store.cancel(job_id)
+    broken = ids[200]
+    store.client.hset(store.job_key(broken), "state", "lost")
+    read: list[str] = []
+    monkeypatch.setattr(job_reader, "job_of", lambda name, row: read.append(name) or job_of(name, row))
+    page, cursor = store.jobs(4, states=["queued", "running"])
+    rest, end = store.jobs(4, cursor=cursor, states=["queued", "running"])
+    assert [job.id for job in (*page, *rest)] == [ids[-1], *ids[4::-1]]
+    assert end is None and {*read} == {ids[-1], *ids[:5]}
+    # A record whose state cannot be read counts as failed, in the list and in its record.
+    assert [(job.id, job.state) for job in store.jobs(9, states=["failed"])[0]] == [(broken, "failed")]
 
 
 def test_pages_hold_every_job_once_also_when_all_are_of_one_moment(client: redis.Redis) -> None:

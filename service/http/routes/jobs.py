@@ -40,7 +40,7 @@ from service.http.routes.common import (
 from service.http.routes.views import View, Views
 from service.http.schemas import ExportView, JobBody, JobList, JobView
 from service.jobs import graphs
-from service.jobs.records import Job, State
+from service.jobs.records import State
 from service.jobs.run_job import JobRequest, check_search
 from service.jobs.store import AnotherRequest, Store
 from service.settings import Settings
@@ -106,12 +106,9 @@ def latest(
     model_id: Annotated[str | None, Query(min_length=1, max_length=80, description="only jobs of this model")] = None,
 ) -> Response:
     """Jobs, newest first; large ones make a page shorter than its limit."""
-
-    def wanted(job: Job) -> bool:
-        return (not state or job.state in state) and model_id in (None, job.model_id)
-
     at, _, last = (cursor or "").partition("_")
-    found, after = store_of(request).jobs(limit, cursor=(float(at), last) if cursor else None, wanted=wanted)
+    place = (float(at), last) if cursor else None
+    found, after = store_of(request).jobs(limit, cursor=place, states=state or (), model_id=model_id)
     page = JobList(jobs=[JobView.of(job) for job in found], next=after and f"{after[0]!r}_{after[1]}")
     # As text: the framework would check and convert the views of a thousand jobs once more.
     return Response(page.model_dump_json(), media_type="application/json")
