@@ -18,21 +18,26 @@ from automap.arrays import Ints
 from automap.errors import PlanError
 
 GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB1P, ZB2P, EXPLICIT, EAGER = range(7)
+"""Numbers of the kinds of schedules, as kernels know them."""
 KINDS = {"gpipe": GPIPE, "1f1b": ONE_F_ONE_B, "interleaved": INTERLEAVED, "zb1p": ZB1P, "zb2p": ZB2P,
          "eager-1f1b": EAGER, "explicit": EXPLICIT}  # fmt: skip
+"""Name of a kind in a plan -> its number."""
 WRITTEN_KINDS = tuple(KINDS)[:-1]
 """Kinds whose order follows from the numbers of ranks, chunks and micro-batches."""
 SPLIT_KINDS = ("zb1p", "zb2p")
 """Kinds that split backward passes into gradients of inputs and gradients of weights."""
 
 FORWARD, BACKWARD, INPUT, WEIGHT = range(4)
+"""Passes of an action: forward; backward as a whole, or its gradients of inputs and of weights apart."""
 LETTERS = "FBIW"
+"""The letter of each of these passes in a word such as `0F3` (stage 0, forward pass of micro-batch 3)."""
 _WORD = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
 
-# Columns of a program, one row an action. A_BEFORE: row of the action on a neighbour's chunk that it waits for, or -1;
-# it also waits for all earlier rows of its rank.
 A_RANK, A_WORD, A_CHUNK, A_MICRO_BATCH, A_BEFORE = range(5)
+"""Columns of a program, which has one row for each action. A_WORD: the pass. A_BEFORE: row of the action on a
+neighbour's chunk that it waits for, or -1; it also waits for all earlier rows of its rank."""
 A_COUNT = 5
+"""Number of columns of a program."""
 NO_PROGRAM: Ints = np.empty((0, A_COUNT), dtype=np.int64)
 """The program of schedules that are timed without a list of actions."""
 

@@ -27,7 +27,19 @@ if TYPE_CHECKING:
     from automap.space.kernels.draft import Draft
     from automap.space.kernels.layout import Layout
 
-MOVE_CHANCES = (0.3, 0.1, 0.1, 0.05, 0.05, 0.05, 0.05, 0.1, 0.05, 0.05, 0.1)
+MOVE_CHANCES = (
+    0.3,  # ONE
+    0.1,  # TWO
+    0.1,  # SHIFT
+    0.05,  # SLIDE
+    0.05,  # DEVICES
+    0.05,  # MODE
+    0.05,  # GROUP
+    0.1,  # PAIR
+    0.05,  # BORROW
+    0.05,  # BATCH
+    0.1,  # SHAPE
+)
 """Chances of each kind of move of `automap.space.kernels.neighbours`, assumed."""
 
 

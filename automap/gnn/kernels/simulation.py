@@ -26,6 +26,7 @@ fifo: as begun; fair: max-min fair shares; srpt: fewest bytes left first; coflow
 one group, the group with the least time at its narrowest interface first (as in Varys, SIGCOMM 2014). Of flows that are
 equal in this, the first in the problem goes first."""
 PRIORITY, FIFO, FAIR, SRPT, COFLOW = range(len(POLICIES))
+"""Numbers of these orders, as kernels know them."""
 
 
 @borrowing(float64(GNN, int64[::1], STATE, int64, int64), inner=True)

@@ -21,9 +21,14 @@ from automap.space.kernels.levels import nearest_legal
 from automap.space.kernels.records import COMPILED, SPACE
 from automap.space.kernels.stepper import active_slots, decide, legal_values
 
-# Kinds of moves.
 M_ONE, M_TWO, M_SHIFT, M_SLIDE, M_DEVICES, M_MODE, M_GROUP, M_PAIR, M_BORROW, M_BATCH, M_SHAPE = range(11)
+"""Kinds of moves, by what they change. ONE, TWO: one or two slots. SHIFT: one end of a chunk. SLIDE: all ends between
+two chunks, alike. DEVICES: devices go from one stage to another. MODE: the recomputation of all ranks. GROUP: the
+signatures of a linkage group on all axes. PAIR: those of two neighbouring groups on one axis. BORROW: the signatures of
+some groups become those of another plan. BATCH: micro-batches or virtual stages. SHAPE: the shape becomes that of
+another plan."""
 M_COUNT = 11
+"""Number of kinds of moves."""
 TRIES = 8
 """Times that a move which changes nothing is drawn."""
 MOST_SHIFTED = 2
@@ -294,6 +299,7 @@ def _require(space, shapes, kind, value, donors, move):
         _change_batch(space, shapes, move)
         move.is_even[0] = move.required[space.first.virtual] != value[space.first.virtual]
     elif donors.shape[0] > 0:
+        # The square makes better donors, which come first, more likely.
         u = _number(state)
         donor = donors[int64(u * u * donors.shape[0])]
         decide_stages(space, donor, donor.shape[0], move.donor)
