@@ -36,9 +36,11 @@ PRESETS = (
 """Examples that `automap clusters` and `GET /v1/clusters` show; any `[NODESx]GPUSxDEVICE[@LINK]` is understood."""
 
 MAX_DEVICES = 65536
+"""Largest number of devices of a cluster (assumed)."""
 Count = Annotated[int, Range(1, MAX_DEVICES)]
 """A number of devices, hosts or network interfaces."""
 LEAST_RATE = 1e-6
+"""Least rate that is read, in TFLOP/s or GB/s (assumed)."""
 Rate = Annotated[float, Range(LEAST_RATE, 1e6)]
 """A rate in TFLOP/s or GB/s, up to a thousand times that of the fastest device or link of 2026."""
 GENERAL = ("bf16", "fp16", "fp32")

@@ -18,11 +18,14 @@ from dataclasses import dataclass, field
 
 from ir.errors import ModelTooExpensive, refuse, too_expensive
 
-# Bounds on a file (assumed).
 MAX_LAYERS = 5_000
+"""Largest number of layers of a file; this and the next three bounds are assumed."""
 MAX_EDGES = 50_000
+"""Largest number of edges between layers."""
 MAX_LINE = 4_096
+"""Largest number of characters of a line."""
 MAX_OUTPUTS = 64
+"""Largest number of outputs of a layer."""
 SHOWN = 8
 """Layers of a cycle that a message names."""
 ELEMENT_BYTES = 4

@@ -26,8 +26,11 @@ from automap.errors import UserError
 from service import processes, temporary
 
 START_TIMEOUT_S = 60.0
+"""Seconds that a server may take to answer after its start (assumed): it reads its file first."""
 LOCK_TIMEOUT_S = 10.0
+"""Seconds that another process may hold the lock of the folder (assumed)."""
 _POLL_S = 0.02
+"""Seconds between two attempts at either."""
 _ADDRESS = "address"
 """Name of the file in the server's folder that tells where it listens."""
 

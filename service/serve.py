@@ -35,9 +35,11 @@ from service.settings import Settings
 
 LOG = logging.getLogger("automap.serve")
 _LOOK_S = 0.25
+"""Seconds between two looks at the processes that were started."""
 _OWN_FILES = 128
 """Open files beside connections: of Redis, uploads, children and libraries (assumed)."""
 _MAX_PAUSE_S = 10.0
+"""Longest pause, in seconds, before a process that keeps ending is started again (assumed)."""
 
 
 def serve(

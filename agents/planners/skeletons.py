@@ -30,9 +30,10 @@ from automap.cost_graph.sensitivities import sensitivities
 from automap.space.space import Ints, Values
 
 EVALUATIONS_A_SOLVE = 50
-"""Evaluations of a budget for which one solve is granted, and `FEWEST_SOLVES` in any case: a solve prices only a few
-plans, and the search must end some time."""
+"""Evaluations of a budget for which one solve is granted (assumed): a solve prices only a few plans, and the search
+must end some time."""
 FEWEST_SOLVES = 12
+"""Number of solves that are granted in any case (assumed)."""
 ROUNDS = 4
 """Largest number of solves when a skeleton is worked out."""
 WORTH_POLISHING = 1.05

@@ -32,11 +32,13 @@ from automap.price.outcome import Outcome
 from ir.groups import fused_groups
 
 NUM_REASONS = 3
+"""Parts of the step that are explained: the largest ones."""
 NUM_NAMED = 3
 """Operators that are named as the heaviest."""
 MEASURED_FROM = 1e-6
 """A unit whose kernels add up to something else, by more than this share, was measured as a whole."""
 _ROUNDING = 1e-9
+"""Share up to which a difference is rounding."""
 _CLASSES = {
     PRODUCT: "matrix products",
     BATCHED_PRODUCT: "products of activations",

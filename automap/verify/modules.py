@@ -15,7 +15,9 @@ from automap.verify.model import Model
 from automap.verify.reading import Chunk, Violation
 
 LAYER_DIMS = 2
+"""Largest number of dims of a parameter of a linear layer, an embedding or a norm."""
 NAMES = (".weight", ".bias")
+"""How the names of such parameters end in PyTorch."""
 
 
 def check_modules(chunks: Sequence[Chunk], model: Model, target: Target) -> Iterator[Violation]:

@@ -23,6 +23,7 @@ from typing import IO
 from ir.lifetime import die_with_parent
 
 _MOST_READ = 1 << 20
+"""Bytes that are read from a socket at a time."""
 _END_S = 5.0
 """Seconds after which a server that should end is killed."""
 

@@ -36,6 +36,7 @@ from service.report import summary
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPORT_TIMEOUT_S = 180.0
+"""Seconds that the export of a model may take (assumed)."""
 
 
 class Case(NamedTuple):

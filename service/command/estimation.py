@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from automap.verify import Violation
 
 WIDTH = 118
+"""Characters of a line of reasons."""
 
 
 def with_sequence(options: ModelOptions, length: int | None) -> ModelOptions:

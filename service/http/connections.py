@@ -29,6 +29,7 @@ without end is cut off (assumed)."""
 _SAID = 200
 """Characters that are repeated of what a client sent, which may be a long address."""
 _GRACE_S = 5
+"""Seconds that open requests have to end when the service stops (assumed)."""
 
 
 def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:

@@ -17,6 +17,7 @@ PAGE_BYTES = 4 << 20
 _CHUNK = 100
 """Jobs that are read at once while a list is filtered."""
 _GROUP_BYTES = 1 << 20
+"""About how many bytes are read at once (assumed)."""
 _MOST_READ = 5000
 """Jobs that one page reads at most; a rare filter takes several pages."""
 

@@ -38,6 +38,7 @@ _SECRET_LETTERS = 32
 _FORM = re.compile(rf"amk_([a-z0-9]{{12}})_([A-Za-z0-9]{{{_SECRET_LETTERS}}})_([0-9a-f]{{8}})")
 _TENANT = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _USED_EVERY_S = 60.0
+"""Least seconds between two notes of when a key was used (assumed)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

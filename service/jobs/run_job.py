@@ -29,6 +29,7 @@ DimPlace = Annotated[int, Range(0, 63)]
 Seed = Annotated[int, Range(0, 2**32 - 1)]
 Priority = Annotated[int, Range(-10, 10)]
 MOST_WORKERS = 64
+"""Largest number of workers that search for one job (assumed)."""
 Workers = Annotated[int, Range(1, MOST_WORKERS)]
 
 

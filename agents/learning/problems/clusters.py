@@ -10,6 +10,7 @@ from agents.learning.problems.draw import Draw, divisors_up_to
 from automap.cluster import Cluster, Device, Link, Node, known_devices, known_links
 
 MAX_DEVICES = 1024
+"""Largest number of devices of a cluster that is drawn (assumed)."""
 LARGE = 256
 """Largest number of devices of a cluster that is trained on; larger ones are held out."""
 SMALL_PRIME = 7

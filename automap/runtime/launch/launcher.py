@@ -35,6 +35,7 @@ _SEVERITY = {kind: place for place, kind in enumerate(get_args(OutcomeKind))}
 _End = Literal["all", "failed", "time_limit", "stopped"]
 """The reason why the launcher stops waiting."""
 _POLL_S = 0.05
+"""The seconds between two looks at the ranks (assumed)."""
 _SHOWN_CHARACTERS = 2000
 """The number of characters of a rank's output that a message shows."""
 

@@ -48,6 +48,7 @@ ATTENTION = {
     "small_head_elements": (20.0, 0.0, 400.0),
     "backward": (3.0, 0.5, 20.0),
 }
+"""The same of the curve of attention."""
 COLLECTIVE = {
     "latency_us": (50.0, 0.5, 50000.0),
     "latency_growth": (0.2, 0.0, 20.0),
@@ -55,6 +56,7 @@ COLLECTIVE = {
     "small_group": (0.3, 0.0, 6.0),
     "ramp": (2.5, 0.0, 400.0),
 }
+"""The same of the curve of a collective."""
 OF_GROUP_SIZE = ("latency_growth", "small_group")
 """Constants that groups of a single size cannot determine."""
 

@@ -22,6 +22,7 @@ from automap.runtime.mesh_groups import Axis
 SAME = 1e-6
 """The relative difference of sums up to which two ranks have the same input (assumed): rounding is alike on ranks."""
 SEEDS = 2**62
+"""The number of seeds that masks are drawn with; each fits into 64 bits."""
 
 
 @contextlib.contextmanager

@@ -20,8 +20,10 @@ from ir.serialize import graph_to_json
 
 RANK = "automap.runtime.trial.rank:run_rank"
 MIN_PROCESSES = 8
+"""The number of processes that a trial may have on any host (assumed)."""
 PROCESSES_PER_CORE = 2
-"""The limit on the processes of a trial (assumed): more would wait for each other and distort what is measured."""
+"""The number of processes that it may have for each core (assumed): more would wait for each other and distort what is
+measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,6 +18,7 @@ from service.jobs.store import Store
 
 _CHANGING = tuple(name for name in FIELDS if name not in ("request", "model_id", "created_at"))
 _MOST_KEPT = 1000
+"""Largest number of answers that are kept (assumed)."""
 _LARGEST_KEPT = 64 * 1024
 """Bytes of an answer that is kept; with `_MOST_KEPT` it bounds the memory."""
 
