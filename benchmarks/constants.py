@@ -29,13 +29,13 @@ class Constant:
 
 FITTED = (
     "alpa", "deeplearningexamples", "deepspeed", "internevo", "llm-foundry-fsdp", "megatron-core",
-    "megatron-deepspeed", "megatron-lm", "oneflow", "torchtitan-2024",
+    "megatron-core-26.06", "megatron-deepspeed", "megatron-lm", "oneflow", "torchtitan-2024",
 )  # fmt: skip
 TRAINERS = {
     "elementwise_traffic": (
         (("megatron-lm", "megatron-deepspeed", "deepspeed", "oneflow", "alpa"), 1.0),
         (("llm-foundry-fsdp",), 1.2),
-        (("megatron-core",), 0.8),
+        (("megatron-core", "megatron-core-26.06"), 0.8),
         (("deeplearningexamples",), 0.8),
         (("torchtitan-2024",), 0.7),
     ),
@@ -54,13 +54,25 @@ TRAINERS = {
         (("internevo",), 0.9),
         (("oneflow", "alpa"), 0.5),
     ),
-    "tensor_overlap": ((("megatron-core",), 0.5),),
+    "tensor_overlap": ((("megatron-core", "megatron-core-26.06"), 0.5),),
     "gather_bandwidth_share": (
         (("llm-foundry-fsdp",), 0.25),
-        (("deepspeed", "megatron-core", "megatron-deepspeed", "internevo", "torchtitan-2024"), 0.25),
+        (
+            (
+                "deepspeed",
+                "megatron-core",
+                "megatron-core-26.06",
+                "megatron-deepspeed",
+                "internevo",
+                "torchtitan-2024",
+            ),
+            0.25,
+        ),
     ),
     "step_overhead_ms": ((FITTED, 5.0),),
-    "send_host_ms": ((("alpa", "megatron-core", "megatron-deepspeed", "megatron-lm", "oneflow"), 0.25),),
+    "send_host_ms": (
+        (("alpa", "megatron-core", "megatron-core-26.06", "megatron-deepspeed", "megatron-lm", "oneflow"), 0.25),
+    ),
 }
 """Fields of automap/data/trainers: which trainers share the constant, and where it begins. A fork runs the kernels of
 what it was forked from."""
@@ -91,7 +103,7 @@ SHARED = {
     "expert_rate": (0.85, 0.3, 1.0, 0.1),
 }
 """Constant of automap/data/fitted/step.json -> its prior, its bounds and the strength of the prior."""
-CLOCKS = ("V100", "A100", "H100", "H100-96GB", "GB200")
+CLOCKS = ("V100", "A100", "H100", "H100-96GB", "GB200", "GB300")
 LINKS = ("infiniband", "ethernet", "nvlink")
 """Kinds of links that are fitted: links between hosts, and the switches inside one host."""
 KINDS = {"infiniband": ("infiniband", "omni-path"), "ethernet": ("ethernet",), "nvlink": ("nvlink",)}
@@ -127,16 +139,22 @@ def link_kind(name: str) -> str:
 def clock_of(device: Device) -> str:
     """The device whose fitted clock another device uses."""
     base = device.name.split("-")[0]
-    alike = {"P40": "V100", "P100": "V100", "A800": "A100", "B200": "GB200", "B300": "GB200", "GB300": "GB200"}
+    alike = {"P40": "V100", "P100": "V100", "A800": "A100", "B200": "GB200", "B300": "GB200"}
     if device.name in CLOCKS:
         return device.name
     base = alike.get(base, base)
     return base if base in CLOCKS else "H100"
 
 
+def parts_of(name: str) -> tuple[str, str]:
+    """What a constant belongs to and what it is; the second is empty where all runs share it."""
+    kind, dot, key = name.rpartition(".")
+    return (kind, key) if dot else (name, "")
+
+
 def depends(run: PricedRun, name: str) -> bool:
     """Whether a constant can change the price of a run."""
-    kind, _, key = name.partition(".")
+    kind, key = parts_of(name)
     problem = run.problem
     trainer, cluster = problem.trainer, problem.cluster
     is_network = "vision" in run.run.model

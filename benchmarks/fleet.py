@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from constants import OF_STEP, SHARED, TRAINERS, clock_of, constants, depends, link_kind, owner
+from constants import OF_STEP, SHARED, TRAINERS, clock_of, constants, depends, link_kind, owner, parts_of
 from fitting import EVERY, Floats, Rows, fit, robust
 from priced_runs import PricedRun
 
@@ -51,7 +51,7 @@ class Fleet:
         self._applied = x.copy()
         software: Any = trainers()
         for name, value in changed.items():
-            kind, _, key = name.partition(".")
+            kind, key = parts_of(name)
             if kind in SHARED:
                 fitted("step")["constants"][kind]["value"] = value
             for trainer in self.trainers:
@@ -59,7 +59,7 @@ class Fleet:
                     software[trainer] = replace(software[trainer], **{key: value})
                     if key == "gradient_overlap":
                         software[trainer] = replace(software[trainer], parameter_gather_overlap=value)
-        kinds = {name.partition(".")[0] for name in changed}
+        kinds = {parts_of(name)[0] for name in changed}
         clusters: Any = {id(f.problem.cluster): f.problem.cluster for f in self.rows}.values()
         if kinds & {"clock", "portable_attention"}:
             portable = float(x[self.at["portable_attention"]])

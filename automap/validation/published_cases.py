@@ -49,6 +49,9 @@ SCHEDULES = {"1f1b": "1f1b", "1f1b-i": "interleaved", "gpipe": "gpipe", "zb-1p":
 RELEASES = {"torchtitan": {"2024": "torchtitan-2024", "2025": "torchtitan-2025", "": "torchtitan-2024"}}
 """Software -> the trainers of its published runs where today's release differs, by the year in the source of a run; of
 a source without one that of most runs."""
+CONTAINERS = {"megatron-core": ((26, 6), "megatron-core-26.06")}
+"""Software -> the first container of NVIDIA, year and month, whose runs have a trainer of their own, and the trainer;
+runs name it in their source, as in `26.06 NeMo Container`."""
 LATENT = ("deepseek-v2", "deepseek-v3", "kimi-k2")
 """Models with multi-head latent attention (their papers)."""
 LATENT_SIZES = {"head_dim": 128, "kv_rank": 512, "q_rank": 1536, "rope_dim": 64}
@@ -89,6 +92,10 @@ def case_of(run: Run) -> Case:
 
 def trainer_of(run: Run) -> str:
     """The name of the trainer that a run is priced as."""
+    container = re.search(r"(?<![\d.])(\d\d)\.(\d\d)(?:\.\d+)? NeMo", run.source)
+    if container and run.stack in CONTAINERS:
+        since, newer = CONTAINERS[run.stack]
+        return newer if (int(container[1]), int(container[2])) >= since else run.stack
     year = re.search(r"(?<!\d)(20\d\d)-?\d\d(?!\d)", run.source)
     releases = RELEASES.get(run.stack, {})
     name = releases.get(year[1] if year else "", run.stack)

@@ -225,8 +225,8 @@ class Recount:
             if name not in found and self.model.live_maker(name) not in (None, *unit):
                 place, read = self._made(chunk, name), self._read(chunk, index, slot)
                 scattered = {a: read[a] for a, p in place.items() if p == "P" and read[a].startswith("S")}
-                place |= scattered if self.problem.trainer.regathers else {}
-                found[name] = self._at(chunk, name, place)
+                kept = {**place, **scattered} if self.problem.trainer.regathers else place
+                found[name] = self._at(chunk, name, kept)
         return set(found.values())
 
     def _as_made(self, chunk: Chunk, names: Iterable[str | None]) -> set[Piece]:

@@ -83,15 +83,16 @@ TrainerOption = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=TRAINING_PANEL,
-        help="The training software that step time and memory are predicted for; default: that of --target, or "
-        "generic.",
+        help="The training software that step time and memory are predicted for, such as megatron-core, or "
+        "megatron-core-26.06 for its newer releases (docs/cost-model.md); default: that of --target, or generic.",
     ),
 ]
 StatedTrainerOption = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=TRAINING_PANEL,
-        help="The training software that step time and memory are predicted for; default: generic.",
+        help="The training software that step time and memory are predicted for, such as megatron-core, or "
+        "megatron-core-26.06 for its newer releases (docs/cost-model.md); default: generic.",
     ),
 ]
 """As `TrainerOption`, for verbs without `--target`."""

@@ -12,7 +12,7 @@ from ir.graph import Graph
 
 USUAL_TRAINERS = ("generic", "automap", "megatron-core", "torchtitan", "deepspeed")
 """Training software that is drawn more often than the rest."""
-NOT_DRAWN = ("automap-modules", "fsdp", "torchtitan-2024", "torchtitan-2025")
+NOT_DRAWN = ("automap-modules", "fsdp", "megatron-core-26.06", "torchtitan-2024", "torchtitan-2025")
 """Software that other releases added: problems stay what they were, and so do the best plans known of them."""
 MAX_BATCH = 1 << 17
 """Largest number of samples of a step (assumed)."""

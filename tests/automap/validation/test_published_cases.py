@@ -25,15 +25,49 @@ MOE = {"experts": EXPERTS, "topk": TOP, "moe_ffn": WIDTH}
 
 
 def case(*, moe: dict[str, Any] | None = None, gpus: int = 8, per_node: int = 8, stack: str = "megatron-core",
-         model: dict[str, Any] | None = None, **strategy: Any) -> Case:  # fmt: skip
+         model: dict[str, Any] | None = None, source: str = "", **strategy: Any) -> Case:  # fmt: skip
     stated = {"dp": 8, "tp": 1, "pp": 1, "micro_batch": 2, "global_batch": 32, "precision": "bf16",
               "recompute": "none", "zero_stage": 1, **strategy}  # fmt: skip
     run = Run(
         id="r0", group="made-up", stack=stack, model={**MODEL, "moe": moe, **(model or {})}, strategy=stated,
-        iteration_s=1.0, peak_memory_bytes=None,
+        iteration_s=1.0, peak_memory_bytes=None, source=source,
         cluster={"gpu": "H100-SXM", "num_gpus": gpus, "gpus_per_node": per_node},
     )  # fmt: skip
     return case_of(run)
+
+
+@pytest.mark.parametrize(
+    ("source", "trainer"),
+    [
+        ("performance-summary.md, 26.08 NeMo Container", "megatron-core-26.06"),
+        ("performance-summary-archive.md, 26.06.01 NeMo Container", "megatron-core-26.06"),
+        ("performance-summary-archive.md, 26.04.01 NeMo Container", "megatron-core"),
+        ("performance-summary-archive.md, 25.11 NeMo Container", "megatron-core"),
+        ("NVIDIA/dgxc-benchmarking tag v25.05.05", "megatron-core"),
+    ],
+)
+def test_a_run_has_the_trainer_of_its_container(source: str, trainer: str) -> None:
+    found = case(moe=MOE, ep=4, source=source)
+    assert found.problem.trainer.name == trainer
+    older = case(moe=MOE, ep=4)
+    assert older.problem.trainer.name == "megatron-core"
+    # Newer containers send a token once to each rank, and launch one kernel for all experts of a rank.
+    step, before = (one.evaluator.evaluate(one.lowered).step_time_s for one in (found, older))
+    assert step == before if trainer == "megatron-core" else step < 0.9 * before
+
+
+def test_products_of_experts_are_launched_one_by_one_or_as_one() -> None:
+    """Eight experts on a rank in two products (gate and up are one): 8 launches each, or one."""
+    launched = []
+    for source in ("26.04 NeMo Container", "26.06 NeMo Container"):
+        found = case(moe=MOE, dp=1, micro_batch=16, gpus=1, per_node=1, source=source)
+        segment, incoming = next(
+            (s, i)
+            for _, s, i in found.evaluator.surroundings(found.lowered)
+            if found.evaluator.blocks.units[s.unit].type == 1
+        )
+        launched.append(float(found.evaluator.unit_cost(segment, incoming, found.lowered.stages[0]).launched))
+    assert launched[0] - launched[1] == pytest.approx((EXPERTS - 1) * 2)
 
 
 def sizes(found: Case) -> list[int]:
