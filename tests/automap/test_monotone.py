@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from automap.cluster import Cluster, known_devices, parse_cluster
+from automap.fitted_curves import Constants
 from automap.price.curves import shared
 from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import LoweredPlan
@@ -116,6 +117,80 @@ def test_better_parts_never_slow_a_plan(
         if what == "memory":
             assert after.step_time_s == before.step_time_s
             assert after.overflow < before.overflow
+
+
+@settings(derandomize=True, max_examples=30)
+@given(**CASES, schedule=st.sampled_from(["1f1b", "gpipe", "zb1p", "zb2p"]))
+def test_what_a_pipeline_waits_does_not_grow_with_its_micro_batches(
+    model: str, cluster: str, trainer: str, seed: int, schedule: str
+) -> None:
+    """Filling and emptying a pipeline takes as long for any number of micro-batches: their share of it halves when
+    these double."""
+    space = space_of(model, cluster, trainer)
+    rng = np.random.default_rng(seed)
+    for _ in range(4):
+        lowered = space.lowered(space.random(rng))
+        if lowered.kind != "interleaved":
+            lowered = replace(lowered, kind=schedule)
+        least = 8 * len(lowered.chunks)
+        seconds = [
+            space.evaluator.evaluate(replace(lowered, num_micro_batches=least * times)).step_time_s
+            for times in (1, 2, 4)
+        ]
+        waits = [2.0 * seconds[0] - seconds[1], 2.0 * seconds[1] - seconds[2]]
+        assert waits[0] >= 0.0 and waits[1] == pytest.approx(waits[0], rel=1e-3, abs=1e-6 * seconds[2])
+
+
+@settings(derandomize=True, max_examples=30)
+@given(**CASES)
+def test_what_runs_again_takes_time(model: str, cluster: str, trainer: str, seed: int) -> None:
+    """Nothing again is fastest, everything again is slowest, whatever runs again in between."""
+    space = space_of(model, cluster, trainer)
+    rng = np.random.default_rng(seed)
+    for _ in range(4):
+        lowered = space.lowered(space.random(rng))
+        found = [
+            space.evaluator.evaluate(
+                replace(
+                    lowered,
+                    chunks=tuple(
+                        tuple(replace(s, recomputed=np.full(len(s.recomputed), again)) for s in chunk)
+                        for chunk in lowered.chunks
+                    ),
+                )
+            ).step_time_s
+            for again in (False, True)
+        ]
+        step = space.evaluator.evaluate(lowered).step_time_s
+        assert found[0] <= step * (1 + 1e-12) and step <= found[1] * (1 + 1e-12)
+
+
+@settings(derandomize=True, max_examples=10, deadline=None)
+@given(
+    # Gaudi 3 has no higher rate in fp8.
+    device=st.sampled_from(
+        sorted(d.name for d in known_devices() if d.peak_TFLOPs.get("fp8", 0.0) > d.peak_TFLOPs.get("bf16", 0.0))
+    ),
+    trainer=CASES["trainer"],
+    tp=st.sampled_from([1, 2]),
+)
+def test_low_precision_is_faster_where_products_are_large(device: str, trainer: str, tp: int) -> None:
+    """16,384 tokens at a width of 4,096. Smaller products may take longer, for their operands are quantised first; and
+    so may models whose kernels wait for the host, which launches more of them."""
+    graph = graph_of("llama:layers=2,hidden=4096,heads=32,seq_len=4096,ffn=11008,vocab_size=32000")
+    host = Constants(host_us_per_operator=0.0, host_us_per_collective=0.0)
+    cluster = replace(parse_cluster(f"1x{tp}x{device}"), constants=host)
+    seconds = {}
+    for precision in ("bf16", "fp8", "mxfp8", "nvfp4"):
+        if precision in cluster.device(0).peak_TFLOPs:
+            training = {"global_batch": 4, "trainer": trainer, "precision": precision}
+            space = PlanSpace(Problem.build(graph, cluster, training))
+            shape = next(s for s in space.shapes if (s.pp, s.tp, s.num_micro_batches) == (1, tp, 1))
+            prefix = space.even_values(shape, recompute="none", zero=0)
+            values = megatron_signatures(space, shape, prefix, sequence_parallel=tp > 1)
+            seconds[precision] = space.evaluator.evaluate(space.lowered(values)).step_time_s
+    assert all(seconds["bf16"] > one for name, one in seconds.items() if name != "bf16")
+    assert seconds.get("nvfp4", 0.0) <= seconds["fp8"]
 
 
 @pytest.mark.parametrize("trainer", ["torchtitan", "torchtitan-2024"])
