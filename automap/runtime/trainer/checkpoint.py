@@ -54,7 +54,7 @@ class Checkpoint:
 
     def save(self, folder: Path, optimizer: torch.optim.Optimizer, more: Mapping[str, Any]) -> None:
         """Writes everything to a folder; a checkpoint that is there is replaced once the new one is complete."""
-        write(folder, {**self._file_tensors(optimizer), "more": more}, self._device)
+        write(folder, {**self._file_tensors(optimizer), "more": more})
 
     def load(self, folder: Path, optimizer: torch.optim.Optimizer, more: Mapping[str, Any]) -> dict[str, Any]:
         """Reads what `save` wrote; returns `more` as it was saved.
@@ -159,12 +159,19 @@ def take_numbers(optimizer: torch.optim.Optimizer, parameter: Tensor, name: str,
             states[key] = type(value)(read[f"{name}.{key}"].item())
 
 
-def write(folder: Path, state: Mapping[str, Any], device: torch.device) -> None:
-    """Writes what every process holds to a folder; what is there is replaced once all is written."""
+def write(folder: Path, state: Mapping[str, Any]) -> None:
+    """Writes what every process holds to a folder; what is there is replaced once all is written.
+
+    Raises:
+        UserError: a process cannot write there; on all of them.
+    """
     fresh = Path(f"{folder}.writing")
-    _on_first_process(lambda: shutil.rmtree(fresh, ignore_errors=True), device)
-    save(dict(state), checkpoint_id=fresh)
-    _on_first_process(lambda: _replace(folder, fresh), device)
+    _on_first_process(folder, lambda: shutil.rmtree(fresh, ignore_errors=True))
+    try:
+        save(dict(state), checkpoint_id=fresh)
+    except CheckpointException as fault:
+        raise _unwritable(folder, *_first_failure(fault)) from None
+    _on_first_process(folder, lambda: _replace(folder, fresh))
 
 
 def read(folder: Path, state: dict[str, Any]) -> None:
@@ -183,9 +190,7 @@ def read(folder: Path, state: dict[str, Any]) -> None:
     try:
         load(state, checkpoint_id=folder)
     except CheckpointException as fault:
-        rank, (failure, _) = min(fault.failures.items(), key=lambda one: one[0])
-        why = f"{type(failure).__name__}, {' '.join(str(failure).split()) or 'a file ends too early'}"
-        raise _unreadable(folder, rank, why) from None
+        raise _unreadable(folder, *_first_failure(fault)) from None
 
 
 def check_names(folder: Path, names: Collection[str]) -> None:
@@ -223,6 +228,19 @@ def _held_states(folder: Path) -> set[str] | None:
     return {name.removeprefix("optimizer.").rpartition(".")[0] for name in held if name.startswith("optimizer.")}
 
 
+def _first_failure(fault: CheckpointException) -> tuple[int, str]:
+    """The first process that torch could not write or read a checkpoint on, and why."""
+    rank, (failure, _) = min(fault.failures.items(), key=lambda one: one[0])
+    return rank, f"{type(failure).__name__}, {' '.join(str(failure).split()) or 'a file ends too early'}"
+
+
+def _unwritable(folder: Path, rank: int, why: str) -> UserError:
+    return UserError(
+        f"a checkpoint cannot be written there: process {rank} says {why}", field="folder", value=str(folder),
+        repair="Give a folder that all processes can write to, with room for weights and the optimizer's state.",
+    )  # fmt: skip
+
+
 def _unreadable(folder: Path, rank: int, why: str) -> UserError:
     return UserError(
         f"no checkpoint that this network and optimizer can read: process {rank} says {why}",
@@ -232,13 +250,21 @@ def _unreadable(folder: Path, rank: int, why: str) -> UserError:
     )
 
 
-def _on_first_process(work: Callable[[], None], device: torch.device) -> None:
-    """The first process works, the others wait for it."""
+def _on_first_process(folder: Path, work: Callable[[], None]) -> None:
+    """The first process works for a checkpoint in a folder, the others wait for it.
+
+    Raises:
+        UserError: the work has failed; on all processes.
+    """
+    failed = [""]
     if dist.get_rank() == 0:
-        work()
-    done = torch.zeros((), device=device)
-    dist.all_reduce(done)
-    float(done)
+        try:
+            work()
+        except OSError as fault:
+            failed = [f"{type(fault).__name__}, {fault}"]
+    dist.broadcast_object_list(failed, 0)
+    if failed[0]:
+        raise _unwritable(folder, 0, failed[0])
 
 
 def _replace(folder: Path, fresh: Path) -> None:

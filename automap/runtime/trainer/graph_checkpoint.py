@@ -39,11 +39,10 @@ class GraphCheckpoint:
         """
         self._graph, self._ties, self._executors, self._buffers = graph, ties, executors, buffers
         self._masters, self._every = masters, [name for name in every if name not in ties]
-        self._device = next((executor.device for executor in executors.values()), torch.device("cpu"))
 
     def save(self, folder: Path, optimizer: torch.optim.Optimizer, more: Mapping[str, Any]) -> None:
         """Writes everything to a folder; a checkpoint that is there is replaced once the new one is complete."""
-        write(folder, {**self._tensors(optimizer), "more": more}, self._device)
+        write(folder, {**self._tensors(optimizer), "more": more})
 
     @torch.no_grad()
     def load(self, folder: Path, optimizer: torch.optim.Optimizer, more: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,9 +34,7 @@ def state(**more):
 
 @pytest.fixture
 def folder(tmp_path):
-    write(
-        tmp_path / "checkpoint", state() | {"model.weight": torch.arange(4.0), "more": {"step": 3}}, torch.device("cpu")
-    )
+    write(tmp_path / "checkpoint", state() | {"model.weight": torch.arange(4.0), "more": {"step": 3}})
     return tmp_path / "checkpoint"
 
 
@@ -76,6 +74,20 @@ def test_a_checkpoint_that_cannot_be_read_is_an_error_with_a_repair(folder, dama
     assert fault.value.repair
     if not (folder / ".metadata").exists():
         assert not caplog.records, "torch writes no traces where there is no checkpoint"
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_with_a_repair(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written there: process 0 says NotADirectoryError") as fault:
+        write(tmp_path / "file" / "checkpoint", state())
+    assert (fault.value.field, fault.value.value) == ("folder", str(tmp_path / "file" / "checkpoint"))
+
+    def full(self, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(UserError, match=r"process 0 says OSError, .*No space left on device"):
+        write(tmp_path / "checkpoint", state())
 
 
 def train(network, optimizer):
@@ -241,7 +253,7 @@ def test_one_checkpoint_is_complete_whenever_the_replacing_of_one_ends(tmp_path,
     """As where a process is killed, in front of a change of folders."""
     place, fresh, left = tmp_path / "checkpoint", tmp_path / "checkpoint.writing", [number]
     for step, folder in enumerate((place, fresh)):
-        write(folder, state() | {"more": {"step": step}}, torch.device("cpu"))
+        write(folder, state() | {"more": {"step": step}})
     owner = Path if call == "rename" else shutil
     function = getattr(owner, call)
 
@@ -259,7 +271,7 @@ def test_one_checkpoint_is_complete_whenever_the_replacing_of_one_ends(tmp_path,
     if not place.exists():
         with pytest.raises(UserError, match=r"checkpoint\.before is there, which was to be replaced"):
             read(place, state())
-    write(place, state() | {"more": {"step": 3}}, torch.device("cpu"))
+    write(place, state() | {"more": {"step": 3}})
     found = state()
     read(place, found)
     assert found["more"] == {"step": 3}
