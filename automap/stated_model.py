@@ -30,10 +30,11 @@ def frozen_as_stated(graph: Graph, patterns: Sequence[str]) -> Graph:
         ProblemError: a pattern names no parameter, or no parameter is left to be trained.
     """
     names = list(dict.fromkeys(name for t in graph.parameters for name in names_in_file(graph, t.name)))
+    named = [(name, name) for name in names] + _other_names(graph) if patterns else []
     chosen: dict[str, None] = {}
     for number, pattern in enumerate(patterns):
         takes_out = pattern.startswith("!")
-        found = [name for name in names if fnmatchcase(name, pattern[takes_out:])]
+        found = [name for alias, name in named if fnmatchcase(alias, pattern[takes_out:])]
         if not found:
             repair = f"The model has {len(names):,} parameters, such as {_some(names)}. Name some of them by a pattern."
             raise ProblemError("no parameter has such a name", field=f"training.frozen[{number}]", value=pattern,
@@ -48,6 +49,20 @@ def frozen_as_stated(graph: Graph, patterns: Sequence[str]) -> Graph:
         raise ProblemError("no parameter is left to be trained", field="training.frozen", value=list(patterns),
                            repair=repair)  # fmt: skip
     return graph
+
+
+def _other_names(graph: Graph) -> list[tuple[str, str]]:
+    """(name, name in the file) of tied parameters by the modules that read them, of which a file names one.
+
+    A module counts that has no modules inside: other code may read a parameter of a module that is not its own.
+    """
+    around = {op.scope.rpartition(".")[0] for op in graph.operators}
+    found: dict[tuple[str, str], None] = {}
+    for tensor in graph.parameters:
+        scopes = {graph.operators[index].scope for index in graph.consumers[tensor.name]} - around - {""}
+        for name in names_in_file(graph, tensor.name) if len(scopes) > 1 else ():
+            found |= dict.fromkeys((f"{scope}.{name.rpartition('.')[2]}", name) for scope in sorted(scopes))
+    return list(found)
 
 
 def _some(names: Sequence[str]) -> str:

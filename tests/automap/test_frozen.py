@@ -23,10 +23,12 @@ from automap.runtime.torch_export import export_onnx
 from automap.space.space import PlanSpace
 from automap.space.target_limits import plan_space
 from automap.space.templates import templates
+from automap.stated_model import frozen_as_stated
 from automap.verify import Verifier
 from ir import zoo
 from ir.onnx.sandbox import import_model
 from ir.serialize import graph_digest, graph_from_bytes, graph_to_bytes
+from ir.zoo.net import Net
 
 LLAMA = "llama:layers=4,hidden=64,heads=8,kv_heads=4,ffn=128,seq_len=32,vocab_size=128"
 TIED = "gpt:layers=3,hidden=64,heads=4,seq_len=32,vocab_size=1024"
@@ -128,6 +130,23 @@ def test_pieces_of_a_fused_weight_are_frozen_by_its_name_and_experts_together():
     assert {t.name for t in graph.tensors.values() if t.frozen} == {
         n for n, (w, *_) in fused.pieces.items() if w == whole
     }
+
+
+@pytest.mark.parametrize("pattern", ["wte.weight", "lm_head*"])
+def test_a_tied_parameter_is_frozen_by_the_name_of_each_module_that_reads_it(pattern):
+    """As in torch, whichever of the names the file has."""
+    graph = problem_of(zoo.build(TIED), frozen=[pattern]).graph
+    assert {t.name for t in graph.tensors.values() if t.frozen} == {"wte.weight"}
+    assert not problem_of(zoo.build(TIED), frozen=["wte*", "h.0.*", "!lm_head*"]).graph.tensors["wte.weight"].frozen
+
+
+def test_code_that_reads_a_parameter_of_a_module_gives_it_no_other_name():
+    net = Net()
+    x = net.linear(net.builder.input("x", (1, 4, 8)), "encoder.first", 8)
+    x = net.linear(net.product(x, net.parameter("encoder.first.weight"), "decoder"), "decoder.last", 8)
+    graph = net.finish(x)
+    assert frozen_as_stated(graph, ["decoder.*"]).tensors["decoder.last.weight"].frozen
+    assert not frozen_as_stated(graph, ["decoder.*"]).tensors["encoder.first.weight"].frozen
 
 
 def test_digests_and_documents_know_frozen_parameters_alone():
