@@ -42,7 +42,7 @@ from service.jobs.keys import Keys
 from service.jobs.store import Store
 from service.logs import REQUEST
 from service.problems import MEDIA_TYPE, limit, problem, problem_of, wanted
-from service.settings import Settings
+from service.settings import MIB, Settings
 
 LOG = logging.getLogger("automap.api")
 ACCESS = logging.getLogger("automap.access")
@@ -223,7 +223,7 @@ def _too_large(request: Request, value: str, limit: int) -> dict[str, Any]:
         advice = "`automap strip` takes the weights out of a file, `automap export-onnx` writes files without them."
     else:
         advice = "the operator can raise AUTOMAP_MAX_REQUEST_BYTES."
-    repair = f"Send at most {limit} bytes; {advice}"
+    repair = f"Send at most {limit} bytes{f' ({limit >> 20} MiB)' if limit % MIB == 0 else ''}; {advice}"
     return problem(413, "The body is too large", field="body", value=f"{value} bytes", repair=repair)
 
 

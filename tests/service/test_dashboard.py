@@ -169,6 +169,23 @@ def test_a_file_with_symbolic_dims(browser: Any, api: httpx.Client, store: Store
 
 
 @pytest.mark.slow
+def test_a_limit_says_what_to_do(browser: Any, settings: Settings, client: redis.Redis, serve_app: Any) -> None:
+    with serve_app(settings.model_copy(update={"max_model_bytes": 1 << 20}), client) as small:
+        page = browser.new_page()
+        page.set_default_timeout(20_000)
+        page.goto(f"{small.base_url}/#/new")
+        page.get_by_label("a file").check()
+        content = {"name": "big.onnx", "mimeType": "application/octet-stream", "buffer": bytes((1 << 20) + 1)}
+        page.get_by_label("ONNX file").set_input_files(content)
+        page.get_by_role("button", name="Search").click()
+        fault = page.locator("main").get_by_role("alert")
+        fault.get_by_text("Send at most 1048576 bytes (1 MiB); `automap strip`").wait_for()
+        assert fault.inner_text().count("The body is too large") == 1
+        assert page.evaluate("document.activeElement.id") == "file"
+        page.close()
+
+
+@pytest.mark.slow
 def test_where_a_key_is_needed_it_is_asked_for(
     browser: Any, settings: Settings, client: redis.Redis, serve_app: Any
 ) -> None:

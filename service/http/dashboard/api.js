@@ -2,9 +2,15 @@
 
 const NAME = "automap-key";
 
+/** What a problem document tells. Where its detail says no more than its title, what to do about it stands apart. */
+function told({ title, detail, repair }) {
+  const text = detail || title || "The service does not answer.";
+  return repair && !text.includes(repair) ? `${text.replace(/\.$/, "")}. ${repair}` : text;
+}
+
 export class Fault extends Error {
   constructor(document) {
-    super(document.detail || document.title || "The service does not answer.");
+    super(told(document));
     this.document = document;
   }
 }

@@ -53,7 +53,7 @@ export async function showForm(root, signal) {
   const workers = h("input", { type: "number", min: "1", max: "64", value: "1", required: true });
   const fault = h("div", { role: "alert" });
   const button = h("button", {}, "Search");
-  const once = { body: "", key: "" };
+  const once = { body: "", key: "" }, doing = h("span", { role: "status", class: "quiet" });
   const form = h("form", { novalidate: false, onsubmit: submit },
     h("fieldset", {}, h("legend", {}, "Model"), h("p", {}, kind("zoo", "a known model"), kind("file", "a file")), parts.zoo, parts.file),
     field("cluster", "Cluster", cluster, `${clusters.form}, as in 2x8xV100-16GB@25Gbit.`),
@@ -62,7 +62,7 @@ export async function showForm(root, signal) {
     field("target", "Trainer", target, "Only plans that this trainer can run are searched."),
     field("budget", "Budget", budget, "A time, as in 30s or 2m, or a number of plans."),
     field("workers", "Workers", workers, "Number of workers that search at the same time; more than one needs a budget in time."),
-    listed("zoo-names", models), listed("cluster-names", clusters.presets), fault, h("p", {}, button));
+    listed("zoo-names", models), listed("cluster-names", clusters.presets), fault, h("p", {}, button, " ", doing));
   root.append(h("h1", {}, "New search"), form);
   choose("zoo");
 
@@ -80,9 +80,11 @@ export async function showForm(root, signal) {
         const said = new URLSearchParams({ name: file.files[0].name.replace(/\.onnx$/, "") });
         for (const text of texts(dims)) said.append("dim", text);
         for (const text of texts(batchDims)) said.append("batch_dim", text);
+        doing.textContent = "The file is sent and read …";
         const uploaded = await post(`/v1/models?${said}`, file.files[0], { "Content-Type": "application/octet-stream" });
         Object.assign(body, { model_id: uploaded.id, dims: pairs(dims), batch_dims: pairs(batchDims) });
       } else body.zoo = zoo.value;
+      doing.textContent = "The search is checked …";
       // The same request has the same key: where only its answer was lost, sending it again makes no second job.
       if (once.body !== JSON.stringify(body)) Object.assign(once, { body: JSON.stringify(body), key: key() });
       const job = await post("/v1/jobs", body, { "Idempotency-Key": once.key });
@@ -91,18 +93,23 @@ export async function showForm(root, signal) {
       const told = wrong.document ?? { title: wrong.message };
       // The outermost part of a path that has a field: what follows it may be any name, such as that of a dim.
       const input = (told.field ?? "").split(/[.[]/).filter(Boolean)
-        .map((name) => form.querySelector(`#${CSS.escape(name === "model" ? (file.required ? "file" : "zoo") : name)}`))
+        .map((name) => form.querySelector(`#${CSS.escape(NAMES[name]?.(file.required) ?? name)}`))
         .find(Boolean);
-      fault.replaceChildren(h("div", { class: "fault" }, h("strong", {}, told.title), h("div", {}, wrong.message)));
+      const title = wrong.message.startsWith(told.title) ? null : h("strong", {}, told.title);
+      fault.replaceChildren(h("div", { class: "fault" }, title, h("div", {}, wrong.message)));
       if (input) {
         input.setAttribute("aria-invalid", "true");
         input.focus();
       }
     } finally {
       button.disabled = false;
+      doing.textContent = "";
     }
   }
 }
+
+/** Fields of problems that the form has under another name. */
+const NAMES = { model: (isFile) => (isFile ? "file" : "zoo"), body: (isFile) => (isFile ? "file" : undefined) };
 
 // crypto.randomUUID is there on secure origins alone, and a service inside a company is often reached by http.
 function key() {
