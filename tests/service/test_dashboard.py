@@ -286,6 +286,26 @@ def test_a_job_is_shown_again_when_the_service_is_back(browser: Any, api: httpx.
 
 
 @pytest.mark.slow
+def test_a_job_is_cancelled_by_the_keyboard(browser: Any, api: httpx.Client, store: Store) -> None:
+    asked = {"zoo": GPT, "cluster": "8xA100-80GB", "training": {"global_batch": 64}, "budget": "300"}
+    job_id = api.post("/v1/jobs", json=asked).json()["id"]
+    page = browser.new_page()
+    page.set_default_timeout(20_000)
+    page.goto(f"{api.base_url}/#/jobs/{job_id}")
+    button = page.get_by_role("button", name="Cancel the job")
+    button.focus()
+    # The focus stays where it is when the job begins, and goes to the page when its button is gone.
+    store.begin(job_id)
+    page.get_by_text("running", exact=True).wait_for()
+    assert button.evaluate("button => button === document.activeElement")
+    page.keyboard.press("Enter")
+    page.get_by_text("cancelled", exact=True).wait_for()
+    page.wait_for_function("document.activeElement.id === 'main'")
+    assert store.state(job_id) == "cancelled"
+    page.close()
+
+
+@pytest.mark.slow
 def test_a_search_whose_answer_was_lost_is_begun_once(browser: Any, api: httpx.Client, store: Store) -> None:
     page = browser.new_page()
     page.set_default_timeout(20_000)

@@ -23,7 +23,7 @@ export async function showJob(root, id, signal) {
       h("span", { class: "quiet" }, `job ${job.id}${job.attempt > 1 ? `, run ${job.attempt}` : ""}`))];
     if (active) facts.push(h("p", {}, cancel));
     if (job.problem) facts.push(h("div", { class: "fault" }, h("strong", {}, job.problem.title), h("div", {}, job.problem.detail)));
-    head.replaceChildren(...facts);
+    renew(head, ...facts);
   }
 
   async function stop(event) {
@@ -31,6 +31,7 @@ export async function showJob(root, id, signal) {
     try {
       job = await post(`/v1/jobs/${job.id}/cancel`, {});
       showHead();
+      document.getElementById("main").focus(); // the button that had the focus is gone
     } catch (fault) {
       event.target.disabled = false;
       head.append(h("p", { class: "fault", role: "alert" }, fault.message));
