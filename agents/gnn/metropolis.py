@@ -70,7 +70,17 @@ def cooling(proposals: int, rounds: int) -> Floats:
 
 
 def search_by_loads(simulator: Simulator, place: Ints, proposals: int, rng: np.random.Generator) -> Ints:
-    """[tasks] a placement with small loads of the busiest interfaces, from a feasible one on, without simulations."""
+    """Searches for a placement with small loads of the busiest interfaces, without simulations.
+
+    Args:
+        simulator: the problem, with its volumes.
+        place: [tasks] the feasible placement where the search begins.
+        proposals: how many changes are tried.
+        rng: draws the changes, and which of them are accepted.
+
+    Returns:
+        [tasks] the best placement.
+    """
     walk = begin_walk(simulator, place, 0.0)
     walk.value_s[:] = walk.load_s.max() + EVENNESS * walk.load_s.sum() / len(walk.load_s)
     if len(walk.movable):

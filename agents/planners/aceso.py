@@ -155,7 +155,17 @@ def _is_near(shape: Shape, other: Shape) -> bool:
 
 
 def relieve(incumbent: Incumbent, primitives: Primitives, start: Values, seen: set[Values]) -> Values:
-    """Relieves bottlenecks of a plan until no better one is within `MOST_HOPS` primitives; returns the last plan."""
+    """Relieves bottlenecks of a plan until no better one is within `MOST_HOPS` primitives.
+
+    Args:
+        incumbent: prices the plans, and says when the budget is spent.
+        primitives: the changes that relieve the bottleneck of a plan.
+        start: the plan to begin with.
+        seen: all plans priced so far, which are not priced again; new ones are added.
+
+    Returns:
+        The last plan, whose signatures are then changed one by one as long as that makes it better.
+    """
     space = incumbent.space
     best, ((seconds, overflow),) = start, incumbent.price([start]).tolist()
     worth = worth_of(seconds, overflow)

@@ -39,6 +39,9 @@ LIMITS = (1.0, 1.01, 1.05, 1.2, 1.5)
 OFFERED = 2
 """Pipelines of each setting that are verified: the fastest at the exact price."""
 
+FirstStages = dict[int, tuple[Ints, Ints]]
+"""For each place where devices are left: the end and the devices of the best first stage, both [first layer]."""
+
 
 def intra_operator(search: SkeletonSearch, setting: Setting) -> list[Strategy]:
     """The strategies of all logical shapes: signatures by the integer program, at the best template of each shape."""
@@ -71,42 +74,62 @@ def inter_operator(table: StageTable) -> Iterator[Partition]:
 
 
 def least_sums(table: StageTable, sizes: Sequence[int], limit: float) -> Iterator[tuple[float, Partition]]:
-    """For each number of stages the pipeline of least sum whose stages take at most `limit`: equation 3."""
+    """For each number of stages the pipeline of least sum whose stages take at most `limit`: equation 3.
+
+    Args:
+        table: seconds of all stages.
+        sizes: numbers of devices that a stage may have.
+        limit: seconds.
+
+    Yields:
+        The sum of the stages' seconds, and the pipeline; nothing for a number of stages without any.
+    """
     layers, devices = table.space.num_units, len(table.order)
-    nowhere = np.full(layers + 1, np.inf)
-    nowhere[layers] = 0.0
-    behind: dict[int, Floats] = {devices: nowhere}
-    ways: list[dict[int, tuple[Ints, Ints]]] = []
+    no_stages = np.full(layers + 1, np.inf)
+    no_stages[layers] = 0.0
+    # For each place where devices are left: [first layer] the least sum of the stages from this layer on.
+    sums: dict[int, Floats] = {devices: no_stages}
+    first_stages: list[FirstStages] = []
     for count in range(1, min(layers, devices // min(sizes)) + 1):
-        here: dict[int, Floats] = {}
-        way: dict[int, tuple[Ints, Ints]] = {}
-        for place in range(0, devices, min(sizes)):
-            worth, ends, of = [], [], []
-            for size in sizes:
-                if place % size == 0 and place + size in behind:
-                    best, end = np.empty(layers + 1), np.empty(layers + 1, dtype=np.int64)
-                    least_sum(table.seconds(count, place, size), limit * (1.0 + 1e-12), behind[place + size], best, end)
-                    worth.append(best)
-                    ends.append(end)
-                    of.append(size)
-            if of:
-                which = np.argmin(worth, axis=0)
-                here[place] = np.array(worth)[which, np.arange(layers + 1)]
-                way[place] = np.array(ends)[which, np.arange(layers + 1)], np.array(of)[which]
-        behind = here
-        ways.append(way)
-        if 0 in here and np.isfinite(here[0][0]):
-            stages = tuple(_traced(ways, layers))
+        sums, chosen = _with_one_stage_more(table, sizes, limit, count, sums)
+        first_stages.append(chosen)
+        if 0 in sums and np.isfinite(sums[0][0]):
+            stages = tuple(_traced(first_stages, layers))
             load_s = max(
                 float(table.seconds(count - n, s.place, s.devices)[s.first, s.last]) for n, s in enumerate(stages)
             )
-            yield float(here[0][0]), Partition(load_s, stages)
+            yield float(sums[0][0]), Partition(load_s, stages)
 
 
-def _traced(ways: Sequence[dict[int, tuple[Ints, Ints]]], layers: int) -> Iterator[StageOf]:
+def _with_one_stage_more(
+    table: StageTable, sizes: Sequence[int], limit: float, count: int, sums: dict[int, Floats]
+) -> tuple[dict[int, Floats], FirstStages]:
+    """The least sums of pipelines of `count` stages, given those of one stage less, and the stages that reach them."""
+    devices = len(table.order)
+    longer: dict[int, Floats] = {}
+    chosen: FirstStages = {}
+    for place in range(0, devices, min(sizes)):
+        totals, ends, widths = [], [], []
+        for size in sizes:
+            if place % size == 0 and place + size in sums:
+                rest = sums[place + size]
+                totals.append(np.empty(len(rest)))
+                ends.append(np.empty(len(rest), dtype=np.int64))
+                least_sum(table.seconds(count, place, size), limit * (1.0 + 1e-12), rest, totals[-1], ends[-1])
+                widths.append(size)
+        if widths:
+            best = np.argmin(totals, axis=0)
+            layer = np.arange(len(best))
+            longer[place] = np.array(totals)[best, layer]
+            chosen[place] = np.array(ends)[best, layer], np.array(widths)[best]
+    return longer, chosen
+
+
+def _traced(first_stages: Sequence[FirstStages], layers: int) -> Iterator[StageOf]:
+    """The stages of the pipeline that begins with layer 0 on the first device, in order."""
     layer = place = 0
-    for way in reversed(ways):
-        ends, sizes = way[place]
+    for chosen in reversed(first_stages):
+        ends, sizes = chosen[place]
         stage = StageOf(layer, int(ends[layer]), place, int(sizes[layer]))
         yield stage
         layer, place = stage.last, place + stage.devices

@@ -1,10 +1,12 @@
 """Certificates: by how much a plan may be faster than the best one found, at most.
 
-All plans of a space stand in families (`automap.cost_graph.family_bounds`). The family with the least bound is bounded
-more sharply, then the one whose bound is the least then: first by its shapes (`BoundTable`), then by a cost graph of
-all its ZeRO stages, ever more sharply and to one target after another, then of each ZeRO stage. It ends once the least
-bound cannot be raised, or the time is over; it then holds for all plans. If it is the step time of the plan found, this
-plan is proven to be the best. Where a part of the cluster may do as well, its plans count too. Units: seconds.
+All plans of a space are divided into families (`automap.cost_graph.families`), and each family has a lower bound of
+its step times. The least of these bounds holds for all plans. It is raised in rounds: each round computes a sharper
+bound of the family whose bound is the least at that time. The first bound of a family is that of its shapes
+(`BoundTable`); sharper ones come from a cost graph of all its ZeRO stages together (`STAGES`), then of each ZeRO stage.
+The rounds end once the least bound cannot be raised, or the time is over. If the least bound is the step time of the
+plan found, this plan is proven to be the best. Where plans of a part of the cluster may be as fast, they count too.
+Units: seconds.
 """
 
 from __future__ import annotations

@@ -21,18 +21,18 @@ from automap.price.evaluator import Evaluator
 from automap.problem import Problem
 
 PART_SHARE, FASTER_PART_SHARE = 0.25, 0.5
-"""Share of the budget for the part with the fastest template, whose plan space is smaller than that of all devices,
-and for one whose template is faster than theirs. Assumed; on 22 of 23 T4 behind 10 Gbit/s, whose template is 9 %
-faster, a quarter of 1,000 evaluations found no plan that is faster than all on 23, half of them one that is 7 %
+"""Share of the budget for the part with the fastest template; the second number holds where this template is faster
+than the best one on all devices. Assumed: on 22 of 23 T4 behind 10 Gbit/s, whose template is 9 % faster, a search with
+a quarter of 1,000 evaluations found no plan that is faster than the best on all 23; with half of them, one that is 7 %
 faster."""
 MOST_PARTS = 3
 """Most parts that are searched (assumed)."""
 FURTHER_SHARE = 0.1, 0.05
-"""Share of the budget that each part but the first has beside this: where the first one's template is faster than all
-devices, and where it is not. The search on all devices has less; taken from the first part, as a fifth each, they made
-the plan on 23 T4 7 % slower with 1,000 evaluations."""
+"""Share of the budget for each part after the first: where the first part's template is faster than the best one on all
+devices, and where it is not. It is taken from the search on all devices. When it was taken from the first part, a fifth
+for each further one, the plan on 23 T4 was 7 % slower with 1,000 evaluations."""
 LEAST_EVALUATIONS, LEAST_S = 256, 4.0
-"""Budget from which on more than one part is searched (assumed)."""
+"""Evaluations and seconds of the least budget with which more than one part is searched (assumed)."""
 
 
 def parts_to_search(parts: tuple[Part, ...], budget: Budget) -> tuple[Part, ...]:

@@ -202,7 +202,15 @@ def _follow(chunk: Chunk, model: Model, index: int, axis: str, key: str) -> None
 def remainders(
     model: Model, index: int, placed: Mapping[str, Placed], sizes: Mapping[str, int], samples: int
 ) -> list[str]:
-    """The factors of an operator that the ranks of the axes which split them cannot share, as messages."""
+    """The factors of an operator that do not divide into as many parts as the mesh axes split them, as messages.
+
+    Args:
+        model: the model, with its sharding rules.
+        index: of the operator.
+        placed: by name of an axis, what the operator does on it.
+        sizes: number of ranks by name of an axis.
+        samples: size of the batch factor.
+    """
     rule = model.graph.operators[index].rule
     parts: dict[int, int] = {}
     for axis, mine in placed.items():
