@@ -85,8 +85,9 @@ class _Side:
 
     __slots__ = ("arrived", "seconds", "started")
 
-    def __init__(self, seconds: float, arrived: int = 0) -> None:
-        self.seconds, self.arrived, self.started = seconds, arrived, 0
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.arrived = self.started = 0
 
     @property
     def waits(self) -> bool:
@@ -106,59 +107,85 @@ def list_schedule(
         forward_first: whether forward passes go before backward passes, as in GPipe. That is faster where the
             reduction of gradients of a late stage takes long.
     """
-    count = len(stages.forward_s)
-    # Resources in the order of the chain: stage 0, channel 0, stage 1, …; of each its way onward and its way back.
-    onward, back = [_Side(float(stages.forward_s[0]), micro_batches)], [_Side(float(stages.backward_s[0]))]
-    for stage in range(1, count):
-        onward += [_Side(float(stages.onward_s[stage - 1])), _Side(float(stages.forward_s[stage]))]
-        back += [_Side(float(stages.back_s[stage - 1])), _Side(float(stages.backward_s[stage]))]
-    last = len(onward) - 1
-    room = list(registers) if registers is not None else [micro_batches] * count
-    alive, most = [0] * count, [0] * count
-    order: list[list[str]] = [[] for _ in range(count)]
-    is_busy = [False] * len(onward)
-    ends = [0.0] * count
-    events: list[tuple[float, int, bool]] = []
-    touched = {0}
-    now = 0.0
+    run = _Run(stages, micro_batches, registers, forward_first)
+    run.to_the_end()
+    seconds = float((np.array(run.ends) + stages.reduce_s).max())
+    return Listed(tuple(map(tuple, run.order)), seconds, tuple(run.most))
 
-    def start(at: int) -> None:
-        stage = at // 2
-        is_full = at % 2 == 0 and alive[stage] >= room[stage]
-        can_go, can_return = onward[at].waits and not is_full, back[at].waits
+
+class _Run:
+    """The simulation of a step.
+
+    Its resources are numbered in the order of the chain: 0 is stage 0, 1 the channel behind it, 2 is stage 1, and so
+    on. Even numbers are stages.
+    """
+
+    def __init__(
+        self, stages: Stages, micro_batches: int, registers: Sequence[int] | None, forward_first: bool
+    ) -> None:
+        count = len(stages.forward_s)
+        self.forward_first = forward_first
+        self.onward = [_Side(seconds) for seconds in _woven(stages.forward_s, stages.onward_s).tolist()]
+        self.back = [_Side(seconds) for seconds in _woven(stages.backward_s, stages.back_s).tolist()]
+        self.onward[0].arrived = micro_batches
+        self.room = list(registers) if registers is not None else [micro_batches] * count
+        self.alive = [0] * count
+        """[stages] micro-batches between their forward and their backward pass."""
+        self.most = [0] * count
+        """[stages] the largest number of these so far."""
+        self.order: list[list[str]] = [[] for _ in range(count)]
+        self.ends = [0.0] * count
+        """[stages] when the last backward pass ended."""
+        self.is_busy = [False] * len(self.onward)
+        self.now = 0.0
+        self.events: list[tuple[float, int, bool]] = []
+        """A heap of what is running: (when it ends, resource, whether it is a backward pass or gradients)."""
+
+    def to_the_end(self) -> None:
+        """Runs all micro-batches."""
+        touched = {0}
+        while True:
+            for at in touched:
+                if not self.is_busy[at]:
+                    self.start(at)
+            if not self.events:
+                return
+            # All that ends at one moment is seen before anything starts, so that the order of equals decides nothing.
+            touched = set()
+            self.now = self.events[0][0]
+            while self.events and self.events[0][0] == self.now:
+                _, at, is_back = heapq.heappop(self.events)
+                touched |= self.end(at, is_back)
+
+    def start(self, at: int) -> None:
+        """Starts what a free resource does next, if a micro-batch waits for it."""
+        stage, is_stage = at // 2, at % 2 == 0
+        is_full = is_stage and self.alive[stage] >= self.room[stage]
+        can_go, can_return = self.onward[at].waits and not is_full, self.back[at].waits
         if not (can_go or can_return):
             return
-        is_back = can_return and not (forward_first and can_go)
-        way = back[at] if is_back else onward[at]
-        if at % 2 == 0:
-            order[stage].append(f"{stage}{'B' if is_back else 'F'}{way.started}")
-            alive[stage] += 0 if is_back else 1
-            most[stage] = max(most[stage], alive[stage])
-        way.started += 1
-        is_busy[at] = True
-        heapq.heappush(events, (now + way.seconds, at, is_back))
+        is_back = can_return and not (self.forward_first and can_go)
+        side = self.back[at] if is_back else self.onward[at]
+        if is_stage:
+            self.order[stage].append(f"{stage}{'B' if is_back else 'F'}{side.started}")
+            self.alive[stage] += 0 if is_back else 1
+            self.most[stage] = max(self.most[stage], self.alive[stage])
+        side.started += 1
+        self.is_busy[at] = True
+        heapq.heappush(self.events, (self.now + side.seconds, at, is_back))
 
-    while True:
-        for at in touched:
-            if not is_busy[at]:
-                start(at)
-        if not events:
-            break
-        touched = set()
-        now = events[0][0]
-        # All that ends at one moment is seen before anything starts, so that the order of equals decides nothing.
-        while events and events[0][0] == now:
-            _, at, is_back = heapq.heappop(events)
-            is_busy[at] = False
-            touched.add(at)
-            if is_back and at % 2 == 0:
-                alive[at // 2] -= 1
-                ends[at // 2] = now
-            following = at - 1 if is_back else at + 1
-            if not is_back and at == last:
-                back[at].arrived += 1
-            elif following >= 0:
-                (back if is_back else onward)[following].arrived += 1
-                touched.add(following)
-    seconds = float((np.array(ends) + stages.reduce_s).max())
-    return Listed(tuple(map(tuple, order)), seconds, tuple(most))
+    def end(self, at: int, is_back: bool) -> set[int]:
+        """Hands the micro-batch that a resource has finished to the next one; returns resources that may start."""
+        self.is_busy[at] = False
+        if is_back and at % 2 == 0:
+            self.alive[at // 2] -= 1
+            self.ends[at // 2] = self.now
+        if not is_back and at == len(self.onward) - 1:
+            # The backward pass of a micro-batch follows its forward pass on the last stage.
+            self.back[at].arrived += 1
+            return {at}
+        following = at - 1 if is_back else at + 1
+        if following < 0:
+            return {at}
+        (self.back if is_back else self.onward)[following].arrived += 1
+        return {at, following}

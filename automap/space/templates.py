@@ -215,30 +215,28 @@ def _made(space: PlanSpace) -> Iterator[tuple[Shape, Values]]:
         sizes = dict(zip(space.axes, space.meshes.mesh(shape), strict=True))
         zeros = np.flatnonzero(space.zeros_of(shape)).tolist() if shape.replicas > 1 else [0]
         # Experts that are spread over dp are templates of an ep axis alone.
-        ways = ["", *(["tp"] if has_experts and shape.tp > 1 else [])]
-        ways = ["ep"] if sizes.get("ep", 1) > 1 else ways
-        insides = [(False, False), *([(True, False)] if shape.tp > 1 else [])]
-        insides += [(False, True)] if _spans_hosts(space, shape) else []
+        expert_axes = ["", *(["tp"] if has_experts and shape.tp > 1 else [])]
+        expert_axes = ["ep"] if sizes.get("ep", 1) > 1 else expert_axes
+        # What tp may do: (sequence_parallel, only_batch) of `megatron_signatures`.
+        splits = [(False, False), *([(True, False)] if shape.tp > 1 else [])]
+        splits += [(False, True)] if _spans_hosts(space, shape) else []
         values = space.meshes.values(shape)
-        stood = [(stages, meshes_of(space, shape, (*values, *stages))) for stages in _stages(space, shape)]
-        for (sequence_parallel, only_batch), way in product(insides, ways):
-            if only_batch and way == "tp":
+        placed = [(stages, meshes_of(space, shape, (*values, *stages))) for stages in _stages(space, shape)]
+        for (sequence_parallel, only_batch), expert_axis in product(splits, expert_axes):
+            if only_batch and expert_axis == "tp":
                 continue
-            placed = [
-                (stages, meshes)
-                for stages, meshes in stood
-                if not (only_batch and stages[-1]) or _divide(space, shape, (*values, *stages))
-            ]
             for (stages, meshes), mode in product(placed, modes):
+                if only_batch and stages[-1] and not _divide(space, shape, (*values, *stages)):
+                    continue
                 prefix = space.even_values(shape, recompute=mode, zero=0, stages=stages)
-                key = (*meshes, sequence_parallel, only_batch, way)
+                key = (*meshes, sequence_parallel, only_batch, expert_axis)
                 if key not in known:
                     full = megatron_signatures(
                         space,
                         shape,
                         prefix,
                         sequence_parallel=sequence_parallel,
-                        expert_axis=way,
+                        expert_axis=expert_axis,
                         only_batch=only_batch,
                     )
                     known[key] = full[len(prefix) :]
