@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from agents.planners.kernels.unit_profile import states_of, working_of
 from agents.planners.staged_plan import data_parallel
 from automap.arrays import Floats, Ints
 from automap.price.evaluator import Evaluator, by_type
 from automap.price.kernels.array_types import Record, Rows
-from automap.price.kernels.memory import state_bytes, working_bytes
 from automap.price.kernels.stage_records import HARDWARE_DTYPE, Stage
 from automap.price.kernels.step_records import StageArrays
 from automap.price.lowered_plan import RECOMPUTE_MODES, Segment, UnitCall
@@ -87,7 +87,7 @@ def states(costs: Rows, settings: Record) -> Floats:
         settings: those of a stage of ZeRO, see `Evaluator.settings`.
     """
     names = ("parameters", "zero_parameters", "frozen", "zero_frozen")
-    return _of_distinct(costs, names, lambda row: sum(state_bytes(row[:2], row[2:], settings)))
+    return _of_each(costs, names, settings, states_of)
 
 
 def needs(costs: Rows, settings: Record) -> Floats:
@@ -101,18 +101,18 @@ def needs(costs: Rows, settings: Record) -> Floats:
         settings: those of a stage of ZeRO, see `Evaluator.settings`.
     """
     names = ("workspace_bytes", "parameters", "frozen")
-    found = _of_distinct(costs, names, lambda row: working_bytes(row[0], (row[1], row[1] - row[2]), settings))
+    found = _of_each(costs, names, settings, working_of)
     found += costs["result_bytes"]
     again = RECOMPUTE_MODES.index("full")
     found[again] += costs["live_bytes"][again]
     return found
 
 
-def _of_distinct(costs: Rows, names: Sequence[str], of: Callable[[tuple[float, ...]], float]) -> Floats:
-    """A function of some fields of costs. Repeated blocks are alike, so that few rows are distinct."""
-    distinct, at = np.unique(np.stack([costs[name].ravel() for name in names]), axis=1, return_inverse=True)
-    found: Floats = np.array([of(tuple(row)) for row in distinct.T.tolist()])[at.reshape(costs.shape)]
-    return found
+def _of_each(costs: Rows, names: Sequence[str], settings: Record, of: Callable[..., None]) -> Floats:
+    """A kernel of some fields of each of the costs."""
+    found = np.empty(costs.size)
+    of(np.stack([costs[name].ravel() for name in names]), settings, found)
+    return found.reshape(costs.shape)
 
 
 class UnitsInOrder:

@@ -7,6 +7,15 @@ from hypothesis import strategies as st
 
 from agents.planners.kernels.span_costs import ModePair, fewest_again
 from agents.planners.span_costs import spans
+from agents.planners.staged_plan import data_parallel
+from agents.planners.unit_profile import UnitsInOrder, needs, states
+from automap.cluster import parse_cluster
+from automap.price.kernels.memory import state_bytes, working_bytes
+from automap.price.kernels.stage_records import Stage
+from automap.price.lowered_plan import RECOMPUTE_MODES
+from automap.problem import Problem
+from automap.space.space import PlanSpace
+from ir import zoo
 
 
 def by_arrays(pair: ModePair, alive: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -81,3 +90,22 @@ def test_random_pairs_are_of_all_kinds(units):
     assert any((counts > 0).any() for counts in fitting) and any((counts == 0).any() for counts in fitting)
     spans_of_all = units * (units + 1) // 2
     assert any(len(counts) < spans_of_all for counts in fitting)
+
+
+@pytest.mark.parametrize("zero", range(4))
+def test_memory_of_many_units_is_that_of_each(zero):
+    cluster, model = parse_cluster("4xA100"), zoo.build("gpt2")
+    training = {"global_batch": 64, "frozen": ["wte*"]}
+    evaluator = PlanSpace(Problem.build(model, cluster, training)).evaluator
+    (layout,) = evaluator.layout_of([((0, 1, 2, 3), (4, 1))]).stages
+    stage = Stage(layout.axes, layout.links, layout.hardware, np.array([True, False]), 4.0)
+    costs, settings = UnitsInOrder.of(evaluator, data_parallel(evaluator, 2)).costs(stage), evaluator.settings(zero)
+    for mode, of_mode, state, needed in zip(
+        RECOMPUTE_MODES, costs, states(costs, settings), needs(costs, settings), strict=True
+    ):
+        for unit, own, need in zip(of_mode, state, needed, strict=True):
+            every, frozen = (unit["parameters"], unit["zero_parameters"]), (unit["frozen"], unit["zero_frozen"])
+            assert own == sum(state_bytes(every, frozen, settings))
+            trained = unit["parameters"] - unit["frozen"]
+            working = working_bytes(float(unit["workspace_bytes"]), (unit["parameters"], trained), settings)
+            assert need == working + unit["result_bytes"] + (unit["live_bytes"] if mode == "full" else 0.0)
