@@ -9,8 +9,8 @@ They are solved in turn with skeletons of other meshes that are promising with t
 (`agents.planners.promising`): where memory is scarce, the best mesh is often one whose templates do not fit, and where
 templates do not suit the model, one that is good only with other signatures.
 
-On clusters whose number of devices few others divide, the best pipelines are also divided among unlike stages, which
-the network cannot propose (`agents.planners.divided_anew`).
+Where few numbers divide the devices of a cluster or the batch, the best pipelines are also divided among unlike stages,
+which the network cannot propose (`agents.planners.divided_anew`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from agents.learning.proposals import PROPOSALS, SIDE_BY_SIDE, Proposals, Propos
 from agents.learning.search_tree import SearchTree
 from agents.planners import elimination
 from agents.planners.descents import descend
-from agents.planners.divided_anew import divide_at_once, has_few_submeshes, is_short
+from agents.planners.divided_anew import divide_at_once, has_few_pipelines, is_short
 from agents.planners.opening import REFINED_LEAST, REFINED_LEAST_S
 from agents.planners.promising import FITTING, like_the_best, promising_meshes, split_axes
 from agents.planners.skeletons import SkeletonSearch
@@ -49,8 +49,8 @@ SKELETON_SECONDS, PLAN_SECONDS = 0.53, 0.05
 """Seconds that skeletons and whole plans have at most, so that everything behind the templates ends within a second in
 the mean (`benchmarks/network_gap.py`)."""
 DIVIDED_SECONDS = 0.25
-"""Seconds in which pipelines near the best plan are divided among unlike stages where few numbers divide the devices,
-but for a division that is under way (assumed)."""
+"""Seconds in which pipelines near the best plan are divided among unlike stages where few numbers divide the devices or
+the batch, but for a division that is under way (assumed)."""
 PROPOSED = 0.15
 """Share of the seconds of skeletons in which the network proposes them, at most; in the others they are solved
 (assumed)."""
@@ -82,7 +82,7 @@ def propose_and_solve(search: SkeletonSearch, templates: Grid, network: Proposal
         The distinct plans that fit, of those that the network decided or looked at as a whole; the best last.
     """
     incumbent, slots = search.incumbent, search.space.slots
-    divides = has_few_submeshes(search.space) and not is_short(incumbent)
+    divides = has_few_pipelines(search.space) and not is_short(incumbent)
     promising = promising_meshes(search.space, templates)
     with _share(incumbent, SKELETON_SECONDS):
         _solve_unlike(search, promising)

@@ -45,6 +45,7 @@ from agents.planners.stage_table import (
 from agents.planners.staged_plan import StagedPlan, fastest_staged, lower_staged, price_staged
 from agents.sampling.expert import Grid
 from automap.schedule import SPLIT_KINDS
+from automap.space.mesh_shapes import FEW_TIMES
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace, Values
 
@@ -125,11 +126,15 @@ def is_short(incumbent: Incumbent) -> bool:
     return (left is not None and left < LEAST_EVALUATIONS) or (left_s is not None and left_s < LEAST_S)
 
 
-def has_few_submeshes(space: PlanSpace) -> bool:
-    """Whether few numbers divide the devices of a large cluster, so that its space has few pipelines: their stages are
-    all alike, or the first one has fewer devices."""
-    devices = space.meshes.devices
-    return devices > FEW_DEVICES and not tiles_suffice(devices, submeshes(devices))
+def has_few_pipelines(space: PlanSpace) -> bool:
+    """Whether the space of a large cluster has few pipelines: their stages are all alike, or the first one has fewer
+    devices, so that few numbers of devices are possible where few divide the cluster; and few numbers of micro-batches
+    where most of those that divide the batch are more than `FEW_TIMES` the one before."""
+    devices, counts = space.meshes.devices, space.meshes.micro_batches
+    if devices <= FEW_DEVICES:
+        return False
+    are_far = [more > FEW_TIMES * fewer for fewer, more in itertools.pairwise(counts)]
+    return 2 * sum(are_far) > len(are_far) or not tiles_suffice(devices, submeshes(devices))
 
 
 def divide_at_once(incumbent: Incumbent, grid: Grid, seconds: float) -> None:
@@ -215,7 +220,7 @@ def _divided(
         if setting not in best:
             own = [one for one in solved.get(setting.num_micro_batches, ()) if not any(map(one.is_like, ways))]
             plans = _of_setting(incumbent, setting, [*some, *own] if some is ways else some)
-            priced = _priced(incumbent, (replace(plan, schedule=kind) for plan in plans for kind in _kinds(space)))
+            priced = _priced(incumbent, plans)
             found.extend(priced)
             best[setting] = min((seconds for seconds, _ in priced), default=math.inf)
         return best[setting]
@@ -253,13 +258,18 @@ def _next_count(space: PlanSpace, count: int, *, larger: bool) -> int:
 
 
 def _of_setting(incumbent: Incumbent, setting: _Setting, ways: Sequence[Strategy]) -> list[StagedPlan]:
-    """The fastest partitions of a setting whose stages have some of these strategies, by Piper's and by Alpa's
-    program."""
-    found, table, space = [], None, incumbent.space
+    """The fastest partitions of a setting whose stages have some of these strategies, by Piper's and by Alpa's program:
+    in 1F1B order by their price, under GPipe, whose stages hold more, by their latency."""
+    found, table, space, kinds = [], None, incumbent.space, _kinds(incumbent.space)
     for order in space.meshes.orders[:ORDERS]:
         table = StageTable(space, order, setting.num_micro_batches, ways, zero=setting.zero, partly=True, known=table)
-        plans = {partition.stages: table.staged(partition) for partition in _promising(table)}
-        found += fastest_staged(incumbent, plans.values(), OFFERED)
+        partitions = list({partition.stages: partition for partition in _promising(table)}.values())
+        fastest = fastest_staged(incumbent, map(table.staged, partitions), OFFERED)
+        found += [replace(plan, schedule=kind) for plan in fastest for kind in kinds if kind != "gpipe"]
+        if "gpipe" in kinds:
+            latencies = [(table.latency_s(one, "gpipe"), number) for number, one in enumerate(partitions)]
+            fitting = [partitions[number] for seconds, number in sorted(latencies) if math.isfinite(seconds)]
+            found += [table.staged(one, "gpipe") for one in fitting[:OFFERED]]
     return found
 
 

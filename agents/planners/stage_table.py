@@ -240,21 +240,27 @@ class StageTable:
         """A channel that takes no time: stages are held by their transfers."""
         return np.zeros(self.space.num_units + 1)
 
-    def latency_s(self, partition: Partition) -> float:
+    def latency_s(self, partition: Partition, schedule: str = "1f1b") -> float:
         """Seconds of a step of a partition: one micro-batch through all stages, and all others at the pace of the
-        slowest one (Alpa's equation 2)."""
-        count = len(partition.stages)
+        slowest one (Alpa's equation 2). Infinite where it does not fit under the schedule, see `staged`."""
+        alive = self._alive(partition, schedule)
         each = [
-            float(self.seconds(count - number, stage.place, stage.devices)[stage.first, stage.last])
-            for number, stage in enumerate(partition.stages)
+            float(self.seconds(held, stage.place, stage.devices)[stage.first, stage.last])
+            for held, stage in zip(alive, partition.stages, strict=True)
         ]
         return sum(each) + (self.num_micro_batches - 1) * max(each)
 
-    def staged(self, partition: Partition) -> StagedPlan:
-        """The plan of a partition, in 1F1B order."""
-        count, found = len(partition.stages), []
-        for number, stage in enumerate(partition.stages):
-            _, which, modes = self._best(count - number, stage.place, stage.devices)
+    def _alive(self, partition: Partition, schedule: str) -> list[int]:
+        """How many micro-batches each stage holds at most between their passes: under GPipe all."""
+        count = len(partition.stages)
+        return [self.num_micro_batches if schedule == "gpipe" else count - number for number in range(count)]
+
+    def staged(self, partition: Partition, schedule: str = "1f1b") -> StagedPlan:
+        """The plan of a partition under a schedule, whose stages recompute what they must to hold their
+        micro-batches."""
+        found = []
+        for held, stage in zip(self._alive(partition, schedule), partition.stages, strict=True):
+            _, which, modes = self._best(held, stage.place, stage.devices)
             strategy = self.strategies[int(which[stage.first, stage.last])]
             costs = self.spans(stage.place, stage.devices, strategy)
             found.append(
@@ -266,7 +272,9 @@ class StageTable:
                     signatures=strategy.signatures,
                 )
             )
-        return StagedPlan(stages=tuple(found), num_micro_batches=self.num_micro_batches, zero=self.zero)
+        return StagedPlan(
+            stages=tuple(found), num_micro_batches=self.num_micro_batches, schedule=schedule, zero=self.zero
+        )
 
 
 def links_matrix(space: PlanSpace) -> Floats:

@@ -1,6 +1,7 @@
 """Pipelines divided anew: unlike stages in long pipelines, which the plan space does not have."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,8 @@ from agents import Budget
 from agents.incumbent import Incumbent
 from agents.planners.divided_anew import LEAST_EVALUATIONS, NEAR, SHARE, divide_anew, moved
 from agents.planners.opening import work_out
+from agents.planners.piper import piper_partitions
+from agents.planners.stage_table import StageTable, megatron_strategies
 from agents.planners.staged_plan import StageChoice, StagedPlan, lower_staged
 from agents.sampling.expert import price_grid
 from automap.cluster import parse_cluster
@@ -90,6 +93,33 @@ def test_orders_are_listed_where_they_may_be_run(changes, lists):
     assert ("spp" in incumbent.reached) == lists
     if lists:
         assert incumbent.reached["spp"] < 1.2 * incumbent.reached["piper"] < 1.2 * incumbent.reached["expert"]
+
+
+def test_stages_recompute_what_a_schedule_holds():
+    """Where the memory is that of 1F1B without recomputation, GPipe holds more micro-batches, and fits with some."""
+    training = {"global_batch": 128, "trainer": "generic", "memory_confidence": 0.5}
+    cluster = parse_cluster("4x1xV100@10Gbit")
+
+    def partitioned(reserve_bytes):
+        hints = {"memory_reserve_bytes": reserve_bytes}
+        space = PlanSpace(Problem.build(zoo.build(MODEL), cluster, training, hints))
+        plain = [way for way in megatron_strategies(space) if way.tp == 1]
+        table = StageTable(space, tuple(range(4)), 16, plain, partly=True)
+        *_, longest = piper_partitions(table)
+        return space, table, longest
+
+    def overflow(space, plan):
+        return space.evaluator.evaluate(lower_staged(space, plan)).overflow
+
+    space, table, partition = partitioned(0)
+    assert len(partition.stages) == 4
+    plan = table.staged(partition)
+    capacity = float(space.evaluator.layout((1, 1), 4).stages[0].capacity)
+    space, table, _ = partitioned(int(-0.99 * overflow(space, plan) * capacity))
+    plan, held = table.staged(partition), table.staged(partition, "gpipe")
+    assert held.schedule == "gpipe" and overflow(space, plan) <= 0.0 < overflow(space, replace(plan, schedule="gpipe"))
+    assert overflow(space, held) <= 0.0
+    assert any(stage.recompute != "none" for stage in held.stages)
 
 
 def test_units_and_devices_move_as_long_as_that_gains():

@@ -12,6 +12,7 @@ from agents.learning.problems import generate
 from agents.learning.proposals import NETWORK, Proposals
 from agents.learning.proposed_skeletons import propose_and_solve, solve_further, solve_proposed
 from agents.planners.descents import descend
+from agents.planners.divided_anew import has_few_pipelines
 from agents.planners.elimination import propose
 from agents.planners.opening import REFINED_LEAST, work_out
 from agents.planners.promising import FITTING, promising_meshes, split_axes
@@ -244,19 +245,30 @@ def test_descents_begin_near_the_best_plan_or_with_a_new_shape():
     assert proposed_skeletons._near_or_new(search, rows, begun) == kept
 
 
-def test_pipelines_have_unlike_stages_where_few_numbers_divide_the_devices(monkeypatch):
-    """On 311 devices the space has pipelines of 29 stages of 11 devices, or of all devices."""
-    incumbent, *_ = odd_cluster()
+@pytest.mark.parametrize("seed", [100_296, 100_111])
+def test_pipelines_have_unlike_stages_where_few_numbers_divide_the_devices_or_the_batch(seed, monkeypatch):
+    """On 311 devices the space has pipelines of 29 stages of 11 devices, or of all devices; a batch of 867 has 3, 17 or
+    51 micro-batches."""
+    incumbent, *_ = odd_problem(seed)
     assert incumbent.least_s == incumbent.reached["piper"] < 0.92 * incumbent.best_s
     stages = incumbent.outside.plan.stages
     assert len({len(stage.devices) for stage in stages}) > 1
-    monkeypatch.setattr(proposed_skeletons, "has_few_submeshes", lambda space: False)
-    before, *_ = odd_cluster()
+    monkeypatch.setattr(proposed_skeletons, "has_few_pipelines", lambda space: False)
+    before, *_ = odd_problem(seed)
     assert before.outside is None and incumbent.best_s == before.best_s
 
 
-def odd_cluster():
+@pytest.mark.parametrize("batch, is_few", [(256, False), (638, False), (867, True), (4685, True)])
+def test_few_numbers_divide_a_batch_where_they_are_far_apart(batch, is_few, mlp):
+    """638 = 2 * 11 * 29 has 8 divisors, half of which are twice the one before, or less."""
+    for devices, is_large in ((16, False), (64, True)):
+        cluster = parse_cluster(f"{devices // 8}x8xV100")
+        space = PlanSpace(Problem.build(mlp((512, 512)), cluster, {"global_batch": batch}))
+        assert has_few_pipelines(space) == (is_few and is_large)
+
+
+def odd_problem(seed):
     """What is found in a budget of evaluations, which no clock ends."""
-    incumbent = Incumbent(PlanSpace(generate(100_296).problem), Budget(evaluations=2_000), searcher="expert")
+    incumbent = Incumbent(PlanSpace(generate(seed).problem), Budget(evaluations=2_000), searcher="expert")
     grid = price_grid(incumbent, charged=False)
     return incumbent, propose_and_solve(work_out(incumbent, grid), grid, read_network(NETWORK), seed=0)
