@@ -53,6 +53,12 @@ class Decoder:
     """Heads of keys and values."""
     is_tied: bool | None
     """Whether the last product has the parameter of the embedding."""
+    has_qk_norm: bool
+    """Whether each head of queries and keys has a norm."""
+    has_qkv_biases_alone: bool
+    """Whether queries, keys and values have biases and no other product of a layer has."""
+    is_parallel: bool
+    """Whether attention and MLP read the same input, side by side."""
 
 
 class _Mlp(NamedTuple):
@@ -77,14 +83,20 @@ def decoder_of(graph: Graph, blocks: Blocks, hidden: int | None, heads: int | No
     spans = [range(units[span[0]].start, units[span[-1]].stop) for span in layer_spans(graph, blocks)]
     mlps = [mlp for span in spans for mlp in _mlps(graph, span)]
     attention = [found for span in spans for found in _attention(graph, span, heads)]
+    head_size = _only(size for size, _ in attention)
+    biases = [_feeds_attention(graph, op) for span in spans for op in map(graph.operators.__getitem__, span)
+              if _adds_bias(graph, op)]  # fmt: skip
     return Decoder(
         ffn=_only(mlp.width for mlp in mlps if not mlp.is_expert and not mlp.has_experts),
         expert_ffn=_only(mlp.width for mlp in mlps if mlp.is_expert),
         shared_ffn=_only(mlp.width for mlp in mlps if mlp.has_experts and not mlp.is_expert),
         activation=_only(mlp.activation for mlp in mlps),
         norm=_only(_norms(graph, spans, hidden)),
-        positions=_positions(graph, spans, hidden),
-        head_size=_only(size for size, _ in attention),
+        has_qk_norm=head_size not in (None, hidden) and any(True for _ in _norms(graph, spans, head_size)),
+        has_qkv_biases_alone=bool(biases) and all(biases),
+        is_parallel=bool(spans) and all(_is_parallel(graph, span) for span in spans),
+        positions=_positions(graph, spans, hidden, head_size),
+        head_size=head_size,
         kv_heads=_only(count for _, count in attention),
         is_tied=_is_tied(graph, spans),
     )
@@ -186,8 +198,48 @@ def _heads_of_keys(graph: Graph, scores: Operator, heads: int | None) -> tuple[i
     return size, width // size
 
 
+def _adds_bias(graph: Graph, op: Operator) -> bool:
+    """Whether an operator adds a parameter of one dim."""
+    return op.kind in ("Add", "Gemm") and any(
+        graph.is_weight(name) and len(graph.tensors[name].shape) == 1 for name in op.inputs
+    )
+
+
+def _feeds_attention(graph: Graph, op: Operator) -> bool:
+    """Whether a product of two activations reads what an operator makes, with no product with a weight between."""
+    left, seen = [op], set[int]()
+    while left:
+        readers = {index for name in left.pop().outputs for index in graph.consumers[name]} - seen
+        seen |= readers
+        for reader in map(graph.operators.__getitem__, readers):
+            if reader.kind == "Attention" or (reader.kind == "MatMul" and _weight(graph, reader) is None):
+                return True
+            if _weight(graph, reader) is None:
+                left.append(reader)
+    return False
+
+
+def _is_parallel(graph: Graph, span: range) -> bool:
+    """Whether no product of a layer is in front of its MLP, though it has attention."""
+    ops = [graph.operators[index] for index in span]
+    if not any(op.kind in ("Softmax", "Attention") for op in ops):
+        return False
+    inside = {op.name for op in ops}
+    for op in ops:
+        weight = _weight(graph, op)
+        if weight is None:
+            continue
+        passed, products = _behind(graph, next(name for name in op.inputs if name != weight))
+        kinds = {one.kind for one in passed}
+        if products and kinds & CURVES and not kinds & ({"Softmax", "Attention"} | set(NORMS) | REDUCTIONS):
+            first = products[0]
+            data = next(name for name in first.inputs if name != _weight(graph, first))
+            return inside.isdisjoint(each.name for each in _behind(graph, data)[1])
+    return False
+
+
 def _norms(graph: Graph, spans: Iterable[range], hidden: int | None) -> Iterator[Literal["LayerNorm", "RMSNorm"]]:
-    """The norms of layers over the hidden dim."""
+    """The norms of layers over a dim of this size, the hidden one or that of a head."""
     inside = {index for span in spans for index in span}
     for index in sorted(inside):
         op = graph.operators[index]
@@ -201,10 +253,15 @@ def _norms(graph: Graph, spans: Iterable[range], hidden: int | None) -> Iterator
                 yield "RMSNorm" if count == 1 else "LayerNorm"
 
 
-def _positions(graph: Graph, spans: Iterable[range], hidden: int | None) -> Literal["rope", "learned_absolute"] | None:
+def _positions(
+    graph: Graph, spans: Iterable[range], hidden: int | None, head_size: int | None
+) -> Literal["rope", "learned_absolute"] | None:
     """How tokens know their places."""
     inside = {index for span in spans for index in span}
     if any(group.kind == "rotary" and inside & set(group.members) for group in fused_groups(graph)):
+        return "rope"
+    turned = [op for op in map(graph.operators.__getitem__, inside) if op.kind == "RotaryEmbedding"]
+    if any(graph.tensors[op.outputs[0]].shape[-1] == head_size for op in turned):
         return "rope"
     for index, op in enumerate(graph.operators):
         if index in inside or op.kind not in ("Gather", "Add"):

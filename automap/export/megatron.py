@@ -23,6 +23,10 @@ YOURS = (
     "So is what a model without its weights does not say, such as --rotary-base, --norm-epsilon, dropout and windows.",
 )
 """Lines at the top of the script that say what is left to the user."""
+SIDE_BY_SIDE = (
+    "Attention and MLP stand side by side in a layer: Megatron-LM has such layers by a specification (--spec)."
+)
+"""The line over a model of parallel layers, which no argument asks for."""
 UNTOLD = "The graph does not say these plainly. State them: by default Megatron-LM may train another model."
 """The line over the arguments that a graph does not say plainly."""
 
@@ -39,7 +43,7 @@ def write(run: Run) -> Export:
     start = f'{run.torchrun} "${{PRETRAIN:-pretrain_gpt.py}}"'
     script = (
         "#!/bin/bash\n"
-        + header(run, [*YOURS, *([UNTOLD, f"{untold}."] if untold else [])])
+        + header(run, [*YOURS, *([UNTOLD, f"{untold}."] if untold else []), *([SIDE_BY_SIDE] * layers.is_parallel)])
         + "export CUDA_DEVICE_MAX_CONNECTIONS=1\n\n"
         + _array("MODEL_PARALLEL_ARGS", parallel)
         + _array("MODEL_ARGS", model)
@@ -55,7 +59,7 @@ def write(run: Run) -> Export:
         version=run.target.version,
         files={"megatron.sh": script, "megatron.yaml": settings},
         launch="bash megatron.sh --data-path …",
-        notes=tuple(_notes(untold)),
+        notes=tuple(_notes(untold, layers)),
     )
 
 
@@ -170,6 +174,11 @@ def _layers(found: Decoder, shape: ModelShape) -> Iterator[Flag]:
     ):
         if value is not None:
             yield name, str(value)
+    if found.has_qkv_biases_alone:
+        yield "--disable-bias-linear", None
+        yield "--add-qkv-bias", None
+    if found.has_qk_norm:
+        yield "--qk-layernorm", None
     if found.activation == "swiglu":
         yield "--swiglu", None
     if found.norm is not None:
@@ -200,7 +209,7 @@ def _untold(found: Decoder, shape: ModelShape) -> str:
     return ", ".join(untold)
 
 
-def _notes(untold: str) -> Iterator[Note]:
+def _notes(untold: str, found: Decoder) -> Iterator[Note]:
     yield Note(about="degrees, stages, batch, ZeRO, recomputation, precision", kept="exact", text="as the plan says")
     what = (
         "the script that trains it (PRETRAIN; without it pretrain_gpt.py, which trains decoders), the data, and what a "
@@ -210,3 +219,5 @@ def _notes(untold: str) -> Iterator[Note]:
     if untold:
         what += f"; also {untold}, which the graph does not say plainly"
     yield Note(about="model", kept="left to you", text=what)
+    if found.is_parallel:
+        yield Note(about="layers", kept="left to you", text=f"{SIDE_BY_SIDE[0].lower()}{SIDE_BY_SIDE[1:-1]}")

@@ -26,6 +26,9 @@ GPT = Decoder(
     head_size=16,
     kv_heads=4,
     is_tied=True,
+    has_qk_norm=False,
+    has_qkv_biases_alone=False,
+    is_parallel=False,
 )
 LLAMA = replace(
     GPT, ffn=160, activation="swiglu", norm="RMSNorm", positions="rope", head_size=8, kv_heads=2, is_tied=False
@@ -51,6 +54,22 @@ def exported(graph):
             "dense_layers=1",
             MIXTURE,
         ),
+        (
+            "llama:layers=3,hidden=64,heads=8,kv_heads=2,ffn=160,qkv_bias=1,tied=1,seq_len=32,vocab_size=100",
+            replace(LLAMA, has_qkv_biases_alone=True, is_tied=True),
+        ),
+        (
+            "llama:layers=3,hidden=64,heads=8,kv_heads=2,ffn=160,qk_norm=1,seq_len=32,vocab_size=100",
+            replace(LLAMA, has_qk_norm=True),
+        ),
+        (
+            "parallel:layers=3,hidden=64,heads=4,norms=2,biases=1,tied=1,seq_len=32,vocab_size=100",
+            replace(GPT, positions="rope", is_parallel=True),
+        ),
+        (
+            "parallel:layers=3,hidden=64,heads=8,kv_heads=2,ffn=160,mlp_matrices=3,seq_len=32,vocab_size=100",
+            replace(LLAMA, norm="LayerNorm", is_parallel=True),
+        ),
     ],
 )
 def test_models_of_the_zoo(spec, expected):
@@ -66,9 +85,14 @@ def test_models_of_the_zoo(spec, expected):
         f"--moe-ffn-hidden-size {expected.expert_ffn}": expected.expert_ffn is not None,
         f"--moe-shared-expert-intermediate-size {expected.shared_ffn}": expected.shared_ffn is not None,
         "--untie-embeddings-and-output-weights": not expected.is_tied,
+        "--add-qkv-bias": expected.has_qkv_biases_alone,
+        "--disable-bias-linear": expected.has_qkv_biases_alone or expected.activation == "swiglu",
+        "--qk-layernorm": expected.has_qk_norm,
     }
     assert {flag: f"    {flag}\n" in script for flag in flags} == flags
     assert "does not say these plainly" not in script
+    assert ("stand side by side" in script) == expected.is_parallel
+    assert any("stand side by side" in note.text for note in found.notes) == expected.is_parallel
 
 
 def test_one_product_for_queries_keys_and_values_and_one_for_gate_and_width(tmp_path):

@@ -109,7 +109,7 @@ CHOICES = {
 SWITCHES = (
     "sequence-parallel", "use-distributed-optimizer", "overlap-grad-reduce", "overlap-param-gather", "tp-comm-overlap",
     "bf16", "fp16", "accumulate-allreduce-grads-in-fp32", "disable-bias-linear", "swiglu", "group-query-attention",
-    "untie-embeddings-and-output-weights",
+    "untie-embeddings-and-output-weights", "add-qkv-bias", "qk-layernorm",
 )  # fmt: skip
 
 
