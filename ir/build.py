@@ -20,6 +20,8 @@ BATCH = (
     "If the batch is not the first dim of an input, say which it is: `--batch-dim tokens=1`, in a request "
     '"batch_dims": {"tokens": 1}.'
 )
+TWO_SAMPLES = " Or export it with two samples: exporters leave out views that change nothing at one."
+"""What else may help where the batch of a file that was exported with one sample was lost."""
 SIZED_BY_DATA = ("NonZero", "Unique", "Compress", "NonMaxSuppression", "StringSplit")
 """Kinds of which a result has as many elements as the data says."""
 MAX_VALUE_ELEMENTS = 4096
@@ -290,7 +292,7 @@ class GraphBuilder:
                 repair = "Export with static shapes and standard operators, or leave this operator out."
                 # Which dim is the batch is worth asking only where the operator could be read without one.
                 if kind in KINDS and self._is_readable_without_batch(kind, names, is_read, attributes, opset):
-                    repair += f" {BATCH}"
+                    repair += f" {BATCH}{TWO_SAMPLES if self.export_batch == 1 else ''}"
                 if kind not in KINDS:
                     repair = _repair_of_unknown(kind, [n for n in outputs if n])
                 raise refuse(f"operator {base} ({kind}) cannot be read: {why}", f"{kind}({shapes})", repair) from None

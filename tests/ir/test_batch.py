@@ -2,15 +2,18 @@
 
 from math import prod
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
 
 from ir.batch import align, reshape_target, resolve
 from ir.build import GraphBuilder
 from ir.errors import ModelError
 from ir.graph import Tensor
 from ir.linkage import operator_signatures
+from ir.onnx.load import load_model
 
 
 def tensor(shape, batch=0):
@@ -115,3 +118,30 @@ def test_the_batch_is_asked_for_where_another_one_makes_an_operator_readable(kin
     with pytest.raises(ModelError) as caught:
         builder.add(kind, operands, ["y"], attributes=attributes)
     assert ("--batch-dim" in caught.value.repair) == helps
+
+
+def test_a_view_that_exporters_leave_out_at_one_sample() -> None:
+    """Frames are taken apart from samples by a Reshape, of which an Unsqueeze is left at one sample: the error says how
+    to export it."""
+
+    def frames(samples: int) -> bytes:
+        sizes = {"flat": [-1, 8], "apart": [samples, 3, 8], "first": [0]}
+        stored = [numpy_helper.from_array(np.ones((8, 8), np.float32), "w")]
+        stored += [numpy_helper.from_array(np.array(size), name) for name, size in sizes.items()]
+        view = ("Unsqueeze", ["h", "first"]) if samples == 1 else ("Reshape", ["h", "apart"])
+        nodes = [
+            helper.make_node("Reshape", ["x", "flat"], ["m"]), helper.make_node("MatMul", ["m", "w"], ["h"]),
+            helper.make_node(*view, ["t"]), helper.make_node("Transpose", ["t"], ["k"], perm=[0, 2, 1]),
+            helper.make_node("MatMul", ["t", "k"], ["s"]), helper.make_node("Softmax", ["s"], ["p"]),
+            helper.make_node("MatMul", ["p", "t"], ["y"]),
+        ]  # fmt: skip
+        x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [samples, 3, 8])
+        y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+        graph = helper.make_graph(nodes, "frames", [x], [y], stored)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]).SerializeToString()
+
+    with pytest.raises(ModelError) as fault:
+        load_model(frames(1))
+    assert "export it with two samples" in fault.value.repair
+    graph = load_model(frames(2))
+    assert not graph.warnings and graph.forward_flops == 2 * (3 * 8 * 8 + 2 * 3 * 3 * 8)
