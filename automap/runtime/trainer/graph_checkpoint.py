@@ -73,6 +73,16 @@ class GraphCheckpoint:
         found: dict[str, Any] = state["more"]
         return found
 
+    @torch.no_grad()
+    def begin_with(self, values: Mapping[str, Tensor]) -> None:
+        """Gives the optimizer the numbers of a network, of which leaves in a short format have rounded ones.
+
+        Args:
+            values: whole parameters by the name in files.
+        """
+        for executor, held in self._held():
+            self._take(executor, held, values, "", "")
+
     def _held(self) -> Iterator[tuple[StageExecutor, dict[str, Tensor]]]:
         """The stages of this rank, each with what the optimizer updates of it, by leaf."""
         masters = iter(self._masters.masters)

@@ -132,6 +132,7 @@ class GraphTrainer:
         # Buffers, and parameters that no output reads.
         persistent = {n: values[n] for n in module.state_dict() if n not in read}
         self._checkpoint = GraphCheckpoint(graph, ties, self._executors, self._masters, persistent, values)
+        self._checkpoint.begin_with(values)
         self._replica = self._own_replica()
         drop_weights(module, ())
         self._rows()

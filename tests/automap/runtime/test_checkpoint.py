@@ -5,19 +5,26 @@ import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
+import partly_reached
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from runtime_ranks import expert_plan, make_problem
 from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from automap.errors import UserError
 from automap.runtime.mesh_groups import Axis
+from automap.runtime.trainer import graph_trainer
 from automap.runtime.trainer.checkpoint import Checkpoint, _replace, read, write
 from automap.runtime.trainer.graph_checkpoint import GraphCheckpoint
+from automap.runtime.trainer.graph_trainer import GraphTrainer, Whole
 from automap.runtime.trainer.module_tree import tied_names
 from automap.runtime.trainer.roles import Roles
+from automap.runtime.trainer.supported_plans import FinerThanModules
 from ir.graph import Tensor
 
 
@@ -229,6 +236,21 @@ def test_states_that_no_checkpoint_can_hold_are_refused_by_name(tmp_path):
     with pytest.raises(UserError, match="no other values") as refused:
         checkpoint_of(network).save(tmp_path / "lists", optimizer, {})
     assert (refused.value.field, refused.value.value) == ("optimizer.state.kept", "list")
+
+
+def test_weights_are_those_of_the_network_where_a_graph_computes_in_a_short_format(tmp_path):
+    """The optimizer changes float32 copies, which do not begin with rounded numbers."""
+    module, graph = partly_reached.network().float(), partly_reached.graph()
+    wanted = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    plan = expert_plan(make_problem(graph, 1, partly_reached.BATCH, precision="bf16"), count=1)
+    finer = FinerThanModules("", field="", value=0, repair="")
+    with mock.patch.object(graph_trainer, "_check_code"), mock.patch.object(graph_trainer, "_check_scores"):
+        trainer = GraphTrainer(module, plan, graph, Whole.of(module, graph), finer)
+    trainer.save(tmp_path / "first", torch.optim.SGD(trainer.parameters(), lr=0.1), step=0)
+    found = {f"model.{name}": torch.full_like(value, torch.nan) for name, value in wanted.items()}
+    dcp.load(found, checkpoint_id=tmp_path / "first")
+    for name, value in wanted.items():
+        assert torch.equal(found[f"model.{name}"], value), name
 
 
 def test_a_checkpoint_of_a_deeper_network_is_refused_by_name(tmp_path):
