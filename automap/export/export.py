@@ -15,6 +15,7 @@ from automap.problem import Problem
 from automap.records import to_json
 from automap.space.target_limits import check_model
 from automap.targets import find_target
+from ir.layers import layer_spans
 
 WRITERS: Mapping[str, Callable[[Run], Export]] = {
     "megatron-core": megatron.write,
@@ -57,7 +58,7 @@ def export(plan: Plan, problem: Problem, name: str) -> Export:
         )
     run = read_run(plan, problem, target)
     found = WRITERS[name](run)
-    notes = (*found.notes, *_frozen(run), *_hosts(run), *_unequal(run), *rounded(run))
+    notes = (*found.notes, *_frozen(run), *_shared(run), *_hosts(run), *_unequal(run), *rounded(run))
     report = {
         "schema": "automap.export/1",
         "target": name,
@@ -82,6 +83,27 @@ def _frozen(run: Run) -> Iterator[Note]:
         frozen = graph.num_parameters - graph.num_trained
         text = f"{frozen:,} of {graph.num_parameters:,} parameters are frozen: call requires_grad_(False) on them first"
         yield Note(about="frozen parameters", kept="left to you", text=text)
+
+
+def _shared(run: Run) -> Iterator[Note]:
+    """What trainers that build the layers themselves do not do: layers with the weights of others, as in ALBERT."""
+    if not run.target.transformers:
+        return
+    graph, blocks = run.problem.graph, run.evaluator.blocks
+    seen, sharing = set[str](), 0
+    spans = layer_spans(graph, blocks)
+    for span in spans:
+        operators = graph.operators[blocks.units[span[0]].start : blocks.units[span[-1]].stop]
+        read = {graph.viewed(name) for op in operators for name in op.inputs}
+        read = {name for name in read if graph.tensors[name].role == "parameter"}
+        sharing += not seen.isdisjoint(read)
+        seen |= read
+    if sharing:
+        text = (
+            f"{sharing} of {len(spans)} layers read weights of layers before them, and {run.target.name} gives each "
+            "layer its own: share them in its code, or take the target pytorch or automap"
+        )
+        yield Note(about="layers that share weights", kept="left to you", text=text)
 
 
 def _hosts(run: Run) -> Iterator[Note]:

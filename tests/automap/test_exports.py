@@ -6,6 +6,7 @@ import argparse
 import functools
 import importlib.util
 import json
+import re
 import shlex
 import sys
 import tomllib
@@ -40,6 +41,7 @@ from automap.space.stated_strategy import Strategy, hand_made
 from automap.space.target_limits import plan_space
 from automap.space.templates import templates
 from ir import zoo
+from ir.zoo.net import Net
 
 GPT = "gpt:layers=4,hidden=64,heads=4,seq_len=32,vocab_size=102"
 MODELS = {
@@ -618,3 +620,23 @@ def test_work_that_all_ranks_repeat_is_no_data_parallelism(target: str) -> None:
     repeated = replace(plan, stages=(replace(stage, mesh=(("tp", 4),), batch_axes=()),))
     with pytest.raises(PlanError, match="no axis for repetition"):
         export(repeated, problem, target)
+
+
+@pytest.mark.parametrize(("target", "says"), [("megatron-core", True), ("torchtitan", True), ("pytorch", False)])
+def test_layers_that_share_weights_are_left_to_the_user_where_the_trainer_builds_them(target: str, says: bool) -> None:
+    """As in ALBERT, whose layers are one that is called again."""
+    parameter = Net.parameter
+
+    def of_first(net: Net, name: str, *shape: int) -> str:
+        return parameter(net, re.sub(r"^h\.\d\.", "h.0.", name), *shape)
+
+    for shares in (False, True):
+        with mock.patch.object(Net, "parameter", of_first if shares else parameter):
+            graph = zoo.build(GPT)
+        training = {"global_batch": BATCH, "target": target}
+        problem = Problem.build(graph, parse_cluster("4xA100"), training, {"fix": {"pp": 1, "tp": 1}})
+        space = plan_space(problem)
+        plan = space.decode(next(values for shape, values in templates(space) if shape.dp == 4))
+        notes = [note for note in export(plan, problem, target).notes if note.about == "layers that share weights"]
+        assert bool(notes) == (shares and says)
+        assert all("3 of 4 layers" in note.text and target in note.text for note in notes)
