@@ -172,6 +172,8 @@ def _sharded(chunk: Chunk, chunks: Sequence[Chunk], model: Model, named: Sequenc
             bound = _Bound(unit.type, group, members, constrained)
             for axis in bound_axes:
                 yield from _named_splits(chunk, chunks, model, bound, axis)
+            if chunk.sizes.get("tp", 1) == 1:
+                yield from _nothing_to_split_over(chunk, model, constrained)
             for axis in chunk.sizes:
                 yield from _unlike_constraints(chunk, chunks, model, bound, axis)
 
@@ -193,6 +195,18 @@ class _Bound(NamedTuple):
             obeys = all(_obeys(each, model, member, way[member], axis) for _, each, member in self.constraints)
             if obeys and all(_divides(chunk, other, model, way, axis) for other in chunks):
                 yield way
+
+
+def _nothing_to_split_over(
+    chunk: Chunk, model: Model, constrained: Sequence[tuple[int, Constraint, int]]
+) -> Iterator[Violation]:
+    """The operators that a constraint splits, in a chunk without an axis tp of several ranks."""
+    for number, constraint, member in constrained:
+        if constraint.split:
+            yield Violation(
+                f"{chunk.where}.mesh, hints.constraints[{number}]",
+                f"there is no axis tp of several ranks that could divide {model.graph.operators[member].name}",
+            )
 
 
 def _unlike_constraints(

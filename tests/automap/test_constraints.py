@@ -12,11 +12,14 @@ from automap.bounds.partial_plans import BoundTable
 from automap.cluster import parse_cluster
 from automap.errors import ProblemError
 from automap.globs import select
+from automap.price.evaluator import Evaluator
 from automap.problem import Problem
 from automap.space.count import cut_decades
 from automap.space.space import PlanSpace
 from automap.space.templates import templates
+from automap.verify import verify
 from envs.hybrid import HybridEnv
+from service.priced import hand_made_plan
 
 
 def problem(graph, constraints, cluster="8xA100", batch=16, trainer="generic", **fix) -> Problem:
@@ -208,6 +211,20 @@ def _placement(space: PlanSpace, values, ending: str):
 def test_a_split_needs_an_inner_axis(gpt):
     space = PlanSpace(problem(gpt(), [{"scope": "h.*.mlp", "split": True}]))
     assert min(s.tp for s in space.shapes) == 2
+
+
+@pytest.mark.parametrize("searcher", ["piper", "dapple", "spp", "whale"])
+def test_planners_obey_a_split_outside_the_space_too(gpt, searcher):
+    """What they divide by samples alone has no axis that could split anything."""
+    free = problem(gpt(), [])
+    bound = problem(gpt(), [{"scope": "h.*.mlp.up", "split": True}])
+    alone = hand_made_plan(Evaluator(free), {"dp": 8})
+    assert not verify(free, alone)
+    told = [fault for fault in verify(bound, alone) if "hints.constraints[0]" in str(fault)]
+    assert told and "h.0.mlp.up" in str(told[0]) and "no axis tp" in str(told[0])
+    plan = search(bound, Budget(evaluations=60), searcher=searcher).plan
+    assert not verify(bound, plan)
+    assert all(dict(stage.mesh).get("tp", 1) > 1 for stage in plan.stages)
 
 
 def test_environments_obey(gpt):
