@@ -47,7 +47,8 @@ class Node:
 
 def joint_values(space: PlanSpace, skeleton: Values) -> tuple[Ints, ...]:
     """For each group, [values, axes] legal values of its slots on all axes. Only meshes and samples matter for them."""
-    return tuple(space.legal_signatures(skeleton, group) for group in range(len(space.group_rows)))
+    decided = np.array(skeleton, dtype=np.int64)
+    return tuple(space.legal_signatures(decided, group) for group in range(len(space.group_rows)))
 
 
 class GroupCosts:
@@ -80,6 +81,7 @@ class GroupCosts:
         """
         self.space, self._modes = space, tuple(modes)
         self._tables, self._stage = space.evaluator.tables.arrays, stage
+        self._has_rings = float(stage.hardware.ring) > 0.0
         self.routes = routes or Routes(space, legal, alone(stage))
         self.first_node, self.classes = self.routes.first_node, self.routes.joint
         self.bases = self.undecided(self._modes) if legal else np.zeros((0, len(self._modes), UNIT_COST_WIDTH))
@@ -139,18 +141,13 @@ class GroupCosts:
     def _vary(self, unit_type: int, group: GroupValues, incoming: Ints, modes: Sequence[str]) -> Floats:
         """[modes, values, ways, columns] unit costs, see `vary`."""
         first, last = (int(x) for x in self.space.evaluator.tables.spans[unit_type : unit_type + 2])
-        # Where nothing is left of attention to run again, two modes are the same.
-        of_modes = [self.space.evaluator.masks(unit_type)[mode] for mode in modes]
-        distinct = {mask.tobytes(): mask for mask in of_modes}
-        masks = np.array(list(distinct.values()))
+        masks, numbers = self.space.evaluator.recomputed.distinct(unit_type, tuple(modes))
         out = np.empty((len(masks), len(group.values), len(incoming)), dtype=UNIT_COST_DTYPE)
         crossing = int(self.space.evaluator.tables.boundary_out[unit_type])
         unit = Unit(first, last, np.empty((last - first, len(self.space.axes)), dtype=np.int64))
         vary(self._tables, unit, self._stage, group, Around(masks, incoming, crossing), out)
         found: Floats = numbers_of(out)
-        if len(distinct) == len(of_modes):
-            return found
-        return found[[list(distinct).index(mask.tobytes()) for mask in of_modes]]
+        return found if len(masks) == len(numbers) else found[numbers]
 
     def _build_nodes(self, legal: Sequence[Ints]) -> Iterator[Node]:
         unknown = np.full((1, len(self.space.axes)), UNKNOWN, dtype=np.int64)
@@ -201,7 +198,7 @@ class GroupCosts:
         """A route with what it costs; tensors of one size share the tables."""
         arrays, stage, row = self._tables, self._stage, route.row
         tensor, owner = arrays.operands["tensor"][row], arrays.operands["operator"][row]
-        is_ring = bool(stage.hardware.ring > 0.0 and arrays.kernels["kind"][owner] in (ATTENTION, INSIDE))
+        is_ring = self._has_rings and int(arrays.kernels["kind"][owner]) in (ATTENTION, INSIDE)
         ways = (self._whole_bytes(tensor), is_ring, id(route.sources))
         key: tuple[object, ...] = (*ways, id(route.required))
         if key not in self._brought:

@@ -16,7 +16,7 @@ import numpy as np
 from automap.arrays import Floats, Ints, Mask
 from automap.price.curves import constant, gemm_curve
 from automap.price.kernels.array_types import Record, Rows, record_of
-from automap.price.kernels.collectives import SUMMED
+from automap.price.kernels.collectives import SUMMED, UNKNOWN
 from automap.price.kernels.cost_records import (
     COLLECTIVE_DTYPE,
     PART_DTYPE,
@@ -234,17 +234,20 @@ class Evaluator:
         """The units of a plan, equal ones in equal surroundings once.
 
         Args:
-            open_signatures: whether signatures are still open: units that differ in them alone are equal then.
+            open_signatures: whether signatures are still open: units that differ in them alone are equal then, and
+                nothing is known of the placements that cross into them.
 
         Returns:
             The distinct units; rows of `PartRow`, which say where each occurs.
         """
         before, previous = -1, -1
+        unknown = np.full(len(lowered.axes), UNKNOWN, dtype=np.int64)
+        units = ((number, segment, unknown) for number, chunk in enumerate(lowered.chunks) for segment in chunk)
         seen: dict[tuple[object, ...], int] = {}
         calls: list[UnitCall] = []
         parts: list[list[int]] = []
         num_ranks = len(lowered.layout.stages)
-        for number, segment, incoming in self.surroundings(lowered):
+        for number, segment, incoming in units if open_signatures else self.surroundings(lowered):
             rank = 0 if lowered.is_uniform else number % num_ranks
             unit_type = int(self.tables.type_of[segment.first])
             # The unit type before and the place in the chunk are part of the key also where signatures are known, only

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from automap.arrays import Mask
+from automap.arrays import Ints, Mask
 from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.price.tables import Tables
 from automap.problem import Problem
@@ -21,6 +21,7 @@ class RecomputeMasks:
         self._graph, self._target = problem.graph, problem.target
         self._tables, self._blocks = tables, tables.linkage.blocks
         self._known: dict[int, Mapping[str, Mask]] = {}
+        self._distinct: dict[tuple[int, tuple[str, ...]], tuple[Mask, Ints]] = {}
 
     def of(self, unit_type: int) -> Mapping[str, Mask]:
         """Recompute mode -> [operators] which operators of a unit type run again."""
@@ -35,6 +36,19 @@ class RecomputeMasks:
                 core = self._tables.core[rows.start : rows.stop].copy()
                 self._known[unit_type] = {"none": nothing, "selective": core, "full": full}
         return self._known[unit_type]
+
+    def distinct(self, unit_type: int, modes: tuple[str, ...]) -> tuple[Mask, Ints]:
+        """[masks, operators] the distinct masks of some modes, and [modes] which of them each mode has.
+
+        Where nothing is left of attention to run again, two modes are the same.
+        """
+        key = unit_type, modes
+        if key not in self._distinct:
+            of_modes = [self.of(unit_type)[mode] for mode in modes]
+            found = {mask.tobytes(): mask for mask in of_modes}
+            numbers = [list(found).index(mask.tobytes()) for mask in of_modes]
+            self._distinct[key] = np.array(list(found.values())), np.array(numbers, dtype=np.int64)
+        return self._distinct[key]
 
     def is_frozen(self, unit_type: int) -> bool:
         """Whether a unit has no backward pass, for nothing in it or before it is trained: it runs nothing again."""
