@@ -44,7 +44,7 @@ def run_skeletons(search: SkeletonSearch, start: Sequence[Values], in_breadth: i
         in_breadth: so many of them are solved before the best one is worked out further.
     """
     waiting = _by_mesh(search, start)
-    for values in waiting[:in_breadth]:
+    for values in _cheap_first(search, waiting[:in_breadth]):
         if search.finished:
             return
         descend(search, values)
@@ -56,6 +56,12 @@ def run_skeletons(search: SkeletonSearch, start: Sequence[Values], in_breadth: i
             descend(search, waiting.pop(0))
         elif not search.work_out_best() and not waiting:
             return
+
+
+def _cheap_first(search: SkeletonSearch, plans: Sequence[Values]) -> list[Values]:
+    """The same plans: the first one, then those without a middle axis. With one there are many joint signatures, so
+    that a solve takes as long as several others: on a mixture of experts 0.18 s of the 0.29 of the opening."""
+    return [*plans[:1], *sorted(plans[1:], key=lambda values: search.space.shape(values).middle > 1)]
 
 
 def _by_mesh(search: SkeletonSearch, plans: Sequence[Values]) -> list[Values]:

@@ -7,6 +7,7 @@ import pytest
 
 from agents import Budget, search
 from agents.incumbent import Incumbent
+from agents.planners import skeleton_turns
 from agents.planners.chunk_moves import best_cuts
 from agents.planners.descents import descend
 from agents.planners.elimination import propose
@@ -19,6 +20,7 @@ from agents.planners.opening import (
     refine,
     work_out,
 )
+from agents.planners.skeleton_turns import run_skeletons
 from agents.planners.skeletons import SkeletonSearch
 from agents.sampling.expert import price_grid
 from agents.sampling.mcmc import best_of_meshes
@@ -161,3 +163,20 @@ def test_of_many_plans_the_best_of_each_mesh_are_known(monkeypatch):
 
     kept = best_of_meshes(known.arrays.values[:count], known.arrays.prices[:count])
     assert kept == best_of_meshes(grid.values, grid.prices)
+
+
+def test_meshes_with_a_middle_axis_are_solved_behind_the_others(monkeypatch):
+    """Of those that are solved once first, but for the first one: a solve of theirs takes several times as long."""
+    model = zoo.build("moe:layers=2,hidden=64,heads=4,ffn=64,experts=4,seq_len=32,vocab_size=128")
+    space = PlanSpace(Problem.build(model, parse_cluster("2x4xA100"), {"global_batch": 16}))
+    incumbent = Incumbent(space, Budget(evaluations=EVALUATIONS), searcher="elimination")
+    plans = [tuple(row) for row in price_grid(incumbent).values.tolist()]
+    parted = [[one for one in plans if (space.shape(one).middle > 1) == is_parted] for is_parted in (True, False)]
+    # In turn, so that both are among the first.
+    start = list(itertools.chain(*zip(*parted, strict=False)))
+    solved = []
+    monkeypatch.setattr(skeleton_turns, "descend", lambda search, values: solved.append(values))
+    monkeypatch.setattr(SkeletonSearch, "finished", property(lambda self: len(solved) == 8))
+    run_skeletons(SkeletonSearch(incumbent, propose), start, 8)
+    middles = [space.shape(values).middle > 1 for values in solved]
+    assert middles[0] and 0 < sum(middles[1:]) < 7 and middles[1:] == sorted(middles[1:])
