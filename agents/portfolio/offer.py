@@ -288,10 +288,9 @@ class _Found:
             if _step_s(plan) <= limit_s:
                 offer = _plainest(one.found, limit_s)
                 lifted = self._of_part(one, offer.plan)
-                # A host's idle devices keep their share of its links, so that on all devices the plan may be slower.
-                if lifted is None or _step_s(lifted) > limit_s:
+                if lifted is None:  # the hints may allow the fastest plan of the part and not its plainest one
                     offer, lifted = _plainest(one.found, 0.0), plan
-                offers.append(replace(offer, plan=lifted, plainness=offer.plainness._replace(step_s=_step_s(lifted))))
+                offers.append(replace(offer, plan=lifted))
         offers += [offer for offer in known if _step_s(offer.plan) <= limit_s]
         offer, *_ = in_order(offers, lambda some: some.plainness, NEAR * (limit_s - fastest_s))
         record = self._record(offer, fastest_s)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from agents import Budget, search, search_offer
+from agents.portfolio import offer
 from agents.portfolio.any_trainer import set_aside
 from agents.portfolio.certificate import certify
 from agents.portfolio.offer import _beside, _beside_parts
@@ -399,6 +400,17 @@ def test_a_part_without_plans_is_not_searched():
         )
 
 
+MEASURED = {
+    "schema": "automap.cluster/1",
+    "name": "measured",
+    "nodes": [
+        {"device": "V100-16GB", "count": 2, "num_devices": 3, "nics": 1}
+        | {"intra_node_link": "nvlink2", "inter_node_link": "ethernet-10"}
+    ],
+    "bandwidth_GBps": [[20.0 + a + b if a // 3 == b // 3 else 0.01 for b in range(6)] for a in range(6)],
+}
+
+
 @pytest.mark.parametrize(
     ("cluster", "fix"),
     [
@@ -406,9 +418,13 @@ def test_a_part_without_plans_is_not_searched():
         ("3x5xA100-80GB", {"dp": 3, "tp": 4, "pp": 1}),
         ("2x8xV100-16GB", {"dp": 12, "pp": 1}),
         ("3x8xA100-80GB@25Gbit", {"dp": 22, "pp": 1}),
+        ("2x4xV100-16GB@10Gbit", {}),
+        ("4xA100-40GB+2x4xP100@10Gbit", {}),
+        (MEASURED, {}),
     ],
 )
 def test_devices_of_a_part_share_their_hosts_links_as_beside_idle_ones(cluster, fix):
+    """So a plan takes as long on the part as it does with the other devices idle, and for the same reasons."""
     problem = build("gpt2", cluster, 132, fix=fix)
     evaluator = Evaluator(problem)
     parts = promising(problem)
@@ -416,8 +432,29 @@ def test_devices_of_a_part_share_their_hosts_links_as_beside_idle_ones(cluster, 
     for part in parts:
         alone = search(part.problem, Budget.parse(20), searcher="expert").plan
         lifted = on_all(alone, part, problem, evaluator)
+        assert not verify(problem, lifted)
         assert step_s(lifted) == pytest.approx(step_s(alone), rel=1e-12)
         assert lifted.why == alone.why
+
+
+def test_of_a_part_whose_plainest_plan_is_refused_the_fastest_is_offered(monkeypatch):
+    """The plan of a part is checked among all devices: what the hints forbid there is not offered."""
+    problem = build(RESNET, "4x2xV100-16GB@10Gbit", 32)
+    free = search_offer(problem, Budget.parse(240), searchers=WHO, tie=1.0).plan
+    assert len(parse_devices(free.stages[0].devices)) < 8
+    lift, refused = offer.on_all, []
+
+    def on_all_but(plan, part, problem, evaluator):
+        lifted = lift(plan, part, problem, evaluator)
+        if lifted is not None and lifted.stages == free.stages:
+            return refused.append(lifted)
+        return lifted
+
+    monkeypatch.setattr(offer, "on_all", on_all_but)
+    found = search_offer(problem, Budget.parse(240), searchers=WHO, tie=1.0)
+    assert refused and found.plan.stages != free.stages
+    assert not verify(problem, found.plan)
+    assert price(problem, Plan.from_json(json.loads(json.dumps(found.plan.to_json())))) == found.plan.estimate
 
 
 def test_a_bound_of_a_part_holds_for_the_parts_that_were_not_searched():
