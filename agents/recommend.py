@@ -25,7 +25,7 @@ from automap.plan import Plan
 from automap.price.degrees import sequence_length
 from automap.price.estimate import lower_bound_s
 from automap.problem import Problem
-from automap.space.space import PlanSpace
+from automap.space.target_limits import plan_space
 from ir.graph import Graph
 from ir.lifetime import die_with_parent
 
@@ -378,7 +378,7 @@ class _Rater:
     def rate(self, candidate: Candidate) -> Candidate:
         """The candidate with its best template, or with the reason why there is none."""
         try:
-            grid = grid_of(PlanSpace(self._problem(candidate)))
+            grid = grid_of(plan_space(self._problem(candidate)))
         except UserError as refused:
             return replace(candidate, fault=str(refused))
         fitting = grid.prices[grid.prices[:, 1] <= 0.0, 0]

@@ -44,6 +44,20 @@ def test_every_candidate_has_what_a_search_finds(graph, found):
         assert step_s is None or one.lower_bound_s <= step_s
 
 
+def test_clusters_are_rated_by_the_plans_of_a_target():
+    """Accelerate has no pipelines and gives equally many samples to all ranks: 61 go to one or to 61."""
+    graph, clusters = zoo.build("gpt:layers=4,hidden=256,heads=4,seq_len=128,vocab_size=512"), ("1xL4", "2xL4", "61xL4")
+    found = recommend(graph, clusters, {"global_batch": 61, "target": "accelerate"}, Goals())
+    for one in found.candidates:
+        problem = Problem.build(graph, one.cluster, {"global_batch": 61, "target": "accelerate"})
+        try:
+            assert one.step_time_s == search(problem, Budget(), searcher="expert").step_time_s
+        except ProblemError as refused:
+            assert one.step_time_s is None and one.fault == str(refused)
+    assert [one.step_time_s is None for one in found.candidates] == [False, True, False]
+    assert found.fastest.plan.training.target == "accelerate"
+
+
 def test_no_candidate_beats_one_of_the_front_and_every_other_one_is_beaten(found):
     able = [one for one in found.candidates if one.step_time_s is not None]
 
