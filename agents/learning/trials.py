@@ -44,6 +44,7 @@ from automap.problem import Problem
 from automap.runtime.trial.calibration import calibrate, calibrated
 from automap.search_record import SearchRecord
 from automap.space.space import Ints, PlanSpace, Values
+from automap.space.target_limits import plan_space
 from envs.decision import Episodes
 from envs.hybrid import HybridDecisions
 
@@ -143,7 +144,7 @@ class _Trials:
     def __init__(self, problem: Problem, start: Sequence[Plan], seed: int) -> None:
         self.effort = Effort()
         self._problem, self._seed = problem, seed
-        self._incumbent = Incumbent(PlanSpace(problem), Budget(), searcher="dqn")
+        self._incumbent = Incumbent(plan_space(problem), Budget(), searcher="dqn")
         self._opened = opened(self._incumbent.space).values
         assert start[0].search is not None
         self._record: SearchRecord = replace(start[0].search, found_by="dqn", fastest_s=None, proven=False)
@@ -176,7 +177,7 @@ class _Trials:
         measured = [(plan.estimate, s) for plan, _, s in self._tried if plan.estimate is not None and s is not None]
         found = calibrate(measured)
         cluster = self._problem.cluster if found is None else calibrated(self._problem.cluster, found)
-        space = PlanSpace(replace(self._problem, cluster=cluster))
+        space = PlanSpace(replace(self._problem, cluster=cluster), limits=self._incumbent.space.limits)
         known = Grid(self._opened, space.price(self._opened))
         episodes = Episodes(HybridDecisions(space), PARAMETERS.num_envs, known=known)
         for plan, values, measured_s in self._tried:

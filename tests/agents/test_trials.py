@@ -10,6 +10,7 @@ from agents.learning.trials import LEARNT, PROPOSED, Effort, _Trials, lead_trial
 from automap.cluster import parse_cluster
 from automap.problem import Problem
 from automap.space.space import PlanSpace
+from automap.verify import Verifier
 from envs.decision import REWARD_SCALE
 from ir import zoo
 
@@ -114,6 +115,19 @@ def test_nothing_runs_that_cannot_be_the_fastest():
     # A first run that is ten times as fast as the others are found to be ends the trials as soon as that is known.
     times = iter([0.001] + [10.0] * 20)
     assert len(led(fixed, plans, lambda plan: next(times), most=12)[1]) < 6
+
+
+@pytest.mark.slow
+def test_trials_of_a_target_are_plans_of_it():
+    training = {"global_batch": 128, "target": "accelerate"}
+    problem = Problem.build(zoo.build(MODEL), parse_cluster(CLUSTER), training)
+    plans = search(problem, Budget(evaluations=50), searcher="expert").unlike(4)
+    trials = _Trials(problem, plans, seed=0)
+    trials.learn(plans[0], 2.0 * truth(plans[0]))
+    rng, verifier = np.random.default_rng(0), Verifier(problem)
+    for space in (trials._incumbent.space, trials._episodes.space):
+        for values in space.random_batch(rng, 20):
+            assert not verifier.violations(space.decode(values.tolist()), memory=False)
 
 
 def test_one_run_needs_no_agent(problem, plans):
