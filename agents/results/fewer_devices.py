@@ -64,8 +64,8 @@ def promising(problem: Problem | PlanSpace, should_stop: Callable[[], bool] = la
     if space is None:
         known = list(filled_within(problem.cluster, batch, problem.hints.fix))
     found: list[Part] = []
-    # A ZeRO stage that the user fixes asks for replicas, where all devices have any.
-    needs_replicas = bool(problem.hints.fix.zero) and space is not None and _has_replicas(space)
+    # A ZeRO stage that the user fixes asks for replicas, where all devices have any or none have a plan.
+    needs_replicas = bool(problem.hints.fix.zero) and (space is None or _has_replicas(space))
     for cluster, devices in known:
         try:
             part = _on(problem, cluster)

@@ -383,6 +383,16 @@ def test_a_target_without_plans_on_all_devices_leaves_some_idle(batch, used):
         assert price(asked, Plan.from_json(json.loads(json.dumps(plan.to_json())))) == plan.estimate
 
 
+def test_a_fixed_zero_stage_asks_for_replicas_where_a_target_leaves_devices_idle():
+    problem = Problem.build(
+        zoo.build(GPT), "3x8xA100-80GB", {"global_batch": 7, "target": "accelerate"}, {"fix": {"zero": 3}}
+    )
+    plan = search_offer(problem, Budget.parse(60), searchers=["expert"]).plan
+    assert [(stage.devices, stage.mesh, stage.zero.stage) for stage in plan.stages] == [("0-6", (("dp", 7),), 3)]
+    with pytest.raises(ProblemError, match="accelerate"):
+        search_offer(replace(problem, cluster=parse_cluster("6xA100-80GB")), Budget.parse(60), searchers=["expert"])
+
+
 def test_a_part_without_plans_is_not_searched():
     """Of 61 samples 61 replicas take one each; no other number of hosts or of devices in one divides them."""
     problem = Problem.build(zoo.build(RESNET), "13x8xA100-80GB", {"global_batch": 61, "target": "accelerate"})
