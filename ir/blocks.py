@@ -153,7 +153,7 @@ def _merge(graph: Graph, segments: list[tuple[int, int]]) -> list[tuple[int, int
     """Merges segments without heavy work with a neighbour: the next one where `_opens`, else the one before.
 
     A norm in front of a segment that begins with a norm of its own belongs to what is before: it is the norm behind the
-    embedding of BLOOM, or behind the patches of CLIP and Swin, and with it the first layer would be unlike the others.
+    embedding of BLOOM, with which the first layer would be unlike the others.
     """
     heavy = [any(is_heavy(graph, graph.operators[i]) for i in range(a, b)) for a, b in segments]
     if not any(heavy):
