@@ -259,6 +259,30 @@ def test_jobs_that_ended_without_a_plan_and_many_jobs(browser: Any, api: httpx.C
 
 
 @pytest.mark.slow
+def test_jobs_of_one_state(browser: Any, api: httpx.Client) -> None:
+    asked = {"zoo": GPT, "cluster": "8xA100-80GB", "training": {"global_batch": 64}, "budget": "300"}
+    ids = [api.post("/v1/jobs", json={**asked, "seed": seed}).json()["id"] for seed in range(54)]
+    for job_id in ids[:51]:
+        assert api.post(f"/v1/jobs/{job_id}/cancel").status_code == 200
+    page = browser.new_page()
+    page.set_default_timeout(20_000)
+    page.goto(str(api.base_url))
+    page.get_by_role("link", name="not ended").click()
+    page.locator("tbody tr").nth(2).wait_for()
+    assert page.locator("tbody tr").count() == 3
+    assert page.locator("[aria-current]").all_inner_texts() == ["not ended"]
+    page.get_by_role("link", name="cancelled").click()
+    page.get_by_role("link", name="Older jobs").click()
+    page.locator(f'a[href="#/jobs/{ids[0]}"]').wait_for()
+    assert page.locator("tbody tr").count() == 1
+    page.get_by_role("link", name="Newest jobs").click()
+    page.locator("tbody tr").nth(49).wait_for()
+    page.get_by_role("link", name="failed").click()
+    page.get_by_text("There are no such jobs.").wait_for()
+    page.close()
+
+
+@pytest.mark.slow
 def test_a_job_is_shown_again_when_the_service_is_back(browser: Any, api: httpx.Client, store: Store) -> None:
     asked = {"zoo": GPT, "cluster": "8xA100-80GB", "training": {"global_batch": 64}, "budget": "300"}
     job_id = api.post("/v1/jobs", json=asked).json()["id"]

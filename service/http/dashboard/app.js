@@ -14,7 +14,7 @@ async function show() {
   leaving.abort();
   leaving = new AbortController();
   const { signal } = leaving;
-  const [, page, id] = location.hash.split("/");
+  const [, page, id, more] = location.hash.split("/");
   for (const link of document.querySelectorAll("nav a")) {
     const here = link.getAttribute("href") === `#/${page ?? ""}`;
     if (here) link.setAttribute("aria-current", "page");
@@ -25,7 +25,8 @@ async function show() {
   try {
     if (page === "jobs" && id) await showJob(root, id, signal);
     else if (page === "new") await showForm(root, signal);
-    else await showJobs(root, page === "older" ? id : "", signal);
+    else if (page === "state") await showJobs(root, id, more ?? "", signal);
+    else await showJobs(root, "", page === "older" ? id : "", signal);
   } catch (fault) {
     if (signal.aborted) return;
     if (!root.querySelector("h1")) root.append(h("h1", {}, "This page cannot be shown"));

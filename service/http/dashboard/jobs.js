@@ -20,23 +20,32 @@ export function bar(job, progress = job.progress) {
   return h("progress", { value: fraction, max: 1, "aria-label": `Progress of ${model(job)}` }, `${Math.round(100 * fraction)} %`);
 }
 
-/** The newest jobs, or those behind a cursor. An older page has an address of its own, so that the browser goes back. */
-export async function showJobs(root, cursor, signal) {
+/** Which jobs are shown, by the last part of their address: its words, and the states that are asked for. */
+const CHOICES = {
+  "": ["all", []], unfinished: ["not ended", ["queued", "running"]], succeeded: ["succeeded", ["succeeded"]],
+  failed: ["failed", ["failed"]], cancelled: ["cancelled", ["cancelled"]],
+};
+
+/** The newest jobs of a choice, or those behind a cursor. Each page has an address, so that the browser goes back. */
+export async function showJobs(root, choice, cursor, signal) {
   document.title = cursor ? "Older jobs · AutoMAP" : "Jobs · AutoMAP";
   const list = h("div"), notice = h("div", { role: "status" });
-  const older = h("a", { hidden: true }, "Older jobs"), newest = h("a", { href: "#/", hidden: !cursor }, "Newest jobs");
-  root.append(h("h1", {}, cursor ? "Older jobs" : "Jobs"), notice, list,
+  const older = h("a", { hidden: true }, "Older jobs"), home = choice ? `#/state/${choice}` : "#/";
+  const newest = h("a", { href: home, hidden: !cursor }, "Newest jobs");
+  const query = [`limit=${PAGE}`, ...(CHOICES[choice]?.[1] ?? [choice]).map((name) => `state=${encodeURIComponent(name)}`),
+    ...(cursor ? [`cursor=${encodeURIComponent(cursor)}`] : [])].join("&");
+  root.append(h("h1", {}, cursor ? "Older jobs" : "Jobs"), choices(choice), notice, list,
     h("nav", { class: "buttons", "aria-label": "Pages of jobs" }, newest, older));
   let before = "";
 
   async function look() {
-    const { jobs, next } = await get(`/v1/jobs?limit=${PAGE}${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ""}`, signal);
+    const { jobs, next } = await get(`/v1/jobs?${query}`, signal);
     const now = JSON.stringify(jobs);
     // Untouched while nothing changes, so that a text that is being selected stays selected.
-    if (now !== before) renew(list, jobs.length ? rows(jobs, cursor) : nothing(cursor));
+    if (now !== before) renew(list, jobs.length ? rows(jobs, cursor) : nothing(choice, cursor));
     before = now;
     older.hidden = !next;
-    if (next) older.href = `#/older/${next}`;
+    if (next) older.href = `${choice ? home : "#/older"}/${next}`;
     notice.replaceChildren();
   }
 
@@ -57,7 +66,10 @@ export async function showJobs(root, cursor, signal) {
   }
 }
 
-const nothing = (cursor) => (cursor ? h("p", {}, "There are no older jobs.")
+const choices = (choice) => h("nav", { class: "buttons", "aria-label": "Which jobs" }, Object.entries(CHOICES).map(
+  ([name, [words]]) => h("a", { href: name ? `#/state/${name}` : "#/", "aria-current": name === choice ? "page" : null }, words)));
+
+const nothing = (choice, cursor) => (choice || cursor ? h("p", {}, cursor ? "There are no older jobs." : "There are no such jobs.")
   : h("p", {}, "There are no jobs yet. ", h("a", { href: "#/new" }, "Start a search.")));
 
 function rows(jobs, cursor) {
