@@ -86,10 +86,14 @@ class AsyncAutomapClient:
         """A job; waits up to `wait_s` seconds for its end (the service may cut that short)."""
         return await self._send(calls.get(calls.job_path(job_id), wait=wait_s), timeout=wait_s + 30)
 
-    async def jobs(self, *, limit: int = 100) -> list[Document]:
-        """The latest jobs, newest first."""
-        found: list[Document] = (await self._send(calls.get("/v1/jobs", limit=limit)))["jobs"]
-        return found
+    async def jobs(
+        self, *, limit: int | None = 100, states: Sequence[str] = (), model_id: str | None = None
+    ) -> list[Document]:
+        """The latest jobs, newest first; see `AutomapClient.jobs`."""
+        found = calls.Listing(limit, states, model_id)
+        while not found.is_whole:
+            found.add(await self._send(found.call()))
+        return found.jobs
 
     async def watch(self, job_id: str, *, after: str = "") -> AsyncIterator[JobEvent]:
         """The events of a job as they happen, see `AutomapClient.watch`."""

@@ -63,6 +63,39 @@ def get(path: str, **query: Any) -> Call:
     return Call(method="GET", path=path, options={"params": {k: v for k, v in query.items() if v is not None}})
 
 
+MOST_ON_A_PAGE = 1000
+"""Jobs that the service lists at once at most."""
+
+
+class Listing:
+    """The pages of a list of jobs, until as many are found as are wanted: large jobs make a page shorter.
+
+    Args:
+        limit: most jobs; None = all.
+        states: only jobs in one of these states; none = all.
+        model_id: only jobs of this model; None = all.
+    """
+
+    def __init__(self, limit: int | None, states: Sequence[str], model_id: str | None) -> None:
+        self.jobs: list[Document] = []
+        self._limit, self._states, self._model_id = limit, list(states) or None, model_id
+        self._cursor: str | None = None
+        self.is_whole = False
+        """Whether no further page is needed."""
+
+    def call(self) -> Call:
+        """Asks for the next page."""
+        left = MOST_ON_A_PAGE if self._limit is None else self._limit - len(self.jobs)
+        page = {"limit": min(left, MOST_ON_A_PAGE), "cursor": self._cursor}
+        return get("/v1/jobs", **page, state=self._states, model_id=self._model_id)
+
+    def add(self, page: Document) -> None:
+        """Takes the answer to the call."""
+        self.jobs += page["jobs"]
+        self._cursor = page["next"]
+        self.is_whole = self._cursor is None or len(self.jobs) == self._limit
+
+
 def job_path(job_id: str, rest: str = "") -> str:
     """The path of a job, or of `rest` below it; an id that is none stays one part of it, whatever it holds."""
     return f"/v1/jobs/{quote(job_id, safe='')}{rest}"

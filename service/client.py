@@ -131,10 +131,20 @@ class AutomapClient:
         """A job; waits up to `wait_s` seconds for its end (the service may cut that short)."""
         return self._send(calls.get(calls.job_path(job_id), wait=wait_s), timeout=wait_s + 30)
 
-    def jobs(self, *, limit: int = 100) -> list[Document]:
-        """The latest jobs, newest first."""
-        found: list[Document] = self._send(calls.get("/v1/jobs", limit=limit))["jobs"]
-        return found
+    def jobs(
+        self, *, limit: int | None = 100, states: Sequence[str] = (), model_id: str | None = None
+    ) -> list[Document]:
+        """The latest jobs, newest first.
+
+        Args:
+            limit: most jobs, of as many pages as it takes; None = all.
+            states: only jobs in one of these states (queued, running, succeeded, failed, cancelled); none = all.
+            model_id: only jobs of this model; None = all.
+        """
+        found = calls.Listing(limit, states, model_id)
+        while not found.is_whole:
+            found.add(self._send(found.call()))
+        return found.jobs
 
     def watch(self, job_id: str, *, after: str = "") -> Iterator[JobEvent]:
         """The events of a job as they happen, until the one that says how it ended; none is lost or told twice.

@@ -12,10 +12,12 @@ import redis
 import service_work
 
 from automap.errors import ClusterError, ModelError, NothingFits, UserError
+from service import calls
 from service.async_client import AsyncAutomapClient
 from service.calls import JobEvent
 from service.client import AutomapClient
 from service.http.routes import events
+from service.jobs.run_job import JobRequest, ModelOptions
 from service.jobs.store import Store
 from service.problems import RemoteError
 
@@ -46,6 +48,28 @@ def test_from_upload_to_plan(automap: AutomapClient, job: dict[str, Any], client
     assert automap.plan_schema()["title"].startswith("AutoMAP plan")
     assert automap.version()
     assert automap.clusters()["presets"]
+
+
+def test_jobs_are_listed_over_all_pages(automap: AutomapClient, store: Store) -> None:
+    model, hints = ModelOptions(name="net"), {"parameters": ["x" * 900_000]}
+    large = JobRequest(cluster="8xA100", training=TRAINING, model=model, budget="7", hints=hints)
+    ids = [store.create("m" if number % 2 else "other", large).id for number in range(12)][::-1]
+    for job_id in ids[6:]:
+        store.cancel(job_id)
+    # A page holds five of these.
+    assert len(automap._send(calls.get("/v1/jobs"))["jobs"]) == 5
+    assert [job["id"] for job in automap.jobs()] == ids
+    assert [job["id"] for job in automap.jobs(limit=7)] == ids[:7]
+    assert [job["id"] for job in automap.jobs(limit=None, states=["queued", "running"], model_id="m")] == ids[:6:2]
+    assert automap.jobs(states=["failed"]) == []
+    with pytest.raises(UserError, match="limit"):
+        automap.jobs(limit=0)
+
+    async def ask() -> list[dict[str, Any]]:
+        async with AsyncAutomapClient(str(automap._url)) as other:
+            return await other.jobs(limit=9, states=["cancelled"])
+
+    assert [job["id"] for job in asyncio.run(ask())] == ids[6:]
 
 
 def test_a_named_model_needs_no_upload(automap: AutomapClient, client: redis.Redis, search: Any) -> None:
