@@ -100,7 +100,7 @@ def needs(costs: Rows, settings: Record) -> Floats:
         costs: [modes, units] rows of `UnitCostRow`.
         settings: those of a stage of ZeRO, see `Evaluator.settings`.
     """
-    names = ("workspace_bytes", "parameters", "frozen")
+    names = ("workspace_bytes", "parameters", "frozen", "zero_parameters")
     found = _of_each(costs, names, settings, working_of)
     found += costs["result_bytes"]
     again = RECOMPUTE_MODES.index("full")

@@ -178,8 +178,9 @@ class Recount:
     def _working(self, chunk: Chunk, unit: Sequence[int]) -> float:
         """Bytes that a pass of a unit needs besides what is saved."""
         zero, state_bytes, trainer = chunk.stage.zero.stage, self.problem.state_bytes, self.problem.trainer
-        # Under ZeRO 3 the weights of a unit and of the next one are gathered; gradients are whole until scattered.
-        whole, most = self._elements(unit)[0], math.inf if trainer.most_gathered is None else trainer.most_gathered
+        # If ranks share them, weights of two units are gathered under ZeRO 3, and gradients are whole until scattered.
+        whole, shard = self._elements(unit)
+        most = 0.0 if shard >= whole else math.inf if trainer.most_gathered is None else trainer.most_gathered
         gathered = min(2.0 * whole, most) * state_bytes[0] * (zero >= 3)
         gathered += min(self._elements(unit, trained=True)[0], most) * state_bytes[1] * (zero >= 2)
         return 2.0 * max(self._written(chunk, i) for i in unit) + gathered

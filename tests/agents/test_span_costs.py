@@ -107,5 +107,7 @@ def test_memory_of_many_units_is_that_of_each(zero):
             every, frozen = (unit["parameters"], unit["zero_parameters"]), (unit["frozen"], unit["zero_frozen"])
             assert own == sum(state_bytes(every, frozen, settings))
             trained = unit["parameters"] - unit["frozen"]
-            working = working_bytes(float(unit["workspace_bytes"]), (unit["parameters"], trained), settings)
+            working = working_bytes(
+                float(unit["workspace_bytes"]), (unit["parameters"], trained, unit["zero_parameters"]), settings
+            )
             assert need == working + unit["result_bytes"] + (unit["live_bytes"] if mode == "full" else 0.0)

@@ -29,9 +29,9 @@ def working_of(units, settings, found):
     """`working_bytes` of many units.
 
     Args:
-        units: [3, n] of each the workspace, the parameters, and those that are frozen.
+        units: [4, n] of each the workspace, the parameters, those that are frozen, and those that ZeRO shards.
         settings: those of a stage of ZeRO.
         found: [n] written.
     """
     for i in range(found.shape[0]):
-        found[i] = working_bytes(units[0, i], (units[1, i], units[1, i] - units[2, i]), settings)
+        found[i] = working_bytes(units[0, i], (units[1, i], units[1, i] - units[2, i], units[3, i]), settings)

@@ -56,21 +56,24 @@ def in_flight(rank, num_ranks, num_chunks, num_micro_batches):
     return min(num_ranks - rank, num_micro_batches) if num_chunks == num_ranks else 1
 
 
-@borrowing(float64(float64, types.UniTuple(float64, 2), SETTINGS))
+@borrowing(float64(float64, types.UniTuple(float64, 3), SETTINGS))
 def working_bytes(workspace_bytes, of_unit, settings):
     """Bytes that a pass of one unit needs besides what is saved.
 
     They are the largest result of an operator and its gradient; under ZeRO 3 also the gathered weights of the unit and
     of the next one, and under ZeRO 2 its gradients until they are scattered. FSDP2 holds so much: a backward pass has
     the weights of its unit, and asks for those of the one before as it begins (`pre_backward` and `wait_for_unshard` of
-    torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, torch 2.11). The other unit is taken to be as large.
+    torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, torch 2.11). The other unit is taken to be as large. There
+    is nothing to gather and to scatter on a rank that is alone, and of experts that are spread over all axes.
 
     Args:
         workspace_bytes: the most that one of its operators writes.
-        of_unit: parameters of the unit, which ZeRO gathers, and those of them that are trained.
+        of_unit: parameters of the unit, which ZeRO gathers, those of them that are trained, and this rank's share.
         settings: the trainer's.
     """
     found = 2.0 * workspace_bytes
+    if of_unit[2] >= of_unit[0]:
+        return found
     if settings.zero_stage >= 3.0:
         found += min(2.0 * of_unit[0], settings.most_gathered) * settings.parameter_bytes
     if settings.zero_stage >= 2.0:

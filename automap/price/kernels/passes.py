@@ -225,7 +225,7 @@ def add_unit(unit, zero, number, pipeline, stages, settings, workspace):
         following.crossing_bytes = max(following.crossing_bytes, unit.boundary_bytes)
     workspace.saved[chunk] += times * unit.saved_bytes
     live_bytes = unit.result_bytes + (unit.live_bytes if part.is_recomputed == 1 else 0.0)
-    of_unit = unit.parameters, unit.parameters - unit.frozen
+    of_unit = unit.parameters, unit.parameters - unit.frozen, unit.zero_parameters
     held = unit.saved_bytes, live_bytes, working_bytes(unit.workspace_bytes, of_unit, settings)
     makes = makes_gradients(pipeline.order.num_micro_batches, settings)
     moment, gradient_bytes = workspace.moments[rank if makes else chunk], 0.0
