@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 Build = Callable[[], "nn.Module | tuple[nn.Module, Tensor | tuple[Any, ...] | dict[str, Any]]"]
 
+ATTENTION_VERSION = 23
+"""The first operator set with Attention, of which the exporter makes use then."""
 BOOL, INT32 = 9, 6
 """Numbers of types in ONNX (`TensorProto.DataType`)."""
 _SCOPES = "pkg.torch.onnx.name_scopes"
@@ -183,6 +185,9 @@ def _to_onnx(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], o
     from automap.runtime.scan_exports import scans_as_operators
 
     exported = None
+    translations: dict[Any, Callable[..., Any]] = {torch.ops.aten._is_all_true.default: _is_all_true}
+    if opset < ATTENTION_VERSION:
+        translations[torch.ops.aten.scaled_dot_product_attention.default] = _attention
     # A forward that makes tensors without saying where makes them on the CPU; the others wait on the meta device.
     on_meta = all(parameter.is_meta for parameter in module.parameters())
     try:
@@ -200,7 +205,7 @@ def _to_onnx(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], o
             export_params=False,
             optimize=False,  # folding constants reads values, which meta tensors lack: it runs once they are inputs
             opset_version=opset,
-            custom_translation_table={torch.ops.aten._is_all_true.default: _is_all_true},
+            custom_translation_table=translations,
             verbose=False,
         )
     except Exception as fault:
@@ -213,6 +218,20 @@ def _is_all_true(values: Any) -> Any:
     from onnxscript import opset20 as op
 
     return op.Cast(op.ReduceMin(op.Cast(values, to=INT32), keepdims=0), to=BOOL)
+
+
+def _attention(query: Any, key: Any, value: Any, mask: Any = None, dropout: float = 0.0, is_causal: bool = False,
+               *, scale: float | None = None, enable_gqa: bool = False) -> Any:  # fmt: skip
+    """Attention by the exporter's own translation, and of more than four dims (Hiera's windows) by its products."""
+    from onnxscript import opset20 as op
+    from onnxscript.function_libs.torch_lib.ops.nn import aten_scaled_dot_product_attention as of_four_dims
+
+    rank = len(query.shape)
+    if rank <= 4 or is_causal or enable_gqa or mask is not None:
+        return of_four_dims(query, key, value, mask, dropout, is_causal, scale, enable_gqa)
+    turned = op.Transpose(key, perm=[*range(rank - 2), rank - 1, rank - 2])
+    factor = op.CastLike(op.Constant(value_float=scale or query.shape[-1] ** -0.5), query)
+    return op.MatMul(op.Softmax(op.Mul(op.MatMul(query, turned), factor), axis=-1), value)
 
 
 def _simplify(model: Any) -> None:

@@ -16,12 +16,15 @@ import torch
 from long_cases import long_but
 from ort_oracle import compare
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from automap.errors import ModelError
 from automap.runtime.operators.apply import run
 from automap.runtime.torch_export import export_onnx
 from automap.runtime.trainer.training_graph import data_inputs, input_names
 from ir.attention_windows import CAUSAL, EVERYTHING, Window, attention_masks
+from ir.groups import fused_groups
 from ir.linkage import operator_signatures
 from ir.loss import with_loss
 from ir.onnx.load import load_model
@@ -500,3 +503,27 @@ def test_arguments_may_have_the_names_of_parameters_and_buffers() -> None:
     values = {**dict(module.named_parameters()), **dict(module.named_buffers()), **files}
     found = run(graph, {**values, "labels": torch.zeros(3, dtype=torch.int64)}, 3)
     torch.testing.assert_close(found[graph.outputs[0]], module(**dict(zip(names, given.values(), strict=True))))
+
+
+class Windows(nn.Module):
+    """Attention inside windows, `[b, heads, windows, tokens, size]`, as Hiera has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).reshape(x.shape[0], 4, -1, 3, 2, 8).permute(3, 0, 4, 2, 1, 5)
+        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out(y.permute(0, 3, 2, 1, 4).reshape(x.shape))
+
+
+def test_attention_of_five_dims() -> None:
+    """The exporter's own translation takes four; parameters and arithmetic are those that torch counts."""
+    with sdpa_kernel([SDPBackend.MATH]), FlopCounterMode(display=False) as counted:
+        module = Windows()
+        module(torch.zeros(1, 32, 16))
+    graph = load_model(export_onnx(lambda: (Windows(), torch.zeros(1, 32, 16))))
+    assert graph.num_parameters == sum(p.numel() for p in module.parameters())
+    assert graph.forward_flops == counted.get_total_flops()
+    assert [group.kind for group in fused_groups(graph)] == ["attention"] and not graph.warnings
