@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -80,21 +80,33 @@ def layer_paths(run: Run) -> tuple[str, ...]:
 def recomputed_paths(run: Run) -> tuple[str, ...]:
     """The modules that are computed again in the backward pass.
 
+    Of a unit with code of several modules, such as one with a layer that is called elsewhere too, they are the largest
+    ones with code of their own that are computed again wherever they are called.
+
     Raises:
         PlanError: what is computed again is no module.
     """
-    units = run.evaluator.blocks.units
-    found = []
-    for chunk in run.lowered.chunks:
-        for segment in chunk:
-            if segment.recomputed.any():
-                unit = units[segment.unit]
-                path = _common(run.problem.graph, unit.start, unit.stop)
-                if not path:
-                    name = run.problem.graph.operators[unit.start].name
-                    raise _refuse(run, "stages[0].recompute", name, "no module holds these operators")
-                found.append(path)
+    graph, units = run.problem.graph, run.evaluator.blocks.units
+    segments = [segment for chunk in run.lowered.chunks for segment in chunk if segment.recomputed.any()]
+    again = {index for s in segments for index in range(units[s.unit].start, units[s.unit].stop)}
+    live = [(index, op) for index, op in enumerate(graph.operators) if op.is_live]
+    called = {op.scope for _, op in live}
+    once = {path for index, op in live if index not in again for path in _around(op.scope)}
+    found: dict[str, None] = {}
+    for unit in (units[segment.unit] for segment in segments):
+        whole = _common(graph, unit.start, unit.stop)
+        for op in graph.operators[unit.start : unit.stop] if not whole else ():
+            path = next((path for path in _around(op.scope) if path in called - once), "")
+            if not path and graph.keeps_activations(op):
+                raise _refuse(run, "stages[0].recompute", op.name, "no module holds these operators")
+            found |= {path: None} if path else {}
+        found |= {whole: None} if whole else {}
     return tuple(found)
+
+
+def _around(scope: str) -> Iterator[str]:
+    """The paths of the modules around code, the largest first."""
+    return itertools.accumulate(scope.split("."), "{}.{}".format) if scope else iter(())
 
 
 def stage_paths(run: Run) -> tuple[tuple[str, ...], ...]:

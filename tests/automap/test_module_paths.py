@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from automap.cluster import parse_cluster
 from automap.export.configuration import read_run
-from automap.export.module_paths import split_modules
+from automap.export.module_paths import recomputed_paths, split_modules
 from automap.price.estimate import annotate
 from automap.problem import Problem
 from automap.runtime.torch_export import export_onnx
@@ -127,3 +127,29 @@ def test_a_constant_that_is_repeated_for_each_sample_is_no_weight() -> None:
     space = plan_space(problem)
     for values in space.random_batch(np.random.default_rng(0), 20).tolist():
         assert not verify(problem, space.decode(values))
+
+
+class Again(Model):
+    """One layer is called in front of each of the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = Layer()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids)
+        for layer in self.layers:
+            x = layer(self.again(x))
+        return self.head(x)
+
+
+def test_a_unit_of_several_layers_is_computed_again_by_those_that_are_as_a_whole() -> None:
+    problem = problem_of(Again, torch.zeros(1, LENGTH, dtype=torch.int64))
+    space = plan_space(problem)
+    found = set()
+    for values in space.random_batch(np.random.default_rng(0), 32).tolist():
+        plan = annotate(space.decode(values), space.lowered(values), space.evaluator)
+        found.add(recomputed_paths(read_run(plan, problem, find_target("pytorch"))))
+    assert {frozenset(paths) for paths in found} == {
+        frozenset(), frozenset({"again", "layers.0", "layers.1", "layers.2"}),
+    }  # fmt: skip
