@@ -202,7 +202,9 @@ def read_flags(
             f"the price is of a step of the full batch, after --rampup-batch-size {flags['rampup-batch-size']}",
         )
     check_names(flags, _READ, "--")
-    found.ignored = tuple(f"--{name}" for name in flags if name not in _READ)
+    # Of DeepSpeed's file its own note says whether it was read.
+    told = {*_READ, "deepspeed_config"} if "deepspeed" in flags else _READ
+    found.ignored = tuple(f"--{name}" for name in flags if name not in told)
     return found
 
 
