@@ -107,7 +107,7 @@ class SteppedSpace(SpaceOutline):
         repair_many(self.compiled, kept, rows, self._draft)
         return rows
 
-    def legal_signatures(self, skeleton: Sequence[int], group: int) -> Ints:
+    def legal_signatures(self, skeleton: Sequence[int] | Ints, group: int) -> Ints:
         """[combinations, axes] legal values of a linkage group's slots behind the values before all signatures."""
         from automap.space.kernels.stepper import list_signatures
 
