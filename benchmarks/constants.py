@@ -104,6 +104,8 @@ SHARED = {
 }
 """Constant of automap/data/fitted/step.json -> its prior, its bounds and the strength of the prior."""
 CLOCKS = ("V100", "A100", "H100", "H100-96GB", "GB200", "GB300")
+BLACKWELL = ("B200", "B300")
+"""Devices whose runs are fitted with those of the GB200, whose chips they have."""
 LINKS = ("infiniband", "ethernet", "nvlink")
 """Kinds of links that are fitted: links between hosts, and the switches inside one host."""
 KINDS = {"infiniband": ("infiniband", "omni-path"), "ethernet": ("ethernet",), "nvlink": ("nvlink",)}
@@ -137,13 +139,17 @@ def link_kind(name: str) -> str:
 
 
 def clock_of(device: Device) -> str:
-    """The device whose fitted clock another device uses."""
-    base = device.name.split("-")[0]
-    alike = {"P40": "V100", "P100": "V100", "A800": "A100", "B200": "GB200", "B300": "GB200"}
+    """The device whose fitted clock another device uses: itself, or the nearest kind whose kernels were measured,
+    which before bf16 is the V100."""
     if device.name in CLOCKS:
         return device.name
-    base = alike.get(base, base)
-    return base if base in CLOCKS else "H100"
+    nearest = device.curves_of if "bf16" in device.peak_TFLOPs else "V100"
+    for base in (device.name.split("-")[0], nearest):
+        if base in CLOCKS:
+            return base
+        if base in BLACKWELL:
+            return "GB200"
+    return "H100"
 
 
 def parts_of(name: str) -> tuple[str, str]:

@@ -1,6 +1,6 @@
 """Fits what trainers, devices and links do to a training step, and prints the errors three ways.
 
-    python benchmarks/fit_trainers.py [published_runs.json] [--write] [--processes 1]
+    python benchmarks/fit_trainers.py [published_runs.json] [--write] [--processes 1] [--only NAME,NAME]
 
 (a) priors: every constant where its fit begins; (b) blocks of runs (model and number of GPUs) left out, five parts in
 turn, and whole groups left out; (c) fitted to all. Every fit begins at the priors and runs until a step gains next to
@@ -11,15 +11,22 @@ The band of a trainer is what its user on another cluster sees: of the runs of e
 error that 80 % stay below, groups counting alike. Of a trainer with runs in one group alone nothing is known then but
 priors; its band is no less than that of all trainers together. Networks with convolutions count for a band of their
 own. Routed experts add to the band of a trainer what 80 % of the runs with experts need.
+
+--only fits the named constants alone, with all others at their values in automap/data, and leaves the bands as they
+are: for a constant that has become one of its own, such as the clock of a new device.
 """
 
 from __future__ import annotations
 
 import json
 import multiprocessing
+import sys
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from constants import SHARED, TRAINERS, clock_of, link_kind, owner
@@ -28,7 +35,7 @@ from fleet import Fleet, Mask, too_fast
 from priced_runs import PricedRun
 
 import automap
-from automap.cluster import Device
+from automap.cluster import known_devices
 from automap.price.estimate import EXPERTS, share_of_flops
 from automap.space.stated_parts import Unpriced
 from automap.validation.errors_by_group import Predicted, summarize
@@ -123,55 +130,76 @@ def _rounded(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def write(fleet: Fleet, x: Floats, left_out: Floats) -> None:
-    """Puts constants and bands into automap/data, each with its source."""
-    value = {name: _rounded(x[i]) for name, i in fleet.at.items()}
+def write_constants(fleet: Fleet, x: Floats, names: Sequence[str], held: str) -> None:
+    """Puts constants into automap/data, each with its source.
+
+    Args:
+        fleet: all runs.
+        x: values of all constants.
+        names: those that are written.
+        held: what the source says besides.
+    """
+    value = {name: _rounded(x[fleet.at[name]]) for name in names}
+    source = f"fitted: benchmarks/fit_trainers.py, published_runs.json, {time.strftime('%Y-%m-%d')}{held}"
+    for name in fleet.trainers:
+        with edited(DATA / "trainers" / f"{name}.json") as document:
+            for key in TRAINERS:
+                holder = owner(name, key)
+                if f"{holder}.{key}" in value:
+                    document[key] = value[f"{holder}.{key}"]
+                    sharing = next(names for names, _ in TRAINERS[key] if name in names)
+                    shared = "" if len(sharing) == 1 else f", one for {len(sharing)} trainers"
+                    document["source"][key] = source + shared
+                    if key == "gradient_overlap":
+                        document["parameter_gather_overlap"] = document[key]
+    measured = {f.problem.cluster.device(0).name for f in fleet.rows}
+    for kind in known_devices():
+        of = clock_of(kind)
+        if kind.name == "cpu":
+            continue
+        with edited(DATA / "devices" / f"{kind.name}.json") as document:
+            for key, constant in (("sustained_clock", f"clock.{of}"), ("portable_attention", "portable_attention")):
+                if constant in value:
+                    plain = key == "portable_attention" and kind.curves_of == "A100"
+                    document[key] = 1.0 if plain else value[constant]
+                    assumed = f"assumed: that of the {of} ({source})"
+                    document["source"][key] = source if kind.name in measured else assumed
+    for path in sorted((DATA / "links").glob("*.json")):
+        with edited(path) as document:
+            kind_of_link = link_kind(document["name"])
+            if f"link.{kind_of_link}" in value:
+                document["efficiency"] = value[f"link.{kind_of_link}"]
+                document["source"]["efficiency"] = f"{source}, one for all {kind_of_link}"
+    with edited(DATA / "fitted" / "step.json") as document:
+        for key in SHARED:
+            if key in value:
+                document["constants"][key] |= {"value": value[key], "source": source}
+
+
+def write_bands(fleet: Fleet, left_out: Floats) -> None:
+    """Puts the bands into automap/data, each with its source."""
     today = time.strftime("%Y-%m-%d")
-    source = f"fitted: benchmarks/fit_trainers.py, published_runs.json, {today}"
     found, of_convolutions = bands(fleet, left_out)
     for name in fleet.trainers:
-        path = DATA / "trainers" / f"{name}.json"
-        document = json.loads(path.read_text())
-        notes = document["source"]
-        for key in TRAINERS:
-            holder = owner(name, key)
-            if holder is not None:
-                document[key] = value[f"{holder}.{key}"]
-                sharing = next(names for names, _ in TRAINERS[key] if name in names)
-                notes[key] = source if len(sharing) == 1 else f"{source}, one for {len(sharing)} trainers"
-        document["parameter_gather_overlap"] = document["gradient_overlap"]
-        document["error_band"], text = _rounded(found[name][0]), found[name][1]
-        notes["error_band"] = f"{text} ({today})"
-        path.write_text(json.dumps(document, indent=1) + "\n")
-    measured = {f.problem.cluster.device(0).name for f in fleet.rows}
-    for path in sorted((DATA / "devices").glob("*.json")):
-        document = json.loads(path.read_text())
-        notes = document["source"]
-        if document["name"] == "cpu":
-            continue
-        kind = Device(**{k: v for k, v in document.items() if k != "source"})
-        of = clock_of(kind)
-        document["sustained_clock"] = value[f"clock.{of}"]
-        document["portable_attention"] = 1.0 if kind.curves_of == "A100" else value["portable_attention"]
-        for key in ("sustained_clock", "portable_attention"):
-            notes[key] = source if kind.name in measured else f"assumed: that of the {of} ({source})"
-        path.write_text(json.dumps(document, indent=1) + "\n")
-    for path in sorted((DATA / "links").glob("*.json")):
-        document = json.loads(path.read_text())
-        if link_kind(document["name"]):
-            document["efficiency"] = value[f"link.{link_kind(document['name'])}"]
-            document["source"]["efficiency"] = f"{source}, one for all {link_kind(document['name'])}"
-            path.write_text(json.dumps(document, indent=1) + "\n")
-    path = DATA / "fitted" / "step.json"
+        with edited(DATA / "trainers" / f"{name}.json") as document:
+            document["error_band"], text = _rounded(found[name][0]), found[name][1]
+            document["source"]["error_band"] = f"{text} ({today})"
+    with edited(DATA / "fitted" / "step.json") as document:
+        for key, half in (("convolution_band", of_convolutions), ("expert_band", expert_band(fleet, left_out, found))):
+            document["constants"][key] |= {
+                "value": _rounded(half),
+                "source": f"{INSIDE:.0%} of such runs lie inside when their group is left out of the fit ({today})",
+            }
+
+
+@contextmanager
+def edited(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON document of a file, which is written back with what has been changed in it."""
     document = json.loads(path.read_text())
-    for key in SHARED:
-        document["constants"][key] |= {"value": value[key], "source": source}
-    for key, half in (("convolution_band", of_convolutions), ("expert_band", expert_band(fleet, left_out, found))):
-        document["constants"][key] |= {
-            "value": _rounded(half),
-            "source": f"{INSIDE:.0%} of the runs of such networks lie inside when their group is left out ({today})",
-        }
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    before = json.dumps(document)
+    yield document
+    if json.dumps(document) != before:
+        path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 _fleet: list[Fleet] = []
@@ -196,7 +224,12 @@ def left_out(fleet: Fleet, parts: list[object], processes: int) -> Floats:
 
 def main() -> None:
     """Fits, prints the errors three ways, and writes the constants if it is asked to."""
-    options = asked(__doc__, "published_runs.json", ("--processes", "that fit at the same time"))
+    options = asked(
+        __doc__,
+        "published_runs.json",
+        ("--processes", 1, "that fit at the same time"),
+        ("--only", "", "constants to fit, with commas between them; all if empty"),
+    )
     rows, unpriced = [], defaultdict(int)
     for run in load_runs(options.data):
         try:
@@ -208,12 +241,25 @@ def main() -> None:
     for why, count in unpriced.items():
         print(f"{count:4} not priced, {why}")
     fleet = Fleet(rows)
-    table(fleet, fleet.predict(fleet.prior), "(a) priors")
+    only = [name for name in options.only.split(",") if name]
+    if only:
+        table(fleet, fleet.predict(fleet.of_today()), "as they are")
+        try:
+            fleet.free_only(only)
+        except ValueError as fault:
+            sys.exit(str(fault))
+    else:
+        table(fleet, fleet.predict(fleet.prior), "(a) priors")
     x = fleet.fit(np.zeros(len(rows), dtype=bool))
     table(fleet, fleet.predict(x), "(c) fitted")
     for constant, value in zip(fleet.constants, x, strict=True):
-        bound = "  at its bound" if value in (constant.low, constant.high) else ""
-        print(f"  {constant.name:45} {value:8.3g}  ({constant.prior:g}){bound}")
+        if not only or constant.name in only:
+            bound = "  at its bound" if value in (constant.low, constant.high) else ""
+            print(f"  {constant.name:45} {value:8.3g}  ({constant.prior:g}){bound}")
+    if only:
+        if options.write:
+            write_constants(fleet, x, only, ", with all other constants held")
+        return
     table(fleet, left_out(fleet, blocks(rows), options.processes), "(b) blocks left out")
     of_groups = left_out(fleet, [f.run.group for f in rows], options.processes)
     table(fleet, of_groups, "(b) groups left out")
@@ -223,7 +269,8 @@ def main() -> None:
     print(f"  {'convolutions':26} ± {of_convolutions:.1%}")
     print(f"  {'routed experts':26} ± {expert_band(fleet, of_groups, found):.1%} of their share, beside the trainer's")
     if options.write:
-        write(fleet, x, of_groups)
+        write_constants(fleet, x, list(fleet.at), "")
+        write_bands(fleet, of_groups)
 
 
 if __name__ == "__main__":

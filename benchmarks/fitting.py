@@ -24,13 +24,13 @@ Rows = npt.NDArray[np.int64] | slice
 EVERY = slice(None)
 
 
-def asked(about: str | None, name: str, *counts: tuple[str, str]) -> argparse.Namespace:
-    """What the command line asks for: `data`, the file of measurements, `write`, and counts.
+def asked(about: str | None, name: str, *options: tuple[str, int | str, str]) -> argparse.Namespace:
+    """What the command line asks for: `data`, the file of measurements, `write`, and further options.
 
     Args:
         about: the script's docstring.
         name: name of the file that is read by default, `../data/NAME` beside the checkout.
-        counts: option and help of each; 1 where none is given.
+        options: name, default value and help of each.
 
     Raises:
         SystemExit: the file is not there (2).
@@ -38,8 +38,8 @@ def asked(about: str | None, name: str, *counts: tuple[str, str]) -> argparse.Na
     parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
     parser.add_argument("data", nargs="?", type=Path, default=Path("../data") / name, help="default: %(default)s")
     parser.add_argument("--write", action="store_true", help="put what is found into automap/data")
-    for option, text in counts:
-        parser.add_argument(option, type=int, default=1, help=text)
+    for option, default, text in options:
+        parser.add_argument(option, type=type(default), default=default, help=text)
     found = parser.parse_args()
     if not found.data.is_file():
         parser.error(f"data: {found.data} is no file: name the measurements, a {Path(name).suffix} file as {name}")

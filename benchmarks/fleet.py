@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from constants import OF_STEP, SHARED, TRAINERS, clock_of, constants, depends, l
 from fitting import EVERY, Floats, Rows, fit, robust
 from priced_runs import PricedRun
 
+from automap.cluster import known_devices, known_links
 from automap.price.curves import fitted
 from automap.price.stage_layout import PipelineLayout
 from automap.problem import trainers
@@ -43,6 +45,34 @@ class Fleet:
         self._of_units = np.array([c.name.split(".")[-1] not in OF_STEP for c in self.constants])
         self._applied: Floats | None = None
         self._near_priors: dict[bytes, Floats] = {}
+
+    def of_today(self) -> Floats:
+        """The values in automap/data."""
+        gpus = [device for device in known_devices() if device.name != "cpu"]
+        value = {f"clock.{clock_of(device)}": device.sustained_clock for device in gpus}
+        value |= {f"link.{link_kind(link.name)}": link.efficiency for link in known_links()}
+        value |= {name: fitted("step")["constants"][name]["value"] for name in SHARED}
+        value["portable_attention"] = next(gpu.portable_attention for gpu in gpus if gpu.curves_of != "A100")
+        for name in self.at:
+            kind, key = parts_of(name)
+            if key in TRAINERS:
+                value[name] = getattr(trainers()[kind], key)
+        return np.array([value[name] for name in self.at])
+
+    def free_only(self, names: Sequence[str]) -> None:
+        """From now on fits hold every constant at its value of today, but those of these names.
+
+        Raises:
+            ValueError: there is no such constant.
+        """
+        unknown = [name for name in names if name not in self.at]
+        if unknown:
+            raise ValueError(f"--only: no constant {unknown[0]!r} is fitted; known: {', '.join(sorted(self.at))}")
+        today = self.of_today()
+        for name, i in self.at.items():
+            if name not in names:
+                self.prior[i] = self.low[i] = self.high[i] = today[i]
+                self.touched[i] = np.array([], dtype=np.int64)
 
     def apply(self, x: Floats) -> None:
         """Sets the constants that the price reads."""

@@ -309,6 +309,24 @@ def test_it_runs_apart(script, files, tmp_path):
 
 
 @pytest.mark.slow
+def test_constants_are_fitted_alone(files, tmp_path):
+    done = alone("fit_trainers", [files["runs"], "--only", "clock.A100,micro_batch_ms"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "as they are" in done.stdout
+    assert [line.split()[0] for line in done.stdout.splitlines() if line.endswith(")")] == [
+        "micro_batch_ms",
+        "clock.A100",
+    ]
+
+
+@pytest.mark.slow
+def test_a_constant_that_is_not_fitted_is_an_error(files, tmp_path):
+    done = alone("fit_trainers", [files["runs"], "--only", "clock.A200"], tmp_path)
+    assert done.returncode == 1
+    assert "--only: no constant 'clock.A200' is fitted; known: " in done.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("script", MISSING)
 def test_a_missing_file_is_an_error(script, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
