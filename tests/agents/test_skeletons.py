@@ -71,8 +71,11 @@ def test_shares_are_tried_with_the_numbers_of_micro_batches_that_they_divide():
 def test_what_does_not_fit_is_cut_anew():
     """A mixture of experts whose stages are nearly full: all signatures overflow on even stages of this mesh."""
     problem = generate(100_130).problem
+    ((name, device),) = problem.cluster.devices.items()
+    less = replace(problem.cluster, devices={name: replace(device, memory_GiB=0.993 * device.memory_GiB)})
     # A trainer that keeps the scores of attention.
-    space = PlanSpace(replace(problem, training=replace(problem.training, trainer="automap")))
+    training = replace(problem.training, trainer="automap")
+    space = PlanSpace(replace(problem, cluster=less, training=training))
     values, prices = grid_of(space)
     mesh = [
         i for i, row in enumerate(values.tolist()) if (lambda s: (s.pp, s.tp, s.middle))(space.shape(row)) == (14, 2, 4)

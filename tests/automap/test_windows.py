@@ -122,7 +122,7 @@ def test_a_window_saves_time_where_the_kernel_skips_it(stated: dict[str, Any]) -
     assert window[1] == causal[1] and both[1] == full[1]
 
 
-@pytest.mark.parametrize("trainer", [name for name in trainers() if name != SKIPS])
+@pytest.mark.parametrize("trainer", [name for name, trainer in trainers().items() if not trainer.skips_windows])
 def test_trainers_that_do_not_skip_price_windows_alike(trainer: str) -> None:
     prices = [step_s(problem_of([w, w], trainer)) for w in (CAUSAL, (127, 0))]
     assert prices[0] == prices[1]
