@@ -37,6 +37,8 @@ class Target:
     """The version of the trainer whose configuration is meant."""
     trainer: str
     """The trainer that the price follows unless the user names another one."""
+    releases: tuple[str, ...] = ()
+    """Further trainers that read the same configuration: releases of other speed."""
     parallel: tuple[Parallelism, ...]
     """Kinds of parallelism that have a degree in the configuration."""
     transformers: bool

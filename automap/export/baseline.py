@@ -98,11 +98,12 @@ def with_stated(training: Mapping[str, Any], hints: Mapping[str, Any], cluster: 
         return training
     stated = _stated(document)[1]
     stated.complete_batch(cluster.num_devices, {})
-    said, own = dict(stated.training), targets()[stated.target].trainer
+    said, target = dict(stated.training), targets()[stated.target]
     if training.get("target", ANY) != ANY:
-        # The target names the trainer.
-        del said["trainer"]
-    elif stated.document is None and training.get("trainer", said["trainer"]) == own:
+        # The target names the trainer, but for its release.
+        if training["target"] != stated.target or said["trainer"] not in target.releases:
+            del said["trainer"]
+    elif stated.document is None and training.get("trainer", said["trainer"]) in (target.trainer, *target.releases):
         said["target"] = stated.target
     return {**said, **training}
 

@@ -15,6 +15,7 @@ from automap.errors import PlanError
 from automap.export.configuration import Export, ModelShape, Note, Run, header
 from automap.export.decoder import Decoder, decoder_of
 from automap.price.visible_keys import has_ring
+from automap.problem import Trainer
 
 Flag = tuple[str, str | None]
 """A flag and its value, None for one without."""
@@ -59,7 +60,7 @@ def write(run: Run) -> Export:
         version=run.target.version,
         files={"megatron.sh": script, "megatron.yaml": settings},
         launch="bash megatron.sh --data-path …",
-        notes=tuple(_notes(untold, layers)),
+        notes=(*_notes(untold, layers), *_graphs(run)),
     )
 
 
@@ -88,7 +89,7 @@ def _parallel(run: Run) -> Iterator[Flag]:
     if run.shape.experts:
         yield "--expert-model-parallel-size", str(degrees.expert)
         yield "--expert-tensor-parallel-size", str(degrees.tensor)
-        yield "--moe-token-dispatcher-type", "alltoall"
+        yield from _experts(run.problem.trainer)
     yield from _stages(run)
     yield "--micro-batch-size", str(degrees.micro_batch)
     yield "--global-batch-size", str(training.global_batch)
@@ -108,6 +109,17 @@ def _parallel(run: Run) -> Iterator[Flag]:
     if training.async_tensor_parallel and degrees.sequence_parallel:
         yield "--tp-comm-overlap", None
     yield from _precision(run)
+
+
+def _experts(trainer: Trainer) -> Iterator[Flag]:
+    """How tokens travel to experts, and how these are multiplied, where they are priced so."""
+    if trainer.dispatcher == "rank":
+        yield "--moe-token-dispatcher-type", "flex"
+        yield "--moe-flex-dispatcher-backend", "hybridep"
+    else:
+        yield "--moe-token-dispatcher-type", "alltoall"
+    if trainer.groups_experts:
+        yield "--moe-grouped-gemm", None
 
 
 def _stages(run: Run) -> Iterator[Flag]:
@@ -221,3 +233,10 @@ def _notes(untold: str, found: Decoder) -> Iterator[Note]:
     yield Note(about="model", kept="left to you", text=what)
     if found.is_parallel:
         yield Note(about="layers", kept="left to you", text=f"{SIDE_BY_SIDE[0].lower()}{SIDE_BY_SIDE[1:-1]}")
+
+
+def _graphs(run: Run) -> Iterator[Note]:
+    """What a release is priced with that its arguments do not say."""
+    if run.problem.trainer.groups_experts and run.shape.experts:
+        text = "CUDA graphs, with which the step is priced (--cuda-graph-impl and its scope)"
+        yield Note(about="speed", kept="left to you", text=text)

@@ -66,7 +66,7 @@ _SIZES = (
 _SWITCHES = frozenset({
     "sequence-parallel", "use-distributed-optimizer", "recompute-activations", "checkpoint-activations", "bf16", "fp16",
     "fp8-hybrid", "fp8-e4m3", "tp-comm-overlap", "overlap-grad-reduce", "overlap-param-gather",
-    "group-query-attention", "deepspeed", "deepspeed-activation-checkpointing",
+    "group-query-attention", "moe-grouped-gemm", "deepspeed", "deepspeed-activation-checkpointing",
 })  # fmt: skip
 """Flags without a value."""
 _READ = frozenset({
@@ -76,7 +76,7 @@ _READ = frozenset({
     "decoder-last-pipeline-num-layers", "recompute-granularity", "recompute-method", "recompute-num-layers",
     "recompute-modules", "activations-checkpoint-method", "fp8-format", "fp8-recipe", "optimizer", "sgd-momentum",
     "rampup-batch-size", "zero-stage", "num-distributed-optimizer-instances", "ds-sequence-parallel-size",
-    "cp-comm-type",
+    "cp-comm-type", "moe-token-dispatcher-type", "moe-flex-dispatcher-backend",
 })  # fmt: skip
 """Flags that say something of the plan or of its price."""
 
@@ -194,6 +194,8 @@ def read_flags(
         _megatron_deepspeed(flags, found, documents, beside)
     elif "overlap-grad-reduce" not in flags and found.degrees.get("dp") != 1:
         found.training["overlap_gradients"] = False
+    if flags.get("moe-token-dispatcher-type") == "flex" and flags.get("moe-flex-dispatcher-backend") == "hybridep":
+        found.training["trainer"] = "megatron-core-26.06"
     found.sizes = {name: size for name in _SIZES if (size := number(name)) is not None}
     if "group-query-attention" not in flags:
         found.sizes.pop("num-query-groups", None)

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from agents import Budget, search
 from automap.cluster import parse_cluster
 from automap.errors import PlanError
 from automap.export.baseline import load, read_baseline, with_stated
+from automap.export.export import export
 from automap.price.evaluator import Evaluator
 from automap.problem import Problem
 from ir import zoo
@@ -78,6 +80,28 @@ def test_what_the_user_says_goes_before_what_the_file_says() -> None:
     assert with_stated({"target": "any"}, hints, CLUSTER)["target"] == "any"
     assert "target" not in with_stated({"trainer": "ddp"}, hints, CLUSTER)
     assert read_baseline(Evaluator(Problem.build(zoo.build(GPT), CLUSTER, TRAINING))) is None
+
+
+def test_a_release_is_read_from_the_options_that_it_is_priced_with() -> None:
+    """What is exported of its plans is read as the same release and plan, also where a target is named."""
+    model = zoo.build("moe:layers=4,hidden=64,heads=4,kv_heads=2,ffn=128,experts=4,seq_len=32,vocab_size=96")
+    stated = {"global_batch": 16, "trainer": "megatron-core-26.06", "target": "megatron-core"}
+    problem = Problem.build(model, CLUSTER, stated, {"fix": {"ep": 2, "pp": 1, "tp": 1}})
+    plan = search(problem, Budget(evaluations=100), seed=0).plan
+    written = export(plan, problem, "megatron-core")
+    script = written.files["megatron.sh"]
+    assert "--moe-token-dispatcher-type flex\n    --moe-flex-dispatcher-backend hybridep\n" in script
+    assert "--moe-grouped-gemm" in script
+    assert "CUDA graphs" in next(note.text for note in written.notes if note.about == "speed")
+    hints = {"baseline": {"file": "megatron.sh", "text": script}}
+    for training in ({}, {"target": "megatron-core"}):
+        said = with_stated(training, hints, CLUSTER)
+        assert (said["trainer"], said["target"]) == ("megatron-core-26.06", "megatron-core")
+    again = read_baseline(Evaluator(Problem.build(model, CLUSTER, said, hints)))
+    assert again is not None and again.plan.degrees == plan.degrees
+    assert again.plan.estimate.step_time_s == pytest.approx(plan.estimate.step_time_s, rel=1e-9)
+    older = script.replace("type flex", "type alltoall").replace("--moe-flex-dispatcher-backend hybridep", "")
+    assert with_stated({}, {"baseline": {"file": "a.sh", "text": older}}, CLUSTER)["trainer"] == "megatron-core"
 
 
 def test_gradients_are_reduced_when_the_script_says() -> None:

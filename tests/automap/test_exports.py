@@ -99,6 +99,7 @@ NUMBERS = (
 CHOICES = {
     "cp-comm-type": ("p2p", "a2a", "allgather", "a2a+p2p"),
     "moe-token-dispatcher-type": ("allgather", "alltoall", "flex"),
+    "moe-flex-dispatcher-backend": ("deepep", "hybridep"),
     "recompute-granularity": ("full", "selective"),
     "recompute-method": ("uniform", "block"),
     "recompute-modules": ("core_attn",),
@@ -112,6 +113,7 @@ SWITCHES = (
     "sequence-parallel", "use-distributed-optimizer", "overlap-grad-reduce", "overlap-param-gather", "tp-comm-overlap",
     "bf16", "fp16", "accumulate-allreduce-grads-in-fp32", "disable-bias-linear", "swiglu", "group-query-attention",
     "untie-embeddings-and-output-weights", "add-qkv-bias", "qk-layernorm",
+    "moe-grouped-gemm",
 )  # fmt: skip
 
 
