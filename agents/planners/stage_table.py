@@ -92,7 +92,6 @@ class StageTable:
         self.num_micro_batches, self.holds, self.partly = num_micro_batches, holds, partly
         self.samples = space.problem.training.global_batch // num_micro_batches
         self.matrix: Floats = links_matrix(space) if known is None else known.matrix
-        self._sent: Floats = sends_matrix(space) if known is None else known._sent
         self._spans: dict[object, SpanCosts] = {} if known is None else known._spans
         self._units: dict[Strategy, UnitsInOrder] = {} if known is None else known._units
         self._at: dict[tuple[int, int, Strategy], SpanCosts] = {}
@@ -206,19 +205,19 @@ class StageTable:
     def _sends(self, place: int, size: int) -> tuple[float, float]:
         """Seconds of a byte between a stage and the stage before it, and the one behind it; 0 where there is none.
 
-        Stages on one host send inside it, and others between hosts. Of the neighbours it is known where they end or
-        begin, but not how far they reach: they stand for their next device.
+        The neighbours are taken to have as many devices, or those that there are.
         """
-        end, own = place + size, slice(place, place + size)
-        before = 1.0 / float(self._in_order[place - 1, own].min()) if place > 0 else 0.0
-        behind = 1.0 / float(self._in_order[own, end].min()) if end < len(self.order) else 0.0
-        return before, behind
+        own, end = np.array(self.order[place : place + size]), place + size
+        before, behind = (np.array(self.order[max(0, place - size) : place]), np.array(self.order[end : end + size]))
+        return self._a_byte(before, own), self._a_byte(own, behind)
 
-    @functools.cached_property
-    def _in_order(self) -> Floats:
-        """`sends_matrix` of the devices in their order."""
-        found: Floats = self._sent[np.ix_(self.order, self.order)]
-        return found
+    def _a_byte(self, senders: Ints, receivers: Ints) -> float:
+        """Seconds of a byte from each sender, as in the price; 0 without any."""
+        if not len(senders) or not len(receivers):
+            return 0.0
+        stands = self.space.evaluator.stands
+        patterns = stands.pattern(senders), stands.pattern(receivers)
+        return 1.0 / stands.sends.of(patterns, senders, receivers)[1]
 
     def channel(self, place: int, size: int, following: int) -> Floats:
         """See `ChannelSeconds`: activations on their way and gradients on their way back, over all ways between the
@@ -281,17 +280,6 @@ def links_matrix(space: PlanSpace) -> Floats:
     """[devices, devices] bytes/s between two devices: measured, or of the links between them."""
     cluster = space.problem.cluster
     return _of_pairs(cluster, lambda one, other: group_link(cluster, (one, other)).bytes_per_s)
-
-
-def sends_matrix(space: PlanSpace) -> Floats:
-    """[devices, devices] bytes/s at which one device sends to another, as in the price."""
-    stands = space.evaluator.stands
-
-    def rate(sender: int, receiver: int) -> float:
-        senders, receivers = np.array([sender]), np.array([receiver])
-        return stands.send((stands.pattern(senders), stands.pattern(receivers)), senders, receivers)[1]
-
-    return _of_pairs(space.problem.cluster, rate)
 
 
 def _of_pairs(cluster: Cluster, rate: Callable[[int, int], float]) -> Floats:

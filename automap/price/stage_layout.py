@@ -7,7 +7,6 @@ bytes/s, FLOP/s.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,20 +15,14 @@ import numpy as np
 from automap.arrays import Floats, Ints
 from automap.cluster import Cluster, Device
 from automap.execution import FULL, HALF, casts_weights
-from automap.fitted_curves import COLLECTIVES, CollectiveCurve
-from automap.group_links import GroupLink, group_link
+from automap.group_links import group_link
 from automap.price.curves import attention_curve, constant, convolution_rates, gemm_curve, shared
 from automap.price.kernels.array_types import Record, Rows, record_of
-from automap.price.kernels.collectives import RINGS, host_link
-from automap.price.kernels.records import ALL_GATHER, ALL_TO_ALL, NUM_COLLECTIVES, SEND_RECV
-from automap.price.kernels.stage_records import HARDWARE_DTYPE, LINK_DTYPE, HardwareRow, LinkRow
+from automap.price.kernels.stage_records import HARDWARE_DTYPE, LINK_DTYPE, HardwareRow
 from automap.price.kernels.step_records import StageArrays
+from automap.price.link_records import Sends, link_record
 from automap.price.visible_keys import has_ring
 from automap.problem import WEIGHT_BYTES, Problem
-
-WAITED_FOR = 7.0
-"""Most ranks of a group that a rank waits for: the seven others of a host. Observed in published runs: larger groups do
-not wait longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,6 +202,7 @@ class PipelineLayouts:
     Attributes:
         stages: the distinct stages by number; all other stages differ from one of them in their device numbers alone.
             The stages of the `kinds` of a stage follow behind it.
+        sends: what a stage takes to send to the next one.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -218,8 +212,7 @@ class PipelineLayouts:
         self._links: dict[bytes, Record] = {}
         self._patterns: dict[tuple[bytes, bytes], int] = {}
         self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
-        self._sends: dict[tuple[int, int, int], tuple[float, float]] = {}
-        self._pairs: dict[tuple[int, int, bool], tuple[float, float]] = {}
+        self.sends = Sends(problem)
 
     def pattern(self, devices: Ints) -> int:
         """Number of the way in which devices, [devices], are placed on hosts."""
@@ -319,52 +312,6 @@ class PipelineLayouts:
             kinds.append((tuple(found[names]), alike))
         return kinds
 
-    def send(self, patterns: tuple[int, int], senders: Ints, receivers: Ints) -> tuple[float, float]:
-        """Seconds of latency and bytes/s of each sender when all send at once, the i-th sender to the i-th receiver.
-
-        Where the two stages differ in size, several devices of the larger one share a device of the smaller one: those
-        that send to the same device divide its link.
-
-        Args:
-            patterns: the `pattern` of the senders and of the receivers.
-            senders: [devices] of one stage.
-            receivers: [devices] of the next stage.
-        """
-        cluster = self.problem.cluster
-        key = (*patterns, int(cluster.places[receivers[0]] - cluster.places[senders[0]]))
-        if key not in self._sends:
-            most = max(len(senders), len(receivers))
-            pairs = np.stack([side[np.arange(most) * len(side) // most] for side in (senders, receivers)])
-            if cluster.bandwidth_GBps is None:
-                # Pairs on alike hosts are alike.
-                hosts = cluster.places[pairs]
-                (one, other), is_same = cluster.alike[hosts], hosts[0] == hosts[1]
-                kinds = 2 * (len(cluster.hosts) * one + other) + is_same
-                pairs = pairs[:, list(dict(zip(kinds.tolist(), range(most), strict=True)).values())]
-            found = [self._send_one(sender, receiver) for sender, receiver in pairs.T.tolist()]
-            share = max(1.0, len(senders) / len(receivers))
-            self._sends[key] = max(latency for latency, _ in found), min(rate for _, rate in found) / share
-        return self._sends[key]
-
-    def _send_one(self, sender: int, receiver: int) -> tuple[float, float]:
-        """Seconds of latency and bytes/s from one device to another."""
-        cluster = self.problem.cluster
-        one, other = cluster.node_of[sender], cluster.node_of[receiver]
-        # Devices on alike hosts are alike.
-        key = (int(cluster.alike[one]), int(cluster.alike[other]), one == other)
-        if cluster.bandwidth_GBps is not None:
-            key = (sender, receiver, False)
-        if key not in self._pairs:
-            link = group_link(cluster, (sender, receiver))
-            inside = shared("send_share") * cluster.links[cluster.hosts[one].intra_node_link].bytes_per_s
-            is_named = link.hosts > 1 or cluster.bandwidth_GBps is not None
-            record = link_record(link, 1.0)
-            rate = link.bytes_per_s if is_named else inside
-            if COLLECTIVES[SEND_RECV] in link.collectives:
-                rate = float(record.bytes_per_s[SEND_RECV])
-            self._pairs[key] = max(0.0, float(record.latency_s[SEND_RECV])), rate
-        return self._pairs[key]
-
     def of(self, stages: Sequence[tuple[Sequence[int], Sequence[int]]]) -> PipelineLayout:
         """The layout of pipeline ranks given as (devices, mesh)."""
         devices = [np.asarray(mine, dtype=np.int64) for mine, _ in stages]
@@ -376,7 +323,7 @@ class PipelineLayouts:
         if len(stages) > 1:
             following = [*range(1, len(stages)), 0]
             sends = [
-                self.send((patterns[rank], patterns[after]), devices[rank], devices[after])
+                self.sends.of((patterns[rank], patterns[after]), devices[rank], devices[after])
                 for rank, after in enumerate(following)
             ]
         return PipelineLayout(
@@ -388,55 +335,3 @@ class PipelineLayouts:
             send_latency_s=np.array([latency for latency, _ in sends]),
             send_bytes_per_s=np.array([rate for _, rate in sends]),
         )
-
-
-def own_link(curve: CollectiveCurve, size: int, bytes_per_s: float) -> Record:
-    """The link of a group of `size` ranks by a measured curve, a share of `bytes_per_s`; a `LinkRow`."""
-    return host_link(
-        size,
-        latency_s=curve.latency_us * 1e-6,
-        growth=curve.latency_growth,
-        bytes_per_s=bytes_per_s * curve.efficiency,
-        small_group=curve.small_group,
-        ramp=curve.ramp,
-    )
-
-
-def link_record(link: GroupLink, gather_share: float) -> Record:
-    """What `collective_s` takes of a group, a `LinkRow`.
-
-    Inside a host small groups lack a part of the rate and small messages climb slowly; between hosts rings wait for
-    every rank and trees for every level. ZeRO's gathers reach `gather_share` of the line rate there. Kinds of which the
-    link has curves of its own have those inside a host.
-    """
-    latency = shared("node_latency_us") * 1e-6
-    is_between = link.hosts > 1
-    if is_between:
-        tree = latency + shared("tree_level_us") * 1e-6 * math.log2(link.hosts)
-        record = record_of(
-            LinkRow(
-                latency_s=np.full(NUM_COLLECTIVES, tree),
-                bytes_per_s=np.full(NUM_COLLECTIVES, link.bytes_per_s),
-                ramp=np.zeros(NUM_COLLECTIVES),
-                gather_bytes_per_s=link.line_bytes_per_s * gather_share,
-                host_time=0.0,
-            )
-        )
-        record.bytes_per_s[ALL_TO_ALL] = link.exchange_bytes_per_s
-        record.latency_s[list(RINGS)] = latency + shared("ring_us") * 1e-6 * (link.size - 1.0)
-    else:
-        record = host_link(
-            link.size,
-            latency_s=latency / shared("node_over_device"),
-            growth=shared("latency_growth"),
-            bytes_per_s=link.bytes_per_s,
-            small_group=shared("small_group"),
-            ramp=shared("ramp"),
-        )
-        for name, curve in link.collectives.items():
-            kind, own = COLLECTIVES.index(name), own_link(curve, link.size, link.line_bytes_per_s)
-            for field_name in ("latency_s", "bytes_per_s", "ramp"):
-                record[field_name][kind] = own[field_name][kind]
-        record.gather_bytes_per_s = record.bytes_per_s[ALL_GATHER]
-    record.host_time = min(link.size - 1.0, WAITED_FOR) ** shared("group_wait_exponent")
-    return record

@@ -29,7 +29,7 @@ from automap.price.kernels.records import (
     NUM_COLLECTIVES,
     REDUCE_SCATTER,
 )
-from automap.price.stage_layout import link_record
+from automap.price.link_records import link_record
 from automap.problem import Problem, trainers
 from automap.space.space import PlanSpace
 from automap.space.stated_strategy import Strategy, hand_made

@@ -123,7 +123,7 @@ def test_two_ranks_exchange_over_the_links_between_them(space):
             if one != other:
                 pairs.add((one, other))
                 ends = [np.array([int(lowered.layout.stages[rank].devices[0])]) for rank in (one, other)]
-                wait, rate = s.evaluator.stands.send(tuple(map(s.evaluator.stands.pattern, ends)), *ends)
+                wait, rate = s.evaluator.stands.sends.of(tuple(map(s.evaluator.stands.pattern, ends)), *ends)
                 wanted[[one, other]] += wait + tie.exchanged * s.evaluator.settings(0)["sent_gradient_bytes"] / rate
         assert s.evaluator.evaluate(lowered).ranks["sync_s"] == pytest.approx(wanted)
     # Inside a host, between hosts, and between hosts where neither rank sends to the other host.

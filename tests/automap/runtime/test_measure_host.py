@@ -20,7 +20,7 @@ from automap.price.curves import attention_curve, gemm_curve, is_measured
 from automap.price.estimate import price
 from automap.price.kernels.collectives import collective_s
 from automap.price.kernels.gemm import gemm_s
-from automap.price.stage_layout import link_record
+from automap.price.link_records import link_record
 from automap.problem import Problem
 from automap.runtime.profiler import measure_host as profiler
 from automap.runtime.profiler.kernel_clock import KernelClock
