@@ -18,7 +18,8 @@ from typing import Any
 
 from agents.sampling.expert import grid_of
 from agents.searcher import Budget, search
-from automap.cluster import MAX_DEVICES, Cluster, parse_cluster
+from automap.cluster import Cluster, parse_cluster
+from automap.device_kinds import MAX_DEVICES
 from automap.errors import ProblemError, UserError, one_of
 from automap.export.baseline import with_stated
 from automap.plan import Plan

@@ -58,7 +58,7 @@ def group_link(cluster: Cluster, ranks: Sequence[int]) -> GroupLink:
             line = intra.bandwidth_GBps * 1e9 * intra.share_by_ranks.get(str(here), 1.0)
             collectives = intra.collectives
         if hosts > 1:
-            share = host.nics * here / host.num_devices
+            share = host.nics_per_device * here
             bandwidth = min(bandwidth, inter.bytes_per_s * share)
             exchange = min(exchange, inter.bytes_per_s * share / here * (size - 1) / (size - here))
             line = min(line, inter.bandwidth_GBps * 1e9 * share)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from automap.cluster import Count
+from automap.device_kinds import Count
 from automap.errors import ProblemError
 from automap.records import Items, Range
 from ir.factors import parse_placement

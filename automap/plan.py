@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from automap.cluster import MAX_DEVICES, Count
+from automap.device_kinds import MAX_DEVICES, Count
 from automap.errors import PlanError
 from automap.hints import Samples
 from automap.problem import Problem, Training

@@ -15,7 +15,8 @@ from math import prod
 from typing import Annotated, Any, Literal
 
 from automap.annotations import annotated
-from automap.cluster import Cluster, Device, parse_cluster
+from automap.cluster import Cluster, parse_cluster
+from automap.device_kinds import Device
 from automap.documents import read_document
 from automap.errors import ProblemError, one_of
 from automap.globs import select
@@ -47,8 +48,7 @@ class Training:
     """Samples of one optimizer step, over all devices."""
     precision: Precision | None = None
     """Precision of the arithmetic; null: bf16 if every device supports it, else fp16, else fp32. fp8, mxfp8 and nvfp4
-    apply to matrix products with weights only: all other operators compute in bf16, and weights, gradients and
-    optimizer state are stored as with bf16."""
+    apply to matrix products with weights only: all else is computed and stored as with bf16."""
     scaling: Literal["tensor", "row"] = "tensor"
     """Granularity of fp8 scales: one for a whole tensor, or one for each row."""
     async_tensor_parallel: bool = False

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from agents import Budget, search, search_offer
 from agents.recommend import Goals, recommend, sizes
-from automap.cluster import known_devices
+from automap.device_kinds import known_devices
 from automap.errors import UserError
 from automap.plan import Plan
 from automap.problem import Problem

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from priced_runs import PricedRun
 
-from automap.cluster import Device
+from automap.device_kinds import Device
 from automap.problem import WEIGHT_BYTES
 
 

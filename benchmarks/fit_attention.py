@@ -16,7 +16,7 @@ from collections import defaultdict
 import numpy as np
 from fitting import Floats, asked, errors, fit, folds, measured_device, robust, write
 
-from automap.cluster import Device
+from automap.device_kinds import Device
 from automap.price.kernels.array_types import record_of
 from automap.price.kernels.attention import EARLIER_KEYS, AttentionShape, attention_s
 from automap.price.kernels.stage_records import AttentionCurveRow

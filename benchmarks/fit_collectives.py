@@ -16,7 +16,7 @@ from collections import defaultdict
 import numpy as np
 from fitting import Floats, asked, errors, fit, folds, measured_device, robust, write
 
-from automap.cluster import known_links
+from automap.device_kinds import known_links
 from automap.fitted_curves import COLLECTIVES
 from automap.price.kernels.collectives import collective_s, host_link
 

@@ -21,7 +21,7 @@ import numpy as np
 from fitting import Floats, asked, errors, fit, folds, measured_device, robust, write
 
 import automap
-from automap.cluster import Device
+from automap.device_kinds import Device
 from automap.price.kernels.array_types import Record, record_of
 from automap.price.kernels.gemm import CACHE_SHARE, GRAIN, gemm_s
 from automap.price.kernels.stage_records import GemmCurveRow

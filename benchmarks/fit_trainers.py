@@ -35,7 +35,7 @@ from fleet import Fleet, Mask, too_fast
 from priced_runs import PricedRun
 
 import automap
-from automap.cluster import known_devices
+from automap.device_kinds import known_devices
 from automap.price.estimate import EXPERTS, share_of_flops
 from automap.space.stated_parts import Unpriced
 from automap.validation.errors_by_group import Predicted, summarize

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from automap.cluster import Device, known_devices
+from automap.device_kinds import Device, known_devices
 
 MEASURED = {
     "A100": "A100-80GB", "H100": "H100-80GB", "H200": "H200-141GB", "B200": "B200-180GB", "GB200": "GB200-186GB",

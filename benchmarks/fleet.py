@@ -13,7 +13,7 @@ from constants import OF_STEP, SHARED, TRAINERS, clock_of, constants, depends, l
 from fitting import EVERY, Floats, Rows, fit, robust
 from priced_runs import PricedRun
 
-from automap.cluster import known_devices, known_links
+from automap.device_kinds import known_devices, known_links
 from automap.price.curves import fitted
 from automap.price.stage_layout import PipelineLayout
 from automap.problem import trainers

@@ -28,7 +28,8 @@ import numpy as np
 import numpy.typing as npt
 
 import automap
-from automap.cluster import known_devices, parse_cluster
+from automap.cluster import parse_cluster
+from automap.device_kinds import known_devices
 from automap.price.evaluator import Evaluator
 from automap.price.kernels.array_types import Record, record_of
 from automap.price.kernels.operators import convolution_s

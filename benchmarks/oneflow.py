@@ -23,8 +23,9 @@ from agents.planners.pipeline_cuts import partition
 from agents.planners.spp import passes
 from agents.planners.stage_table import StageTable, Strategy
 from agents.planners.staged_plan import StagedPlan, data_parallel, lower_staged
-from automap.cluster import GIB, parse_cluster
+from automap.cluster import parse_cluster
 from automap.cost_graph.sensitivities import MEMORY
+from automap.device_kinds import GIB
 from automap.price.kernels.collectives import Reason, convert, host_link
 from automap.price.kernels.cost_records import COLLECTIVE_DTYPE, Recorder
 from automap.price.kernels.pipeline import run_program

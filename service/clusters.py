@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from automap.cluster import (
-    LOCAL,
-    PRESETS,
-    known_devices,
-    known_links,
-    local_profile,
-    own_devices,
-    own_folder,
-    own_links,
-    parse_cluster,
-)
+from automap.cluster import LOCAL, PRESETS, local_profile, parse_cluster
+from automap.device_kinds import known_devices, known_links, own_devices, own_folder, own_links
 from automap.families import families
 from automap.price.curves import is_measured
 from automap.records import to_json

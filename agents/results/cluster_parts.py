@@ -139,9 +139,8 @@ def within(cluster: Cluster, nodes: tuple[Node, ...], devices: tuple[int, ...]) 
 
 
 def _with(node: Node, each: int) -> Node:
-    """Hosts with some of their devices, which have their share of the host's links to others, as they do beside idle
-    ones (`automap.group_links`)."""
-    return replace(node, num_devices=each, nics=node.nics * each / node.num_devices)
+    """Hosts with some of their devices, beside which the others are idle."""
+    return replace(node, num_devices=each, idle_devices=node.idle_devices + node.num_devices - each)
 
 
 def _counts(number: int, batch: int) -> set[int]:

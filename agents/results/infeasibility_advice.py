@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from automap.cluster import Cluster, Node, known_devices, parse_cluster
+from automap.cluster import Cluster, Node, parse_cluster
+from automap.device_kinds import known_devices
 from automap.errors import ClusterError, NothingFits, ProblemError
 from automap.families import families, kernels_of
 from automap.hints import Fix

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from automap.cluster import GENERAL, Cluster, Device
+from automap.cluster import Cluster
+from automap.device_kinds import GENERAL, Device
 from automap.families import KERNELS, kernels_of
 from automap.fitted_curves import AttentionCurve, ConvolutionCurve, GemmCurve, fitted, published_curves
 from automap.price.kernels.array_types import Record, record_of

@@ -13,7 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from automap.cluster import Cluster, Device
+from automap.cluster import Cluster
+from automap.device_kinds import Device
 from automap.fitted_curves import COLLECTIVES
 from automap.image_layouts import KINDS as CONVOLUTIONS
 from automap.measured_blocks import device_seconds

@@ -107,7 +107,7 @@ class Sends:
     def _between_hosts(self, number: int, sharing: float) -> float:
         """Bytes/s of each of some devices of a host to other hosts."""
         host = self.problem.cluster.hosts[number]
-        most = max(1.0, host.nics / host.num_devices)
+        most = max(1.0, host.nics_per_device)
         return self.problem.cluster.links[host.inter_node_link].bytes_per_s * min(most, host.nics / sharing)
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from automap.arrays import Floats, Ints
-from automap.cluster import Cluster, Device
+from automap.cluster import Cluster
+from automap.device_kinds import Device
 from automap.execution import FULL, HALF, casts_weights
 from automap.group_links import group_link
 from automap.price.curves import attention_curve, constant, convolution_rates, gemm_curve, shared

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from automap.arrays import Ints
-from automap.cluster import GIB
 from automap.comparisons import Change
+from automap.device_kinds import GIB
 from automap.errors import UserError
 from automap.plan import MEMORY_CLASSES, Estimate, Plan, Sync, devices_in_words
 from automap.price.degrees import degrees_of

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from automap.arrays import Ints
-from automap.cluster import Cluster, Device, Link, Node, known_devices, known_links, parse_cluster
+from automap.cluster import Cluster, Node, parse_cluster
+from automap.device_kinds import Device, Link, known_devices, known_links
 from automap.errors import UserError
 from automap.plan import ScheduleKind
 from automap.price.evaluator import Evaluator

@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel
 
 from agents.searcher import MAX_EVALUATIONS
-from automap.cluster import MAX_DEVICES, Cluster
+from automap.cluster import Cluster
+from automap.device_kinds import MAX_DEVICES
 from automap.gnn.problem import GnnProblem
 from automap.hints import Hints
 from automap.problem import Training

@@ -18,10 +18,12 @@ from agents.results.plainest import Plainness, in_order, plain, plainest, plainn
 from automap.cluster import parse_cluster
 from automap.errors import NothingFits, ProblemError
 from automap.export.baseline import read_baseline
+from automap.group_links import group_link
 from automap.hints import Fix
 from automap.plan import Plan, parse_devices
 from automap.price.estimate import error_band, price
 from automap.price.evaluator import Evaluator
+from automap.price.stage_layout import PipelineLayouts
 from automap.problem import Problem
 from automap.space import stepping
 from automap.space import templates as template_list
@@ -197,6 +199,31 @@ def test_parts_are_whole_hosts_or_devices_of_one(cluster, batch, names):
     for part, devices in clusters_within(parse_cluster(cluster), batch):
         assert part.num_devices == len(devices)
         assert parse_cluster(json.loads(json.dumps(part.to_json()))) == part
+
+
+@pytest.mark.parametrize("cluster", ["2x8xV100-32GB@10Gbit", "4x6xA100-80GB", "2x4xP100+8xV100-16GB@25Gbit"])
+def test_all_links_of_a_part_are_those_of_its_devices_in_the_whole_cluster(cluster):
+    """Of groups, and of pipelines of single devices in every order that crosses hosts."""
+    whole = parse_cluster(cluster)
+    model = zoo.build(GPT)
+    layouts = PipelineLayouts(Problem.build(model, whole, {"global_batch": 64}))
+    rng = np.random.default_rng(0)
+    seen = 0
+    for fixed in (5, 6, 7, 10):
+        for part, devices in filled_within(whole, 64, Fix(pp=fixed)):
+            own = PipelineLayouts(Problem.build(model, part, {"global_batch": 64}))
+            for size in {2, 3, part.num_devices} & set(range(2, part.num_devices + 1)):
+                ranks = rng.permutation(part.num_devices)[:size]
+                there = np.array(devices)[ranks]
+                assert group_link(part, ranks.tolist()) == group_link(whole, there.tolist())
+                halves = [(side[: size // 2], side[size // 2 : size // 2 * 2]) for side in (ranks, there)]
+                found = [
+                    some.sends.of((some.pattern(one), some.pattern(other)), one, other)
+                    for some, (one, other) in zip((own, layouts), halves, strict=True)
+                ]
+                assert found[0] == pytest.approx(found[1], rel=1e-12)
+                seen += len(part.hosts) > 1
+    assert seen > 4
 
 
 def test_parts_are_all_hosts_of_some_kinds():

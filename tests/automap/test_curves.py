@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from automap.cluster import known_devices
+from automap.device_kinds import known_devices
 from automap.fitted_curves import COLLECTIVES, fitted
 from automap.price.curves import attention_curve, gemm_curve
 from automap.price.kernels.attention import ALL_KEYS, EARLIER_KEYS, AttentionShape, attention_s

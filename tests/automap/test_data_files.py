@@ -6,16 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from automap.cluster import (
-    Device,
-    Link,
-    known_devices,
-    known_links,
-    own_devices,
-    own_folder,
-    own_links,
-    parse_cluster,
-)
+from automap.cluster import parse_cluster
+from automap.device_kinds import Device, Link, known_devices, known_links, own_devices, own_folder, own_links
 from automap.errors import ClusterError
 from automap.families import KERNELS, families, kernels_of
 from automap.price.curves import is_measured

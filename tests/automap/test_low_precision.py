@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from small_graphs import build_gpt
 
-from automap.cluster import known_devices, parse_cluster
+from automap.cluster import parse_cluster
+from automap.device_kinds import known_devices
 from automap.errors import ClusterError, ProblemError, UserError
 from automap.price.curves import gemm_curve, shared
 from automap.price.kernels.array_types import record_of

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from automap.cluster import Cluster, known_devices, parse_cluster
+from automap.cluster import Cluster, parse_cluster
+from automap.device_kinds import known_devices
 from automap.fitted_curves import Constants
 from automap.price.curves import shared
 from automap.price.evaluator import Evaluator

@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 
 import agents
-from automap.cluster import known_devices, own_folder
+from automap.device_kinds import known_devices, own_folder
 from automap.errors import NothingFits
 from automap.plan import Plan, plan_schema
 from automap.records import to_json

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from agents.learning.problems.draw import Draw, divisors_up_to
-from automap.cluster import Cluster, Device, Link, Node, known_devices, known_links
+from automap.cluster import Cluster, Node
+from automap.device_kinds import Device, Link, known_devices, known_links
 
 MAX_DEVICES = 1024
 """Largest number of devices of a cluster that is drawn (assumed)."""

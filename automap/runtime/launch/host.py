@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from automap.cluster import LOCAL, Cluster, Device
+from automap.cluster import LOCAL, Cluster
+from automap.device_kinds import Device
 
 _DRIVER = Path("/proc/driver/nvidia")
 _PROCESSORS = Path("/proc/cpuinfo")

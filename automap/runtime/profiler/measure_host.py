@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from automap.arrays import Floats
-from automap.cluster import GIB, LOCAL, Cluster, Device, Link, Node, known_links, parse_cluster
+from automap.cluster import LOCAL, Cluster, Node, parse_cluster
+from automap.device_kinds import GIB, Device, Link, known_links
 from automap.fitted_curves import COLLECTIVES, Constants, Kernels
 from automap.plan import Plan
 from automap.price.estimate import price

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from automap.arrays import Floats
-from automap.cluster import Cluster, Device, Link
+from automap.cluster import Cluster
+from automap.device_kinds import Device, Link
 from automap.fitted_curves import CollectiveCurve, Constants
 from automap.plan import Estimate
 from automap.search_record import Calibration

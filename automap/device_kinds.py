@@ -1,0 +1,245 @@
+"""Kinds of devices and links, each described in a data file of `automap/data` or of the user's configuration folder.
+
+Independent of clusters, models and plans. Units: those named in the data keys; properties are in bytes, bytes/s and
+FLOP/s.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import platformdirs
+
+from automap.documents import read_document, read_file
+from automap.errors import ClusterError, one_of
+from automap.fitted_curves import COLLECTIVES, CollectiveCurve, Efficiency, Kernels, published_curves
+from automap.records import Range, from_json
+
+GIB = 1 << 30
+MAX_DEVICES = 65536
+"""Largest number of devices of a cluster (assumed)."""
+Count = Annotated[int, Range(1, MAX_DEVICES)]
+"""A number of devices, hosts or network interfaces."""
+LEAST_RATE = 1e-6
+"""Least rate that is read, in TFLOP/s or GB/s (assumed)."""
+Rate = Annotated[float, Range(LEAST_RATE, 1e6)]
+"""A rate in TFLOP/s or GB/s, up to a thousand times that of the fastest device or link of 2026."""
+GENERAL = ("bf16", "fp16", "fp32")
+"""Precisions that every operator can be computed in."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """One kind of accelerator, as its data file states it."""
+
+    name: str
+    peak_TFLOPs: Mapping[str, Rate]  # noqa: N815
+    """Peak rate of dense arithmetic by precision; at least one of bf16, fp16 and fp32."""
+    hbm_bandwidth_GBps: Rate  # noqa: N815
+    memory_GiB: Annotated[float, Range(1e-3, 1e6)]  # noqa: N815
+    """Memory of the device, from 1 MiB to 1 PiB."""
+    memory_efficiency: Efficiency
+    """Share of the memory bandwidth that streaming kernels reach."""
+    intra_node_link: str
+    inter_node_link: str
+    nics_per_node: Count
+    num_multiprocessors: Annotated[int, Range(1, 1_000_000)] = 108
+    """Number of multiprocessors; each computes one tile of a matrix product at a time."""
+    cache_MB: Annotated[float, Range(0, 1e6)] = 40.0  # noqa: N815
+    """Size of the last-level cache."""
+    curves_of: str = "A100"
+    """Kind of device whose measured kernel curves are used, at this device's own rates; see `automap/data/fitted`."""
+    sustained_clock: Annotated[float, Range(0.01, 1.1)] = 0.85
+    """Speed of large matrix products during hours of training, relative to one short kernel (power limits)."""
+    portable_attention: Annotated[float, Range(0.01, 1)] = 1.0
+    """Speed of portable attention kernels relative to kernels that are written for this kind of device."""
+    kernels: Kernels | None = None
+    """Measured kernel curves of this device, as shares of its peak rates; None = the curves of `curves_of`."""
+    aliases: tuple[str, ...] = ()
+    schema: Literal["automap.device/1"] = "automap.device/1"
+    source: Mapping[str, str] | None = None
+    """Origin of each number: datasheet, fitted or assumed."""
+
+    def __post_init__(self) -> None:
+        missing = [] if self.kernels is None else [p for p in self.peak_TFLOPs if p not in self.kernels.gemm]
+        if missing:
+            raise ClusterError(
+                f"{self.name} has no measured products in a precision whose peak it states",
+                field="kernels.gemm",
+                value=", ".join(missing),
+                repair="Add a curve for it, or take it out of peak_TFLOPs.",
+            )
+        if not any(precision in self.peak_TFLOPs for precision in GENERAL):
+            raise ClusterError(
+                f"{self.name} has no arithmetic for operators other than products",
+                field="peak_TFLOPs",
+                value=", ".join(self.peak_TFLOPs),
+                repair="State the peak in one of " + ", ".join(GENERAL) + ".",
+            )
+        if self.curves_of not in published_curves("gemm"):
+            repair = one_of(published_curves("gemm"), self.curves_of)
+            raise ClusterError(
+                "no kind of device whose kernels were measured", field="curves_of", value=self.curves_of, repair=repair
+            )
+
+    @property
+    def memory_bytes(self) -> float:
+        """Device memory."""
+        return self.memory_GiB * GIB
+
+    def flops(self, precision: str) -> float:
+        """Dense peak FLOP/s at `precision`.
+
+        Raises:
+            ClusterError: the device has no such precision.
+        """
+        if precision not in self.peak_TFLOPs:
+            repair = one_of(self.peak_TFLOPs, precision)
+            raise ClusterError(
+                f"{self.name} has no {precision} arithmetic", field="training.precision", value=precision, repair=repair
+            )
+        return self.peak_TFLOPs[precision] * 1e12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """One kind of link, one direction."""
+
+    name: str
+    scope: Literal["intra", "inter"]
+    """`intra`: inside a node, rates of each device. `inter`: between nodes, rates of each network interface."""
+    bandwidth_GBps: Rate  # noqa: N815
+    efficiency: Efficiency
+    """Share of the line rate that collectives reach."""
+    share_by_ranks: Mapping[str, Annotated[float, Range(1e-3, 1)]] = field(default_factory=dict)
+    """Number of ranks of a group -> share of the bandwidth that the group has, for links that form a mesh; groups of
+    other sizes have the full bandwidth."""
+    collectives: Mapping[str, CollectiveCurve] = field(default_factory=dict)
+    """Kind of collective -> measured curve inside a host, as shares of the bandwidth. Collectives without a curve run
+    at `efficiency` with the constants that all links share."""
+    aliases: tuple[str, ...] = ()
+    schema: Literal["automap.link/1"] = "automap.link/1"
+    source: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        for kind in self.collectives:
+            if kind not in COLLECTIVES:
+                repair = "Use " + ", ".join(COLLECTIVES) + "."
+                raise ClusterError("unknown kind of collective", field="collectives", value=kind, repair=repair)
+        for size in self.share_by_ranks:
+            if not size.isdecimal() or int(size) < 2:
+                repair = 'Write a number of ranks of 2 or more, as in {"2": 0.5}.'
+                raise ClusterError("not a number of ranks", field="share_by_ranks", value=size, repair=repair)
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Achieved bandwidth."""
+        return self.bandwidth_GBps * 1e9 * self.efficiency
+
+    def group_bytes_per_s(self, size: int) -> float:
+        """Achieved bandwidth of a group of `size` devices."""
+        return self.bytes_per_s * self.share_by_ranks.get(str(size), 1.0)
+
+
+KINDS: Mapping[str, type[Device] | type[Link]] = {"devices": Device, "links": Link}
+"""Folder of data files -> what each of its files describes."""
+
+
+@functools.cache
+def _library(folder: str) -> Mapping[str, Any]:
+    found: dict[str, Any] = {}
+    for entry in sorted(resources.files("automap").joinpath("data", folder).iterdir(), key=lambda e: e.name):
+        item: Any = from_json(KINDS[folder], read_document(entry.read_bytes()), path=entry.name, error=ClusterError)
+        for name in (item.name, *item.aliases):
+            found[name.lower()] = item
+    return found
+
+
+def own_folder(folder: str) -> Path:
+    """The folder of the user's own `devices` or `links`, beside other configuration of this user."""
+    return platformdirs.user_config_path("automap") / folder
+
+
+@functools.cache
+def _read_own(folder: str, place: Path) -> Mapping[str, Any]:
+    """Name in lower case -> the user's own device or link of that name or alias."""
+    found: dict[str, Any] = {}
+    for path in sorted(place.glob("*.json")):
+        document = read_file(path, field=str(path), error=ClusterError)
+        try:
+            item: Any = from_json(KINDS[folder], document, path=str(path), error=ClusterError)
+        except ClusterError as fault:
+            if fault.field.startswith(str(path)):
+                raise
+            raise ClusterError(**fault.texts | {"field": f"{path}.{fault.field}"}) from None
+        if isinstance(item, Device):
+            _check_links(item, path)
+        names = {name.lower() for name in (item.name, *item.aliases)}
+        for name in sorted(names):
+            if name in _library(folder) or name in found:
+                repair = "Give it a name of its own; a device or link that is there already cannot be replaced."
+                raise ClusterError("this name is taken", field=f"{path}.name", value=name, repair=repair)
+        found |= dict.fromkeys(names, item)
+    return found
+
+
+def _check_links(device: Device, path: Path) -> None:
+    """Refuses links of the user's own device that are not described, or are of the wrong scope."""
+    for key in ("intra_node_link", "inter_node_link"):
+        link: Link = lookup("links", getattr(device, key), f"{path}.{key}")
+        if not key.startswith(link.scope):
+            found = sorted({other.name for other in known("links").values() if key.startswith(other.scope)})
+            repair = "Use one of " + ", ".join(found) + "."
+            raise ClusterError(f"its scope is {link.scope}", field=f"{path}.{key}", value=link.name, repair=repair)
+
+
+def known(folder: str) -> Mapping[str, Any]:
+    """Name in lower case -> device or link, of the package and of the user."""
+    return {**_library(folder), **_read_own(folder, own_folder(folder))}
+
+
+def known_devices() -> tuple[Device, ...]:
+    """Every device kind that has a data file in the package, by name."""
+    return tuple({d.name: d for d in _library("devices").values()}.values())
+
+
+def known_links() -> tuple[Link, ...]:
+    """Every link kind that has a data file in the package, by name."""
+    return tuple({link.name: link for link in _library("links").values()}.values())
+
+
+def own_devices() -> tuple[Device, ...]:
+    """Every device kind of the user's own, by name of its file.
+
+    Raises:
+        ClusterError: names the file and the field that are wrong.
+    """
+    return tuple({d.name: d for d in _read_own("devices", own_folder("devices")).values()}.values())
+
+
+def own_links() -> tuple[Link, ...]:
+    """Every link kind of the user's own; see `own_devices`."""
+    return tuple({link.name: link for link in _read_own("links", own_folder("links")).values()}.values())
+
+
+def lookup(folder: str, text: str, field: str) -> Any:
+    """The device or link of a name or alias, in any case.
+
+    Args:
+        folder: `devices` or `links`.
+        text: the name.
+        field: where the name stands, for the error.
+
+    Raises:
+        ClusterError: no device or link has this name.
+    """
+    table = known(folder)
+    if text.lower() not in table:
+        repair = one_of(sorted({item.name for item in table.values()}), text)
+        raise ClusterError(f"no {folder.removesuffix('s')} has this name", field=field, value=text, repair=repair)
+    return table[text.lower()]
