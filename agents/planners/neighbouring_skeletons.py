@@ -11,12 +11,15 @@ from agents.planners.pipeline_cuts import cut_anew
 from agents.planners.recompute_less import recompute_less
 from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.space.batch_shares import NUM_WAYS
+from automap.space.shape import Shape
 from automap.space.space import PlanSpace, Values
 
 TRIED_CUTS = 4
 """Number of ends of a chunk that are tried, those nearest to its share of the work first."""
 TRIED_MOVES = (-2, -1, 1, 2)
 """By how many groups of inner axes the devices of a stage are changed (assumed)."""
+FEWER_MICRO_BATCHES = 2
+"""With other numbers of virtual stages, up to so many times fewer or more micro-batches are tried (assumed)."""
 TRIED_ORDERS = 8
 """Number of orders of the devices that are tried."""
 
@@ -61,17 +64,42 @@ def neighbouring_skeletons(space: PlanSpace, values: Values) -> list[Values]:
     for mode in np.flatnonzero(space.modes).tolist():
         level = space.levels.of_mode(RECOMPUTE_MODES[mode])
         found.append([level if at in ranks else value for at, value in enumerate(values)])
-    for other in space.shapes:
-        if other != shape and (other.pp, other.tp, other.middle) == (shape.pp, shape.tp, shape.middle):
-            row = space.meshes.values(other)
-            plan = [*row, *values[len(row) :]]
-            if other.virtual != shape.virtual:
-                plan[space.first.cut : space.first.recompute] = [0] * (space.first.recompute - space.first.cut)
-            if other.virtual > 1:
-                plan[space.first.schedule] = 0
-            found.append(plan)
+    alike = (shape.pp, shape.tp, shape.middle)
+    found += [
+        _with_shape(space, values, other)
+        for other in space.shapes
+        if other != shape and (other.pp, other.tp, other.middle) == alike
+    ]
     legal = (repaired(space, plan, values) for plan in found)
     return list(dict.fromkeys([*recompute_less(space, values), *cut_anew(space, values), *legal]))
+
+
+def _with_shape(space: PlanSpace, values: Values, other: Shape) -> list[int]:
+    """A plan with another number of micro-batches or of virtual stages, then cut evenly; it need not be legal."""
+    row = space.meshes.values(other)
+    plan = [*row, *values[len(row) :]]
+    if other.virtual != space.shape(values).virtual:
+        plan[space.first.cut : space.first.recompute] = [0] * (space.first.recompute - space.first.cut)
+    if other.virtual > 1:
+        plan[space.first.schedule] = 0
+    return plan
+
+
+def with_other_virtual_stages(space: PlanSpace, values: Values) -> list[Values]:
+    """A plan with each other number of virtual stages, and with as many micro-batches, or about half or twice as many,
+    that is legal; none for plans of one stage."""
+    shape = space.shape(values)
+    if shape.pp == 1:
+        return []
+    few, many = shape.num_micro_batches / FEWER_MICRO_BATCHES, shape.num_micro_batches * FEWER_MICRO_BATCHES
+    others = (
+        repaired(space, _with_shape(space, values, other), values)
+        for other in space.shapes
+        if (other.pp, other.tp, other.middle) == (shape.pp, shape.tp, shape.middle)
+        and other.virtual != shape.virtual
+        and few <= other.num_micro_batches <= many
+    )
+    return list(dict.fromkeys(others))
 
 
 def _with_other_stages(space: PlanSpace, values: Values) -> list[list[int]]:

@@ -137,14 +137,15 @@ class _Cuts:
         alive = in_flight(rank, shape.pp, shape.pp, shape.num_micro_batches)
         if self._lowered.kind == "gpipe":
             alive = shape.num_micro_batches
-        # Both passes send, and a part of that is hidden.
-        shown = 2.0 * (1.0 - self._space.problem.trainer.send_overlap)
+        settings = self._space.evaluator.settings(0)
+        # Activations and gradients are sent at once, and a part of that is hidden.
+        shown = 1.0 - settings.send_overlap
         *_, crossing = self._costs[rank]
         receives, sends = (
-            shown * np.where(crossing > 0.0, layout.send_latency_s[at] + crossing / layout.send_bytes_per_s[at], 0.0)
+            np.where(crossing > 0.0, settings.send_s + shown * crossing / layout.send_bytes_per_s[at], 0.0)
             for at in (rank - 1, rank)
         )
-        standing = standing_bytes(crossing.max(), shape.pp, shape.num_micro_batches, self._space.evaluator.settings(0))
+        standing = standing_bytes(crossing.max(), shape.pp, shape.num_micro_batches, settings)
         room = float(layout.stages[rank].capacity) - standing
         room = max(room, 1.0) / (1.0 + self._space.problem.trainer.unused_share)
         return RankLimits(float(alive), room, receives, sends, *begins, *ends)

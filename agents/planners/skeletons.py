@@ -74,6 +74,7 @@ class SkeletonSearch:
         begun: plans from which descents began.
         ended: plans from which a descent led nowhere else.
         lightened: skeletons that were solved because they are those of good plans without their recomputation.
+        interleaved: skeletons whose other numbers of virtual stages have been tried.
         split: sets of axes over which solved skeletons split work, see `split_axes`.
     """
 
@@ -93,6 +94,7 @@ class SkeletonSearch:
         self.begun: set[Values] = set()
         self.ended: set[Values] = set()
         self.lightened: set[Values] = set()
+        self.interleaved: set[Values] = set()
         self._refined: dict[Values, bool] = {}
         self._turns: Counter[Mesh] = Counter()
         self._meshes: dict[Values, Mesh] = {}
@@ -255,13 +257,13 @@ class SkeletonSearch:
         first = self.space.first
         self.solve(values, rounds=1)
         plans = self.neighbours(self.best[values[: first.signature]][1], again=True)
-        prices = self._prices(plans)
+        prices = self.prices(plans)
         plans = plans[: len(prices)]
         shapes = (plans[:, first.micro_batches : first.schedule] != values[first.micro_batches : first.schedule]).any(1)
         orders = plans[:, first.order] != values[first.order]
         for some, kind, most in ((shapes, first.virtual, CUT_ANEW), (orders, first.order, 1)):
             rows, of_kind = np.flatnonzero(some), dict[int, int]()
-            for row in rows[_by_promise(prices[rows])].tolist():
+            for row in rows[by_promise(prices[rows])].tolist():
                 of_kind.setdefault(int(plans[row, kind]), row)
             for row in list(of_kind.values())[: None if self.is_near(values) else most]:
                 if not self.finished:
@@ -273,11 +275,11 @@ class SkeletonSearch:
         Where it `moves`, units also move between its chunks: new cuts do not see how far apart links are.
         """
         zeros = [values, *(with_other_zero(self.space, values) if overflow > 0.0 else ())]
-        prices = self._prices(np.array(zeros, dtype=np.int64))
+        prices = self.prices(np.array(zeros, dtype=np.int64))
         if self.finished or not len(prices):
             return
         fitting = np.flatnonzero(prices[:, 1] <= 0.0)
-        begins = dict.fromkeys([int(_by_promise(prices)[0]), *fitting[prices[fitting, 0].argsort()][:1].tolist()])
+        begins = dict.fromkeys([int(by_promise(prices)[0]), *fitting[prices[fitting, 0].argsort()][:1].tolist()])
         cuts = [cut for number in begins for cut in cut_anew(self.space, zeros[number])]
         anew = dict.fromkeys(plan for cut in cuts for plan in (cut, *recompute_less(self.space, cut)))
         anew |= dict.fromkeys(moved(self.space, zeros[number], anew=True) for number in begins if moves)
@@ -350,9 +352,9 @@ class SkeletonSearch:
 
     def price(self, plans: Ints) -> list[Worth]:
         """Prices plans, [n, slots], as many of the first ones as the budget allows, and returns their worth."""
-        return [worth_of(seconds, overflow) for seconds, overflow in self._prices(plans).tolist()]
+        return [worth_of(seconds, overflow) for seconds, overflow in self.prices(plans).tolist()]
 
-    def _prices(self, plans: Ints) -> Floats:
+    def prices(self, plans: Ints) -> Floats:
         """[n, 2] seconds of a step and overflow of memory of plans, [n, slots], of as many as the budget allows."""
         left, first = self.incumbent.left, self.space.first.signature
         plans = plans[:left]
@@ -377,7 +379,7 @@ class SkeletonSearch:
             worth, _ = self.best[graph.skeleton]
             moves = [(n, v) for n, node in enumerate(graph.nodes) for v in range(len(node.values)) if v != picked[n]]
             plans = graph.moved(picked, [[move] for move in moves])[: self.incumbent.left]
-            prices = self._prices(plans)
+            prices = self.prices(plans)
             by_worth = sorted(zip((worth_of(*price) for price in prices.tolist()), moves, strict=False))
             gains: dict[int, tuple[int, int]] = {}
             for one, move in by_worth:
@@ -414,7 +416,7 @@ class SkeletonSearch:
         return np.array(fresh, dtype=np.int64).reshape(len(fresh), len(values))
 
 
-def _by_promise(prices: Floats) -> Ints:
+def by_promise(prices: Floats) -> Ints:
     """Numbers of plans, those first that may be the fastest when they are made to fit.
 
     Args:

@@ -12,10 +12,12 @@ from agents.learning.proposed_skeletons import propose_and_solve
 from agents.planners import descents
 from agents.planners.descents import descend
 from agents.planners.elimination import propose
+from agents.planners.neighbouring_skeletons import with_other_virtual_stages
 from agents.planners.opening import work_out
 from agents.planners.promising import like_the_best, promising_meshes
 from agents.planners.skeletons import SkeletonSearch
 from agents.sampling.expert import grid_of, price_grid
+from automap.cluster import parse_cluster
 from automap.problem import Problem
 from automap.space.space import PlanSpace
 from ir import zoo
@@ -40,6 +42,7 @@ def test_orders_of_micro_batches_are_tried_with_the_recomputation_that_they_need
     training = {"global_batch": 16, "trainer": "automap"}
     space = PlanSpace(Problem.build(graph, cluster, training, {"fix": {"pp": 8}}))
     rows = list(map(tuple, promising_meshes(space, grid_of(space))[:4].tolist()))
+    leave_out(monkeypatch, "_with_virtual_stages")
     found = [reached(space, row) for row in rows]
     leave_out(monkeypatch, "_with_other_schedule")
     usual = [reached(space, row) for row in rows]
@@ -50,6 +53,31 @@ def test_orders_of_micro_batches_are_tried_with_the_recomputation_that_they_need
     assert kinds <= {"zb1p", "zb2p"}
     assert {space.schedules[plan[first.schedule]] for plan, _ in usual} == {"1f1b"}
     assert any(any(plan[first.recompute : first.recompute + 8]) for plan, _ in found)
+
+
+def test_virtual_stages_are_tried_in_the_first_descent(monkeypatch):
+    """No template has any; with 16 stages behind a slow network they gain at once, with cuts that suit them."""
+    space = PlanSpace(
+        Problem.build(
+            zoo.build("gpt:layers=24,hidden=1024,heads=16,seq_len=512,vocab_size=8192"),
+            parse_cluster("8x1xV100-16GB@25Gbit"),
+            {"global_batch": 64},
+        )
+    )
+    grid = grid_of(space)
+    rows = [row for row in map(tuple, promising_meshes(space, grid).tolist()) if space.shape(row).pp > 2][:4]
+    assert {space.shape(row).virtual for row in map(tuple, grid.values.tolist())} == {1}
+    found = [reached(space, row) for row in rows]
+    leave_out(monkeypatch, "_with_virtual_stages")
+    usual = [reached(space, row) for row in rows]
+    gains = [before / after for (_, after), (_, before) in zip(found, usual, strict=True)]
+    assert len(rows) == 4 and min(gains) >= 1.0 and max(gains) > 1.03
+    assert space.shape(min(found, key=lambda one: one[1])[0]).virtual > 1
+    for plan, seconds in found:
+        others = with_other_virtual_stages(space, plan)
+        assert {space.shape(one).virtual for one in others}.isdisjoint({space.shape(plan).virtual})
+        assert all(space.repair(one, 0) == one for one in others)
+        assert seconds <= 1.02 * space.price(np.array(others))[:, 0].min()
 
 
 def test_signatures_make_fit_what_templates_recompute_for(monkeypatch):
