@@ -3,12 +3,15 @@
 A mask that is computed once from a data input and read by every layer would cross every cut between layers. Instead the
 few small operators that compute it are repeated in each stretch between legal cuts; parameters among their operands are
 then shared, as a tied parameter is. Nothing is repeated where only one stretch needs it.
+
+So is a view of parameters that several stretches read, such as the transposed weight of layers that share it: each
+pipeline stage with such a layer holds the weight itself, and the gradient is summed over these stages.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -37,27 +40,36 @@ def localize(graph: Graph) -> Graph:
     """The graph with shared cheap values computed in each stretch that reads them; see the module."""
     gradients: set[str] = {t.name for t in graph.tensors.values() if t.role == "parameter" and t.is_float}
     local: dict[str, int] = {}
-    chain: set[int] = set()
+    computed: set[int] = set()
     for i, op in enumerate(graph.operators):
         is_local = _is_local(graph, op, local, gradients)
         if any(n in gradients for n in op.inputs):
             gradients.update(n for n in op.outputs if graph.tensors[n].is_float)
         if is_local:
-            chain.add(i)
+            computed.add(i)
             local.update(dict.fromkeys(op.outputs, i))
-    if not chain:
-        return graph
-    shared = frozenset(local)
-    cuts = list(find_cuts(graph, shared))
+    views = {i for i, op in enumerate(graph.operators) if op.is_view}
+    shared = any(len(graph.consumers[name]) > 1 for i in views for name in graph.operators[i].outputs)
+    for chain in (computed | views, views) if computed else (views,):
+        found = _localized(graph, chain) if computed or shared else None
+        if found is not None:
+            return found
+    return graph
+
+
+def _localized(graph: Graph, chain: set[int]) -> Graph | None:
+    """The graph with some operators repeated in each stretch that reads them; None where none or too many are."""
+    local = {name: i for i in chain for name in graph.operators[i].outputs}
+    cuts = list(find_cuts(graph, frozenset(local)))
     readers = _readers(graph, chain, local, cuts)
     if readers is None:
-        return graph
+        return None
     # The first of the copies of an operator is the operator itself: it repeats no work.
     added = Counter(i for need in readers.values() for i in need)
     added.subtract(added.keys())
     flops = sum(number * graph.operators[i].forward_flops.at(1) for i, number in added.items())
     if len(readers) < 2 or not 0 < added.total() <= MAX_COPIES or flops > MAX_FLOPS_SHARE * graph.forward_flops:
-        return graph
+        return None
     return _repeat(graph, chain, local, cuts, readers)
 
 
@@ -95,7 +107,8 @@ def _repeat(
     tensors: dict[str, Tensor] = dict(graph.tensors)
     operators: list[Operator] = []
     seen: dict[int, int] = {}
-    opened: dict[int, dict[str, str]] = {}
+    done: dict[int, set[int]] = defaultdict(set)
+    renamed: dict[int, dict[str, str]] = {}
     unread = chain - set().union(*readers.values(), set())
     for i, op in enumerate(graph.operators):
         if i in chain:
@@ -107,12 +120,13 @@ def _repeat(
             operators.append(op)
             continue
         stretch = _stretch(cuts, i)
-        if stretch not in opened:
-            names: dict[str, str] = {}
-            opened[stretch] = names
-            for index in sorted(readers[stretch]):
+        names = renamed.setdefault(stretch, {})
+        # Views go to their readers in any case (`ir.build.arrange`); all else stands before the first that reads it.
+        computes = any(n in local and not graph.operators[local[n]].is_view for n in op.inputs)
+        for index in sorted(readers[stretch]):
+            if index not in done[stretch] and (computes or graph.operators[index].is_view):
+                done[stretch].add(index)
                 operators.append(_copy(graph.operators[index], seen, index, names, tensors))
-        names = opened[stretch]
         operators.append(op.renamed(names))
     return rebuilt(graph, operators, tensors)
 

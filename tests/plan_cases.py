@@ -8,12 +8,13 @@ import crossing_graphs
 import numpy as np
 import onnx
 from runtime_ranks import Case, expert_plan, make_problem, with_stages
-from small_graphs import build_gpt
+from small_graphs import build_gpt, build_shared
 
 from automap.globs import matches
 from automap.plan import AxisSharding, Plan, Schedule, Stage, Zero, model_ref
 from automap.space.space import PlanSpace
 from ir import zoo
+from ir.alike_order import alike_order
 from ir.build import GraphBuilder
 from ir.factors import whole_signature
 from ir.onnx.load import load_model
@@ -54,6 +55,7 @@ GRAPHS = {
     "resnet50": resnet50,
     "plain": lambda: build_gpt(hidden=16, seq=8, vocab=32),
     "plain of four": lambda: build_gpt(layers=4, hidden=16, seq=8, vocab=32),
+    "shared weights": lambda: alike_order(build_shared(4, turned=True)),
     **crossing_graphs.GRAPHS,
 }
 

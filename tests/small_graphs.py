@@ -20,6 +20,24 @@ def build_mlp(widths: tuple[int, ...] = (64, 256, 64), *, equal: bool = False) -
     return with_loss(b.finish([x], name="mlp"))
 
 
+def build_shared(layers: int, *, turned: bool) -> Graph:
+    """Layers that all have one pair of weights, as ALBERT's: read as they are, or through one Transpose each."""
+    b = GraphBuilder()
+    x = b.input("x", (1, 8, 16))
+    weights = []
+    for name, shape in (("up", (16, 64)), ("down", (64, 16))):
+        weights.append(b.parameter(name, shape[::-1] if turned else shape))
+        if turned:
+            weights[-1:] = b.add("Transpose", weights[-1:], [f"{name}.T"], attributes={"perm": (1, 0)})
+    (x,) = b.add("MatMul", [x, b.parameter("first", (16, 16))], ["begin"])
+    for i in range(layers):
+        (y,) = b.add("MatMul", [x, weights[0]], [f"u{i}"])
+        (y,) = b.add("Relu", [y], [f"r{i}"])
+        (y,) = b.add("MatMul", [y, weights[1]], [f"d{i}"])
+        (x,) = b.add("Add", [x, y], [f"x{i}"])
+    return with_loss(b.finish([x], name="shared"))
+
+
 def build_gpt(
     *,
     layers: int = 2,

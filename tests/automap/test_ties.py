@@ -4,8 +4,14 @@ from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
+from small_graphs import build_shared
 
+from automap.cluster import parse_cluster
+from automap.price.evaluator import Evaluator
+from automap.problem import Problem
+from automap.space.stated_strategy import Strategy, hand_made
 from ir import zoo
+from ir.alike_order import alike_order
 
 B, P = -1, -2
 
@@ -129,3 +135,23 @@ def test_two_ranks_exchange_over_the_links_between_them(space):
     # Inside a host, between hosts, and between hosts where neither rank sends to the other host.
     assert {(one < 4, other < 4) for one, other in pairs} >= {(True, True), (True, False)}
     assert any(one < 3 and 4 <= other < 7 for one, other in pairs)
+
+
+@pytest.mark.parametrize("zero", range(4))
+@pytest.mark.parametrize(("pp", "virtual"), [(1, 1), (2, 1), (4, 1), (2, 2)])
+def test_a_weight_that_layers_read_through_one_view_costs_what_it_costs_without(pp, virtual, zero):
+    """A Transpose of a parameter is free: each stage with such a layer holds the weight and reduces its gradient."""
+    found = []
+    for turned in (True, False):
+        training = {"global_batch": 16, "trainer": "automap"}
+        problem = Problem.build(
+            alike_order(build_shared(6, turned=turned)), parse_cluster("2x4xV100-16GB@25Gbit"), training
+        )
+        evaluator = Evaluator(problem)
+        strategy = Strategy(pp=pp, micro_batch=2, zero=zero, virtual=virtual)
+        found.append(evaluator.evaluate(hand_made(evaluator, strategy)))
+    turned, plain = found
+    assert turned.step_time_s == pytest.approx(plain.step_time_s, rel=1e-12)
+    for name in ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes", "buffer_bytes", "sync_s"):
+        assert turned.ranks[name] == pytest.approx(plain.ranks[name], rel=1e-12)
+    assert (turned.ranks["parameter_bytes"] > 0.0).all()

@@ -5,6 +5,7 @@ import time
 
 import pytest
 from long_cases import long_but
+from small_graphs import build_shared
 
 from ir import zoo
 from ir.blocks import Blocks, Unit, find_units, repeats
@@ -209,3 +210,19 @@ def test_the_memory_of_an_encoder_does_not_tie_decoder_layers_together(spec, lay
 def test_residuals_are_not_carried(export):
     for name in ("gpt", "llama", "bert", "vit", "resnet"):
         assert not carried_tensors(load_model(export(name)))
+
+
+def test_layers_that_share_a_turned_weight_read_it_each():
+    """Each one turns the weight itself, so that whichever stage a layer is on has the weight."""
+    graph = build_shared(5, turned=True)
+    local = localize(graph)
+    assert sum(op.is_view for op in graph) == 2 and sum(op.is_view for op in local) == 10
+    blocks = find_units(local)
+    check(local, blocks)
+    assert blocks.num_blocks >= 4
+    for name in ("up", "down"):
+        views = [local.operators[i] for i in local.consumers[name]]
+        assert len(views) == 5 and all(len(local.consumers[view.outputs[0]]) == 1 for view in views)
+    assert local.num_parameters == graph.num_parameters and local.forward_flops == graph.forward_flops
+    # One layer, or weights that nobody else reads, are left as they are.
+    assert localize(build_shared(1, turned=True)) == build_shared(1, turned=True)

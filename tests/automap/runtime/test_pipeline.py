@@ -19,6 +19,7 @@ def test_pipelines_and_plans_compute_the_step_of_one_process(tmp_path):
     """One set of processes for all: most of the time goes into starting them."""
     plans = [
         plan_cases.expert("pp4", "unet", 4, pp=4, count=4),
+        *plan_cases.random_plans("shared weights", 4, 3, 0, fix=(("pp", 2),)),
         *(case for name in crossing_graphs.GRAPHS for case in plan_cases.random_plans(name, 4, 2, 0, fix=(("pp", 2),))),
     ]
     plans += [plan_cases.unlike(name, steps=STEPS if "ZeRO 1" in name else 0) for name in plan_cases.CASES]
