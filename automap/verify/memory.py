@@ -257,12 +257,20 @@ class Recount:
         return frozenset() if kernel is None else kernel.internal
 
     def _unit_saves(self, chunk: Chunk, unit: Sequence[int]) -> Floats:
-        """The bytes that a unit saves while it is recomputed; none if it is not recomputed as a whole."""
+        """The bytes that a unit saves while it is recomputed, besides its inputs, which it keeps anyway; none if it is
+        not recomputed as a whole."""
         found = Pieces(self._carried, self._viewed)
         if chunk.again.issuperset(unit):
-            pieces = {self._piece(chunk, i, slot, name, own=False) for i in unit for slot, name in self._saved(i)}
-            # What leaves may be a view in another placement.
-            found.add(pieces, pieces | self._as_made(chunk, [self._unit(unit[0]).boundary]))
+            inputs = self._inputs(chunk, unit)
+            pieces, gathered = (
+                {self._piece(chunk, i, slot, name, own=own) for i in unit for slot, name in self._saved(i)}
+                for own in (True, False)
+            )
+            found.leave_out(inputs)
+            # What leaves may be a view in another placement, and a carried tensor may count as gathered.
+            of_carried = {piece for piece in gathered | inputs if piece.root in self._carried}
+            leaving = self._as_made(chunk, [self._unit(unit[0]).boundary])
+            found.add(pieces, (pieces - inputs) | of_carried | leaving)
         return found.counts()
 
     def _saved(self, index: int) -> Iterator[tuple[int, str]]:

@@ -91,6 +91,11 @@ class Pieces:
         self._known |= kept
         self._high += sum(piece.whole if piece.root in self._carried else piece.size for piece in most)
 
+    def leave_out(self, pieces: set[Piece]) -> None:
+        """Pieces that are in memory anyway, which units that are added later do not count."""
+        self._known |= pieces
+        self._sizes |= {(piece.root, piece.size) for piece in pieces}
+
     def counts(self) -> Floats:
         """The three numbers of `Moment`."""
         return np.array([self._low, self._counted, self._high])

@@ -68,6 +68,29 @@ def test_a_layer_keeps_what_the_paper_counts(tp, sequence_parallel, recompute, e
     assert found == pytest.approx(expected(tp))
 
 
+@pytest.mark.parametrize("tp", [1, 4])
+@pytest.mark.parametrize(("family", "counts"), [("gpt:dropout_percent=10", True), ("llama:kv_heads=8", False)])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("trainer", ["megatron-lm", "alpa", "generic"])
+def test_a_layer_that_runs_again_holds_no_more_than_one_that_does_not(tp, family, counts, sequence_parallel, trainer):
+    """While it runs again, a layer holds its input, which it has kept, and all else that it would have kept: together
+    what arXiv 2205.05198 counts without recomputation, and not the input for a second time."""
+    found = {}
+    for recompute in ("none", "full"):
+        settings = {"sequence_parallel": sequence_parallel, "trainer": trainer, "family": family}
+        evaluator, lowered = _megatron(tp, recompute=recompute, **settings)
+        calls, parts = evaluator.distinct_units(lowered)
+        middle = max(parts, key=lambda part: int(part.times)).row
+        found[recompute] = evaluator.unit_costs(lowered, calls)[middle]
+    unit = LENGTH * BATCH * HIDDEN
+    together = float(found["full"].saved_bytes + found["full"].live_bytes)
+    assert together == pytest.approx(float(found["none"].saved_bytes), rel=1e-12)
+    assert float(found["full"].saved_bytes) < together
+    if counts and trainer == "megatron-lm":
+        kept = (34 + SCORES) / tp if sequence_parallel else 10 + (24 + SCORES) / tp
+        assert together / unit == pytest.approx(kept)
+
+
 def test_only_a_trainer_that_gathers_again_keeps_its_own_part():
     """Two products read a gathered input of two bytes an element."""
     again = _layer_bytes(4, sequence_parallel=True, recompute="none", trainer="megatron-lm")

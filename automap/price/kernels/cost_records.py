@@ -45,7 +45,8 @@ class UnitCostRow:
     saved_bytes: float
     """Bytes kept from the forward pass to the backward pass."""
     live_bytes: float
-    """Bytes that are kept if nothing is recomputed: what is alive while the unit is recomputed."""
+    """Bytes that are kept if nothing is recomputed; of a unit that is recomputed as a whole those of them that it does
+    not save anyway, which are alive while it runs again."""
     workspace_bytes: float
     """Bytes that the largest operator writes."""
     boundary_bytes: float

@@ -170,6 +170,31 @@ def _hand_on(tables, unit, incoming, crossing, stage, workspace, cost):
         row = operand.next_handed_on
 
 
+@borrowing(void(TABLES, int64, int64, int64[::1], STAGE, UNIT_WORKSPACE), inner=True)
+def _note_operand(tables, row, start, incoming, stage, workspace):
+    """Notes what an operator that does not run again keeps of an operand: its own part where the trainer gathers again.
+
+    Args:
+        row: the operand.
+        start: first operand row of the unit.
+    """
+    placement, kept_as, arrives = workspace.placement, workspace.saved_placement, workspace.scratch[0]
+    operand = tables.operands[row]
+    tensor, op = tables.tensors[operand.tensor], operand.operator
+    regathers = stage.hardware.regathers > 0.0
+    amount = workspace.stored[row]
+    for a in range(arrives.shape[0]):
+        kept_as[row, a] = placement[row, a]
+    if regathers and tensor.role in (BOUNDARY, CARRIED):
+        _arrive(tensor, incoming, arrives)
+        own_part(arrives, placement[row], kept_as[row])
+        amount = local_bytes(tensor, kept_as[row], stage)
+        amount *= saved_share(operand, tables.kernels[op], stage.hardware)
+    elif regathers and operand.maker >= start:
+        own_part(placement[operand.maker], placement[row], kept_as[row])
+    note(tables, start, row, amount, workspace.undecided[op], workspace)
+
+
 @borrowing(
     void(TABLES, UNIT, int64[::1], boolean[::1], boolean, STAGE, UNIT_WORKSPACE, UNIT_COST),
     forceinline=True,
@@ -188,7 +213,6 @@ def _save(tables, unit, incoming, recomputed, whole, stage, workspace, cost):
     placement, kept_as, arrives = workspace.placement, workspace.saved_placement, workspace.scratch[0]
     first = unit.first
     start = tables.operators[first].first_operand
-    regathers = stage.hardware.regathers > 0.0
     keeps_results = False
     if stage.hardware.keeps_results > 0.0:
         for op in range(first, unit.last):
@@ -210,17 +234,7 @@ def _save(tables, unit, incoming, recomputed, whole, stage, workspace, cost):
         elif operand.is_saved == 1 and not (
             (keeps_results or recomputed[op - first]) and keeper >= first and recomputed[keeper - first]
         ):
-            amount = workspace.stored[row]
-            for a in range(arrives.shape[0]):
-                kept_as[row, a] = placement[row, a]
-            if regathers and is_crossing:
-                _arrive(tensor, incoming, arrives)
-                own_part(arrives, placement[row], kept_as[row])
-                amount = local_bytes(tensor, kept_as[row], stage)
-                amount *= saved_share(operand, tables.kernels[op], stage.hardware)
-            elif regathers and operand.maker >= start:
-                own_part(placement[operand.maker], placement[row], kept_as[row])
-            note(tables, start, row, amount, workspace.undecided[op], workspace)
+            _note_operand(tables, row, start, incoming, stage, workspace)
     cost.saved_bytes = take_noted(tables, saved, workspace)
     if keeps_results:
         for op in range(first, unit.last):
@@ -230,11 +244,46 @@ def _save(tables, unit, incoming, recomputed, whole, stage, workspace, cost):
                     cost.saved_bytes += workspace.held[row]
 
 
+@borrowing(float64(TABLES, UNIT, int64, int64[::1], STAGE, UNIT_WORKSPACE), inner=True)
+def _kept_too(tables, unit, number, arrives, stage, workspace):
+    """Bytes of a tensor that crosses into a unit which are also among those that its operators keep if nothing runs
+    again; of placements that are undecided the most that they may be.
+
+    Args:
+        number: row of the tensor.
+        arrives: [axes] placement in which it is in memory, whoever reads it.
+    """
+    start, kept_as = tables.operators[unit.first].first_operand, workspace.scratch[1]
+    amount, is_open, most = local_bytes(tables.tensors[number], arrives, stage), False, 0.0
+    for a in range(arrives.shape[0]):
+        is_open = is_open or (arrives[a] == UNKNOWN and stage.axes[a] > 1.0)
+    for row in workspace.saved[start : start + workspace.num_saved[unit.first]]:
+        operand = tables.operands[row]
+        if operand.is_saved == 0 or tables.tensors[operand.tensor].root != number:
+            continue
+        if is_open or workspace.undecided[operand.operator]:
+            most = max(most, min(amount, workspace.held[row]))
+            continue
+        if saved_share(operand, tables.kernels[operand.operator], stage.hardware) != 1.0 or operand.copy_share > 0.0:
+            continue
+        # A view of as many bytes is taken for the same memory, see `note`.
+        is_same = operand.tensor != number and workspace.held[row] == amount
+        if operand.tensor == number:
+            is_same = True
+            own_part(arrives, workspace.placement[row], kept_as)
+            for a in range(arrives.shape[0]):
+                kept = kept_as[a] if stage.hardware.regathers > 0.0 else workspace.placement[row, a]
+                is_same = is_same and (kept == arrives[a] or stage.axes[a] <= 1.0)
+        if is_same:
+            return amount
+    return most
+
+
 @borrowing(float64(TABLES, UNIT, int64[::1], STAGE, UNIT_WORKSPACE), inner=True)
 def _held_bytes(tables, unit, incoming, stage, workspace):
     """Bytes of what crosses into a unit that the backward pass of the unit before needs, unless they are among those
     that the unit saves for its own; 0 while placements are undecided."""
-    start, kept_as = tables.operators[unit.first].first_operand, workspace.scratch[1]
+    start = tables.operators[unit.first].first_operand
     for held in workspace.entering[start : start + workspace.num_entering[unit.first]]:
         if tables.operands[held].is_held == 0:
             continue
@@ -244,30 +293,29 @@ def _held_bytes(tables, unit, incoming, stage, workspace):
         for a in range(arrives.shape[0]):
             if arrives[a] == UNKNOWN and stage.axes[a] > 1.0:
                 return 0.0
-        amount = local_bytes(tensor, arrives, stage)
-        for row in workspace.saved[start : start + workspace.num_saved[unit.first]]:
-            operand = tables.operands[row]
-            if operand.is_saved == 0 or tables.tensors[operand.tensor].root != number:
-                continue
-            if workspace.undecided[operand.operator]:
-                return 0.0
-            if (
-                saved_share(operand, tables.kernels[operand.operator], stage.hardware) != 1.0
-                or operand.copy_share > 0.0
-            ):
-                continue
-            # A view of as many bytes is taken for the same memory, see `note`.
-            is_same = operand.tensor != number and workspace.held[row] == amount
-            if operand.tensor == number:
-                is_same = True
-                own_part(arrives, workspace.placement[row], kept_as)
-                for a in range(arrives.shape[0]):
-                    kept = kept_as[a] if stage.hardware.regathers > 0.0 else workspace.placement[row, a]
-                    is_same = is_same and (kept == arrives[a] or stage.axes[a] <= 1.0)
-            if is_same:
-                return 0.0
-        return amount
+        too = _kept_too(tables, unit, number, arrives, stage, workspace)
+        return 0.0 if too > 0.0 else local_bytes(tensor, arrives, stage)
     return 0.0
+
+
+@borrowing(void(TABLES, UNIT, int64[::1], STAGE, UNIT_WORKSPACE, UNIT_COST), inner=True)
+def _live_again(tables, unit, incoming, stage, workspace, cost):
+    """Writes the bytes that are alive, besides those that are saved, while a unit runs again as a whole: what it would
+    save if it did not, without the tensors that cross into it as it keeps them anyway."""
+    start, arrives, kept = tables.operators[unit.first].first_operand, workspace.scratch[0], workspace.scratch[2]
+    if stage.hardware.regathers > 0.0:
+        saved = workspace.saved[start : start + workspace.num_saved[unit.first]]
+        for row in saved:
+            workspace.noted[row] = NOT_SAVED
+            if tables.operands[row].is_saved == 1:
+                _note_operand(tables, row, start, incoming, stage, workspace)
+        cost.live_bytes = take_noted(tables, saved, workspace)
+    for row in workspace.entering[start : start + workspace.num_entering[unit.first]]:
+        number = tables.operands[row].tensor
+        if tables.operands[row].earlier < 0:
+            _arrive(tables.tensors[number], incoming, arrives)
+            _keep_scattered(arrives, workspace.placement[row], True, stage, kept)
+            cost.live_bytes -= _kept_too(tables, unit, number, kept, stage, workspace)
 
 
 @borrowing(boolean(TABLES, UNIT, boolean[::1], int64[::1], int64, STAGE, UNIT_WORKSPACE, UNIT_COST[::1]), apart=True)
@@ -322,7 +370,9 @@ def unit_cost(tables, unit, recomputed, incoming, crossing, stage, workspace, ou
                 if workspace.moves[operands.shape[0] + op]:
                     repeat(workspace.resharded[operands.shape[0] + op], cost)
         _save(tables, unit, incoming, recomputed, whole, stage, workspace, cost)
-    if not whole:
+    if whole:
+        _live_again(tables, unit, incoming, stage, workspace, cost)
+    else:
         cost.saved_bytes += _held_bytes(tables, unit, incoming, stage, workspace)
     # A ring hides under the attention that it feeds, as far as that lasts.
     shown = hardware.exposed
