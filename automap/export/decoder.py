@@ -27,6 +27,8 @@ NORMS: dict[str, Literal["LayerNorm", "RMSNorm"]] = {
 """Kind of operator -> the norm that it is."""
 SILU, GELU = {"Sigmoid", "Swish"}, {"Erf", "Tanh", "Gelu"}
 """Curves by which SiLU and GELU are written."""
+CLIPS = {"Clip", "Min", "Max"}
+"""Kinds that make another activation of a gate, such as that of GPT-OSS."""
 DIVIDES = {"Split", "Slice"}
 """Operators that take the two halves of a gate from one product."""
 
@@ -154,7 +156,7 @@ def _mlps(graph: Graph, span: range) -> Iterator[_Mlp]:
             continue
         is_gated = "Mul" in kinds and (len(products) > 1 or bool(kinds & DIVIDES))
         activation: Curve | None = None
-        if is_gated and kinds & SILU and not kinds & GELU:
+        if is_gated and kinds & SILU and not kinds & (GELU | CLIPS):
             activation = "swiglu"
         elif not is_gated and kinds & GELU and not kinds & SILU:
             activation = "gelu"

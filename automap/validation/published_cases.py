@@ -58,6 +58,8 @@ LATENT = ("deepseek-v2", "deepseek-v3", "kimi-k2")
 LATENT_SIZES = {"head_dim": 128, "kv_rank": 512, "q_rank": 1536, "rope_dim": 64}
 """Its sizes, for sources that do not state them: those of DeepSeek-V2 and V3 (defaults of their configurations in
 transformers), with which Kimi-K2 has the published number of parameters too (tested)."""
+CLIPPED = "gpt-oss"
+"""Models whose attention, router and experts have biases, and whose experts clip their gate (arXiv 2508.10925)."""
 
 SIZED = {
     "amoebanetd": "amoebanet:layers={},width={}",
@@ -252,6 +254,7 @@ def _spec(run: Run, sequence_parallel: bool) -> str:
         # Each rank routes its own part of a sequence.
         groups = (run.strategy.get("cp") or 1) * ((run.strategy.get("tp") or 1) if sequence_parallel else 1)
         optional = {
+            "clipped": int(name.startswith(CLIPPED)),
             "dense_layers": experts.get("dense_layers"),
             "shared_ffn": (experts.get("shared") or 0) * width,
             "groups": groups if groups > 1 else 0,

@@ -135,6 +135,14 @@ NAMED: Mapping[str, Model] = {
         layers=61, hidden=7168, heads=64, head_dim=128, kv_rank=512, q_rank=1536, ffn=18432, dense_layers=1,
         experts=384, top_k=8, moe_ffn=2048, shared_ffn=2048, vocab_size=163840,
     ),
+    "gpt-oss-20b": Moe(
+        layers=24, hidden=2880, heads=64, kv_heads=8, head_dim=64, ffn=2880, experts=32, top_k=4, clipped=1,
+        vocab_size=201088,
+    ),
+    "gpt-oss-120b": Moe(
+        layers=36, hidden=2880, heads=64, kv_heads=8, head_dim=64, ffn=2880, experts=128, top_k=4, clipped=1,
+        vocab_size=201088,
+    ),
     "grok-1": Moe(layers=64, hidden=6144, heads=48, kv_heads=8, ffn=32768, experts=8, seq_len=8192, vocab_size=131072),
     "qwen3-30b-a3b": Moe(
         layers=48, hidden=2048, heads=32, kv_heads=4, head_dim=128, qk_norm=1, ffn=6144, experts=128, top_k=8,

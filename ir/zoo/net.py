@@ -79,36 +79,51 @@ class Net:
         act = f"{scope}.act_fn"
         return self.op("Mul", [self.op("Mul", [gate, self.op("Sigmoid", [gate], act)], act), up], scope)
 
+    def clipped_gate(self, gate: str, up: str, scope: str) -> str:
+        """`gate * sigmoid(1.702 gate) * (up + 1)`, with `gate` at most 7 and `up` between -7 and 7."""
+        act = f"{scope}.act_fn"
+        most, least = self.scalar("most", 7.0), self.scalar("least", -7.0)
+        gate = self.op("Min", [gate, most], act)
+        up = self.op("Max", [self.op("Min", [up, most], act), least], act)
+        curve = self.op("Sigmoid", [self.op("Mul", [gate, self.scalar("alpha", 1.702)], act)], act)
+        up = self.op("Add", [up, self.scalar("one", 1.0)], act)
+        return self.op("Mul", [self.op("Mul", [gate, curve], act), up], scope)
+
     def experts(
-        self, x: str, scope: str, chosen: str, weights: str, *, num_experts: int, ffn: int, groups: int = 1
+        self, x: str, scope: str, chosen: Sequence[str], *, num_experts: int, ffn: int, groups: int, clipped: bool
     ) -> str:
         """Gated MLPs of which each token sees a few: one parameter for all experts' gates and ups, as published.
 
         Args:
             x: tokens, [b, s, h].
             scope: scope of the parameters.
-            chosen: indices of the chosen experts, [b, s, k].
-            weights: weights of their results, [b, s, k].
+            chosen: indices of the chosen experts and the weights of their results, both [b, s, k].
             num_experts: number of experts.
             ffn: width of each expert.
             groups: number of runs of a sample's tokens that are routed separately.
+            clipped: whether both products have biases and the gate is clipped (GPT-OSS).
         """
+        experts, weights = chosen
         _, length, width = self.shape(x)
-        routed = length * self.shape(chosen)[-1]
+        routed = length * self.shape(experts)[-1]
         capacity = -(-routed // (num_experts * groups))
         some = {"groups": groups} if groups > 1 else {}
-        slots = self.op(DISPATCH, [x, chosen], scope, num_experts=num_experts, capacity=capacity, **some)
+        slots = self.op(DISPATCH, [x, experts], scope, num_experts=num_experts, capacity=capacity, **some)
 
         def product(x: str, name: str, out: int) -> str:
             weight = self.parameter(f"{scope}.{name}", num_experts, out, self.shape(x)[-1])
             weight = self.op("Transpose", [weight], scope, perm=(0, 2, 1))
-            return self.op(PRODUCT, [x, weight], scope, num_tokens=routed)
+            x = self.op(PRODUCT, [x, weight], scope, num_tokens=routed)
+            if not clipped:
+                return x
+            bias = self.parameter(f"{scope}.{name}_bias", num_experts, out)
+            return self.add(x, self.op("Unsqueeze", [bias], scope, axes=(1,)), scope)
 
         gate, up = self.ops("Split", [product(slots, "gate_up_proj", 2 * ffn)], scope, 2, axis=-1, split=(ffn, ffn))
-        slots = product(self.silu_gate(gate, up, scope), "down_proj", width)
+        slots = product((self.clipped_gate if clipped else self.silu_gate)(gate, up, scope), "down_proj", width)
         if BALANCED_LOAD not in self.builder.warnings:
             self.builder.warnings.append(BALANCED_LOAD)
-        return self.op(COMBINE, [slots, chosen, weights], scope)
+        return self.op(COMBINE, [slots, experts, weights], scope)
 
     def embedding(self, ids: str, scope: str, rows: int, width: int) -> str:
         """`torch.nn.Embedding`."""

@@ -142,13 +142,18 @@ class Llama:
         """Leading layers that have an MLP of another kind."""
         return 0
 
+    @property
+    def _is_biased(self) -> bool:
+        """Whether all products of attention have biases."""
+        return False
+
     def _attention(self, net: Net, x: str, scope: str, mask: str) -> str:
         if self.kv_rank:
             return self._latent_attention(net, x, scope, mask)
         size, kv_heads = self.head_dim or self.hidden // self.heads, self.kv_heads or self.heads
-        tables = self._rotary_tables(net)
+        tables, bias = self._rotary_tables(net), bool(self.qkv_bias) or self._is_biased
         q, k, v = (
-            net.heads(net.linear(x, f"{scope}.{name}", count * size, bias=bool(self.qkv_bias)), scope, count)
+            net.heads(net.linear(x, f"{scope}.{name}", count * size, bias=bias), scope, count)
             for name, count in (("q_proj", self.heads), ("k_proj", kv_heads), ("v_proj", kv_heads))
         )
         if self.qk_norm:
@@ -156,7 +161,8 @@ class Llama:
         q, k = (net.op("RotaryEmbedding", [t, *tables], scope) for t in (q, k))
         k, v = (net.repeated(t, scope, self.heads) for t in (k, v))
         k = net.op("Transpose", [k], scope, perm=(0, 1, 3, 2))
-        return net.linear(net.attend(q, k, v, scope, masks=[mask]), f"{scope}.o_proj", self.hidden, bias=False)
+        y = net.attend(q, k, v, scope, masks=[mask])
+        return net.linear(y, f"{scope}.o_proj", self.hidden, bias=self._is_biased)
 
     def _latent_attention(self, net: Net, x: str, scope: str, mask: str) -> str:
         """Keys and values from a small latent; the part of the keys with positions is one for all heads."""
@@ -221,19 +227,26 @@ class Moe(Llama):
     """Leading layers with a plain gated MLP of width `ffn` (DeepSeek-V2, arXiv 2405.04434)."""
     groups: int = 1
     """Runs of a sample's tokens that are routed apart; see `ir.operators.experts`."""
+    clipped: int = 0
+    """1 = attention, router and experts have biases, and experts clip their gate (GPT-OSS, arXiv 2508.10925); 0 = no
+    biases, and SiLU for a gate. Not beside a latent, `shared_ffn` or `dense_layers`."""
+
+    @property
+    def _is_biased(self) -> bool:
+        return bool(self.clipped)
 
     @property
     def _unlike(self) -> int:
         return min(self.dense_layers, self.layers)
 
     def _mlp(self, net: Net, x: str, scope: str) -> str:
-        scores = net.linear(x, f"{scope}.gate", self.experts, bias=False)
+        scores = net.linear(x, f"{scope}.gate", self.experts, bias=self._is_biased)
         scores = net.op("Softmax", [scores], f"{scope}.gate", axis=-1)
         weights, chosen = net.ops("TopK", [scores], f"{scope}.gate", 2, k=self.top_k, axis=-1, largest=1, sorted=1)
         total = net.op("ReduceSum", [weights], f"{scope}.gate", axes=(-1,), keepdims=1)
         weights = net.op("Div", [weights, total], f"{scope}.gate")
         sizes = {"num_experts": self.experts, "ffn": self.moe_ffn or self._width, "groups": self.groups}
-        y = net.experts(x, f"{scope}.experts", chosen, weights, **sizes)
+        y = net.experts(x, f"{scope}.experts", (chosen, weights), clipped=self._is_biased, **sizes)
         if self.shared_ffn:
             y = net.add(y, self._gated(net, x, f"{scope}.shared_expert", self.shared_ffn), scope)
         return y

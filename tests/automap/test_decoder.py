@@ -105,6 +105,15 @@ def test_one_product_for_queries_keys_and_values_and_one_for_gate_and_width(tmp_
     assert decoder_of(graph, run.evaluator.blocks, run.shape.hidden, run.shape.heads) == LLAMA
 
 
+def test_a_clipped_gate_is_another_activation_than_swiglu():
+    _, found = exported(
+        zoo.build("moe:layers=3,hidden=64,heads=4,kv_heads=2,ffn=128,experts=4,clipped=1,seq_len=32,vocab_size=96")
+    )
+    script = found.files["megatron.sh"]
+    assert "    --swiglu\n" not in script and "    --disable-bias-linear\n" not in script
+    assert "# --swiglu or another activation.\n" in script
+
+
 def test_what_is_not_plain_is_named():
     """The plain ReLU of T5 is no activation that Megatron-LM takes by default, and its places are biases of scores."""
     run, found = exported(zoo.build("t5:layers=2,hidden=64,heads=4,head_size=16,ffn=160,seq_len=32,vocab_size=96"))

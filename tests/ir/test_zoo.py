@@ -91,6 +91,8 @@ PARAMETERS = {
     "deepseek-v2": 235_741_434_880,
     "deepseek-v3": 671_026_404_352,
     "kimi-k2": 1_026_408_209_408,
+    "gpt-oss-20b": 20_914_757_184 - 24 * 64,
+    "gpt-oss-120b": 116_829_156_672 - 36 * 64,
     "grok-1": 316_489_340_928,
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
@@ -136,7 +138,7 @@ ROUNDED = {
     "kimi-k2": 1.04e12, "grok-1": 314e9, "vit-giant": 1.011e9, "vit-gigantic": 1.843e9, "vit-22b": 21.743e9,
 }  # fmt: skip
 """Numbers of parameters of models whose papers and cards round them; 2 % apart at most."""
-MIXTURES = ("mixtral", "deepseek-v", "dbrx", "kimi", "grok", "qwen3-30b", "qwen3-235b", "qwen3-coder")
+MIXTURES = ("mixtral", "deepseek-v", "dbrx", "kimi", "gpt-oss", "grok", "qwen3-30b", "qwen3-235b", "qwen3-coder")
 LATENT = (
     "moe:layers=4,hidden=64,heads=4,head_dim=16,kv_rank=32,q_rank=48,rope_dim=16,ffn=96,dense_layers=1,experts=4,"
     "top_k=2,moe_ffn=32,shared_ffn=32,vocab_size=256,seq_len=32"
@@ -153,6 +155,8 @@ SMALL = {
     "parallel, gated": "parallel:layers={},hidden=64,heads=4,kv_heads=2,head_dim=8,ffn=96,mlp_matrices=3,seq_len=16,"
     "vocab_size=96",
     "moe": "moe:layers={},hidden=32,heads=4,kv_heads=2,ffn=48,experts=4,shared_ffn=24,seq_len=16,vocab_size=96",
+    "moe, with biases": "moe:layers={},hidden=32,heads=4,kv_heads=2,ffn=48,experts=4,clipped=1,seq_len=16,"
+    "vocab_size=96",
     "moe, its first layers dense": "moe:layers={},hidden=32,heads=4,head_dim=16,ffn=48,moe_ffn=24,experts=4,"
     "dense_layers=2,groups=2,seq_len=16,vocab_size=96",
     "bert": "bert:layers={},hidden=32,heads=4,seq_len=16,vocab_size=96",

@@ -203,6 +203,15 @@ def test_latent_attention_has_the_sizes_that_were_published_with_it() -> None:
     assert any("shared_expert" in op.name for op in graph)
 
 
+def test_a_mixture_has_the_biases_that_its_paper_gives_it() -> None:
+    """GPT-OSS: four in attention, one in the router, two for each expert."""
+    plain, biased = (case(moe=MOE, model={"name": name}).problem.graph for name in ("Mixture", "GPT-OSS-120B"))
+    heads = 8 * HEAD
+    of_attention = heads + 2 * KV * HEAD + HIDDEN
+    of_experts = EXPERTS + EXPERTS * (2 * WIDTH + HIDDEN)
+    assert biased.num_parameters - plain.num_parameters == LAYERS * (of_attention + of_experts)
+
+
 @pytest.mark.parametrize(
     ("name", "image", "parameters"),
     [
