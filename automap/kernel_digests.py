@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import opcode
 from collections.abc import Sequence
@@ -61,7 +62,8 @@ def _of_code(code: CodeType, names: dict[str, Any], skip: Any = None) -> Any:
     return [code.co_code, code.co_varnames, code.co_names, constants, named]
 
 
-def globals_of(code: CodeType) -> list[str]:
+@functools.cache
+def globals_of(code: CodeType) -> tuple[str, ...]:
     """Names of the globals that a function reads, without those of attributes, which `co_names` holds as well."""
     found, argument, instructions = [], 0, code.co_code
     for number in range(0, len(instructions), 2):
@@ -70,7 +72,7 @@ def globals_of(code: CodeType) -> list[str]:
             found.append(code.co_names[argument >> 1])  # the last bit says how it is called
         if instructions[number] != EXTENDED_ARG:
             argument = 0
-    return sorted(set(found))
+    return tuple(sorted(set(found)))
 
 
 def _of_value(value: Any, names: tuple[str, ...] = ()) -> Any:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import weakref
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +52,9 @@ class Step:
 
 # -- shapes ---------------------------------------------------------------------------------------------------------
 
+_BOUNDS: weakref.WeakKeyDictionary[PlanSpace, Floats] = weakref.WeakKeyDictionary()
+"""Space -> its `shape_bounds`, which two rules need."""
+
 
 def shape_bounds(space: PlanSpace) -> Floats:
     """[shapes, 2] lower bounds on the step time in seconds, and on the overflow of memory, of all plans of a shape.
@@ -58,6 +62,12 @@ def shape_bounds(space: PlanSpace) -> Floats:
     They are those of `BoundTable`; for shapes of one stage they are sharper: the least bound over all choices of
     recomputation and ZeRO, with undecided signatures at their best.
     """
+    if space not in _BOUNDS:
+        _BOUNDS[space] = _shape_bounds(space)
+    return _BOUNDS[space]
+
+
+def _shape_bounds(space: PlanSpace) -> Floats:
     found = BoundTable(space).shape_bounds.copy()
     enumeration = Enumeration(space)
     number_of = {space.meshes.values(shape): number for number, shape in enumerate(space.shapes)}
@@ -227,14 +237,17 @@ def prune(space: PlanSpace, rules: Collection[str] = LOSSLESS) -> PlanSpace:
 
 
 def _limited(space: PlanSpace, more: Limits) -> PlanSpace:
-    """The space under further limits."""
+    """The space under further limits; the same one where they leave nothing out."""
     old = space.limits
-    merged = Limits(
+    signs_all = more.signatures is None or not (space.arrays.obeys & ~more.signatures).any()
+    if signs_all and not more.windows and more.mixes >= old.mixes and all(map(more.shapes, space.shapes)):
+        return space
+    merged = replace(
+        old,
         shapes=lambda shape: old.shapes(shape) and more.shapes(shape),
         windows={**old.windows, **more.windows},
         signatures=_both(old.signatures, more.signatures),
         mixes=old.mixes and more.mixes,
-        one_mode=old.one_mode,
     )
     return PlanSpace(space.problem, space.evaluator, limits=merged)
 

@@ -52,7 +52,7 @@ class Levels:
             num_units: units of the model.
             mixes: whether a rank may have two modes.
         """
-        self._modes, self._num_units, self._mixes = modes, num_units, mixes
+        self._num_units = num_units
         self.steps = min(MOST_STEPS, num_units)
         found = []
         for heavy, _ in enumerate(RECOMPUTE_MODES):
@@ -62,6 +62,9 @@ class Levels:
             found += [Level(light, heavy, steps) for steps in range(1, self.steps if heavy else 0)]
             found.append(Level(heavy, heavy, 0))
         self.levels = tuple(found)
+        self._steps: Ints = np.array([level.steps for level in found])
+        self._whole: Mask = np.array([modes[level.heavy] for level in found])
+        self._mixed: Mask = np.array([mixes and modes[level.light] and modes[level.heavy] for level in found])
 
     def __len__(self) -> int:
         return len(self.levels)
@@ -88,15 +91,11 @@ class Levels:
         Of the levels that mean the same in a chunk of even size one is legal.
         """
         units = -(-self._num_units // num_chunks)
-        return np.array([self._is_legal(level, units) for level in self.levels])
-
-    def _is_legal(self, level: Level, units: int) -> bool:
-        if level.steps == 0:
-            return bool(self._modes[level.heavy])
-        if not (self._mixes and self._modes[level.light] and self._modes[level.heavy]):
-            return False
-        first = self.first_units(level.steps, units)
-        return units >= self.steps or (0 < first < units and level.steps == _rounded(first * self.steps, units))
+        first = self.first_units(self._steps, np.full_like(self._steps, units))
+        is_first = (first > 0) & (first < units) & (self._steps == _rounded(first * self.steps, units))
+        mixed = self._mixed if units >= self.steps else self._mixed & is_first
+        found: Mask = np.where(self._steps == 0, self._whole, mixed)
+        return found
 
     def first_units(self, steps: Count, units: Count) -> Count:
         """How many of the units of a chunk are in the heavy mode of a level of so many steps."""

@@ -10,6 +10,7 @@ from automap.cluster import parse_cluster
 from automap.price.kernels.cost_records import UNIT_COST_DTYPE
 from automap.problem import Problem
 from automap.space.count import alone, count_decades, grouped
+from automap.space.limits import Limits
 from automap.space.space import PlanSpace
 from envs.dominance import GroupSignatures, costs_no_more
 from envs.pruning import (
@@ -142,6 +143,25 @@ def test_what_is_built_into_the_space_is_counted_off(mlp, space):
     found = steps(s, ())
     assert [step.rule for step in found] == ["parameters_only", "linkage_groups", "repeated_blocks"]
     assert found[-1].after == s.decades
+
+
+def test_a_rule_that_leaves_nothing_out_leaves_the_space_itself(gpt, space):
+    s = space(gpt(), "1x2xA100", 4)
+    for rule in RULES:
+        left = prune(s, (rule,))
+        assert (left is s) == (left.decades == s.decades)
+    assert prune(s, ("memory",)) is s
+
+
+def test_what_a_target_leaves_out_stays_left_out(gpt):
+    training = {"global_batch": 8, "trainer": "alpa"}
+    problem = Problem.build(gpt(layers=4), parse_cluster("1x4xA100"), training)
+    whole, s = PlanSpace(problem), PlanSpace(problem, limits=Limits(cores=False, one_mode=True))
+    assert s.modes.sum() < whole.modes.sum()
+    left = prune(s, ("balanced_cuts",))
+    assert left.decades < s.decades
+    assert left.modes.tolist() == s.modes.tolist()
+    assert left.limits.one_mode
 
 
 def test_equal_devices_and_hosts_are_exchangeable(mlp, space):
