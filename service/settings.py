@@ -63,6 +63,8 @@ class Settings(BaseSettings):
     """Whether requests need an API key also where only this host reaches the service, as behind a proxy."""
     allowed_hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "::1")
     """Names that the Host header may have (against DNS rebinding); `*` = any."""
+    root_path: str = Field(default="", pattern=r"^(/[A-Za-z0-9_.~-]+)*$", examples=["/automap"])
+    """Path below which a proxy has the service, such as `/automap`; empty = the service has a host name of its own."""
     log_format: Literal["text", "json"] = "text"
     """Form of the log: lines for people, or one JSON object a line."""
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(str.upper)] = (

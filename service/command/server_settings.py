@@ -33,6 +33,11 @@ def read_settings() -> Settings:
         raise UserError("cannot be read", field=name, value=os.environ.get(name, ""), repair=repair) from None
     except ValidationError as fault:
         first = fault.errors()[0]
-        name = "AUTOMAP_" + str(first["loc"][0]).upper()
+        field = str(first["loc"][0])
+        name = "AUTOMAP_" + field.upper()
+        if first["type"] == "string_pattern_mismatch":
+            example = Settings.model_fields[field].examples or [""]
+            repair = f"Write it as in {example[0]}."
+            raise UserError("not of the right form", field=name, value=first["input"], repair=repair) from None
         message, repair = wanted(first["type"], first.get("ctx", {})) or (first["msg"], f"Set {name} to another value.")
         raise UserError(message, field=name, value=first.get("input"), repair=repair) from None

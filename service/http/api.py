@@ -75,7 +75,7 @@ def create_app(settings: Settings, client: redis.Redis) -> FastAPI:
     app.state.uploads = anyio.CapacityLimiter(settings.max_uploads)
     app.state.keys = Keys(client) if settings.require_keys else None
     app.state.reader = Reader(client)
-    app.state.views = Views(app.state.reader)
+    app.state.views = Views(app.state.reader, settings.root_path)
     app.state.feed = Feed(client)
     app.state.metrics = Metrics(client, app.state.feed)
     app.state.side_processes = SideProcesses(MOST_WAITING)
@@ -89,7 +89,7 @@ def create_app(settings: Settings, client: redis.Redis) -> FastAPI:
     app.add_exception_handler(redis.RedisError, _on_redis_error)
     app.add_exception_handler(ClientDisconnect, _on_left)
     app.add_middleware(_Guard, settings=settings)
-    document = functools.cache(lambda: openapi.describe(app, _routes()))
+    document = functools.cache(lambda: openapi.describe(app, _routes(), settings.root_path))
     app.openapi = document  # type: ignore[method-assign]
     return app
 
@@ -116,6 +116,10 @@ class _Guard:
         if scope["method"] == "HEAD":
             # A GET whose body the server leaves out, as probes and proxies ask.
             scope = {**scope, "method": "GET"}
+        root_path = self.settings.root_path
+        if root_path and scope["path"].startswith(f"{root_path}/"):
+            # Proxies may take the prefix away, or leave it.
+            scope = {**scope, "path": scope["path"].removeprefix(root_path)}
         request = Request(scope)
         request_id = request.state.request_id = uuid.uuid4().hex
         began, started = time.perf_counter(), False

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Annotated, Any
+
+from fastapi import Header, Response
+
+IfNoneMatch = Annotated[str, Header(description="ETag of the answer that the client has.")]
+UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "The answer is still as If-None-Match says."}}
+"""`responses` of a route whose answers have a tag."""
 
 
 def etag(answer: bytes) -> str:
@@ -14,3 +21,12 @@ def matches(header: str, tag: str) -> bool:
     """Whether If-None-Match names a tag, by the weak comparison that RFC 9110 wants here."""
     given = [one.strip().removeprefix("W/") for one in header.split(",")]
     return "*" in given or tag.removeprefix("W/") in given
+
+
+def answer(body: str | bytes, if_none_match: str) -> Response:
+    """A JSON answer with its tag; 304 without the body where the client has the same answer."""
+    data = body.encode() if isinstance(body, str) else body
+    headers = {"ETag": etag(data)}
+    if matches(if_none_match, headers["ETag"]):
+        return Response(status_code=304, headers=headers)
+    return Response(data, media_type="application/json", headers=headers)

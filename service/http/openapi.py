@@ -54,6 +54,7 @@ _HEADERS = {
     "RateLimit": {"description": "What is left of them.", "schema": {"type": "string"}},
     "WWW-Authenticate": {"description": "Bearer.", "schema": {"type": "string"}},
     "Location": {"description": "Address of the new resource.", "schema": {"type": "string"}},
+    "ETag": {"description": "Names this answer; for If-None-Match.", "schema": {"type": "string"}},
 }
 
 
@@ -99,9 +100,11 @@ def plan_body() -> dict[str, Any]:
     return {"content": {"application/json": {"schema": {"$ref": f"{AT}{Plan.__name__}"}}}}
 
 
-def describe(app: FastAPI, routes: Iterable[APIRoute]) -> dict[str, Any]:
-    """The document of an application with these routes."""
+def describe(app: FastAPI, routes: Iterable[APIRoute], root_path: str) -> dict[str, Any]:
+    """The document of an application with these routes, which clients reach below a path."""
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    if root_path:
+        document["servers"] = [{"url": root_path}]
     schemas: dict[str, Any] = document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
@@ -127,6 +130,8 @@ def describe(app: FastAPI, routes: Iterable[APIRoute]) -> dict[str, Any]:
             response.setdefault("headers", {}).update(_headers(status))
             if "429" in responses and status in ("202", "429"):
                 response["headers"].update({name: _HEADERS[name] for name in ("RateLimit-Policy", "RateLimit")})
+            if "304" in responses and status in ("200", "304"):
+                response["headers"]["ETag"] = {**_HEADERS["ETag"], "required": True}
             if status >= "400":
                 response["content"] = {MEDIA_TYPE: {"schema": {"$ref": f"{AT}{Fault.__name__}"}}}
         operation["responses"] = dict(sorted(responses.items()))

@@ -229,9 +229,9 @@ class JobView(BaseModel):
     links: dict[str, str]
 
     @staticmethod
-    def of(job: Job) -> JobView:
-        """The view of a job's record."""
-        here = f"/v1/jobs/{job.id}"
+    def of(job: Job, root_path: str) -> JobView:
+        """The view of a job's record, for clients that reach the service below a path."""
+        here = f"{root_path}/v1/jobs/{job.id}"
         return JobView(
             **to_json(job),
             links={"self": here, "plan": f"{here}/plan", "cancel": f"{here}/cancel", "events": f"{here}/events"},

@@ -36,8 +36,9 @@ HEARD = """addEventListener("DOMContentLoaded", () => {
 def test_its_files_are_served_strictly(api: httpx.Client) -> None:
     page = api.get("/")
     assert page.headers["content-type"].startswith("text/html")
-    named = re.findall(r'(?:src|href)="(/[^"]+)"', page.text)
-    assert {Path(name).name for name in named} <= {path.name for path in FOLDER.iterdir()}
+    named = set(re.findall(r'(?:src|href)="([^#"]+)"', page.text))
+    assert {"dashboard/app.js", "dashboard/style.css"} <= named
+    assert named <= {f"dashboard/{path.name}" for path in FOLDER.iterdir()}
     for path in FOLDER.iterdir():
         answer = api.get(f"/dashboard/{path.name}")
         assert answer.content == path.read_bytes()

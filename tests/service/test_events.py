@@ -164,6 +164,28 @@ def test_what_a_client_has_is_not_sent_again(api: httpx.Client, job: dict[str, A
     ending.join()
 
 
+@pytest.mark.parametrize(
+    "path", ["/v1/jobs", "/v1/models", "/v1/clusters", "/v1/zoo", "/v1/targets", "/v1/schemas/plan"]
+)
+def test_an_unchanged_list_is_not_sent_again(api: httpx.Client, path: str) -> None:
+    first = api.get(path)
+    again = api.get(path, headers={"If-None-Match": first.headers["etag"]})
+    assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", first.headers["etag"])
+    assert api.get(path, headers={"If-None-Match": 'W/"other"'}).json() == first.json()
+
+
+def test_a_list_that_has_changed_is_sent(api: httpx.Client, store: Store, search: Any, client: redis.Redis) -> None:
+    empty = api.get("/v1/jobs").headers["etag"]
+    job = api.post("/v1/jobs", json=JOB).json()
+    queued = api.get("/v1/jobs", headers={"If-None-Match": empty})
+    assert (queued.status_code, queued.headers["etag"] == empty) == (200, False)
+    service_work.run(job["id"], client, search=search)
+    ended = api.get("/v1/jobs", headers={"If-None-Match": queued.headers["etag"]})
+    assert (ended.status_code, ended.json()["jobs"][0]["state"]) == (200, "succeeded")
+    plan = api.get(job["links"]["plan"])
+    assert api.get(job["links"]["plan"], headers={"If-None-Match": plan.headers["etag"]}).status_code == 304
+
+
 def test_a_service_that_ends_lets_those_go_who_listen(settings: Settings, client: redis.Redis, serve_app: Any) -> None:
     with contextlib.ExitStack() as stack:
         with serve_app(settings, client) as api:

@@ -82,7 +82,7 @@ export async function* events(job, signal, tell) {
   let pause = 500;
   while (!signal.aborted) {
     try {
-      const answer = await send(`/v1/jobs/${job}/events`, { signal, headers: last ? { "Last-Event-ID": last } : {} });
+      const answer = await send(`v1/jobs/${job}/events`, { signal, headers: last ? { "Last-Event-ID": last } : {} });
       tell();
       if (answer.status === 204) return;
       for await (const event of read(answer.body)) {

@@ -42,7 +42,7 @@ async function again(signal) {
   while (!answers) {
     await sleep(AGAIN_MS);
     if (signal.aborted) return;
-    answers = await get("/readyz", signal).then(() => true, () => false);
+    answers = await get("readyz", signal).then(() => true, () => false);
   }
   if (!signal.aborted) show();
 }

@@ -25,7 +25,7 @@ const listed = (id, values) => h("datalist", { id }, values.map((value) => h("op
 export async function showForm(root, signal) {
   document.title = "New search · AutoMAP";
   const [clusters, { models }, { targets }] = await Promise.all(
-    ["/v1/clusters", "/v1/zoo", "/v1/targets"].map((path) => get(path, signal)));
+    ["v1/clusters", "v1/zoo", "v1/targets"].map((path) => get(path, signal)));
   const zoo = h("input", { list: "zoo-names", value: "gpt2-xl", required: true, spellcheck: "false" });
   const file = h("input", { type: "file", accept: ".onnx" });
   const dims = h("input", { spellcheck: "false" });
@@ -81,13 +81,13 @@ export async function showForm(root, signal) {
         for (const text of texts(dims)) said.append("dim", text);
         for (const text of texts(batchDims)) said.append("batch_dim", text);
         doing.textContent = "The file is sent and read …";
-        const uploaded = await post(`/v1/models?${said}`, file.files[0], { "Content-Type": "application/octet-stream" });
+        const uploaded = await post(`v1/models?${said}`, file.files[0], { "Content-Type": "application/octet-stream" });
         Object.assign(body, { model_id: uploaded.id, dims: pairs(dims), batch_dims: pairs(batchDims) });
       } else body.zoo = zoo.value;
       doing.textContent = "The search is checked …";
       // The same request has the same key: where only its answer was lost, sending it again makes no second job.
       if (once.body !== JSON.stringify(body)) Object.assign(once, { body: JSON.stringify(body), key: key() });
-      const job = await post("/v1/jobs", body, { "Idempotency-Key": once.key });
+      const job = await post("v1/jobs", body, { "Idempotency-Key": once.key });
       location.hash = `#/jobs/${job.id}`;
     } catch (wrong) {
       const told = wrong.document ?? { title: wrong.message };

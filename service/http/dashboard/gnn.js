@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import { announce, count, h, keep, seconds, table } from "./dom.js";
 
 export async function showGnnPlan(root, job, signal) {
-  const plan = await get(`/v1/jobs/${job.id}/plan`, signal);
+  const plan = await get(`v1/jobs/${job.id}/plan`, signal);
   const { estimate, search } = plan;
   root.append(h("h2", { id: "plan" }, `Plan: ${seconds(estimate.iteration_s)} an iteration`),
     h("p", {}, `Between ${seconds(estimate.low_s)} and ${seconds(estimate.high_s)}, with the schedule ${plan.schedule}. `,

@@ -8,7 +8,7 @@ import { bar, model, place, state } from "./jobs.js";
 import { showPlan } from "./plan.js";
 
 export async function showJob(root, id, signal) {
-  let job = await get(`/v1/jobs/${encodeURIComponent(id)}`, signal);
+  let job = await get(`v1/jobs/${encodeURIComponent(id)}`, signal);
   document.title = `${model(job)} · AutoMAP`;
   const head = h("div"), notice = h("div", { role: "status" }), search = h("section", { "aria-label": "Search" }), plan = h("div");
   root.append(h("h1", {}, `${model(job)} on ${place(job.request)}`), head, notice, search, plan);
@@ -29,7 +29,7 @@ export async function showJob(root, id, signal) {
   async function stop(event) {
     event.target.disabled = true;
     try {
-      job = await post(`/v1/jobs/${job.id}/cancel`, {});
+      job = await post(`v1/jobs/${job.id}/cancel`, {});
       showHead();
       document.getElementById("main").focus(); // the button that had the focus is gone
     } catch (fault) {
@@ -79,7 +79,7 @@ export async function showJob(root, id, signal) {
     }
   }
   if (signal.aborted) return;
-  job = await get(`/v1/jobs/${job.id}`, signal);
+  job = await get(`v1/jobs/${job.id}`, signal);
   if (job.progress) course.add({ attempt: job.attempt, ...job.progress });
   showHead();
   showSearch();
@@ -106,7 +106,7 @@ function soFar(job) {
   async function download() {
     shown.replaceChildren();
     try {
-      const found = await get(`/v1/jobs/${job.id}/plan?best=so-far`);
+      const found = await get(`v1/jobs/${job.id}/plan?best=so-far`);
       keep("plan.json", JSON.stringify(found, null, 1), "application/json");
     } catch (fault) {
       shown.replaceChildren(h("p", { class: "fault" }, fault.message));

@@ -39,7 +39,7 @@ export async function showJobs(root, choice, cursor, signal) {
   let before = "";
 
   async function look() {
-    const { jobs, next } = await get(`/v1/jobs?${query}`, signal);
+    const { jobs, next } = await get(`v1/jobs?${query}`, signal);
     const now = JSON.stringify(jobs);
     // Untouched while nothing changes, so that a text that is being selected stays selected.
     if (now !== before) renew(list, jobs.length ? rows(jobs, cursor) : nothing(choice, cursor));

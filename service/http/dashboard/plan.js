@@ -11,7 +11,7 @@ const PICTURES = [["What happens when", ["timeline", "memory-over-time"]], ["Whe
   ["How it was found", ["search"]]];
 
 export async function showPlan(root, job, signal) {
-  const here = `/v1/jobs/${job.id}`;
+  const here = `v1/jobs/${job.id}`;
   const plan = await get(`${here}/plan`, signal);
   const shown = PICTURES.filter(([, names]) => !names.includes("search") || Object.keys(plan.search?.history ?? {}).length);
   const words = h("div"), pictures = new Map(shown.map(([title]) => [title, h("div")]));
@@ -80,7 +80,7 @@ const FIGURES = [
 ];
 
 async function comparison(plan, job, signal) {
-  const { jobs } = await get("/v1/jobs?limit=100&state=succeeded", signal);
+  const { jobs } = await get("v1/jobs?limit=100&state=succeeded", signal);
   const others = jobs.filter((other) => other.id !== job.id && !other.request?.gnn);
   if (!others.length) return h("p", { class: "quiet" }, "There is no other job to compare with.");
   const shown = h("div");
@@ -89,7 +89,7 @@ async function comparison(plan, job, signal) {
   async function compare() {
     shown.replaceChildren();
     if (!choose.value) return;
-    const other = await get(`/v1/jobs/${choose.value}/plan`, signal);
+    const other = await get(`v1/jobs/${choose.value}/plan`, signal);
     shown.replaceChildren(table("Two plans", [["figure"], ["this plan"], ["the other"]],
       FIGURES.map(([name, of]) => [name, of(plan), of(other)])));
   }
@@ -97,8 +97,8 @@ async function comparison(plan, job, signal) {
 }
 
 async function files(plan, job, signal) {
-  const { targets } = await get("/v1/targets", signal);
-  const here = `/v1/jobs/${job.id}`;
+  const { targets } = await get("v1/targets", signal);
+  const here = `v1/jobs/${job.id}`;
   const name = plan.model.name.replace(/[^\w.-]+/g, "-");
   const shown = h("div", { "aria-live": "polite" });
   const target = h("select", { id: "export-target" }, Object.keys(targets).map((one) => h("option", { value: one }, one)));

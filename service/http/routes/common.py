@@ -42,6 +42,11 @@ def store_of(request: Request) -> Store:
     return cast("Store", request.app.state.store).of(request.state.tenant)
 
 
+def address(request: Request, path: str) -> str:
+    """The path under which clients reach a resource of the service."""
+    return settings_of(request).root_path + path
+
+
 def feed_of(request: Request) -> Feed:
     """The events of the service's jobs."""
     return cast("Feed", request.app.state.feed)

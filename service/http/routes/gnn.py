@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from service.http import openapi, quotas
 from service.http.routes.common import (
     IdempotencyKey,
+    address,
     another_request,
     once_of,
     read_body,
@@ -53,9 +54,9 @@ def submit(
         job = store.replayed(once) or _accept(body, store, settings, once)
     except AnotherRequest:
         raise another_request(idempotency_key) from None
-    response.headers["Location"] = f"/v1/jobs/{job.id}"
+    response.headers["Location"] = address(request, f"/v1/jobs/{job.id}")
     response.headers.update(quotas.headers(store, settings))
-    return JobView.of(job)
+    return JobView.of(job, settings.root_path)
 
 
 def _accept(body: GnnJobBody, store: Store, settings: Settings, once: Once | None) -> Job:

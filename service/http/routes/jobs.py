@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal, cast
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from automap.errors import ProblemError
 from service.http import openapi, quotas
 from service.http.access import authorize
-from service.http.etag import matches
+from service.http.etag import UNCHANGED, IfNoneMatch, answer, matches
 from service.http.feed import FeedFull
 from service.http.requested import check_cluster, model_name
 from service.http.routes.common import (
     IdempotencyKey,
+    address,
     another_request,
     checks_of,
     feed_of,
@@ -89,12 +91,13 @@ async def submit(
             job = await in_thread(request, store.create, body.model_id, asked, **limits)
     except AnotherRequest:
         raise another_request(idempotency_key) from None
-    headers = {"Location": f"/v1/jobs/{job.id}", **await run_in_threadpool(quotas.headers, store, settings)}
-    answer = await in_thread(request, lambda: JobView.of(job).model_dump_json())
-    return Response(answer, status_code=202, media_type="application/json", headers=headers)
+    left = await run_in_threadpool(quotas.headers, store, settings)
+    headers = {"Location": address(request, f"/v1/jobs/{job.id}"), **left}
+    view = await in_thread(request, lambda: JobView.of(job, settings.root_path).model_dump_json())
+    return Response(view, status_code=202, media_type="application/json", headers=headers)
 
 
-@router.get("", response_model=JobList, responses=_BAD_QUERY)
+@router.get("", response_model=JobList, responses=_BAD_QUERY | UNCHANGED)
 def latest(
     request: Request,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
@@ -104,26 +107,28 @@ def latest(
     ] = None,
     state: Annotated[list[State] | None, Query(description="only jobs in one of these states; repeatable")] = None,
     model_id: Annotated[str | None, Query(min_length=1, max_length=80, description="only jobs of this model")] = None,
+    if_none_match: IfNoneMatch = "",
 ) -> Response:
     """Jobs, newest first; large ones make a page shorter than its limit."""
     at, _, last = (cursor or "").partition("_")
     place = (float(at), last) if cursor else None
     found, after = store_of(request).jobs(limit, cursor=place, states=state or (), model_id=model_id)
-    page = JobList(jobs=[JobView.of(job) for job in found], next=after and f"{after[0]!r}_{after[1]}")
+    views = [JobView.of(job, settings_of(request).root_path) for job in found]
+    page = JobList(jobs=views, next=after and f"{after[0]!r}_{after[1]}")
     # As text: the framework would check and convert the views of a thousand jobs once more.
-    return Response(page.model_dump_json(), media_type="application/json")
+    return answer(page.model_dump_json(), if_none_match)
 
 
 @router.get(
     "/{job_id}",
     response_model=JobView,
-    responses=_BAD_QUERY | _NO_JOB | {304: {"description": "The job is still as If-None-Match says."}},
+    responses=_BAD_QUERY | _NO_JOB | UNCHANGED,
 )
 async def show(
     request: Request,
     job_id: str,
     wait: Annotated[float, Query(ge=0, allow_inf_nan=False, description="seconds to wait")] = 0,
-    if_none_match: Annotated[str, Header(description="ETag of the job that the client has.")] = "",
+    if_none_match: IfNoneMatch = "",
 ) -> Response:
     """A job. With `wait`, as soon as it has ended or after that many seconds; with If-None-Match too, as soon as it is
     another than the client has."""
@@ -160,7 +165,7 @@ def cancel(request: Request, job_id: str) -> JobView:
     store = store_of(request)
     find_job(store, job_id)
     store.cancel(job_id)
-    return JobView.of(find_job(store, job_id))
+    return JobView.of(find_job(store, job_id), settings_of(request).root_path)
 
 
 @router.delete("/{job_id}", status_code=204, responses=_NO_JOB)
@@ -175,6 +180,7 @@ def delete(request: Request, job_id: str) -> None:
     responses=_BAD_QUERY
     | _NO_JOB
     | openapi.refusals(s409="The job has no plan, or none yet.")
+    | UNCHANGED
     | {200: openapi.plan_body()},
 )
 def plan(
@@ -184,10 +190,11 @@ def plan(
         Literal["final", "so-far"],
         Query(description="so-far: of a job that has not succeeded, the best plan that it has found"),
     ] = "final",
-) -> dict[str, Any]:
+    if_none_match: IfNoneMatch = "",
+) -> Response:
     """The plan of a job that succeeded, or of one that has not, the best so far."""
     store = store_of(request)
-    return plan_of(store, find_job(store, job_id), so_far=best == "so-far")
+    return answer(json.dumps(plan_of(store, find_job(store, job_id), so_far=best == "so-far")), if_none_match)
 
 
 @router.get(

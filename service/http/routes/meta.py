@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import redis
@@ -15,6 +16,7 @@ from service.about import version
 from service.clusters import describe_clusters
 from service.http import openapi
 from service.http.access import access
+from service.http.etag import UNCHANGED, IfNoneMatch, answer
 from service.http.metrics import MEDIA_TYPE, Metrics
 from service.http.routes.common import store_of
 from service.http.schemas import Health, NamedModels, Readiness, Targets, Version
@@ -24,28 +26,29 @@ from service.problems import limit
 router = APIRouter(tags=["meta"])
 
 
-@router.get("/v1/clusters")
-def clusters() -> dict[str, Any]:
+@router.get("/v1/clusters", response_model=dict[str, Any], responses=UNCHANGED)
+def clusters(if_none_match: IfNoneMatch = "") -> Response:
     """Presets to copy from, and every device that has a data file."""
-    return describe_clusters()
+    return answer(json.dumps(describe_clusters()), if_none_match)
 
 
-@router.get("/v1/zoo")
-def named_models() -> NamedModels:
+@router.get("/v1/zoo", response_model=NamedModels, responses=UNCHANGED)
+def named_models(if_none_match: IfNoneMatch = "") -> Response:
     """The models that need no upload."""
-    return NamedModels(models=list(zoo.names()))
+    return answer(NamedModels(models=list(zoo.names())).model_dump_json(), if_none_match)
 
 
-@router.get("/v1/targets")
-def named_targets() -> Targets:
+@router.get("/v1/targets", response_model=Targets, responses=UNCHANGED)
+def named_targets(if_none_match: IfNoneMatch = "") -> Response:
     """The trainers for whose configuration a plan can be searched and exported."""
-    return Targets(targets={name: target.about for name, target in targets().items()})
+    found = Targets(targets={name: target.about for name, target in targets().items()})
+    return answer(found.model_dump_json(), if_none_match)
 
 
-@router.get("/v1/schemas/plan")
-def schema() -> dict[str, Any]:
+@router.get("/v1/schemas/plan", response_model=dict[str, Any], responses=UNCHANGED)
+def schema(if_none_match: IfNoneMatch = "") -> Response:
     """The JSON Schema of plans."""
-    return plan_schema()
+    return answer(json.dumps(plan_schema()), if_none_match)
 
 
 @router.get("/healthz")

@@ -20,7 +20,8 @@ from fastapi.concurrency import run_in_threadpool
 
 from service.dims import parse_batch_dims, parse_dims
 from service.http import openapi, quotas
-from service.http.routes.common import refusal, settings_of, store_of
+from service.http.etag import UNCHANGED, IfNoneMatch, answer
+from service.http.routes.common import address, refusal, settings_of, store_of
 from service.http.schemas import ModelList, ModelView
 from service.jobs import graphs
 from service.jobs.model_store import StoreFull
@@ -74,14 +75,15 @@ async def upload(
             model = await run_in_threadpool(_import_and_store, file, options, store, settings)
         except StoreFull:
             raise (await run_in_threadpool(quotas.full, store, settings)) from None
-    response.headers["Location"] = f"/v1/models/{model.id}"
+    response.headers["Location"] = address(request, f"/v1/models/{model.id}")
     return ModelView.of(model)
 
 
-@router.get("")
-def everything(request: Request) -> ModelList:
+@router.get("", response_model=ModelList, responses=UNCHANGED)
+def everything(request: Request, if_none_match: IfNoneMatch = "") -> Response:
     """All models, by name."""
-    return ModelList(models=[ModelView.of(model) for model in store_of(request).models()])
+    found = ModelList(models=[ModelView.of(model) for model in store_of(request).models()])
+    return answer(found.model_dump_json(), if_none_match)
 
 
 @router.get("/{model_id}", responses=openapi.refusals(s404="No such model."))

@@ -39,10 +39,11 @@ class Views:
 
     Args:
         reader: reads it.
+        root_path: path below which clients reach the service.
     """
 
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
+    def __init__(self, reader: Reader, root_path: str) -> None:
+        self._reader, self._root_path = reader, root_path
         self._kept: dict[str, tuple[list[bytes | None], View]] = {}
 
     async def of(self, store: Store, job_id: str) -> View:
@@ -60,7 +61,7 @@ class Views:
         kept = self._kept.get(key)
         if kept is not None and kept[0] == row:
             return kept[1]
-        view = await run_in_threadpool(_view, store, job_id)
+        view = await run_in_threadpool(_view, store, job_id, self._root_path)
         self._kept.pop(key, None)
         if len(view.body) <= _LARGEST_KEPT:
             while len(self._kept) >= _MOST_KEPT:
@@ -69,8 +70,8 @@ class Views:
         return view
 
 
-def _view(store: Store, job_id: str) -> View:
+def _view(store: Store, job_id: str, root_path: str) -> View:
     job = find_job(store, job_id)
-    view = JobView.of(job)
+    view = JobView.of(job, root_path)
     body = view.model_dump_json().encode()
     return View(is_active=job.state in ACTIVE, body=body, tag=etag(body))
