@@ -260,9 +260,10 @@ def draw(
             help="For .svg and .png, which picture: timeline, memory-over-time, memory, breakdown, placement or search."
         ),
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Draws a plan: the passes in time, the layers on their devices, and where time and memory go."""
     from service.command.comparison import draw_file
 
     draw_file(*job, plan, output, picture)
-    say(f"wrote     {output}")
+    print_json({"output": str(output)}) if as_json else say(f"wrote     {output}")

@@ -69,6 +69,7 @@ def export_onnx(
     output: Annotated[Path, typer.Option("-o", "--output", callback=writable, help="Where to write the ONNX file.")],
     opset: Annotated[int, typer.Option(min=13, help="Version of ONNX's operator set to write.")] = 20,
     name: Annotated[str, typer.Option(help="Name of the graph.")] = "",
+    as_json: JsonOption = False,
 ) -> None:
     """Exports a PyTorch module without its weights. Runs FILE.py, so name only files that you trust."""
     from service.loading import read_source
@@ -77,7 +78,10 @@ def export_onnx(
     from automap.runtime import torch_export
 
     data = torch_export.export_onnx(build, output, opset=opset, name=name or known_as)
-    say(f"{output}: {len(data):,} bytes, no weights", err=True)
+    if as_json:
+        print_json({"output": str(output), "num_bytes": len(data)})
+    else:
+        say(f"{output}: {len(data):,} bytes, no weights", err=True)
 
 
 @app.command()

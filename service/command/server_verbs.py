@@ -167,10 +167,11 @@ def cancel(job: JobArgument, url: UrlOption = URL, as_json: JsonOption = False) 
 
 
 @app.command()
-def delete(job: JobArgument, url: UrlOption = URL) -> None:
+def delete(job: JobArgument, url: UrlOption = URL, as_json: JsonOption = False) -> None:
     """Cancels a job and removes it from the service, its plan included."""
     with _client(url) as client:
         client.delete(job)
+    print_json({"id": job}) if as_json else say(f"{job} is deleted")
 
 
 @app.command()

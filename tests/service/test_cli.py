@@ -515,7 +515,9 @@ def test_a_file_with_a_function_imports_what_lies_beside_it(
         "import torch\nfrom sizes_beside import WIDTH\n"
         "def net():\n    return torch.nn.Linear(WIDTH, 2), torch.zeros(1, WIDTH)\n"
     )
-    assert main(["export-onnx", f"{source}:net", "-o", str(tmp_path / "net.onnx")]) == 0
+    path = tmp_path / "net.onnx"
+    assert main(["export-onnx", f"{source}:net", "-o", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"output": str(path), "num_bytes": path.stat().st_size}
     source.write_text("import sizes_elsewhere\n")
     assert main(["export-onnx", f"{source}:net", "-o", str(tmp_path / "net.onnx")]) == 2
     assert f"`python {source}` shows where it fails" in capsys.readouterr().err

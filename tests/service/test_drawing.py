@@ -139,6 +139,8 @@ def test_files_of_every_kind_are_written(file: Path, tmp_path: Path, capsys: pyt
     assert main(["draw", str(file), f"zoo:{GPT}", "-o", str(path), "--picture", "memory"]) == 0
     assert re.search("parameters", path.read_text())
     capsys.readouterr()
+    assert main(["draw", str(file), f"zoo:{GPT}", "-o", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"output": str(path)}
     for words, part in (
         (["-o", str(tmp_path / "x.gif")], ".html, .svg, .png or .json"),
         (["-o", str(tmp_path / "x.svg"), "--picture", "memoryy"], "Did you mean memory?"),

@@ -81,7 +81,8 @@ def test_delete(api: httpx.Client, store: Store, capsys: pytest.CaptureFixture[s
     at = ["--url", str(api.base_url)]
     assert main(["submit", *WORDS, *at, "--detach"]) == 0
     job_id = capsys.readouterr().out.strip()
-    assert main(["delete", job_id, *at]) == 0
+    assert main(["delete", job_id, *at, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"id": job_id}
     assert store.job(job_id) is None
     assert main(["delete", job_id, *at]) == 2
 
