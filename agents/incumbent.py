@@ -27,8 +27,7 @@ from agents.spending import Spending
 from automap.bounds.partial_plans import BoundTable
 from automap.plan import Plan, Sync
 from automap.price.estimate import annotate, lower_bound_s
-from automap.price.lowered_plan import LoweredPlan
-from automap.price.plan_reader import same_lowered
+from automap.price.lowered_plan import LoweredPlan, same_lowered
 from automap.price.plan_writer import to_plan
 from automap.search_record import SearchRecord
 from automap.space.encode import values_of

@@ -135,3 +135,27 @@ class LoweredPlan:
     def is_uniform(self) -> bool:
         """Whether equal units cost the same on all ranks."""
         return self.layout.uniform and len(set(self.rank_samples.tolist())) == 1
+
+
+def same_lowered(one: LoweredPlan, other: LoweredPlan) -> bool:
+    """Whether two lowered plans are the same plan."""
+    return _content(one) == _content(other)
+
+
+def _content(lowered: LoweredPlan) -> tuple[object, ...]:
+    """All that makes up a plan, in a form that `==` compares."""
+    return (
+        lowered.axes,
+        lowered.num_micro_batches,
+        lowered.kind,
+        lowered.zero,
+        lowered.zero_axes.tolist() if lowered.zero else None,
+        lowered.program.tolist(),
+        [stage.devices for stage in lowered.layout.stages],
+        lowered.rank_samples.tolist(),
+        lowered.shares,
+        [
+            [(s.unit, s.first, s.last, s.chosen.tobytes(), s.recomputed.tobytes()) for s in segments]
+            for segments in lowered.chunks
+        ],
+    )

@@ -15,7 +15,7 @@ import numpy as np
 from automap.arrays import Ints
 from automap.errors import PlanError
 from automap.globs import by_precision, first_match, matches, matches_operator
-from automap.plan import AxisSharding, Plan, Schedule, Stage, check_model, parse_devices
+from automap.plan import AxisSharding, Plan, Schedule, Stage, Zero, check_model, parse_devices
 from automap.price.evaluator import Evaluator
 from automap.price.kernels.placements import divides
 from automap.price.lowered_plan import LoweredPlan, Segment, spread
@@ -37,30 +37,6 @@ def default_signatures(evaluator: Evaluator, unit_type: int, offset: int) -> tup
     return whole, int(split[0]) if len(split) else whole
 
 
-def same_lowered(one: LoweredPlan, other: LoweredPlan) -> bool:
-    """Whether two lowered plans are the same plan."""
-    return _content(one) == _content(other)
-
-
-def _content(lowered: LoweredPlan) -> tuple[object, ...]:
-    """All that makes up a plan, to be compared."""
-    return (
-        lowered.axes,
-        lowered.num_micro_batches,
-        lowered.kind,
-        lowered.zero,
-        lowered.zero_axes.tolist() if lowered.zero else None,
-        lowered.program.tolist(),
-        [stage.devices for stage in lowered.layout.stages],
-        lowered.rank_samples.tolist(),
-        lowered.shares,
-        [
-            [(s.unit, s.first, s.last, s.chosen.tobytes(), s.recomputed.tobytes()) for s in segments]
-            for segments in lowered.chunks
-        ],
-    )
-
-
 def lower_plan(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "tp")) -> LoweredPlan:
     """The lowered plan that `plan` states; how replicas stay together is no part of it (`automap.price.local_sgd`).
 
@@ -72,18 +48,45 @@ def lower_plan(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "t
     """
     problem = evaluator.problem
     check_model(plan, problem)
-    batch = problem.training.global_batch
-    if plan.num_micro_batches < 1 or plan.num_micro_batches * plan.samples_per_micro_batch != batch:
-        raise _refuse(
-            "num_micro_batches",
-            plan.num_micro_batches,
-            f"micro-batches do not add up to the global batch of {batch}",
-            "Make num_micro_batches * samples_per_micro_batch equal to it.",
-        )
+    _check_micro_batches(plan, problem.training.global_batch)
     axes = _axis_names(plan, axes)
     ranks = _ranks(plan, problem.cluster.num_devices)
     layout = _layout(plan, evaluator, axes, ranks)
     program = _program(plan.schedule, ranks, len(plan.stages), plan.num_micro_batches)
+    zero = _zero(plan)
+    spread_over = tuple(_first_batch_axis(plan, number, axes) for number in range(ranks))
+    shares = tuple(_shares(plan, number, spread_over[number % ranks]) for number in range(len(plan.stages)))
+    samples = [
+        [spread(plan.samples_per_micro_batch, int(stage.axes[a]))] if mine is None else [n * len(mine) for n in {*mine}]
+        for stage, a, mine in zip(layout.stages, spread_over, shares, strict=False)
+    ]
+    return LoweredPlan(
+        axes=axes,
+        layout=layout,
+        num_micro_batches=plan.num_micro_batches,
+        samples=plan.samples_per_micro_batch,
+        kind=plan.schedule.kind,
+        chunks=_chunks(plan, evaluator, axes, samples),
+        zero=zero.stage,
+        zero_axes=np.array([a in zero.axes and any(dict(s.mesh).get(a, 1) > 1 for s in plan.stages) for a in axes]),
+        program=program,
+        spread_over=spread_over if any(some != [plan.samples_per_micro_batch] for some in samples) else (),
+        shares=shares[:ranks] if any(mine is not None for mine in shares) else (),
+    )
+
+
+def _check_micro_batches(plan: Plan, global_batch: int) -> None:
+    if plan.num_micro_batches < 1 or plan.num_micro_batches * plan.samples_per_micro_batch != global_batch:
+        raise _refuse(
+            "num_micro_batches",
+            plan.num_micro_batches,
+            f"micro-batches do not add up to the global batch of {global_batch}",
+            "Make num_micro_batches * samples_per_micro_batch equal to it.",
+        )
+
+
+def _zero(plan: Plan) -> Zero:
+    """The ZeRO settings of a plan, which are the same for all of its stages."""
     zero = plan.stages[0].zero
     for number, stage in enumerate(plan.stages):
         if stage.zero != zero:
@@ -99,17 +102,23 @@ def lower_plan(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "t
             if axis not in dict(stage.mesh):
                 names = ", ".join(name for name, _ in stage.mesh)
                 raise _refuse(f"stages[{number}].zero.axes", axis, "no such mesh axis", f"Use {names}.")
+    return zero
+
+
+def _chunks(
+    plan: Plan, evaluator: Evaluator, axes: Sequence[str], samples: Sequence[Sequence[int]]
+) -> tuple[tuple[Segment, ...], ...]:
+    """The segments of each stage; together the stages have all operators, once and in order.
+
+    Args:
+        axes: mesh axes of the lowered plan, outermost first.
+        samples: for each pipeline rank the distinct numbers of samples that its batch axis has to divide.
+    """
     live = {axis for stage in plan.stages for axis, size in stage.mesh if size > 1}
-    spread_over = tuple(_first_batch_axis(plan, number, axes) for number in range(ranks))
-    shares = tuple(_shares(plan, number, spread_over[number % ranks]) for number in range(len(plan.stages)))
-    samples = [
-        [spread(plan.samples_per_micro_batch, int(stage.axes[a]))] if mine is None else [n * len(mine) for n in {*mine}]
-        for stage, a, mine in zip(layout.stages, spread_over, shares, strict=False)
-    ]
     known = _Known(evaluator)
-    chunks, cursor = [], 0
     order = _cuttable(evaluator)
     position = {name: i for i, (name, _, _) in enumerate(order)}
+    chunks, cursor = [], 0
     for number, stage in enumerate(plan.stages):
         first, last = (position.get(name, -1) for name in stage.operators)
         if first != cursor or last < first:
@@ -117,27 +126,15 @@ def lower_plan(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "t
             what = "stages do not cover the operators once and in order"
             raise _refuse_stage(plan, number, "operators", what, f"Begin this stage at {expected!r}.")
         if last + 1 < len(order) and order[last + 1][2]:
-            end = problem.graph.operators[evaluator.blocks.units[order[last][1]].stop - 1].name
+            end = evaluator.problem.graph.operators[evaluator.blocks.units[order[last][1]].stop - 1].name
             what = "what crosses a cut inside a block is not priced"
             raise _refuse_stage(plan, number, "operators", what, f"End this stage at {end!r}.")
         operators = order[first : last + 1]
-        chunks.append(_segments(stage, evaluator, operators, axes, live, samples[number % ranks], number, known))
+        chunks.append(_segments(stage, evaluator, operators, axes, live, samples[number % len(samples)], number, known))
         cursor = last + 1
     if cursor != len(order):
         raise _refuse("stages", order[cursor][0], "operators are left over", "Extend the last stage to the end.")
-    return LoweredPlan(
-        axes=axes,
-        layout=layout,
-        num_micro_batches=plan.num_micro_batches,
-        samples=plan.samples_per_micro_batch,
-        kind=plan.schedule.kind,
-        chunks=tuple(chunks),
-        zero=zero.stage,
-        zero_axes=np.array([a in zero.axes and any(dict(s.mesh).get(a, 1) > 1 for s in plan.stages) for a in axes]),
-        program=program,
-        spread_over=spread_over if any(some != [plan.samples_per_micro_batch] for some in samples) else (),
-        shares=shares[:ranks] if any(mine is not None for mine in shares) else (),
-    )
+    return tuple(chunks)
 
 
 def _first_batch_axis(plan: Plan, number: int, axes: Sequence[str]) -> int:
@@ -285,13 +282,35 @@ def _cuttable(evaluator: Evaluator) -> list[tuple[str, int, int]]:
 
 
 class _Known:
-    """What equal operators of a plan share, found once."""
+    """What is the same for equal operators of a plan, computed once."""
 
     def __init__(self, evaluator: Evaluator) -> None:
         self.default = functools.cache(functools.partial(default_signatures, evaluator))
         self.signature = functools.cache(functools.partial(_find_signature, evaluator))
-        self.divides: set[tuple[int, int, bytes, tuple[float, ...]]] = set()
-        """Operator row, samples, signatures, and mesh sizes that go together."""
+        self._arrays = evaluator.tables.arrays
+        self._divides: set[tuple[int, int, bytes, tuple[float, ...]]] = set()
+
+    def check_divides(
+        self, row: int, chosen: Ints, mesh_sizes: tuple[float, ...], samples: Sequence[int], path: str
+    ) -> None:
+        """Refuses signatures that split a dim which the ranks of the mesh cannot share.
+
+        Args:
+            row: row of the operator.
+            chosen: [axes] its signatures.
+            mesh_sizes: [axes] ranks.
+            samples: the numbers of samples with which the dims have to divide.
+            path: where the plan states the signatures.
+        """
+        for count in samples:
+            case = (row, count, chosen.tobytes(), mesh_sizes)
+            if case in self._divides:
+                continue
+            if not divides(self._arrays, row, np.ascontiguousarray(chosen), np.array(mesh_sizes), count):
+                what = "a dim cannot be shared by the ranks of the mesh"
+                repair = "Split another dim, or change the mesh or the micro-batch."
+                raise _refuse(path, [int(size) for size in mesh_sizes], what, repair)
+            self._divides.add(case)
 
 
 def _segments(
@@ -304,6 +323,17 @@ def _segments(
     number: int,
     known: _Known,
 ) -> tuple[Segment, ...]:
+    """The segments of one stage, one for each of its units.
+
+    Args:
+        stage: the stage.
+        operators: (name, unit, offset in the unit) of its operators, in order.
+        axes: mesh axes of the lowered plan, outermost first.
+        live: the axes that have several ranks in some stage.
+        samples: the numbers of samples with which dims that are split by batch have to divide.
+        number: number of the stage, for errors.
+        known: what other stages have computed.
+    """
     by_unit: dict[int, list[tuple[str, int]]] = {}
     for name, unit, offset in operators:
         by_unit.setdefault(unit, []).append((name, offset))
@@ -311,7 +341,6 @@ def _segments(
     segments = []
     mesh = dict(stage.mesh)
     mesh_sizes = tuple(float(mesh.get(axis, 1)) for axis in axes)
-    sizes = np.array(mesh_sizes)
     # The full name of an operator names it alone, even if it reads like a module of others.
     own = {name for name, _, _ in operators}
     globs = by_precision(key for key in stage.shardings if key not in own)
@@ -343,18 +372,7 @@ def _segments(
                     chosen[k, a] = known.default(unit_type, offset)[batch and axis in live]
         _follow(evaluator, unit_type, members, inside, chosen)
         for k, (name, offset) in enumerate(members):
-            for count in samples:
-                alike = (base + offset, count, chosen[k].tobytes(), mesh_sizes)
-                if alike in known.divides:
-                    continue
-                if not divides(evaluator.tables.arrays, base + offset, np.ascontiguousarray(chosen[k]), sizes, count):
-                    what, repair = (
-                        "a dim cannot be shared by the ranks of the mesh",
-                        "Split another dim, or change the mesh",
-                    )
-                    path = f"stages[{number}].shardings.{name}"
-                    raise _refuse(path, [int(s) for s in sizes], what, f"{repair} or the micro-batch.")
-                known.divides.add(alike)
+            known.check_divides(base + offset, chosen[k], mesh_sizes, samples, f"stages[{number}].shardings.{name}")
         recomputed = np.array(
             [name in stage.recompute or first_match(regions, name) is not None for name, _ in members], dtype=np.bool_
         )

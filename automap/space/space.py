@@ -19,8 +19,8 @@ import numpy as np
 from automap.arrays import Ints
 from automap.plan import Plan
 from automap.price.evaluator import by_type
-from automap.price.lowered_plan import LoweredPlan
-from automap.price.plan_reader import lower_plan, same_lowered
+from automap.price.lowered_plan import LoweredPlan, same_lowered
+from automap.price.plan_reader import lower_plan
 from automap.price.plan_writer import to_plan
 from automap.space.count import count_decades
 from automap.space.decisions import DECISIONS, SHAPE_KINDS, Slot, Values

@@ -13,7 +13,8 @@ from automap.errors import PlanError
 from automap.globs import matches
 from automap.plan import Plan
 from automap.price.evaluator import Evaluator
-from automap.price.plan_reader import lower_plan, same_lowered
+from automap.price.lowered_plan import same_lowered
+from automap.price.plan_reader import lower_plan
 from automap.problem import Problem
 from automap.runtime.torch_export import export_onnx
 from automap.space.space import PlanSpace
