@@ -112,7 +112,6 @@ def read_map(flags: Mapping[str, str | None], variables: Mapping[str, Any]) -> S
     return read_flags(flags, ("ENV_VARS.GPUS_PER_NODE", each, nodes))
 
 
-# long: one branch a kind of flag, in Megatron-LM's order
 def read_flags(
     flags: Mapping[str, str | None], started: Started, documents: Sequence[str] = (), beside: Beside = nothing_beside
 ) -> Stated:
@@ -131,72 +130,25 @@ def read_flags(
     for name, repair in _NOT_PRICED.items():
         if name in flags:
             raise refuse(f"--{name}", flags[name] or "set", "is not priced", repair)
-    for name, key in _DEGREES.items():
-        if name in flags:
-            found.degrees[key] = whole(f"--{name}", flags[name])
-    pp = found.degrees.get("pp", 1)
-
-    def number(name: str) -> int | None:
-        return whole(f"--{name}", flags[name]) if name in flags else None
-
-    found.degrees |= _replicas(started, math.prod(found.degrees.get(name, 1) for name in ("tp", "pp", "cp")))
-    layers, each, batch = (
-        number("num-layers"),
-        number("num-layers-per-virtual-pipeline-stage"),
-        number("global-batch-size"),
-    )
-    found.num_layers = layers
-    if each is not None:
-        if layers is None or layers % (pp * each):
-            what = f"{layers or 'an unknown number of'} layers are not so many in stages of {pp} ranks"
-            raise refuse(
-                "--num-layers-per-virtual-pipeline-stage", each, what, "Give --num-layers, a multiple of both."
-            )
-        found.degrees["virtual"] = layers // pp // each
-    layout = flags.get("pipeline-model-parallel-layout")
-    if layout is not None:
-        found.degrees |= _layout(layout, pp)
-    ends = tuple(number(f"decoder-{end}-pipeline-num-layers") for end in ("first", "last"))
-    if any(ends):
-        found.degrees["layers"] = _uneven(ends, layers, pp, found.degrees.get("virtual", 1))
-    if batch is not None:
-        found.training["global_batch"] = batch
-    found.tokens = number("seq-length")
-    found.training["vocabulary_multiple"] = (number("make-vocab-size-divisible-by") or _VOCABULARY) * found.degrees.get(
-        "tp", 1
-    )
-    exchanged = flags.get("cp-comm-type") or "p2p"
-    if exchanged != "p2p" and found.degrees.get("cp", 1) > 1:
-        raise refuse("--cp-comm-type", exchanged, "is not priced: attention is priced as a ring", "Use p2p.")
-    if (number("ds-sequence-parallel-size") or 1) > 1:
-        what = "splits sequences for attention by exchanging heads, which is not priced"
-        raise refuse("--ds-sequence-parallel-size", flags["ds-sequence-parallel-size"], what, "Leave it out.")
-    slices = number("expert-tensor-parallel-size")
-    if slices is not None and slices != found.degrees.get("tp", 1) and found.degrees.get("ep", 1) > 1:
-        raise refuse(
-            "--expert-tensor-parallel-size", slices, "only slices of experts over tp are priced", "Make it equal to tp."
-        )
+    _read_degrees(flags, started, found)
+    _read_layers(flags, found)
+    _refuse_other_splits(flags, found)
     if "sequence-parallel" in flags:
         found.degrees["sequence_parallel"] = True
     if "use-distributed-optimizer" in flags:
         found.degrees["zero"] = 1
-        check_shards("--num-distributed-optimizer-instances", number("num-distributed-optimizer-instances") or 1, 2)
-    found.degrees |= _recomputation(flags, layers, pp * found.degrees.get("virtual", 1))
-    found.training["precision"] = _precision(flags)
-    if "optimizer" in flags:
-        check_choice("--optimizer", flags["optimizer"], ("adam", "sgd"))
-        found.training["optimizer"] = (
-            "adam" if flags["optimizer"] == "adam" else sgd_kind("--sgd-momentum", flags.get("sgd-momentum", "0.9"))
-        )
-    if "tp-comm-overlap" in flags:
-        found.training["async_tensor_parallel"] = True
+        num_instances = _number(flags, "num-distributed-optimizer-instances") or 1
+        check_shards("--num-distributed-optimizer-instances", num_instances, 2)
+    num_chunks = found.degrees.get("pp", 1) * found.degrees.get("virtual", 1)
+    found.degrees |= _recomputation(flags, found.num_layers, num_chunks)
+    _read_training(flags, found)
     if "deepspeed" in flags:
         _megatron_deepspeed(flags, found, documents, beside)
     elif "overlap-grad-reduce" not in flags and found.degrees.get("dp") != 1:
         found.training["overlap_gradients"] = False
     if flags.get("moe-token-dispatcher-type") == "flex" and flags.get("moe-flex-dispatcher-backend") == "hybridep":
         found.training["trainer"] = "megatron-core-26.06"
-    found.sizes = {name: size for name in _SIZES if (size := number(name)) is not None}
+    found.sizes = {name: size for name in _SIZES if (size := _number(flags, name)) is not None}
     if "group-query-attention" not in flags:
         found.sizes.pop("num-query-groups", None)
     if "rampup-batch-size" in flags:
@@ -204,10 +156,79 @@ def read_flags(
             f"the price is of a step of the full batch, after --rampup-batch-size {flags['rampup-batch-size']}",
         )
     check_names(flags, _READ, "--")
-    # Of DeepSpeed's file its own note says whether it was read.
-    told = {*_READ, "deepspeed_config"} if "deepspeed" in flags else _READ
-    found.ignored = tuple(f"--{name}" for name in flags if name not in told)
+    # A note of its own says whether DeepSpeed's file was read.
+    read = {*_READ, "deepspeed_config"} if "deepspeed" in flags else _READ
+    found.ignored = tuple(f"--{name}" for name in flags if name not in read)
     return found
+
+
+def _number(flags: Mapping[str, str | None], name: str) -> int | None:
+    """The value of a flag, a number of 1 or more; None where the flag is not given."""
+    return whole(f"--{name}", flags[name]) if name in flags else None
+
+
+def _read_degrees(flags: Mapping[str, str | None], started: Started, found: Stated) -> None:
+    """Adds the degrees of parallelism, that of data parallelism included, and the samples of a micro-batch."""
+    for name, key in _DEGREES.items():
+        if name in flags:
+            found.degrees[key] = whole(f"--{name}", flags[name])
+    found.degrees |= _replicas(started, math.prod(found.degrees.get(name, 1) for name in ("tp", "pp", "cp")))
+
+
+def _read_layers(flags: Mapping[str, str | None], found: Stated) -> None:
+    """Adds the number of layers and how they are divided among virtual stages."""
+    pp = found.degrees.get("pp", 1)
+    layers = found.num_layers = _number(flags, "num-layers")
+    per_stage = _number(flags, "num-layers-per-virtual-pipeline-stage")
+    if per_stage is not None:
+        if layers is None or layers % (pp * per_stage):
+            name, repair = "--num-layers-per-virtual-pipeline-stage", "Give --num-layers, a multiple of both."
+            what = f"{layers or 'an unknown number of'} layers do not divide into stages of this size on {pp} ranks"
+            raise refuse(name, per_stage, what, repair)
+        found.degrees["virtual"] = layers // pp // per_stage
+    layout = flags.get("pipeline-model-parallel-layout")
+    if layout is not None:
+        found.degrees |= _layout(layout, pp)
+    ends = tuple(_number(flags, f"decoder-{end}-pipeline-num-layers") for end in ("first", "last"))
+    if any(ends):
+        found.degrees["layers"] = _uneven(ends, layers, pp, found.degrees.get("virtual", 1))
+
+
+def _refuse_other_splits(flags: Mapping[str, str | None], found: Stated) -> None:
+    """Refuses ways to split attention and experts that are not priced.
+
+    Args:
+        flags: as in `read_flags`.
+        found: has the degrees.
+    """
+    exchanged = flags.get("cp-comm-type") or "p2p"
+    if exchanged != "p2p" and found.degrees.get("cp", 1) > 1:
+        raise refuse("--cp-comm-type", exchanged, "is not priced: attention is priced as a ring", "Use p2p.")
+    if (_number(flags, "ds-sequence-parallel-size") or 1) > 1:
+        what = "splits sequences for attention by exchanging heads, which is not priced"
+        raise refuse("--ds-sequence-parallel-size", flags["ds-sequence-parallel-size"], what, "Leave it out.")
+    expert_tp = _number(flags, "expert-tensor-parallel-size")
+    if expert_tp is not None and expert_tp != found.degrees.get("tp", 1) and found.degrees.get("ep", 1) > 1:
+        what = "experts are priced only with the tensor parallelism of the other layers"
+        raise refuse("--expert-tensor-parallel-size", expert_tp, what, "Make it equal to tp.")
+
+
+def _read_training(flags: Mapping[str, str | None], found: Stated) -> None:
+    """Adds the batch, the sizes of samples and vocabulary, the precision, the optimizer and what is overlapped."""
+    batch = _number(flags, "global-batch-size")
+    if batch is not None:
+        found.training["global_batch"] = batch
+    found.tokens = _number(flags, "seq-length")
+    multiple = _number(flags, "make-vocab-size-divisible-by") or _VOCABULARY
+    found.training["vocabulary_multiple"] = multiple * found.degrees.get("tp", 1)
+    found.training["precision"] = _precision(flags)
+    if "optimizer" in flags:
+        check_choice("--optimizer", flags["optimizer"], ("adam", "sgd"))
+        is_adam = flags["optimizer"] == "adam"
+        momentum = flags.get("sgd-momentum", "0.9")
+        found.training["optimizer"] = "adam" if is_adam else sgd_kind("--sgd-momentum", momentum)
+    if "tp-comm-overlap" in flags:
+        found.training["async_tensor_parallel"] = True
 
 
 def _recomputation(flags: Mapping[str, str | None], layers: int | None, stages: int) -> dict[str, Any]:
@@ -332,7 +353,7 @@ def _uneven(ends: tuple[int | None, ...], layers: int | None, pp: int, virtual: 
     rest = (layers or 0) - sum((*first, *last))
     ranks = [*first, *[rest // max(1, others)] * others, *last]
     if layers is None or others < 0 or sum(ranks) != layers or min(ranks) < 1 or any(n % virtual for n in ranks):
-        what = f"{layers or 'an unknown number of'} layers are not so many in {virtual} stages of each of {pp} ranks"
+        what = f"{layers or 'an unknown number of'} layers do not divide so into {virtual} stages on each of {pp} ranks"
         value = ", ".join("-" if end is None else str(end) for end in ends)
         repair = "Give --num-layers, and numbers of which the other ranks share the rest evenly."
         raise refuse("--decoder-{first,last}-pipeline-num-layers", value, what, repair)
