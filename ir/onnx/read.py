@@ -51,17 +51,12 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
     Raises:
         ModelError: control flow, cycles, unsupported types.
     """
-    graph = model.graph
+    graph, is_pytorch = model.graph, model.producer_name == PYTORCH
     reader = Reader(model)
     reader.read(graph.node, opsets(model), None, {}, "", "")
     inner = {v.name: declared(v) for v in graph.value_info if v.type.WhichOneof("value") in (None, "tensor_type")}
-    stored: dict[str, Stored] = {}
-    for tensor in graph.initializer:
-        kind = metadata(tensor).get(KIND_KEY, "") or (inner[tensor.name].kind if tensor.name in inner else "")
-        is_read = needs_values and kind not in ("PARAMETER", "BUFFER")
-        value = small_value(tensor) if is_read else None
-        stored[tensor.name] = Stored(tuple(tensor.dims), dtype_name(tensor.data_type), value, kind)
-    tensors = {t.name: t for t in graph.initializer}
+    stored = _stored(graph, inner, needs_values=needs_values)
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
     unmarked = {name for name in tensors if not stored[name].kind}
     results = {v.name for v in graph.input} | {name for node in graph.node for name in node.output}
     sources = folded_sources(graph.value_info)
@@ -71,13 +66,7 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         made += stored_bands(stored, tensors)
     for sparse in graph.sparse_initializer:
         stored[sparse.values.name] = Stored(tuple(sparse.dims), dtype_name(sparse.values.data_type))
-    inputs: dict[str, Declared] = {}
-    for v in graph.input:
-        given = declared(v)
-        if v.name in stored:
-            stored[v.name].kind = stored[v.name].kind or given.kind
-            continue
-        inputs[v.name] = given
+    inputs = _inputs(graph, stored)
     marked = _is_marked(inputs, stored)
     read = needed(reader.nodes, [v.name for v in graph.output])
     nodes, warnings = in_floats(standard(read), stored, marked=marked)
@@ -89,21 +78,19 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
     for name in computed_tables(reads, {n: t for n, t in tensors.items() if n in stored and n in unmarked}):
         stored[name].kind = COMPUTED
     made += stored_rows(nodes, stored, {name: tensors[name] for name in unmarked & stored.keys()})
-    if model.producer_name == PYTORCH:
-        if marked:
-            separate(nodes, stored, tensors)
-        else:
-            nodes = unmerged(nodes, stored, inputs, tensors)
-            if not any(s.dtype.startswith(("float", "bfloat")) for s in stored.values()):
-                warnings += mark_weights(nodes, inputs)
+    if is_pytorch and marked:
+        separate(nodes, stored, tensors)
+    elif is_pytorch:
+        nodes = unmerged(nodes, stored, inputs, tensors)
+        if not any(map(_is_float, stored.values())):
+            warnings += mark_weights(nodes, inputs)
+    if is_pytorch:
         nodes = turned_apart(unfolded(nodes, stored, inputs, marked=marked), stored)
-        if not marked:
-            made += tied(nodes, stored, tensors)
     if not marked:
+        made += tied(nodes, stored, tensors) if is_pytorch else []
         made += tied_heads(nodes, stored, tensors)
         separate_fresh(nodes, stored, tensors)
-    if not marked and model.producer_name != PYTORCH:
-        warnings += seem_folded(nodes, stored)
+        warnings += () if is_pytorch else seem_folded(nodes, stored)
     warnings += lost_layers(sources, stored)
     said, frozen = _stated(model)
     ordered = in_order(nodes, {n for node in made for n in node.outputs} | set(stored) | set(inputs))
@@ -115,10 +102,42 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         outputs={v.name: declared(v) for v in graph.output},
         declared=inner,
         has_metadata=marked,
-        names_state=model.producer_name == PYTORCH and not marked,
+        names_state=is_pytorch and not marked,
         warnings=(*warnings, *said),
         frozen=frozen,
     )
+
+
+def _stored(graph: onnx.GraphProto, inner: Mapping[str, Declared], *, needs_values: bool) -> dict[str, Stored]:
+    """The initializers of a graph by their names; no value of a parameter or a buffer is read.
+
+    Args:
+        inner: what the graph declares of inner tensors, which may say what an initializer is.
+        needs_values: see `read_model`.
+    """
+    stored: dict[str, Stored] = {}
+    for tensor in graph.initializer:
+        kind = metadata(tensor).get(KIND_KEY, "") or (inner[tensor.name].kind if tensor.name in inner else "")
+        is_read = needs_values and kind not in ("PARAMETER", "BUFFER")
+        value = small_value(tensor) if is_read else None
+        stored[tensor.name] = Stored(tuple(tensor.dims), dtype_name(tensor.data_type), value, kind)
+    return stored
+
+
+def _inputs(graph: onnx.GraphProto, stored: Mapping[str, Stored]) -> dict[str, Declared]:
+    """The inputs that the user hands in; old files list initializers as inputs too, and may say there what they are."""
+    inputs: dict[str, Declared] = {}
+    for v in graph.input:
+        given = declared(v)
+        if v.name in stored:
+            stored[v.name].kind = stored[v.name].kind or given.kind
+        else:
+            inputs[v.name] = given
+    return inputs
+
+
+def _is_float(tensor: Stored) -> bool:
+    return tensor.dtype.startswith(("float", "bfloat"))
 
 
 def _is_marked(inputs: Mapping[str, Declared], stored: Mapping[str, Stored]) -> bool:
@@ -130,7 +149,7 @@ def _is_marked(inputs: Mapping[str, Declared], stored: Mapping[str, Stored]) -> 
     kinds = {d.kind for d in inputs.values()} | {s.kind for s in stored.values()}
     if kinds & {"PARAMETER", "BUFFER"}:
         return True
-    return "USER_INPUT" in kinds and not any(s.dtype.startswith(("float", "bfloat")) for s in stored.values())
+    return "USER_INPUT" in kinds and not any(map(_is_float, stored.values()))
 
 
 def _stated(model: onnx.ModelProto) -> tuple[tuple[str, ...], frozenset[str]]:
