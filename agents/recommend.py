@@ -200,7 +200,7 @@ def _completed(training: Mapping[str, Any], hints: Mapping[str, Any], clusters: 
 
 
 def _front(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those that no other one beats in both expense and step time, the cheapest first."""
+    """The candidates that no other one beats in both expense and step time, the cheapest first."""
     front: list[Candidate] = []
     for one in sorted(candidates, key=lambda one: (_expense(one), one.step_time_s or 0.0)):
         if not front or (one.step_time_s or 0.0) < (front[-1].step_time_s or 0.0):
@@ -209,7 +209,7 @@ def _front(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def steps_of(graph: Graph, global_batch: int, tokens: float) -> float:
-    """Number of steps in which a model has seen so many tokens.
+    """Number of steps after which a model has seen `tokens` tokens.
 
     Raises:
         ProblemError: its samples have no tokens, or no positive number of tokens is given.
@@ -332,7 +332,7 @@ def _rated(
 
 
 def _unbeatable(candidate: Candidate, known: Iterable[Candidate]) -> Candidate | None:
-    """One that costs no more, has no more devices and is faster than any plan on this candidate; None without one."""
+    """A known candidate that costs no more, has no more devices, and is faster than any plan on this candidate."""
     bound_s = candidate.lower_bound_s
     for one in known:
         no_more = one.num_devices <= candidate.num_devices and _expense(one) <= _expense(candidate)

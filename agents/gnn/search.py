@@ -39,7 +39,7 @@ iterations."""
 GATHERED = 8
 """Most machines of which each is a place to gather tasks on, where the search begins (assumed)."""
 NEAR = 1.5
-"""A simple rule's placement is judged too if its time, on the volumes of the search, is at most so many times that of
+"""A simple rule's placement is judged too if its time, on the volumes of the search, is at most this many times that of
 the placement found (assumed): slower ones do not become the faster ones on other volumes."""
 ORDER_SHARE = 0.3
 """Share of the budget for the order of the flows, once the placement is found (assumed)."""

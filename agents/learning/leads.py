@@ -64,7 +64,7 @@ class Guide:
     trust: float = 1.0
     """Factor of what the network adds to the completions at hand."""
     window: tuple[int, int] | None = None
-    """The first slot that is decided and the first behind these, in a revision; None = all are decided."""
+    """First slot that a revision decides, and the first slot after those that it decides; None = all are decided."""
 
     @property
     def is_revision(self) -> bool:
@@ -125,7 +125,7 @@ class Meshes:
             self._free.pop(number, None)
 
     def best(self, count: int) -> list[Values]:
-        """The best plans of so many meshes, the best first."""
+        """The best plans of at most `count` meshes, the best first."""
         ranked = np.argsort(self._worth, kind="stable")[:count]
         return [tuple(plan) for plan in self._plans[ranked].tolist()]
 
@@ -146,7 +146,7 @@ class Meshes:
         return Guide(
             lead=lead,
             taught=self._plans[mesh].copy(),
-            # Whether the mesh is a good one is not known.
+            # It is not known whether the mesh is a good one.
             shown_from=self.num_slots,
             noise=noise,
             trust=float(not is_first),

@@ -25,8 +25,8 @@ from automap.errors import UserError
 from automap.space.space import PlanSpace, Values
 
 TAUGHT = 0.002
-"""Share of the step time by which a teacher's plan is faster than what is known before at least, where there is
-something to learn. On two of three generated problems it is not (assumed)."""
+"""Least share of the step time by which a teacher's plan is faster than all plans known before, so that there is
+something to learn (assumed). On two of three generated problems there is not."""
 
 EASY = 0.15
 """Share of the problems with nothing to learn that come again in a round (assumed)."""
@@ -111,7 +111,7 @@ class Exam:
 
         Args:
             labels: the labels; those are taken first whose plans are faster than what is known without a network.
-            most: number of problems; of so many times `LOOKED_AT` labels at most the plans known before are found.
+            most: number of problems; they are chosen from `LOOKED_AT` times as many labels at most.
         """
         some = itertools.islice((label for label in labels if label.step_time_s is not None), LOOKED_AT * most)
         hard: list[tuple[PlanSpace, Grid, float]] = []

@@ -28,7 +28,7 @@ class Cooling:
     first_chains: int = 1
     """Number of chains in the first cycle."""
     most_chains: int = 32
-    """Largest number of chains. A compiled call for so many plans takes little more than their own time."""
+    """Largest number of chains. With this many plans, a compiled call takes little more than the pricing itself."""
     hot: float = 0.05
     """Temperature at the beginning of a cycle."""
     cold: float = 0.001

@@ -50,7 +50,7 @@ class Block:
     """Name of the mask that hides them; empty before it is built, and where nothing is hidden."""
 
     def masked(self, net: Net, tokens: int) -> Block:
-        """The block with its mask for so many tokens, which all blocks of a stack share."""
+        """The block with its mask for the tokens of a sample, which all blocks of a stack share."""
         return replace(self, mask=net.causal_mask(tokens)) if self.hides_later else self
 
 
@@ -160,7 +160,7 @@ def draw_block(draw: Draw, stack: Stack, branches: Sequence[str], *, hides_later
 
 
 def draw_blocks(draw: Draw, family: str, parameters: float) -> RandomModel:
-    """A stack of equal random blocks over tokens, with about so many parameters.
+    """A stack of equal random blocks over tokens, with about the given number of parameters.
 
     Args:
         draw: random choices.

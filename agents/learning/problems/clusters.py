@@ -41,7 +41,7 @@ def is_prime(number: int) -> bool:
 
 
 def is_unseen_size(num_devices: int) -> bool:
-    """Whether clusters of so many devices are held out of the training."""
+    """Whether clusters with this number of devices are held out of the training."""
     return num_devices > LARGE or (num_devices > SMALL_PRIME and is_prime(num_devices))
 
 

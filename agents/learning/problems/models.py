@@ -26,7 +26,7 @@ _IMAGES: Mapping[str, Callable[[Draw], RandomModel]] = {
 
 
 def draw_model(draw: Draw, family: str, parameters: float) -> RandomModel:
-    """A model of a family with about so many parameters; those of images have sizes of their own."""
+    """A model of a family with about the given number of parameters; models of images have sizes of their own."""
     if family in _IMAGES:
         return _IMAGES[family](draw)
     if family == "towers":

@@ -73,7 +73,7 @@ class Stack:
 
 
 def draw_stack(draw: Draw, parameters: float, per_layer: float = 12.0) -> Stack:
-    """A stack with about so many parameters.
+    """A stack with about the given number of parameters.
 
     Args:
         draw: random choices.
@@ -96,7 +96,7 @@ def draw_stack(draw: Draw, parameters: float, per_layer: float = 12.0) -> Stack:
 
 
 def draw_zoo_transformer(draw: Draw, family: str, parameters: float) -> RandomModel:
-    """A transformer of the zoo with about so many parameters, unlike every named one.
+    """A transformer of the zoo with about the given number of parameters, unlike every named model.
 
     Args:
         draw: random choices.
