@@ -1,9 +1,10 @@
 """Units moved between the chunks of a pipeline, as long as that makes the step shorter.
 
-One unit more in a chunk and one less in another moves all ends between the two. What the units of a plan cost is worked
-out once, for each kind of stage and recompute mode; with each cut that is tried, the schedule is then run and the
-memory added up as for the exact price, some microseconds a cut. So cuts that do not fit lead to cuts that do, and what
-counts is what the step waits for: the gradients of an embedding as well as long chunks. Units: seconds, bytes.
+A move gives one unit more to one chunk and one unit less to another, and so moves all ends between the two. The costs
+of the units are computed once, for each kind of stage and recompute mode. For each cut that is tried, the schedule is
+then run and the memory added up as for the exact price, in some microseconds. So moves also lead from cuts that do not
+fit to cuts that do, and they shorten whatever the step waits for: long chunks, or the gradients of an embedding. Units:
+seconds, bytes.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ from automap.space.space import PlanSpace, Values
 FARTHEST = 16
 """Chunks from one that becomes longer to the one that becomes shorter, at most (assumed): all pairs are too many."""
 SHARPNESS = (32.0, np.inf)
-"""Exponents of the norm over ranks that stands for the step time, one after another (assumed): a slowest rank alone
-does not tell which of two cuts is more even, and the last one is the step time."""
+"""Exponents of the norm over ranks that is minimised in place of the step time, one after another (assumed). The time
+of the slowest rank alone does not say which of two cuts is more even; with the last exponent the norm is the step
+time."""
 MOST_MOVES = 32
-"""Moves at most under each of them."""
+"""Largest number of moves under each of these exponents."""
 PAIRED = 12
-"""Number of the best moves of which two are made at once where none of them gains alone. On 120 plans of T5-3B, GPT-2
+"""Number of best moves, of which two at a time are combined where no single move gains. On 120 plans of T5-3B, GPT-2
 XL and BERT-large, cuts then end 0.1 % slower than the best that any of twelve variants found; 0.4 % without."""
 ALL_CUTS = 20_000
 """Number of cuts of a pipeline up to which all of them are tried: 2 to 13 microseconds each."""
@@ -49,11 +51,11 @@ GAIN = 1e-9
 
 @functools.cache
 def moves_of(count: int, farthest: int) -> Ints:
-    """[n, ends] by how much the ends of chunks move where one chunk gets longer and another one shorter by 1.
+    """[n, ends] how far each end of a chunk moves, for all moves that make one chunk longer and another shorter by 1.
 
     Args:
         count: number of the ends.
-        farthest: chunks from the one to the other, at most.
+        farthest: largest distance between the two chunks, in chunks.
     """
     spans = [(a, b) for a in range(count) for b in range(a + 1, min(count, a + farthest) + 1)]
     moves = [[sign * (a <= at < b) for at in range(count)] for a, b in spans for sign in (1, -1)]
@@ -140,7 +142,8 @@ def best_cuts(space: PlanSpace, values: Values, most: int) -> list[Values]:
 
 
 def _descend(steps: _Steps, ends: Ints, units: int) -> tuple[tuple[float, float], Ints]:
-    """The best cut on the way down from a cut: its overflow of memory and the seconds of its step, and its ends."""
+    """Moves units as long as that gains. Returns the overflow of memory and the step time in seconds of the best cut,
+    and its ends."""
     best, found = (np.inf, np.inf), ends
     for sharpness in SHARPNESS:
         worth = (np.inf, np.inf)
@@ -220,7 +223,7 @@ class _Steps:
     def ranks(self, ends: Ints) -> tuple[Floats, Floats]:
         """[cuts, ranks] seconds until each rank is done, and [cuts] overflow of memory of all ranks together.
 
-        Where stages have devices of several kinds, there are so many times the ranks.
+        Where stages have devices of several kinds, each rank has one entry for each of these kinds.
 
         Args:
             ends: [cuts, chunks - 1] ends of the units of all chunks but the last.

@@ -33,7 +33,7 @@ from automap.space.space import PlanSpace
 NEAR = 1.05
 """Plans whose predicted latency is within this factor of the best one are proposed (assumed)."""
 FEW_STAGES = 3
-"""The best plan with so many stages and with fewer is proposed in any case."""
+"""The best plans with at most this many stages are proposed in any case."""
 FAR = 1.5
 """The dynamic program does not run where uniform pipelines are slower than this factor of the best plan (assumed)."""
 MOST_COUNTS = 6
@@ -57,7 +57,7 @@ class DappleSearch:
     one stage on all other devices (section 4.2.1). Of the plans with equal j and g only the best is extended.
 
     Attributes:
-        best: number of stages -> the best plan with so many that fits into memory.
+        best: number of stages -> the best plan with that number of stages that fits into memory.
     """
 
     def __init__(self, layers: Layers, places: Places, *, memory_bytes: float, limit_s: float = math.inf) -> None:

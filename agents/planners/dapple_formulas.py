@@ -22,7 +22,7 @@ class Network(Protocol):
     """What a planner needs to know about links."""
 
     def reduce_s(self, counts: Counts) -> float:
-        """Seconds of the all-reduce of a byte over so many devices of each host."""
+        """Seconds of the all-reduce of a byte over `counts` devices of each host."""
 
     def send_s(self, senders: Counts, receivers: Counts) -> float:
         """Seconds of sending a byte, shared by all senders, from one stage to the next."""
@@ -37,12 +37,12 @@ class Layers:
     most_replicas: int
     """Devices that can share a micro-batch."""
     forward_s: Floats
-    """[replicas + 1, layers + 1] time of all layers before each, of a micro-batch that so many replicas share; row 0 is
-    not used."""
+    """[replicas + 1, layers + 1] time of all layers before each, for a micro-batch that this many replicas share;
+    row 0 is not used."""
     backward_s: Floats
     """[replicas + 1, layers + 1] the same of the backward pass."""
     crossing_bytes: Floats
-    """[layers + 1] activations of a whole micro-batch that cross a cut behind so many layers."""
+    """[layers + 1] activations of a whole micro-batch that cross a cut after this many layers."""
     gradient_bytes: Floats
     """[layers + 1] gradients of all layers before each."""
     state_bytes: Floats

@@ -94,7 +94,7 @@ def partitions(
                 behind = nexts.get(rest)
                 if behind is None:
                     continue
-                # What is behind the cut before each layer takes, with the best size of the next stage.
+                # Time of the stages after the cut before each layer, with the best size of the next stage.
                 after = np.array([np.maximum(worth[rest, other], channel(place, size, other)) for other in behind])
                 which = after.argmin(axis=0)
                 best, ends = np.empty(layers + 1), np.empty(layers + 1, dtype=np.int64)

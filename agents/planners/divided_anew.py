@@ -50,7 +50,7 @@ from automap.space.shape import Shape
 from automap.space.space import PlanSpace, Values
 
 NEAR = 1.1
-"""A pipeline is divided anew if it takes at most so many times the step time of the best plan (assumed)."""
+"""A pipeline is divided anew if it takes at most this many times the step time of the best plan (assumed)."""
 FAR = 4.0
 """The same for the fastest pipeline, where none is within `NEAR` (assumed)."""
 MOST_UNITS = 128
@@ -62,7 +62,7 @@ ZEROS = (0, 1)
 PRICED = 4
 """Number of partitions of each setting and set of strategies that are priced: those of least latency (assumed)."""
 UNLIKELY = 1.5
-"""Up to so many times the least latency, two partitions of each number of stages are priced too (assumed)."""
+"""Up to this many times the least latency, two partitions of each number of stages are priced too (assumed)."""
 LAYERED = 8
 """Number of pipelines whose layers choose their recomputation anew."""
 LISTED = 3
@@ -144,7 +144,7 @@ def divide_at_once(incumbent: Incumbent, grid: Grid, seconds: float) -> None:
     Args:
         incumbent: takes the plans, credited to `piper`.
         grid: plans with their prices.
-        seconds: after so many no further setting is divided; what a setting has given is priced all the same.
+        seconds: time after which no further setting is divided; the plans of earlier settings are priced all the same.
     """
     if settings := _settings(incumbent.space, _near(incumbent, grid, NEAR)):
         solved = solved_strategies(incumbent.space, grid)

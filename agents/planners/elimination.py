@@ -268,7 +268,7 @@ def _on_the_way(point: Linearization, begin: Candidate, end: Candidate) -> list[
     seconds, overflow = incumbent.price(graph.moved(begin.picked, [[change] for change in changes])).T
     saved = begin.overflow - overflow
     rates = (seconds - begin.seconds) / np.maximum(np.abs(saved), LEAST_SAVED)
-    # What costs both, on the way to the plan that fits, comes last.
+    # Nodes whose change costs both time and memory come last.
     order = np.lexsort((rates, (begin.overflow > 0.0) & (saved <= 0.0) & (rates > 0.0)))
     some = [[changes[i] for i in order[:count]] for count in range(1, len(order))]
     prices = incumbent.price(graph.moved(begin.picked, some)).tolist()

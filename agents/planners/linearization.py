@@ -1,4 +1,4 @@
-"""What a planner is given of a skeleton, the cost graph at one of its plans, and the plans that it finds best."""
+"""The input of a planner, which is the cost graph of a skeleton at one of its plans, and its output, priced plans."""
 
 from __future__ import annotations
 

@@ -35,14 +35,13 @@ from automap.arrays import Floats
 from automap.space.space import Ints, PlanSpace
 
 SECONDS = 0.36
-"""Seconds that the opening takes at most, but for a solve that is under way, unless the budget is in evaluations
-alone."""
+"""Seconds after which the opening begins no further solve, where the budget is not in evaluations alone."""
 SHARE = 0.25
 """Share of a budget that it takes at most."""
 FEWEST_SOLVES = 2
 """Number of solves that are granted to the smallest budget in evaluations."""
 LOOKED_AROUND = 0.2
-"""Share of this that the changes of templates take at most; elimination has the rest."""
+"""Largest share of the opening for changes of templates; elimination has the rest."""
 NEARLY_FITS = 0.2
 """Overflow up to which a plan may be made to fit, as share of a device's memory. On the problems of
 `benchmarks/network_gap.py` with scarce memory that were looked at, templates that overflow by 0.08 and 0.17 led to the
@@ -57,7 +56,7 @@ MESHES = 32
 REFINED_LEAST = 500
 """Evaluations of a budget that must be left for plans to be refined."""
 REFINED_LEAST_S = 5.0
-"""Seconds of a budget that must be left for this."""
+"""Seconds of a budget that must be left for plans to be refined."""
 REFINED_SHARE = 0.6
 """Share of what is left of the budget that refining takes at most (assumed)."""
 REFINED_SECONDS = 0.6

@@ -280,7 +280,7 @@ class _Level:
         return found
 
     def _within(self, workers: int, limit_s: float) -> slice:
-        """The states at which so many workers may end: they, and the workers behind them, have no more work than they
+        """The states at which `workers` workers may end: they, and the workers after them, have no more work than they
         can do within the limit."""
         if math.isinf(limit_s):
             return slice(0, len(self._states.seconds))

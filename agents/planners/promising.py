@@ -69,7 +69,7 @@ def promises(space: PlanSpace, grid: Grid) -> Promise:
     one, other = grid.prices[light], grid.prices[heavy]
     share = _share(one[:, 1], other[:, 1])
     seconds = one[:, 0] + share * (other[:, 0] - one[:, 0])
-    # One that fits may recompute other things than the levels between the two do.
+    # A template that fits may recompute other operators than the levels between the two do.
     fitting_s = np.where(grid.prices[order, 1] <= 0.0, grid.prices[order, 0], np.inf)
     seconds = np.minimum(seconds, np.minimum.reduceat(fitting_s, starts))
     return Promise(light, heavy, seconds, np.minimum(one[:, 1], other[:, 1]))
@@ -192,7 +192,7 @@ def _with_donors(space: PlanSpace, rows: Ints, found: Ints) -> Ints:
 
 
 def _varied(space: PlanSpace, grid: Grid, plans: Ints) -> Ints:
-    """[n, slots] plans with what templates of the same mesh decide of recomputation, cuts and ZeRO."""
+    """[n, slots] plans with the recomputation, cuts and ZeRO stages of the templates on the same mesh."""
     first = space.first
     keys = row_digests(np.concatenate([plans[:, : first.cut], grid.values[:, : first.cut]]))
     of_plans, of_grid = keys[: len(plans)], keys[len(plans) :]

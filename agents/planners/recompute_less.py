@@ -17,9 +17,9 @@ from automap.arrays import Floats, Ints, Mask
 from automap.space.space import PlanSpace, Values
 
 MOST_TEMPLATES = 48
-"""Number of templates that are made to fit, those first that promise most."""
+"""Number of templates that are made to fit, the most promising ones first."""
 MADE_TO_FIT = 16
-"""Number of other plans that are made to fit, the fastest ones (assumed)."""
+"""Number of other plans, the fastest ones, that are made to fit (assumed)."""
 
 
 def recompute_less(space: PlanSpace, values: Values) -> list[Values]:
@@ -37,7 +37,7 @@ def recompute_less(space: PlanSpace, values: Values) -> list[Values]:
     base = uniform[fits[0]]
     if pp == 1 or space.limits.one_mode or fits[0] == 0:
         return [tuple(base.tolist())]
-    # Of each rank the lightest level that fits is `high`, and every lighter one than `low` does not.
+    # On each rank the lightest level that fits is at most `high`, and no level that is lighter than `low` fits.
     lighter = [np.flatnonzero(mine[: base[begin] + 1]) for mine in allowed]
     low, high = np.zeros(pp, dtype=np.int64), np.array([len(mine) - 1 for mine in lighter])
     while (low < high).any():
@@ -96,7 +96,8 @@ def lightened_templates(incumbent: Incumbent, grid: Grid) -> Grid:
 
 
 def _promising(space: PlanSpace, grid: Grid, best_s: float) -> Ints:
-    """Rows of templates without recomputation that do not fit, and that may be the best if they did, the best first."""
+    """Rows of templates without recomputation that do not fit and that might be the best plan if they did, best
+    first."""
     found = promises(space, grid)
     seconds, overflow = grid.prices[found.light].T
     may = (overflow > 0.0) & (seconds < best_s) & (found.light != found.heavy)

@@ -18,7 +18,7 @@ from agents.searcher import SearchResult, SearchTask
 from automap.space.space import Values
 
 TURNS = 3
-"""One turn in so many works out the best skeleton; the others solve a skeleton that is waiting."""
+"""One in this number of turns works out the best skeleton; the others solve a skeleton that is waiting."""
 
 
 def search_skeletons(task: SearchTask, name: str, propose: Propose) -> SearchResult:
@@ -41,7 +41,7 @@ def run_skeletons(search: SkeletonSearch, start: Sequence[Values], in_breadth: i
     Args:
         search: what it finds.
         start: plans whose skeletons are solved, the best first.
-        in_breadth: so many of them are solved before the best one is worked out further.
+        in_breadth: number of these skeletons that are solved before the best one is worked out further.
     """
     waiting = _by_mesh(search, start)
     for values in _cheap_first(search, waiting[:in_breadth]):

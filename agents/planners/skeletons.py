@@ -37,7 +37,7 @@ FEWEST_SOLVES = 12
 ROUNDS = 4
 """Largest number of solves when a skeleton is worked out."""
 WORTH_POLISHING = 1.05
-"""A skeleton is polished if its best plan takes at most so many times the step time of the best plan of all."""
+"""A skeleton is polished if its best plan takes at most this many times the step time of the best plan of all."""
 LATER = 0.005
 """Share by which each turn of a mesh raises the rank of its other skeletons."""
 CLIMBS = 3
@@ -122,11 +122,11 @@ class SkeletonSearch:
         return self._meshes[decided]
 
     def allow(self, solves: int) -> None:
-        """Grants so many further solves at least, in a budget in evaluations."""
+        """Makes sure that at least `solves` further solves are granted, in a budget in evaluations."""
         self._most_solves = max(self._most_solves, self._solves + solves)
 
     def grant(self, solves: int) -> None:
-        """Grants so many solves more, in a budget in evaluations."""
+        """Grants `solves` more solves, in a budget in evaluations."""
         self._most_solves += solves
 
     @property

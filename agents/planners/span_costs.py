@@ -1,7 +1,7 @@
 """Span costs: what any run of consecutive units costs on one stage of a pipeline, for planners that divide a model.
 
-The costs of units are those of the price, with given signatures, each unit behind the one before it. What the schedule,
-hosts and overlap do to them is left to the exact price. Units: seconds, bytes.
+The costs of units are those of the price, with given signatures; each unit follows the unit before it in the model. The
+effects of schedule, hosts and overlap are left to the exact price. Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class SpanCosts:
         return np.where(np.isfinite(most), most - before[:, None, :], 0.0)
 
     def used_bytes(self, alive: int) -> Floats:
-        """[modes, units + 1, units + 1] bytes of a device with so many micro-batches between their passes."""
+        """[modes, units + 1, units + 1] bytes of a device with `alive` micro-batches in flight."""
         found: Floats = self.state_bytes + alive * self._saved + self.beyond_bytes
         return found
 

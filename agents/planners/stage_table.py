@@ -1,4 +1,5 @@
-"""Stage table: what the stages of a pipeline may be on a given order of the devices, for planners that divide a model.
+"""Stage table: the time of every possible stage of a pipeline on a given order of the devices, for planners that divide
+a model among stages.
 
 A stage has some units, some consecutive devices of the order, and a strategy: the size of its inner mesh axis and the
 signatures of all operators. The table knows the seconds of every such stage in its fastest strategy and recompute mode
@@ -35,7 +36,7 @@ the number of sizes)."""
 MOST_STEPS = 24
 """Largest number of sizes of stages on more devices, where there are few submeshes (assumed)."""
 FEWEST_TILES = 5
-"""Sizes of submeshes of which there are enough: of prime numbers of devices there are none to choose from (assumed)."""
+"""Number of sizes of submeshes that is enough to choose from; a prime number of devices has hardly any (assumed)."""
 MOST_SUBMESHES = 32
 """Largest number of stages on submeshes (assumed): the time of planners grows with its square."""
 
@@ -79,7 +80,7 @@ class StageTable:
         partly: bool = False,
         known: StageTable | None = None,
     ) -> None:
-        """Begins a table; what it knows it computes when it is asked.
+        """Begins a table; its entries are computed when they are first asked for.
 
         Args:
             order: numbers of the devices.
@@ -157,13 +158,13 @@ class StageTable:
 
     @functools.cached_property
     def _least_within(self) -> list[Floats]:
-        """For each number of devices, from 1, [places] the least bandwidth between so many from a place on."""
+        """For each number of devices, from 1, [places] the least bandwidth among as many devices from each place."""
         between = self.matrix[np.ix_(self.order, self.order)]
         between = np.where(between > 0.0, between, np.inf)
         between = np.minimum(between, between.T)
         found: list[Floats] = [np.full(len(between), np.inf)]
         for size in range(2, len(between) + 1):
-            # Of so many devices the first and the last one are the only pair that is not among one fewer.
+            # With one device more, the only new pair is the first and the last device.
             shorter, ends = found[-1], np.diagonal(between, size - 1)
             found.append(np.minimum(np.minimum(shorter[:-1], shorter[1:]), ends))
         return found
@@ -173,14 +174,14 @@ class StageTable:
         return self._best(behind, place, size)[0]
 
     def _best(self, behind: int, place: int, size: int) -> tuple[Floats, Ints, Ints]:
-        """Of each span the seconds, the number of the fastest strategy, and that of its recomputation."""
+        """For each span: the seconds, the number of the fastest strategy, and the number of its recomputation."""
         asked = min(behind, self.num_micro_batches), place, size
         if asked not in self._asked:
             self._asked[asked] = self._find_best(*asked)
         return self._asked[asked]
 
     def _find_best(self, alive: int, place: int, size: int) -> tuple[Floats, Ints, Ints]:
-        """`_best` with so many micro-batches between their passes."""
+        """`_best` with `alive` micro-batches in flight."""
         if size not in self._possible:
             fit = [number for number, strategy in enumerate(self.strategies) if self._fits(size, strategy)]
             self._possible[size] = fit
@@ -212,7 +213,7 @@ class StageTable:
         return self._a_byte(before, own), self._a_byte(own, behind)
 
     def _a_byte(self, senders: Ints, receivers: Ints) -> float:
-        """Seconds of a byte from each sender, as in the price; 0 without any."""
+        """Seconds in which each sender sends a byte, as in the price; 0 without senders."""
         if not len(senders) or not len(receivers):
             return 0.0
         stands = self.space.evaluator.stands
@@ -308,7 +309,7 @@ def _of_pairs(cluster: Cluster, rate: Callable[[int, int], float]) -> Floats:
 
 def megatron_strategies(space: PlanSpace) -> list[Strategy]:
     """What the inner axis of every size may do, without a middle axis: Megatron-LM's signatures, without and with
-    sequence parallelism; or the batch, where a host has so many devices and there are several hosts."""
+    sequence parallelism; or the batch, where a host has that many devices and there are several hosts."""
     hosts = (
         {host.num_devices for host in space.problem.cluster.hosts} if len(space.problem.cluster.hosts) > 1 else set()
     )
@@ -382,5 +383,5 @@ def aligned_sizes(table: StageTable) -> list[int]:
 
 
 def submeshes(devices: int) -> list[int]:
-    """Numbers of devices of which so many parts at most tile a cluster that planners look at them all."""
+    """Sizes of submeshes that tile the cluster into so few parts that planners can look at all of them."""
     return [size for size in divisors(devices) if size >= -(-devices // MOST_SUBMESHES)]

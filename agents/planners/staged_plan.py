@@ -195,6 +195,6 @@ def obeys(fix: Fix, plan: StagedPlan) -> bool:
 
 
 def consecutive(counts: Sequence[int], order: Sequence[int]) -> list[tuple[int, ...]]:
-    """The devices of stages with so many devices each, which take them in the given order."""
+    """The devices of each stage: the stages take `counts` devices one after the other, in the given order."""
     ends = np.cumsum([0, *counts]).tolist()
     return [tuple(order[a:b]) for a, b in itertools.pairwise(ends)]

@@ -93,8 +93,8 @@ def states(costs: Rows, settings: Record) -> Floats:
 def needs(costs: Rows, settings: Record) -> Floats:
     """[modes, units] bytes that the passes of each unit need besides what is saved.
 
-    They are those of `working_bytes`, a result that only the unit behind counts as saved, and in a unit that runs again
-    as a whole what lives until its backward pass.
+    These are `working_bytes`, the result that only the next unit counts as saved, and, in a unit that is recomputed as
+    a whole, the tensors that live until its backward pass.
 
     Args:
         costs: [modes, units] rows of `UnitCostRow`.

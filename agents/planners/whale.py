@@ -54,7 +54,8 @@ def balance(
         return None
     wanted = samples * rate / rate.sum()
     found = np.maximum(np.floor(wanted), 1).astype(int)
-    # What rounding leaves goes where most is missing, what the least share of one takes comes from the largest ones.
+    # Samples that rounding leaves go to the devices that lack most of their share. Samples that bring small shares up
+    # to one come from the largest shares.
     while found.sum() != samples:
         step = 1 if found.sum() < samples else -1
         behind = np.where((found > 1) | (step > 0), step * (wanted - found), -np.inf)
@@ -125,7 +126,7 @@ class Balance:
         return None if found is None else np.array(found)
 
     def pipeline(self, count: int, num_micro_batches: int, mode: int) -> StagedPlan | None:
-        """The plan with so many stages; None where it does not fit."""
+        """The plan with `count` stages; None where it does not fit."""
         space, size = self.space, len(self.order) // count
         samples = space.problem.training.global_batch // num_micro_batches
         stages = [self.order[rank * size : (rank + 1) * size] for rank in range(count)]
