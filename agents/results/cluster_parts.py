@@ -22,8 +22,8 @@ from automap.space.mesh_shapes import FEW_TIMES
 from automap.space.shape import divisors
 
 SHARED_BY = (2, 3, 4, 8)
-"""Numbers that divide a part where few numbers divide what is there: sizes of inner axes that the heads and widths of
-most models can be split by (assumed)."""
+"""Numbers that the size of a part is a multiple of, where few numbers divide the size of the cluster: sizes of inner
+axes by which the heads and widths of most models can be split (assumed)."""
 MOST_KINDS = 3
 """Kinds of devices of which all sets are parts; of more, the fastest ones are. Templates of all ten sets of four kinds
 took 24 s for T5-large on 32 devices, where the fastest two are the best part."""
@@ -67,7 +67,7 @@ class Group(NamedTuple):
     """The devices of the host that stays first."""
 
     def devices(self, count: int, each: int) -> tuple[int, ...]:
-        """Numbers of the devices of so many whole hosts, or of so many of one host."""
+        """Numbers of the devices of a number of whole hosts, or of a number of devices of one host."""
         some = self.hosts.members[:count] if each == self.node.num_devices else self.inside.members[:each]
         return tuple(sorted(itertools.chain.from_iterable(some)))
 
@@ -85,16 +85,16 @@ def groups_of(cluster: Cluster) -> Iterator[Group]:
 
 
 class _Staying(NamedTuple):
-    """Hosts, or devices of a host, in the order in which they stay: the first ones where few do."""
+    """Hosts, or devices of a host, in the order in which they are kept: a part of n members has the first n."""
 
     members: Sequence[tuple[int, ...]]
     """The devices of each."""
     counts: set[int]
-    """Numbers that stay where those are left out whose links are far slower than those of the others."""
+    """Numbers of members in parts without the members whose links are far slower than those of the others."""
 
 
 def _staying(members: Sequence[tuple[int, ...]], matrix: Floats | None) -> _Staying:
-    """The order in which some stay; that of their numbers, where links were not measured one by one.
+    """The order in which hosts or devices are kept: that of their numbers, unless links were measured one by one.
 
     Args:
         members: devices of each host, or each device of one host.
@@ -111,7 +111,7 @@ def _staying(members: Sequence[tuple[int, ...]], matrix: Floats | None) -> _Stay
 
 
 def _of_kinds(cluster: Cluster) -> Iterator[tuple[int, ...]]:
-    """Numbers of the entries of `nodes` that some kinds of devices have together, but not all kinds: two or more."""
+    """For each set of kinds of devices, but not all kinds: the entries of `nodes` with these kinds, two or more."""
     kinds = [node.device for node in cluster.nodes]
     by_speed = sorted(set(kinds), key=lambda kind: (-max(cluster.devices[kind].peak_TFLOPs.values()), kind))
     # Of many kinds only the fastest ones: all sets of two or more are ten of four kinds, and 246 of eight.

@@ -40,7 +40,8 @@ class Candidate(Generic[T]):
 
 
 def unlike(candidates: Iterable[Candidate[T]], count: int) -> list[Candidate[T]]:
-    """The fastest `count` plans, one of each shape and `MOST_PER_MESH` of each mesh; of equally fast ones the first."""
+    """The fastest `count` plans, one of each shape and `MOST_PER_MESH` of each mesh; of equally fast plans the
+    first."""
     found: list[Candidate[T]] = []
     for candidate in sorted(candidates, key=lambda c: c.step_time_s):
         if len(found) == count:

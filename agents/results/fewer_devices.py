@@ -27,8 +27,8 @@ from automap.space.target_limits import plan_space
 from automap.verify import Verifier
 
 NEAR = 1.25
-"""A part is searched if its best template takes at most so many times as long as the best template on all devices. The
-gain of a search over the templates differs between two clusters by about that much, and seldom by more. Assumed."""
+"""A part is searched if its best template takes at most this many times the time of the best template on all devices.
+The gain of a search over the templates differs between two clusters by about that much, and seldom by more. Assumed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,14 +64,15 @@ def promising(problem: Problem | PlanSpace, should_stop: Callable[[], bool] = la
     if space is None:
         known = list(filled_within(problem.cluster, batch, problem.hints.fix))
     found: list[Part] = []
-    # A ZeRO stage that the user fixes asks for replicas, where all devices have any or none have a plan.
+    # A ZeRO stage that the user fixes needs replicas: parts without them are skipped, unless there are plans on all
+    # devices and none of these has replicas.
     needs_replicas = bool(problem.hints.fix.zero) and (space is None or _has_replicas(space))
     for cluster, devices in known:
         try:
             part = _on(problem, cluster)
             bound_s, template_s = lower_bound_s(part), None
             looks = bound_s < reference_s and not should_stop()
-            # Where not all devices have a plan, some parts have none either.
+            # Where there is no plan on all devices, some parts have no plan either.
             of_part = plan_space(part) if looks or space is None or needs_replicas else None
             if of_part is not None and needs_replicas and not _has_replicas(of_part):
                 continue
@@ -106,8 +107,7 @@ def space_on_all(problem: Problem) -> PlanSpace | None:
 
 
 def leave_idle(problem: Problem) -> bool:
-    """Whether only fewer devices than there are may have a plan with the degrees that the user fixes, or one of the
-    target."""
+    """Whether the degrees that the user fixes, or the target, may leave devices of the cluster idle in every plan."""
     degrees = problem.hints.fix.degrees()
     is_limited = bool(degrees) or problem.target is not None
     return is_limited and prod(degrees.values()) < problem.cluster.num_devices

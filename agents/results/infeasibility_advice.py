@@ -273,7 +273,7 @@ def _roomiest(cluster: Cluster) -> Node:
 
 
 def _devices(cluster: Cluster, hosts: int, each: int) -> int:
-    """Number of devices of the cluster, if its roomiest row has so many hosts with so many devices each."""
+    """Number of devices of the cluster, if its roomiest row had `hosts` hosts with `each` devices each."""
     row = _roomiest(cluster)
     return cluster.num_devices - row.count * row.num_devices + hosts * each
 
