@@ -105,7 +105,7 @@ class Fix:
         return {name: value for name, value in stated.items() if value is not None}
 
     def shares_experts(self, experts: int) -> bool:
-        """Whether products of a layer with so many experts are divided by experts over ep, and over no other axis."""
+        """Whether a layer with this number of experts divides its products by experts, over ep and no other axis."""
         return self.ep not in (None, 1) and experts > 0 and experts % (self.ep or 1) == 0
 
     def may_split_batch(self, axis: str) -> bool:

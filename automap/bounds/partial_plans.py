@@ -308,7 +308,7 @@ class PartialPlans:
 
         Args:
             most: only values below it are offered; None = all.
-            num_cuts: so many ends of chunks are offered along a pipeline, the most even ones of each; None = all.
+            num_cuts: number of ends of chunks that are offered along a pipeline, the most even ones first; None = all.
             free_ranks: on longer pipelines a rank, but for the last one, recomputes no more than the one before it;
                 None = every rank is free.
             asks: which slots are decided; the others take their preferred value if it is legal, else keep operators

@@ -401,6 +401,6 @@ def _fields(record: Record) -> Any:
 
 
 def _reduced_s(size: float, link: Record, elements: float, element_bytes: float) -> float:
-    """Least seconds of an all-reduce for each element of a gradient, of no more than so many elements."""
+    """Least seconds of an all-reduce for each element of a gradient that has at most this number of elements."""
     most = elements * element_bytes
     return float(collective_s(ALL_REDUCE, size, link, most)) / elements if most > 0.0 else 0.0

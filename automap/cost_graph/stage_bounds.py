@@ -175,7 +175,7 @@ class StageBounds:
         return found
 
     def _sent_s(self, crossing: Sequence[float], rates: Sequence[float]) -> list[float]:
-        """[ranks] seconds of an exchange of so many bytes with the next rank."""
+        """[ranks] seconds of an exchange of this number of bytes with the next rank."""
         settings = self.space.evaluator.settings(0)
         shown = 1.0 - float(settings.send_overlap)
         return [float(settings.send_s) + shown * size / rate for size, rate in zip(crossing, rates, strict=True)]

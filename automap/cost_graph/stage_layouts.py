@@ -67,7 +67,7 @@ class Layouts:
 
 
 def compositions(total: int, count: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """All ways to write a number as a sum of so many of some sizes, in any order."""
+    """All ways to write a number as a sum of a given number of terms, each one of some sizes, in any order."""
     if count == 1:
         if total in sizes:
             yield (total,)

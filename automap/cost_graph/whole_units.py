@@ -89,7 +89,7 @@ class WholeUnits:
         return np.array(found) / self.times, rooms_s
 
     def _fits(self, seconds: float, kinds: Sequence[int], costs_s: Floats, rooms_s: Floats) -> bool:
-        """Whether the ranks may have room for all units of the repeated types within so many seconds."""
+        """Whether the ranks may have room for all units of the repeated types within this time."""
         left_s = seconds - np.array(self.besides_s) + rooms_s
         for rank, kind in zip((0, -1), self.ends, strict=True):
             if kind not in kinds:

@@ -20,7 +20,7 @@ def build() -> nn.Module:
 
 
 def batch(step: int, samples: int) -> tuple[Tensor, ...]:
-    """The inputs of a global batch of so many samples, in the order of MODEL, and the labels behind them."""
+    """The inputs of a global batch of `samples` samples, in the order of MODEL, and after them the labels."""
     raise NotImplementedError("return the inputs and the labels of a step")
 
 

@@ -53,7 +53,7 @@ class Stated:
     """Name of a file that was read with it; empty for none."""
 
     def complete_batch(self, num_devices: int, degrees: Mapping[str, Any]) -> None:
-        """Adds the global batch, where the samples of a replica are said and so many devices are to train.
+        """Adds the global batch, where the file says the samples of a replica.
 
         Args:
             num_devices: devices of the cluster, which all train where nothing says how many replicas there are.

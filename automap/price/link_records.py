@@ -65,7 +65,7 @@ class Sends:
                 chosen = list(dict(zip(kinds, range(most), strict=True)).values())
             else:
                 chosen = list(range(most))
-            # A sender of several receivers takes turns with them: together they have so many times the share of one.
+            # A sender serves its receivers in turn: all of them together have the share of one times their number.
             turns = max(1.0, len(receivers) / len(senders))
             found = [
                 self._send_one(int(pairs[0, i]), int(pairs[1, i]), (int(sharing[0, i]), int(sharing[1, i]) / turns))

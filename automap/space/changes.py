@@ -289,7 +289,7 @@ class _Way:
 
 
 def in_words(before: Strategy, after: Strategy, num_devices: int) -> str:
-    """What changes from one strategy to the next, the replicas too; the cluster has so many devices."""
+    """What changes from one strategy to the next, the replicas too; the cluster has `num_devices` devices."""
     found = []
     for name, text in NAMES.items():
         values = [getattr(strategy, name) for strategy in (before, after)]

@@ -162,7 +162,7 @@ class SpaceOutline:
         return found
 
     def layout_of(self, shape: Shape, order: int, devices: Sequence[int]) -> PipelineLayout:
-        """Where the stages of a shape stand, of so many devices each, in one of `Meshes.orders`."""
+        """Where the stages of a shape stand, with these numbers of devices, in one of `Meshes.orders`."""
         key = (shape.tp, shape.middle, order, *devices)
         if key not in self._layouts:
             ends = np.cumsum([0, *devices]).tolist()

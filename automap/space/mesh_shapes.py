@@ -49,9 +49,10 @@ well (assumed)."""
 def middle_axis(problem: Problem) -> MiddleAxis | None:
     """The third axis of the problem's meshes, or None where no operator would gain from one.
 
-    A graph with experts has `ep`, of degrees that divide some layer's number of experts. One without, whose samples are
-    sequences of 2 * `MIN_TOKENS_A_RANK` tokens or more, has `cp`, of degrees that divide the sequence and leave so many
-    tokens a rank. `hints.fix.ep` or `hints.fix.cp` chooses the axis and its degree; 1 does without it.
+    A graph with experts has `ep`, of degrees that divide some layer's number of experts. A graph without experts whose
+    samples are sequences of 2 * `MIN_TOKENS_A_RANK` tokens or more has `cp`, of degrees that divide the sequence and
+    leave at least `MIN_TOKENS_A_RANK` tokens on a rank. `hints.fix.ep` or `hints.fix.cp` chooses the axis and its
+    degree; 1 does without it.
 
     Raises:
         ProblemError: the degree in `hints.fix` does not divide, or it fixes both axes.
@@ -165,7 +166,7 @@ class Meshes:
         return shape.pp * shape.size == self.devices
 
     def has_equal(self, pp: int, inner: int) -> bool:
-        """Whether so many stages with inner axes of so many ranks can have equally many devices.
+        """Whether stages with inner axes of this size can have equally many devices.
 
         Then they have, but for plans that decide otherwise.
         """
@@ -180,7 +181,7 @@ class Meshes:
         return (self.devices - (shape.pp - 1) * shape.size, *(shape.size,) * (shape.pp - 1))
 
     def mesh_of(self, devices: int, tp: int, middle: int) -> tuple[int, ...]:
-        """[axes] ranks of each mesh axis of a stage of so many devices."""
+        """[axes] ranks of each mesh axis of a stage with this number of devices."""
         return (devices // tp, tp) if self.middle is None else (devices // tp // middle, middle, tp)
 
     def num_orders(self, pp: int) -> int:
@@ -260,7 +261,12 @@ class Meshes:
         return found
 
     def _unequal(self, sizes: Iterable[int], least: int, most: int) -> list[Division]:
-        """Divisions with so many devices in all stages but the first, of some numbers of stages, in their order."""
+        """Divisions in which all stages but the first have one of some sizes.
+
+        Args:
+            sizes: numbers of devices of these stages.
+            least, most: smallest and largest number of stages.
+        """
         found = [Division(-(-self.devices // size), size) for size in sizes if size < self.devices]
         return [
             one for one in found if least <= one.stages <= min(most, self.num_units) and self.devices % one.size != 0
@@ -373,7 +379,7 @@ class Meshes:
         counts = sorted({one.stages for one in self.divisions if one.stages <= self.num_units})
         if pp is not None and pp not in counts:
             raise ProblemError(
-                f"{devices} devices have no pipelines of so many stages",
+                f"{devices} devices have no pipelines with this number of stages",
                 field="hints.fix.pp",
                 value=pp,
                 repair=f"Use one of {', '.join(map(str, counts))}.",
@@ -383,7 +389,7 @@ class Meshes:
         named = {k: v for k, v in fixed.items() if v is not None}
         if named.get("virtual_stages", 1) > 1:
             raise ProblemError(
-                "no plan has so many virtual stages",
+                "no plan has this number of virtual stages",
                 field="hints.fix.virtual_stages",
                 value=named["virtual_stages"],
                 repair="Virtual stages need a pp of 2 or more, micro-batches that are a multiple of pp, a unit "

@@ -45,7 +45,8 @@ def ways_to_fill(
         splits_batch: whether the middle axis splits the batch too, evenly.
 
     Returns:
-        [inner, middle, samples, MAX_UNEVEN_STAGES, parts + 1] whether so many stages can have so many parts together.
+        [inner, middle, samples, MAX_UNEVEN_STAGES, parts + 1] whether this number of stages (from 1) can have this
+        number of parts together.
     """
     size = part_size(cluster)
     parts = cluster.num_devices // size

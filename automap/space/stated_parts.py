@@ -237,7 +237,7 @@ def divided(segments: Sequence[Segment], ends: Iterable[int]) -> tuple[tuple[Seg
 def chunks_of_modules(
     evaluator: Evaluator, signatures: Ints, modules: Sequence[int], masks: Callable[[int], Mask]
 ) -> tuple[tuple[Segment, ...], ...]:
-    """The units divided among chunks of so many modules in a row, as followers of GPipe state it.
+    """The units divided among chunks, each of a given number of consecutive modules, as torchgpipe states it.
 
     Modules are the outermost ones where there are as many of these. Else a source counts finer ones, and a share of
     them is taken to be the same share of the operators. A chunk ends with the unit that ends nearest.

@@ -91,7 +91,7 @@ class SteppedSpace(SpaceOutline):
         """The nearest legal plan: each value kept if it is legal behind those before it, else the first legal one.
 
         Args:
-            kept: so many of the first are known to be legal.
+            kept: number of the first values that are known to be legal.
         """
         from automap.space.kernels.stepper import repair
 

@@ -32,7 +32,7 @@ BEGIN, WAIT = -1, -2
 
 
 FEWEST_CUTS = 8
-"""Number of ends that are offered for a chunk, if there are so many, however long the pipeline is."""
+"""Number of ends that are offered for a chunk at least, if it has that many, however long the pipeline is."""
 
 
 class LowerBounds(NamedTuple):
@@ -54,7 +54,7 @@ class LowerBounds(NamedTuple):
     saved: Floats2
     """[rows, units + 1] least bytes that a micro-batch leaves for its backward pass in all units before each."""
     sent: Floats2
-    """[rows, units + 1] least bytes of the tensor that crosses behind so many units."""
+    """[rows, units + 1] least bytes of the tensor that crosses after this many units."""
     shared_bytes: float
     """Bytes of state of parameters that several units use, which may count once."""
     reserved_bytes: float

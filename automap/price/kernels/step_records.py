@@ -117,7 +117,7 @@ RANK_TOTALS = record_type(RANK_TOTALS_DTYPE)
 
 
 class StepWorkspace(NamedTuple):
-    """Scratch memory of one caller, for so many ranks and chunks at most."""
+    """Scratch memory of one caller, for pipelines up to a number of ranks and chunks."""
 
     counts: Floats2
     """[words, chunks] how often a chunk does each word of `automap.schedule` in a step."""
@@ -153,7 +153,7 @@ STEP_WORKSPACE = tuple_type(StepWorkspace)
 
 @kernel(STEP_WORKSPACE(int64, int64))
 def new_step_workspace(num_ranks, num_chunks):
-    """Memory for pipelines of so many ranks and chunks at most."""
+    """Memory for pipelines of at most these numbers of ranks and chunks."""
     return StepWorkspace(
         np.empty((4, num_chunks)),
         np.empty((4, num_chunks)),

@@ -125,7 +125,7 @@ UNIT_WORKSPACE = tuple_type(UnitWorkspace)
 
 @kernel(OPERATOR_MEMORY(int64))
 def new_operator_memory(entries):
-    """Memory of so many operators, a power of two or 0."""
+    """Memory for units of at most this number of operators, a power of two or 0."""
     return OperatorMemory(
         np.zeros((entries, 2), np.int64),
         np.empty(entries, UNIT_COST_DTYPE),

@@ -83,7 +83,7 @@ def _scores(
 def rotary(use: Use) -> Tensor:
     """Rotated pairs of elements: of the two halves of a head, or of neighbours if `interleaved`.
 
-    With `rotary_embedding_dim`, only so many first elements of a head are rotated.
+    With `rotary_embedding_dim`, only that number of first elements of a head is rotated.
     """
     x = heads_of(use.x, use.integer("num_heads"))
     cos, sin = use.operand(1), use.operand(2)

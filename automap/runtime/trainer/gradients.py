@@ -64,7 +64,7 @@ class OverlappedSums:
             self._start(0)
 
     def _start(self, most_missing: int | None) -> None:
-        """Sends the next buckets of which at most so many gradients are missing; None = all buckets."""
+        """Sends the next buckets that lack at most this many gradients; None = all buckets."""
         while len(self._under_way) < len(self._buckets):
             number = len(self._under_way)
             if most_missing is not None and self._missing[number] > most_missing:

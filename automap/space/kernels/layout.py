@@ -203,7 +203,7 @@ def _hash_meshes(layout):
 
 @borrowing(void(float64[::1], int64, LAYOUT), inner=True)
 def set_mesh(sizes, samples, layout):
-    """Makes all stages of a layout stand on one mesh, [axes] ranks, over which so many samples must divide."""
+    """Makes all stages of a layout stand on one mesh, [axes] ranks, over which `samples` samples must divide."""
     layout.frame[0].num_meshes = 1
     for axis in range(sizes.shape[0]):
         layout.sizes[0, axis] = sizes[axis]

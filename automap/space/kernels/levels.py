@@ -10,7 +10,7 @@ from automap.space.kernels.records import SPACE
 
 @borrowing(int64(SPACE, int64, int64, int64), inner=True)
 def mode_of(space, level, place, units):
-    """Recompute mode of the unit at a place in a chunk of so many units."""
+    """Recompute mode of the unit at `place` in a chunk of `units` units."""
     about, steps = space.levels[level], space.scalars.level_steps
     return about.heavy if place < (2 * about.steps * units + steps) // (2 * steps) else about.light
 

@@ -168,7 +168,7 @@ def repair(compiled, kept, value, draft):
     """Replaces each value that is not legal behind those before it, see `nearest_legal`.
 
     Args:
-        kept: so many of the first values are known to be legal.
+        kept: number of the first values that are known to be legal.
         value: [slots] or fewer, read and written.
     """
     for slot in range(value.shape[0]):
