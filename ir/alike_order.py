@@ -89,7 +89,7 @@ def _depths(makers: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _feeds_many(graph: Graph, index: int, many: int) -> bool:
-    """Whether so many products read a result of an operator that depends on the samples."""
+    """Whether this number of products reads a result of an operator that depends on the samples."""
     return any(
         graph.tensors[name].batch_dim is not None
         and sum(is_heavy(graph, graph.operators[reader]) for reader in graph.consumers[name]) >= many

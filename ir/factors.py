@@ -164,7 +164,7 @@ def may_be_uneven(rule: FactorRule, index: int) -> bool:
 
 
 def shares_out(size: int, ranks: int, *, unevenly: bool) -> bool:
-    """Whether so many ranks can share a dim of `size`.
+    """Whether `ranks` ranks can share a dim of `size`.
 
     Args:
         unevenly: see `may_be_uneven`.

@@ -32,7 +32,7 @@ def class_dim(tensor: Tensor) -> int:
 
 
 def class_dim_of(rank: int) -> int:
-    """The dim of the classes among so many dims of scores: 1 for images (rank 4 and more), else the last."""
+    """The dim of the classes of scores with this number of dims: 1 for images (rank 4 and more), else the last."""
     return 1 if rank >= 4 else rank - 1
 
 

@@ -50,7 +50,7 @@ def _keeps_dim(op: Operator) -> bool:
 
 
 def _is_read_by(graph: Graph, name: str, number: int) -> bool:
-    """Whether so many operators, and no user, read a tensor."""
+    """Whether this number of operators reads a tensor, and the user does not."""
     return name not in graph.outputs and len(graph.consumers[name]) == number
 
 

@@ -17,7 +17,7 @@ def stretch(graph: Graph, prefix: str, last: int, count: int) -> Graph:
         count: number of layers of the result, at least `last + 1`.
 
     Returns:
-        the graph with layers `0 ... count - 1`, equal to the one that would be built with so many.
+        the graph with layers `0 ... count - 1`, equal to the graph that would be built with that number of layers.
     """
     if count <= last + 1:
         return graph

@@ -74,7 +74,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def counting_bar(title: str, total: int) -> Iterator[Callable[[str], None]]:
-    """A progress bar over so many things; call what it gives with a text once for each of them that is done."""
+    """A progress bar; call the function that it yields with a text, once for each of `total` things that is done."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

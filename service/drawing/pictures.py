@@ -45,7 +45,7 @@ LONGEST = 200
 WIDTH = 10.0
 """Width of a figure in inches."""
 NEAR = 1.5
-"""Plans that take longer than so many times the fastest one are cut off, where their searcher found better ones
+"""Plans that take longer than this many times the fastest one are cut off, where their searcher found better ones
 (assumed): they would press the others together."""
 ROWS = 12
 """Height of a picture of a search, of clusters or of runs, in rows."""
@@ -255,7 +255,7 @@ def _mesh_text(stage: Stage) -> str:
 
 
 def figure_of(rows: int, title: str) -> tuple[Figure, Axes]:
-    """An empty figure, as high as so many rows."""
+    """An empty figure, high enough for this number of rows."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, 1.4 + 0.45 * min(rows, 24)), layout="constrained")

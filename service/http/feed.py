@@ -91,7 +91,7 @@ class Feed:
             stream: key of the stream.
 
         Raises:
-            FeedFull: so many listen already.
+            FeedFull: the largest number of clients listens already.
             redis.RedisError: the store does not answer.
         """
         listener = _Listener()

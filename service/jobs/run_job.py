@@ -272,7 +272,7 @@ def run_job(
     on_result: Callable[[SearchResult], None] = lambda result: None,
     start: Sequence[Plan] = (),
 ) -> Plan:
-    """The fastest plan that fits, by the estimate or, if so many are tried, by what is measured.
+    """The fastest plan that fits: by the estimate or, where plans are tried, by what is measured.
 
     Args:
         request: everything but the model's bytes.
