@@ -184,7 +184,7 @@ def test_a_fixed_number_of_stages_that_does_not_divide_the_devices(mlp, space, c
 
 
 def test_a_number_of_stages_that_leaves_the_first_one_nothing_is_refused(mlp, space):
-    with pytest.raises(ProblemError, match="no pipelines of so many stages") as caught:
+    with pytest.raises(ProblemError, match="no pipelines with this number of stages") as caught:
         space(mlp((8,) * 6), "4xA100", 7, pp=3)
     assert caught.value.field == "hints.fix.pp"
     assert caught.value.repair == "Use one of 1, 2, 4."
