@@ -122,9 +122,8 @@ class SearchResult:
 
     @property
     def step_time_s(self) -> float:
-        """Step time of the best plan."""
-        assert self.plan.estimate is not None
-        return self.plan.estimate.step_time_s
+        """Predicted step time of the best plan, in seconds."""
+        return self.plan.step_time_s
 
     @property
     def record(self) -> SearchRecord:

@@ -301,6 +301,12 @@ class Plan:
     schema: Literal["automap.plan/1"] = "automap.plan/1"
     """Name and version of this form."""
 
+    @property
+    def step_time_s(self) -> float:
+        """Predicted step time in seconds, of a plan that has an estimate."""
+        assert self.estimate is not None
+        return self.estimate.step_time_s
+
     def __repr__(self) -> str:
         parts = [f"{len(self.stages)} stage{'s' if len(self.stages) > 1 else ''}"]
         parts.append(f"{self.num_micro_batches} x {self.samples_per_micro_batch} samples a step")

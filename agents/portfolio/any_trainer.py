@@ -1,8 +1,8 @@
-"""What a target costs: a short search among all plans, which begins with the best plan of the target.
+"""What a target costs: a short search among the plans of any trainer, which begins with the best plan of the target.
 
-Its plan is the best that was found, not the best there is, so that a target costs at least as much as is said. The
-search has a tenth of the budget. Where the target can express what it found, that is a plan of the target too. Units:
-seconds, evaluations.
+The search has a tenth of the budget. The difference between its plan and that of the target is what the target costs,
+or less than that, since the search may miss a faster plan. Where the target can express the plan found, it is a plan of
+the target too. Units: seconds, evaluations.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from automap.verify import Verifier
 SHARE = 0.1
 """Share of the budget for the search among all plans."""
 MOST_S, MOST_EVALUATIONS = 3.0, 1000
-"""Its budget at most: it works out the templates of the whole space and anneals for a moment, in this process alone."""
+"""Largest budget of this search: it works out the templates of the whole space and anneals for a moment, in this
+process alone."""
 WORTH_TELLING = 0.01
-"""Share of the step time from which on the cost of a target is told: two searches find plans that differ by less
+"""Smallest cost of a target, as a share of the step time, that is reported: two searches find plans that differ by less
 (assumed)."""
 PLAIN = 0.1
-"""Share of what the target costs that the plan without it may lose to be plainer: what it is said to need then is what
-the gain comes from."""
+"""Share of the gain over the target that the plan of any trainer may give up to be plainer. So what it has beyond the
+target is what the gain comes from."""
 
 
 def set_aside(budget: Budget, problem: Problem) -> tuple[Budget, Budget | None]:
@@ -47,10 +48,10 @@ def set_aside(budget: Budget, problem: Problem) -> tuple[Budget, Budget | None]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnyTrainer:
-    """What a search among all plans found, beside the best plan of the target."""
+    """What the search among the plans of any trainer found."""
 
     offer: Offer | None
-    """Its plan, where the target can express it; else None."""
+    """The plan found, where the target can express it; else None."""
     cost: TargetCost | None
     """What the target costs; None where nothing faster was found that it cannot express."""
     evaluations: int

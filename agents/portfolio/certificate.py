@@ -1,4 +1,4 @@
-"""Certificates: by how much a plan may be faster than the best one found, at most.
+"""Certificates: by how much some plan may be faster than the best plan found, at most.
 
 All plans of a space are divided into families (`automap.cost_graph.families`), and each family has a lower bound of
 its step times. The least of these bounds holds for all plans. It is raised in rounds: each round computes a sharper
@@ -39,8 +39,8 @@ STAGES = (
     (0.97, Level.TOGETHER),
     (1.0, Level.TOGETHER),
 )
-"""Shares of the step time to which bounds are raised one after another, and how sharply (assumed): many families are
-soon shown to be above the first."""
+"""The stages in which the bound of a family is raised (assumed): up to which share of the step time, and how sharp the
+bound is. Low shares come first, because many families are soon shown to be above them."""
 PARTS_SHARE = 0.3
 """Share of the time that parts of the cluster may take together (assumed)."""
 
@@ -64,7 +64,7 @@ def certify(problem: Problem, plan: Plan, seconds: float) -> Plan:
     waiting = [part.problem for part in fewer if part.bound_s < fastest_s]
     bounds = [part.bound_s for part in fewer if part.bound_s >= fastest_s]
     for number, each in enumerate([*waiting, problem]):
-        # What a part leaves of its time is for those behind it.
+        # A part that needs less than its share of the time leaves the rest to the next parts.
         share = 1.0 if number == len(waiting) else PARTS_SHARE * (number + 1) / len(waiting)
         until = began + share * seconds
         try:
@@ -80,12 +80,12 @@ def certify(problem: Problem, plan: Plan, seconds: float) -> Plan:
 
 
 def _is_after(moment: float) -> bool:
-    """Whether a moment of the clock is over."""
+    """Whether a moment of the clock has passed."""
     return time.monotonic() > moment
 
 
 def certified_s(space: PlanSpace, step_time_s: float, should_stop: Callable[[], bool]) -> float:
-    """Seconds that no synchronous plan of a space is faster than, about `step_time_s` at most.
+    """Lower bound, in seconds, on the step time of all synchronous plans of a space; it is raised up to `step_time_s`.
 
     Args:
         space: plans.
@@ -109,7 +109,7 @@ def certified_s(space: PlanSpace, step_time_s: float, should_stop: Callable[[], 
         add(max(anyhow_s, min(weak[shape] for shape in family.shapes)), family, 0)
     least = step_time_s
     while waiting:
-        # `tried` stages are behind the family.
+        # `tried` is the number of stages that have been tried for the family.
         seconds, _, family, tried = heapq.heappop(waiting)
         if seconds >= least or should_stop():
             least = min(least, seconds)
@@ -128,10 +128,11 @@ def certified_s(space: PlanSpace, step_time_s: float, should_stop: Callable[[], 
 
 
 def _next_stage(tried: int, reached: float) -> int | None:
-    """The stage that may raise a bound behind so many; None where none does.
+    """Number of the next stage that may raise the bound of a family; None where none does.
 
     Args:
-        reached: the bound as a share of the step time.
+        tried: number of stages that have been tried for the family.
+        reached: its bound as a share of the step time.
     """
     share, level = STAGES[tried - 1] if tried else (0.0, None)
     if tried and reached < share * (1.0 - EXACT):

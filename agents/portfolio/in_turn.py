@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from agents.results.plainest import Offer
     from automap.space.space import PlanSpace
 
-LEAST_S = 0.01
-"""Budget of the turns that are left where the ones before took too long; it is enough for a template."""
+LEAST_TURN_S = 0.01
+"""Seconds that a searcher gets where the searchers before it have used up the budget: enough for a template."""
 
 
 def check_searchers(searchers: Sequence[str], budget: Budget) -> None:
@@ -144,7 +144,7 @@ class _Turns:
             share, more = divmod(budget.evaluations, self._count)
             return Budget(evaluations=share + (number < more))
         assert budget.seconds is not None
-        return Budget(seconds=max(LEAST_S, budget.seconds - self._turn_began_s) / (self._count - number))
+        return Budget(seconds=max(LEAST_TURN_S, budget.seconds - self._turn_began_s) / (self._count - number))
 
     def report(self, progress: Progress) -> None:
         """Reports how far all turns together have come."""
@@ -191,7 +191,7 @@ class _Turns:
             raise next(iter(self._faults.values()))
         best_by, best = min(self._results.items(), key=lambda turn: turn[1].step_time_s)
         records = [found.record for found in self._results.values()]
-        # Of each baseline the first time that some searcher has found.
+        # Of each baseline, the first step time that a searcher has recorded.
         baselines: dict[str, float | None] = {}
         for found in records:
             for name, seconds in found.baselines.items():
@@ -249,7 +249,7 @@ class _Turns:
 
 
 def joined(before: Mapping[str, Reached], now: Mapping[str, Reached]) -> dict[str, Reached]:
-    """What each searcher has reached in earlier turns and in this one: annealing may be a member of several."""
+    """What each searcher has reached in earlier turns and in this one: a searcher may be a member in several turns."""
     found = dict(before)
     for name, reached in now.items():
         earlier = found.get(name, Reached())
@@ -261,7 +261,7 @@ def joined(before: Mapping[str, Reached], now: Mapping[str, Reached]) -> dict[st
 
 
 def _finder(name: str, found: SearchResult, found_by: str) -> str:
-    """The finder of a searcher's plan: a portfolio itself, whose record names its members, else as the record says."""
+    """Name of the finder of a plan: the portfolio itself where the searcher is one, otherwise as the record says."""
     return found_by if name in found.record.searchers else name
 
 

@@ -1,8 +1,9 @@
-"""Offer: the plan that a search returns to the user, plainer than the fastest one where the price cannot tell the two.
+"""The search that users call, and the choice of the plan that it returns.
 
-First the searchers work, in turn, on all devices; then, where parts of the cluster may be as fast, on these. Of
-the plans within a tie of the fastest one, the plainest is returned, and says what the fastest one takes. With a tie of
-0 that is the fastest plan itself, in its canonical form. Units: seconds, evaluations.
+First the searchers work, one after the other, on all devices; then on parts of the cluster that may be as fast. The
+returned plan is the plainest one among the plans whose step times differ from that of the fastest plan by less than the
+price can tell (a *tie*). It says what the fastest plan takes. With a tie of 0 the fastest plan itself is returned, in
+its canonical form. Units: seconds, evaluations.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from agents.portfolio.parts import (
     Before,
     Lift,
     OnPart,
+    PartProgress,
     divided,
     lifted_best,
     lifting,
     parts_to_search,
     scaled,
-    scaled_on_part,
     shares_of,
 )
 from agents.results.diverse_top_k import candidate, unlike_plans
@@ -50,12 +51,10 @@ from automap.space.target_limits import has_attention, why_whole
 from automap.verify import Verifier
 
 LOOK_SHARE = 0.2
-"""Share of a budget in seconds after which no further part is considered; a part takes a tenth of a second on one host
-and a second on 32 hosts."""
-LEAST_S = 0.01
-"""Budget of the search on all devices where the choice of parts took too long; it is enough for a template."""
-TOLD = 1e-6
-"""Share by which a plan must be slower than the fastest one for the plan to say so."""
+"""Share of a budget in seconds after which no further part of the cluster is considered (assumed). To consider a part
+takes a tenth of a second on one host and a second on 32 hosts."""
+NOTICEABLE = 1e-6
+"""Share by which a plan must be slower than the fastest one for the plan to say so: less is rounding."""
 
 
 def search_offer(
@@ -69,7 +68,7 @@ def search_offer(
     should_stop: ShouldStop = lambda: False,
     start: Sequence[Plan] = (),
 ) -> SearchResult:
-    """The plainest of the plans that the price cannot tell from the fastest one found within `budget`.
+    """The plainest plan among those that the price cannot tell from the fastest plan found within `budget`.
 
     Args:
         problem, budget, seed, on_progress, should_stop, start: see `agents.searcher.search`.
@@ -90,65 +89,73 @@ def search_offer(
         return should_stop() or (limit_s is not None and time.monotonic() - began > limit_s)
 
     parts = promising(space or problem, looked_enough)
-    idle = needed(parts)
-    if idle is not None:
-        (left,) = divided(budget, time.monotonic() - began, (), LEAST_S)
-        lift = lifting(problem, idle, evaluator)
-        alone = search_offer(
-            idle.problem,
-            left,
-            searchers=searchers,
-            seed=seed,
-            tie=tie,
-            on_progress=lambda progress: on_progress(replace(progress, best=lifted_best(progress, lift))),
-            should_stop=should_stop,
+    part = needed(parts)
+    if part is not None:
+        (left,) = divided(budget, time.monotonic() - began, ())
+        search_part = functools.partial(
+            search_offer, budget=left, searchers=searchers, seed=seed, tie=tie, should_stop=should_stop
         )
-        return _on_all_devices(_beside_parts(alone, idle, parts), lift, evaluator())
-    own, aside = set_aside(budget, problem)
-    some = parts_to_search(parts, own)
-    shares = shares_of(some)
-    mine, *rest = divided(own, time.monotonic() - began, shares, LEAST_S)
+        return _search_needed_part(evaluator(), part, parts, search_part, on_progress)
+    own_budget, any_trainer_budget = set_aside(budget, problem)
+    chosen = parts_to_search(parts, own_budget)
+    shares = shares_of(chosen)
+    main_budget, *part_budgets = divided(own_budget, time.monotonic() - began, shares)
     run = functools.partial(search_in_turn, searchers=searchers, seed=seed, should_stop=should_stop)
     yours = None if problem.hints.baseline is None else read_baseline(evaluator())
     begin = [*start, *([yours.plan] if yours is not None else [])]
     reached: dict[str, Reached] = {}
-    done = 1.0 - sum(shares)
+    main_share = 1.0 - sum(shares)
 
     def report(progress: Progress) -> None:
         reached.update(progress.members)
-        on_progress(scaled(progress, 0.0, done))
+        on_progress(scaled(progress, 0.0, main_share))
 
-    main = run(space or problem, mine, start=begin, on_progress=report)
-    before = Before(main.plan, main.evaluations, main.seconds, reached)
+    main = run(space or problem, main_budget, start=begin, on_progress=report)
+    before, done = Before(main.plan, main.evaluations, main.seconds, reached), main_share
     on_parts: list[OnPart] = []
-    for part, share, amount in zip(some, shares, rest, strict=False):
+    for part, share, part_budget in zip(chosen, shares, part_budgets, strict=False):
         if should_stop():
             break
-        told = _Told(on_progress, done, share, before, lifting(problem, part, evaluator))
+        progress_on_part = PartProgress(on_progress, done, share, before, lifting(problem, part, evaluator))
         # It may be that no plan of the part fits, or that no searcher accepts it.
         with contextlib.suppress(UserError):
-            on_parts.append(OnPart(part, run(part.problem, amount, on_progress=told)))
-            before = before.after(on_parts[-1].found, told.lift)
-        before, done = before._replace(reached=told.reached), done + share
-    others = None
-    if aside is not None and not should_stop():
+            on_parts.append(OnPart(part, run(part.problem, part_budget, on_progress=progress_on_part)))
+            before = before.after(on_parts[-1].found, progress_on_part.lift)
+        before, done = before._replace(reached=progress_on_part.reached), done + share
+    of_any_trainer = None
+    if any_trainer_budget is not None and not should_stop():
         best_s = min(found.step_time_s for found in (main, *(one.found for one in on_parts)))
-        others = search_any(problem, aside, main.plan, best_s, seed=seed, should_stop=should_stop)
-    return _Found(problem, evaluator, main, tuple(on_parts), parts, tie, yours, others).result()
+        of_any_trainer = search_any(problem, any_trainer_budget, main.plan, best_s, seed=seed, should_stop=should_stop)
+    return _Found(problem, evaluator, main, tuple(on_parts), parts, tie, yours, of_any_trainer).result()
 
 
-class _Told:
-    """Reports the progress of a search on a part; `reached` is what each searcher has reached."""
+def _search_needed_part(
+    evaluator: Evaluator,
+    part: Part,
+    parts: Sequence[Part],
+    search_part: Callable[..., SearchResult],
+    on_progress: OnProgress,
+) -> SearchResult:
+    """Searches the part of the cluster that the hints or the target ask for, where no plan uses all devices.
 
-    def __init__(self, on_progress: OnProgress, done: float, share: float, before: Before, lift: Lift) -> None:
-        self.reached, self.lift = before.reached, lift
-        self._on_progress = on_progress
-        self._found = functools.partial(scaled_on_part, done=done, share=share, before=before, lift=lift)
+    Args:
+        evaluator: evaluator of the problem on all devices.
+        part: the part to search.
+        parts: all parts that have plans.
+        search_part: `search_offer` with all arguments but `problem` and `on_progress`.
+        on_progress: see `search_offer`.
 
-    def __call__(self, progress: Progress) -> None:
-        told = self._found(progress)
-        self.reached = told.members
-        self._on_progress(told)
+    Raises:
+        NothingFits: see `search_offer`.
+        ProblemError: see `search_offer`.
+    """
+    lift = lifting(evaluator.problem, part, lambda: evaluator)
+
+    def report(progress: Progress) -> None:
+        on_progress(replace(progress, best=lifted_best(progress, lift)))
+
+    found = search_part(part.problem, on_progress=report)
+    return _on_all_devices(_with_bound_of_parts(found, part, parts), lift, evaluator)
 
 
 def _least(*records: Mapping[str, float | None]) -> dict[str, float | None]:
@@ -159,12 +166,12 @@ def _least(*records: Mapping[str, float | None]) -> dict[str, float | None]:
     }
 
 
-def _beside_parts(found: SearchResult, own: Part, parts: Sequence[Part]) -> SearchResult:
-    """The result of a search on one part, whose bound holds for the parts that were not searched too.
+def _with_bound_of_parts(found: SearchResult, own: Part, parts: Sequence[Part]) -> SearchResult:
+    """The result of a search on one part, with a lower bound that also holds for the parts that were not searched.
 
     Args:
         found: the result.
-        own: the part that was searched; what it contains was looked at there.
+        own: the part that was searched; parts that lie inside it need no bound of their own.
         parts: all parts that have plans.
     """
     others = [part.bound_s for part in parts if not set(part.devices) <= set(own.devices)]
@@ -194,7 +201,7 @@ def _on_all_devices(found: SearchResult, lift: Lift, evaluator: Evaluator) -> Se
     plan = replace(plan, warnings=(*plan.warnings, told_idle(problem, plan)))
     yours = read_baseline(evaluator)
     if yours is not None:
-        plan = _beside(plan, yours, evaluator)
+        plan = _with_baseline(plan, yours, evaluator)
 
     def lifted(plans: Sequence[Plan]) -> tuple[Plan, ...]:
         return tuple(one for one in map(lift, plans) if one is not None)
@@ -207,59 +214,63 @@ def _on_all_devices(found: SearchResult, lift: Lift, evaluator: Evaluator) -> Se
     )
 
 
-def _beside(plan: Plan, yours: Baseline, evaluator: Evaluator) -> Plan:
-    """The plan of a search beside the one that the user runs today, or that one where it is faster."""
-    kept, record = _kept(yours, evaluator), plan.search
+def _with_baseline(plan: Plan, yours: Baseline, evaluator: Evaluator) -> Plan:
+    """The faster one of a found plan and of the plan that the user runs today; its record compares the two."""
+    offer, record = _baseline_offer(yours, evaluator), plan.search
     assert record is not None
-    if kept is not None and _step_s(kept.plan) < _step_s(plan):
-        plan, record = replace(kept.plan, warnings=plan.warnings), replace(record, found_by="yours", fastest_s=None)
-    record = replace(record, yours=_compared(yours, plan, evaluator), baselines={**record.baselines, **_priced(yours)})
+    if offer is not None and offer.plan.step_time_s < plan.step_time_s:
+        plan, record = replace(offer.plan, warnings=plan.warnings), replace(record, found_by="yours", fastest_s=None)
+    record = replace(
+        record, yours=_comparison(yours, plan, evaluator), baselines={**record.baselines, **_baseline_time(yours)}
+    )
     return replace(plan, search=record)
 
 
-def _kept(yours: Baseline, evaluator: Evaluator) -> Offer | None:
-    """The plan that the user runs today; None where the search may not return it."""
+def _baseline_offer(yours: Baseline, evaluator: Evaluator) -> Offer | None:
+    """The plan that the user runs today, as one that the search may return; None where it is not allowed."""
     if Verifier(evaluator.problem).violations(yours.plan):
         return None
     rank = plainness(yours.lowered, evaluator, is_template=False)
-    # The space need not have it.
+    # Numbers of decisions are those of a plan space, which need not have this plan.
     return Offer(plan=yours.plan, found_by="yours", plainness=rank, num_decisions=0, num_operator_decisions=0)
 
 
-def _compared(yours: Baseline, plan: Plan, evaluator: Evaluator) -> Yours:
-    """The plan that the user runs today beside the one that is returned."""
+def _comparison(yours: Baseline, plan: Plan, evaluator: Evaluator) -> Yours:
+    """How the plan that the user runs today differs from the plan that is returned."""
     own, notes = _estimate(yours.plan), yours.notes
     if not own.fits and not own.overflows and own.fit_probability is not None:
         asked = evaluator.problem.training.memory_confidence
         notes += (f"it fits with a probability of {own.fit_probability:.0%}, and {asked:.3g} is asked for",)
     return Yours(
         name=yours.name,
-        step_time_s=_step_s(yours.plan),
+        step_time_s=yours.plan.step_time_s,
         shortage=shortage(own),
         notes=notes,
         changes=changes_of_plans(yours.plan, plan, evaluator),
     )
 
 
-def _priced(yours: Baseline) -> dict[str, float | None]:
-    """The plan that the user runs today among the baselines of a search; it may be less sure to fit than asked for."""
-    return {"yours": _step_s(yours.plan) if not _estimate(yours.plan).overflows else None}
+def _baseline_time(yours: Baseline) -> dict[str, float | None]:
+    """An entry for the baselines of a search: step time of the plan that the user runs today; None where it overflows.
+
+    The plan need not fit with the probability that is asked for: the user runs it.
+    """
+    return {"yours": yours.plan.step_time_s if not _estimate(yours.plan).overflows else None}
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What the searches on all devices and on a part of them have found.
+    """What the searches on all devices and on parts of them have found.
 
     Attributes:
         problem: the problem on all devices.
-        evaluator: returns its evaluator, which is made when it is first needed: that of a small problem takes longer
-            than pricing its plans.
+        evaluator: returns the evaluator of this problem, which is made at the first call.
         main: result of the search on all devices.
         on_parts: the parts that were searched, and what was found on each.
         parts: all parts that may hold a fast plan.
         tie: see `search_offer`.
         yours: the plan that the user runs today, if it is known.
-        others: what a search among the plans of any trainer found, if there is a target.
+        of_any_trainer: what a search among the plans of any trainer found, if there is a target.
     """
 
     problem: Problem
@@ -269,36 +280,36 @@ class _Found:
     parts: tuple[Part, ...]
     tie: float
     yours: Baseline | None
-    others: AnyTrainer | None
+    of_any_trainer: AnyTrainer | None
 
     def result(self) -> SearchResult:
         """The result with the plainest plan within the tie."""
         main = self.main
         of_parts = [(one, plan) for one in self.on_parts if (plan := self._of_part(one, one.found.plan)) is not None]
         further = [
-            None if self.yours is None else _kept(self.yours, self.evaluator()),
-            self.others.offer if self.others is not None else None,
+            None if self.yours is None else _baseline_offer(self.yours, self.evaluator()),
+            self.of_any_trainer.offer if self.of_any_trainer is not None else None,
         ]
         known = [offer for offer in further if offer is not None]
         found = [main.plan, *(plan for _, plan in of_parts), *(offer.plan for offer in known)]
-        fastest_s = min(map(_step_s, found))
+        fastest_s = min(plan.step_time_s for plan in found)
         limit_s = fastest_s * (1.0 + self.tie * error_band(self.problem))
-        offers = [_plainest(main, limit_s)] if _step_s(main.plan) <= limit_s else []
+        offers = [_plainest(main, limit_s)] if main.plan.step_time_s <= limit_s else []
         for one, plan in of_parts:
-            if _step_s(plan) <= limit_s:
+            if plan.step_time_s <= limit_s:
                 offer = _plainest(one.found, limit_s)
                 lifted = self._of_part(one, offer.plan)
                 if lifted is None:  # the hints may allow the fastest plan of the part and not its plainest one
                     offer, lifted = _plainest(one.found, 0.0), plan
                 offers.append(replace(offer, plan=lifted))
-        offers += [offer for offer in known if _step_s(offer.plan) <= limit_s]
+        offers += [offer for offer in known if offer.plan.step_time_s <= limit_s]
         offer, *_ = in_order(offers, lambda some: some.plainness, NEAR * (limit_s - fastest_s))
         record = self._record(offer, fastest_s)
-        yours = None if self.yours is None else _compared(self.yours, offer.plan, self.evaluator())
+        yours = None if self.yours is None else _comparison(self.yours, offer.plan, self.evaluator())
         chosen = replace(
             offer.plan,
             search=replace(record, yours=yours, any_trainer=self._cost(fastest_s)),
-            why=(*offer.plan.why, *_told(offer.plan, fastest_s)),
+            why=(*offer.plan.why, *_why_plainer(offer.plan, fastest_s)),
             warnings=(*offer.plan.warnings, *idle_hints(offer.plan, self.problem.hints), *self._unsplit()),
         )
 
@@ -347,7 +358,7 @@ class _Found:
 
     def _cost(self, fastest_s: float) -> TargetCost | None:
         """What the target costs, whose fastest plan is known; None where that is not worth telling."""
-        cost = None if self.others is None else self.others.cost
+        cost = None if self.of_any_trainer is None else self.of_any_trainer.cost
         return cost if cost is not None and cost.step_time_s < (1.0 - WORTH_TELLING) * fastest_s else None
 
     def _of_part(self, one: OnPart, plan: Plan) -> Plan | None:
@@ -369,14 +380,15 @@ class _Found:
         least = min((own.lower_bound_s or 0.0, *bounds.values()))
         baselines = {**own.baselines, "expert": expert_s} if "expert" in own.baselines else own.baselines
         if self.yours is not None:
-            baselines = {**baselines, **_priced(self.yours)}
+            baselines = {**baselines, **_baseline_time(self.yours)}
         return replace(
             own,
             found_by=offer.found_by,
             baselines=baselines,
-            evaluations=own.evaluations + sum(some.evaluations for some in (*others, self.others) if some is not None),
+            evaluations=own.evaluations
+            + sum(some.evaluations for some in (*others, self.of_any_trainer) if some is not None),
             seconds=sum(some.seconds or 0.0 for some in (own, *others)),
-            fastest_s=fastest_s if _step_s(offer.plan) > fastest_s else None,
+            fastest_s=fastest_s if offer.plan.step_time_s > fastest_s else None,
             proven=own.proven and all(proofs.values()),
             lower_bound_s=min(fastest_s, max(least, offer.plan.estimate.lower_bound_s)),
             searchers=_least(own.searchers, *(other.searchers for other in others)),
@@ -410,14 +422,10 @@ def _estimate(plan: Plan) -> Estimate:
     return plan.estimate
 
 
-def _step_s(plan: Plan) -> float:
-    return _estimate(plan).step_time_s
-
-
-def _told(plan: Plan, fastest_s: float) -> tuple[str, ...]:
-    """A sentence that says why a slower plan than the fastest one is returned, if it is one."""
-    less = 1.0 - fastest_s / _step_s(plan)
-    if less < TOLD:
+def _why_plainer(plan: Plan, fastest_s: float) -> tuple[str, ...]:
+    """A sentence that says why `plan` is returned and not the fastest plan, if it is slower."""
+    less = 1.0 - fastest_s / plan.step_time_s
+    if less < NOTICEABLE:
         return ()
     return (
         f"The fastest plan found takes {fastest_s:.4g} s by the estimate, {less:.1%} less. This one is plainer, and "

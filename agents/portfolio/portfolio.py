@@ -46,7 +46,7 @@ from automap.space.space import Ints, Values
 PROVABLE_DECADES = 7.0
 """log10 of the largest number of plans of a space in which a proof is tried."""
 PROOF_NODES = 200_000
-"""Largest number of partial plans that branch and bound looks at: it takes a few seconds for so many."""
+"""Largest number of partial plans that branch and bound looks at, which takes a few seconds."""
 PROOF_SHARE = 0.5
 """Share of the remaining budget that is spent on a proof at most."""
 SHOWN_PROPOSALS = 16
@@ -63,20 +63,20 @@ LISTEN_S = 0.05
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """When a kind of member takes part, and with what."""
+    """When a kind of member takes part in a portfolio, and with what."""
 
     kind: Kind
     """Searcher that the member runs."""
     least_s: float
-    """Seconds that must be left."""
+    """Seconds of a budget that must be left for the member to be started."""
     least_cores: int
     """Number of processors from which it takes part in a budget in seconds."""
     share: float
-    """Its share of the remaining evaluations; 0 = it takes part in budgets in seconds only."""
+    """Share of the remaining evaluations that the member has; 0 = it takes part in budgets in seconds only."""
     most: int
-    """Largest number of evaluations that it is given."""
+    """Largest number of evaluations of the member."""
     shown: int
-    """Number of plans that it begins with or learns from."""
+    """Number of plans that the member begins with or learns from."""
 
 
 PLACES: tuple[Place, ...] = (
@@ -93,7 +93,7 @@ FURTHER: tuple[Kind, ...] = ("mcmc", "dqn")
 
 
 def search_portfolio(task: SearchTask) -> SearchResult:
-    """The best of the plans given, templates, proofs, proposals, annealing and members; see `Searcher`."""
+    """The best plan of all parts of a portfolio, see the text of this module; see also `Searcher`."""
     incumbent = Incumbent.begin(task, "expert")
     crew = _Crew(incumbent.should_stop)
     incumbent.should_stop = crew.should_stop
@@ -116,10 +116,10 @@ def search_portfolio(task: SearchTask) -> SearchResult:
             divide_anew(incumbent, grid)
     proven = not incumbent.finished and _is_provable(incumbent) and _prove(incumbent)
     known = _known(incumbent, grid, proposed)
-    # Planners solve a mesh at once, so that they can look at many.
+    # A planner solves a mesh in one go, so that planners can begin with many meshes.
     promising = promising_meshes(incumbent.space, grid)
     alike = like_the_best(incumbent.space, grid, known)
-    wide = np.concatenate([known[:SHOWN_PROPOSALS], _in_turn(alike, promising)])
+    wide = np.concatenate([known[:SHOWN_PROPOSALS], _alternating(alike, promising)])
     try:
         if not proven and not incumbent.finished:
             _search(incumbent, crew, known, wide, task.seed)
@@ -128,15 +128,15 @@ def search_portfolio(task: SearchTask) -> SearchResult:
     return incumbent.result(seed=task.seed, proven=proven)
 
 
-def _in_turn(one: Ints, other: Ints) -> Ints:
-    """[n, slots] the plans of two lists in turn, the first ones of each first."""
+def _alternating(one: Ints, other: Ints) -> Ints:
+    """[n, slots] two lists of plans merged alternately: the first of each list, then the second of each, and so on."""
     rank = np.concatenate([np.arange(len(one)), np.arange(len(other))])
     merged: Ints = np.concatenate([one, other])[np.argsort(rank, kind="stable")]
     return merged
 
 
 def _known(incumbent: Incumbent, grid: Grid, proposed: Sequence[Values]) -> Ints:
-    """[n, slots] the best proposals, the best first, and behind them the best plans of each mesh."""
+    """[n, slots] the best proposals, the best first, followed by the best plans of each mesh."""
     known = best_of_meshes(incumbent.space, grid.values, grid.prices)
     return np.concatenate([np.array(proposed[::-1][:SHOWN_PROPOSALS]), known]) if proposed else known
 
@@ -145,7 +145,7 @@ def _is_provable(incumbent: Incumbent) -> bool:
     """Whether the space is so small that its optimum may be proven."""
     best, space = incumbent.best or incumbent.nearest, incumbent.space
     assert best is not None
-    # The number of ways along one plan is about the number of plans, and quickly counted.
+    # The product of the numbers of legal values along one plan is about the number of plans, and quickly computed.
     ways = sum(math.log10(space.legal(best[:slot]).sum()) for slot in range(len(best)))
     return ways <= PROVABLE_DECADES + 2.0 and space.decades <= PROVABLE_DECADES
 

@@ -1,7 +1,7 @@
-"""Side by side: the best plans of unlike degrees of parallelism, for people who want to see what else there is.
+"""Side by side: the best plans of unlike degrees of parallelism, which a search shows beside the plan that it returns.
 
-They are shown, not run: each is priced, but only the plan that a search returns is verified and says why it takes what
-it takes. So five of them take a tenth of a second for most models, and not a second. Units: seconds.
+The plans are priced, but not verified and without reasons (`why`), so that five of them take a tenth of a second for
+most models, and not a second. Units: seconds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def fastest_of_each(plans: Iterable[Plan], count: int) -> tuple[Plan, ...]:
         count: largest number of plans.
     """
     found: dict[Key, Plan] = {}
-    for plan in sorted(plans, key=_step_s):
+    for plan in sorted(plans, key=lambda plan: plan.step_time_s):
         found.setdefault(key_of(plan.degrees), plan)
     return tuple(found.values())[:count]
 
@@ -61,7 +61,7 @@ def of_unlike_degrees(space: PlanSpace, known: Sequence[Values], count: int) -> 
         found.setdefault(key_of(degrees_of(lowered, evaluator)), lowered)
     plain_ones = [plain(lowered, evaluator, 0.0) for lowered in found.values()]
     written = [estimated(to_plan(lowered, evaluator), lowered, evaluator) for lowered in plain_ones]
-    return tuple(sorted(written, key=_step_s))
+    return tuple(sorted(written, key=lambda plan: plan.step_time_s))
 
 
 def _fastest_templates(space: PlanSpace) -> Iterator[Values]:
@@ -76,8 +76,3 @@ def _fastest_templates(space: PlanSpace) -> Iterator[Values]:
         if times[at] < np.inf and kind not in seen:
             seen.add(kind)
             yield values
-
-
-def _step_s(plan: Plan) -> float:
-    assert plan.estimate is not None
-    return plan.estimate.step_time_s

@@ -81,7 +81,7 @@ class _Others:
             for name in self._ids:
                 if (kept := self._store.plan(name, so_far=True)) is not None:
                     plans.append(Plan.from_json(kept))
-        return min(plans, key=_step_time_s, default=None)
+        return min(plans, key=lambda plan: plan.step_time_s, default=None)
 
     def _read(self) -> None:
         found = {}
@@ -174,7 +174,7 @@ class _Lead:
         assert budget.seconds is not None
         finish_s = min(FINISH_S, FINISH_SHARE * budget.seconds)
         more |= {"should_stop": should_stop}
-        self._kept = min(start, key=_step_time_s, default=None)
+        self._kept = min(start, key=lambda plan: plan.step_time_s, default=None)
         own: SearchResult | None = None
         nothing: NothingFits | None = None
         try:
@@ -188,21 +188,21 @@ class _Lead:
         except NothingFits as fault:
             nothing = fault
         best = self._best()
-        if own is not None and (best is None or _fastest_s(own) <= _step_time_s(best)):
+        if own is not None and (best is None or _fastest_s(own) <= best.step_time_s):
             return self._counted(own)
         if best is None:
             assert nothing is not None
             raise nothing
         begin = [best, *([own.plan] if own is not None else [])]
         last = self._search(problem, Budget(seconds=finish_s), on_progress=lambda p: None, start=begin, **more)
-        if _fastest_s(last) > _step_time_s(best):  # it is not in the plan space, so no search begins with it
+        if _fastest_s(last) > best.step_time_s:  # it is not in the plan space, so no search begins with it
             last = replace(last, plan=best)
         return self._counted(replace(last, evaluations=last.evaluations + (own.evaluations if own else 0)))
 
     def _best(self) -> Plan | None:
         """The fastest of the plans that others found and that were kept before."""
         plans = (self._others.best(), self._kept)
-        return min((plan for plan in plans if plan is not None), key=_step_time_s, default=None)
+        return min((plan for plan in plans if plan is not None), key=lambda plan: plan.step_time_s, default=None)
 
     def _counted(self, result: SearchResult) -> SearchResult:
         """A result whose plan says what all searches together have priced."""
@@ -214,13 +214,13 @@ class _Lead:
         """The progress of all."""
         reached = self._others.reached()
         times = [each.best_step_time_s for each in reached.values() if each.best_step_time_s is not None]
-        times += [_step_time_s(self._kept)] if self._kept is not None else []
+        times += [self._kept.step_time_s] if self._kept is not None else []
         theirs_s, own_s, best = min(times, default=None), progress.best_step_time_s, progress.best
         if theirs_s is not None and (own_s is None or theirs_s < own_s):
 
             def best_of_all(seed: int) -> Plan:
                 found = self._best()
-                return found if found is not None and (own_s is None or _step_time_s(found) < own_s) else own(seed)
+                return found if found is not None and (own_s is None or found.step_time_s < own_s) else own(seed)
 
             own = progress.best or _none_yet
             best = best_of_all
@@ -237,11 +237,6 @@ def _none_yet(seed: int) -> Plan:
     raise NothingFits(
         "no plan so far", field="budget", value="", repair="Ask again when the search has found a first plan."
     )
-
-
-def _step_time_s(plan: Plan) -> float:
-    assert plan.estimate is not None
-    return plan.estimate.step_time_s
 
 
 def _fastest_s(result: SearchResult) -> float:

@@ -10,7 +10,7 @@ from agents import Budget, search, search_offer
 from agents.portfolio import offer
 from agents.portfolio.any_trainer import set_aside
 from agents.portfolio.certificate import certify
-from agents.portfolio.offer import _beside, _beside_parts
+from agents.portfolio.offer import _with_baseline, _with_bound_of_parts
 from agents.portfolio.parts import divided, parts_to_search, shares_of
 from agents.results.cluster_parts import clusters_within, filled_within
 from agents.results.fewer_devices import check_hints, on_all, promising
@@ -287,12 +287,12 @@ def test_a_search_with_time_for_it_looks_at_three_parts():
     for count in (1, 2, 3):
         shares = shares_of(large[:count])
         assert shares == (0.5, 0.1, 0.1)[:count]
-        amounts = [budget.evaluations for budget in divided(Budget(evaluations=1000), 0.0, shares, 0.01)]
+        amounts = [budget.evaluations for budget in divided(Budget(evaluations=1000), 0.0, shares)]
         assert sum(amounts) == 1000 and len(amounts) == 1 + count
-        seconds = [budget.seconds for budget in divided(Budget(seconds=10.0), 1.0, shares, 0.01)]
+        seconds = [budget.seconds for budget in divided(Budget(seconds=10.0), 1.0, shares)]
         assert sum(seconds) == pytest.approx(9.0)
     # No share is lost to a search of nothing.
-    assert divided(Budget(evaluations=3), 0.0, (0.25,), 0.01) == (Budget(evaluations=3),)
+    assert divided(Budget(evaluations=3), 0.0, (0.25,)) == (Budget(evaluations=3),)
 
 
 def test_what_a_searcher_reached_is_also_what_it_reached_on_a_part():
@@ -507,7 +507,7 @@ def test_a_bound_of_a_part_holds_for_the_parts_that_were_not_searched():
         ((part, other), False, other.bound_s),
         ((part, replace(other, bound_s=2.0 * found.step_time_s)), True, found.step_time_s),
     ):
-        seen = _beside_parts(found, part, parts)
+        seen = _with_bound_of_parts(found, part, parts)
         assert (seen.proven, seen.record.proven, seen.record.lower_bound_s) == (proven, proven, bound_s)
 
 
@@ -652,7 +652,7 @@ def test_degrees_that_leave_devices_idle_go_beside_what_the_user_runs_today():
     fixes = ({"dp": 3, "tp": 1, "pp": 1, "recompute": mode} for mode in ("none", "full"))
     fast, slow = (search_offer(build(GPT, "1x4xA100-80GB", 32, fix=f), Budget.parse(60)).plan for f in fixes)
     evaluator = Evaluator(build(GPT, "1x4xA100-80GB", 32, baseline=fast.to_json(), fix={"dp": 3, "tp": 1, "pp": 1}))
-    kept = _beside(slow, read_baseline(evaluator), evaluator)
+    kept = _with_baseline(slow, read_baseline(evaluator), evaluator)
     assert step_s(kept) == pytest.approx(step_s(fast)) and step_s(kept) < step_s(slow)
     assert kept.search.found_by == "yours" and kept.search.yours.changes == ()
 
