@@ -1,8 +1,8 @@
 """What the next best choices cost: each degree of a plan changed by itself, and priced exactly.
 
 The plan is read as a stated strategy (`automap.space.stated_strategy`). A choice is that strategy with another degree:
-all that no degree says, such as the sharding of single operators, is as in the strategy. What the strategy itself costs
-is therefore told first where it is not what the plan costs. Units: seconds.
+what no degree says, such as the sharding of single operators, is as in the strategy. Where the strategy itself has
+another price than the plan, it is therefore the first choice that is listed. Units: seconds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_VIRTUAL = 8
 """Largest number of chunks of a pipeline rank that is tried (assumed: more have hardly any bubble left)."""
 ALONE = "these degrees alone, without the rest of the plan"
 TOLD = 1e-3
-"""Share of a step by which the degrees alone must be slower or faster to be told."""
+"""Share of a step by which the degrees alone must be slower or faster to be listed."""
 OF_REPLICAS = ("tp", "pp", "cp", "ep", "micro_batch")
 """Degrees with which the replicas change, or the samples that they share out."""
 SYNCHRONOUS = Sync()
@@ -55,10 +55,11 @@ def alternatives(
     sync: Sync = SYNCHRONOUS,
     beyond: Callable[[Plan], Set[str]] = lambda plan: frozenset(),
 ) -> tuple[Alternative, ...]:
-    """The degrees of a plan alone, where they are not the plan, and then the nearest choices to either side of each
-    degree: the fastest first, and those that do not fit last.
+    """Plans that differ from a plan in one degree: the nearest values on either side of it.
 
-    Where the replicas of the plan are averaged, so are those of each choice if that is a plan, as is cheapest.
+    The fastest come first, and those that do not fit last. Before them all stands the plan of the degrees alone, where
+    the plan has more than its degrees. Where the plan averages its replicas, so do the alternatives that can, in the
+    cheapest way.
 
     Args:
         lowered: a plan of the evaluator's problem; none come back where no strategy is like it.
@@ -113,7 +114,7 @@ def _priced(lowered: LoweredPlan, kind: SyncKind, evaluator: Evaluator) -> tuple
 
 
 def _runs(strategy: Strategy, evaluator: Evaluator) -> Iterator[list[Strategy]]:
-    """Runs of strategies that differ in one degree; of each run the first that is a plan counts."""
+    """For each degree and direction, strategies with its next values; the first of them that is a plan counts."""
 
     def changed(name: str, value: Any) -> Strategy:
         # Replicas follow; the layers of each chunk stay where there are as many chunks, and shares as many replicas.

@@ -1,10 +1,14 @@
 """How one plan differs from another, decision by decision: each degree is changed by itself, and priced exactly.
 
 Two plans of one problem are read as stated strategies (`automap.space.stated_strategy`). On the way from one to the
-other the single change that leaves the fastest plan is made next: first of those that save time in plans that fit into
-memory, then of those that save time, then of the others, which are needed for what fits in the end. Where no single
-change saves time, two are made together if that is faster, and where none leaves a plan, all that are left. What no
-degree says is the last change. Units: seconds.
+other, the next change is the one that gives the fastest plan, chosen
+
+1. among the changes that save time and give a plan that fits into memory;
+2. else among those that save time;
+3. else among all others: the last plan fits only with them.
+
+Where no single change saves time, two are made together if that is faster; where no change gives a plan, all that are
+left are made together. The last change is what no degree says. Units: seconds.
 """
 
 from __future__ import annotations
@@ -124,7 +128,8 @@ def _of_averages(about: str, parts: Mapping[str, float], after: Estimate) -> Cha
 
 
 def nearest(lowered: LoweredPlan, evaluator: Evaluator) -> Strategy:
-    """The strategy with the degrees and the devices of a plan; it is the plan itself if that has nothing else."""
+    """The strategy with the degrees and the devices of a plan; it is the same plan unless the plan has more than
+    these."""
     degrees = degrees_of(lowered, evaluator)[0]
     used = tuple(device for stage in lowered.layout.stages for device in stage.devices)
     replicas = max(1, len(used) // (degrees.tensor * degrees.pipeline * degrees.context))
@@ -198,7 +203,7 @@ def _is_unlike(lowered: LoweredPlan) -> bool:
 
 
 def _alike(one: LoweredPlan, other: LoweredPlan) -> set[str]:
-    """What two plans have both beyond their strategies, and have alike: no word of their difference."""
+    """What both plans have beyond their strategies in the same form, so that it is no difference between them."""
     places = [[(tuple(s.devices), tuple(s.axes.tolist())) for s in plan.layout.stages] for plan in (one, other)]
     alike = {UNLIKE_STAGES: places[0] == places[1], UNEQUAL_SHARES: one.shares == other.shares}
     return {word for word, is_alike in alike.items() if is_alike}

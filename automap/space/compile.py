@@ -198,7 +198,7 @@ def _unlike_stages(space: SpaceOutline, rows: dict[int, int], sends: list[tuple[
             (one, senders), (other, receivers) = stages[first, cut], stages[cut, last]
             send_rows[number, cut, cut - first, last - cut] = len(sends)
             sends.append(stands.sends.of((one, other), senders, receivers))
-        # From the last stage to the first, as if the latter stood behind all parts.
+        # From the last stage to the first, as if the first one came after all parts.
         for last, first in product(range(1, parts), repeat=2):
             if last + first <= parts:
                 (one, senders), (other, receivers) = stages[parts - last, parts], stages[0, first]

@@ -35,7 +35,7 @@ class Constrained:
         splits: whether some operators must be split over tp.
         kept: [units, modes] whether a recompute mode recomputes none of the operators that must not be recomputed.
         again: [units, modes] whether a recompute mode recomputes all operators that must be recomputed. One mode holds
-            for a whole rank; where not both can be obeyed, `again` is.
+            for a whole rank; where `kept` and `again` cannot both be obeyed, `again` is.
         narrowed: whether constraints or limits forbid some cuts that leave every chunk a unit.
     """
 
@@ -68,7 +68,7 @@ class Constrained:
                         repair=f"Give them the same stage: {self._unit_name(unit)}.",
                     )
                 again = [bool(evaluator.masks(kind)[name][offset]) for name in RECOMPUTE_MODES]
-                # What no mode runs again, as units without a backward pass, binds nothing.
+                # Operators that no mode recomputes, such as those of units without a backward pass, bind nothing.
                 if constraint.recompute is not None and _runs_again(problem, again):
                     forced[int(constraint.recompute), unit] &= np.array(again) == constraint.recompute
             self._check_recompute(index, constraint, places, evaluator)
@@ -205,7 +205,7 @@ class Constrained:
             )
 
     def window(self, chunk: int, num_chunks: int) -> tuple[int, int]:
-        """First and last legal end of a chunk, in units before it; the last chunk ends behind all units."""
+        """First and last legal end of a chunk, in units before it; the last chunk ends after all units."""
         if num_chunks in self._limits:
             return self._limits[num_chunks][chunk]
         if not self.stages:
@@ -243,8 +243,8 @@ class Constrained:
     def signatures(self, unit_type: int, group: Group, axis: str) -> Mask:
         """[signatures of the group's leader] whether each obeys the constraints and fixed degrees on a mesh axis.
 
-        A constraint that names the leader is checked on the leader, any other on those members that it names. Where
-        constraints leave only signatures that a fixed degree does not, they count.
+        A constraint that names the leader is checked on the leader, any other one on the members that it names. Where
+        constraints and fixed degrees leave no signature in common, the constraints decide.
         """
         allowed = np.ones(len(group.assignment), dtype=np.bool_)
         about_leader = self._signatures.get((unit_type, group.leader), [])
@@ -303,6 +303,7 @@ class Constrained:
 
 
 def _runs_again(problem: Problem, again: Sequence[bool]) -> bool:
-    """Whether some recompute mode of the target runs an operator again, of which `again` says so for every mode."""
+    """Whether some recompute mode of the target recomputes an operator; `again`: [modes] whether a mode recomputes
+    it."""
     kept = RECOMPUTE_MODES if problem.target is None else problem.target.recompute
     return any(found and name in kept for name, found in zip(RECOMPUTE_MODES, again, strict=True))

@@ -79,8 +79,8 @@ class Decision:
     is_numbered: bool = False
     """Whether a plan may have several slots of the kind that decide something."""
     ways: Callable[[SpaceOutline, Shape], int] = lambda space, shape: 1
-    """In how many ways all slots of the kind can be decided in a plan of a shape; of shapes, stages, cuts and
-    signatures, whose ways depend on each other, `automap.space.count` counts them."""
+    """Number of ways to decide all slots of the kind in a plan of a shape. Kinds whose ways depend on each other
+    (shapes, stages, cuts, signatures) are counted by `automap.space.count`."""
     write: Callable[[SpaceOutline, Sequence[int]], Mapping[str, Any]] = lambda space, values: {}
     """Fields of a `LoweredPlan` that the values of the kind's slots decide by themselves."""
     read: Callable[[SpaceOutline, LoweredPlan], list[int] | None] = lambda space, lowered: []
@@ -97,7 +97,7 @@ class SpaceOutline:
     """The decisions of a problem.
 
     Attributes:
-        problem, evaluator, limits: what the space is of, what prices it, and what pruning leaves of it.
+        problem, evaluator, limits: the problem, what prices its plans, and the part of the decisions that is kept.
         linkage, num_units: unit types with their linkage groups, and the number of units.
         constrained: the user's constraints.
         meshes, shapes: shapes of plans and the numbers that they are made of.
@@ -238,7 +238,7 @@ def _modes(problem: Problem) -> Mask:
 
 
 def _unknown_to(target: Target, name: str, value: object, known: Iterable[object]) -> ProblemError:
-    """The refusal of a fixed decision that a target has not."""
+    """The error for a fixed decision that the target does not have."""
     repair = f"Use one of {', '.join(map(str, known))}, or another target."
     what = {"schedule": "schedule", "recompute": "recomputation", "zero": "ZeRO stage"}[name]
     return ProblemError(f"{target.name} has no such {what}", field=f"hints.fix.{name}", value=value, repair=repair)

@@ -76,7 +76,7 @@ def min_cut_order(weight: Floats) -> Order:
 
 
 def best_connected(weight: Floats) -> Order:
-    """The vertices of a graph in the order in which they should stay: the last one has the least to lose.
+    """The vertices of a graph in the order in which they should be kept: the last one is connected worst.
 
     The vertex with the least weight of all its edges to those that stay goes first; of equal ones the last.
 

@@ -1,6 +1,6 @@
 """Flow between linkage groups: which group makes what another one reads, and in which placements.
 
-It says how a decision about one group may be continued by the groups behind it.
+It says how a decision about one group may be continued by the groups after it.
 """
 
 from __future__ import annotations

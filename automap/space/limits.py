@@ -11,7 +11,7 @@ from automap.space.shape import Shape
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What stays of a space; at least one value of every decision does."""
+    """The part of a space that is kept: at least one value of every decision."""
 
     shapes: Callable[[Shape], bool] = lambda shape: True
     """Whether a shape stays."""

@@ -35,12 +35,13 @@ exchange of keys and values, and there are samples enough to split instead. `hin
 MAX_VIRTUAL_STAGES = 32
 """Most chunks of a rank (assumed): more only adds transfers. Megatron-LM's published runs use up to 20."""
 UNEQUAL = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48)
-"""Numbers of stages that pipelines have, or numbers near them, where equal stages have none between a number and more
-than `FEW_TIMES` as many."""
+"""Numbers of stages of pipelines whose first stage has fewer devices (assumed). They, or numbers near them, are used
+between two successive numbers of equal stages whose ratio is above `FEW_TIMES`."""
 FEW_TIMES = 2
-"""Ratio of two successive numbers of equal stages up to which no others are between them (assumed)."""
+"""Largest ratio of two successive numbers of equal stages between which no others are used (assumed)."""
 NEAR_ENOUGH = 1.7
-"""Ratio to such a number up to which one will do because samples divide over its stages (assumed)."""
+"""Largest ratio of a number of `UNEQUAL` and the number that is used in its place, since samples divide over the stages
+of the latter (assumed)."""
 CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Numbers of chunks of a rank in a model of few equal blocks, whose units divide into any number of chunks about as
 well (assumed)."""
@@ -216,11 +217,12 @@ class Meshes:
         return self.middle is not None and self.middle.name == "ep"
 
     def _divisions(self) -> tuple[Division, ...]:
-        """The divisions into equal stages, and where many numbers of stages are missing, some whose first stage has
-        fewer devices; of a fixed number of stages that leaves no equal ones, the most even one.
+        """The divisions into equal stages and, where these have few numbers of stages, some whose first stage is
+        smaller.
 
-        The other stages of these have as many devices as let the samples of a micro-batch divide over them, if the
-        batch allows it. Numbers of stages are missing also where those that there are share hosts.
+        A number of stages that the hints fix, and that leaves no equal stages, has the most even division. The stages
+        after the first one have as many devices as let the samples of a micro-batch divide over them, if the batch
+        allows it. Numbers of equal stages that share a host do not count.
         """
         pp = self.problem.hints.fix.pp
         found = {count: Division(count, self.devices // count) for count in self.degrees}
@@ -243,10 +245,10 @@ class Meshes:
         return tuple(sorted({*found.values(), *self._of_whole_hosts(whole)}))
 
     def _of_whole_hosts(self, sizes: Sequence[int]) -> list[Division]:
-        """Divisions into stages of whole hosts, of which the first has fewer, where equal ones have few numbers.
+        """Divisions into stages of whole hosts whose first stage has fewer hosts, where few divisions are equal.
 
-        Those of 7 hosts are 1 and 7. Equal stages of 28 devices are also 2 and 4, but share a host, so that its devices
-        are no inner axis.
+        Seven hosts divide into 1 or 7 equal stages of whole hosts. If each has four devices, there are also 2 or 4
+        equal stages, but these share a host, whose devices then cannot be an inner axis.
 
         Args:
             sizes: devices of a stage over which micro-batches can be spread, ascending.

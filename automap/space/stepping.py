@@ -84,11 +84,11 @@ class SteppedSpace(SpaceOutline):
         return mask
 
     def free_slots(self, values: Sequence[int]) -> list[Slot]:
-        """The slots of a plan at which more than one value is legal behind those before."""
+        """The slots of a plan at which more than one value is legal after the values before them."""
         return [slot for i, slot in enumerate(self.slots) if self.legal(values[:i]).sum() > 1]
 
     def repair(self, values: Sequence[int], kept: int = 0) -> Values:
-        """The nearest legal plan: each value kept if it is legal behind those before it, else the first legal one.
+        """The nearest legal plan: each value kept if it is legal after the values before it, else the first legal one.
 
         Args:
             kept: number of the first values that are known to be legal.
@@ -108,7 +108,7 @@ class SteppedSpace(SpaceOutline):
         return rows
 
     def legal_signatures(self, skeleton: Sequence[int] | Ints, group: int) -> Ints:
-        """[combinations, axes] legal values of a linkage group's slots behind the values before all signatures."""
+        """[combinations, axes] legal values of a linkage group's slots, after the values before all signatures."""
         from automap.space.kernels.stepper import list_signatures
 
         row = np.zeros(len(self.slots), dtype=np.int64)
@@ -119,7 +119,7 @@ class SteppedSpace(SpaceOutline):
         return found[: list_signatures(self.compiled, row, group, self._draft, found)].copy()
 
     def legal_on_axis(self, values: Ints, axis: int) -> Mask:
-        """[groups, values] legal signatures of every linkage group on an axis; false behind the values that it has.
+        """[groups, values] legal signatures of every linkage group on an axis; false after its last value.
 
         Args:
             values: [slots] int64, decided before the signatures, and on the axes before this one.
