@@ -133,7 +133,7 @@ class Bottleneck:
         return f"{self.lowered.axes[axis]} ({link.size} ranks {hosts}, {over}"
 
     def gain(self, lowered: LoweredPlan | None, what: str) -> str:
-        """What a change makes of the step, said once; nothing where it does not help."""
+        """A sentence that says what a change saves; empty where it does not help, or was said before."""
         if lowered is None or what in self._said:
             return ""
         self._said.add(what)

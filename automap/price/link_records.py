@@ -36,8 +36,9 @@ class Sends:
         """Seconds of latency and bytes/s of each sender when all send at once, the i-th sender to the i-th receiver.
 
         Where the two stages differ in size, several devices of the larger one share a device of the smaller one: those
-        that send to the same device divide its link. Those of a stage that send to another host divide the network
-        interfaces of theirs, and none has more than one interface or its own share of them, whichever is more.
+        that send to the same device divide its link. Devices of a stage that send to another host divide the network
+        interfaces of their host evenly. Each of them uses at most one interface, or its share of the interfaces among
+        all devices of the host where that is more.
 
         Args:
             patterns: numbers of the ways in which senders and receivers are placed, see `PipelineLayouts.pattern`.

@@ -85,7 +85,7 @@ class LoweredPlan:
     shares: tuple[tuple[int, ...] | None, ...] = ()
     """[ranks] samples of each index of the outer axis; None and empty: as `spread_over` says."""
     most: tuple[int, ...] = ()
-    """[ranks] samples of the index with most, times the indices, of a plan as one kind of device sees it; or empty."""
+    """[ranks] largest share of an index times their number, in a plan of `views`; empty in other plans."""
 
     @functools.cached_property
     def rank_samples(self) -> Floats:
@@ -102,7 +102,7 @@ class LoweredPlan:
 
     @functools.cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """Of each rank, all that the cost of a unit on it depends on besides the unit."""
+        """For each rank, everything but the unit itself that the cost of a unit on this rank depends on."""
         return tuple(
             Stage(stage.axes, stage.links, stage.hardware, self.zero_axes, samples)
             for stage, samples in zip(self.layout.stages, self.rank_samples.tolist(), strict=True)

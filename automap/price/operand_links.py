@@ -63,8 +63,8 @@ def _link_makers(rows: UnlinkedRows, begin: int) -> None:
 
 
 def _beside(rows: UnlinkedRows, operand: OperandRow) -> set[int]:
-    """The rows of a unit by whose placements an operand adds something to the unit: of a parameter those that reduce
-    its gradient, of another tensor where it is made and who reads it before."""
+    """The rows of a unit on whose placements the cost of an operand depends: for a parameter, those that reduce its
+    gradient; for another tensor, the row that makes it and the rows that read it earlier."""
     if rows.tensors[operand.tensor].role == PARAMETER:
         return _behind(rows, operand)
     found = {operand.maker} - {-1}
@@ -76,7 +76,7 @@ def _beside(rows: UnlinkedRows, operand: OperandRow) -> set[int]:
 
 
 def _behind(rows: UnlinkedRows, operand: OperandRow) -> set[int]:
-    """The rows that read what is made of an operand by views and of parameters alone."""
+    """The rows that read what views, and other operators on parameters alone, make of an operand."""
     found: set[int] = set()
     left = [operand.next_reader]
     while left:

@@ -25,9 +25,9 @@ from ir.factors import parse_placement, whole_signature
 
 
 def default_signatures(evaluator: Evaluator, unit_type: int, offset: int) -> tuple[int, int]:
-    """What an operator does on an axis when the plan says nothing: its signature elsewhere, and on batch axes.
+    """Signatures of an operator for which a plan states none: on axes other than batch axes, and on batch axes.
 
-    It is whole, and on batch axes it splits its batch if it can.
+    On the former the operator is whole; on the latter it splits its batch if it can.
     """
     table = evaluator.tables.linkage.types[unit_type].signatures[offset]
     whole = whole_signature(table)
@@ -208,7 +208,8 @@ def _refuse_stage(plan: Plan, number: int, name: str, message: str, repair: str)
 
 
 def _axis_names(plan: Plan, known: Sequence[str]) -> tuple[str, ...]:
-    """The axes of all meshes and those of `known`, before whose last one others stand unless a mesh says otherwise."""
+    """Names of the axes of all meshes and of `known`, outermost first: axes that are not in `known` come before its
+    last one, unless a mesh has them in another order."""
     names = dict.fromkeys(name for stage in plan.stages for name, _ in stage.mesh)
     others = [name for name in names if name not in known]
     usual = (*known[:-1], *others, known[-1])
@@ -233,7 +234,7 @@ def _out_of_order(plan: Plan, order: Sequence[str]) -> int | None:
 
 
 def _ranks(plan: Plan, num_devices: int) -> int:
-    """Pipeline ranks: chunk c must stand where chunk c - ranks stands."""
+    """Number of pipeline ranks: chunk c must have the devices of chunk c - ranks."""
     devices = [parse_devices(stage.devices) for stage in plan.stages]
     if not devices:
         raise _refuse("stages", "[]", "no stages", "Give at least one.")
