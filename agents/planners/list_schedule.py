@@ -77,7 +77,7 @@ class Listed(NamedTuple):
     seconds: float
     """When the last gradients are reduced."""
     alive: tuple[int, ...]
-    """[stages] most micro-batches between their forward and their backward pass."""
+    """[stages] largest number of micro-batches in flight."""
 
 
 class _Side:
@@ -102,7 +102,7 @@ def list_schedule(
     Args:
         stages: times of one micro-batch.
         micro_batches: of the step.
-        registers: [stages] micro-batches that may be between their forward and their backward pass, at least 1 each;
+        registers: [stages] largest number of micro-batches in flight that is allowed, at least 1 each;
             None = any number.
         forward_first: whether forward passes go before backward passes, as in GPipe. That is faster where the
             reduction of gradients of a late stage takes long.
@@ -130,7 +130,7 @@ class _Run:
         self.onward[0].arrived = micro_batches
         self.room = list(registers) if registers is not None else [micro_batches] * count
         self.alive = [0] * count
-        """[stages] micro-batches between their forward and their backward pass."""
+        """[stages] micro-batches in flight."""
         self.most = [0] * count
         """[stages] the largest number of these so far."""
         self.order: list[list[str]] = [[] for _ in range(count)]

@@ -24,7 +24,7 @@ from automap.price.stage_layout import StageLayout
 from automap.space.space import PlanSpace
 
 AT_ONCE = 8
-"""Numbers of micro-batches between their passes that are looked at together."""
+"""How many numbers of micro-batches in flight are looked at together."""
 
 
 class SpanCosts:
@@ -167,7 +167,7 @@ class SpanCosts:
         """Of each span the seconds of both passes with the fastest recomputation that fits, and its number.
 
         Args:
-            alive: micro-batches between their passes.
+            alive: micro-batches in flight.
             partly: whether the first units of a span may have a heavier recompute mode than the others, those that keep
                 less then, so that no more recomputes than it takes to fit; otherwise all have the same mode.
         """

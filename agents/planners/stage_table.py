@@ -251,7 +251,7 @@ class StageTable:
         return sum(each) + (self.num_micro_batches - 1) * max(each)
 
     def _alive(self, partition: Partition, schedule: str) -> list[int]:
-        """How many micro-batches each stage holds at most between their passes: under GPipe all."""
+        """Largest number of micro-batches in flight on each stage: under GPipe all."""
         count = len(partition.stages)
         return [self.num_micro_batches if schedule == "gpipe" else count - number for number in range(count)]
 

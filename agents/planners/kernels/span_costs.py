@@ -40,8 +40,7 @@ class ModePair(NamedTuple):
 
 @borrowing(float64(tuple_type(ModePair), int64, int64, int64, int64), inner=True)
 def _used(pair, alive, first, until, last):
-    """Bytes of a device with some micro-batches between their passes, whose units before `until` have the heavier
-    mode."""
+    """Bytes of a device with some micro-batches in flight, whose units before `until` have the heavier mode."""
     kept = pair.kept[first, last] - (pair.freed[until] - pair.freed[first])
     beyond = max(pair.heads[first, until] + pair.freed[until] - pair.saved[last], pair.tails[until, last])
     return pair.state[first, last] + alive * kept + beyond
@@ -53,7 +52,7 @@ def fewest_again(pair, alive, seconds, counts):
 
     Args:
         pair: the modes.
-        alive: [n] micro-batches between their passes.
+        alive: [n] micro-batches in flight.
         seconds: [n, units + 1, units + 1] infinite where the span does not fit; written.
         counts: [n, units + 1, units + 1] written.
     """
