@@ -72,7 +72,7 @@ def test_pipelines_gain_virtual_stages_and_cuts():
     assert shape.virtual > 1 and any(incumbent.best[first.cut : first.recompute])
 
 
-def test_it_repeats():
+def test_the_opening_of_a_budget_in_evaluations_repeats():
     first, second = (opened("gpt2", "2x4xA100", 64, 600)[2] for _ in range(2))
     np.testing.assert_array_equal(first.values, second.values)
 

@@ -134,7 +134,7 @@ def problem(gpt):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_plans_hold(problem, name):
+def test_plans_are_verified_and_have_the_same_price_when_read_back(problem, name):
     """Verified (else the search fails), of the same price when read back, and the same again with the same budget."""
     found = search(problem, Budget.parse(40), searcher=name)
     assert found.plan.search.found_by == name

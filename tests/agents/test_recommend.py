@@ -146,7 +146,7 @@ def test_sizes_are_parts_of_nodes_and_nodes():
         ((["1x8xA100"], {"global_batch": 0}, Goals()), ProblemError, "training.global_batch"),
     ],
 )
-def test_bad_input(graph, arguments, error, field):
+def test_wrong_goals_and_prices_are_refused(graph, arguments, error, field):
     with pytest.raises(error) as refused:
         recommend(graph, *arguments)
     assert refused.value.field == field

@@ -39,7 +39,7 @@ def brute_force(space):
 
 
 @pytest.mark.parametrize("text", ["30s", "2m", "1.5h", "2000", 64])
-def test_budgets(text):
+def test_a_budget_is_a_time_or_a_number_of_evaluations(text):
     budget = Budget.parse(text)
     assert (budget.seconds is None) != (budget.evaluations is None)
 
@@ -63,7 +63,7 @@ def test_no_searcher_prices_more_than_its_budget(mlp, monkeypatch, searcher):
 
 
 @pytest.mark.parametrize("text", ["", "0", "-5", "1.5", "ten", "5 parsecs", "0s"])
-def test_bad_budgets(text):
+def test_texts_that_are_no_budget_are_refused(text):
     with pytest.raises(ProblemError) as caught:
         Budget.parse(text)
     assert caught.value.field == "budget"

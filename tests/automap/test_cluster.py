@@ -15,7 +15,7 @@ def test_presets_survive_json(text):
     assert len(cluster.node_of) == cluster.num_devices
 
 
-def test_file(tmp_path):
+def test_a_cluster_file_is_read_back(tmp_path):
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(parse_cluster("2x4xA100").to_json()))
     assert parse_cluster(str(path)).num_devices == 8

@@ -98,7 +98,7 @@ def stage_of(space: PlanSpace, values, name: str) -> int:
     return number % len({stage.devices for stage in plan.stages})
 
 
-def test_stages(gpt):
+def test_operators_bound_to_stages_are_on_them_in_every_plan(gpt):
     graph = gpt(layers=6)
     space = PlanSpace(problem(graph, [{"scope": "h.1", "stage": 0}, {"scope": "h.2.mlp", "stage": 1}]))
     # Embedding, six layers and head are eight units, three of which stage 0 holds.
@@ -142,7 +142,7 @@ def test_cuts_under_constraints_are_all_there(mlp):
     assert total > 0
 
 
-def test_recompute(gpt):
+def test_operators_bound_to_recomputation_obey_in_every_plan(gpt):
     graph = gpt(layers=4)
     space = PlanSpace(problem(graph, [{"scope": "h.0", "recompute": True}, {"scope": "h.3", "recompute": False}]))
     names = [op.name for op in graph.operators]

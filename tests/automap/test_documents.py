@@ -79,7 +79,7 @@ def test_what_python_hands_in_is_checked_likewise():
         check_document(loop)
 
 
-def test_files(tmp_path):
+def test_files_that_cannot_be_read_are_refused_by_their_path(tmp_path):
     path = tmp_path / "x.json"
     with pytest.raises(ClusterError, match="cannot be read") as caught:
         read_file(path, field="cluster", error=ClusterError)

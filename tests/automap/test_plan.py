@@ -22,7 +22,7 @@ def sample(gpt, space):
     return s, s.decode(s.random(np.random.default_rng(3)))
 
 
-def test_devices_text():
+def test_texts_of_devices_are_read_and_written():
     assert parse_devices("0-3,8") == (0, 1, 2, 3, 8)
     assert format_devices((0, 1, 2, 3, 8)) == "0-3,8"
     assert format_devices((5,)) == "5"

@@ -20,7 +20,7 @@ def small(mlp, space):
     return space(mlp((16, 32, 16)), "2xA100", 4, num_micro_batches=2)
 
 
-def test_divisors():
+def test_divisors_are_all_numbers_that_divide():
     for n in (1, 2, 12, 97, 360):
         assert divisors(n) == [d for d in range(1, n + 1) if n % d == 0]
 

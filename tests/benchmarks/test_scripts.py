@@ -229,7 +229,7 @@ def run(script, arguments, monkeypatch, folder):
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_it_runs(script, files, monkeypatch, tmp_path, capsys):
+def test_every_script_runs(script, files, monkeypatch, tmp_path, capsys):
     if script in ("hf_models", "first_use", "frozen_parameters"):
         pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)

@@ -192,7 +192,7 @@ def test_a_mask_is_the_band_that_it_shows(way: Callable[[Writer, Window], str], 
 
 
 @pytest.mark.parametrize("window", [Window(left=2, right=2), Window(left=6, right=0)])
-def test_a_stored_mask(window: Window) -> None:
+def test_a_stored_mask_shows_its_window(window: Window) -> None:
     w = Writer(24)
     scores = w.op("Add", w.scores(), np.where(shown(window, 24, 24), 0.0, -np.inf).astype(np.float32))
     assert only_mask(w.graph(scores)).window == window
@@ -209,7 +209,9 @@ def test_a_stored_mask(window: Window) -> None:
         ({"left_window_size": 64}, EVERYTHING),
     ],
 )
-def test_one_operator(stated: dict[str, int], window: Window, masked: bool) -> None:
+def test_the_window_of_an_attention_operator_is_read_from_its_attributes(
+    stated: dict[str, int], window: Window, masked: bool
+) -> None:
     w = Writer(24)
     q, v = w.heads("q"), w.heads("v")
     operands = [q, v, v, w.op("Unsqueeze", w.band(Window(left=5)), np.array([0, 1]))] if masked else [q, v, v]

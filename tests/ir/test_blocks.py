@@ -54,7 +54,7 @@ LIGHT_UNITS = {
 }  # fmt: skip
 
 
-def test_light_models(light, light_name):
+def test_light_models_have_the_expected_number_of_units(light, light_name):
     graph = load_model(light(light_name), loss="cross_entropy")
     blocks = find_units(graph)
     check(graph, blocks)
@@ -184,7 +184,7 @@ def test_six_thousand_operators_take_no_quadratic_time():
         ([], []),
     ],
 )
-def test_repeats(kinds, groups):
+def test_repeats_of_a_sequence_are_grouped_by_their_period(kinds, groups):
     found = repeats(kinds)
     assert [b - a for a, b in found] == groups
 

@@ -50,7 +50,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("kind", EXPECTED)
-def test_placements(kind: str) -> None:
+def test_kinds_of_experts_have_exactly_the_expected_signatures(kind: str) -> None:
     specs, attributes = made(kind)
     op = make_operator(kind, name="op", inputs=specs, outputs=["y"], attributes=attributes).operator
     assert {(s.inputs, s.outputs) for s in signatures(op.rule)} == EXPECTED[kind]

@@ -49,7 +49,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize(("name", "opset"), long_but([one for one in EXPECTED if one[1] == 20], EXPECTED))
-def test_exports(name, opset, export):
+def test_exported_models_have_the_expected_fused_groups(name, opset, export):
     assert kinds(load_model(export(name, 1, opset))) == EXPECTED[name, opset]
 
 
@@ -64,7 +64,7 @@ def test_exports(name, opset, export):
         ("zoo:resnet50", {}),
     ],
 )
-def test_zoo(spec, expected):
+def test_models_of_the_zoo_have_the_expected_fused_groups(spec, expected):
     assert kinds(ir.zoo.build(spec.removeprefix("zoo:"))) == expected
 
 
@@ -172,7 +172,7 @@ def mish(c: Chain, x: str) -> str:
     ],
     ids=["rms", "rms-cast", "gemma", "layer", "deviation", "length", "gelu", "mish", "geglu"],
 )
-def test_chains(make, kind, members, saved):
+def test_chains_of_small_operators_are_found_as_one_group(make, kind, members, saved):
     chain = Chain()
     graph = chain.graph(make(chain))
     check(graph)

@@ -110,7 +110,7 @@ def test_escape_sequences_stay_out_of_errors():
         "64 MiB of zeros",
     ],
 )
-def test_bombs(name):
+def test_small_files_with_huge_contents_are_refused_within_time_and_memory(name):
     """All of them: benchmarks/import_limits.py, whose results are the figures."""
     measure = _module("automap_import_limits", HERE.parents[1] / "benchmarks" / "import_limits.py").measure
     _, cpu_s, peak_bytes, status, answer = measure(dict(hostile.bombs())[name]())
@@ -182,7 +182,7 @@ def seeds(light):
 
 @settings(derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 3), st.integers(0, 2**32))
-def test_fuzzed_bytes(seeds, which, seed):
+def test_changed_bytes_are_read_or_refused(seeds, which, seed):
     for changed in hostile.mutated(seeds[which], 2, seed):
         outcome(f"seed {which} {seed}", changed)
 

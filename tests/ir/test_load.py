@@ -433,7 +433,7 @@ def test_backward_flops_need_no_input_gradient(export):
     assert all(op.backward_flops == op.forward_flops.scaled(2) for op in rest)
 
 
-def test_summary(export):
+def test_the_summary_counts_operators_and_blocks(export):
     found = summarize(load_model(export("gpt"), loss="cross_entropy"))
     assert found["num_blocks"] == 2 and found["coverage"]["opaque"] == 0
     assert found["operators"]["MatMul"] == 17 and found["num_operators"] == sum(found["operators"].values())

@@ -31,7 +31,7 @@ def test_a_trailing_softmax_is_dropped(light, light_name):
     assert graph.tensors[graph.operators[-1].inputs[0]].shape == (1, 1000)
 
 
-def test_mse(export):
+def test_mean_squared_error_is_appended_against_a_target(export):
     graph = with_loss(load_model(export("mlp")), "mse")
     assert graph.operators[-1].kind == "MeanSquaredErrorLoss" and graph.tensors["target"].shape == (1, 10)
 

@@ -60,7 +60,7 @@ def layers_of(graph: Graph) -> list:
     return [op for op in graph.operators if op.kind == "Layer"]
 
 
-def test_a_chain():
+def test_a_profile_becomes_a_chain_of_measured_layers():
     graph = load_profile(chain(), name="chain", batch=BATCH)
     layers = layers_of(graph)
     assert [op.name for op in layers] == [f"node{i}/Linear" for i in range(2, 6)]
@@ -78,7 +78,7 @@ def test_a_chain():
     assert [u.type for u in find_units(graph).units] == [0, 1, 1, 2]
 
 
-def test_round_trip():
+def test_a_profile_survives_serialization():
     graph = load_profile(decoder(), name="decoder", batch=BATCH)
     again = graph_from_bytes(graph_to_bytes(graph))
     assert again == graph
@@ -200,7 +200,7 @@ def test_branches_of_little_time_are_not_cut_inside():
     assert len(find_units(graph).units) == 13
 
 
-def test_the_batch():
+def test_the_batch_is_read_from_the_name_of_a_profile():
     assert batch_in_name("gnmt-16-pbs-64") == 64
     assert batch_in_name("vgg16") is None
     graph = load_profile(chain(), name="chain-pbs-4")

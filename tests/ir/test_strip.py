@@ -73,7 +73,7 @@ def test_nothing_of_the_weights_is_left():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_exports(name, export):
+def test_stripped_exports_are_read_as_the_same_model(name, export):
     data = export(name)
     same(data, strip(data).data)
 
@@ -101,7 +101,7 @@ def test_exports_with_weights(name, dynamo, build, tmp_path):
     assert b"stack_trace" not in stripped.data
 
 
-def test_light_models(light, light_name):
+def test_stripped_light_models_are_read_as_the_same_model(light, light_name):
     data = light(light_name)
     same(data, strip(data).data)
 

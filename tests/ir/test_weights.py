@@ -327,7 +327,7 @@ def test_weights_of_any_operator(kind, operands, shapes, inputs):
 
 
 @pytest.mark.parametrize("kind", ["LayerNormalization", "Gelu", "Conv"])
-def test_learned_data(kind):
+def test_learned_tensors_in_the_place_of_data_are_parameters(kind):
     """As DeBERTa's embeddings of relative places, which are normalised before anything else reads them: they were
     constants without a word. A single number is one still."""
     held = {"LayerNormalization": [weight("s", 8)], "Gelu": [], "Conv": [weight("k", 8, 8, 1)]}[kind]

@@ -180,7 +180,7 @@ def test_every_name_is_tested() -> None:
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_parameters(name: str) -> None:
+def test_named_models_have_their_published_numbers_of_parameters(name: str) -> None:
     graph = zoo.build(name)
     assert graph.num_parameters == PARAMETERS[name]
     assert graph.name == name
@@ -208,7 +208,7 @@ def test_amoeba_net_is_as_large_as_gpipe_says(layers: int, width: int, parameter
     assert not zoo.build("amoebanet-d").warnings
 
 
-def test_gpt3() -> None:
+def test_gpt3_has_the_published_number_of_parameters() -> None:
     graph = zoo.build(GPT3)
     assert graph.num_parameters == pytest.approx(175e9, rel=0.01)
     layer = 12 * 12288**2 + 13 * 12288
@@ -243,7 +243,7 @@ def test_gpt3() -> None:
         ("vgg19", 2 * 19_632_062_464),
     ],
 )
-def test_forward_flops(spec: str, flops: int) -> None:
+def test_forward_flops_are_the_counted_ones(spec: str, flops: int) -> None:
     assert zoo.build(spec).forward_flops == flops
 
 
@@ -322,7 +322,7 @@ def test_sizes_may_be_changed() -> None:
 
 
 @pytest.mark.parametrize(("spelled", "name"), zoo.SPELLINGS.items())
-def test_spellings(spelled: str, name: str) -> None:
+def test_other_spellings_lead_to_the_same_model(spelled: str, name: str) -> None:
     assert spelled not in zoo.names() and name in zoo.names()
     assert zoo.build(f"zoo:{spelled}").operators == zoo.build(name).operators
 
@@ -338,7 +338,7 @@ def test_the_documentation_lists_every_name() -> None:
     assert listed == set(zoo.names())
 
 
-def test_another_loss() -> None:
+def test_a_model_is_built_with_the_loss_that_is_asked_for() -> None:
     assert zoo.build("vit-b", loss="mse").operators[-1].kind == "MeanSquaredErrorLoss"
 
 

@@ -51,7 +51,7 @@ def check_problem(answer: Any, status: int, field: str | None = None) -> dict[st
     return document
 
 
-def test_upload(api: httpx.Client, light: Callable[[str], bytes]) -> None:
+def test_the_same_file_uploaded_twice_is_one_model(api: httpx.Client, light: Callable[[str], bytes]) -> None:
     answer = api.post("/v1/models?name=resnet50", content=light("resnet50"))
     assert answer.status_code == 201
     body = answer.json()
@@ -208,7 +208,7 @@ def test_a_layer_profile(api: httpx.Client, client: redis.Redis, search: Any) ->
         (PROFILE, "?dim=length=2", "dims.length"),
     ],
 )
-def test_bad_profiles(api: httpx.Client, text: str, query: str, field: str) -> None:
+def test_a_malformed_profile_is_refused(api: httpx.Client, text: str, query: str, field: str) -> None:
     check_problem(api.post(f"/v1/models{query}", content=text), 422, field)
 
 
@@ -283,7 +283,7 @@ def test_cancel_a_queued_job(api: httpx.Client, model_id: str, client: redis.Red
     assert Store(client).num_waiting() == 0
 
 
-def test_meta(api: httpx.Client) -> None:
+def test_health_version_clusters_and_openapi_are_answered(api: httpx.Client) -> None:
     assert api.get("/healthz").json() == {"status": "ok"}
     assert set(api.get("/version").json()) == {"version"}
     clusters = api.get("/v1/clusters").json()
@@ -391,7 +391,7 @@ def test_every_refusal_shows_what_was_sent(api: httpx.Client) -> None:
         "dim of 5,000 digits",
     ],
 )
-def test_bad_models(api: httpx.Client, data: bytes, query: str, field: str) -> None:
+def test_a_file_that_is_no_model_is_refused(api: httpx.Client, data: bytes, query: str, field: str) -> None:
     check_problem(api.post("/v1/models" + query, content=data), 422, field)
 
 
@@ -445,17 +445,19 @@ def test_dims_can_be_bound(api: httpx.Client) -> None:
         ({"dims": {"x": "y"}}, "dims.x"),
     ],
 )
-def test_bad_jobs(api: httpx.Client, model_id: str, change: dict[str, Any], field: str) -> None:
+def test_a_job_with_a_wrong_field_is_refused_by_its_name(
+    api: httpx.Client, model_id: str, change: dict[str, Any], field: str
+) -> None:
     check_problem(api.post("/v1/jobs", json={"model_id": model_id, **JOB, **change}), 422, field)
     assert api.get("/v1/jobs").json()["jobs"] == []
 
 
-def test_missing_keys(api: httpx.Client) -> None:
+def test_a_missing_field_is_named(api: httpx.Client) -> None:
     document = check_problem(api.post("/v1/jobs", json={}), 422, "training")
     assert document["message"] == "missing"
 
 
-def test_a_named_model(api: httpx.Client, client: redis.Redis, search: Any) -> None:
+def test_a_model_of_the_zoo_needs_no_upload(api: httpx.Client, client: redis.Redis, search: Any) -> None:
     answer = api.post("/v1/jobs", json={"zoo": "gpt2:layers=2", **JOB})
     assert answer.status_code == 202, answer.text
     job = answer.json()
@@ -508,7 +510,9 @@ def test_bodies_that_are_compressed(api: httpx.Client) -> None:
     assert api.post("/v1/models", content=mlp(), headers={"content-encoding": "identity"}).status_code == 201
 
 
-def test_too_big(settings: Settings, client: redis.Redis, serve_app: Any) -> None:
+def test_bodies_and_models_beyond_the_limits_are_refused(
+    settings: Settings, client: redis.Redis, serve_app: Any
+) -> None:
     small = settings.model_copy(update={"max_model_bytes": 1000, "max_request_bytes": 100, "max_stored_bytes": 150})
     with serve_app(small, client) as api:
         told = check_problem(api.post("/v1/models", content=b"x" * 1001), 413, "body")

@@ -155,7 +155,7 @@ def test_pictures_of_a_plan(tab: Any, files: SimpleNamespace, picture: str) -> N
         assert page.faults == []
 
 
-def test_the_report(tab: Any, files: SimpleNamespace, tmp_path: Path) -> None:
+def test_the_report_shows_every_picture_and_reason(tab: Any, files: SimpleNamespace, tmp_path: Path) -> None:
     with contextlib.closing(tab.new_page()) as opened:
         page = Page(opened, files.folder / "report.html")
         assert page.page.locator("figure").count() == len(PICTURES)

@@ -237,7 +237,9 @@ def test_search_for_programs(model: str, capsys: pytest.CaptureFixture[str]) -> 
     ],
 )
 @pytest.mark.usefixtures("searching")
-def test_bad_input(model: str, words: list[str], field: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_input_exits_with_2_and_names_its_field(
+    model: str, words: list[str], field: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = [model if word == "MODEL" else word for word in words]
     for option, value in (("--cluster", "8xV100-16GB"), ("--global-batch", "64")):
         words += [] if option in words else [option, value]
@@ -295,7 +297,9 @@ def test_output_that_cannot_be_written_is_one_sentence(verb: str) -> None:
         ("keys crate", "command", "keys crate", "`automap keys --help`"),
     ],
 )
-def test_bad_usage(words: str, field: str, value: str, repair: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_exit_with_2_and_a_repair(
+    words: str, field: str, value: str, repair: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*words.split(), "--json"]) == 2
     shown = capsys.readouterr()
     document = json.loads(shown.out)
@@ -345,7 +349,9 @@ def test_it_runs_without_the_standard_streams(closed: str, shows: bool, tmp_path
     assert Plan.from_json(json.loads(plan.read_text())).stages
 
 
-def test_nothing_fits(model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_fits_exits_with_3(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def nothing(*given: object, **rest: object) -> None:
         raise NothingFits("too big", field="cluster", value="8xV100-16GB", repair="Take more devices.")
 
@@ -356,7 +362,7 @@ def test_nothing_fits(model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "Take more devices." in shown.err
 
 
-def test_inspect(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_counts_parameters_operators_and_plans(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", model, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["num_parameters"] == 1235496
@@ -388,7 +394,7 @@ def profile(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_profile(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_is_inspected_and_searched(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", profile, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["num_parameters"] == 3000
@@ -427,7 +433,7 @@ def test_a_profile_is_known_by_its_content(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.usefixtures("searching")
-def test_named_models(capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_of_the_zoo_are_inspected_and_searched(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "zoo:gpt2:layers=2", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["name"], document["num_blocks"]) == ("gpt2:layers=2", 2)
@@ -468,7 +474,7 @@ def test_a_device_of_ones_own_is_listed_and_priced_and_a_broken_one_named(
 
 
 @pytest.mark.parametrize("verb", ["status", "watch", "cancel", "plan"])
-def test_no_server(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_verb_without_a_server_says_how_to_start_one(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = [verb, "--url", "http://127.0.0.1:9"] + ([] if verb == "status" else ["x"])
     assert main(words) == 1
     assert "automap serve" in capsys.readouterr().err

@@ -202,7 +202,7 @@ def test_a_job_that_is_sent_again_has_the_same_key() -> None:
     assert len(keys) == 4 and keys[0] == keys[1] == keys[2] != keys[3]
 
 
-def test_nobody_there() -> None:
+def test_a_client_without_a_service_says_how_to_start_one() -> None:
     with AutomapClient("http://127.0.0.1:9") as client, pytest.raises(RemoteError, match="automap serve"):
         client.version()
     with AutomapClient("nonsense") as client, pytest.raises(UserError, match="URL"):

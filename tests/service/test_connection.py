@@ -70,7 +70,7 @@ def certificate(folder: Path) -> dict[str, Path]:
     return found
 
 
-def test_tls(tmp_path: Path) -> None:
+def test_clients_verify_the_certificate_of_a_redis_with_tls(tmp_path: Path) -> None:
     files, port = certificate(tmp_path), free_port()
     options = {"tls_port": port, "tls_auth_clients": "no", "tls_ca_cert_file": files["tls_cert_file"]}
     with RedisServer(tmp_path, **files, **options):

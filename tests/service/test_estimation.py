@@ -157,7 +157,9 @@ def test_a_plan_that_does_not_fit_is_shown_and_ends_with_3(capsys: pytest.Captur
         (["--plan", "nowhere.json"], "cluster"),
     ],
 )
-def test_bad_input(words: list[str], field: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_input_exits_with_2_and_names_its_field(
+    words: list[str], field: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["estimate", GPT, *PLACE, *words, "--json"]) == 2
     shown = capsys.readouterr()
     document = json.loads(shown.out)

@@ -63,7 +63,9 @@ def contents(store: Any) -> dict[bytes, Any]:
     return {key: read[store.type(key)](key) for key in store.scan_iter("automap:*")}
 
 
-def test_a_full_disk(disk: Path, start: Callable[..., Any], until: Callable[..., Any], light: Any) -> None:
+def test_a_full_disk_refuses_writes_and_loses_nothing(
+    disk: Path, start: Callable[..., Any], until: Callable[..., Any], light: Any
+) -> None:
     service = start(data_dir=disk / "data", TMPDIR=str(disk))
     url = (disk / "data" / "redis" / "address").read_text()
     with httpx.Client(base_url=service.url, timeout=30) as http, redis.Redis.from_url(url) as store:

@@ -170,7 +170,7 @@ def test_another_cluster_is_not_tried_and_says_what_is_missing(
         (Trials(time_limit_s=float("nan")), "trials.time_limit_s"),
     ],
 )
-def test_bounds(trials: Trials, field: str) -> None:
+def test_options_of_trials_beyond_their_bounds_are_refused(trials: Trials, field: str) -> None:
     with pytest.raises(ProblemError) as fault:
         check_search(request(trials=trials))
     assert fault.value.field == field

@@ -166,7 +166,9 @@ def test_what_is_another_tenants_is_not_there(locked: httpx.Client, client: redi
     assert locked.delete(f"/v1/models/{model['id']}", headers=mine).status_code == 204
 
 
-def test_audit_lines(locked: httpx.Client, client: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_and_changing_requests_are_logged_one_line_each(
+    locked: httpx.Client, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
     text, key = Keys(client).create("a", ["submit"])
     header = {"authorization": f"Bearer {text}"}
     with caplog.at_level(logging.INFO, "automap.audit"):

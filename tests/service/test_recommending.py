@@ -60,6 +60,8 @@ def test_a_page_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         (["--clusters", "1x8xA100", "--max-cost-per-hour", "3", "--price", "A100=1"], "max_cost_per_hour"),
     ],
 )
-def test_bad_input(words: list[str], field: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_input_exits_with_2_and_names_its_field(
+    words: list[str], field: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*WORDS, *words, "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["field"] == field

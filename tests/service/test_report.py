@@ -49,7 +49,7 @@ def used(plan: Plan, *, expert_axes: tuple[str, ...] = (), **uses: str) -> Plan:
 COLUMNS = {"fc*": {"tp": AxisSharding(inputs=("B", "S(1)"), outputs=("S(2)",))}}
 
 
-def test_strategies(plan: Plan) -> None:
+def test_a_strategy_names_the_use_of_every_axis(plan: Plan) -> None:
     assert strategy(plan) == "8 replicas · 1 micro-batch of 64"
     stage = replace(plan.stages[0], mesh=(("dp", 2), ("tp", 2)), devices="0-3", zero=Zero(stage=1, axes=("dp",)))
     stage = replace(stage, shardings=COLUMNS)
@@ -193,7 +193,7 @@ def test_idle_devices_are_said(plan: Plan) -> None:
     assert dict(summary(target))["devices"] == text
 
 
-def test_summary(plan: Plan) -> None:
+def test_the_summary_has_a_line_for_each_figure_of_a_plan(plan: Plan) -> None:
     lines = dict(summary(plan))
     assert lines["batch"] == "8 samples a device, 64 samples a step"
     assert lines["step"] == "500 ms (between 400 ms and 600 ms)"
@@ -224,7 +224,7 @@ def test_summary(plan: Plan) -> None:
         (999.6, "1,000 s"),
     ],
 )
-def test_seconds(value: float, text: str) -> None:
+def test_times_have_three_significant_digits(value: float, text: str) -> None:
     assert seconds(value) == text
 
 

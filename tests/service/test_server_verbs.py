@@ -77,7 +77,7 @@ def test_submit_exits_by_outcome(
     assert ("schema" in document) == (code == 0)
 
 
-def test_delete(api: httpx.Client, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_delete_removes_a_job_once(api: httpx.Client, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     at = ["--url", str(api.base_url)]
     assert main(["submit", *WORDS, *at, "--detach"]) == 0
     job_id = capsys.readouterr().out.strip()

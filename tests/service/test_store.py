@@ -126,7 +126,7 @@ def test_a_job_and_its_place_in_the_queue_are_one_transaction(
     assert list(client.scan_iter("*")) == []
 
 
-def test_lists(client: redis.Redis) -> None:
+def test_jobs_are_listed_newest_first_over_pages(client: redis.Redis) -> None:
     now = iter(range(1000))
     store = Store(client, clock=lambda: float(next(now)))
     ids = [create(store) for _ in range(3)]

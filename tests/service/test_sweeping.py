@@ -113,7 +113,9 @@ def test_ctrl_c_gives_the_cells_so_far(monkeypatch: pytest.MonkeyPatch, capsys: 
         (["--over", "micro_batch=1", "--budget", "10"], "over", "no cell has a plan"),
     ],
 )  # fmt: skip
-def test_bad_input(words: list[str], field: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_input_exits_with_2_and_names_its_field(
+    words: list[str], field: str, part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["sweep", *WORDS, *words, "--json"]) == 2
     shown = capsys.readouterr()
     assert json.loads(shown.out)["field"] == field

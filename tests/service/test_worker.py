@@ -38,7 +38,9 @@ def submit(store: Store, client: redis.Redis, light: Callable[[str], bytes]) -> 
     return begin
 
 
-def test_a_run(store: Store, client: redis.Redis, submit: Callable[[], str], search: Any) -> None:
+def test_a_run_stores_its_plan_and_a_second_delivery_does_nothing(
+    store: Store, client: redis.Redis, submit: Callable[[], str], search: Any
+) -> None:
     job_id = submit()
     service_work.run(job_id, client, search=search)
     plan = store.plan(job_id)
@@ -193,7 +195,7 @@ def test_a_search_goes_on_while_redis_is_away() -> None:
     assert asked == [1]
 
 
-def test_time_limits() -> None:
+def test_a_run_may_take_its_budget_its_trials_and_the_overhead() -> None:
     assert job_queue.time_limit_s(replace(REQUEST, budget="30s"), 3600) == 150
     assert job_queue.time_limit_s(replace(REQUEST, budget="2000"), 3600) == 3720
     trials = Trials(top_k=2, time_limit_s=60.0)

@@ -416,7 +416,7 @@ def test_sequence_parallelism_is_that_of_blocks():
     }  # fmt: skip
 
 
-def test_refusals():
+def test_plans_that_modules_cannot_run_are_refused_by_field():
     graph, module, dp = zoo.build(MODEL), build(), plan_of(2)
     tp = plan_of(2, tp=2)
     pp = pipeline(plan_of(1, count=4))

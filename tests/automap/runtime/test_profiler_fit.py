@@ -125,6 +125,6 @@ def test_a_price_that_is_not_linear_is_met_after_some_rounds():
     assert off["median_error"] < 0.05
 
 
-def test_errors():
+def test_errors_are_absolute_and_relative():
     found = errors(np.array([1.1, 2.0, 2.7]), np.array([1.0, 2.0, 3.0]))
     assert found["median_error"] == pytest.approx(0.1)

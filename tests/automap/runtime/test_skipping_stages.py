@@ -71,7 +71,7 @@ def test_weights_of_other_stages_are_dropped():
     torch.testing.assert_close(stages[1](Network().first(Network().embed(x)), x=x), wanted)
 
 
-def test_refusals():
+def test_networks_that_cannot_skip_stages_are_refused():
     for network in (Network(skips=True), Network(own=True)):
         with pytest.raises(PlanError, match=r"plan\.stages"):
             stages_of(network)

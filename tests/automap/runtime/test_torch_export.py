@@ -216,7 +216,7 @@ def test_every_operator_knows_its_module(built: bytes) -> None:
         assert "pkg.torch.onnx.name_scopes" in {p.key for p in node.metadata_props}, node.name
 
 
-def test_gpt2(gpt2: ModuleType) -> None:
+def test_gpt2_is_exported_without_weights_and_with_all_parameters(gpt2: ModuleType) -> None:
     data = export_onnx(gpt2.gpt2)
     assert len(data) < 1_000_000
     graph = import_model(data)

@@ -44,7 +44,7 @@ def test_replicas_take_turns():
     assert [(p.source, p.target) for p in kept] == [(1, 1)]
 
 
-def test_boxes():
+def test_boxes_overlap_and_lie_inside_each_other_as_intervals_do():
     assert overlap(((0, 4), (2, 6)), ((3, 9), (0, 3))) == ((3, 4), (2, 3))
     assert overlap(((0, 4),), ((4, 5),)) is None
     assert inside(((3, 4), (2, 3)), ((0, 4), (2, 6))) == (slice(3, 4), slice(0, 1))

@@ -356,7 +356,7 @@ def test_a_body_alone_gets_the_head_that_trains_it(tmp_path: Path) -> None:
         ("list", "not a JSON object"),
     ],
 )
-def test_bad_input(spec: str, said: str, tmp_path: Path) -> None:
+def test_wrong_configurations_are_refused_in_words(spec: str, said: str, tmp_path: Path) -> None:
     write(tmp_path / "tiny", "llama")
     write(tmp_path / "uneven", "bert", hidden_size=66)
     for name, text in (("unknown", '{"model_type": "perceptron9"}'), ("broken", "{"), ("list", "[]")):
