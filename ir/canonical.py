@@ -5,14 +5,15 @@
 2. `Reshape [b,s,k] -> [(b s),k]; product; bias; Reshape -> [b,s,n]` becomes a product and a bias on `[b,s,k]`: `(b s)`
    could be split by samples only, `[b,s,k]` is split by samples and by positions.
 3. A softmax in small steps becomes a Softmax (`ir.spelled_out`).
-4. A bias behind a product costs no traffic of its own: it is added where the product is written (GEMM epilogue).
+4. A bias after a product costs no traffic of its own: it is added where the product is written (GEMM epilogue).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from ir.graph import Graph, Operator
+from ir.graph import Graph, Operator, Tensor
 from ir.rewrite import Rewrite
 from ir.spelled_out import spelled_out
 
@@ -23,7 +24,7 @@ and summed."""
 
 def canonical(graph: Graph) -> Graph:
     """The rewritten graph; unchanged where nothing matches. See the module."""
-    for rewrite in (_transposes, _compose, _products, spelled_out, _biases):
+    for rewrite in (_transposes, _compose, _merged_products, spelled_out, _biases):
         graph = rewrite(graph)
     return graph
 
@@ -75,7 +76,8 @@ def _compose(graph: Graph) -> Graph:
     return rewrite.finish()
 
 
-def _products(graph: Graph) -> Graph:
+def _merged_products(graph: Graph) -> Graph:
+    """The graph with products on `[(b s), k]` rewritten for operands `[b, s, k]`."""
     rewrite = Rewrite(graph)
     for i, op in enumerate(graph.operators):
         if op.kind not in ("Gemm", "MatMul") or len(op.inputs) != 2 or not set(dict(op.attributes)) <= {"transB"}:
@@ -87,35 +89,31 @@ def _products(graph: Graph) -> Graph:
         if reshape is None or reshape.kind != "Reshape" or reshape.is_view:
             continue
         if merged.batch_dim == 0 and merged.shape[0] > 1:
-            _product(graph, rewrite, i, reshape)
+            _unmerge(graph, rewrite, i, reshape)
     return rewrite.finish()
 
 
-def _product(graph: Graph, rewrite: Rewrite, at: int, reshape: Operator) -> None:
+def _unmerge(graph: Graph, rewrite: Rewrite, at: int, reshape: Operator) -> None:
+    """Rewrites a product on `[(b s), k]`, and its bias, for operands `[b, s, k]`; see the module.
+
+    Nothing is done unless all readers of the result take the merged dims apart again.
+
+    Args:
+        graph: the graph.
+        rewrite: takes the new operators.
+        at: index of the product.
+        reshape: the operator that merges the dims of its operand.
+    """
     op = graph.operators[at]
     source, weight = graph.tensors[reshape.inputs[0]], graph.tensors[op.inputs[1]]
     merged = graph.tensors[op.inputs[0]]
-    chain, last = [at], op.outputs[0]
-    reader = _reader(graph, last, "Add")
-    if reader is not None:
-        add = graph.operators[reader]
-        side = next((n for n in add.inputs if n != last), last)
-        # Only a bias, one number a column, broadcasts to more leading dims.
-        if side != last and len(graph.tensors[side].shape) == 1 and graph.tensors[side].batch_dim is None:
-            chain.append(reader)
-            last = add.outputs[0]
+    bias, last = _bias_of(graph, op.outputs[0])
     readers = graph.consumers[last]
     if last in graph.outputs or not readers or any(graph.operators[r].kind != "Reshape" for r in readers):
         return
-    backs = [graph.tensors[graph.operators[r].outputs[0]] for r in readers]
-    leads = {t.shape[:-1] for t in backs if t.shape[-1] == graph.tensors[last].shape[1] and t.batch_dim == 0}
-    if source.batch_dim == 0 and source.shape[-1] == merged.shape[1]:
-        lead = source.shape[:-1]
-    elif source.batch_dim == 0 and len(leads) == 1:
-        lead = next(iter(leads))
-    else:
-        return
-    if len(lead) < 2 or len(lead) + 1 > len(source.shape):
+    results = [graph.tensors[graph.operators[r].outputs[0]] for r in readers]
+    lead = _leading_dims(source, merged.shape[1], results, graph.tensors[last].shape[1])
+    if lead is None:
         return
     entry = source.name
     if source.shape != (*lead, merged.shape[1]):
@@ -128,15 +126,50 @@ def _product(graph: Graph, rewrite: Rewrite, at: int, reshape: Operator) -> None
         rewrite.make(at, "Transpose", name, [weight.name], transposed, {"perm": (1, 0)}, is_view=is_view)
     needs = op.backward_flops.at(1) > op.forward_flops.at(1)
     rewrite.make(at, "MatMul", op.name, [entry, transposed], op.outputs[0], {}, needs_gradient=[needs, True])
-    for index in chain[1:]:
-        add = graph.operators[index]
-        rewrite.make(index, "Add", add.name, add.inputs, add.outputs[0], {})
+    if bias is not None:
+        add = graph.operators[bias]
+        rewrite.make(bias, "Add", add.name, add.inputs, add.outputs[0], {})
     whole = rewrite.tensor(last)
-    for r, back in zip(readers, backs, strict=True):
-        if back.shape == whole.shape and back.batch_dim == whole.batch_dim:
-            rewrite.renamed[back.name] = last
+    for r, result in zip(readers, results, strict=True):
+        if result.shape == whole.shape and result.batch_dim == whole.batch_dim:
+            rewrite.renamed[result.name] = last
         else:
-            rewrite.make(r, "Reshape", graph.operators[r].name, [last], back.name, {"shape": back.shape})
+            rewrite.make(r, "Reshape", graph.operators[r].name, [last], result.name, {"shape": result.shape})
+
+
+def _bias_of(graph: Graph, product: str) -> tuple[int | None, str]:
+    """Index of the Add of a bias, one number a column, that alone reads a product, and its result.
+
+    Without such a bias, None and the product itself.
+    """
+    reader = _reader(graph, product, "Add")
+    if reader is None:
+        return None, product
+    add = graph.operators[reader]
+    side = next((name for name in add.inputs if name != product), product)
+    # Nothing but one number a column broadcasts to more leading dims.
+    if side == product or len(graph.tensors[side].shape) != 1 or graph.tensors[side].batch_dim is not None:
+        return None, product
+    return reader, add.outputs[0]
+
+
+def _leading_dims(source: Tensor, columns: int, results: Sequence[Tensor], out_columns: int) -> tuple[int, ...] | None:
+    """The dims `[b, s, ...]` that were merged into the rows of a product; None where they cannot be told.
+
+    Args:
+        source: the operand before its dims were merged.
+        columns: columns of the merged operand.
+        results: what the readers of the product make of its result.
+        out_columns: columns of this result.
+    """
+    of_results = {t.shape[:-1] for t in results if t.shape[-1] == out_columns and t.batch_dim == 0}
+    if source.batch_dim == 0 and source.shape[-1] == columns:
+        lead = source.shape[:-1]
+    elif source.batch_dim == 0 and len(of_results) == 1:
+        lead = next(iter(of_results))
+    else:
+        return None
+    return lead if 2 <= len(lead) < len(source.shape) else None
 
 
 def _biases(graph: Graph) -> Graph:
