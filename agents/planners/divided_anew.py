@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -85,6 +85,9 @@ LEAST_EVALUATIONS, LEAST_S = 100, 3.0
 """Budget that must be left: it takes some tenths of a second, on 1,024 devices 2 seconds."""
 SHARE, SHARE_S = 0.4, 0.3
 """Shares of what is left of a budget in evaluations, and of one in seconds, at most."""
+ENTRIES_AN_EVALUATION = 100_000
+"""Entries of stage tables for each of these evaluations, at most (assumed). An entry takes about 100 ns, so that tables
+take at most 10 ms for each evaluation. On 16 devices they have 12 million entries, which 120 evaluations allow."""
 
 
 Priced = list[tuple[float, StagedPlan]]
@@ -108,7 +111,7 @@ def divide_anew(incumbent: Incumbent, grid: Grid) -> None:
     with incumbent.share(
         evaluations=None if left is None else int(SHARE * left), seconds=None if left_s is None else SHARE_S * left_s
     ):
-        divided = _divided(incumbent, settings, solved_strategies(space, grid))
+        divided = _divided(incumbent, settings, solved_strategies(space, grid), _Effort(incumbent))
         tried = list(divided)
         if not incumbent.finished:
             tried += _layered(incumbent, near)
@@ -147,8 +150,7 @@ def divide_at_once(incumbent: Incumbent, grid: Grid, seconds: float) -> None:
         seconds: time after which no further setting is divided; the plans of earlier settings are priced all the same.
     """
     if settings := _settings(incumbent.space, _near(incumbent, grid, NEAR)):
-        solved = solved_strategies(incumbent.space, grid)
-        _divided(incumbent, settings, solved, until_s=incumbent.seconds + seconds)
+        _divided(incumbent, settings, solved_strategies(incumbent.space, grid), _Effort(incumbent, seconds))
 
 
 def _settings(space: PlanSpace, pipelines: Sequence[_Near]) -> list[_Setting]:
@@ -196,12 +198,28 @@ def solved_strategies(space: PlanSpace, grid: Grid) -> dict[int, list[Strategy]]
     return found
 
 
+class _Effort:
+    """How much the tables of divisions may take. A budget in evaluations limits the number of their entries, so that it
+    does not depend on the clock.
+
+    Attributes:
+        until_s: seconds since the start of the search after which no further setting is divided.
+        entries: how many entries may still be computed, see `StageTable.entries`.
+    """
+
+    def __init__(self, incumbent: Incumbent, seconds: float = math.inf) -> None:
+        left, self._incumbent = incumbent.left, incumbent
+        self.until_s = incumbent.seconds + seconds
+        self.entries = math.inf if left is None else float(ENTRIES_AN_EVALUATION * left)
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether no further setting is divided."""
+        return self.entries <= 0.0 or self._incumbent.finished or self._incumbent.seconds >= self.until_s
+
+
 def _divided(
-    incumbent: Incumbent,
-    settings: Sequence[_Setting],
-    solved: Mapping[int, Sequence[Strategy]],
-    *,
-    until_s: float = math.inf,
+    incumbent: Incumbent, settings: Sequence[_Setting], solved: Mapping[int, Sequence[Strategy]], effort: _Effort
 ) -> Priced:
     """Partitions with these micro-batches and ZeRO stages, under each schedule.
 
@@ -219,32 +237,28 @@ def _divided(
         """Step time of the best partition of a setting."""
         if setting not in best:
             own = [one for one in solved.get(setting.num_micro_batches, ()) if not any(map(one.is_like, ways))]
-            plans = _of_setting(incumbent, setting, [*some, *own] if some is ways else some)
+            plans = _of_setting(incumbent, setting, [*some, *own] if some is ways else some, effort)
             priced = _priced(incumbent, plans)
             found.extend(priced)
             best[setting] = min((seconds for seconds, _ in priced), default=math.inf)
         return best[setting]
 
     # Where time is short stages have any strategy at once.
-    phases = [plain, ways] if until_s == math.inf and 0 < len(plain) < len(ways) else [ways]
-
-    def ends() -> bool:
-        return incumbent.finished or incumbent.seconds >= until_s
-
+    phases = [plain, ways] if effort.until_s == math.inf and 0 < len(plain) < len(ways) else [ways]
     for some in phases:
         if best and min(best.values()) <= NEAR * incumbent.least_s:
             settings = list(dict.fromkeys([min(best, key=best.__getitem__), *settings]))[: len(settings)]
         best.clear()
         for first, larger in itertools.product(settings, (False, True)):
             count, last_s = first.num_micro_batches, math.inf
-            while not ends() and count:
+            while not effort.is_spent and count:
                 own_s = best_s(_Setting(count, first.zero), some)
                 if own_s >= last_s < math.inf:
                     break
                 count, last_s = _next_count(space, count, larger=larger), own_s
     count = min(best, key=best.__getitem__, default=settings[0]).num_micro_batches
     for zero in ZEROS:
-        if space.zeros[:, zero].any() and not ends():
+        if space.zeros[:, zero].any() and not effort.is_spent:
             best_s(_Setting(count, zero), ways)
     return found
 
@@ -257,34 +271,46 @@ def _next_count(space: PlanSpace, count: int, *, larger: bool) -> int:
     return max((other for other in counts if 3 * other <= 2 * count), default=0)
 
 
-def _of_setting(incumbent: Incumbent, setting: _Setting, ways: Sequence[Strategy]) -> list[StagedPlan]:
+def _of_setting(incumbent: Incumbent, setting: _Setting, ways: Sequence[Strategy], effort: _Effort) -> list[StagedPlan]:
     """The fastest partitions of a setting whose stages have some of these strategies, by Piper's and by Alpa's program:
     in 1F1B order by their price, under GPipe, whose stages hold more, by their latency."""
     found, table, space, kinds = [], None, incumbent.space, _kinds(incumbent.space)
     for order in space.meshes.orders[:ORDERS]:
         table = StageTable(space, order, setting.num_micro_batches, ways, zero=setting.zero, partly=True, known=table)
-        partitions = list({partition.stages: partition for partition in _promising(table)}.values())
+        partitions = list({partition.stages: partition for partition in _promising(table, effort.entries)}.values())
         fastest = fastest_staged(incumbent, map(table.staged, partitions), OFFERED)
         found += [replace(plan, schedule=kind) for plan in fastest for kind in kinds if kind != "gpipe"]
         if "gpipe" in kinds:
             latencies = [(table.latency_s(one, "gpipe"), number) for number, one in enumerate(partitions)]
             fitting = [partitions[number] for seconds, number in sorted(latencies) if math.isfinite(seconds)]
             found += [table.staged(one, "gpipe") for one in fitting[:OFFERED]]
+        effort.entries -= table.entries
     return found
 
 
-def _promising(table: StageTable) -> list[Partition]:
+def _promising(table: StageTable, entries: float) -> list[Partition]:
     """Partitions by both programs: those of least latency, and of each number of stages that one and Piper's where they
     are not much slower. What a schedule hides, and what it waits for, latencies do not tell.
+
+    Partitions come in the order of their numbers of stages, and none comes behind that with which the table has more
+    than so many entries.
     """
-    balanced = list(piper_partitions(table))
-    distinct = {partition.stages: partition for partition in itertools.chain(balanced, inter_operator(table))}
+
+    def limited(some: Iterable[Partition]) -> Iterator[Partition]:
+        for partition in some:
+            yield partition
+            if table.entries >= entries:
+                return
+
+    balanced = list(limited(piper_partitions(table)))
+    others = limited(inter_operator(table)) if table.entries < entries else ()
+    distinct = {partition.stages: partition for partition in itertools.chain(balanced, others)}
     ranked = sorted(distinct.values(), key=table.latency_s)
     of_numbers: dict[int, Partition] = {}
     for partition in ranked:
         of_numbers.setdefault(len(partition.stages), partition)
-    others = [*of_numbers.values(), *balanced]
-    return [*ranked[:PRICED], *(one for one in others if table.latency_s(one) <= UNLIKELY * table.latency_s(ranked[0]))]
+    of_all = [*of_numbers.values(), *balanced]
+    return [*ranked[:PRICED], *(it for it in of_all if table.latency_s(it) <= UNLIKELY * table.latency_s(ranked[0]))]
 
 
 def _listed(incumbent: Incumbent, divided: Priced) -> Priced:

@@ -66,7 +66,11 @@ class Strategy:
 
 
 class StageTable:
-    """The stages of plans with one number of micro-batches, one ZeRO stage and some strategies."""
+    """The stages of plans with one number of micro-batches, one ZeRO stage and some strategies.
+
+    Attributes:
+        entries: how many costs of spans have been computed, of one strategy each.
+    """
 
     def __init__(
         self,
@@ -102,6 +106,7 @@ class StageTable:
         self._possible: dict[int, list[int]] = {}
         self._rates: dict[tuple[int, int, int], float] = {}
         self._kinds: dict[tuple[int, int], tuple[frozenset[int], bytes]] = {}
+        self.entries = 0
 
     @property
     def sizes(self) -> list[int]:
@@ -190,6 +195,7 @@ class StageTable:
         sends = self._sends(place, size) if self.holds else (0.0, 0.0)
         key = (alive, *sends, *map(id, found))
         if key not in self._fastest:
+            self.entries += len(found) * (self.space.num_units + 1) ** 2
             worth, modes = zip(*(self._one(costs, alive, sends) for costs in found), strict=True)
             which = np.argmin(worth, axis=0)
             best = np.take_along_axis(np.array(worth), which[None], axis=0)[0]

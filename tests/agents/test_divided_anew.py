@@ -7,6 +7,7 @@ import pytest
 
 from agents import Budget
 from agents.incumbent import Incumbent
+from agents.planners import divided_anew
 from agents.planners.divided_anew import LEAST_EVALUATIONS, NEAR, SHARE, divide_anew, moved
 from agents.planners.opening import work_out
 from agents.planners.piper import piper_partitions
@@ -64,6 +65,34 @@ def test_a_long_pipeline_of_unlike_stages_is_the_best_plan(hints):
     assert others[0].estimate.step_time_s == incumbent.best_s
     assert all(one.schedule.kind != "explicit" and len(one.stages) <= 8 for one in others)
     assert all(incumbent.space.encode(one) is not None for one in others)
+
+
+def test_a_budget_in_evaluations_limits_the_entries_of_tables(monkeypatch):
+    """Their number is what takes time on large clusters; a division that is under way ends at its limit."""
+    tables = []
+
+    class Counted(StageTable):
+        def __init__(self, *given, **named):
+            super().__init__(*given, **named)
+            tables.append(self)
+
+    def entries(an_evaluation):
+        monkeypatch.setattr(divided_anew, "ENTRIES_AN_EVALUATION", an_evaluation)
+        tables.clear()
+        incumbent, grid = opened(evaluations=800, devices=8)
+        allowed = an_evaluation * int(SHARE * incumbent.left)
+        divide_anew(incumbent, grid)
+        return allowed, [table.entries for table in tables if table.partly], incumbent.least_s
+
+    monkeypatch.setattr(divided_anew, "StageTable", Counted)
+    _, all_entries, _ = entries(divided_anew.ENTRIES_AN_EVALUATION)
+    few = sum(all_entries) // 4 // int(SHARE * 600)
+    allowed, some, least_s = entries(few)
+    assert 0 < allowed < sum(all_entries) / 2
+    assert sum(some[:-1]) < allowed and sum(some) < sum(all_entries) / 2
+    assert entries(few) == (allowed, some, least_s)
+    _, one, _ = entries(1)
+    assert len(one) == 1 and 0 < one[0] < all_entries[0]
 
 
 @pytest.mark.parametrize(

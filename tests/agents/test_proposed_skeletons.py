@@ -56,7 +56,7 @@ def test_plans_are_legal_and_no_worse_than_the_opening(model, cluster, batch):
 def test_solving_what_is_proposed_pays():
     """Where the opening looks at few meshes the network's are solved, for a plan that it had not reached."""
     incumbent, before_s, _, _ = proposed("bert-large", "16x1xV100-16GB@10Gbit", 256)
-    assert incumbent.best_s < 0.97 * before_s
+    assert incumbent.best_s < 0.98 * before_s
 
 
 def test_a_network_alone_solves_what_it_proposes():
