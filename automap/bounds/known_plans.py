@@ -12,7 +12,7 @@ import numpy as np
 from automap.arrays import Floats, Ints, numbered, row_digests
 from automap.bounds.corrections import Corrections
 from automap.bounds.kernels.completions import complete_many
-from automap.bounds.kernels.known_plans import KnownArrays, follow_known, mesh_hashes, worth_many
+from automap.bounds.kernels.known_plans import KnownArrays, follow_known, hash_plans, worth_many
 from automap.bounds.kernels.step_many import EpisodeArrays
 from automap.space.group_flow import group_flow
 from automap.space.space import PlanSpace, Values
@@ -101,6 +101,7 @@ class KnownPlans:
             values=np.zeros((room, slots), dtype=np.int64),
             columns=np.zeros((slots, room), dtype=np.int64),
             meshes=np.zeros((room, 2), dtype=np.int64),
+            hashes=np.zeros((room, 2), dtype=np.int64),
             prices=np.full((room, 2), np.inf),
             order=np.zeros(room, dtype=np.int64),
             num_known=np.array([len(chosen)]),
@@ -121,7 +122,7 @@ class KnownPlans:
         self.arrays.values[: len(chosen)] = values[chosen]
         self.arrays.columns[:, : len(chosen)] = values[chosen].T
         self.arrays.prices[: len(chosen)] = prices[chosen]
-        mesh_hashes(space.arrays, self.arrays.values[: len(chosen)], self.arrays.meshes[: len(chosen)])
+        self._hash(0, len(chosen))
         self._rank()
 
     @property
@@ -169,7 +170,7 @@ class KnownPlans:
             self._distinct.remove(arrays.values[row].tobytes())
         self._distinct.add(given.tobytes())
         arrays.values[row], arrays.columns[:, row], arrays.prices[row] = given, given, price
-        mesh_hashes(self.space.arrays, arrays.values[row : row + 1], arrays.meshes[row : row + 1])
+        self._hash(row, row + 1)
         self._rank()
 
     def lead(self, number: int, values: Values | None) -> None:
@@ -179,6 +180,11 @@ class KnownPlans:
             known = self.arrays.values[: int(self.arrays.num_known[0])]
             found = np.flatnonzero((known == np.array(values)).all(axis=1))
             self.arrays.leads[number] = found[0] if len(found) else -1
+
+    def _hash(self, first: int, last: int) -> None:
+        """Writes the hashes of the known plans from number `first` to before `last`."""
+        arrays, some = self.arrays, slice(first, last)
+        hash_plans(self.space.arrays, arrays.values[some], arrays.meshes[some], arrays.hashes[some])
 
     def _rank(self) -> None:
         count = int(self.arrays.num_known[0])

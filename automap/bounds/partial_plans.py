@@ -324,6 +324,8 @@ class PartialPlans:
         self.episodes = EpisodeArrays(
             values=np.zeros((count, num_slots), dtype=np.int64),
             position=np.zeros(count, dtype=np.int64),
+            hashes=np.zeros((count, 2), dtype=np.int64),
+            asks=np.zeros(count, dtype=np.int64),
             bound=np.zeros((count, 2)),
             legal=np.zeros((count, most), dtype=np.int64),
             offered=np.zeros(count, dtype=np.int64),

@@ -290,6 +290,37 @@ def test_a_completion_is_legal_and_costs_what_its_plan_costs_alone(cluster, gpt,
     assert len(seen) > 100
 
 
+@pytest.mark.parametrize("cluster", ["2x4xA100", "1x4xV100+1x4xA100@25Gbit"])
+def test_what_is_remembered_is_what_is_worked_out_anew(cluster, gpt, space):
+    """Episodes come again to plans that were priced before, beside episodes that remember nothing of them."""
+    s, forgetful = (PlanSpace(space(gpt(), cluster, 16).problem) for _ in range(2))
+    pair = [Episodes(HybridDecisions(one), 6) for one in (s, forgetful)]
+    rng, everything = np.random.default_rng(0), np.ones(6, dtype=np.bool_)
+    for turn in range(4):
+        actions = np.random.default_rng(turn // 2)  # each random episode twice
+        for many in pair:
+            # The second pair of turns decides a part of each plan.
+            for number in range(6):
+                many.confine(number, None, None if turn < 2 else (2, 8 + 3 * number))
+            many.begin(everything)
+        while not pair[0].partial_plans.done.all():
+            forgetful.compiled.cache.plans[:] = 0
+            seen, again = (many.observe() for many in pair)
+            assert all(np.array_equal(seen[name], again[name]) for name in seen)
+            taken = np.array([actions.choice(np.flatnonzero(mask)) for mask in seen["action_mask"]])
+            (rewards, done), (same, ended) = (many.step(taken) for many in pair)
+            assert np.array_equal(rewards, same) and np.array_equal(done, ended)
+            assert pair[0].known.arrays.priced[0] == pair[1].known.arrays.priced[0]
+        for number in range(6):
+            assert pair[0].finished(number) == pair[1].finished(number)
+            assert pair[0].best_completion(number) == pair[1].best_completion(number)
+        # The next turn follows other plans.
+        found = s.random_batch(rng, 3)
+        for many in pair:
+            for row, price in zip(found.tolist(), s.price(found).tolist(), strict=True):
+                many.known.add(tuple(row), tuple(price))
+
+
 def test_following_the_best_completions_reaches_what_they_promise(gpt, space):
     """Whoever takes the value with the best completion never does worse than it, and ends at its price."""
     s = space(gpt(), "2x4xA100", 16)

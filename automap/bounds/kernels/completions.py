@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import boolean, float64, int64, void
+from numba import boolean, float64, int64, types, void
 
 from automap.bounds.kernels.corrections import correction
 from automap.bounds.kernels.known_plans import KNOWN, compare, find_best, worth
@@ -20,13 +20,16 @@ from automap.price.kernels.array_types import Floats, Ints, Ints2, Mask, tuple_t
 from automap.price.kernels.hashes import SEEDS, mix
 from automap.space.group_flow import FLOW, GroupFlow
 from automap.space.kernels.draft import DRAFT, pick
+from automap.space.kernels.known_prices import recall, remember
 from automap.space.kernels.layout import decide_stages
 from automap.space.kernels.levels import nearest_legal
 from automap.space.kernels.price_one import cost_rows, finish, price_one
 from automap.space.kernels.records import COMPILED, SPACE
 from automap.space.kernels.stepper import decide, is_idle, legal_values
-from automap.space.kernels.unit_cache import REMEMBERED_PLANS
 from automap.space.kernels.workspace import Workspace, new_workspace, set_rows
+
+NOT_ANOTHER = -1.0
+"""In place of seconds: the completion that goes on likewise is the one that follows the known plans."""
 
 
 class Goal(NamedTuple):
@@ -51,7 +54,11 @@ class Scratch(NamedTuple):
 
     workspace: Workspace
     values: Ints2
-    """[most, slots] the completion behind each legal value that follows the known plans."""
+    """[most, slots] the completion behind each legal value that follows the known plans, where it was needed."""
+    is_written: Mask
+    """[most] whether it was."""
+    is_ready: Mask
+    """[1] whether the draft has what the plan at hand has decided."""
     other: Ints
     """[slots] another completion."""
     price: Floats
@@ -205,7 +212,7 @@ def _price_anew(compiled, value, scratch, out):
 @borrowing(void(COMPILED, KNOWN, int64[::1], SCRATCH, float64[::1]), inner=True)
 def _price(compiled, known, value, scratch, out):
     """Writes seconds and overflow of a complete plan, [slots], whose skeleton is set and whose signatures are picked,
-    into `out`, [2], and counts it.
+    into `out`, [2].
 
     Of the completions behind a decision, one or two were priced behind the decision before: the cache has these.
     """
@@ -214,24 +221,10 @@ def _price(compiled, known, value, scratch, out):
     for kind in range(draft.hashes.shape[0]):
         one, two = mix(one, two, draft.hashes[kind, 0])
         one, two = mix(one, two, draft.hashes[kind, 1])
-    one |= 1
-    place = two & (REMEMBERED_PLANS - 1)
-    keys, price = cache.plans[place], cache.prices[place]
-    if keys[0] != one or keys[1] != two:
-        _price_anew(compiled, value, scratch, price)
-        keys[0], keys[1] = one, two
-    out[0] = price[0] * correction(known.corrections, value)
-    out[1] = price[1]
-    known.priced[0] += 1
-
-
-@borrowing(void(KNOWN, int64, int64[::1], float64[::1]), inner=True)
-def _keep(known, number, value, price):
-    """Keeps a completion, [slots], with its price, [2], if it is the fastest of its plan that fits."""
-    if price[1] <= 0.0 and price[0] < known.best_s[number]:
-        known.best_s[number] = price[0]
-        for slot in range(value.shape[0]):
-            known.best_values[number, slot] = value[slot]
+    if not recall(cache, one, two, out):
+        _price_anew(compiled, value, scratch, out)
+        remember(cache, one, two, out)
+    out[0] *= correction(known.corrections, value)
 
 
 @borrowing(boolean(int64[::1], int64[::1], int64, int64), inner=True)
@@ -250,48 +243,137 @@ def _goal(episodes, known, number, follows, goes_on):
     return Goal(known.flow, known.values[plan], known.meshes[plan], episodes.asked[number], decided, goes_on)
 
 
-@borrowing(void(COMPILED, EPISODES, KNOWN, int64, int64, SCRATCH), inner=True)
-def _complete(compiled, episodes, known, number, place, scratch):
-    """Prices the completion that follows the known plans behind one legal value, and writes it into `Scratch.values`.
+@borrowing(types.UniTuple(int64, 2)(EPISODES, KNOWN, int64, int64, int64, boolean), inner=True)
+def _hashes(episodes, known, number, place, follows, goes_on):
+    """Two hashes of all that the completion behind one legal value depends on; the arguments are those of `_write`."""
+    plan = follows if follows >= 0 else known.agreeing[number, 0]
+    one, two = mix(episodes.hashes[number, 0], episodes.hashes[number, 1], episodes.legal[number, place])
+    one, two = mix(one, two, known.hashes[plan, 0])
+    one, two = mix(one, two, known.hashes[plan, 1])
+    return mix(one, two, episodes.asks[number]) if goes_on else (one, two)
+
+
+@borrowing(boolean(EPISODES, KNOWN, int64, int64), inner=True)
+def _is_known(episodes, known, number, follows):
+    """Whether a known plan, if `follows` is one, is itself the completion of a plan that agrees with it."""
+    # Another plan may have taken the place of one that agreed when this plan was begun.
+    slot = episodes.position[number]
+    return (
+        follows >= 0 and known.is_known[number] and _is_alike(known.values[follows], episodes.values[number], 0, slot)
+    )
+
+
+@borrowing(void(COMPILED, EPISODES, int64, SCRATCH), inner=True)
+def _prepare(compiled, episodes, number, scratch):
+    """Gives the draft the layout of a plan and its decided signatures, unless it has them."""
+    space, slot, draft = compiled.space, episodes.position[number], scratch.workspace.draft
+    if not scratch.is_ready[0]:
+        scratch.is_ready[0] = True
+        decide_stages(space, episodes.values[number], slot, draft.layout)
+        if slot >= space.first.signature:
+            _set_skeleton(space, episodes.values[number], scratch)
+            for j in range(space.first.signature, slot):
+                decide(space, episodes.values[number], j, draft)
+
+
+@borrowing(void(COMPILED, EPISODES, KNOWN, int64, int64, boolean, SCRATCH), inner=True)
+def _write(compiled, episodes, known, number, place, goes_on, scratch):
+    """Writes the completion behind one legal value into `Scratch.other` if it goes on likewise, else into
+    `Scratch.values`; the draft then has its skeleton and signatures, unless it is a known plan.
 
     Args:
+        number: number of the plan.
         place: index of the value among the legal ones.
-        scratch: with the layout that the decided slots have.
+        goes_on: whether it goes on as the decisions before do.
     """
-    space, draft = compiled.space, scratch.workspace.draft
-    slot, value = episodes.position[number], scratch.values[place]
+    space, draft, slot = compiled.space, scratch.workspace.draft, episodes.position[number]
+    follows, value = scratch.best[place], scratch.other if goes_on else scratch.values[place]
     for j in range(slot):
         value[j] = episodes.values[number, j]
-    follows, out = scratch.best[place], known.completed[number, place]
-    # Another plan may have taken the place of one that agreed when this plan was begun.
-    if follows >= 0 and known.is_known[number] and _is_alike(known.values[follows], value, 0, slot):
-        for j in range(slot, value.shape[0]):
-            value[j] = known.values[follows, j]
+    if not goes_on:
+        scratch.is_written[place] = True
+        if _is_known(episodes, known, number, follows):
+            for j in range(slot, value.shape[0]):
+                value[j] = known.values[follows, j]
+            return
+    _prepare(compiled, episodes, number, scratch)
+    goal = _goal(episodes, known, number, follows, goes_on)
+    value[slot] = episodes.legal[number, place]
+    if slot < space.first.signature:
+        _complete_skeleton(compiled, goal, draft, value)
+        _set_skeleton(space, value, scratch)
+    _complete_signatures(compiled, goal, draft, value)
+
+
+@borrowing(void(KNOWN, int64, int64[::1], float64), inner=True)
+def _keep(known, number, value, seconds):
+    """Keeps a completion, [slots], as the fastest of its plan that fits."""
+    known.best_s[number] = seconds
+    for slot in range(value.shape[0]):
+        known.best_values[number, slot] = value[slot]
+
+
+@borrowing(boolean(KNOWN, int64, float64[::1]), inner=True)
+def _is_best(known, number, price):
+    """Whether a completion with a price, [2], is the fastest of its plan that fits."""
+    return price[1] <= 0.0 and price[0] < known.best_s[number]
+
+
+@borrowing(void(COMPILED, EPISODES, KNOWN, int64, int64, SCRATCH), inner=True)
+def _complete(compiled, episodes, known, number, place, scratch):
+    """Prices the completion that follows the known plans behind one legal value, which has the index `place`."""
+    follows, out, is_corrected = scratch.best[place], known.completed[number, place], known.corrections.num_tried[0] > 0
+    scratch.is_written[place] = False
+    if _is_known(episodes, known, number, follows):
         out[0], out[1] = known.prices[follows, 0], known.prices[follows, 1]
     else:
-        goal = _goal(episodes, known, number, follows, False)
-        value[slot] = episodes.legal[number, place]
-        if slot < space.first.signature:
-            _complete_skeleton(compiled, goal, draft, value)
-            _set_skeleton(space, value, scratch)
-        _complete_signatures(compiled, goal, draft, value)
-        _price(compiled, known, value, scratch, out)
-    _keep(known, number, value, out)
+        known.priced[0] += 1
+        one, two = _hashes(episodes, known, number, place, follows, False)
+        if is_corrected or not recall(compiled.cache, one, two, out):
+            _write(compiled, episodes, known, number, place, False, scratch)
+            _price(compiled, known, scratch.values[place], scratch, out)
+            if not is_corrected:
+                remember(compiled.cache, one, two, out)
+    if _is_best(known, number, out):
+        if not scratch.is_written[place]:
+            _write(compiled, episodes, known, number, place, False, scratch)
+        _keep(known, number, scratch.values[place], out[0])
+
+
+@borrowing(boolean(COMPILED, EPISODES, KNOWN, int64, int64, SCRATCH), inner=True)
+def _price_likewise(compiled, episodes, known, number, place, scratch):
+    """Writes the completion that goes on likewise into `Scratch.other` and its price into `Scratch.price`; returns
+    False where it is the one that follows the known plans. The arguments are those of `_complete`."""
+    value, other, slot = scratch.values[place], scratch.other, episodes.position[number]
+    if not scratch.is_written[place]:
+        _write(compiled, episodes, known, number, place, False, scratch)
+    _write(compiled, episodes, known, number, place, True, scratch)
+    if _is_alike(value, other, slot + 1, value.shape[0]):
+        return False
+    _price(compiled, known, other, scratch, scratch.price)
+    return True
 
 
 @borrowing(void(COMPILED, EPISODES, KNOWN, int64, int64, SCRATCH), inner=True)
 def _go_on(compiled, episodes, known, number, place, scratch):
     """Prices the completion that goes on likewise behind one legal value of a signature, where it is another one than
-    in `Scratch.values`; it counts where it is better. The arguments are those of `_complete`."""
-    slot, value, other, price = episodes.position[number], scratch.values[place], scratch.other, scratch.price
-    follows, out = scratch.best[place], known.completed[number, place]
-    goal = _goal(episodes, known, number, follows, True)
-    other[slot] = episodes.legal[number, place]
-    _complete_signatures(compiled, goal, scratch.workspace.draft, other)
-    if _is_alike(value, other, slot + 1, value.shape[0]):
+    that of `_complete`; it counts where it is better. The arguments are those of `_complete`."""
+    follows, out, price = scratch.best[place], known.completed[number, place], scratch.price
+    is_written, is_corrected = False, known.corrections.num_tried[0] > 0
+    one, two = _hashes(episodes, known, number, place, follows, True)
+    if is_corrected or not recall(compiled.cache, one, two, price):
+        is_written = True
+        if not _price_likewise(compiled, episodes, known, number, place, scratch):
+            price[0] = NOT_ANOTHER
+        if not is_corrected:
+            remember(compiled.cache, one, two, price)
+    if price[0] == NOT_ANOTHER:
         return
-    _price(compiled, known, other, scratch, price)
-    _keep(known, number, other, price)
+    known.priced[0] += 1
+    if _is_best(known, number, price):
+        if not is_written:
+            _write(compiled, episodes, known, number, place, True, scratch)
+        _keep(known, number, scratch.other, price[0])
     if worth(price[0], price[1], known.reference_s) < worth(out[0], out[1], known.reference_s):
         out[0], out[1] = price[0], price[1]
 
@@ -299,22 +381,16 @@ def _go_on(compiled, episodes, known, number, place, scratch):
 @borrowing(void(COMPILED, EPISODES, KNOWN, int64, SCRATCH), inner=True)
 def _complete_one(compiled, episodes, known, number, scratch):
     """Prices the completions behind every legal value of the slot to decide of one plan; see `complete_many`."""
-    space, slot, worths = compiled.space, episodes.position[number], known.worth[number]
+    slot, worths = episodes.position[number], known.worth[number]
     compare(episodes, known, number)
     find_best(episodes, known, number, scratch.places, scratch.best)
-    decide_stages(space, episodes.values[number], slot, scratch.workspace.draft.layout)
-    if slot >= space.first.signature:
-        _set_skeleton(space, episodes.values[number], scratch)
-        for j in range(space.first.signature, slot):
-            decide(space, episodes.values[number], j, scratch.workspace.draft)
+    scratch.is_ready[0] = False
     preferred = known.values[known.agreeing[number, 0], slot]
     known.least[number] = np.inf
     for i in range(episodes.offered[number]):
         known.is_followed[number, i] = episodes.legal[number, i] == preferred
         _complete(compiled, episodes, known, number, i, scratch)
-    if slot >= space.first.signature:
-        for j in range(slot):
-            scratch.other[j] = episodes.values[number, j]
+    if slot >= compiled.space.first.signature:
         # Behind each other, plans have more in common if all of them go on likewise.
         for i in range(episodes.offered[number]):
             _go_on(compiled, episodes, known, number, i, scratch)
@@ -347,6 +423,8 @@ def complete_many(compiled, episodes, known, actions):
     scratch = Scratch(
         workspace=workspace,
         values=np.empty((episodes.legal.shape[1], num_slots), np.int64),
+        is_written=np.empty(episodes.legal.shape[1], np.bool_),
+        is_ready=np.empty(1, np.bool_),
         other=np.empty(num_slots, np.int64),
         price=np.empty(2),
         hashes=np.empty_like(workspace.draft.hashes),

@@ -16,6 +16,7 @@ from automap.bounds.kernels.corrections import CorrectionArrays
 from automap.bounds.kernels.step_many import BEGIN, EPISODES, WAIT
 from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Floats, Floats2, Floats3, Ints, Ints2, Mask, Mask2, tuple_type
+from automap.price.kernels.hashes import SEEDS, mix
 from automap.space.group_flow import GroupFlow
 from automap.space.kernels.layout import LAYOUT, decide_stages, new_layout
 from automap.space.kernels.records import SPACE
@@ -42,6 +43,8 @@ class KnownArrays(NamedTuple):
     """[slots, room] the same: to compare plans with a decision is to read one row."""
     meshes: Ints2
     """[room, 2] `Layout.hashes` of each known plan."""
+    hashes: Ints2
+    """[room, 2] two hashes of all values of each known plan."""
     prices: Floats2
     """[room, 2] seconds and overflow of each known plan."""
     order: Ints
@@ -102,17 +105,22 @@ def worth_many(prices, reference_s, out):
         out[plan] = worth(prices[plan, 0], prices[plan, 1], reference_s)
 
 
-@borrowing(void(SPACE, int64[:, ::1], int64[:, ::1], LAYOUT), inner=True)
-def _hash_all(space, values, out, layout):
-    for plan in range(out.shape[0]):
+@borrowing(void(SPACE, int64[:, ::1], int64[:, ::1], int64[:, ::1], LAYOUT), inner=True)
+def _hash_all(space, values, meshes, hashes, layout):
+    for plan in range(values.shape[0]):
         decide_stages(space, values[plan], space.first.cut, layout)
-        out[plan, 0], out[plan, 1] = layout.hashes[0], layout.hashes[1]
+        meshes[plan, 0], meshes[plan, 1] = layout.hashes[0], layout.hashes[1]
+        one, two = SEEDS
+        for slot in range(values.shape[1]):
+            one, two = mix(one, two, values[plan, slot])
+        hashes[plan, 0], hashes[plan, 1] = one, two
 
 
-@kernel(void(SPACE, int64[:, ::1], int64[:, ::1]))
-def mesh_hashes(space, values, out):
-    """Writes `Layout.hashes` of plans, [n, slots], into `out`, [n, 2]."""
-    _hash_all(space, values, out, new_layout(space))
+@kernel(void(SPACE, int64[:, ::1], int64[:, ::1], int64[:, ::1]))
+def hash_plans(space, values, meshes, hashes):
+    """Writes `Layout.hashes` of plans, [n, slots], into `meshes`, and two hashes of all values into `hashes`, both
+    [n, 2]."""
+    _hash_all(space, values, meshes, hashes, new_layout(space))
 
 
 @borrowing(void(KNOWN, int64, int64, int64), inner=True)

@@ -16,10 +16,12 @@ from numba import boolean, float64, int64, void
 from automap.bounds.kernels.unit_lower_bounds import pick_forced
 from automap.jit import borrowing, kernel
 from automap.price.kernels.array_types import Floats2, Floats3, Ints, Ints2, Mask2, tuple_type
+from automap.price.kernels.hashes import SEEDS, mix
 from automap.price.kernels.memory import in_flight, makes_gradients
 from automap.schedule import ZB1P, ZB2P
 from automap.space.kernels.cuts import nth_cut
 from automap.space.kernels.draft import DRAFT, pick, pick_all
+from automap.space.kernels.known_prices import recall, remember
 from automap.space.kernels.layout import cut_window, decide_stages
 from automap.space.kernels.masks import shape_node
 from automap.space.kernels.price_one import cost_rows, finish, price_one
@@ -29,8 +31,8 @@ from automap.space.kernels.workspace import WORKSPACE, new_workspace, set_rows
 
 BEGIN, WAIT = -1, -2
 """Actions that decide nothing: begin a new plan; leave the plan as it is."""
-
-
+STALE, PRICE = -1, -2
+"""In place of a next value, in hashes under which bounds are remembered: none is decided; no slot is left."""
 FEWEST_CUTS = 8
 """Number of ends that are offered for a chunk at least, if it has that many, however long the pipeline is."""
 
@@ -68,6 +70,10 @@ class EpisodeArrays(NamedTuple):
     """[episodes, slots] values, decided before `position`."""
     position: Ints
     """[episodes] slot to decide; the number of slots where a plan is complete."""
+    hashes: Ints2
+    """[episodes, 2] two hashes of the decided values."""
+    asks: Ints
+    """[episodes] hash of `asked` when the plan was begun."""
     bound: Floats2
     """[episodes, 2] seconds and overflow that no completion is below; of a complete plan its price."""
     legal: Ints2
@@ -207,27 +213,22 @@ def _offer(compiled, episodes, number, slot, draft):
     return found
 
 
-@borrowing(void(COMPILED, LOWER_BOUNDS, EPISODES, int64, int64, WORKSPACE), inner=True)
-def _look_at_cuts(compiled, bounds, episodes, number, slot, workspace):
-    """Bounds what follows each end of a chunk."""
-    space, layout, ahead = compiled.space, workspace.draft.layout, episodes.action_bounds[number]
-    chunk, num_chunks, num_ranks = slot - space.first.cut, layout.frame[0].num_chunks, layout.frame[0].num_ranks
-    _find_least(space, bounds, episodes.values[number], workspace)
-    workspace.rest[:] = 0.0
-    if num_chunks == num_ranks:
-        _find_rest(bounds, workspace, chunk + 1)
+@borrowing(void(SPACE, LOWER_BOUNDS, int64, int64, WORKSPACE, float64[::1]), inner=True)
+def _look_at_cut(space, bounds, slot, cut, workspace, out):
+    """Bounds what follows one end of a chunk, value `cut` of a slot; writes seconds and overflow, [2], into `out`."""
+    layout = workspace.draft.layout
+    chunk, num_chunks = slot - space.first.cut, layout.frame[0].num_chunks
     start, low, high = cut_window(space, chunk, layout)
-    for i in range(episodes.offered[number]):
-        end = nth_cut(space.weight, start, low, high, layout.shares[chunk], episodes.legal[number, i])
-        layout.ends[chunk] = end
-        known = chunk + 1
-        over = _memory_bound(space, bounds, workspace, chunk)
-        if chunk == num_chunks - 2:
-            known = num_chunks
-            over = max(over, _memory_bound(space, bounds, workspace, chunk + 1))
-        ahead[i, 0] = _pipeline_bound(space, bounds, workspace, known)
-        ahead[i, 0] = max(ahead[i, 0], layout.frame[0].num_micro_batches * workspace.rest[end])
-        ahead[i, 1] = over
+    end = nth_cut(space.weight, start, low, high, layout.shares[chunk], cut)
+    layout.ends[chunk] = end
+    known = chunk + 1
+    over = _memory_bound(space, bounds, workspace, chunk)
+    if chunk == num_chunks - 2:
+        known = num_chunks
+        over = max(over, _memory_bound(space, bounds, workspace, chunk + 1))
+    seconds = _pipeline_bound(space, bounds, workspace, known)
+    out[0] = max(seconds, layout.frame[0].num_micro_batches * workspace.rest[end])
+    out[1] = over
 
 
 @borrowing(void(COMPILED, int64[::1], int64, int64, WORKSPACE, float64[::1]), inner=True)
@@ -253,38 +254,80 @@ def _look_at_level(compiled, value, slot, level, workspace, out):
     out[0], out[1] = seconds, over
 
 
-@borrowing(void(COMPILED, LOWER_BOUNDS, EPISODES, int64, int64, WORKSPACE), inner=True)
-def _look(compiled, bounds, episodes, number, slot, workspace):
-    """Writes the bounds behind the legal values of a slot into `episodes.action_bounds`."""
+@borrowing(void(COMPILED, LOWER_BOUNDS, int64[::1], int64, WORKSPACE), inner=True)
+def _prepare(compiled, bounds, value, slot, workspace):
+    """Makes a workspace with the layout of a partial plan ready for `_look_behind`.
+
+    Args:
+        value: [slots], those before `slot` are decided; the others are scratch.
+        slot: the slot to decide, or the number of slots.
+    """
+    space, frame = compiled.space, workspace.draft.layout.frame[0]
+    if slot < space.first.recompute:
+        _find_least(space, bounds, value, workspace)
+        workspace.rest[:] = 0.0
+        if frame.num_chunks == frame.num_ranks:
+            _find_rest(bounds, workspace, slot - space.first.cut + 1)
+    elif slot < space.first.zero:
+        pick_forced(compiled, workspace.draft)
+    elif slot == space.first.zero:
+        value[slot] = 0
+        set_rows(space, value, workspace)
+        pick_forced(compiled, workspace.draft)
+        cost_rows(compiled, -1, workspace)
+    else:
+        set_rows(space, value, workspace)
+        pick_all(space, value, slot, workspace.draft)
+        if slot < value.shape[0]:
+            cost_rows(compiled, -1, workspace)
+
+
+@borrowing(void(COMPILED, LOWER_BOUNDS, int64[::1], int64, int64, WORKSPACE, float64[::1]), inner=True)
+def _look_behind(compiled, bounds, value, slot, chosen, workspace, out):
+    """Bounds what follows one value of a slot; the workspace is prepared.
+
+    Args:
+        value: [slots], those before `slot` are decided; the others are scratch.
+        chosen: the value of the slot.
+        out: [2] seconds, overflow; written.
+    """
+    space = compiled.space
+    if slot < space.first.recompute:
+        _look_at_cut(space, bounds, slot, chosen, workspace, out)
+    elif slot < space.first.zero:
+        _look_at_level(compiled, value, slot, chosen, workspace, out)
+    elif slot == space.first.zero:
+        workspace.settings[0].zero_stage = chosen
+        finish(compiled, workspace, False, out)
+    else:
+        group, axis = divmod(slot - space.first.signature, workspace.incoming.shape[0])
+        pick(space, group, axis, chosen, workspace.draft)
+        cost_rows(compiled, workspace.draft.types[group], workspace)
+        finish(compiled, workspace, False, out)
+
+
+@borrowing(void(COMPILED, LOWER_BOUNDS, EPISODES, int64, int64, boolean, WORKSPACE), inner=True)
+def _look(compiled, bounds, episodes, number, slot, is_ready, workspace):
+    """Writes the bounds behind the legal values of a slot into `episodes.action_bounds`; `is_ready` says whether the
+    workspace is prepared, see `_prepare`."""
     space, first, value = compiled.space, compiled.space.first, episodes.values[number]
     legal, ahead, bound = episodes.legal[number], episodes.action_bounds[number], episodes.bound[number]
-    count = episodes.offered[number]
+    count, hashes = episodes.offered[number], episodes.hashes[number]
     if slot < first.schedule:
         child = space.shape_nodes[shape_node(space, value, slot)].first_child
         for i in range(count):
             while space.shape_nodes[child].value != legal[i]:
                 child += 1
             ahead[i, 0], ahead[i, 1] = bounds.nodes[child, 0], bounds.nodes[child, 1]
-    elif first.cut <= slot < first.recompute:
-        _look_at_cuts(compiled, bounds, episodes, number, slot, workspace)
-    elif first.recompute <= slot < first.zero:
-        pick_forced(compiled, workspace.draft)
+    elif first.cut <= slot:
         for i in range(count):
-            _look_at_level(compiled, value, slot, legal[i], workspace, ahead[i])
-    elif slot == first.zero:
-        value[slot] = 0
-        set_rows(space, value, workspace)
-        pick_forced(compiled, workspace.draft)
-        cost_rows(compiled, -1, workspace)
-        for i in range(count):
-            workspace.settings[0].zero_stage = legal[i]
-            finish(compiled, workspace, False, ahead[i])
-    elif slot >= first.signature:
-        group, axis = divmod(slot - first.signature, workspace.incoming.shape[0])
-        for i in range(count):
-            pick(space, group, axis, legal[i], workspace.draft)
-            cost_rows(compiled, workspace.draft.types[group], workspace)
-            finish(compiled, workspace, False, ahead[i])
+            one, two = mix(hashes[0], hashes[1], legal[i])
+            if not recall(compiled.cache, one, two, ahead[i]):
+                if not is_ready:
+                    _prepare(compiled, bounds, value, slot, workspace)
+                    is_ready = True
+                _look_behind(compiled, bounds, value, slot, legal[i], workspace, ahead[i])
+                remember(compiled.cache, one, two, ahead[i])
     else:
         # Nothing sharper is known behind the other kinds.
         for i in range(count):
@@ -296,9 +339,10 @@ def _look(compiled, bounds, episodes, number, slot, workspace):
 @borrowing(void(SPACE, LOWER_BOUNDS, EPISODES, int64, int64), inner=True)
 def _accept(space, bounds, episodes, number, picked):
     """Decides the next slot; behind a shape's values the bound is that of the node where they lead."""
-    slot = episodes.position[number]
+    slot, hashes = episodes.position[number], episodes.hashes[number]
     episodes.values[number, slot] = picked
     episodes.position[number] = slot + 1
+    hashes[0], hashes[1] = mix(hashes[0], hashes[1], picked)
     if slot < space.first.schedule:
         node = shape_node(space, episodes.values[number], slot + 1)
         _tighten(episodes.bound[number], bounds.nodes[node, 0], bounds.nodes[node, 1])
@@ -328,7 +372,13 @@ def _take(space, bounds, episodes, number, action):
     """Takes an action; returns whether the plan goes on."""
     bound = episodes.bound[number]
     if action == BEGIN:
+        hashes, asked = episodes.hashes[number], episodes.asked[number]
         episodes.position[number] = 0
+        one, two = SEEDS
+        hashes[0], hashes[1] = one, two
+        for slot in range(asked.shape[0]):
+            one, two = mix(one, two, int64(asked[slot]))
+        episodes.asks[number] = one ^ two
         bound[0], bound[1] = bounds.nodes[0, 0], bounds.nodes[0, 1]
     elif action == WAIT or episodes.position[number] == episodes.values.shape[1]:
         return False
@@ -344,17 +394,20 @@ def _take(space, bounds, episodes, number, action):
 def _advance(compiled, bounds, episodes, number, workspace):
     """Fills in what is forced or not asked, and looks at the values of the first slot that is asked."""
     space, value, bound = compiled.space, episodes.values[number], episodes.bound[number]
-    first = space.first
+    first, hashes = space.first, episodes.hashes[number]
     begin = episodes.position[number]
     decide_stages(space, value, begin, workspace.draft.layout)
+    # What is legal for a signature depends on those of its own group alone.
+    for slot in range(begin - max(0, begin - first.signature) % space.obeys.shape[0], begin):
+        decide(space, value, slot, workspace.draft)
     is_ready, is_stale = False, False
     for slot in range(begin, value.shape[0] + 1):
-        if slot >= first.signature and not is_ready:
-            is_ready = True
-            set_rows(space, value, workspace)
-            pick_all(space, value, slot, workspace.draft)
         if slot == value.shape[0]:
-            price_one(compiled, value, workspace, True, bound)
+            one, two = mix(hashes[0], hashes[1], PRICE)
+            if not recall(compiled.cache, one, two, bound):
+                _prepare(compiled, bounds, value, slot, workspace)
+                price_one(compiled, value, workspace, True, bound)
+                remember(compiled.cache, one, two, bound)
             return
         count = _offer(compiled, episodes, number, slot, workspace.draft)
         if count > 1 and episodes.asked[number, slot]:
@@ -364,12 +417,15 @@ def _advance(compiled, bounds, episodes, number, workspace):
         decide(space, value, slot, workspace.draft)
         is_stale = is_stale or slot >= first.zero
     episodes.offered[number] = count
-    if slot >= first.signature:
-        cost_rows(compiled, -1, workspace)
-        if is_stale:
+    if slot >= first.signature and is_stale:
+        one, two = mix(hashes[0], hashes[1], STALE)
+        if not recall(compiled.cache, one, two, workspace.seen):
+            _prepare(compiled, bounds, value, slot, workspace)
+            is_ready = True
             finish(compiled, workspace, False, workspace.seen)
-            _tighten(bound, workspace.seen[0], workspace.seen[1])
-    _look(compiled, bounds, episodes, number, slot, workspace)
+            remember(compiled.cache, one, two, workspace.seen)
+        _tighten(bound, workspace.seen[0], workspace.seen[1])
+    _look(compiled, bounds, episodes, number, slot, is_ready, workspace)
 
 
 @borrowing(void(COMPILED, LOWER_BOUNDS, EPISODES, int64[::1], WORKSPACE), inner=True)

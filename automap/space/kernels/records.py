@@ -246,9 +246,9 @@ class UnitCache(NamedTuple):
     legal: Ints2
     """[REMEMBERED_LEGAL, 3] hashes of a linkage group on meshes of stages; legal signatures there, as bits."""
     plans: Ints2
-    """[REMEMBERED_PLANS, 2] hashes of a plan; zeros where there is nothing."""
+    """[REMEMBERED_PLANS, 2] hashes of a plan, or of a partial one; zeros where there is nothing."""
     prices: Floats2
-    """[REMEMBERED_PLANS, 2] seconds and overflow of the plan."""
+    """[REMEMBERED_PLANS, 2] seconds and overflow of the plan, or bounds of the partial one."""
 
 
 UNIT_CACHE = tuple_type(UnitCache)

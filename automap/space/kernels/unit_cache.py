@@ -12,8 +12,8 @@ REMEMBERED = 1 << 14
 """Units in a cache, 3 MB of costs; a power of two, as the others."""
 REMEMBERED_LEGAL = 1 << 17
 """Groups on meshes in a cache, 3 MB (assumed): mixtral-8x7b on 32 devices has far more than 2^14 of them."""
-REMEMBERED_PLANS = 1 << 15
-"""Plans in a cache, 1 MB (assumed)."""
+REMEMBERED_PLANS = 1 << 17
+"""Plans and partial plans in a cache, 4 MB (assumed): 256 episodes come to some 5,000 of them with each decision."""
 REMEMBERED_OPERATORS = 1 << 13
 """Products in a cache, 4 MB (assumed)."""
 BITS = 62

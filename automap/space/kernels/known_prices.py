@@ -1,0 +1,29 @@
+"""Prices and bounds that were worked out before, found by two hashes of all that they depend on; all compiled.
+
+Whoever decides many plans comes to the same partial plans again and again: what is known of one is then read.
+"""
+
+from __future__ import annotations
+
+from numba import boolean, float64, int64, void
+
+from automap.jit import borrowing
+from automap.space.kernels.records import UNIT_CACHE
+
+
+@borrowing(boolean(UNIT_CACHE, int64, int64, float64[::1]), inner=True)
+def recall(cache, one, two, out):
+    """Writes seconds and overflow, [2], that `remember` took under two hashes; returns whether it did."""
+    place = two & (cache.plans.shape[0] - 1)
+    if cache.plans[place, 0] != one | 1 or cache.plans[place, 1] != two:
+        return False
+    out[0], out[1] = cache.prices[place, 0], cache.prices[place, 1]
+    return True
+
+
+@borrowing(void(UNIT_CACHE, int64, int64, float64[::1]), inner=True)
+def remember(cache, one, two, price):
+    """Keeps seconds and overflow, [2], under two hashes, in the place of an earlier pair."""
+    place = two & (cache.plans.shape[0] - 1)
+    cache.plans[place, 0], cache.plans[place, 1] = one | 1, two
+    cache.prices[place, 0], cache.prices[place, 1] = price[0], price[1]
