@@ -34,7 +34,7 @@ from ir.onnx.rewrites.exporter_quirks import folded_parameters, mark_weights, se
 from ir.onnx.rewrites.folded_norms import restored_norms, seem_folded
 from ir.onnx.rewrites.folded_products import folded_products, folded_sources, lost_layers
 from ir.onnx.rewrites.masked_writes import chosen_by_masks
-from ir.onnx.rewrites.quantisation import in_floats
+from ir.onnx.rewrites.quantisation import dequantised, in_floats
 from ir.onnx.rewrites.repeated_samples import note_periods
 from ir.onnx.rewrites.stored_bands import stored_bands
 from ir.onnx.rewrites.stored_rows import stored_rows
@@ -69,7 +69,9 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
     inputs = _inputs(graph, stored)
     marked = _is_marked(inputs, stored)
     read = needed(reader.nodes, [v.name for v in graph.output])
+    tensors |= dequantised(read, tensors) if needs_values else {}
     nodes, warnings = in_floats(standard(read), stored, marked=marked)
+    nodes = needed(nodes, [v.name for v in graph.output])
     if needs_values:
         note_periods(nodes, stored, {name: tensors[name] for name in unmarked & stored.keys()})
     if not marked:

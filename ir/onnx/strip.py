@@ -45,14 +45,16 @@ from ir.onnx.readers.nodes import (
     SCOPE_KEY,
     TURNED_KEY,
     UNREAD_KEY,
+    Node,
     has_data,
 )
 from ir.onnx.readers.roles import roles_without_metadata, stored_role
 from ir.onnx.readers.stated_costs import COST_KEYS
 from ir.onnx.rewrites.computed_tables import computed_tables
-from ir.onnx.rewrites.equal_weights import tables_and_heads
+from ir.onnx.rewrites.equal_weights import rounded_table, tables_and_heads
 from ir.onnx.rewrites.exporter_quirks import content, is_filled
 from ir.onnx.rewrites.folded_products import folded_sources, rank_of
+from ir.onnx.rewrites.quantisation import dequantised
 from ir.onnx.rewrites.repeated_samples import periods
 from ir.onnx.rewrites.stored_bands import band_of, stated
 from ir.onnx.rewrites.stored_rows import READERS, rows_of
@@ -229,36 +231,41 @@ def _compare(model: Any) -> None:
         band = None if _is_external(tensor) else band_of(tensor)
         if band is not None and has_data(tensor):
             tensor.metadata_props.add(key=BAND_KEY, value=stated(band))
-    weights = [t for t in model.graph.initializer if has_data(t) and not _is_external(t) and t.data_type in FLOATS]
-    reads = [(node.op_type, i, name) for node in model.graph.node for i, name in enumerate(node.input)]
-    tables, heads = tables_and_heads(reads, {t.name: tuple(t.dims) for t in weights})
+    held = {t.name: t for t in model.graph.initializer if has_data(t) and not _is_external(t)}
+    nodes = [
+        Node(n.op_type, list(n.input), list(n.output), {a.name: a.i for a in n.attribute}) for n in model.graph.node
+    ]
+    floats = {name: t for name, t in held.items() if t.data_type in FLOATS} | dequantised(nodes, held)
+    same = {n.outputs[0]: n.inputs[0] for n in nodes if n.kind == "DequantizeLinear" and n.inputs[0] in floats}
+    reads = [(node.kind, i, same.get(name, name)) for node in nodes for i, name in enumerate(node.inputs)]
+    tables, heads = tables_and_heads(reads, {name: tuple(t.dims) for name, t in floats.items()})
     is_pytorch = model.producer_name == PYTORCH
-    computed = computed_tables(reads, {t.name: t for t in weights})
+    computed = computed_tables(reads, floats)
     added = {name for kind, _, name in reads if kind in READERS}
     folded = folded_sources(model.graph.value_info)
     numbers: dict[object, int] = {}
-    for tensor in weights:
+    for name, tensor in floats.items():
+        noted = held[name].metadata_props
         if (found := periods(tensor)) != tuple(tensor.dims)[: len(found)]:
-            tensor.metadata_props.add(key=REPEATS_KEY, value=" ".join(map(str, found)))
-        if tensor.name in computed:
-            tensor.metadata_props.add(key=COMPUTED_KEY, value="1")
-        elif tensor.name in added and (rows := rows_of(tensor)):
-            tensor.metadata_props.add(key=ROWS_KEY, value=str(rows))
-        if tensor.name in folded and (rank := rank_of(tensor)):
-            tensor.metadata_props.add(key=RANK_KEY, value=str(rank))
-        if (is_pytorch or len(tensor.dims) == 1 or tensor.name in tables) and is_filled(tensor):
-            tensor.metadata_props.add(key=FILLED_KEY, value="1")
-        elif tensor.name in tables | heads or (
-            is_pytorch and tensor.name.startswith("onnx::") and len(tensor.dims) > 1
-        ):
-            same = numbers.setdefault(content(tensor), len(numbers))
-            tensor.metadata_props.add(key=CONTENT_KEY, value=str(same))
-    for tensor in weights if numbers else ():
-        is_turned = tensor.name in tables or (is_pytorch and not tensor.name.startswith("onnx::"))
+            noted.add(key=REPEATS_KEY, value=" ".join(map(str, found)))
+        if name in computed:
+            noted.add(key=COMPUTED_KEY, value="1")
+        elif name in added and (rows := rows_of(tensor)):
+            noted.add(key=ROWS_KEY, value=str(rows))
+        if name in folded and (rank := rank_of(tensor)):
+            noted.add(key=RANK_KEY, value=str(rank))
+        if (is_pytorch or len(tensor.dims) == 1 or name in tables) and is_filled(tensor):
+            noted.add(key=FILLED_KEY, value="1")
+        elif name in tables | heads or (is_pytorch and name.startswith("onnx::") and len(tensor.dims) > 1):
+            table, turned = (rounded_table(name, tables, floats) if name in heads else None) or (name, False)
+            number = numbers.setdefault(content(floats[table], turned=turned), len(numbers))
+            noted.add(key=CONTENT_KEY, value=str(number))
+    for name, tensor in floats.items() if numbers else ():
+        is_turned = name in tables or (is_pytorch and not name.startswith("onnx::"))
         if is_turned and len(tensor.dims) == 2 and not is_filled(tensor):
-            turned = numbers.get(content(tensor, turned=True))
-            if turned is not None:
-                tensor.metadata_props.add(key=TURNED_KEY, value=str(turned))
+            other = numbers.get(content(tensor, turned=True))
+            if other is not None:
+                held[name].metadata_props.add(key=TURNED_KEY, value=str(other))
 
 
 def _read_small(model: Any, folder: Path) -> dict[str, str]:

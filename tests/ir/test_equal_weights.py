@@ -164,6 +164,60 @@ def test_a_pair_of_rotary_tables_is_no_parameter():
     assert both(file(nodes, {**held, "sin": np.sin(angles + 1)[None]})).num_parameters == 64 + 2 * 48
 
 
+def quantised(data, *, symmetric):
+    """The file with its matrices as integers of 8 bits, as ONNX Runtime stores them: the table's rows are looked up
+    first, and each tensor has a scale of its own, from its range or, if symmetric, from its largest number."""
+    model, made = onnx.load_from_string(data), []
+    for tensor in [t for t in model.graph.initializer if len(t.dims) > 1]:
+        value = numpy_helper.to_array(tensor)
+        low, high = value.min(), value.max()
+        if tensor.name in symmetric:
+            low, high = -max(-low, high), max(-low, high)
+        scale, name = np.float32((high - low) / 254 or 1), tensor.name
+        zero = np.int8(np.clip(-127 - np.round(low / scale), -127, 127))
+        integers = np.clip(np.round(value / scale) + zero, -127, 127).astype(np.int8)
+        tensor.CopyFrom(numpy_helper.from_array(integers, name))
+        for part, number in (("scale", scale), ("zero", zero)):
+            model.graph.initializer.append(numpy_helper.from_array(np.asarray(number), f"{name}.{part}"))
+        reader = next(n for n in model.graph.node if name in n.input)
+        if reader.op_type == "Gather":
+            held, read = f"{reader.output[0]}.q", reader.output[0]
+            reader.output[0] = held
+        else:
+            held, read = name, f"{name}.f"
+            reader.input[list(reader.input).index(name)] = read
+        made.append(node("DequantizeLinear", [held, f"{name}.scale", f"{name}.zero"], [read]))
+    # The table is looked up by the first node.
+    nodes = [model.graph.node[0], *made, *model.graph.node[1:]]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model.SerializeToString()
+
+
+@pytest.mark.parametrize("symmetric", [(), ("head",)], ids=["one rounding", "two roundings"])
+def test_tables_masks_and_tied_heads_of_quantised_files_are_those_of_floats(symmetric):
+    """The embedding is asymmetric, so that a head with a symmetric scale holds other integers and other numbers."""
+    angles = np.concatenate([PLACES, PLACES], -1)
+    table = TABLE + (TABLE > 2)
+    held = {
+        **SQUARE, "table": table, "head": table.T, "cos": np.cos(angles)[None], "sin": np.sin(angles)[None],
+        "mask": np.triu(np.full((6, 6), np.finfo(np.float32).min), 1),
+    }  # fmt: skip
+    nodes = [
+        node("Gather", ["table", "ids"], ["m"]), node("Mul", ["m", "cos"], ["a"]), node("Neg", ["m"], ["b"]),
+        node("Mul", ["b", "sin"], ["c"]), node("Add", ["a", "c"], ["q"]),
+        node("Transpose", ["m"], ["k"], perm=[0, 2, 1]), node("MatMul", ["q", "k"], ["s"]),
+        node("Add", ["s", "mask"], ["t"]), node("Softmax", ["t"], ["p"]),
+        node("MatMul", ["p", "m"], ["v"]), node("MatMul", ["v", "w0"], ["o"]), node("MatMul", ["o", "head"], ["y"]),
+    ]  # fmt: skip
+    data = file(nodes, held, output=("N", 6, 40))
+    graph, floats = both(quantised(data, symmetric=symmetric)), both(data)
+    assert graph.num_parameters == floats.num_parameters == 40 * 8 + 64
+    assert [op.kind for op in graph.operators if op.is_live] == [op.kind for op in floats.operators if op.is_live]
+    other = both(quantised(file(nodes, {**held, "head": table.T[::-1]}, output=("N", 6, 40)), symmetric=symmetric))
+    assert other.num_parameters == 2 * 40 * 8 + 64
+
+
 class Layer(nn.Module):
     def __init__(self, first: nn.Module) -> None:
         super().__init__()

@@ -10,7 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ir.onnx.readers.nodes import Node, Stored
+import numpy as np
+from onnx import numpy_helper
+
+from ir.onnx.readers.nodes import Node, Stored, has_data
 from ir.onnx.readers.roles import MATRIX_POSITIONS, WEIGHT_POSITIONS
 from ir.onnx.rewrites.exporter_quirks import content, is_filled
 
@@ -22,6 +25,9 @@ VECTORS = dict.fromkeys(("Add", "Mul"), (0, 1)) | dict.fromkeys(("Conv", "ConvTr
                  "RMSNormalization", "SimplifiedLayerNormalization")
 }  # fmt: skip
 """Operand positions, by kind, of biases and scales. What other kinds read may be parts of one vector."""
+ROUNDED = 0.4
+"""Largest mean difference of two copies that were rounded apart, as a share of their mean size (assumed: two roundings
+of 100,000 numbers of a normal distribution to 4 bits differ by 0.36, two independent matrices by 1.4)."""
 LOOKED_UP = {"Gather": 0, "EmbedLayerNormalization": 2}
 """Kinds of nodes that look rows up, and the position of the table."""
 
@@ -67,12 +73,39 @@ def tied_heads(nodes: Iterable[Node], stored: dict[str, Stored], tensors: Mappin
                     known[(shape, key)] = (name, turned)
     made = []
     for name in heads if known else ():
-        table = known.get((shapes[name], content(tensors[name])))
+        table = known.get((shapes[name], content(tensors[name]))) or rounded_table(name, tables, tensors)
         if table is not None:
             kind, attributes = ("Transpose", {"perm": (1, 0)}) if table[1] else ("Identity", {})
             made.append(Node(kind, [table[0]], [name], attributes))
             del stored[name]
     return sorted(made, key=lambda node: node.outputs[0])
+
+
+def rounded_table(head: str, tables: Iterable[str], tensors: Mapping[str, Any]) -> tuple[str, bool] | None:
+    """The table that a head is a copy of but for roundings: quantisation rounds the two by scales of their own.
+
+    Args:
+        head: name of the weight of a product.
+        tables: names of the matrices that rows are looked up in.
+        tensors: stored float tensors (protobuf) by name.
+
+    Returns:
+        name of the table, and whether the head is its transpose; None where it is a copy of none.
+    """
+    if not has_data(tensors[head]):
+        return None
+    given = numpy_helper.to_array(tensors[head]).astype(np.float32)
+    for name in sorted(tables):
+        if not has_data(tensors[name]) or is_filled(tensors[name]):
+            continue
+        table = numpy_helper.to_array(tensors[name]).astype(np.float32)
+        for turned in (False, True):
+            other = table.T if turned else table
+            if other.shape == given.shape:
+                apart, size = float(np.abs(other - given).mean()), float(np.abs(given).mean())
+                if apart <= ROUNDED * size:
+                    return name, turned
+    return None
 
 
 def separate_fresh(nodes: list[Node], stored: dict[str, Stored], tensors: Mapping[str, Any]) -> None:

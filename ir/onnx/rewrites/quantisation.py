@@ -8,13 +8,19 @@ with integers have no gradient, and are refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
+
+import numpy as np
+from onnx import numpy_helper
 
 from ir.errors import ModelError, refuse
-from ir.onnx.readers.nodes import DTYPES, Node, Stored
+from ir.onnx.readers.nodes import DTYPES, Node, Stored, has_data
 from ir.onnx.readers.roles import MATRIX_POSITIONS
+from ir.onnx.rewrites.equal_weights import tables_and_heads
+from ir.operators import Value
 
 INTEGER_KINDS = ("QLinear", "MatMulInteger", "ConvInteger", "DynamicQuantizeLinear", "MatMulNBits", "MatMulBnb4",
                  "QAttention", "QGemm", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "MatMulIntegerToFloat",
@@ -41,6 +47,8 @@ UNPACKING_KINDS = frozenset({"BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor"
 """Kinds that take several weights out of one integer."""
 SMALL_INTEGERS = ("int16", "uint16", "int8", "uint8", "int4", "uint4", "int2", "uint2")
 """Dtypes of weights that were quantised; wider integers hold counts and places."""
+MAX_ELEMENTS = 1 << 27
+"""Elements of the largest tensor whose numbers are computed (assumed): an embedding of 131,072 words in 1,024 dims."""
 
 
 def in_floats(nodes: list[Node], stored: dict[str, Stored], *, marked: bool) -> tuple[list[Node], tuple[str, ...]]:
@@ -54,8 +62,8 @@ def in_floats(nodes: list[Node], stored: dict[str, Stored], *, marked: bool) -> 
     Returns:
         the nodes, with an Identity in place of each DequantizeLinear whose operand holds stored or quantised numbers,
         of the QuantizeLinear that made them, of each node that rounds floats to floats, of each Cast that makes a
-        weight out of stored integers, and of each BitCast of integers that hold the bits of floats; and a warning if
-        there was any quantisation.
+        weight out of stored integers, and of each BitCast of integers that hold the bits of floats; what read such an
+        Identity of a stored tensor reads the tensor; and a warning if there was any quantisation.
 
     Raises:
         ModelError: an operator computes with integers.
@@ -98,8 +106,83 @@ def in_floats(nodes: list[Node], stored: dict[str, Stored], *, marked: bool) -> 
     if not weights and not pairs:
         return (kept if plain_bits else nodes), ()
     kept = [_left_out(node) if not rounded.isdisjoint(node.outputs) else node for node in kept]
+    # Readers see the stored tensors themselves, as in a file of floats.
+    same = {n.outputs[0]: n.inputs[0] for n in kept if n.kind == "Identity" and n.inputs[0] in stored}
+    kept = [replace(n, inputs=[same.get(name, name) for name in n.inputs]) for n in kept]
     warning = f"the file is quantised ({weights} weights, {pairs} other values): it is read as floats"
     return kept, (warning,)
+
+
+def dequantised(nodes: Sequence[Node], tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of stored tensors of which `DequantizeLinear` makes floats, also behind nodes that only move them.
+
+    Args:
+        nodes: nodes of the file.
+        tensors: stored tensors by name (protobuf).
+
+    Returns:
+        name of the stored tensor -> a tensor of float32 (protobuf) of the same name and shape; without tensors whose
+        numbers are not in the file, those of more than `MAX_ELEMENTS` elements, and matrices of products that cannot be
+        copies of an embedding: nothing depends on the numbers of these.
+    """
+    same = {node.outputs[0]: node.inputs[0] for node in nodes if _plain(node) == "DequantizeLinear"}
+    reads = [(node.kind, i, same.get(name, name)) for node in nodes for i, name in enumerate(node.inputs)]
+    _, heads = tables_and_heads(reads, {name: tuple(tensor.dims) for name, tensor in tensors.items()})
+    matrices = {name for kind, i, name in reads if i in MATRIX_POSITIONS.get(kind, ())} - heads
+    made = {name: node for node in nodes for name in node.outputs}
+    known = dict[str, set[str]]()
+    found = dict[str, Any]()
+    for node in nodes:
+        by = [tensors.get(name) for name in node.inputs[1:] if name]
+        if _plain(node) != "DequantizeLinear" or not by or not all(t is not None and has_data(t) for t in by):
+            continue
+        scales = [np.asarray(numpy_helper.to_array(t)).astype(np.float32) for t in by]
+        # Of rows that were moved, only one scale for all is that of the table too.
+        is_whole = all(each.size == 1 for each in scales)
+        names = _origins(node.inputs[0], made, known) if is_whole else {node.inputs[0]}
+        for name in sorted((names & tensors.keys()) - found.keys() - matrices):
+            if has_data(tensors[name]) and prod(tensors[name].dims) <= MAX_ELEMENTS:
+                value = _scaled(numpy_helper.to_array(tensors[name]), scales, node.attributes)
+                if value is not None:
+                    found[name] = numpy_helper.from_array(value, name)
+                    found[name].metadata_props.extend(tensors[name].metadata_props)
+    return found
+
+
+def _scaled(integers: Value, scales: Sequence[Value], attributes: Mapping[str, Any]) -> Value | None:
+    """The numbers that integers stand for, as float32; None where a scale or a zero does not fit.
+
+    Args:
+        integers: the stored tensor.
+        scales: its scale, and its zero if there is one.
+        attributes: those of its `DequantizeLinear`.
+    """
+    spread = [found for each in scales if (found := _spread(each, integers.shape, attributes)) is not None]
+    if len(spread) < len(scales):
+        return None
+    value = integers.astype(np.float32)
+    if len(spread) > 1:
+        value = value - spread[1]
+    with np.errstate(over="ignore"):  # of masks of the lowest number
+        return np.asarray(value * spread[0], np.float32)
+
+
+def _spread(given: Value, shape: tuple[int, ...], attributes: Mapping[str, Any]) -> Value | None:
+    """The scale or the zero of each element of a quantised tensor, in a shape that broadcasts to that of the tensor;
+    None where it fits none."""
+    if given.size == 1:
+        return given.reshape(())
+    axis, block = int(attributes.get("axis", 1)), int(attributes.get("block_size", 0))
+    if not -len(shape) <= axis < len(shape):
+        return None
+    axis %= len(shape)
+    if given.ndim == 1 and given.size == shape[axis]:
+        return given.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    if block < 1 or given.ndim != len(shape):
+        return None
+    spread = np.repeat(given, block, axis)
+    spread = spread[(slice(None),) * axis + (slice(shape[axis]),)]
+    return spread if spread.shape == shape else None
 
 
 def _computes_with_integers(node: Node) -> ModelError:
