@@ -19,16 +19,16 @@ STEPS = 3
 
 
 class Gated(nn.Module):
-    """Blocks of which each sees some of the samples: none of those of some ranks, in some steps."""
+    """Blocks, in lists of lists, of which each sees some of the samples: none of those of some ranks, in some steps."""
 
     def __init__(self, rate=0.0):
         super().__init__()
-        self.h = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(BLOCKS))
+        self.h = nn.ModuleList(nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2)) for _ in range(BLOCKS // 2))
         self.last, self.rate = nn.Linear(WIDTH, CLASSES), rate
 
     def forward(self, x):
         chosen = x[:, :BLOCKS] > 0
-        for number, block in enumerate(self.h):
+        for number, block in enumerate(block for some in self.h for block in some):
             some = chosen[:, number].nonzero()[:, 0]
             if len(some) and torch.rand([]) >= self.rate:
                 x = x.index_add(0, some, block(x[some]).tanh())
@@ -40,7 +40,7 @@ def graph():
     net = Net()
     x = net.builder.input("x", (1, WIDTH))
     for number in range(BLOCKS):
-        x = net.add(x, net.op("Tanh", [net.linear(x, f"h.{number}", WIDTH)]))
+        x = net.add(x, net.op("Tanh", [net.linear(x, f"h.{number // 2}.{number % 2}", WIDTH)]))
     return net.finish(net.linear(x, "last", CLASSES), loss="cross_entropy")
 
 
@@ -97,7 +97,7 @@ def load(folder):
         shape = [1, 1, 2, 1] if zero else [1, 2, 1, 1]
         plan = {
             "mesh": {"dim_names": ["pipe", "replicate", "shard", "tensor"], "shape": shape},
-            "layers": [f"h.{number}" for number in range(BLOCKS)],
+            "layers": [f"h.{number}" for number in range(BLOCKS // 2)],
             **{"global_batch": BATCH, "num_micro_batches": 2, "zero": zero, "precision": "fp32"},
             **{"recompute": [], "tensor_parallel": {}, "loss_parallel": False, "stages": [[]]},
         }

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deepspeed.pipe import PipelineModule, TiedLayerSpec
-from plan_loader import cut, parameter_names, shared_names
+from plan_loader import check_recomputed, cut, parameter_names, shared_names
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -45,6 +45,7 @@ def pipeline(
     missing = [path for paths in plan["modules"] for path in paths if path not in known]
     if missing:
         raise ValueError(f"the model has no module {missing[0]} of deepspeed.json; give the model of the plan")
+    check_recomputed(known, plan["recompute"])
     tied = shared_names(model)
     parts, names = cut(model, plan["modules"])
     for path in plan["recompute"]:

@@ -10,7 +10,7 @@ optimizer.zero_grad()
 import json
 import linecache
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from fnmatch import fnmatchcase
 from functools import partial
@@ -85,6 +85,7 @@ class Training:
         missing += [glob for glob in self.plan["tensor_parallel"] if not any(matches(path, glob) for path in known)]
         if missing:
             raise ValueError(f"the model has no module {missing[0]} of pytorch.json; give the model of the plan")
+        check_recomputed(known, self.plan["recompute"])
 
     def _parallelize(self, stage: nn.Module, mesh: DeviceMesh, tied: Sequence[set[str]]) -> None:
         """Splits modules, marks layers to be computed again, and spreads parameters over the replicas."""
@@ -114,10 +115,11 @@ class Training:
         if plan["precision"] == "bf16":
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         data = mesh["shard"] if mesh["replicate"].size() == 1 else mesh["replicate", "shard"]
-        for part in (*(modules[path] for path in plan["layers"] if path in modules), stage):
+        layers = [part for path in plan["layers"] if path in modules for part in called_parts(modules[path])]
+        for part in (*layers, stage):
             fully_shard(part, mesh=data, reshard_after_forward=plan["zero"] == 3, mp_policy=policy)
         self.reached.watch(stage)
-        StandIns(stage, [modules[path] for path in plan["layers"] if path in modules])
+        StandIns(stage, layers)
 
     def parameters(self) -> list[dict[str, list[nn.Parameter]]]:
         """Parameter groups for an optimizer, one for each mesh of parameters."""
@@ -289,9 +291,15 @@ def cut(model: nn.Module, paths: Sequence[Sequence[str]]) -> tuple[list[nn.Modul
     """
     home = {path: number for number, inside in enumerate(paths) for path in inside}
 
+    def owner(path: str) -> str:
+        """The module of a stage that a module is, or is in."""
+        while path and path not in home:
+            path = path.rpartition(".")[0]
+        return path
+
     class Tracer(fx.Tracer):
         def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-            return module_qualified_name in home or super().is_leaf_module(m, module_qualified_name)
+            return owner(module_qualified_name) in home or super().is_leaf_module(m, module_qualified_name)
 
     try:
         graph = Tracer().trace(model)
@@ -301,8 +309,8 @@ def cut(model: nn.Module, paths: Sequence[Sequence[str]]) -> tuple[list[nn.Modul
     place: dict[fx.Node, int] = {}  # of what depends on a module of a stage
     for node in graph.nodes:
         before = [place[n] for n in node.all_input_nodes if n in place]
-        if node.op == "call_module" and node.target in home:
-            before.append(home[node.target])
+        if node.op == "call_module" and owner(node.target) in home:
+            before.append(home[owner(node.target)])
         if before:
             place[node] = max(before)
     given = [node for node in graph.nodes if node.op == "placeholder"]
@@ -311,21 +319,65 @@ def cut(model: nn.Module, paths: Sequence[Sequence[str]]) -> tuple[list[nn.Modul
     return [fx.GraphModule(model, stage) for stage in stages], [str(node.target) for node in given]
 
 
+class _HandedOn(torch.autograd.Function):
+    """Makes a tensor that crosses between stages contiguous, and its gradient too, as messages of torch must be."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].contiguous()
+
+
+def handed_on(x: Tensor) -> Tensor:
+    """A tensor as stages send and take it."""
+    found: Tensor = _HandedOn.apply(x)  # type: ignore[no-untyped-call]
+    return found
+
+
 def stage_of(graph: fx.Graph, place: dict[fx.Node, int], number: int, bounds: list[list[fx.Node]]) -> fx.Graph:
     """The program of one stage; `bounds` are the tensors that cross into each."""
     mine = {node for node, stage in place.items() if stage == number}
     for node in reversed(graph.nodes):
         mine |= {n for n in node.all_input_nodes if n not in place} if node in mine else set()
-    made, found = {}, fx.Graph()
-    for count, node in enumerate(bounds[number]):
-        made[node] = found.placeholder(f"crossing_{count}")
+    found = fx.Graph()
+    given = [found.placeholder(f"crossing_{count}") for count, _ in enumerate(bounds[number])]
+    made = {n: found.call_function(handed_on, (some,)) for n, some in zip(bounds[number], given, strict=True)}
     for node in graph.nodes:
         if node.op == "placeholder" or (node in mine and node.op != "output"):
             made[node] = found.node_copy(node, made.__getitem__)
-    end = bounds[number + 1] if number + 1 < len(bounds) else graph.output_node().args[0]
-    end = tuple(end) if isinstance(end, list) and len(end) > 1 else end[0] if isinstance(end, list) else end
-    found.output(fx.map_arg(end, made.__getitem__))
+    if number + 1 == len(bounds):
+        found.output(fx.map_arg(graph.output_node().args[0], made.__getitem__))
+    else:
+        ends = tuple(found.call_function(handed_on, (made[node],)) for node in bounds[number + 1])
+        found.output(ends if len(ends) > 1 else ends[0])
     return found
+
+
+def is_called(module: nn.Module) -> bool:
+    """Whether a module has code of its own; lists and dictionaries of modules have none, and are never called."""
+    return "forward" in vars(module) or type(module).forward is not nn.Module.forward
+
+
+def called_parts(module: nn.Module) -> list[nn.Module]:
+    """A module, or the modules with parameters inside of one that is never called."""
+    if is_called(module):
+        return [module] if any(True for _ in module.parameters()) else []
+    return [part for child in module.children() for part in called_parts(child)]
+
+
+def check_recomputed(modules: Mapping[str, nn.Module], paths: Sequence[str]) -> None:
+    """Refuses layers to be computed again that have no code of their own, by which they would run.
+
+    Raises:
+        ValueError: names the first of them.
+    """
+    for path in (path for path in paths if not is_called(modules[path])):
+        what = f"the plan computes module {path} again, and the code of its layers is in a module around it"
+        repair = f"Write {path} as a module with a forward, or search with hints.fix.recompute none"
+        raise ValueError(f"{what}. {repair}")
 
 
 def shared_names(model: nn.Module) -> list[set[str]]:

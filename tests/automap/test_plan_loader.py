@@ -102,6 +102,59 @@ def test_a_model_is_cut_between_its_modules() -> None:
     }
 
 
+def test_what_crosses_between_stages_and_its_gradient_are_contiguous() -> None:
+    """Torch sends nothing else."""
+
+    class Turn(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.transpose(1, 2)
+
+    class Turned(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.turn, self.back = torch.nn.Linear(4, 4), Turn(), Turn()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.back(self.turn(self.first(x)))
+            return y
+
+    model, x = Turned(), torch.randn(2, 3, 4)
+    first, second = plan_loader.cut(model, [["first", "turn"], ["back"]])[0]
+    crossing = first(x=x)
+    assert crossing.is_contiguous()
+    scores = second(crossing, x=x)
+    torch.testing.assert_close(scores, model(x))
+    (gradient,) = torch.autograd.grad(scores, crossing, torch.randn(2, 3, 4))
+    assert gradient.is_contiguous()
+
+
+def test_layers_without_code_of_their_own_are_cut_and_not_computed_again() -> None:
+    class Listed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.h = torch.nn.ModuleList(
+                torch.nn.ModuleDict(
+                    {"norm": torch.nn.LayerNorm(4), "act": torch.nn.GELU(), "up": torch.nn.Linear(4, 4)}
+                )
+                for _ in range(2)
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.h:
+                x = x + layer["act"](layer["up"](layer["norm"](x)))
+            return x
+
+    model, x = Listed(), torch.randn(2, 4)
+    first, second = plan_loader.cut(model, [["h.0"], ["h.1"]])[0]
+    torch.testing.assert_close(second(first(x=x), x=x), model(x))
+    assert {name for name, _ in second.named_parameters()} == {n for n, _ in model.named_parameters() if "h.1." in n}
+    assert plan_loader.called_parts(model.h[0]) == [model.h[0]["norm"], model.h[0]["up"]]
+    modules = dict(model.named_modules())
+    plan_loader.check_recomputed(modules, ["h.0.up"])
+    with pytest.raises(ValueError, match=r"Write h\.1 as a module with a forward, .*hints\.fix\.recompute none"):
+        plan_loader.check_recomputed(modules, ["h.0.up", "h.1"])
+
+
 def test_a_model_without_the_modules_of_the_plan_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pytorch.json").write_text(
         '{"layers": ["h.0"], "recompute": [], "stages": [[]], "tensor_parallel": {"h.*.mlp.up": {}}}'

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from automap.runtime.tensor_layout import TensorLayouts
-from automap.runtime.trainer.module_tree import unit_paths
+from automap.runtime.trainer.module_tree import is_called, unit_paths
 from automap.runtime.trainer.roles import Border, Move
 from automap.runtime.trainer.sharded_modules import moved
 from ir.factors import Placement
@@ -35,11 +35,10 @@ class Use(NamedTuple):
 def called_modules(module: nn.Module) -> frozenset[str]:
     """The modules that may have a border: those that are called, and hold no repeated blocks."""
     units = unit_paths(module)
-    lists = (nn.ModuleList, nn.ModuleDict)
     return frozenset(
         path
         for path, child in module.named_modules()
-        if path and not isinstance(child, lists) and not any(unit.startswith(f"{path}.") for unit in units)
+        if path and is_called(child) and not any(unit.startswith(f"{path}.") for unit in units)
     )
 
 

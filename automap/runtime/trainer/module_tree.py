@@ -33,14 +33,23 @@ def tied_names(module: nn.Module) -> dict[str, str]:
     return found
 
 
+def is_called(module: nn.Module) -> bool:
+    """Whether a module has code of its own; lists and dictionaries of modules have none, and are never called."""
+    return "forward" in vars(module) or type(module).forward is not nn.Module.forward
+
+
 def unit_paths(module: nn.Module) -> list[str]:
-    """The paths of the repeated blocks of a network: children of module lists, none inside another."""
+    """The paths of the repeated blocks of a network: children of module lists, none inside another.
+
+    Of a list or a dictionary among these children, its own children are the blocks.
+    """
     found: list[str] = []
     for path, child in module.named_modules():
         if isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential):
             for name, block in child.named_children():
                 inner = f"{path}.{name}" if path else name
-                if not any(inner.startswith(f"{p}.") for p in found) and any(True for _ in block.parameters()):
+                is_inside = any(inner.startswith(f"{p}.") for p in found)
+                if is_called(block) and not is_inside and any(True for _ in block.parameters()):
                     found.append(inner)
     return found
 

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from automap.errors import PlanError
 from automap.globs import select
 from automap.plan import Plan
-from automap.runtime.trainer.module_tree import LOSS, role_of, unit_paths
+from automap.runtime.trainer.module_tree import LOSS, is_called, role_of, unit_paths
 from automap.runtime.trainer.running_statistics import StatisticsKept, counts_samples
 from automap.runtime.trainer.supported_plans import INSTEAD, refuse
 from ir.graph import Graph, Operator
@@ -62,9 +62,9 @@ def recomputed_modules(
     units = unit_paths(module)
     paths = [
         path
-        for path, _ in module.named_modules()
+        for path, child in module.named_modules()
         # Of a module that is cut each stage runs a part, and would run another one in the backward pass.
-        if len(stages.get(path, ())) == 1 and not any(unit.startswith(f"{path}.") for unit in units)
+        if is_called(child) and len(stages.get(path, ())) == 1 and not any(u.startswith(f"{path}.") for u in units)
     ]
     found: dict[str, tuple[str, ...]] = {}
     loss = next(op.name for op, _ in reversed(by_operator) if graph.outputs[-1] in op.outputs)
@@ -93,7 +93,7 @@ def recomputed_modules(
 def _kept(module: nn.Module, path: str, stays: Mapping[str, bool]) -> Iterator[str]:
     """The largest modules inside of one that do not run again.
 
-    Dropout always does, so that it draws the same numbers. Lists of modules are never called themselves.
+    Dropout always does, so that it draws the same numbers.
 
     Args:
         module: the module.
@@ -103,8 +103,7 @@ def _kept(module: nn.Module, path: str, stays: Mapping[str, bool]) -> Iterator[s
     for name, child in module.named_children():
         inner = f"{path}.{name}"
         draws = any(isinstance(part, _DropoutNd) for part in child.modules())
-        is_list = isinstance(child, nn.ModuleList | nn.ModuleDict)
-        if stays.get(inner, False) and not draws and not is_list:
+        if stays.get(inner, False) and not draws and is_called(child):
             yield inner
         else:
             yield from _kept(child, inner, stays)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from automap.errors import PlanError
+from automap.runtime.trainer.module_tree import is_called
 from automap.runtime.trainer.roles import Roles
 from automap.runtime.trainer.split_check import computes
 from automap.runtime.trainer.stage_modules import handed_on, refuse_cut, sent_on, span_of
@@ -158,9 +159,7 @@ def _units(module: nn.Module, roles: Roles) -> dict[str, int]:
         if any(path.startswith(f"{unit}.") for unit in found):
             continue
         span = span_of(roles, path)
-        # Lists of modules are never called themselves.
-        is_list = isinstance(child, nn.ModuleList | nn.ModuleDict)
-        if path and span is not None and span[0] == span[1] and not is_list:
+        if path and span is not None and span[0] == span[1] and is_called(child):
             found[path] = span[0]
         elif any(True for _ in child.parameters(recurse=False)):
             raise refuse_cut(f"{path or 'the model'} has parameters of its own", "Put them into a module of their own.")

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from automap.runtime.trainer.module_tree import unshared
+from automap.runtime.trainer.module_tree import is_called, unit_paths, unshared
 
 
 class Network(nn.Module):
@@ -12,6 +12,18 @@ class Network(nn.Module):
         super().__init__()
         self.table, self.head = nn.Embedding(4, 4), nn.Linear(4, 4, bias=False)
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(4))
+
+
+def test_blocks_in_lists_of_lists_and_in_dictionaries_are_found():
+    """Neither is called, so that neither is a block: hooks of FSDP2 and code that runs again would never run there."""
+    network = Network()
+    assert unit_paths(network) == [f"blocks.{number}" for number in range(4)]
+    inner = nn.ModuleDict({"wte": network.table, "h": network.blocks, "act": nn.GELU()})
+    decoder = nn.ModuleDict({"transformer": inner, "lm_head": network.head})
+    assert unit_paths(decoder) == ["lm_head", "transformer.wte", *(f"transformer.h.{number}" for number in range(4))]
+    lists = nn.ModuleList(nn.ModuleList(nn.Linear(4, 4) for _ in range(2)) for _ in range(2))
+    assert unit_paths(nn.ModuleList([lists])) == ["0.0.0", "0.0.1", "0.1.0", "0.1.1"]
+    assert [is_called(part) for part in (network.blocks, inner, network.head)] == [False, False, True]
 
 
 def test_blocks_that_share_a_weight_are_told_from_others():
