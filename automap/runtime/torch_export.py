@@ -191,7 +191,7 @@ def _to_onnx(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], o
     # A forward that makes tensors without saying where makes them on the CPU; the others wait on the meta device.
     on_meta = all(parameter.is_meta for parameter in module.parameters())
     try:
-        with ConstantValues(), scans_as_operators(module):
+        with ConstantValues(), scans_as_operators(module), _masks_as_given():
             try:
                 exported = torch.export.export(module, args, kwargs)
             except Exception as fault:
@@ -211,6 +211,22 @@ def _to_onnx(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], o
     except Exception as fault:
         raise export_faults.while_exporting(module, exported, fault) from None
     return program.model
+
+
+@contextlib.contextmanager
+def _masks_as_given() -> Iterator[None]:
+    """A context in which torch's own transformers apply each mask that they are given.
+
+    They compare it with the causal mask first, and may leave it out then: in an export it has no values.
+    """
+    from torch.nn.modules import transformer
+
+    own = transformer._detect_is_causal_mask
+    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+    try:
+        yield
+    finally:
+        transformer._detect_is_causal_mask = own
 
 
 def _is_all_true(values: Any) -> Any:

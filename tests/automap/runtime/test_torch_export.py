@@ -409,6 +409,29 @@ def test_heads_of_torch_attention_can_be_split(batch: int) -> None:
         )
 
 
+class Coded(nn.Module):
+    """An encoder and a decoder of torch, whose masks are tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Transformer(16, 2, 1, 1, 16, dropout=0.0, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device, dtype=x.dtype)
+        y: Tensor = self.both(x, x, src_mask=mask, tgt_mask=mask)
+        return y
+
+
+def test_masks_of_torch_transformers_are_read() -> None:
+    """Torch looks whether they are causal, which their values alone would say."""
+    own = nn.modules.transformer._detect_is_causal_mask
+    data = export_onnx(lambda: (Coded(), torch.zeros(1, 6, 16)))
+    assert nn.modules.transformer._detect_is_causal_mask is own
+    assert compare(data) < 1e-5
+    windows = [found.window for found in attention_masks(import_model(data)).values()]
+    assert sorted(windows, key=str) == sorted([CAUSAL, CAUSAL, EVERYTHING], key=str)
+
+
 MASKS: dict[str, tuple[Callable[[Tensor], Tensor], Window]] = {
     "compared positions": (lambda at: at[None, :] <= at[:, None], CAUSAL),
     "triangle": (lambda at: torch.ones(len(at), len(at), dtype=torch.bool, device=at.device).tril(), CAUSAL),
