@@ -27,7 +27,7 @@ from automap.runtime.trainer.running_statistics import find_changed
 from automap.runtime.trainer.same_code import PROBED, warn_of_other_code
 from automap.runtime.trainer.same_start import agree
 from automap.runtime.trainer.split_check import probe_inputs, runs
-from automap.runtime.trainer.supported_plans import FinerThanModules, check_gradients, check_inputs
+from automap.runtime.trainer.supported_plans import FinerThanModules, check_gradients, check_inputs, check_loss
 from automap.runtime.trainer.training_graph import input_names, training_graph
 from automap.runtime.transformers_models import is_transformers, without_cache
 from ir.frozen import names_in_file
@@ -120,6 +120,7 @@ def parallelize(
 def _read(module: nn.Module, plan: Plan, model: str | Path | Graph) -> Graph:
     """The graph of a plan's model, once the network of this process is known to go with it as far as that tells."""
     graph = training_graph(model, plan)
+    check_loss(graph)
     _check_frozen(module, graph)
     check_gradients(module)
     check_inputs(graph)

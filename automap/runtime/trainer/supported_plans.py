@@ -15,6 +15,7 @@ from automap.plan import Plan
 from automap.runtime.trainer.module_tree import tied_names
 from automap.runtime.trainer.split_check import trained_ones
 from automap.targets import OWN, targets
+from ir.cuts import LOSSES
 from ir.frozen import names_in_file
 from ir.graph import Graph
 
@@ -120,6 +121,24 @@ def check_gradients(module: nn.Module) -> None:
                     "is a setting of embeddings that no plan trains with", field=f"module.{path}.{setting}",
                     value=getattr(child, setting), repair="Make the embedding without it.",
                 )  # fmt: skip
+
+
+def check_loss(graph: Graph) -> None:
+    """Refuses a graph whose loss is none that a trainer computes from scores and labels.
+
+    A single number among the outputs of a model is taken for its loss, be it the loss or not.
+
+    Raises:
+        PlanError: names the output.
+    """
+    loss = graph.operators[-1]
+    labels = [graph.tensors[name] for name in loss.inputs[1:]]
+    if loss.kind not in LOSSES or loss.outputs[0] != graph.outputs[-1] or labels[0].role != "input":
+        raise PlanError(
+            "is a single number that the model computes, which the plan takes for the loss; a trainer computes the loss"
+            " itself, of scores and labels", field="model.outputs", value=graph.outputs[-1],
+            repair="Export the module with the scores as its only output, and search with that.",
+        )  # fmt: skip
 
 
 def check_inputs(graph: Graph) -> None:

@@ -10,6 +10,7 @@ from automap.runtime.trainer.supported_plans import (
     FinerThanModules,
     check_gradients,
     check_inputs,
+    check_loss,
     check_stages_apart,
 )
 from ir import zoo
@@ -52,6 +53,18 @@ def test_stages_of_one_process_that_share_a_weight_have_no_zero():
     two[1].weight = one[1].weight
     with pytest.raises(FinerThanModules, match="two stages of one process share"):
         check_stages_apart([one, two])
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
+def test_a_number_that_the_model_computes_is_no_loss_of_a_training(loss):
+    """Such as a second loss beside the scores: plans take it for the loss, and steps compute theirs from labels."""
+    builder = GraphBuilder()
+    builder.add("Relu", [builder.input("x", (1, 4))], ["scores"])
+    check_loss(with_loss(builder.finish(["scores"], name="one"), loss))
+    builder.add("ReduceMean", ["scores"], ["mean"], attributes={"axes": (0, 1), "keepdims": 0})
+    with pytest.raises(PlanError, match="with the scores as its only output") as fault:
+        check_loss(with_loss(builder.finish(["scores", "mean"], name="two"), loss))
+    assert fault.value.field == "model.outputs" and fault.value.value == "mean"
 
 
 def test_what_was_compiled_around_a_module_is_refused_by_name():
