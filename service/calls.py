@@ -178,6 +178,9 @@ def read(response: httpx.Response, url: str) -> Document:
         said = f"{url} answered {response.status_code}, and not as AutoMAP does. Is the address right?"
         raise RemoteError(problem(response.status_code, "Not an AutoMAP service", said))
     if response.is_error:
+        if response.status_code == 404 and document.get("field") == "path":
+            repair = "Give its address as `automap serve` prints it, without /v1, as in http://127.0.0.1:8080."
+            raise UserError("the service is there, and has no such path", field="url", value=url, repair=repair)
         raise error_of(document)
     return document
 

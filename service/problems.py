@@ -34,8 +34,8 @@ class RemoteError(Exception):
         title, detail = str(document.get("title", "error")), str(document.get("detail", ""))
         # A detail may say no more than the title.
         told = (title if detail.rstrip(".") == title else f"{title}: {detail}").strip(": ")
-        if "value" in document and document.get("repair") and told == title:
-            told = f"{title} (got {document['value']}). {document['repair']}"
+        if "value" in document and (repair := str(document.get("repair", ""))) not in told:
+            told = f"{told.rstrip('.')} (got {document['value']}). {repair}"
         super().__init__(told)
         self.document = document
         self.status = int(document.get("status", 0))

@@ -51,7 +51,7 @@ def serve(
     logs.configure(settings.log_level, settings.log_format)
 
     def ready(url: str) -> None:
-        say(json.dumps({"url": url}) if as_json else f"AutoMAP serves {url}/v1 (Ctrl-C ends it)")
+        say(json.dumps({"url": url}) if as_json else f"AutoMAP serves {url} (Ctrl-C ends it)")
         sys.stdout.flush()
 
     server.serve(settings, host=host, port=port, on_ready=ready)

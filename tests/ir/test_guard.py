@@ -231,6 +231,8 @@ def test_sandbox_limits(limit, light):
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n", "Git LFS"),
         (b"PK\x03\x04" + bytes(60), "PyTorch"),
         (b"\x80\x04\x95\x10" + bytes(8), "PyTorch"),
+        (b"\x1f\x8b\x08\x00 and what follows it", "gunzip"),
+        (b"--------------------------26f3c7f0a7c3a2e1\r\nContent-Disposition: form-data", "--data-binary"),
         ((64).to_bytes(8, "little") + b'{"weight":{"dtype":"F32"', "safetensors"),
         (b"\x89HDF\r\n\x1a\n", "HDF5"),
         (b"\n<!DOCTYPE html><html>", "HTML"),

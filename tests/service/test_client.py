@@ -209,6 +209,12 @@ def test_a_client_without_a_service_says_how_to_start_one() -> None:
         client.version()
 
 
+def test_an_address_with_a_path_too_much(api: httpx.Client) -> None:
+    with AutomapClient(f"{api.base_url}/v1") as client, pytest.raises(UserError, match="without /v1") as fault:
+        client.jobs()
+    assert fault.value.field == "url"
+
+
 @pytest.mark.parametrize(
     ("status", "more"),
     [(200, {"text": "<html>"}), (200, {"json": [1]}), (403, {"json": ["no"]}), (403, {"json": {"status": "error"}})],

@@ -29,6 +29,10 @@ def test_other_problems_are_not_the_users() -> None:
 def test_what_the_title_says_is_said_once() -> None:
     assert str(error_of({"title": "No such job", "status": 404, "detail": "No such job."})) == "No such job"
     assert str(error_of({"title": "Busy", "status": 503, "detail": "Come back."})) == "Busy: Come back."
+    full = problem(507, "Full", "The disk is full. Make room.", field="disk", value="full", repair="Make room.")
+    assert str(error_of(full)) == "Full: The disk is full. Make room."
+    told = problem(405, "Not allowed", "PUT /v1/jobs", field="method", value="PUT", repair="Use POST.")
+    assert str(error_of(told)) == "Not allowed: PUT /v1/jobs (got PUT). Use POST."
 
 
 @pytest.mark.parametrize(

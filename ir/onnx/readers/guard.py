@@ -30,6 +30,12 @@ OTHER_FILES = (
     (rb"PK\x03\x04|\x80[\x02-\x05]", "a file of PyTorch's, or another archive or pickle", _EXPORT),
     (rb".{8}\{\"", "weights in the format safetensors", _EXPORT),
     (rb"\x89HDF", "HDF5, as Keras writes it", "Convert the model with tf2onnx."),
+    (rb"\x1f\x8b", "a file that gzip has packed", "Unpack it with gunzip."),
+    (
+        rb"-{2,}[\w'()+,./:=?-]{1,70}\r\n",
+        "a form",
+        "Send the bytes of the file alone: curl --data-binary @FILE, not -F.",
+    ),
     (rb"\s*<", "a page of HTML or XML", "Download the file itself."),
     (rb"\s*\{", "JSON", "Send the ONNX file in its binary form."),
 )
