@@ -98,6 +98,11 @@ class Signature:
         return self.factor is not None
 
     @property
+    def is_whole(self) -> bool:
+        """Whether all inputs and outputs are whole on every rank of the axis."""
+        return all(placement == BROADCAST for placement in (*self.inputs, *self.outputs))
+
+    @property
     def text(self) -> str:
         """The placements of inputs and outputs, as in `S(0),B -> S(0)`."""
         inputs, outputs = (",".join(map(placement_text, placements)) for placements in (self.inputs, self.outputs))

@@ -176,7 +176,7 @@ class _Reader:
 
     def _style(self, op: Operator, signature: Signature) -> Style | None:
         """The style that an operator asks of its module; None if it asks for none."""
-        if _is_whole(signature) or op.is_view:
+        if signature.is_whole or op.is_view:
             return None
         last = len(self.graph.tensors[op.outputs[0]].shape) - 1
         split = [p for n, p in zip(op.inputs, signature.inputs, strict=True) if p >= 0 and self._is_parameter(n)]
@@ -266,10 +266,6 @@ class _Reader:
 
 def _layout(placement: Placement) -> str:
     return "Replicate" if placement == BROADCAST else "Shard"
-
-
-def _is_whole(signature: Signature) -> bool:
-    return all(p == BROADCAST for p in (*signature.inputs, *signature.outputs))
 
 
 def as_globs(modules: Mapping[str, SplitModule], graph: Graph) -> dict[str, SplitModule]:

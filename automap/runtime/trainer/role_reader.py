@@ -60,7 +60,7 @@ def read_roles(plan: Plan, graph: Graph, module: nn.Module) -> Roles:
     chosen = {op.name: _signature(plan.stages[n], n, graph, op, roles.axis) for op, n in by_operator}
     if stage.zero.stage and roles.axis in stage.zero.axes:
         # Ranks that repeat all work are replicas with the same samples.
-        parts = [name for name, signature in chosen.items() if signature is not None and not _is_whole(signature)]
+        parts = [name for name, signature in chosen.items() if signature is not None and not signature.is_whole]
         if parts:
             text = (
                 f"states of modules are spread over axes that split nothing but the batch, and this splits {parts[0]}"
@@ -166,7 +166,7 @@ class _Reader:
 
     def _check_operator(self, op: Operator, signature: Signature) -> None:
         """Refuses an operator whose signature no module runs."""
-        if _is_whole(signature):
+        if signature.is_whole:
             return
         held = (*zip(op.inputs, signature.inputs, strict=True), *zip(op.outputs, signature.outputs, strict=True))
         for name, placement in held:
@@ -306,7 +306,7 @@ class _Reader:
 
     def _kind(self, path: str, ops: Sequence[tuple[Operator, Signature]]) -> RoleKind:
         """The kind of role that the operators of a module have together."""
-        if all(_is_whole(s) for _, s in ops):
+        if all(signature.is_whole for _, signature in ops):
             return "whole"
         kinds: set[RoleKind] = set()
         role = role_of(self.leaves[path])
@@ -364,10 +364,6 @@ class _Reader:
     def _finer(self, op: Operator, what: str) -> PlanError:
         path = f"shardings.{op.name}.{self.roles.axis}"
         return refuse(path, self.by_name[op.name].text, f"finer than modules: {op.name} {what}")
-
-
-def _is_whole(signature: Signature) -> bool:
-    return all(p == BROADCAST for p in (*signature.inputs, *signature.outputs))
 
 
 def _cut_modules(roles: Roles) -> set[str]:
