@@ -10,7 +10,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -84,52 +84,49 @@ def _run(current: Run, store: Store, hurried: Store, search: Any) -> None:
         with contextlib.suppress(Superseded):
             store.fail(job_id, token, job.problem or {})
         return
-
-    def succeed(plan: Mapping[str, Any]) -> None:
-        last = None if unwritten is None else _told(unwritten)
-        patiently(lambda: store.succeed(job_id, token, plan, last))
-
-    def fail(fault: Mapping[str, Any]) -> None:
-        patiently(lambda: store.fail(job_id, token, fault))
-
     parent = parent_of(job_id)
     if parent is not None and store.state(parent) not in ACTIVE:
         store.cancel(job_id)  # its job has ended without it
         return
-    counts = _remembered(lambda: hurried.check(job_id, token) and (parent is None or hurried.state(parent) in ACTIVE))
-    written, thinning = -_PACE_S, Thinning()
-    reached = 0.0
-    unwritten: Progress | None = None
+    is_wanted = _remembered(
+        lambda: hurried.check(job_id, token) and (parent is None or hurried.state(parent) in ACTIVE)
+    )
     start = _checkpointed(store, job_id, request)
-    keep_best = _Checkpoint(lambda plan: hurried.set_best(job_id, token, plan), start)
-
-    def on_progress(progress: Progress) -> None:
-        nonlocal written, reached, unwritten
-        now = time.monotonic()
-        if now - written < _PACE_S and not reached < 1 <= progress.fraction:
-            unwritten = progress  # the last of all is written with the plan
+    keep_best = _Checkpoint(lambda plan: hurried.set_best(job_id, token, plan), start, request.seed)
+    on_progress = _ProgressWriter(hurried, current, keep_best)
+    with _failures_stored(store, current):
+        result: Any
+        if request.gnn is not None:
+            result = run_gnn(request, on_progress=on_progress, should_stop=lambda: not is_wanted())
         else:
-            written, reached, unwritten = now, progress.fraction, None
-            told = _told(progress)
-            with contextlib.suppress(*AWAY):
-                hurried.set_progress(job_id, token, told, is_event=thinning.passes(told))
-                keep_best(progress, request.seed)
-
-    try:
-        try:
-            if request.gnn is not None:
-                placed = run_gnn(request, on_progress=on_progress, should_stop=lambda: not counts())
-                succeed(placed.to_json())
-                return
-            plan = run_job(
+            result = run_job(
                 request,
                 lambda: graphs.load(store, job.model_id, request),
                 on_progress=on_progress,
-                should_stop=lambda: not counts(),
+                should_stop=lambda: not is_wanted(),
                 search=searching(job_id, request, hurried, search or search_offer),
                 start=start,
             )
-            succeed(plan.to_json())
+        plan = result.to_json()
+        patiently(lambda: store.succeed(job_id, token, plan, on_progress.unwritten))
+
+
+@contextlib.contextmanager
+def _failures_stored(store: Store, current: Run) -> Iterator[None]:
+    """Stores what goes wrong in the block as the failure of a run, unless another run has taken the job over.
+
+    Raises:
+        redis.RedisError: the store cannot be reached; the job is attempted again.
+        MemoryError: the job needs more than the process may have.
+    """
+    job_id, token = current.job_id, current.token
+
+    def fail(fault: Mapping[str, Any]) -> None:
+        patiently(lambda: store.fail(job_id, token, fault))
+
+    try:
+        try:
+            yield
         except UserError as fault:
             fail(problem_of(fault))
         except JobTimeoutException:
@@ -143,11 +140,42 @@ def _run(current: Run, store: Store, hurried: Store, search: Any) -> None:
         LOG.info("job %s: run %d was superseded", job_id, token)
 
 
-def _told(progress: Progress) -> dict[str, Any]:
+class _ProgressWriter:
+    """Writes the progress of a run and its best plan so far into the store, at most every `_PACE_S` seconds.
+
+    Without Redis, progress is lost and the search goes on.
+    """
+
+    def __init__(self, store: Store, current: Run, keep_best: _Checkpoint) -> None:
+        self._store, self._job_id, self._token = store, current.job_id, current.token
+        self._keep_best, self._thinning = keep_best, Thinning()
+        self._written, self._fraction = -_PACE_S, 0.0
+        self._unwritten: Progress | None = None
+
+    def __call__(self, progress: Progress) -> None:
+        """Takes a report of the search."""
+        now = time.monotonic()
+        if now - self._written < _PACE_S and not self._fraction < 1 <= progress.fraction:
+            self._unwritten = progress
+            return
+        self._written, self._fraction, self._unwritten = now, progress.fraction, None
+        document = _progress_json(progress)
+        with contextlib.suppress(*AWAY):
+            is_event = self._thinning.passes(document)
+            self._store.set_progress(self._job_id, self._token, document, is_event=is_event)
+            self._keep_best(progress)
+
+    @property
+    def unwritten(self) -> dict[str, Any] | None:
+        """The last report, which is to be written with the plan; None where it has been written already."""
+        return None if self._unwritten is None else _progress_json(self._unwritten)
+
+
+def _progress_json(progress: Progress) -> dict[str, Any]:
     """Progress as JSON types, without its plan."""
-    told: dict[str, Any] = to_json(replace(progress, best=None))
-    del told["best"]
-    return told
+    document: dict[str, Any] = to_json(replace(progress, best=None))
+    del document["best"]
+    return document
 
 
 class _Checkpoint:
@@ -156,15 +184,16 @@ class _Checkpoint:
     Args:
         write: writes a plan.
         kept: the plan that was kept before, if any.
+        seed: seed of the search, for the record of the plan.
     """
 
-    def __init__(self, write: Callable[[Any], None], kept: Sequence[Plan]) -> None:
-        self._write = write
+    def __init__(self, write: Callable[[Any], None], kept: Sequence[Plan], seed: int) -> None:
+        self._write, self._seed = write, seed
         # A plan takes a while to be made in full; a search that is over in a moment need not wait for it.
         self._again = time.monotonic() + CHECKPOINT_S / 2
         self._best_s = min((plan.estimate.step_time_s for plan in kept if plan.estimate is not None), default=math.inf)
 
-    def __call__(self, progress: Progress, seed: int) -> None:
+    def __call__(self, progress: Progress) -> None:
         """Keeps the plan of a report if it is better than the one that was kept."""
         began = time.monotonic()
         reached = progress.best_step_time_s
@@ -173,7 +202,7 @@ class _Checkpoint:
         from agents.results.plainest import IllegalPlan
 
         try:
-            plan = progress.best(seed)
+            plan = progress.best(self._seed)
         except (UserError, IllegalPlan) as fault:
             LOG.warning("the best plan so far is not kept: %s", fault)
         else:
