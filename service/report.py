@@ -28,7 +28,7 @@ def fullest(plan: Plan) -> DeviceMemory:
 
 
 def memory_share(plan: Plan) -> float:
-    """Share of the memory of the fullest device."""
+    """Share of its memory that the fullest device uses."""
     memory = fullest(plan)
     return memory.total / memory.capacity
 

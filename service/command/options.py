@@ -295,7 +295,7 @@ def read_model(
         if not name:
             from ir import zoo
 
-            raise ModelError("no name behind zoo:", field="model", value=model, repair=one_of(zoo.names(), name))
+            raise ModelError("no name after zoo:", field="model", value=model, repair=one_of(zoo.names(), name))
         data, options = b"", replace(options, zoo=name)
     elif model.startswith("hf:"):
         from service.loading import export_config

@@ -239,7 +239,7 @@ def train_agent(
     ] = None,
     seed: SeedOption = 0,
 ) -> None:
-    """Trains anew the network that proposes the first plans of every search, on generated problems."""
+    """Trains the network that proposes the first plans of every search, on generated problems."""
     from agents.learning.course import Curriculum, train
     from agents.portfolio.portfolio import cores
     from agents.searcher import Budget

@@ -17,7 +17,7 @@ from automap.errors import NothingFits, ProblemError, UserError, one_of
 from service.command.estimation import with_sequence
 from service.jobs.run_job import JobRequest, build_problem, import_graph, run_job
 from service.priced import FIXED, hand_made_plan
-from service.report import fullest, seconds
+from service.report import memory_share, seconds
 from service.strategy import strategy
 
 if TYPE_CHECKING:
@@ -74,12 +74,6 @@ class Cell:
             "memory_share": memory_share(self.plan),
             "strategy": strategy(self.plan),
         }
-
-
-def memory_share(plan: Plan) -> float:
-    """Share of the memory that the fullest device uses."""
-    memory = fullest(plan)
-    return memory.total / memory.capacity
 
 
 def read_sides(texts: Sequence[str]) -> tuple[Side, ...]:
