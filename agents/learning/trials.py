@@ -3,9 +3,8 @@
 The first plan that runs is the one that the search found. Before each further run there is a round:
 
 1. The runs so far correct the prices of all plans. Computing and communicating are calibrated, and what calibration
-does
-   not explain is carried over to plans that are alike (`automap.bounds.corrections`). Episodes and completions are
-   rewarded by the corrected prices.
+   does not explain is carried over to plans that are alike (`automap.bounds.corrections`). Episodes and completions
+   are rewarded by the corrected prices.
 2. The network, at first the pretrained one, proposes some plans and then learns from others. Some episodes are led
    through the plans that have run, so that their measured times are in the replay.
 3. The plan with the least optimistic step time runs next. This is the expected step time less one standard deviation
