@@ -371,7 +371,7 @@ class Incumbent(Spending):
         )
 
     def _outside_result(self, found: Outside, seed: int) -> SearchResult:
-        """The result where the best plan lies outside the space; unlike plans behind it are those of the space."""
+        """The result where the best plan lies outside the space; unlike plans after it are those of the space."""
         record = self._record(found.found_by, seed, self._bound_s, proven=False)
         plan = replace(found.plan, search=record)
 

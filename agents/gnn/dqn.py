@@ -1,8 +1,8 @@
 """The masked DQN places the tasks of distributed GNN training: the network and policy of the search for plans.
 
 What `agents.learning.dqn` adds to stable-baselines3 for plans holds here too: masks in the observation, ratings that
-begin with what is known (here the growth of the bound behind an action), double Q-learning, and episodes of two kinds.
-Most episodes follow the best placement so far and decide some tasks anew; the others decide all of it, with noise of a
+begin with what is known (here the growth of the bound after an action), double Q-learning, and episodes of two kinds.
+Most episodes follow the best placement so far and decide some tasks again; the others decide all of it, with noise of a
 random strength.
 """
 
@@ -28,7 +28,7 @@ from envs.decision import Observation
 from envs.placement import PlacementEnv
 
 REVISIONS = 0.8
-"""Share of the episodes that decide only some tasks of the best placement anew (chosen by hand)."""
+"""Share of the episodes that decide only some tasks of the best placement again (chosen by hand)."""
 MOST_REVISED = 6
 """Most tasks that such an episode decides."""
 NOISE = 0.02, 3.0

@@ -7,7 +7,7 @@ Two kinds of episodes alternate.
   rated by its best plan and by the gain that another visit may bring; this assumed gain becomes smaller with each
   visit that found nothing better (optimism in the face of uncertainty).
 - A *revision* begins with the best plan of a mesh. It takes another value for one of its decisions, or makes a move of
-  MCMC, and decides some of the later decisions anew. So it can find several changes that pay only together, the first
+  MCMC, and decides some of the later decisions again. So it can find several changes that pay only together, the first
   of which is a loss by itself.
 
 Units: seconds.
@@ -68,7 +68,7 @@ class Guide:
 
     @property
     def is_revision(self) -> bool:
-        """Whether the episode decides a part of a plan anew."""
+        """Whether the episode decides a part of a plan again."""
         return self.window is not None
 
 

@@ -164,7 +164,7 @@ class Proposals:
         """Takes one decision of every plan.
 
         Returns:
-            [episodes] whether each plan is complete, and [episodes] the step time expected behind each decision, in
+            [episodes] whether each plan is complete, and [episodes] the step time expected after each decision, in
             seconds.
         """
         episodes = self.episodes

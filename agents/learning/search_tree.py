@@ -19,9 +19,9 @@ class _Node:
         parent: the partial plan before the last decision; None at the root.
         behind: index of that decision among the actions of the parent.
         actions: legal actions, ascending. They are few, so that lists take less time than arrays.
-        bounds: lower bound on the step time behind each action, in seconds.
-        is_closed: whether nothing is left to explore behind each action.
-        children: node behind each action that has been taken, by index.
+        bounds: lower bound on the step time after each action, in seconds.
+        is_closed: whether nothing is left to explore after each action.
+        children: node after each action that has been taken, by index.
     """
 
     __slots__ = ("actions", "behind", "bounds", "children", "is_closed", "parent")
@@ -41,7 +41,7 @@ class _Node:
 class SearchTree:
     """What is left to explore.
 
-    An action is closed where every plan behind it has been priced or is, by its bound, no faster than the best plan so
+    An action is closed where every plan after it has been priced or is, by its bound, no faster than the best plan so
     far. No closed action is taken while another one is open: no plan is priced twice, and none that cannot be the best.
 
     Attributes:
@@ -62,7 +62,7 @@ class SearchTree:
         self._at = [self._root] * episodes.count
 
     def open_actions(self, number: int, legal: Ints) -> Ints:
-        """Open actions of an episode; where none is open, those behind which some plan is not priced.
+        """Open actions of an episode; where none is open, those after which some plan is not priced.
 
         Args:
             number: number of the episode.
@@ -87,7 +87,7 @@ class SearchTree:
         return np.array(found, dtype=np.int64) if found else legal
 
     def take(self, number: int, action: int) -> None:
-        """Goes on behind one of the legal actions of an episode."""
+        """Goes on after one of the legal actions of an episode."""
         node = self._at[number]
         behind = node.actions.index(action)
         child = node.children.get(behind)
@@ -101,11 +101,11 @@ class SearchTree:
         self._at[number] = self._root
 
     def begin(self) -> None:
-        """Begins all episodes anew; what is closed stays closed."""
+        """Begins all episodes again; what is closed stays closed."""
         self._at = [self._root] * self._episodes.count
 
     def _close(self, node: _Node) -> None:
-        """Closes the action that leads to a node, and the ones before it behind which no action is open any more."""
+        """Closes the action that leads to a node, and the ones before it after which no action is open any more."""
         best_s = self.best_s()
         while node.parent is not None:
             parent = node.parent

@@ -65,7 +65,7 @@ class Primitives:
         return int(ranks["end_s"].argmax()), False
 
     def _moved(self, values: Values, rank: int) -> Iterator[list[int]]:
-        """Units of the rank go to the rank before it or behind it; the ends of the others stay."""
+        """Units of the rank go to the rank before it or after it; the ends of the others stay."""
         space, shape = self.space, self.space.shape(values)
         if shape.pp == 1 or shape.virtual > 1:
             return

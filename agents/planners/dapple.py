@@ -41,7 +41,7 @@ MOST_COUNTS = 6
 
 
 class _Round(NamedTuple):
-    """All partial plans with equally many stages, those that leave the same devices free one behind the other."""
+    """All partial plans with equally many stages, those that leave the same devices free one after the other."""
 
     free: list[tuple[int, int, int]]
     """Number of the set that is free, the first plan, and one past the last."""

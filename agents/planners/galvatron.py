@@ -146,7 +146,7 @@ class LayerChoice:
                 yield Option(number, mode, count, seconds + reduced / self.table.num_micro_batches, level)
 
     def _conversions(self, before: Sequence[int], kind: Sequence[int]) -> Floats:
-        """[strategies, strategies] seconds by which the first layer of a kind is longer behind another strategy."""
+        """[strategies, strategies] seconds by which the first layer of a kind is longer after another strategy."""
         space, table = self.table.space, self.table
         evaluator, strategies = space.evaluator, table.strategies
         found = np.zeros((len(strategies), len(strategies)))

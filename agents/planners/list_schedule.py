@@ -6,7 +6,7 @@ farthest along the chain of its micro-batch (SPP, Luo et al., INFOCOM 2022, arXi
 abstract and from experiments).
 
 A rank may be given a number of registers. A forward pass takes one, and the backward pass of its micro-batch returns
-it; without a free register no forward pass starts, so that a fast rank waits for the slow ones behind it. This is the
+it; without a free register no forward pass starts, so that a fast rank waits for the slow ones after it. This is the
 back-pressure of OneFlow's actors (arXiv 2110.15032, section 5): with one register a pipeline runs one micro-batch at a
 time, with as many as ranks follow it is DAPPLE's 1F1B, and without a limit it is SPP's schedule. Units: seconds.
 """
@@ -36,7 +36,7 @@ class Stages:
     back_s: Floats
     """[stages - 1] gradients on their way back, over the same channel."""
     reduce_s: Floats
-    """[stages] reduction of the gradients behind the last backward pass."""
+    """[stages] reduction of the gradients after the last backward pass."""
 
     @property
     def load_s(self) -> float:
@@ -63,7 +63,7 @@ class Stages:
 
 
 def _woven(stages: Floats, channels: Floats) -> Floats:
-    """[2 * stages - 1] a number of each stage and of the channel behind it in turn."""
+    """[2 * stages - 1] a number of each stage and of the channel after it in turn."""
     found = np.zeros(2 * len(stages) - 1)
     found[::2], found[1::2] = stages, channels
     return found
@@ -116,7 +116,7 @@ def list_schedule(
 class _Run:
     """The simulation of a step.
 
-    Its resources are numbered in the order of the chain: 0 is stage 0, 1 the channel behind it, 2 is stage 1, and so
+    Its resources are numbered in the order of the chain: 0 is stage 0, 1 the channel after it, 2 is stage 1, and so
     on. Even numbers are stages.
     """
 

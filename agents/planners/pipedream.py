@@ -242,7 +242,7 @@ class _Level:
         """
         sync = 4.0 * (replicas - 1) / replicas / self._level.bytes_per_s
         found: Floats = (self._inner[rows, ends] + sync * self._weights[rows, ends]) / replicas
-        # Versions that a worker holds: as many as there are micro-batches on their way behind it (the released program
+        # Versions that a worker holds: as many as there are micro-batches on their way after it (the released program
         # counts none in the last stage).
         if not math.isinf(self._memory_bytes):
             found[math.ceil(behind / replicas) * self._held[rows, ends] > self._memory_bytes] = np.inf

@@ -39,7 +39,7 @@ class SpanCosts:
         crossing_bytes: [units + 1] bytes that a rank sends where a stage begins before each unit.
         saved_bytes: [modes, units] bytes kept from the forward to the backward pass of a micro-batch.
         needed_bytes: [modes, units] bytes that the passes of a unit need besides state and saved activations.
-        reduce_s: span -> seconds of the reduction of gradients, and of ZeRO's gathers behind it, that nothing hides.
+        reduce_s: span -> seconds of the reduction of gradients, and of ZeRO's gathers after it, that nothing hides.
         unit_reduce_s: [units] the same of each unit by itself.
         capacity: bytes that units may use on a device: without what the framework holds, and what nothing uses.
     """
@@ -75,7 +75,7 @@ class SpanCosts:
         self.unit_reduce_s: Floats = self._reduced(gradients.T, changed.T, self.backward_s[0])
 
     def _reduced(self, gradients: Floats, changed: Floats, backward_s: Floats) -> Floats:
-        """Seconds of reductions of gradients, and of ZeRO's gathers behind the optimizer, that a step waits for, as in
+        """Seconds of reductions of gradients, and of ZeRO's gathers after the optimizer, that a step waits for, as in
         the price (`automap.price.kernels.step`): what no trainer hides, and what the backward pass of the last
         micro-batch is too short for.
 
@@ -142,7 +142,7 @@ class SpanCosts:
     @functools.cached_property
     def beyond_bytes(self) -> Floats:
         """[modes, units + 1, units + 1] bytes in the fullest moment of a backward pass, over all that a micro-batch
-        saves: the passes of a unit need some, and what the units behind it have saved is free by then."""
+        saves: the passes of a unit need some, and what the units after it have saved is free by then."""
         before = _before(self.saved_bytes)
         most = _most(before[:, 1:] + self.needed_bytes)
         return np.where(np.isfinite(most), most - before[:, None, :], 0.0)

@@ -205,7 +205,7 @@ def main() -> None:
     from automap.space.target_limits import plan_space
     from ir.serialize import graph_from_bytes
 
-    # The graph has its loss and the user's costs already: nothing is built anew.
+    # The graph has its loss and the user's costs already: nothing is built again.
     problem = Problem(
         graph=graph_from_bytes(sys.stdin.buffer.read()),
         cluster=parse_cluster(head["cluster"]),

@@ -305,7 +305,7 @@ def _one_by_one(space: PlanSpace, values: Values, limit_s: float) -> Values:
 
 
 def _with(space: PlanSpace, values: Values, number: int, value: int) -> Values:
-    """The plan with another value of one slot, repaired behind it."""
+    """The plan with another value of one slot, repaired after it."""
     return space.repair([*values[:number], value, *values[number + 1 :]], kept=number)
 
 

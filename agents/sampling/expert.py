@@ -22,7 +22,7 @@ class Grid(NamedTuple):
     """[plans, 2] seconds of a step and overflow of memory, see `PlanSpace.price`."""
 
     def joined(self, other: Grid) -> Grid:
-        """These plans, and the other ones behind them."""
+        """These plans, and the other ones after them."""
         return Grid(np.concatenate([self.values, other.values]), np.concatenate([self.prices, other.prices]))
 
 

@@ -22,7 +22,7 @@ LONGEST = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One block of a stack: its branches, one behind the other or side by side."""
+    """One block of a stack: its branches, one after the other or side by side."""
 
     branches: tuple[str, ...]
     """Kinds of its branches, keys of `_BRANCHES`."""
