@@ -175,7 +175,7 @@ class Episodes:
             number: of the plan.
             lead: legal plan whose values the other slots take, as far as they are legal; it becomes known. None = the
                 best known one.
-            window: the first slot that is decided and the first behind these, of those that the agent decides; None =
+            window: the first slot that is decided and the first after these, of those that the agent decides; None =
                 all.
         """
         if lead is not None:

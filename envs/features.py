@@ -84,7 +84,7 @@ class Features:
 
         Args:
             episodes: the plans.
-            known: completions behind their legal values.
+            known: completions after their legal values.
             observation: [episodes, STATE_FEATURES + actions * ACTION_FEATURES], written.
             mask: [episodes, actions], written: 0 for actions that are illegal, and for those that cannot fit into
                 memory unless that is all of them.

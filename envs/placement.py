@@ -119,7 +119,7 @@ class PlacementEnv(gymnasium.Env[Observation, np.int64]):
         self._look()
 
     def _look(self) -> None:
-        """Finds out which machines have room for the next task, and the bounds behind them."""
+        """Finds out which machines have room for the next task, and the bounds after them."""
         machines = len(self.room)
         self._free = np.zeros(machines, dtype=bool)
         self._behind, self._near = np.zeros((2, machines)), np.zeros(machines)
