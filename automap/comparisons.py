@@ -17,7 +17,7 @@ class Change:
     about: str
     """The decision before and after, as in `tensor parallel 8 → 4`."""
     saved_s: float
-    """Seconds that a step takes less with this change behind those before it; negative where it takes longer. The sum
+    """Seconds that a step takes less with this change after those before it; negative where it takes longer. The sum
     over all changes is the whole difference."""
     parts_s: Mapping[str, float]
     """What these seconds consist of: compute, communication, bubble, optimizer and overhead of the busiest rank."""

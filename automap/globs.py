@@ -19,7 +19,7 @@ _INSIDE = r"(?:(?:\.[^/]*)?/[^/]*)?"
 def _pattern(glob: str, behind: str) -> re.Pattern[str]:
     """The regular expression of a glob.
 
-    A wildcard and the text behind it form an atomic group without backtracking: the first place where the text matches
+    A wildcard and the text after it form an atomic group without backtracking: the first place where the text matches
     is as good as any later one. Only the last wildcard of each kind, which must reach the end, backtracks. So no glob
     takes exponential time.
     """

@@ -299,7 +299,7 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
         return self.overloads[kinds]
 
     def _load_code(self) -> tuple[str, str, list[Any]]:
-        """Reads or makes the machine code, behind that of the kernels apart that it calls.
+        """Reads or makes the machine code, after that of the kernels apart that it calls.
 
         Returns:
             The arguments of `_function`.

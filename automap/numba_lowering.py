@@ -68,13 +68,13 @@ class _NamedUniTuple(_ByAddress, UniTupleModel):  # type: ignore[misc]
 
 
 def _is_computed(value: Any) -> bool:
-    """Whether one instruction computes a value, so that others can be put behind it."""
+    """Whether one instruction computes a value, so that others can be put after it."""
     return isinstance(value, Instruction) and not isinstance(value, PhiInstr)
 
 
 @contextlib.contextmanager
 def _behind(builder: Any, value: Any) -> Iterator[None]:
-    """Puts instructions directly behind the one that computes a value: they run wherever the value is known."""
+    """Puts instructions directly after the one that computes a value: they run wherever the value is known."""
     block = builder.block
     if _is_computed(value):
         builder.position_after(value)

@@ -54,7 +54,7 @@ class Training:
     async_tensor_parallel: bool = False
     """Whether matrix products are cut into pieces that overlap with the collectives of tensor parallelism."""
     overlap_gradients: bool = field(default=True, metadata=LEFT_OUT)
-    """Whether gradients are reduced under the backward pass as far as the trainer can, and not behind it."""
+    """Whether gradients are reduced under the backward pass as far as the trainer can, and not after it."""
     optimizer: Literal["adam", "momentum", "sgd"] = "adam"
     """Optimizer, which decides the state of a parameter: Adam two moments, momentum one, SGD none."""
     loss: Literal["cross_entropy", "mse"] | None = None

@@ -99,7 +99,7 @@ def arrange(kind: int, num_ranks: int, num_chunks: int, num_micro_batches: int) 
 def _linked(program: Ints, num_chunks: int, num_micro_batches: int) -> Ints:
     """Writes the last column of `program`, and returns it."""
     word, chunk, micro_batch = program[:, A_WORD], program[:, A_CHUNK], program[:, A_MICRO_BATCH]
-    # Row 0 holds forwards, row 1 gradients of inputs; the chunks before the first and behind the last stay -1.
+    # Row 0 holds forwards, row 1 gradients of inputs; the chunks before the first and after the last stay -1.
     place = np.full((2, num_chunks + 2, num_micro_batches), -1, dtype=np.int64)
     made = word != WEIGHT
     way = (word != FORWARD).astype(np.int64)

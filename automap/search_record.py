@@ -66,7 +66,7 @@ class SearchRecord:
     evaluations: int
     """Number of complete plans priced by all searchers together."""
     look_aheads: int = 0
-    """Number of further plans that agents priced to see what is behind a decision."""
+    """Number of further plans that agents priced to see what is after a decision."""
     baselines: Mapping[str, float | None]
     """Step times in seconds of pure data parallelism (`dp`), the best template (`expert`) and `hints.baseline`
     (`yours`); null if it does not fit into memory. `dp` is absent if the batch or the hints allow no such plan, `yours`

@@ -129,7 +129,7 @@ class Enumeration:
         return replace(some, meshes=np.array(numbers, dtype=np.int64)[alike])
 
     def _mask(self, slot: Slot, row: tuple[int, ...], key: list[int]) -> Mask:
-        """[values] legal values of a slot behind `row`; they are the same behind all beginnings with the same key."""
+        """[values] legal values of a slot after `row`; they are the same after all beginnings with the same key."""
         if slot.kind != "signature":
             return self.space.legal(row)
         known = (len(row), *key)

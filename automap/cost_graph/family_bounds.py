@@ -271,7 +271,7 @@ class FamilyBounds(MixedStages):
             Seconds for each parameter of the first unit, and how many of its parameters are not exchanged.
         """
         units, tied = self.space.arrays.units.tolist(), self.space.evaluator.tied.parameters
-        # Each chunk has a unit, so that with so few units behind the other reader it is not on the first rank.
+        # Each chunk has a unit, so that with so few units after the other reader it is not on the first rank.
         tensors = self.space.problem.graph.tensors
         tied = tuple(each for each in tied if not tensors[each[0]].frozen)
         names = {name for name, one, other in tied if one == 0 and shape.pp > len(units) - other}

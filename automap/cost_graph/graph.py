@@ -8,7 +8,7 @@ unit is a base, with every signature undecided, plus what each node adds alone, 
   read by the next unit; in a repeated block, by its own next copy.
 - Where several groups read one tensor, a group pays nothing if the group before it requires the same placement: the
   tensor is converted once. (OneFlow gives such a tensor a proxy node whose values are sets of placements. Pairs of
-  neighbours in the order of reading are exact unless a placement is required again behind another one.)
+  neighbours in the order of reading are exact unless a placement is required again after another one.)
 - For copies that are saved for the backward pass, likewise: once for neighbours that save the same copy.
 
 Costs are rows as `unit_cost` writes them. Those in which units add up (seconds of the device, kernels, bytes, elements)

@@ -204,7 +204,7 @@ def _payments(costs: GroupCosts, times: Floats, pairs: Counter[tuple[int, int]])
 
     Args:
         times: [types] number of units of each type.
-        pairs: number of units of each type behind one of each type.
+        pairs: number of units of each type after one of each type.
     """
     for kind, count in enumerate(times.astype(np.int64).tolist()):
         for factor in costs.inside(kind):

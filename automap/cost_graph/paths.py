@@ -7,15 +7,15 @@ step is at least any path through the order of the passes. Three kinds of them, 
   of T, and 1 / p times that of the rest.
 - 1F1B without virtual stages, m > p: a micro-batch runs to the last rank and back, and then rank 0 begins the one p
   later. With m - 1 = k p + s these are k + 1 round trips over all ranks; the s micro-batches between them are waited
-  for on any rank at T each, so on an even mixture of ranks. Gradients and update of rank 0 alone come behind that.
+  for on any rank at T each, so on an even mixture of ranks. Gradients and update of rank 0 alone come after that.
 - GPipe, any m: the forward passes of one rank and the backward passes of another, between two round trips.
 
-- Virtual stages, m = p: all forward passes come before the backward passes, in both those of one chunk behind each
+- Virtual stages, m = p: all forward passes come before the backward passes, in both those of one chunk after each
   other and the way through all chunks: 1 + (m - 1) / chunks times the sum of T in the mean over the chunks.
 
 In the mean over the ranks the second and the third are (m + p - 1) / p times the sum of T: no uneven division of the
 work is faster than the even one. Such a path ends on any rank r too, without the last backward passes of the ranks
-before r, and there the gradients of rank r come behind it. Where m is at most p, 1F1B is taken to do backward passes
+before r, and there the gradients of rank r come after it. Where m is at most p, 1F1B is taken to do backward passes
 alone one after another.
 """
 
@@ -52,7 +52,7 @@ class Ways:
     path: Path
     """What the seconds of each rank weigh."""
     ends_first: float
-    """Share of the paths that end on rank 0, whose gradients come behind them; `path` does not count these."""
+    """Share of the paths that end on rank 0, whose gradients come after them; `path` does not count these."""
     passes: float
     """Sum of the weights of the forward passes of all ranks."""
     sends: float
@@ -140,10 +140,10 @@ def path_to_ranks(shape: Shape, schedules: Sequence[str], share: float) -> Path:
 
 
 def path_trips(shape: Shape, schedules: Sequence[str]) -> tuple[Path, ...]:
-    """What the seconds of a rank weigh in paths that end on a rank behind it, on itself and on a rank before it.
+    """What the seconds of a rank weigh in paths that end on a rank after it, on itself and on a rank before it.
 
     A path that ends on rank r has no backward pass of the ranks before r from the last trip back. Where that is the
-    only trip, as in GPipe and where m is at most p, it has none at all: what it waits for comes from ranks behind them.
+    only trip, as in GPipe and where m is at most p, it has none at all: what it waits for comes from ranks after them.
 
     Returns:
         Nothing where no such path is known.

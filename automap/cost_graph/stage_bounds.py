@@ -93,7 +93,7 @@ class StageBounds:
         return self._undecided[key]
 
     def _crossing(self, costs: OpenCosts) -> Floats:
-        """[units - 1] least bytes that are sent from one stage to the next if the pipeline is cut behind each unit."""
+        """[units - 1] least bytes that are sent from one stage to the next if the pipeline is cut after each unit."""
         found: Floats = costs.bases[self.space.arrays.units[:-1], BOUNDARY_BYTES]
         return found
 
@@ -217,11 +217,11 @@ class StageBounds:
 def least_crossing(crossing: Sequence[Floats], virtual: int) -> list[float]:
     """[ranks] bytes that each rank sends to the next one, at least.
 
-    There is a unit at least in each chunk, so that the last unit of a chunk has as many before it as there are chunks
-    before, and as many behind it as there are behind.
+    Each chunk has one unit at least, so that the last unit of a chunk has at least as many units before it as there are
+    chunks before, and at least as many units after it as there are chunks after.
 
     Args:
-        crossing: [ranks][units - 1] bytes that cross behind each unit if a chunk of the rank ends there.
+        crossing: [ranks][units - 1] bytes that cross after each unit if a chunk of the rank ends there.
         virtual: chunks of each rank.
     """
     ranks, found = len(crossing), []

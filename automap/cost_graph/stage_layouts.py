@@ -32,7 +32,7 @@ class Layouts:
         self._found: dict[tuple[int, ...], dict[tuple[StageClass, ...], list[float]]] = {}
 
     def of(self, shape: Shape) -> dict[tuple[StageClass, ...], list[float]]:
-        """For each layout of a shape, bytes a second from each stage to the next one, at most; infinite behind all."""
+        """For each layout of a shape, bytes a second from each stage to the next, at most; infinite after the last."""
         space, arrays, pp = self.space, self.space.arrays, shape.pp
         tp, middle = space.meshes.degrees.index(shape.tp), space.meshes.middles.index(shape.middle)
         count = space.meshes.micro_batches.index(shape.num_micro_batches)

@@ -36,7 +36,7 @@ class RankBounds:
     room: float
     """Bytes that state and saved tensors may take on the rank."""
     crossing: Floats
-    """[units - 1] bytes that are sent to the next rank if the pipeline is cut behind each unit."""
+    """[units - 1] bytes that are sent to the next rank if the pipeline is cut after each unit."""
 
     @staticmethod
     def of(found: Sequence[OfTypes], saved_bytes: Floats, *, room: float, crossing: Floats) -> RankBounds:
@@ -216,7 +216,7 @@ def fastest_spread(
     """Seconds of the fastest spread, and the weights that prove that no spread is faster.
 
     A path that ends on rank r runs through all ranks. On the ranks before r it has the passes of `RankBounds.trip_s[0]`
-    (without the last backward pass), on r those of `trip_s[1]` (with the gradients), and behind r those of `trip_s[2]`.
+    (without the last backward pass), on r those of `trip_s[1]` (with the gradients), and after r those of `trip_s[2]`.
 
     Args:
         views: for each rank, its bounds as each kind of its devices sees them; all of them hold.

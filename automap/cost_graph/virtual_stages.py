@@ -10,7 +10,7 @@ the j-th one there (from 0):
 - The same, where rank 0 works through p micro-batches of its first j chunks before the first micro-batch goes on.
 
 Each of these is a row of a linear program. Of the spread that is the fastest by them, the schedule is run, and the path
-that ends last, with the gradients of its rank behind it, is the next row, until no path is longer than the program says
+that ends last, with the gradients of its rank after it, is the next row, until no path is longer than the program says
 (row generation): no path through the order of the passes is left out that would matter.
 
 Every chunk has a unit at least, and saves for p micro-batches, but for the last chunk of each rank. Units: seconds,
@@ -79,7 +79,7 @@ def paths(sizes: Sequence[int], ranks: int, num_micro_batches: int) -> Iterator[
     """[groups, ranks] how often a forward and a backward pass of each chunk are on each path.
 
     Args:
-        sizes: chunks of each group, see `groups`; no path enters a rank behind a group of several.
+        sizes: chunks of each group, see `groups`; no path enters a rank after a group of several.
     """
     alone = next((number for number, size in enumerate(sizes) if size > 1), len(sizes))
     for j in range(alone):
@@ -149,7 +149,7 @@ def _first_program(
     bound[0, 0], bound[-1, -1] = pipeline.ends
     program.add_shares(bound)
     for rank, bounds in enumerate(pipeline.rank_bounds):
-        # The first micro-batch comes through the chunks before, then the rank works; its gradients are behind that.
+        # The first micro-batch comes through the chunks before, then the rank works; its gradients are after that.
         row = nothing.copy()
         row[0, :rank] = forward_s[:rank]
         row[:, rank] = busy_s[rank]
@@ -168,7 +168,7 @@ def _first_program(
             program.add_room(row, bounds.room)
     for often in paths(sizes, pipeline.ranks, pipeline.num_micro_batches):
         row = often[..., None, None] * both_s
-        # The path ends on rank 0, whose gradients come behind it.
+        # The path ends on rank 0, whose gradients come after it.
         if often[:, 0].min() >= 1.0:
             row[:, 0] += (ended_s - both_s)[0]
         program.add_seconds(row, pipeline.step_s + float((often * besides_s).sum()))

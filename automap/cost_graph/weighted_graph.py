@@ -103,7 +103,7 @@ class JointClasses:
             joint = np.zeros(len(codes[0]), dtype=np.int64)
             for some in codes:
                 joint = joint * (int(some.max()) + 1) + some
-                # Numbered anew each time, so that products stay small.
+                # Numbered afresh each time, so that products stay small.
                 first, joint = classes_of(joint)
             self._found[key] = codes, joint, tuple(some[first] for some in codes)
         _, joint, parts = self._found[key]

@@ -47,7 +47,7 @@ def slurm_variables(text: str) -> dict[str, str]:
 
 
 def _header(text: str) -> Iterator[str]:
-    """What stands behind `#SBATCH`, up to the first command, where Slurm stops reading. A script within a script begins
+    """What stands after `#SBATCH`, up to the first command, where Slurm stops reading. A script within a script begins
     with `#!`."""
     is_header = True
     for line in text.splitlines():

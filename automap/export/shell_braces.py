@@ -15,7 +15,7 @@ from automap.export.shell_syntax import Node
 _RANGE = re.compile(r"(-?\d{1,9})\.\.(-?\d{1,9})(?:\.\.(-?\d{1,9}))?", re.ASCII)
 _LETTERS = re.compile(r"([a-z])\.\.([a-z])(?:\.\.(-?\d{1,9}))?|([A-Z])\.\.([A-Z])(?:\.\.(-?\d{1,9}))?")
 Token: TypeAlias = str | Node
-"""A letter, a letter behind a backslash, or a part in quotes or with a substitution."""
+"""A letter, a letter after a backslash, or a part in quotes or with a substitution."""
 
 
 def written_out(word: Node, spend: Callable[[int], None]) -> list[Node]:

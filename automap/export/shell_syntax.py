@@ -44,7 +44,7 @@ def parse(text: str) -> list[Node]:
     while True:
         comments: list[Node] = []
         found = _parsed(source, comments)
-        # For bash a comment ends with its line, also behind a backslash; shfmt 3.14 reads on.
+        # For bash a comment ends with its line, also after a backslash; shfmt 3.14 reads on.
         ends = [place(comment, "Hash") + len(comment["Text"].rstrip("\n").encode()) for comment in comments]
         if not ends:
             return found

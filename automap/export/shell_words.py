@@ -95,7 +95,7 @@ class Words:
         return found
 
     def text(self, word: Node | None) -> str:
-        """The one text that a word stands for where words are not divided, as behind `=`."""
+        """The one text that a word stands for where words are not divided, as after `=`."""
         return "".join(" " if is_whole is None else text for text, is_whole in self.pieces(word or {}))
 
     def pieces(self, word: Node, where: str = _BARE) -> Iterator[Piece]:

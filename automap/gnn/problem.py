@@ -23,7 +23,7 @@ PAIRS: Mapping[tuple[Role, Role], int] = {
     ("worker", "server"): 0,
     ("server", "worker"): 1,
 }
-"""Roles that a flow may connect -> by how many iterations its use lies behind its source, unless the flow says so."""
+"""Roles that a flow may connect -> by how many iterations its use lies after its source, unless the flow says so."""
 RESOURCES = ("gpus", "cpus", "memory_GiB")
 """What tasks demand of machines; in this order in arrays."""
 Bound = Literal["critical path", "sending", "receiving"]
@@ -112,7 +112,7 @@ class Flow:
     bytes: Amount
     """What is sent in one iteration."""
     lag: Annotated[int, Range(0, 8)] | None = None
-    """Iterations by which the use lies behind the source; null = 1 from a parameter server to a worker, else 0."""
+    """Iterations by which the use lies after the source; null = 1 from a parameter server to a worker, else 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,12 +165,12 @@ class GnnProblem:
         return found
 
     def lags(self) -> list[int]:
-        """[flows] iterations by which the use of each flow lies behind its source."""
+        """[flows] iterations by which the use of each flow lies after its source."""
         roles = {task.name: task.role for task in self.tasks}
         return [PAIRS[roles[f.source], roles[f.target]] if f.lag is None else f.lag for f in self.flows]
 
     def order(self) -> list[int]:
-        """[tasks] numbers of the tasks, each behind those that it waits for within an iteration.
+        """[tasks] numbers of the tasks, each after those that it waits for within an iteration.
 
         Raises:
             ProblemError: tasks wait for each other in a circle.

@@ -11,14 +11,14 @@ from automap.arrays import Ints
 from automap.gnn.graphs import Graph, sample_hops
 
 BATCHES = 5
-"""Mini-batches that are measured, behind one that warms up."""
+"""Mini-batches that are measured, after one that warms up."""
 
 
 def linear_sizes(widths: Sequence[int], hops: int) -> list[tuple[int, int]]:
     """[layers] inputs and outputs of the linear map of each layer, of a node beside the mean of its neighbours.
 
     Args:
-        widths: numbers of a node: its features, behind each layer but the last, and its classes.
+        widths: numbers of a node: its features, after each layer but the last, and its classes.
         hops: number of layers, one a hop.
     """
     sizes = [widths[0], *[widths[1]] * (hops - 1), widths[2]]

@@ -106,7 +106,7 @@ class Bottleneck:
         return 0.0 if self.lowered.zero >= 2 and self.lowered.zero_axes[axis] else self._once("scattered", axis)
 
     def gathered(self, axis: int) -> float:
-        """Local elements of weights that are gathered over an axis once a step, behind the optimizer."""
+        """Local elements of weights that are gathered over an axis once a step, after the optimizer."""
         if self.lowered.zero not in (1, 2):
             return 0.0
         return self._once("gathered", axis) - self._once("gathered_frozen", axis)

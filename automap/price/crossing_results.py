@@ -17,7 +17,7 @@ from ir.blocks import Blocks
 
 
 def leave_results_behind(arrays: Arrays, spans: Ints, boundary_out: Ints, blocks: Blocks) -> None:
-    """Marks the results that are left to the units behind their own, and the units that count them.
+    """Marks the results that are left to the units after their own, and the units that count them.
 
     Args:
         arrays: the tables of the kernels; fields of operands are written.
@@ -46,7 +46,7 @@ def leave_results_behind(arrays: Arrays, spans: Ints, boundary_out: Ints, blocks
 
 
 def _agreed(blocks: Blocks, makers: set[int], readers: set[int]) -> tuple[set[int], set[int]]:
-    """The unit types of some whose results all units behind them count, and those that count them: results of all units
+    """The unit types of some whose results all units after them count, and those that count them: results of all units
     before them are left to them."""
     pairs = defaultdict[int, set[int]](set), defaultdict[int, set[int]](set)
     for unit, following in itertools.pairwise(blocks.units):

@@ -56,7 +56,7 @@ from ir.loss import scores_of_losses
 from ir.operators.experts import token_copies
 
 RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
-"""Kinds whose positions are computed one behind the other."""
+"""Kinds whose positions are computed one after the other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +171,7 @@ class _Builder:
         self.spans.append(len(self.operators))
 
     def _hand_on(self, unit_type: int, unit: Unit, first: int, local: Mapping[str, int]) -> None:
-        """Notes which tensors later units read as carried ones, and which cross behind the unit beside its boundary.
+        """Notes which tensors later units read as carried ones, and which cross after the unit beside its boundary.
 
         Args:
             unit_type: number of the type.
@@ -334,7 +334,7 @@ class _Builder:
             kernel.casts += kernel.share
 
     def _steps(self, op: Operator) -> float:
-        """Positions of a recurrent layer: each is computed behind the one before, by a kernel of its own."""
+        """Positions of a recurrent layer: each is computed after the one before, by a kernel of its own."""
         return float(self.graph.tensors[op.inputs[0]].shape[dict(op.attributes).get("layout", 0)])
 
     def _add_signatures(self, op: Operator, table: tuple[Signature, ...], classes: Classes) -> None:

@@ -24,7 +24,7 @@ def gated_delta_rule(
     query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, use_qk_l2norm_in_kernel: bool = False,
     **_: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """The gated delta rule with the arguments of transformers, without a state before or behind the sequence.
+    """The gated delta rule with the arguments of transformers, without a state before or after the sequence.
 
     Args:
         query: [batch, length, heads of keys, d].
@@ -54,7 +54,7 @@ def selective_scan(
     hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None,  # noqa: N803
     z: Tensor | None = None, **more: Any,
 ) -> Tensor | tuple[Tensor, None]:  # fmt: skip
-    """Mamba's selective scan with the arguments of transformers, without a state before or behind the sequence.
+    """Mamba's selective scan with the arguments of transformers, without a state before or after the sequence.
 
     Args:
         hidden_states: [batch, channels, length].

@@ -132,5 +132,5 @@ _READERS: dict[str, Callable[[SteppedSpace, Sequence[int], LoweredPlan], list[in
     "recompute": _levels,
     "signature": _signatures,
 }
-"""Kinds of decisions that can only be read behind the values before them: space, these values and the plan to the
+"""Kinds of decisions that can only be read after the values before them: space, these values and the plan to the
 kind's values, or None where there are none."""

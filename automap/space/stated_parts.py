@@ -179,7 +179,7 @@ def _in_mixture(choice: AxisChoice, experts: str) -> int:
     if op.kind == PRODUCT and experts == "sliced":
         return choice.weights(sequence_parallel=False)
     if op.kind == COMBINE:
-        # Tokens return to the ranks that they came from. Where these are whole, as behind a view `[(b s), h]`, the sum
+        # Tokens return to the ranks that they came from. Where these are whole, as after a view `[(b s), h]`, the sum
         # over slices of experts stays partial.
         made, *taken = (choice.placed.get(name, BROADCAST) for name in op.inputs)
         if made == PARTIAL and all(placement == BROADCAST for placement in taken):

@@ -228,7 +228,7 @@ def _expressible(space: PlanSpace, target: Target, shape: Shape, along: bool) ->
 
 
 def _windows(space: PlanSpace, target: Target) -> dict[int, tuple[tuple[int, int], ...]]:
-    """Number of chunks -> ends of each: the first layer stays with all before it, the last one with all behind it."""
+    """Number of chunks -> ends of each: the first layer stays with all before it, the last one with all after it."""
     graph, blocks = space.problem.graph, space.linkage.blocks
     types = [unit.type for unit in blocks.units]
     spans = layer_spans(graph, blocks) or tuple(range(number, number + 1) for number in range(len(types)))

@@ -80,7 +80,7 @@ def _column(space: PlanSpace, axis: str, way: _Way, legal: Mask) -> list[int]:
         own = legal[len(column) :]
         best = _of_unit(space, unit_type, axis, way, own, placed)
         if axis == "tp" and not way.only_batch and best.divided < 1.0:
-            # A split layer in front of a norm, such as an embedding of patches, may leave attention behind it whole.
+            # A split layer in front of a norm, such as an embedding of patches, may leave attention after it whole.
             apart = way._replace(norms_whole=True)
             starts = [placed]
             if incoming != BROADCAST and unit.boundary_in is not None:

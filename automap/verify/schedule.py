@@ -1,4 +1,4 @@
-"""Rules about the schedule: the order of each rank, derived anew for every kind, and run with queues between ranks.
+"""Rules about the schedule: the order of each rank, derived afresh for every kind, and run with queues between ranks.
 
 An action is (letter, stage, micro-batch): F forward, B backward, or I and W, the gradients of inputs and of weights.
 """

@@ -159,7 +159,7 @@ class Use:
 def repeated_rows(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """A tensor that broadcasts to a shape.
 
-    A dim of a batch may hold the rows of all samples, one sample behind the other. An operand whose rows are the same
+    A dim of a batch may hold the rows of all samples, one sample after the other. An operand whose rows are the same
     for all samples has them once, and they are repeated.
     """
     wanted = shape[len(shape) - x.dim() :]

@@ -35,7 +35,7 @@ LOOK_S = 0.02
 MOST_LOOKS = 25
 """Number of looks at most (assumed): torchrun soon ends the others."""
 STATE, EXIT_CODE = 0, 49
-"""Places of these behind the name of a process in its stat file (proc(5): fields 3 and 52)."""
+"""Places of these after the name of a process in its stat file (proc(5): fields 3 and 52)."""
 
 
 Trainer = TypeVar("Trainer")

@@ -50,7 +50,7 @@ def order_of_blocks(
 ) -> list[Call]:
     """The calls of the blocks of a network, in the order in which its code makes them.
 
-    Those that it leaves out now are behind the ones before them in the network.
+    A block that the network leaves out in this call stands after the block before it in the network.
 
     Args:
         module: a network in training.

@@ -60,7 +60,7 @@ class Reached:
     def own(self) -> Tensor:
         """[parameters of the network] 1 for each that the passes of a step have reached on this rank, else 0.
 
-        To be called behind the last backward pass, before gradients are summed.
+        To be called after the last backward pass, before gradients are summed.
         """
         found = [0.0] * len(self._numbers)
         for number, parameter in self._named():

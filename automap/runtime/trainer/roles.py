@@ -17,13 +17,13 @@ class Move:
     given: Placement
     """The placement in which the tensor arrives."""
     wanted: Placement
-    """The placement that is required behind the border."""
+    """The placement that is required after the border."""
     gradient: Placement
     """The placement in which the gradient arrives from behind the border."""
 
     @property
     def is_change(self) -> bool:
-        """Whether the tensor or its gradient has another placement behind the border."""
+        """Whether the tensor or its gradient has another placement after the border."""
         return (self.given, gradient_placement(self.given)) != (self.wanted, self.gradient)
 
 
@@ -51,7 +51,7 @@ class Role:
     enter: Move | None = None
     """The change of placement in front of the module."""
     leave: Move | None = None
-    """The change of placement behind the module."""
+    """The change of placement after the module."""
     pieces: tuple[int, ...] = ()
     """The outputs of each piece of a fused weight, which are split one by one; empty = one piece."""
 

@@ -29,9 +29,9 @@ SEEDS = 2**62
 def alike(axis: Axis, device: torch.device) -> Iterator[None]:
     """A step in which the ranks of an axis draw the same random numbers, and other ranks other ones.
 
-    The first rank's generator decides; those of the caller are as before behind it, but for one number. Replicas would
-    otherwise drop alike: scripts seed all processes in one way, so that they build the same network. A process that is
-    alone draws what it would draw without a plan.
+    The first rank's generator decides. Afterwards the generators of the caller are as they were, but for one number
+    drawn from them. Replicas would otherwise drop alike: scripts seed all processes in one way, so that they build the
+    same network. A process that is alone draws what it would draw without a plan.
     """
     if dist.get_world_size() == 1:
         yield

@@ -75,8 +75,8 @@ def _stand_in(block: nn.Module, x: Tensor, *, has_gradient: bool) -> Tensor:
     """What FSDP2 does around a block that reads a tensor and hands it on.
 
     Args:
-        has_gradient: whether what the block reads gets a gradient: behind that it scatters its own ones, and at the
-            end of the backward pass otherwise, as on the ranks that run it.
+        has_gradient: whether what the block reads gets a gradient. If so, the block scatters its own gradients after
+            that one, and otherwise at the end of the backward pass, as on the ranks that run it.
     """
     state = fully_shard.state(block)  # type: ignore[attr-defined]
     args: Any = (x if has_gradient else x.detach(),)
