@@ -1,9 +1,9 @@
 """The order of the operators: the same one whatever order a file has them in, with equal layers written alike.
 
-Any order in which operators stand behind their operands is that of the same network, and exporters and tools write
+Any order in which operators stand after their operands is that of the same network, and exporters and tools write
 unlike ones. But the units of a pipeline are consecutive operators, and of one type where these are equal one by one: a
 file of twelve equal layers would have as many types as it has orders, and another price in each. So operators are put
-into an order that follows from the graph alone, neither from names nor from the file: each one behind its operands,
+into an order that follows from the graph alone, neither from names nor from the file: each one after its operands,
 which are computed one after the other. Which of several operands is first, and what is computed before all that, is
 tried in a few ways (`WAYS`). The file's own order is taken only where fewer operators are unlike in it.
 """
@@ -19,9 +19,9 @@ from ir.graph import Graph
 from ir.localize import localize
 
 FEWEST_TYPES = 3
-"""Types of units of a model of equal layers: what is before them, they, what is behind them."""
+"""Types of units of a model of equal layers: one before the layers, the layers, and one after them."""
 WAYS = ((True, 6), (False, 6), (True, 1), (False, 2))
-"""Whether the operand behind the longest chain of operators is computed first, or the first operand; and least number
+"""Whether the operand after the longest chain of operators is computed first, or the first operand; and least number
 of products that read a tensor that is computed before anything else, as the memory of an encoder is, so that an encoder
 is not written among the layers of its decoder. A norm feeds three products, or five with gates; a decoder of two layers
 reads its memory four times. Of
@@ -51,7 +51,7 @@ def _num_unlike(graph: Graph) -> int:
 
 
 def _in_operand_order(graph: Graph, *, is_deepest_first: bool, many: int | None = None) -> Graph:
-    """The graph with each operator behind the last of its operands.
+    """The graph with each operator after the last of its operands.
 
     Args:
         graph: the graph; its order decides nothing but which of several tensors that many products read is first.

@@ -45,7 +45,7 @@ class Cut:
     """What crosses between two operators."""
 
     boundary: str
-    """Name of the tensor that the units behind the cut continue from."""
+    """Name of the tensor that the units after the cut continue from."""
     beside: tuple[str, ...] = ()
     """Names of the other tensors that cross, in the order in which they are made."""
 
@@ -59,7 +59,7 @@ def find_cuts(graph: Graph, ignored: frozenset[str] = frozenset(), *, several: b
         several: whether several tensors may cross, but for carried ones, which may in any case.
 
     Returns:
-        index of an operator -> what crosses behind it.
+        index of an operator -> what crosses after it.
     """
     carried = carried_tensors(graph, ignored)
     alone = legal_cuts(graph, ignored)
@@ -75,7 +75,7 @@ def find_cuts(graph: Graph, ignored: frozenset[str] = frozenset(), *, several: b
 
 @once_per_graph
 def _inside_kernels(graph: Graph) -> tuple[int, ...]:
-    """[operators] number of fused groups without gates that have members both up to the operator and behind it."""
+    """[operators] number of fused groups without gates that have members both up to the operator and after it."""
     change = [0] * len(graph.operators)
     for group in (each for each in fused_groups(graph) if each.kind != "activation"):
         change[group.members[0]] += 1
@@ -115,7 +115,7 @@ def legal_cuts(graph: Graph, ignored: frozenset[str] = frozenset()) -> dict[int,
     for i in range(num):
         count += change[i]
         number += total[i]
-        # Views stand before their first consumer: cut behind the consumer before them, not between.
+        # Views stand before their first consumer: cut after the consumer before them, not between.
         if count == 1 and not inside[i] and not graph.operators[i].is_view:
             name = names[number - 1]
             if graph.tensors[name].batch_dim is not None:
@@ -180,7 +180,7 @@ def _last_readers(graph: Graph, index: int, ignored: frozenset[str]) -> dict[str
 
 
 def _crossing(graph: Graph, places: Collection[int], ignored: frozenset[str]) -> dict[int, tuple[str, ...]]:
-    """Index of an operator -> names of the tensors that cross behind it, in the order in which they are made."""
+    """Index of an operator -> names of the tensors that cross after it, in the order in which they are made."""
     found: dict[int, tuple[str, ...]] = {}
     until: dict[str, int] = {}
     for i in range(max(places, default=-1) + 1):
@@ -195,12 +195,12 @@ def _further_cuts(graph: Graph, known: Collection[int], ignored: frozenset[str])
     """Cuts where several tensors cross -> their boundaries.
 
     Between two heavy operators it is the place where least crosses. It is worth a cut if `MIN_HEAVY` operators with
-    `MIN_SHARE` of all FLOPs are between the nearest places before and behind it where less crosses: the inside of a
+    `MIN_SHARE` of all FLOPs are between the nearest places before and after it where less crosses: the inside of a
     short branch has its ends there.
 
     Args:
         graph: in canonical order.
-        known: indices of the operators behind which cuts are known.
+        known: indices of the operators after which cuts are known.
         ignored: names of tensors that do not count.
     """
     done = [0.0, *itertools.accumulate(op.forward_flops.at(1) for op in graph.operators)]
@@ -223,7 +223,7 @@ def _further_cuts(graph: Graph, known: Collection[int], ignored: frozenset[str])
         higher = [len(between) - 1 - i for i in nearest_smaller(between[::-1])][::-1]
         for one, other in itertools.pairwise(inside):
             places = [i - start - 1 for i in range(one, other) if may_cross[i] and not shared[i - start - 1]]
-            # The last one of several: a convolution stands with the norm and the activation behind it.
+            # The last one of several: a convolution stands with the norm and the activation after it.
             at = min(reversed(places), key=between.__getitem__, default=None)
             if at is None:
                 continue
@@ -235,7 +235,7 @@ def _further_cuts(graph: Graph, known: Collection[int], ignored: frozenset[str])
 
 
 def _crossing_sizes(graph: Graph, ignored: frozenset[str]) -> tuple[list[int], list[bool]]:
-    """[operators] elements of one sample that cross behind each operator; [operators] whether all of it can be sent."""
+    """[operators] elements of one sample that cross after each operator; [operators] whether all of it can be sent."""
     num = len(graph.operators)
     elements, counts, unsent = ([0] * (num + 1) for _ in range(3))
     for i in range(num):
@@ -253,7 +253,7 @@ def _crossing_sizes(graph: Graph, ignored: frozenset[str]) -> tuple[list[int], l
 
 
 def _sharing(graph: Graph, start: int, stop: int, heavy: Sequence[int]) -> list[int]:
-    """Number of parameters that heavy operators read both before and behind each place between two cuts: the steps of a
+    """Number of parameters that heavy operators read both before and after each place between two cuts: the steps of a
     recurrence, or heads that share their weights."""
     last: dict[str, int] = {}
     change = [0] * (stop - start + 1)

@@ -292,7 +292,7 @@ class _Finder:
             name = mains[0]
 
     def _layout_behind(self, index: int) -> set[int]:
-        """Transposes and reshapes that put the heads side by side again, behind operator `index`."""
+        """Transposes and reshapes that put the heads side by side again, after operator `index`."""
         readers = self.graph.consumers[self._op(index).outputs[0]]
         if len(readers) != 1 or self._op(readers[0]).kind not in ("Transpose", "Reshape"):
             return set()

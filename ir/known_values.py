@@ -22,7 +22,7 @@ HIDING = -1e4
 MAX_ELEMENTS = 1 << 16
 """Elements of the largest tensor that is computed as a whole where a part of it does not tell (assumed)."""
 MAX_DEPTH = 64
-"""Operators one behind the other that are followed (assumed): masks are made by about twenty."""
+"""Operators one after the other that are followed (assumed): masks are made by about twenty."""
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]

@@ -57,7 +57,7 @@ def scores_of_losses(graph: Graph) -> frozenset[str]:
 
 
 def _scores(graph: Graph, name: str) -> str:
-    """Name of the scores behind output `name`: a trailing Softmax, with views behind it, is left out."""
+    """Name of the scores after output `name`: a trailing Softmax, with views after it, is left out."""
     op = graph.maker(name)
     while op is not None and op.kind in VIEWS:
         op = graph.maker(op.inputs[0])

@@ -1,6 +1,6 @@
 """Fused parameters taken apart into named pieces.
 
-A Split (or sibling Slices, or look-ups of one index each) directly behind a linear operator is pushed up through it:
+A Split (or sibling Slices, or look-ups of one index each) directly after a linear operator is pushed up through it:
 the weight and bias become pieces `W#q`, `W#k`, `W#v`, each with a sharding of its own. A contiguous split of
 `[q|k|v]` would not split heads.
 """
@@ -180,7 +180,7 @@ def _cuts(graph: Graph, name: str) -> tuple[int, list[_Cut], list[int]] | None:
 
 
 def split_fused(graph: Graph) -> Graph:
-    """Pushes every Split, group of Slices or of look-ups behind a linear operator up into its parameters.
+    """Pushes every Split, group of Slices or of look-ups after a linear operator up into its parameters.
 
     The number of parameters stays the same; `Graph.pieces` says where each piece comes from.
     """

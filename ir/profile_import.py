@@ -7,11 +7,11 @@ A layer of the file (`ir.profile_text`) becomes a `Layer` operator with measured
   added to the first layer that reads it.
 - Of a list of output sizes `__getitem__(k)` takes the k-th. A list with one size an edge gives each reader its own,
   where equal sizes are the same tensor; otherwise every reader takes all.
-- The number behind `pbs-` in a file name is the samples of the measured mini-batch (DAPPLE's files).
+- The number after `pbs-` in a file name is the samples of the measured mini-batch (DAPPLE's files).
 
 Cuts: layers stand in one topological order (linear time; the antichains of branching graphs, which PipeDream
 enumerates, grow without bound). Where several tensors cross between two layers, a `Bundle` packs them and an
-`Unbundle` behind it takes them apart, so that the cut is legal; see `_cuts` for where.
+`Unbundle` after it takes them apart, so that the cut is legal; see `_cuts` for where.
 
 Knows nothing of devices. Units inside: seconds and elements of one sample.
 """
@@ -245,7 +245,7 @@ class _Builder:
         )
 
     def _add_cut(self, number: int, crossing: Sequence[str], now: dict[str, str]) -> None:
-        """Adds a Bundle and an Unbundle of all tensors that cross behind layer `number`, whose names `now` keeps."""
+        """Adds a Bundle and an Unbundle of all tensors that cross after layer `number`, whose names `now` keeps."""
         packed = f"node{number}#bundle"
         self._add("Bundle", packed, [now.get(t, t) for t in crossing], [packed])
         fresh = [f"{t}@{number}" for t in crossing]
@@ -257,12 +257,12 @@ class _Builder:
 def _cuts(
     layers: Sequence[_Layer], last: Mapping[str, int], seconds: Sequence[float], elements: Mapping[str, int]
 ) -> dict[int, tuple[str, ...]]:
-    """Layer index -> the tensors to bundle behind it. Linear in the graph.
+    """Layer index -> the tensors to bundle after it. Linear in the graph.
 
     Where one tensor crosses, the cut needs no help. Where several do, the place where least crosses is taken between
     two layers with parameters, unless one tensor alone crosses at another place there, or more than `MAX_CROSSING` do
     everywhere. Such a cut is worth having unless better ones are near: it is left out when less crosses at a place
-    before and at a place behind it with less than `MIN_CUT_SHARE` of all measured time between the two (the inside of a
+    before and at a place after it with less than `MIN_CUT_SHARE` of all measured time between the two (the inside of a
     short branch).
 
     Args:

@@ -10,7 +10,7 @@ Three forms are known (the operators they become are in `ir.operators.experts`):
    says which slice of it each parameter of the file is.
 
 3. *Masks* that dispatch tokens to slots: the products with them are rewritten where the file is read
-   (`ir.onnx.rewrites.dispatch_masks`); experts behind them that are modules of their own become one here.
+   (`ir.onnx.rewrites.dispatch_masks`); experts after them that are modules of their own become one here.
 
 A layer that is not understood up to the sum over a token's experts is left as it is. New operators keep the scopes of
 those they replace.

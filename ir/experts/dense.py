@@ -68,7 +68,7 @@ class Dense:
         return True
 
     def _sum(self, last: int, products: set[str]) -> tuple[int, list[str]] | None:
-        """Index of the Add behind operator `last` that completes the sum of `products`, and its other terms."""
+        """Index of the Add after operator `last` that completes the sum of `products`, and its other terms."""
         graph = self.graph
         name = graph.operators[last].outputs[0]
         while True:

@@ -50,7 +50,7 @@ class LookedUp:
         self.values: dict[str, _Stack | _Slots] = {}
 
     def follow(self) -> bool:
-        """Rewrites the layer if everything behind the chosen experts is understood up to the sum over them."""
+        """Rewrites the layer if everything after the chosen experts is understood up to the sum over them."""
         graph = self.graph
         queue = list(graph.consumers[self.chosen.name])
         seen = set(queue)
@@ -325,7 +325,7 @@ class LookedUp:
     # Helpers
 
     def _trailing(self, tensor: Tensor) -> tuple[int, ...] | None:
-        """Dims of more than one behind those of routed tokens."""
+        """Dims of more than one after those of routed tokens."""
         for stop in range(len(tensor.shape) + 1):
             if prod(tensor.shape[:stop]) == self.routed:
                 return tuple(s for s in tensor.shape[stop:] if s != 1)

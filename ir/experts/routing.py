@@ -1,6 +1,6 @@
 """The router of a mixture followed forward, from its TopK to the weights that multiply the results of experts.
 
-Every tensor behind the router that is understood gets a mark, which says what it is; a multiplication by a marked
+Every tensor after the router that is understood gets a mark, which says what it is; a multiplication by a marked
 weight is a use. How results of experts are found from there is in `ir.experts.dense`.
 """
 
@@ -21,7 +21,7 @@ _RESHAPED = ("Expand", "Slice", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Iden
 
 @dataclass(frozen=True)
 class Mark:
-    """The role of a tensor behind the router."""
+    """The role of a tensor after the router."""
 
     kind: Literal["index", "mask", "hot", "table", "low", "gate"]
     """`index`: chosen experts; `mask`: where expert `expert` was chosen; `hot`: a mask for every expert, in the last
@@ -30,7 +30,7 @@ class Mark:
     expert: int = -1
     """Number of the expert of a mask or gate."""
     weights: str = ""
-    """Name of the routing weights `[tokens ..., k]` behind a mask or table; "" while it holds 0 and 1 only."""
+    """Name of the routing weights `[tokens ..., k]` after a mask or table; "" while it holds 0 and 1 only."""
     table: str = ""
     """Name of the table whose look-up gives the weights where no tensor holds them."""
 
@@ -48,7 +48,7 @@ class Use:
 
 
 class Routing:
-    """The marks of the tensors behind one router."""
+    """The marks of the tensors after one router."""
 
     def __init__(self, layer: Layer) -> None:
         self.graph = layer.graph

@@ -157,7 +157,7 @@ def scatter(ctx: Context) -> Result:
 
 @kind("ScatterND", rule="{rows! kept}, {at!}, {new! kept} -> {rows kept}")
 def scatter_nd(ctx: Context) -> Result:
-    """Dims of the data behind those that are looked into can be split; they are the last dims of the updates."""
+    """Dims of the data after those that are looked into can be split; they are the last dims of the updates."""
     data, indices, updates = ctx.tensor(0), ctx.tensor(1), ctx.tensor(2)
     rule = ctx.rule
     lead, depth = len(indices.shape) - 1, indices.shape[-1]

@@ -3,7 +3,7 @@
 `Dispatch` copies each token into slots of its experts, of which every expert has a fixed number a sample (`capacity`);
 `GroupedMatMul` multiplies the slots of each expert by that expert's weight; `Combine` adds the `k` results of every
 token, weighted as the router says. In `[e, (b c), h]` samples are the major part of the slots: an axis that splits
-samples before `Dispatch` and experts behind it exchanges tokens by all-to-all, as between any other two placements.
+samples before `Dispatch` and experts after it exchanges tokens by all-to-all, as between any other two placements.
 
 A token takes the next free slot of its expert, in the order of tokens and of its `k` choices; slots that stay empty
 are zero, tokens beyond the capacity add nothing (GShard, arXiv 2006.16668, section 3.2, without its random routing).
@@ -91,7 +91,7 @@ def dispatch(ctx: Context) -> Result:
 
 
 def token_copies(operators: Iterable[Operator], tensors: Mapping[str, Tensor]) -> dict[str, float]:
-    """Copies of each token in the tensors that take tokens to experts and back: 1 in front of a dispatch and behind a
+    """Copies of each token in the tensors that take tokens to experts and back: 1 in front of a dispatch and after a
     combination, and the experts of a token where slots leave the one or enter the other."""
     found: dict[str, float] = {}
     for op in operators:

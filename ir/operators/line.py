@@ -3,8 +3,8 @@
     MatMul    ... m k+, ... k n -> ... m n
     Softmax   {rows axis@softmax} -> {rows axis}
 
-Operands stand before `->` by ONNX position, results behind it; a comma separates tensors, a blank separates dims. An
-operand in brackets is optional, and `*` behind an operand repeats it. A dim is written as
+Operands stand before `->` by ONNX position, results after it; a comma separates tensors, a blank separates dims. An
+operand in brackets is optional, and `*` after an operand repeats it. A dim is written as
 
 | | |
 |---|---|
@@ -14,7 +14,7 @@ operand in brackets is optional, and `*` behind an operand repeats it. A dim is 
 | `...` | dims that broadcast as in numpy |
 | `1`, `()` | a dim of size 1 that broadcasts; a tensor without dims |
 
-Marks behind a name: `!` is never split, and `!!` not even by samples where that dim carries them; `+` is summed, so
+Marks after a name: `!` is never split, and `!!` not even by samples where that dim carries them; `+` is summed, so
 that a split leaves partial results; `@name` is split at the price of an exchange inside the operator (where one is
 needed). Several marks are alternatives, `?` being none: the use decides which of them holds, and the entry's docstring
 says when. The batch is not written: whichever dim carries it has it in front of its own loops.

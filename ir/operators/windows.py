@@ -20,7 +20,7 @@ class Window:
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
     pads: tuple[int, ...]
-    """Padding in front of each dim, then behind each; a negative number cuts."""
+    """Padding in front of each dim, then after each; a negative number cuts."""
     mode: str
     """One of `AUTO_PADS`."""
 

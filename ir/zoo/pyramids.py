@@ -17,7 +17,7 @@ CELLS = 3
 class UNet:
     """A pyramid of convolutions down and up again, each level read again on the way up (arXiv 1505.04597).
 
-    As GPipe's followers train it: convolutions without bias, each with an instance norm and a leaky ReLU behind it, and
+    As GPipe's followers train it: convolutions without bias, each with an instance norm and a leaky ReLU after it, and
     nearest neighbours on the way up.
     """
 
@@ -28,7 +28,7 @@ class UNet:
     levels: int = 5
     """Number of times that the image is halved."""
     dropout_percent: int = 0
-    """Per cent of the channels that are dropped behind each convolution."""
+    """Per cent of the channels that are dropped after each convolution."""
     image_size: int = 192
     num_classes: int = 1
     """Channels of the result."""
@@ -115,7 +115,7 @@ class _Cell:
         self.net, self.scope, self.channels, self.number = net, scope, channels, 0
 
     def of(self, x: str, before: str, *, is_reduction: bool, was_reduced: bool) -> str:
-        """The result of the cell behind `x` and the cell before that."""
+        """The result of the cell after `x` and the cell before that."""
         states = [self.convolved(x, self.channels)]
         if was_reduced:
             states.append(self.halved(before))

@@ -39,7 +39,7 @@ class Body:
     stored: dict[str, Any]
     """The stored tensors of the body, which all iterations read."""
     operands: list[str]
-    """Names of its inputs in the body; the loop has as many operands, and those behind them are read from the enclosing
+    """Names of its inputs in the body; the loop has as many operands, and those after them are read from the enclosing
     graph."""
 
 

@@ -41,7 +41,7 @@ ALWAYS_WEIGHTS = frozenset(MATRIX_POSITIONS) | {
 element in the position of another kind may be any number."""
 NORMS = frozenset({"LayerNormalization", "GroupNormalization", "InstanceNormalization", "RMSNormalization",
                    "SimplifiedLayerNormalization"})  # fmt: skip
-"""Kinds with a scale behind their operand."""
+"""Kinds with a scale after their operand."""
 LEARNED_DATA = NORMS | {"Conv", "ConvTranspose", "GridSample", "Gelu", "Swish", "Reciprocal", "LeakyRelu", "Elu",
                         "ReduceMax"}  # fmt: skip
 """Kinds whose operand 0, which is data otherwise, is a parameter where it is stored: DeBERTa's embeddings of relative

@@ -94,7 +94,7 @@ def _is_geometric(value: Value) -> bool:
 
 
 def _is_sinusoidal(value: Value) -> bool:
-    """Whether the last dim holds sines and cosines, of one position or, one half behind the other, of two."""
+    """Whether the last dim holds sines and cosines, of one position or, one half after the other, of two."""
     half = value.shape[-1] // 2
     return _has_circular_halves(value) or (
         half % 2 == 0 and all(_has_circular_halves(each) for each in (value[..., :half], value[..., half:]))

@@ -21,7 +21,7 @@ ATTENTION_VERSION = 23
 """Version of the standard operator set that has Attention, RMSNormalization and RotaryEmbedding."""
 TURNS = ("transA", "transBatchA", "transB", "transBatchB")
 """Attributes of FusedMatMul: whether the last two dims of an operand are swapped, and whether its first dim stands
-behind those of the batch, for each of its operands."""
+after those of the batch, for each of its operands."""
 
 
 class _Written:

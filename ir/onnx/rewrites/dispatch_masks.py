@@ -4,7 +4,7 @@ A mask `[s, e, c]` says which slot `c` of which expert `e` token `s` takes (arXi
 with the tokens, `sec,sm->ecm`, sums over the tokens of all samples, which no plan could split by samples. It becomes
 `Dispatch`, whose slots belong to samples, and the product that brings the results back, `sec,ecm->sm`, becomes
 `Combine`. Both are also written as products of matrices, with `(e c)` in one dim. Every sample has its share of an
-expert's slots; a token's experts are chosen anew, and its results weighted, by the scores of the router.
+expert's slots; a token's experts are chosen again, and its results weighted, by the scores of the router.
 """
 
 from __future__ import annotations

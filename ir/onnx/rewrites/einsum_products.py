@@ -1,7 +1,7 @@
 """Einsums as the products that compute them.
 
 One that is a product with a matrix, as JAX's exporters write every linear layer, is read as MatMul: a fused weight
-behind a MatMul is taken apart, and a bias behind it costs nothing of its own. One of more than two operands becomes
+after a MatMul is taken apart, and a bias after it costs nothing of its own. One of more than two operands becomes
 products of two, from the left to the right, as PyTorch and ONNX Runtime compute it.
 """
 

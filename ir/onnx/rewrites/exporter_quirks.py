@@ -194,8 +194,8 @@ def mark_weights(nodes: Iterable[Node], inputs: dict[str, Declared]) -> tuple[st
 
 
 def _own_candidates(names: Sequence[str], inputs: Mapping[str, Declared]) -> int:
-    """Position of the first of the inputs before a module's inner weights that may be a weight of its own; else behind
-    all. From it on all are floats of stated sizes without a dot in their names."""
+    """Position of the first of the inputs before a module's inner weights that may be a weight of its own; the number
+    of inputs where there is none. From it on all are floats of stated sizes without a dot in their names."""
     found = len(names)
     for k in range(len(names) - 1, 0, -1):
         given, name = inputs[names[k]], names[k]

@@ -1,7 +1,7 @@
 """Batch normalisations that TensorFlow and tf2onnx fold where they export for inference, read back as operators.
 
 The scale goes into the weights of the convolution, which are called `.../merged_input` or `..._weights_fused_bn` then,
-and the shift into its bias; behind a depthwise convolution both stay, as `.../batchnorm/mul_1` and the sum behind it.
+and the shift into its bias; after a depthwise convolution both stay, as `.../batchnorm/mul_1` and the sum after it.
 Training computes statistics there, and reads and writes all activations once more. Other tools leave no trace: a file
 of many convolutions, residual sums and no normalisation is read as it is, with a warning.
 """
@@ -94,7 +94,7 @@ def _of_scale(scale: Node, shift: Node | None, stored: dict[str, Stored]) -> Nod
     if len(factors) != 1 or len(data) != 1 or (shift is not None and not any(n in stored for n in shift.inputs)):
         return scale
     held = stored[factors[0]]
-    # Channels come first only where the dims of space are behind them: [1, c, 1, 1], or [c, 1, 1].
+    # Channels come first only where the dims of space are after them: [1, c, 1, 1], or [c, 1, 1].
     channels = prod(held.shape)
     if len(held.shape) < 3 or held.shape[-2:] != (1, 1) or channels != held.shape[-3] or channels < 2:
         return scale

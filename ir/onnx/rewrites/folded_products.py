@@ -39,7 +39,7 @@ SEVERAL = 3
 _PRODUCTS = re.compile(r"(linear|addmm|matmul|mm|bmm|einsum|conv\w*)(_\d+)?$")
 """Names that PyTorch's newer exporter gives to results of products."""
 _RESULT = re.compile(r"/(?P<module>.+)/(?!Constant)[A-Za-z]+(_\d+)?_output_\d+$")
-"""Names that PyTorch's older exporter gives to results, behind the path of the module."""
+"""Names that PyTorch's older exporter gives to results, after the path of the module."""
 MOST_NAMED = 3
 """Modules that a warning names."""
 

@@ -1,4 +1,4 @@
-"""Inputs that are joined along the batch, as siamese networks do, and taken apart again behind shared layers.
+"""Inputs that are joined along the batch, as siamese networks do, and taken apart again after shared layers.
 
 `cat([a, b])` of two images for each sample has all first images in front of all second ones. A split by samples would
 tear the pairs apart, so the join is imported with the images of one sample side by side: `[b, ...]` and `[b, ...]`

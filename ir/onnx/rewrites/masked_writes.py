@@ -1,6 +1,6 @@
 """Writes where a mask is set, `x[mask] = 0`, that exporters spell with the places of the mask.
 
-NonZero gives as many places as the data holds, so nothing behind it has a shape. A ScatterND at all places of a mask
+NonZero gives as many places as the data holds, so nothing after it has a shape. A ScatterND at all places of a mask
 chooses by the mask instead: `Where(mask, value, x)`.
 """
 
@@ -33,7 +33,7 @@ def chosen_by_masks(nodes: list[Node], stored: Mapping[str, Stored], outputs: Se
 
 
 def _read(nodes: Sequence[Node], outputs: Sequence[str]) -> set[str]:
-    """Names that the outputs need, of nodes each behind those that it reads."""
+    """Names that the outputs need, of nodes each after those that it reads."""
     needed = set(outputs)
     for node in reversed(nodes):
         if not needed.isdisjoint(node.outputs):

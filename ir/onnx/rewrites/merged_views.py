@@ -3,7 +3,7 @@
 Models with the sequence as first dim view `[s, b, h]` as `[(s b), h]` for a product and `[s, b, h d]` as
 `[s, (b h), d]` for attention, and view the results back. In `(s b)` the batch is the minor part and could not be split;
 at an exported batch of 1 the batch cannot even be found in such a view. A `Reshape` that merges a batch which is not
-leading is therefore put off: operators behind it that treat the merged dims alike are added on the separate dims, until
+leading is therefore put off: operators after it that treat the merged dims alike are added on the separate dims, until
 a `Reshape` restores these. Before any other operator the view is emitted.
 
 Products of attention are often written on `[(b h), s, d]`. There the batch leads and is found, but heads that are its
@@ -67,7 +67,7 @@ class Merged:
     repeats: bool = False
     """Whether the view repeats samples: it cannot be emitted."""
     heads: Literal["", "operand", "product"] = ""
-    """Whether a batch that leads is merged with heads: in an operand of a product of attention, or behind one."""
+    """Whether a batch that leads is merged with heads: in an operand of a product of attention, or after one."""
     made_by: tuple[Node, Sequence[str]] | None = None
     """The node that is emitted in place of the view, with the names of its operands; None = a Reshape of `whole`."""
 
@@ -100,7 +100,7 @@ class MergedViews:
         return name
 
     def _is_stacked(self, view: Merged, reader: str) -> bool:
-        """Whether a view has the samples behind another dim, as of several inputs that were stacked in front of them.
+        """Whether a view has the samples after another dim, as of several inputs that were stacked in front of them.
 
         Where the sizes do not tell, the kind of operator that reads it does.
         """
@@ -347,7 +347,7 @@ class MergedViews:
                 continue
             if shape is None or (tensor is not None and tensor.batch_dim is not None):
                 return False
-            # Only dims to the right of the batch's neighbour may differ from one, or from the heads behind the batch.
+            # Only dims to the right of the batch's neighbour may differ from one, or from the heads after the batch.
             free = rank - view.place - (0 if view.side == "left" or view.place == rank - 1 else 1)
             heads = self.builder.tensors[view.whole].shape[1] if view.heads and len(shape) == rank else 0
             of_heads = bool(heads) and shape[0] in (heads, heads * self.builder.export_batch)

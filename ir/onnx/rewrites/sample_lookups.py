@@ -107,7 +107,7 @@ class SampleLookups:
         return True
 
     def _scatter_samples(self, node: Node, inputs: Sequence[str]) -> bool:
-        """`x[arange(b), places] = y` with known places: the batch is moved behind the dims that are looked into."""
+        """`x[arange(b), places] = y` with known places: the batch is moved after the dims that are looked into."""
         builder = self.builder
         value = builder.values.get(inputs[1])
         if value is None or not self._is_by_sample(value) or node.attributes.get("reduction", "none") != "none":

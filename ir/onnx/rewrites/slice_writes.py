@@ -79,7 +79,7 @@ def _places(builder: GraphBuilder, name: str, rank: int) -> list[Value]:
 
 
 def _part(builder: GraphBuilder, makers: Mapping[str, Operator], name: str) -> Value | None:
-    """The places along one dim behind an Unsqueeze of the last dim and an Expand, before they are repeated."""
+    """The places along one dim after an Unsqueeze of the last dim and an Expand, before they are repeated."""
     value = builder.values.get(name)
     if value is not None:
         return value[..., 0] if value.ndim and value.shape[-1] == 1 else None
