@@ -159,7 +159,7 @@ def _signed(value: float) -> str:
 
 
 def trials(search: SearchRecord) -> list[tuple[str, str]]:
-    """Results of the trials, what was expected of each behind those before it, and how measured times compare with the
+    """Results of the trials, what was expected of each after those before it, and how measured times compare with the
     estimates."""
     lines = []
     for trial in search.trials:

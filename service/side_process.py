@@ -1,7 +1,7 @@
 """A child of the service that checks requests, and prices and draws plans, so that the process that answers requests
 never computes.
 
-It reads tasks from standard input and writes an answer to each: a line of JSON, and behind the line of a task the
+It reads tasks from standard input and writes an answer to each: a line of JSON, and after the line of a task the
 bytes of its model's graph. It knows no store and no queue. It ends when its input does, when a task takes longer than
 it may, and when it needs more memory than it may. Run as `python -m service.side_process`.
 """

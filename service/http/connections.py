@@ -1,7 +1,7 @@
 """Limits on connections, below the application: how many there are, how long one may take to send a request's head, and
-how much it may send behind an answer that did not wait for it.
+how much it may send after an answer that did not wait for it.
 
-uvicorn closes a connection that is idle behind an answer, and no other one: a client that never sends a request, or one
+uvicorn closes a connection that is idle after an answer, and no other one: a client that never sends a request, or one
 byte of it at a time, would be kept for ever; and it would read to its end a body that has been refused. Bodies have
 their own limits in `service.http.api`. Units: seconds, bytes.
 """
@@ -24,7 +24,7 @@ from service.settings import Settings
 HEAD_BYTES = 64 * 1024
 """Largest head of a request that arrives in parts."""
 UNREAD_BYTES = 1024 * 1024
-"""Most that is read of a body behind its refusal: a client that is still sending sees the answer, and one that sends
+"""Most that is read of a body after its refusal: a client that is still sending sees the answer, and one that sends
 without end is cut off (assumed)."""
 _SAID = 200
 """Characters that are repeated of what a client sent, which may be a long address."""
@@ -53,7 +53,7 @@ def bounded(most: int, head_s: float) -> type[HttpToolsProtocol]:
     Args:
         most: open connections.
         head_s: longest time for the head of a request, from its first byte or from the beginning of the connection;
-            and for what a client goes on sending behind an answer that did not wait for it.
+            and for what a client goes on sending after an answer that did not wait for it.
     """
     again = "Connect again shortly; nothing was read."
     too_many = _refusal(limit(503, "Too many connections", field="connections", value=most, repair=again), retry_s=5)

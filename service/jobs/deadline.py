@@ -21,7 +21,7 @@ class _Late(BaseException):
 
 @contextlib.contextmanager
 def deadline(seconds: float, grace_s: float, fault: UserError) -> Iterator[None]:
-    """Raises `fault` in its block; a timer that ran before, as of the whole job, runs on behind it.
+    """Raises `fault` in its block; a timer that ran before, as of the whole job, runs on after it.
 
     Args:
         seconds: time from now, by the clock.

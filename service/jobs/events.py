@@ -67,7 +67,7 @@ def add(pipe: Any, stream: str, kind: Kind, data: Mapping[str, Any]) -> None:
 
 
 def read(client: redis.Redis, stream: str, after: str = "") -> list[Event]:
-    """The events of a job in order; those behind the event `after`, or all."""
+    """The events of a job in order; those after the event `after`, or all."""
     rows = cast("list[Any]", client.xrange(stream, min=f"({after}" if after else "-"))
     return [
         Event(row.decode(), cast("Kind", value[b"kind"].decode()), json.loads(value[b"data"])) for row, value in rows

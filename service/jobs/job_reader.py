@@ -54,7 +54,7 @@ class JobReader(ModelStore):
 
         Args:
             limit: most jobs on the page; large requests end it earlier.
-            cursor: (created_at, id) of the job behind which the page begins; None = the newest.
+            cursor: (created_at, id) of the job after which the page begins; None = the newest.
             states: only jobs in one of these states; none = all.
             model_id: only jobs of this model; None = all.
         """
@@ -75,7 +75,7 @@ class JobReader(ModelStore):
     def _newest(
         self, cursor: tuple[float, str] | None, is_wanted: Callable[[bytes, bytes | None], bool]
     ) -> Iterator[tuple[Job | None, tuple[float, str], int]]:
-        """Each job behind a cursor, None if its state and model are not wanted; its place in the list and the bytes of
+        """Each job after a cursor, None if its state and model are not wanted; its place in the list and the bytes of
         its request. Records that are not wanted are not read: of many jobs a few may be running."""
         count = _CHUNK
         while True:

@@ -279,7 +279,7 @@ class Store(JobReader):
         return kind in ("jobs", "sizes", "waiting", "active", "models", "searched")
 
     def events(self, job_id: str, after: str = "") -> list[events.Event]:
-        """The events of a job in order; those behind the event `after`, or all."""
+        """The events of a job in order; those after the event `after`, or all."""
         return events.read(self.client, self.events_key(job_id), after)
 
     # What a tenant uses

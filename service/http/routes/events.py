@@ -50,7 +50,7 @@ async def listen(
         ),
     ] = "",
 ) -> Response:
-    """The events of a job from its beginning, or from behind `Last-Event-ID`, until the one that says how it ended."""
+    """The events of a job from its beginning, or those after `Last-Event-ID`, until the one that says how it ended."""
     store = store_of(request)
     job = await run_in_threadpool(find_job, store, job_id)
     # nginx holds answers back otherwise.
