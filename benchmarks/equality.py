@@ -1,4 +1,4 @@
-"""Plans of all kinds against one process: loss and gradients of the first step, loss behind ten steps of the optimizer.
+"""Plans of all kinds against one process: loss and gradients of the first step, loss after ten steps of the optimizer.
 
     python benchmarks/equality.py [WORD]
 

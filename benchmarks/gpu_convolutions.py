@@ -5,7 +5,7 @@
     python benchmarks/gpu_convolutions.py report FILE.json           prints rates, and the price beside them
 
 A convolution is a product of `samples x positions` by `channels x window` by `filters`; its three passes (forward,
-gradient of the input, gradient of the weight) are timed apart, each as the mean of some launches behind one another.
+gradient of the input, gradient of the weight) are timed apart, each as the mean of some launches after one another.
 `SHAPES` are those of common networks. Each is timed in bf16 in both layouts of images, in tf32 and in fp32, with the
 algorithm that cuDNN's heuristic takes; in bf16 with channels last also with the fastest that a trial of cuDNN finds.
 `--shrink` divides samples and sizes, to try the script without a GPU. The committed figures are in benchmarks/results/.
@@ -151,7 +151,7 @@ WAYS: Mapping[str, tuple[str, bool, bool, bool]] = {
 TRIED = ("ResNet-50", "VGG-19", "WideResNet", "diffusion")
 """Networks whose convolutions are timed with algorithms that were tried; trials take long."""
 LAUNCHES, LAUNCHES_S = 20, 0.02
-"""The most launches that are timed behind one another, and the seconds that they may take."""
+"""The most launches that are timed after one another, and the seconds that they may take."""
 
 
 # -- Measuring
@@ -164,7 +164,7 @@ def smaller(shape: Shape, shrink: int) -> Shape:
 
 
 def seconds(work: Callable[[], object], device: Any) -> float:
-    """Mean time of some launches behind one another."""
+    """Mean time of some launches after one another."""
     import torch
 
     def timed(count: int) -> float:

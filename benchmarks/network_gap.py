@@ -6,10 +6,10 @@
 The problems are generated ones of held-out families and sizes, and real models of the zoo, none of which is trained on.
 For each it prints the gap to the best plan known of the best template, of the best plan of the opening
 (`agents/planners/opening.py`), of the network's first plan (no sampling) and of the best of so many proposals, in the
-mean over seeds, and the seconds that opening and proposals took behind the templates. Seconds are processor time, also
+mean over seeds, and the seconds that opening and proposals took after the templates. Seconds are processor time, also
 those that end the opening, so that other work on the host changes little.
 The best plan known is the fastest that the portfolio found with the budget of `--search`, here or earlier, or that the
-network found. They are kept in a file and priced anew. Of some only the price is known: these are searched again where
+network found. They are kept in a file and priced again. Of some only the price is known: these are searched again where
 the best template has another price than it had then.
 """
 

@@ -1,7 +1,7 @@
 """Published runs, prepared so that the price of each can be asked again and again while constants move.
 
 What depends on a run alone (the units of its plan, their signatures and surroundings) is found once; what depends on
-devices, links, trainers and the shared constants is found anew on every call, by the price's own functions.
+devices, links, trainers and the shared constants is computed afresh on every call, by the price's own functions.
 """
 
 from __future__ import annotations

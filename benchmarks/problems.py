@@ -2,7 +2,7 @@
 
     python benchmarks/problems.py
 
-prints the problems with their optima, which are kept in `benchmarks/optima.json` and proven anew where the problem or
+prints the problems with their optima, which are kept in `benchmarks/optima.json` and proven again where the problem or
 its price has changed.
 
 Small and real models of the zoo, and random graphs, on clusters with unlike links, in three kinds: `sharding` (the

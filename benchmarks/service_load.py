@@ -10,7 +10,7 @@ process of their own, and what the polls of others take meanwhile. Submissions: 
 the file and a much deeper one without any, are uploaded again and again, as another file and as the same, and jobs for
 them are submitted, beside the same search. Mix
 (`--minutes`): uploads, jobs, lists, cancels and deletes in turn; growth of memory and open files of the service, its
-workers and its store behind the first tenth. 0 leaves a part out. The status is 1 where memory has grown by 5 % or
+workers and its store after the first tenth. 0 leaves a part out. The status is 1 where memory has grown by 5 % or
 files were left open.
 """
 

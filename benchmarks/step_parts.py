@@ -4,7 +4,7 @@
 
 The host is profiled unless a measured cluster file is named. Then two processes take turns at plans of two replicas
 under ZeRO 0 to 3. Printed are what is priced, and of the slower rank the medians: the processor time of its own thread
-in the forward and backward passes, in the reductions behind them, and in the optimizer; the processor time of the whole
+in the forward and backward passes, in the reductions after them, and in the optimizer; the processor time of the whole
 process, which counts the threads of the communication library too; and the wall time. Processor time depends little on
 what else the host does, wall time much.
 """
