@@ -54,7 +54,7 @@ def _is_view(graph: Graph, name: str) -> bool:
 
 
 def _origin(graph: Graph, name: str) -> str:
-    """The tensor that one is made of by what `CARRIED` names."""
+    """The tensor from which a tensor is made by operators of `CARRIED` alone."""
     maker = graph.maker(name)
     while maker is not None and maker.kind in CARRIED and len(operands := _data(graph, maker)) == 1:
         (name,) = operands
@@ -63,7 +63,7 @@ def _origin(graph: Graph, name: str) -> str:
 
 
 def _made_by(graph: Graph, name: str) -> Operator | None:
-    """The product with a weight that a tensor is made by, but for what `CARRIED` names."""
+    """The product with a weight that makes a tensor, with nothing but operators of `CARRIED` between."""
     maker = graph.maker(_origin(graph, name))
     is_product = maker is not None and maker.kind in ("MatMul", "Gemm") and len(_data(graph, maker)) == 1
     return maker if is_product else None

@@ -1,11 +1,14 @@
-"""The order of the operators: the same one whatever order a file has them in, with equal layers written alike.
+"""The order of the operators: it does not depend on the order of the file, and equal layers are written alike.
 
-Any order in which operators stand after their operands is that of the same network, and exporters and tools write
-unlike ones. But the units of a pipeline are consecutive operators, and of one type where these are equal one by one: a
-file of twelve equal layers would have as many types as it has orders, and another price in each. So operators are put
-into an order that follows from the graph alone, neither from names nor from the file: each one after its operands,
-which are computed one after the other. Which of several operands is first, and what is computed before all that, is
-tried in a few ways (`WAYS`). The file's own order is taken only where fewer operators are unlike in it.
+A network can be written in any order in which each operator stands after its operands, and exporters and tools write
+different ones. But a unit of a pipeline consists of consecutive operators, and two units are of one type only where
+their operators are equal one by one. If each of twelve equal layers were written in another order, the file would have
+twelve types of units, each with a price of its own.
+
+So operators are put into an order that follows from the graph alone, neither from names nor from the file: each one
+after its operands, which are computed one after the other. Which of several operands comes first, and which tensors
+are computed before everything else, is tried in a few ways (`WAYS`). The file's own order is taken only where it has
+fewer unlike operators.
 """
 
 from __future__ import annotations
@@ -21,16 +24,18 @@ from ir.localize import localize
 FEWEST_TYPES = 3
 """Types of units of a model of equal layers: one before the layers, the layers, and one after them."""
 WAYS = ((True, 6), (False, 6), (True, 1), (False, 2))
-"""Whether the operand after the longest chain of operators is computed first, or the first operand; and least number
-of products that read a tensor that is computed before anything else, as the memory of an encoder is, so that an encoder
-is not written among the layers of its decoder. A norm feeds three products, or five with gates; a decoder of two layers
-reads its memory four times. Of
-150 exported models only two diffusion transformers have fewer unlike operators in the order of their file than in the
-best of these."""
+"""Each way is a pair. The first value says which operand is computed first: the one that ends the longest chain of
+operators (true), or the first one (false). The second one is the least number of products that must read a tensor so
+that the tensor is computed before everything else. The memory of an encoder is such a tensor: without this, the encoder
+would be written among the layers of its decoder. (A norm feeds three products, or five with gates; a decoder of two
+layers reads its memory four times.)
+
+Of 150 exported models only two diffusion transformers have fewer unlike operators in the order of their file than in
+the best of these ways."""
 
 
 def alike_order(graph: Graph) -> Graph:
-    """The localized graph in the first of the orders in which fewest of its operators are unlike."""
+    """The localized graph in the order with the fewest unlike operators, in the first one of several such orders."""
     plain = _in_operand_order(graph, is_deepest_first=True)
     best: Graph | None = None
     fewest = 0
@@ -45,7 +50,7 @@ def alike_order(graph: Graph) -> Graph:
 
 
 def _num_unlike(graph: Graph) -> int:
-    """Number of operators of one unit of each type."""
+    """Number of unlike operators: those of one unit of each type, summed."""
     blocks = find_units(graph)
     return sum(unit.stop - unit.start for unit in map(blocks.representative, range(blocks.num_types)))
 

@@ -32,7 +32,7 @@ class Window:
     left: int | None = None
     """Keys before the query's own position that it sees; None = all."""
     right: int | None = None
-    """Keys behind its own position that it sees; None = all, 0 = a causal mask."""
+    """Keys after the query's own position that it sees; None = all, 0 = a causal mask."""
 
     def __and__(self, other: Window) -> Window:
         """The keys that both show."""

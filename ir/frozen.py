@@ -1,4 +1,4 @@
-"""Frozen parameters: which tensors of a graph they are, and what falls away because they are not trained.
+"""Frozen parameters: which tensors of a graph they are, and which work falls away because they are not trained.
 
 A frozen parameter lies in memory and is read like any other. What falls away is the gradient of the parameter, and with
 it whatever was saved for this gradient alone; and the whole backward pass of operators at or before which nothing is

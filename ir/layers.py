@@ -1,8 +1,9 @@
 """Layers: the units that the configurations of trainers count.
 
-They are the units that a model has several times. Of transformers, what stands next to them with as much attention,
-and takes and makes what they do, is a layer too, though the model has it once: a first layer with a plain MLP before
-those with experts. Units are cut wherever one tensor crosses, so that such a layer may be two of them.
+They are the units that a model has several times. In a transformer, a unit that occurs once is a layer too if it stands
+next to these, attends as often as they do, and reads and makes tensors of the same shapes: such as a first layer with a
+plain MLP before layers with experts. Units are cut wherever one tensor crosses, so that such a layer may consist of two
+units.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Shapes = tuple[tuple[int, ...] | None, ...]
 
 
 def layer_spans(graph: Graph, blocks: Blocks) -> tuple[range, ...]:
-    """Numbers of the units of each layer, in their order; none where no unit is there twice.
+    """Numbers of the units of each layer, in their order; empty where the model has no unit twice.
 
     Args:
         blocks: the units of the graph.
@@ -48,9 +49,9 @@ def layer_types(graph: Graph, blocks: Blocks) -> frozenset[int]:
 
 
 def layers_of_modules(graph: Graph, blocks: Blocks) -> frozenset[int]:
-    """The unit types of layers that share no module with units of other types than these.
+    """The unit types of layers that share no module with units of other types.
 
-    What needs no activation may be shared.
+    Modules that keep no activation may be shared.
     """
     found = layer_types(graph, blocks)
     code: dict[int, set[str]] = {kind: set() for kind in range(blocks.num_types)}
@@ -72,8 +73,8 @@ def layers_of_modules(graph: Graph, blocks: Blocks) -> frozenset[int]:
 def layer_units(graph: Graph, blocks: Blocks) -> dict[int, int]:
     """Number of the last unit of each span of `layer_spans`, ascending -> how many layers are in that span.
 
-    They are several where layers of a few kinds take turns, such as every second one with experts: what is repeated is
-    all of them together. In one stack there are as many as there is attention.
+    A span holds several layers where layers of a few kinds take turns, such as every second one with experts: what is
+    repeated is then all of them together. In one stack a span has as many layers as it has attentions.
     """
     spans = layer_spans(graph, blocks)
     if not is_one_stack(graph, blocks):

@@ -1,11 +1,17 @@
 """Linkage: the operators of a unit whose signatures are decided, and those that follow without a conversion.
 
-In every unit type (see `ir.blocks`) some operators are *leaders*: contractions, embeddings and losses, operators that
-read the tensor which crosses into the unit, joins of two groups, operators that make samples of what is the same for
-all, and a Dropout of what may be a sum (its signature decides whether the sum is reduced whole or scattered). Every
-other operator follows the producer of its first activation input: for each signature of the leader its own signature is
-the one that takes its inputs as they are, but a sum that another follower needs whole is not passed on as a sum. A
-leader with its followers is a linkage group (the word of the Auto-MAP paper). Parameter views follow their consumer.
+In every unit type (see `ir.blocks`) some operators are *leaders*:
+
+- contractions, embeddings and losses;
+- operators that read the tensor which crosses into the unit;
+- joins of two groups;
+- operators that make samples of a tensor that is the same for all samples;
+- a Dropout of what may be a sum: its signature decides whether the sum is reduced whole or scattered.
+
+Every other operator is a follower: it follows the producer of its first activation input. For each signature of the
+leader, a follower has the signature that takes its inputs as they are, except that a sum which another follower needs
+whole is not passed on as a sum. Views of parameters follow their consumer. A leader with its followers is a linkage
+group (a term of the Auto-MAP paper).
 
 Computed once for each graph; independent of devices.
 """
