@@ -21,6 +21,7 @@ from automap.export.stated import (
     whole,
 )
 
+_BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _SECTIONS = (
     "optimizer", "zero_optimization", "tensor_parallel", "expert_parallel", "sequence_parallel_size", "amp", "bf16",
     "bfloat16", "fp16", "pipeline",
@@ -38,61 +39,18 @@ def read_deepspeed(document: Mapping[str, Any]) -> Stated:
     """
     # "auto" is filled in by transformers.
     given = {name: value for name, value in document.items() if value != "auto"}
-    found = Stated(target="deepspeed")
     if "bfloat16" in given:
         given.setdefault("bf16", given["bfloat16"])
     zero = section(given, "zero_optimization")
     _check_shares(given, zero)
-    for name in ("offload_optimizer", "offload_param"):
-        if section(zero, name).get("device", "none") != "none":
-            raise refuse(f"zero_optimization.{name}", zero[name], "is not priced", "Leave it out.")
-    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    batch, micro, steps = (whole(name, given[name]) if name in given else None for name in names)
-    if zero.get("stage", 0) not in (0, 1, 2, 3):
-        raise refuse("zero_optimization.stage", zero["stage"], "is no stage of ZeRO", "Give 0 to 3.")
-    found.degrees = {"zero": zero.get("stage", 0)}
-    # 0 is AutoTP switched off.
-    slices = section(given, "tensor_parallel").get("autotp_size", 0)
-    if slices != 0:
-        found.degrees["tp"] = whole("tensor_parallel.autotp_size", slices)
-    found.degrees |= _experts(section(given, "expert_parallel"))
-    if batch is not None:
-        found.training["global_batch"] = batch
-    if micro is not None:
-        found.degrees["micro_batch"] = micro
-    if batch is not None and micro is not None and steps is not None:
-        if batch % (micro * steps):
-            what = f"is no multiple of {micro} samples * {steps} steps"
-            raise refuse("train_batch_size", batch, what, "Make it micro-batch * accumulation * replicas.")
-        found.degrees["dp"] = batch // micro // steps
-    if batch is None and micro is not None and (steps is not None or "gradient_accumulation_steps" not in document):
-        found.accumulated = micro * (steps or 1)
-    enabled = {kind: section(given, kind).get("enabled", False) for kind in ("bf16", "fp16")}
-    for name, value in enabled.items():
-        check_choice(f"{name}.enabled", value, (True, False, "auto"))
-    kinds = [kind for kind, value in enabled.items() if value is True]
-    if len(kinds) == 2:
-        raise refuse("fp16.enabled", True, "contradicts bf16.enabled", "Enable one of them.")
-    if kinds or "auto" not in enabled.values():
-        found.training["precision"] = kinds[0] if kinds else "fp32"
+    found = Stated(target="deepspeed", degrees=_zero(zero) | _slices(given) | _experts(given))
+    _read_batch(found, given, is_filled_in=document.get("gradient_accumulation_steps") == "auto")
+    found.training |= _precision(given)
     if "optimizer" in given:
         found.training |= _optimizer(section(given, "optimizer"))
     found.degrees |= _deepspeed_stages(section(given, "pipeline"))
-    known = (*names, *_SECTIONS)
-    check_names(document, known)
-    check_names(zero, ("stage", "offload_optimizer", "offload_param"), "zero_optimization.")
-    if not document.keys() & {*known}:
-        repair = "Give DeepSpeed's JSON, or one of the other formats."
-        value = ", ".join(document)[:80] or "{}"
-        raise PlanError("has no setting of DeepSpeed", field="from", value=value, repair=repair)
-    ignored = [name for name in document if name not in known]
-    if steps is not None and micro is None:
-        # Without the samples of a micro-batch it says nothing of the batch.
-        ignored.append("gradient_accumulation_steps")
-    ignored += [f"zero_optimization.{name}" for name in _CHEAPER if zero.get(name)]
-    if "optimizer" in given and "optimizer" not in found.training:
-        ignored.append(f"optimizer.type {section(given, 'optimizer').get('type')}")
-    found.ignored = tuple(ignored)
+    _check_settings(document, zero)
+    found.ignored = _ignored(document, given, zero, found)
     return found
 
 
@@ -131,11 +89,66 @@ def _check_shares(given: Mapping[str, Any], zero: Mapping[str, Any]) -> None:
         raise refuse("amp.enabled", True, "leaves the precision to Apex, which is not priced", "Use bf16 or fp16.")
 
 
+def _zero(zero: Mapping[str, Any]) -> dict[str, int]:
+    """The stage of ZeRO."""
+    for name in ("offload_optimizer", "offload_param"):
+        if section(zero, name).get("device", "none") != "none":
+            raise refuse(f"zero_optimization.{name}", zero[name], "is not priced", "Leave it out.")
+    stage = zero.get("stage", 0)
+    if stage not in (0, 1, 2, 3):
+        raise refuse("zero_optimization.stage", stage, "is no stage of ZeRO", "Give 0 to 3.")
+    return {"zero": stage}
+
+
+def _slices(given: Mapping[str, Any]) -> dict[str, int]:
+    """Ranks that share the weights of a layer."""
+    slices = section(given, "tensor_parallel").get("autotp_size", 0)
+    # 0 is AutoTP switched off.
+    return {} if slices == 0 else {"tp": whole("tensor_parallel.autotp_size", slices)}
+
+
 def _experts(given: Mapping[str, Any]) -> dict[str, int]:
     """Ranks that share the experts."""
-    if given.get("enabled") is not True or "autoep_size" not in given:
+    experts = section(given, "expert_parallel")
+    if experts.get("enabled") is not True or "autoep_size" not in experts:
         return {}
-    return {"ep": whole("expert_parallel.autoep_size", given["autoep_size"])}
+    return {"ep": whole("expert_parallel.autoep_size", experts["autoep_size"])}
+
+
+def _read_batch(found: Stated, given: Mapping[str, Any], *, is_filled_in: bool) -> None:
+    """Reads the samples of a step and of a micro-batch, and what follows from them.
+
+    Args:
+        found: what the file says; the batch is added.
+        given: the settings that the file states itself.
+        is_filled_in: whether transformers fills in the steps of accumulation, which are then unknown.
+    """
+    batch, micro, steps = (whole(name, given[name]) if name in given else None for name in _BATCH)
+    if batch is not None:
+        found.training["global_batch"] = batch
+    if micro is None:
+        return
+    found.degrees["micro_batch"] = micro
+    if batch is None:
+        found.accumulated = None if is_filled_in else micro * (steps or 1)
+    elif steps is not None:
+        if batch % (micro * steps):
+            what = f"is no multiple of {micro} samples * {steps} steps"
+            raise refuse("train_batch_size", batch, what, "Make it micro-batch * accumulation * replicas.")
+        found.degrees["dp"] = batch // micro // steps
+
+
+def _precision(given: Mapping[str, Any]) -> dict[str, str]:
+    """The precision; nothing where transformers fills it in."""
+    enabled = {kind: section(given, kind).get("enabled", False) for kind in ("bf16", "fp16")}
+    for name, value in enabled.items():
+        check_choice(f"{name}.enabled", value, (True, False, "auto"))
+    kinds = [kind for kind, value in enabled.items() if value is True]
+    if len(kinds) == 2:
+        raise refuse("fp16.enabled", True, "contradicts bf16.enabled", "Enable one of them.")
+    if not kinds and "auto" in enabled.values():
+        return {}
+    return {"precision": kinds[0] if kinds else "fp32"}
 
 
 def _optimizer(given: Mapping[str, Any]) -> dict[str, str]:
@@ -162,3 +175,35 @@ def _deepspeed_stages(given: Mapping[str, Any]) -> dict[str, Any]:
         raise refuse("pipeline.recompute", again, "is a part of the layers", "Recompute all of them, or none.")
     counts = tuple(sum(path in layers for path in paths) for paths in modules)
     return {"pp": len(modules), "layers": counts, "recompute": "full" if again else "none"}
+
+
+def _check_settings(document: Mapping[str, Any], zero: Mapping[str, Any]) -> None:
+    """Refuses names that look like misspelt settings, and a document without any setting of DeepSpeed."""
+    known = (*_BATCH, *_SECTIONS)
+    check_names(document, known)
+    check_names(zero, ("stage", "offload_optimizer", "offload_param"), "zero_optimization.")
+    if not document.keys() & {*known}:
+        repair = "Give DeepSpeed's JSON, or one of the other formats."
+        value = ", ".join(document)[:80] or "{}"
+        raise PlanError("has no setting of DeepSpeed", field="from", value=value, repair=repair)
+
+
+def _ignored(
+    document: Mapping[str, Any], given: Mapping[str, Any], zero: Mapping[str, Any], found: Stated
+) -> tuple[str, ...]:
+    """Names of the settings that were not read.
+
+    Args:
+        document: the whole file.
+        given: the settings that the file states itself.
+        zero: its section on ZeRO.
+        found: what was read.
+    """
+    ignored = [name for name in document if name not in _BATCH and name not in _SECTIONS]
+    if "gradient_accumulation_steps" in given and "micro_batch" not in found.degrees:
+        # Without the samples of a micro-batch it says nothing of the batch.
+        ignored.append("gradient_accumulation_steps")
+    ignored += [f"zero_optimization.{name}" for name in _CHEAPER if zero.get(name)]
+    if "optimizer" in given and "optimizer" not in found.training:
+        ignored.append(f"optimizer.type {section(given, 'optimizer').get('type')}")
+    return tuple(ignored)
