@@ -90,7 +90,15 @@ class Net:
         return self.op("Mul", [self.op("Mul", [gate, curve], act), up], scope)
 
     def experts(
-        self, x: str, scope: str, chosen: Sequence[str], *, num_experts: int, ffn: int, groups: int, clipped: bool
+        self,
+        x: str,
+        scope: str,
+        chosen: Sequence[str],
+        *,
+        num_experts: int,
+        ffn: int,
+        groups: int = 1,
+        clipped: bool = False,
     ) -> str:
         """Gated MLPs of which each token sees a few: one parameter for all experts' gates and ups, as published.
 

@@ -111,7 +111,7 @@ def _low_rank(net: Net, x: str, scope: str, block: Block) -> str:
 def _experts(net: Net, x: str, scope: str, block: Block) -> str:
     scores = net.op("Softmax", [net.linear(x, f"{scope}.gate", block.experts, bias=False)], scope, axis=-1)
     weights, chosen = net.ops("TopK", [scores], scope, 2, k=block.top_k, axis=-1, largest=1, sorted=1)
-    return net.experts(x, f"{scope}.experts", chosen, weights, num_experts=block.experts, ffn=block.ffn)
+    return net.experts(x, f"{scope}.experts", (chosen, weights), num_experts=block.experts, ffn=block.ffn)
 
 
 _BRANCHES: Mapping[str, Callable[[Net, str, str, Block], str]] = {
