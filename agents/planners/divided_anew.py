@@ -22,6 +22,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -30,9 +31,9 @@ import numpy as np
 from agents.incumbent import Incumbent
 from agents.planners import spp
 from agents.planners.alpa import inter_operator
-from agents.planners.chunk_moves import moves_of, rises
 from agents.planners.device_partition import Partition
 from agents.planners.galvatron import layered
+from agents.planners.moved_stages import moved
 from agents.planners.piper import OFFERED, ORDERS, piper_partitions
 from agents.planners.stage_table import (
     FEW_DEVICES,
@@ -42,7 +43,7 @@ from agents.planners.stage_table import (
     submeshes,
     tiles_suffice,
 )
-from agents.planners.staged_plan import StagedPlan, fastest_staged, lower_staged, price_staged
+from agents.planners.staged_plan import StagedPlan, fastest_staged, price_staged
 from agents.sampling.expert import Grid
 from automap.schedule import SPLIT_KINDS
 from automap.space.mesh_shapes import FEW_TIMES
@@ -69,22 +70,18 @@ LISTED = 3
 """Number of partitions whose micro-batches are listed."""
 MOVED = 3
 """Number of plans, the fastest ones, of which units and devices are moved (assumed)."""
-MOST_MOVES = 12
-"""Largest number of moves in one plan (assumed)."""
-SLOWEST = 2
-"""Number of stages, the slowest ones, that a move may relieve (assumed)."""
-PARTS = 16
-"""Parts of a large cluster, of which one moves from stage to stage (assumed)."""
-FARTHEST = 8
-"""Stages from one that gets a unit or a device to the one that gives it, at most (assumed)."""
 MOST_DEVICES = 64
 """Largest cluster for which SPP divides units and devices itself (assumed: the time grows with the square)."""
 MOST_PASSES = 2_000
 """Largest number of forward passes that are listed: it takes a tenth of a second."""
 LEAST_EVALUATIONS, LEAST_S = 100, 3.0
 """Budget that must be left: it takes some tenths of a second, on 1,024 devices 2 seconds."""
-SHARE, SHARE_S = 0.4, 0.3
+SHARE, SHARE_S = 0.6, 0.3
 """Shares of what is left of a budget in evaluations, and of one in seconds, at most."""
+DIVIDED, ORDERED = 0.5, 0.6
+"""Share of this in which Piper's and Alpa's programs divide at most, and share of the rest in which orders of passes
+are tried; moves have what is left (assumed). With 800 evaluations on seven A100s the programs had all of it, and the
+portfolio was 1 to 4 % behind SPP."""
 ENTRIES_AN_EVALUATION = 100_000
 """Entries of stage tables for each of these evaluations, at most (assumed). An entry takes about 100 ns, so that tables
 take at most 10 ms for each evaluation. On 16 devices they have 12 million entries, which 120 evaluations allow."""
@@ -101,26 +98,36 @@ def divide_anew(incumbent: Incumbent, grid: Grid) -> None:
         incumbent: takes the plans, credited to `galvatron`, `piper`, `dapple` and `spp`.
         grid: plans with their prices.
     """
-    space, left, left_s = incumbent.space, incumbent.left, incumbent.left_s
+    space = incumbent.space
     if is_short(incumbent):
         return
     near = _near(incumbent, grid, NEAR)
     settings = _settings(space, near or _near(incumbent, grid, FAR)[:1])
     if not settings:
         return
-    with incumbent.share(
-        evaluations=None if left is None else int(SHARE * left), seconds=None if left_s is None else SHARE_S * left_s
-    ):
-        divided = _divided(incumbent, settings, solved_strategies(space, grid), _Effort(incumbent))
+    with _share(incumbent, SHARE, SHARE_S):
+        effort = _Effort(incumbent)
+        with _share(incumbent, DIVIDED, DIVIDED):
+            divided = _divided(incumbent, settings, solved_strategies(space, grid), effort)
         tried = list(divided)
         if not incumbent.finished:
             tried += _layered(incumbent, near)
         if space.problem.any_order and not incumbent.finished:
-            tried += _listed(incumbent, divided)
+            with _share(incumbent, ORDERED, ORDERED):
+                tried += _listed(incumbent, divided)
         incumbent.searcher = "piper"
         for plan in _unlike(tried)[:MOVED]:
             if not incumbent.finished:
                 price_staged(incumbent, [moved(incumbent, plan)])
+
+
+def _share(incumbent: Incumbent, evaluations: float, seconds: float) -> AbstractContextManager[None]:
+    """Shares of what is left of a budget in evaluations, and of one in seconds."""
+    left, left_s = incumbent.left, incumbent.left_s
+    return incumbent.share(
+        evaluations=None if left is None else int(evaluations * left),
+        seconds=None if left_s is None else seconds * left_s,
+    )
 
 
 def is_short(incumbent: Incumbent) -> bool:
@@ -228,8 +235,8 @@ def _divided(
     stages may be fewer or more than equal ones, and then have other numbers of micro-batches: smaller and larger ones
     are tried as long as that gains.
     """
-    incumbent.searcher, found = "piper", Priced()
-    space, best = incumbent.space, dict[_Setting, float]()
+    incumbent.searcher, found, known = "piper", Priced(), set[object]()
+    space, best, least = incumbent.space, dict[_Setting, float](), dict[_Setting, float]()
     ways = megatron_strategies(space)
     plain = [way for way in ways if way.tp == 1]
 
@@ -237,10 +244,12 @@ def _divided(
         """Step time of the best partition of a setting."""
         if setting not in best:
             own = [one for one in solved.get(setting.num_micro_batches, ()) if not any(map(one.is_like, ways))]
-            plans = _of_setting(incumbent, setting, [*some, *own] if some is ways else some, effort)
-            priced = _priced(incumbent, plans)
+            fresh = _of_setting(incumbent, setting, [*some, *own] if some is ways else some, (effort, known))
+            priced = _priced(incumbent, fresh)
             found.extend(priced)
-            best[setting] = min((seconds for seconds, _ in priced), default=math.inf)
+            # What fewer strategies have given is among what more of them give.
+            least[setting] = min([least.get(setting, math.inf), *(seconds for seconds, _ in priced)])
+            best[setting] = least[setting]
         return best[setting]
 
     # Where time is short stages have any strategy at once.
@@ -271,21 +280,42 @@ def _next_count(space: PlanSpace, count: int, *, larger: bool) -> int:
     return max((other for other in counts if 3 * other <= 2 * count), default=0)
 
 
-def _of_setting(incumbent: Incumbent, setting: _Setting, ways: Sequence[Strategy], effort: _Effort) -> list[StagedPlan]:
+def _of_setting(
+    incumbent: Incumbent, setting: _Setting, ways: Sequence[Strategy], spent: tuple[_Effort, set[object]]
+) -> list[StagedPlan]:
     """The fastest partitions of a setting whose stages have some of these strategies, by Piper's and by Alpa's program:
-    in 1F1B order by their price, under GPipe, whose stages hold more, by their latency."""
+    in 1F1B order by their price, under GPipe, whose stages hold more, by their latency.
+
+    Args:
+        incumbent: counts what is priced.
+        setting, ways: see above.
+        spent: what tables may still take, and the plans that are known and left out; both are changed.
+    """
+    effort, known = spent
+
+    def unknown(plans: Iterable[StagedPlan]) -> list[StagedPlan]:
+        fresh = {key: plan for plan in plans if (key := _key(plan)) not in known}
+        known.update(fresh)
+        return list(fresh.values())
+
     found, table, space, kinds = [], None, incumbent.space, _kinds(incumbent.space)
     for order in space.meshes.orders[:ORDERS]:
         table = StageTable(space, order, setting.num_micro_batches, ways, zero=setting.zero, partly=True, known=table)
         partitions = list({partition.stages: partition for partition in _promising(table, effort.entries)}.values())
-        fastest = fastest_staged(incumbent, map(table.staged, partitions), OFFERED)
+        fastest = fastest_staged(incumbent, unknown(map(table.staged, partitions)), OFFERED)
         found += [replace(plan, schedule=kind) for plan in fastest for kind in kinds if kind != "gpipe"]
         if "gpipe" in kinds:
             latencies = [(table.latency_s(one, "gpipe"), number) for number, one in enumerate(partitions)]
             fitting = [partitions[number] for seconds, number in sorted(latencies) if math.isfinite(seconds)]
-            found += [table.staged(one, "gpipe") for one in fitting[:OFFERED]]
+            found += unknown(table.staged(one, "gpipe") for one in fitting[:OFFERED])
         effort.entries -= table.entries
     return found
+
+
+def _key(plan: StagedPlan) -> object:
+    """What tells a plan from others whose stages have some of the same strategies."""
+    stages = ((one.end, one.devices, one.tp, one.recompute, id(one.signatures)) for one in plan.stages)
+    return plan.num_micro_batches, plan.zero, plan.schedule, *stages
 
 
 def _promising(table: StageTable, entries: float) -> list[Partition]:
@@ -319,11 +349,17 @@ def _listed(incumbent: Incumbent, divided: Priced) -> Priced:
     early = _priced(incumbent, (replace(plan, schedule="eager-1f1b") for plan in unlike[:LISTED]))
     incumbent.searcher = "spp"
     few = [plan for plan in unlike if len(plan.stages) <= MOST_PASSES // plan.num_micro_batches]
-    lists = [spp.listed(space, plan) for plan in few[:LISTED]]
-    counts = dict.fromkeys(plan.num_micro_batches for plan in few[:LISTED])
-    if space.meshes.devices <= MOST_DEVICES:
-        lists += [spp.plans(incumbent, spp.recursive_order(space), count) for count in counts]
-    return early + _priced(incumbent, itertools.chain(*lists))
+    orders = _priced(incumbent, itertools.chain(*(spp.listed(space, plan) for plan in few[:LISTED])))
+    if space.meshes.devices > MOST_DEVICES or incumbent.finished:
+        return early + orders
+    return early + orders + list(spp.planned(incumbent, _counts(space, [plan.num_micro_batches for plan in few])))
+
+
+def _counts(space: PlanSpace, counts: Sequence[int]) -> list[int]:
+    """Distinct numbers of micro-batches, each followed by the next smaller and larger ones."""
+    known = sorted({shape.num_micro_batches for shape in space.shapes} | set(counts))
+    near = (known[max(0, at - 1) : at + 2] for at in map(known.index, counts))
+    return list(dict.fromkeys(itertools.chain(*((count, *some) for count, some in zip(counts, near, strict=True)))))
 
 
 def _unlike(plans: Priced) -> list[StagedPlan]:
@@ -332,75 +368,6 @@ def _unlike(plans: Priced) -> list[StagedPlan]:
     for _, plan in sorted((one for one in plans if math.isfinite(one[0])), key=lambda one: one[0]):
         found.setdefault((plan.num_micro_batches, *((stage.end, stage.devices) for stage in plan.stages)), plan)
     return list(found.values())
-
-
-def moved(incumbent: Incumbent, plan: StagedPlan) -> StagedPlan:
-    """A plan of which a unit, some devices, or both have moved from one stage to another, as long as that gains.
-
-    Devices move one by one, on more than `FEW_DEVICES` by the host or in sixteenths of the cluster. Moves are tried
-    that leave one of the slowest stages fewer units or more devices.
-    """
-    space = incumbent.space
-    samples = space.problem.training.global_batch // plan.num_micro_batches
-    host = math.gcd(*(one.num_devices for one in space.problem.cluster.hosts))
-    # On large clusters parts of hosts are no step.
-    steps = (
-        [1]
-        if space.meshes.devices <= FEW_DEVICES
-        else sorted({host, max(space.meshes.devices // PARTS // host * host, host)})
-    )
-    for _ in range(MOST_MOVES):
-        ranks = space.evaluator.evaluate(lower_staged(space, plan)).ranks
-        slowest = np.argsort(ranks["bubble_s"] - ranks["end_s"], kind="stable")[:SLOWEST]
-        moves = moves_of(len(plan.stages) - 1, FARTHEST)
-        # By how much stages get longer, [n, stages].
-        longer = np.diff(np.pad(moves, ((0, 0), (1, 1))), axis=1)[:, slowest]
-        moves = moves[(longer != 0).any(axis=1)]
-        longer = longer[(longer != 0).any(axis=1)]
-        ends = np.array([stage.end for stage in plan.stages[:-1]]) + moves
-        counts = np.cumsum([len(stage.devices) for stage in plan.stages])
-        has_units = rises(ends, space.num_units) & (longer < 0).any(axis=1)
-        others = [_with_ends(plan, to) for to in ends[has_units].tolist()]
-        for step in steps:
-            places = counts[:-1] + step * moves
-            has_devices = rises(places, int(counts[-1])) & (longer > 0).any(axis=1)
-            others += [_with_counts(plan, to) for to in places[has_devices].tolist()]
-            both = rises(ends, space.num_units) & rises(places, int(counts[-1]))
-            pairs = zip(ends[both].tolist(), places[both].tolist(), strict=True)
-            others += [_with_counts(_with_ends(plan, to), at) for to, at in pairs]
-        others = [other for other in others if _is_possible(other, samples)]
-        best, *_ = [*fastest_staged(incumbent, [plan, *others], 1), plan]
-        if best is plan or incumbent.finished:
-            break
-        plan = best
-    return plan
-
-
-def _with_ends(plan: StagedPlan, ends: Sequence[int]) -> StagedPlan:
-    """A plan with other ends of all stages but the last; a unit that joins a stage does as the stage's last one did."""
-    stages, begins = [], (0, *ends)
-    for begin, end, stage in zip(begins, (*ends, plan.stages[-1].end), plan.stages, strict=True):
-        recompute, count = stage.recompute, end - begin
-        if not isinstance(recompute, str):
-            recompute = (*recompute, *recompute[-1:] * count)[:count]
-        stages.append(replace(stage, end=end, recompute=recompute))
-    return replace(plan, stages=tuple(stages))
-
-
-def _with_counts(plan: StagedPlan, ends: Sequence[int]) -> StagedPlan:
-    """A plan whose stages take other numbers of devices of the same order, which end at these places."""
-    order = [device for stage in plan.stages for device in stage.devices]
-    places = itertools.pairwise((0, *ends, len(order)))
-    stages = [
-        replace(stage, devices=tuple(order[begin:end])) for stage, (begin, end) in zip(plan.stages, places, strict=True)
-    ]
-    return replace(plan, stages=tuple(stages))
-
-
-def _is_possible(plan: StagedPlan, samples: int) -> bool:
-    """Whether all stages have whole inner axes and a sample for each replica."""
-    sizes = [(len(stage.devices), stage.tp) for stage in plan.stages]
-    return all(devices % tp == 0 and devices // tp <= samples for devices, tp in sizes)
 
 
 def _kinds(space: PlanSpace) -> list[str]:

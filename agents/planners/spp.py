@@ -20,7 +20,7 @@ Units: seconds, bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -120,16 +120,33 @@ def search_spp(task: SearchTask) -> SearchResult:
 
 
 def run_spp(incumbent: Incumbent) -> None:
-    """Plans for every number of micro-batches, those near `FIRST_COUNT` first.
+    """Plans for every number of micro-batches, those near `FIRST_COUNT` first."""
+    counts = {shape.num_micro_batches for shape in incumbent.space.shapes}
+    for _ in planned(incumbent, sorted(counts, key=lambda count: abs(math.log(count / FIRST_COUNT)))):
+        pass
 
-    There all orders of the devices are tried, the best one goes on: minimum cuts like to cut off single devices, so
-    that the order of the numbers is better on many clusters (assumed to hold for other numbers of micro-batches too).
+
+def planned(incumbent: Incumbent, counts: Sequence[int]) -> Iterator[tuple[float, StagedPlan]]:
+    """Prices the plans for these numbers of micro-batches until the budget ends.
+
+    For the first number all orders of the devices are tried, and the best one goes on: minimum cuts like to cut off
+    single devices, so that the order of the numbers is better on many clusters (assumed to hold for other numbers of
+    micro-batches too).
+
+    Yields:
+        The step time of each plan, infinite where it does not fit, and the plan.
     """
     space = incumbent.space
     orders = list(dict.fromkeys([recursive_order(space), *space.meshes.orders]))
-    counts = {shape.num_micro_batches for shape in space.shapes}
-    for count in sorted(counts, key=lambda count: abs(math.log(count / FIRST_COUNT))):
-        if incumbent.finished:
-            return
-        reached = {order: price_staged(incumbent, plans(incumbent, order, count)) for order in orders}
+    for count in counts:
+        reached = dict.fromkeys(orders, math.inf)
+        for order in orders:
+            if incumbent.finished:
+                return
+            for plan in plans(incumbent, order, count):
+                seconds = price_staged(incumbent, [plan])
+                reached[order] = min(reached[order], seconds)
+                yield seconds, plan
+                if incumbent.finished:
+                    return
         orders = [min(orders, key=reached.__getitem__)]

@@ -3,16 +3,18 @@
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from agents import Budget
+from agents import Budget, search
 from agents.incumbent import Incumbent
 from agents.planners import divided_anew
-from agents.planners.divided_anew import LEAST_EVALUATIONS, NEAR, SHARE, divide_anew, moved
+from agents.planners.divided_anew import LEAST_EVALUATIONS, NEAR, SHARE, divide_anew
+from agents.planners.moved_stages import moved
 from agents.planners.opening import work_out
 from agents.planners.piper import piper_partitions
 from agents.planners.stage_table import StageTable, megatron_strategies
-from agents.planners.staged_plan import StageChoice, StagedPlan, lower_staged
+from agents.planners.staged_plan import StageChoice, StagedPlan, fastest_staged, lower_staged
 from agents.sampling.expert import price_grid
 from automap.cluster import parse_cluster
 from automap.plan import Plan
@@ -122,6 +124,31 @@ def test_orders_are_listed_where_they_may_be_run(changes, lists):
     assert ("spp" in incumbent.reached) == lists
     if lists:
         assert incumbent.reached["spp"] < 1.2 * incumbent.reached["piper"] < 1.2 * incumbent.reached["expert"]
+
+
+def test_a_portfolio_is_no_slower_than_spp_on_links_that_are_not_uniform():
+    """SPP's orders of the devices and of the passes, and moves of units, have their share of a small budget."""
+    rates = np.exp(np.random.default_rng(11).uniform(np.log(0.3), np.log(30.0), (7, 7)))
+    cluster = parse_cluster("7x1xA100@25Gbit")
+    cluster = replace(cluster, bandwidth_GBps=tuple(map(tuple, np.minimum(rates, rates.T).tolist())))
+    problem = Problem.build(zoo.build("gpt2-xl"), cluster, {"global_batch": 70})
+    mine = search(problem, Budget(evaluations=800))
+    assert mine.step_time_s < 0.995 * search(problem, Budget(evaluations=800), searcher="spp").step_time_s
+
+
+def test_no_partition_is_priced_twice(monkeypatch):
+    """Most partitions of all strategies are those of fewer strategies."""
+    priced = []
+
+    def noting(incumbent, plans, count):
+        plans = list(plans)
+        priced.extend(map(divided_anew._key, plans))
+        return fastest_staged(incumbent, plans, count)
+
+    monkeypatch.setattr(divided_anew, "fastest_staged", noting)
+    incumbent, grid = opened()
+    divide_anew(incumbent, grid)
+    assert len(set(priced)) == len(priced) > 40
 
 
 def test_stages_recompute_what_a_schedule_holds():
