@@ -1,7 +1,9 @@
 """Which cluster to train on: the best template on each of many candidates, and those that no other one beats.
 
 A candidate has the step time that `search` with the searcher `expert` finds on it; other searchers find faster plans,
-mostly by some percent. Prices of devices come from the user. Units: seconds, device-hours, the user's currency.
+mostly by some percent. Where the degrees that the user fixes, or the target, have no plan on all devices, it is that of
+the best part of them, and the others are idle. Prices of devices come from the user. Units: seconds, device-hours, the
+user's currency.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agents.sampling.expert import grid_of
+from agents.results.fewer_devices import needed, on_all, promising, space_on_all, told_idle
+from agents.results.infeasibility_advice import fastest_template_s
 from agents.searcher import Budget, search
 from automap.cluster import Cluster, parse_cluster
 from automap.device_kinds import MAX_DEVICES
@@ -25,6 +28,7 @@ from automap.export.baseline import with_stated
 from automap.plan import Plan
 from automap.price.degrees import sequence_length
 from automap.price.estimate import lower_bound_s
+from automap.price.evaluator import Evaluator
 from automap.problem import Problem
 from automap.space.target_limits import plan_space
 from ir.graph import Graph
@@ -171,8 +175,7 @@ def recommend(
     cheapest = min(costs, key=lambda one: (one.cost_per_step, one.step_time_s), default=None)
 
     def planned(one: Candidate) -> Candidate:
-        problem = Problem.build(graph, one.cluster, training, hints)
-        return replace(one, plan=search(problem, Budget(), searcher="expert").plan)
+        return replace(one, plan=_best_template(Problem.build(graph, one.cluster, training, hints)))
 
     return Recommendation(
         candidates=candidates,
@@ -181,6 +184,20 @@ def recommend(
         cheapest=None if cheapest is None else planned(cheapest),
         fastest=planned(min(meeting, key=lambda one: (one.step_time_s, _expense(one)))),
     )
+
+
+def _best_template(problem: Problem) -> Plan:
+    """The best template on all devices; where none of them has a plan, that of the best part, beside idle devices."""
+    space = space_on_all(problem)
+    part = needed(promising(problem)) if space is None else None
+    if part is None:
+        return search(space or problem, Budget(), searcher="expert").plan
+    found = search(part.problem, Budget(), searcher="expert").plan
+    plan = on_all(found, part, problem, Evaluator(problem))
+    if plan is None:
+        repair = "Fix fewer degrees, or leave the cluster out."
+        raise ProblemError("no plan on all devices", field="hints.fix", value=problem.cluster.name, repair=repair)
+    return replace(plan, search=found.search, warnings=(*plan.warnings, told_idle(problem, plan)))
 
 
 def _completed(training: Mapping[str, Any], hints: Mapping[str, Any], clusters: Sequence[str]) -> Mapping[str, Any]:
@@ -341,6 +358,19 @@ def _unbeatable(candidate: Candidate, known: Iterable[Candidate]) -> Candidate |
     return None
 
 
+def _fastest_template_s(problem: Problem) -> float | None:
+    """Step time of `_best_template`; None where no template fits.
+
+    Raises:
+        ProblemError: there is no plan, on all devices and on parts of them.
+    """
+    space = space_on_all(problem)
+    if space is not None:
+        return fastest_template_s(problem, space)
+    part = needed(promising(problem))
+    return fastest_template_s(problem, plan_space(problem)) if part is None else part.template_s
+
+
 class _Rater:
     """Rates candidates, in this process or in one of its own."""
 
@@ -379,13 +409,12 @@ class _Rater:
     def rate(self, candidate: Candidate) -> Candidate:
         """The candidate with its best template, or with the reason why there is none."""
         try:
-            grid = grid_of(plan_space(self._problem(candidate)))
+            step_s = _fastest_template_s(self._problem(candidate))
         except UserError as refused:
             return replace(candidate, fault=str(refused))
-        fitting = grid.prices[grid.prices[:, 1] <= 0.0, 0]
-        if not len(fitting):
+        if step_s is None:
             return replace(candidate, fault="no template fits into memory")
-        return replace(candidate, step_time_s=float(fitting.min()))
+        return replace(candidate, step_time_s=step_s)
 
     def _problem(self, candidate: Candidate) -> Problem:
         return Problem.build(self._graph, candidate.cluster, self._training, self._hints)

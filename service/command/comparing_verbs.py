@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -148,14 +149,15 @@ def recommend(
     *,
     global_batch: Annotated[int, typer.Option(help="Samples of one optimizer step.")],
     clusters: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="Clusters to compare, as in 4x8xA100,8x8xH100.")
+        list[str] | None,
+        typer.Option(metavar="A,B,...", help="Clusters to compare, as in 4x8xA100,8x8xH100; may be repeated."),
     ] = None,
     devices: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             metavar="A,B,...",
             help="In place of --clusters: kinds of devices. Of each, 1, 2 and 4 devices and nodes "
-            "of eight are compared.",
+            "of eight are compared; may be repeated.",
         ),
     ] = None,
     max_devices: Annotated[int, typer.Option(help="With --devices: the largest number of devices.")] = 512,
@@ -198,8 +200,8 @@ def recommend(
     from service.command.terminal import counting_bar, interruptible
     from service.jobs.run_job import import_graph
 
-    named = _named(clusters, devices)
-    chosen = named if devices is None else sizes(named, max_devices)
+    named = _named(clusters or [], devices or [])
+    chosen = sizes(named, max_devices) if devices else named
     prices = read_prices(price or [])
     graph = import_graph(job.data, job.request)
     steps = None if tokens is None else steps_of(graph, global_batch, tokens)
@@ -226,16 +228,16 @@ def recommend(
         raise typer.Exit(130)
 
 
-def _named(clusters: str | None, devices: str | None) -> list[str]:
-    """The names in that of `--clusters` and `--devices` which is given."""
-    if (clusters is None) == (devices is None):
-        given = "neither --clusters nor --devices is" if clusters is None else "--clusters and --devices are both"
-        raise ProblemError(f"{given} given", field="clusters", value=str(clusters), repair="Give one of them.")
-    text = devices if clusters is None else clusters
-    named = list(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
+def _named(clusters: Sequence[str], devices: Sequence[str]) -> list[str]:
+    """The names in those of `--clusters` and `--devices` that are given."""
+    text = ",".join(clusters or devices)
+    if bool(clusters) == bool(devices):
+        given = "--clusters and --devices are both" if clusters else "neither --clusters nor --devices is"
+        raise ProblemError(f"{given} given", field="clusters", value=text, repair="Give one of them.")
+    named = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not named:
-        field = "clusters" if devices is None else "devices"
-        repair = "Name at least one, such as 8xA100." if devices is None else "Name at least one kind, such as H100."
+        field = "clusters" if clusters else "devices"
+        repair = "Name at least one, such as 8xA100." if clusters else "Name at least one kind, such as H100."
         raise ProblemError("is empty", field=field, value=text, repair=repair)
     return named
 

@@ -4,11 +4,12 @@ import itertools
 
 import pytest
 
-from agents import Budget, search
+from agents import Budget, search, search_offer
 from agents.recommend import DAY, Goals, recommend, sizes, steps_of
 from automap.cluster import parse_cluster
 from automap.errors import ClusterError, NothingFits, ProblemError
 from automap.problem import Problem
+from automap.verify import Verifier
 from ir import zoo
 
 CLUSTERS = ("1xP40", "1x8xV100-16GB", "2x8xV100-16GB@25Gbit", "1x8xA100", "2x8xA100", "1x8xH100")
@@ -45,17 +46,30 @@ def test_every_candidate_has_what_a_search_finds(graph, found):
 
 
 def test_clusters_are_rated_by_the_plans_of_a_target():
-    """Accelerate has no pipelines and gives equally many samples to all ranks: 61 go to one or to 61."""
+    """Accelerate gives equally many samples to all ranks: 61 go to one or to 61, so that of two devices one is idle."""
     graph, clusters = zoo.build("gpt:layers=4,hidden=256,heads=4,seq_len=128,vocab_size=512"), ("1xL4", "2xL4", "61xL4")
     found = recommend(graph, clusters, {"global_batch": 61, "target": "accelerate"}, Goals())
-    for one in found.candidates:
-        problem = Problem.build(graph, one.cluster, {"global_batch": 61, "target": "accelerate"})
-        try:
-            assert one.step_time_s == search(problem, Budget(), searcher="expert").step_time_s
-        except ProblemError as refused:
-            assert one.step_time_s is None and one.fault == str(refused)
-    assert [one.step_time_s is None for one in found.candidates] == [False, True, False]
+    one, two, many = (candidate.step_time_s for candidate in found.candidates)
+    for cluster, step_s in ((clusters[0], one), (clusters[2], many)):
+        problem = Problem.build(graph, cluster, {"global_batch": 61, "target": "accelerate"})
+        assert step_s == search(problem, Budget(), searcher="expert").step_time_s
+    assert two == one
     assert found.fastest.plan.training.target == "accelerate"
+
+
+def test_devices_that_fixed_degrees_leave_idle(graph):
+    """Three equal stages have no plan on four devices, and none on two."""
+    hints = {"fix": {"pp": 3}}
+    found = recommend(graph, ("1x4xA100", "1x2xA100"), TRAINING, Goals(), hints=hints)
+    four, two = found.candidates
+    assert two.step_time_s is None and "pp" in two.fault
+    plan, problem = found.fastest.plan, Problem.build(graph, "1x4xA100", TRAINING, hints)
+    assert plan.estimate.step_time_s == pytest.approx(four.step_time_s, rel=1e-9)
+    assert not Verifier(problem).violations(plan)
+    assert len(plan.stages) == 3 and len({device for stage in plan.stages for device in stage.devices}) == 3
+    assert any("leaves 1 of 4 devices" in warning for warning in plan.warnings)
+    best = search_offer(problem, Budget(evaluations=200), searchers=("expert",), tie=0.0).plan
+    assert best.estimate.step_time_s == pytest.approx(four.step_time_s, rel=1e-9)
 
 
 def test_no_candidate_beats_one_of_the_front_and_every_other_one_is_beaten(found):

@@ -39,6 +39,19 @@ def test_a_page_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("option", "first", "second"), [("--devices", "A100", "H100"), ("--clusters", "1xA100", "2xH100")]
+)
+def test_options_that_are_repeated_count_together(
+    option: str, first: str, second: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--max-devices", "2"]
+    found = shown(capsys, option, first, option, f" {second},{first}", *words)
+    both = shown(capsys, option, f"{first},{second}", *words)
+    assert found["candidates"] == both["candidates"] and found["front"] == both["front"]
+    assert {one["cluster"].rpartition("x")[2] for one in found["candidates"]} == {"A100", "H100"}
+
+
+@pytest.mark.parametrize(
     ("words", "field"),
     [
         ([], "clusters"),
