@@ -14,12 +14,13 @@ from dataclasses import replace
 from automap.plan import DeviceMemory, Plan
 from automap.problem import Problem
 from automap.verify.hints import check_hints
-from automap.verify.memory import Recount, check_memory
+from automap.verify.memory import Recount
 from automap.verify.model import Model
 from automap.verify.moments import Moment
 from automap.verify.reading import Violation, place_chunks, place_operators, read_chunks, uneven
 from automap.verify.replicas import check_replicas
 from automap.verify.schedule import check_order
+from automap.verify.stated_memory import check_memory
 from automap.verify.structure import check_structure
 from automap.verify.target import check_target
 

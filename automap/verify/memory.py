@@ -38,7 +38,7 @@ from automap.plan import DeviceMemory, Plan, format_devices
 from automap.verify.model import Model
 from automap.verify.moments import Gradients, Moment, Piece, Pieces
 from automap.verify.parameters import Held, Place, held_parameters
-from automap.verify.reading import Chunk, Violation, alike_ranks
+from automap.verify.reading import Chunk, alike_ranks
 from automap.verify.replicas import held_bytes
 from automap.verify.schedule import Action, peaks, rank_orders
 from ir.blocks import Unit
@@ -47,8 +47,6 @@ from ir.group_kinds import PRODUCTS
 from ir.loss import scores_of_losses
 from ir.operators.experts import PRODUCT as EXPERT_PRODUCT
 
-TOLERANCE = 1e-6
-"""The relative difference at which two counts are equal; both are sums of the same terms."""
 GIB = float(1 << 30)
 
 
@@ -426,33 +424,3 @@ class Recount:
         ]
         of_loss = 0.5 * self.problem.trainer.loss_bytes / self.problem.activation_bytes * max(read, default=0.0)
         return max(written, of_loss)
-
-
-def check_memory(plan: Plan, chunks: Sequence[Chunk], model: Model) -> Iterator[Violation]:
-    """Compares the memory of the estimate with the recount, and the recount with the capacity of the devices."""
-    found = Recount(plan, chunks, model).devices()
-    for rank, (mine, _) in enumerate(found):
-        if mine.total > mine.capacity - mine.reserve:
-            room = f"{mine.capacity / GIB:.2f}"
-            if mine.reserve > 0.0:
-                room += f", {mine.reserve / GIB:.2f} of them kept free,"
-            yield Violation(
-                f"stages[{rank}].devices", f"does not fit: {mine.total / GIB:.2f} GiB of {room} on {mine.devices}"
-            )
-    if plan.estimate is None:
-        return
-    stated = plan.estimate.memory_bytes
-    if [m.devices for m in stated] != [m.devices for m, _ in found]:
-        yield Violation("estimate.memory_bytes", f"not about {', '.join(m.devices for m, _ in found)}")
-        return
-    for rank, (said, (mine, held)) in enumerate(zip(stated, found, strict=True)):
-        where = f"estimate.memory_bytes[{rank}]"
-        for name in ("parameters", "optimizer", "capacity", "reserve"):
-            if not math.isclose(getattr(said, name), getattr(mine, name), rel_tol=TOLERANCE, abs_tol=1.0):
-                what = f"says {getattr(said, name):.0f} bytes, counted {getattr(mine, name):.0f}"
-                yield Violation(f"{where}.{name}", what)
-        low, counted, high = held.total.tolist()
-        together = said.activations + said.gradients + said.buffers
-        if not low * (1.0 - TOLERANCE) - 1.0 <= together <= high * (1.0 + TOLERANCE) + 1.0:
-            what = f"says {together:.0f} bytes of activations, gradients and buffers, counted {counted:.0f}"
-            yield Violation(where, f"{what}, {low:.0f} to {high:.0f}")
