@@ -80,13 +80,13 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
     for name in computed_tables(reads, {n: t for n, t in tensors.items() if n in stored and n in unmarked}):
         stored[name].kind = COMPUTED
     made += stored_rows(nodes, stored, {name: tensors[name] for name in unmarked & stored.keys()})
-    if is_pytorch and marked:
+    if marked:
         separate(nodes, stored, tensors)
     elif is_pytorch:
         nodes = unmerged(nodes, stored, inputs, tensors)
         if not any(map(_is_float, stored.values())):
             warnings += mark_weights(nodes, inputs)
-    if is_pytorch:
+    if is_pytorch or marked:
         nodes = turned_apart(unfolded(nodes, stored, inputs, marked=marked), stored)
     if not marked:
         made += tied(nodes, stored, tensors) if is_pytorch else []

@@ -34,6 +34,7 @@ from ir.onnx.readers.nodes import (
     COMPUTED_KEY,
     CONTENT_KEY,
     DATA_FIELDS,
+    DTYPES,
     FILLED_KEY,
     FOLDED_KEY,
     FROZEN_KEY,
@@ -43,6 +44,7 @@ from ir.onnx.readers.nodes import (
     REPEATS_KEY,
     ROWS_KEY,
     SCOPE_KEY,
+    SMALL_INTEGERS,
     TURNED_KEY,
     UNREAD_KEY,
     Node,
@@ -82,6 +84,8 @@ MAX_COMPARED_BYTES = 1 << 30
 exporter does not mark parameters, only their numbers tell a tied head from another one."""
 FLOATS = frozenset({1, 10, 11, 16})
 """`TensorProto.DataType` of weights."""
+WEIGHTS = FLOATS | {number for number, dtype in DTYPES.items() if dtype in SMALL_INTEGERS}
+"""`TensorProto.DataType` of weights, also of quantised ones."""
 LARGE_BYTES = 16 * MAX_VALUE_ELEMENTS
 """Bytes of the largest value that the importer reads."""
 
@@ -155,8 +159,7 @@ def strip(data: memoryview | bytes, *, parameters: Sequence[str] = (), folder: P
         raise not_onnx(data) from None
     faults = {} if folder is None else _read_small(model, folder)
     outside = {t.name: faults.get(t.name, "") for t in model.graph.initializer if _is_external(t)}
-    if is_compared or model.producer_name == PYTORCH:
-        _compare(model)
+    _compare(model)
     _clean(model)
     check(model, Limits())
     dropped, kept = _drop_weights(model, outside, parameters)
@@ -235,7 +238,7 @@ def _compare(model: Any) -> None:
     nodes = [
         Node(n.op_type, list(n.input), list(n.output), {a.name: a.i for a in n.attribute}) for n in model.graph.node
     ]
-    floats = {name: t for name, t in held.items() if t.data_type in FLOATS} | dequantised(nodes, held)
+    floats = {name: t for name, t in held.items() if t.data_type in WEIGHTS} | dequantised(nodes, held)
     same = {n.outputs[0]: n.inputs[0] for n in nodes if n.kind == "DequantizeLinear" and n.inputs[0] in floats}
     reads = [(node.kind, i, same.get(name, name)) for node in nodes for i, name in enumerate(node.inputs)]
     tables, heads = tables_and_heads(reads, {name: tuple(t.dims) for name, t in floats.items()})

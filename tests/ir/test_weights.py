@@ -234,12 +234,93 @@ def test_weights_of_one_element_are_parameters():
     assert {p.name for p in graph.parameters} == {"w", "b", "slope", "m"}
 
 
-def test_integer_arithmetic_is_refused_by_name():
-    nodes = [
-        node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]), node("MatMulInteger", ["q", "w", "z"], ["i"]),
-        node("Cast", ["i"], ["y"], to=FLOAT),
+def integers(form: str) -> tuple[list, list]:
+    """The nodes of `PLAIN` as a tool writes them on integers, and the tensors that they need."""
+    held = {
+        "s": np.asarray(0.1, np.float32), "z": np.asarray(0, np.int8), "w": np.ones((8, 96), np.int8),
+        "v": np.ones((96, 64), np.int8), "b": np.ones(96, np.float32), "u": np.asarray(0, np.uint8),
+        "packed": np.ones((96, 1, 16), np.uint8), "packed v": np.ones((64, 3, 16), np.uint8),
+        "blocks": np.ones((96, 1), np.float32), "blocks v": np.ones((64, 3), np.float32),
+    }  # fmt: skip
+
+    def dynamic(x: str, w: str, y: str) -> list:
+        """What `quantize_dynamic` writes."""
+        return [
+            node("DynamicQuantizeLinear", [x], [f"{y}q", f"{y}s", f"{y}z"]),
+            node("MatMulInteger", [f"{y}q", w, f"{y}z", "z"], [f"{y}i"]),
+            node("Cast", [f"{y}i"], [f"{y}c"], to=FLOAT), node("Mul", [f"{y}s", "s"], [f"{y}t"]),
+            node("Mul", [f"{y}c", f"{y}t"], [y]),
+        ]  # fmt: skip
+
+    def ort(kind: str, inputs: list, y: str, **attributes: int):
+        return node(kind, inputs, [y], domain="com.microsoft", **attributes)
+
+    relu = node("Relu", ["h"], ["r"])
+    nodes = {
+        "dynamic": [*dynamic("x", "w", "a"), node("Add", ["a", "b"], ["h"]), relu, *dynamic("r", "v", "y")],
+        "fused": [ort("DynamicQuantizeMatMul", ["x", "w", "s", "z", "b"], "h"), relu,
+                  node("DynamicQuantizeLinear", ["r"], ["rq", "rs", "rz"]),
+                  ort("MatMulIntegerToFloat", ["rq", "v", "rs", "s", "rz", "z"], "y")],
+        "static": [node("QuantizeLinear", ["x", "s", "u"], ["xq"]),
+                   node("QLinearMatMul", ["xq", "s", "u", "w", "s", "z", "s", "u"], ["aq"]),
+                   node("DequantizeLinear", ["aq", "s", "u"], ["a"]), node("Add", ["a", "b"], ["h"]), relu,
+                   node("QuantizeLinear", ["r", "s", "u"], ["rq"]),
+                   node("QLinearMatMul", ["rq", "s", "u", "v", "s", "z", "s", "u"], ["yq"]),
+                   node("DequantizeLinear", ["yq", "s", "u"], ["y"])],
+        "in blocks": [ort("MatMulNBits", ["x", "packed", "blocks", "", "", "b"], "h", K=8, N=96, bits=4, block_size=32),
+                      relu, ort("MatMulNBits", ["r", "packed v", "blocks v"], "y", K=96, N=64, bits=4, block_size=32)],
+    }[form]  # fmt: skip
+    read = {name for each in nodes for name in each.input}
+    return nodes, [numpy_helper.from_array(value, name) for name, value in held.items() if name in read]
+
+
+@pytest.mark.parametrize("form", ["dynamic", "fused", "static", "in blocks"])
+def test_arithmetic_on_integers_is_that_of_the_floats(form):
+    data = model(*integers(form))
+    quantised, floats = load_model(data), load_model(model(PLAIN, STORED))
+    assert facts(data)[0] == facts(strip(data).data)[0] == floats.num_parameters
+    live = [[(op.kind, op.forward_flops) for op in g.operators if op.is_live] for g in (quantised, floats)]
+    assert live[0] == live[1]
+    assert quantised.warnings[0].startswith("the file is quantised (2 weights")
+
+
+def test_a_convolution_on_integers_is_that_of_floats():
+    stored = {
+        "s": np.asarray(0.1, np.float32), "u": np.asarray(0, np.uint8), "w": np.ones((4, 3, 3, 3), np.uint8),
+        "b": np.ones(4, np.int32),
+    }  # fmt: skip
+    by, pads = ["s", "u"], {"pads": [1] * 4}
+    inside = [
+        node("QLinearConv", ["q", *by, "w", *by, *by, "b"], ["c"], **pads),
+        node("QLinearAdd", ["c", *by, "c", *by, *by], ["d"], domain="com.microsoft"),
+        node("QLinearConcat", [*by, "c", *by, "d", *by], ["e"], domain="com.microsoft", axis=1),
+    ]
+    nodes = [node("QuantizeLinear", ["x", *by], ["q"]), *inside, node("DequantizeLinear", ["e", *by], ["y"])]
+    held, inputs = [numpy_helper.from_array(v, n) for n, v in stored.items()], (("x", "N", 3, 8, 8),)
+    floats = [
+        node("Conv", ["x", "w", "b"], ["c"], **pads), node("Add", ["c", "c"], ["d"]),
+        node("Concat", ["c", "d"], ["y"], axis=1),
     ]  # fmt: skip
-    with pytest.raises(ModelError, match=r"DynamicQuantizeLinear.*before it was quantised"):
+    assert facts(model(nodes, held, inputs)) == facts(model(floats, [weight("w", 4, 3, 3, 3), weight("b", 4)], inputs))
+    inside[1].attribute.append(helper.make_attribute("channels_last", 1))
+    with pytest.raises(ModelError, match=r"channels last.*before it was quantised"):
+        load_model(model(nodes, held, inputs))
+
+
+def test_an_embedding_in_blocks_is_a_table_of_floats():
+    stored = [
+        numpy_helper.from_array(np.ones((20, 16), np.uint8), "t"), weight("s", 20, 2), weight("w", 32, 8),
+    ]  # fmt: skip
+    looked_up = node("GatherBlockQuantized", ["t", "ids", "s"], ["e"], domain="com.microsoft", bits=4, block_size=16)
+    data = model([looked_up, node("MatMul", ["e", "w"], ["y"])], stored, [("ids", "N", 6)])
+    graph = onnx.load_from_string(data)
+    graph.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
+    assert {p.shape for p in load_model(graph.SerializeToString()).parameters} == {(20, 32), (32, 8)}
+
+
+def test_fused_arithmetic_on_integers_is_refused_by_name():
+    nodes = [node("QAttention", ["x", "w"], ["y"], domain="com.microsoft")]
+    with pytest.raises(ModelError, match=r"QAttention.*before it was quantised"):
         load_model(model(nodes, [numpy_helper.from_array(np.ones((8, 96), np.uint8), "w")]))
 
 

@@ -29,6 +29,8 @@ DTYPES: Mapping[int, str] = {
     26: "int2",
 }  # fmt: skip
 """`TensorProto.DataType` -> name."""
+SMALL_INTEGERS = ("int16", "uint16", "int8", "uint8", "int4", "uint4", "int2", "uint2")
+"""Dtypes of weights that were quantised; wider integers hold counts and places."""
 WITHOUT_VALUES = ("string", "float8", "float4", "complex64", "uint4", "int4", "uint2", "int2")
 """Dtypes of stored tensors whose values are never read."""
 

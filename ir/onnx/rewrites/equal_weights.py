@@ -13,21 +13,24 @@ from typing import Any
 import numpy as np
 from onnx import numpy_helper
 
-from ir.onnx.readers.nodes import Node, Stored, has_data
+from ir.onnx.readers.nodes import DTYPES, SMALL_INTEGERS, Node, Stored, has_data
 from ir.onnx.readers.roles import MATRIX_POSITIONS, WEIGHT_POSITIONS
 from ir.onnx.rewrites.exporter_quirks import content, is_filled
+from ir.operators import Value
 
-PRODUCTS = ("MatMul", "Gemm", "FusedMatMul")
-"""Kinds of nodes that a head may be."""
+PRODUCTS = dict.fromkeys(
+    ("MatMul", "Gemm", "FusedMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"), 1
+) | {"QLinearMatMul": 3}
+"""Kinds of nodes that a head may be, and the position of its weight."""
 VECTORS = dict.fromkeys(("Add", "Mul"), (0, 1)) | dict.fromkeys(("Conv", "ConvTranspose", "Gemm"), (2,)) | {
     kind: WEIGHT_POSITIONS[kind]
     for kind in ("BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization",
                  "RMSNormalization", "SimplifiedLayerNormalization")
 }  # fmt: skip
 """Operand positions, by kind, of biases and scales. What other kinds read may be parts of one vector."""
-ROUNDED = 0.4
-"""Largest mean difference of two copies that were rounded apart, as a share of their mean size (assumed: two roundings
-of 100,000 numbers of a normal distribution to 4 bits differ by 0.36, two independent matrices by 1.4)."""
+ROUNDED = 0.8
+"""Smallest correlation of two copies that were rounded apart (assumed): that of two roundings of 100,000 numbers of a
+normal distribution to 4 bits is 0.95, that of two independent matrices of 1,000 numbers at most 0.1."""
 LOOKED_UP = {"Gather": 0, "EmbedLayerNormalization": 2}
 """Kinds of nodes that look rows up, and the position of the table."""
 
@@ -46,7 +49,7 @@ def tables_and_heads(
         if len(shapes.get(name, ())) == 2:
             if LOOKED_UP.get(kind) == at:
                 tables.add(name)
-            elif kind in PRODUCTS and at == 1:
+            elif PRODUCTS.get(kind) == at:
                 weights.add(name)
     wanted = {size for name in tables for size in (shapes[name], shapes[name][::-1])}
     heads = {name for name in weights - tables if shapes[name] in wanted}
@@ -82,30 +85,35 @@ def tied_heads(nodes: Iterable[Node], stored: dict[str, Stored], tensors: Mappin
 
 
 def rounded_table(head: str, tables: Iterable[str], tensors: Mapping[str, Any]) -> tuple[str, bool] | None:
-    """The table that a head is a copy of but for roundings: quantisation rounds the two by scales of their own.
+    """The table that a quantised head is a copy of but for roundings: the two have scales of their own.
 
     Args:
         head: name of the weight of a product.
         tables: names of the matrices that rows are looked up in.
-        tensors: stored float tensors (protobuf) by name.
+        tensors: stored tensors (protobuf) by name, of floats or of integers that stand for floats.
 
     Returns:
-        name of the table, and whether the head is its transpose; None where it is a copy of none.
+        name of the table, and whether the head is its transpose; None where it is a copy of none, or not quantised.
     """
-    if not has_data(tensors[head]):
+    if DTYPES[tensors[head].data_type] not in SMALL_INTEGERS or not has_data(tensors[head]) or is_filled(tensors[head]):
         return None
-    given = numpy_helper.to_array(tensors[head]).astype(np.float32)
+    given = _centred(tensors[head])
     for name in sorted(tables):
         if not has_data(tensors[name]) or is_filled(tensors[name]):
             continue
-        table = numpy_helper.to_array(tensors[name]).astype(np.float32)
+        table = _centred(tensors[name])
         for turned in (False, True):
             other = table.T if turned else table
-            if other.shape == given.shape:
-                apart, size = float(np.abs(other - given).mean()), float(np.abs(given).mean())
-                if apart <= ROUNDED * size:
-                    return name, turned
+            if other.shape == given.shape and float((other * given).sum()) >= ROUNDED:
+                return name, turned
     return None
+
+
+def _centred(tensor: Any) -> Value:
+    """The numbers of a tensor less their mean, divided by the root of their sum of squares."""
+    value = np.asarray(numpy_helper.to_array(tensor)).astype(np.float32)
+    value -= value.mean()
+    return np.asarray(value / np.sqrt(np.square(value).sum()))
 
 
 def separate_fresh(nodes: list[Node], stored: dict[str, Stored], tensors: Mapping[str, Any]) -> None:

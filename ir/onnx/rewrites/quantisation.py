@@ -3,7 +3,7 @@
 A weight that is stored as integers and dequantised, or converted and scaled, is a float weight. A value that is
 quantised and dequantised was rounded, nothing more (training with such roundings passes gradients straight through
 them), and both stay so where operators move the integers in between, as look-ups and views do. Operators that compute
-with integers have no gradient, and are refused.
+with integers are read by `ir.onnx.rewrites.integer_arithmetic`; some fused ones are refused.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ import numpy as np
 from onnx import numpy_helper
 
 from ir.errors import ModelError, refuse
-from ir.onnx.readers.nodes import DTYPES, Node, Stored, has_data
+from ir.onnx.readers.nodes import DTYPES, SMALL_INTEGERS, Node, Stored, has_data
 from ir.onnx.readers.roles import MATRIX_POSITIONS
-from ir.onnx.rewrites.equal_weights import tables_and_heads
+from ir.onnx.rewrites.integer_arithmetic import left_out, on_floats, plain
 from ir.operators import Value
 
-INTEGER_KINDS = ("QLinear", "MatMulInteger", "ConvInteger", "DynamicQuantizeLinear", "MatMulNBits", "MatMulBnb4",
-                 "QAttention", "QGemm", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "MatMulIntegerToFloat",
-                 "QMoE", "GatherBlockQuantized", "QEmbedLayerNormalization", "QOrdered")  # fmt: skip
-"""Beginnings of the names of kinds that compute with integers (onnx operator set 28, ONNX Runtime's contrib operators
-1.23)."""
+REFUSED_KINDS = ("QLinear", "MatMulBnb4", "QAttention", "DynamicQuantizeLSTM", "QMoE", "QEmbedLayerNormalization",
+                 "QOrdered", "QNBitsMoE")  # fmt: skip
+"""Beginnings of the names of further kinds that compute with integers (ONNX Runtime's contrib operators 1.23)."""
 ROUNDING_KINDS = tuple(
     f"{domain}.{kind}"
     for domain in ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
@@ -45,10 +43,8 @@ LOOK_UPS = ("Gather", "GatherND", "GatherElements")
 """Kinds that take rows of a table, which may be converted behind the look-up."""
 UNPACKING_KINDS = frozenset({"BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor"})
 """Kinds that take several weights out of one integer."""
-SMALL_INTEGERS = ("int16", "uint16", "int8", "uint8", "int4", "uint4", "int2", "uint2")
-"""Dtypes of weights that were quantised; wider integers hold counts and places."""
-MAX_ELEMENTS = 1 << 27
-"""Elements of the largest tensor whose numbers are computed (assumed): an embedding of 131,072 words in 1,024 dims."""
+MAX_ELEMENTS = 1 << 24
+"""Elements of the largest tensor whose numbers are computed (assumed): a mask or table of 4,096 positions."""
 
 
 def in_floats(nodes: list[Node], stored: dict[str, Stored], *, marked: bool) -> tuple[list[Node], tuple[str, ...]]:
@@ -69,25 +65,28 @@ def in_floats(nodes: list[Node], stored: dict[str, Stored], *, marked: bool) -> 
         ModelError: an operator computes with integers.
     """
     made = {name: node for node in nodes for name in node.outputs}
-    weights, pairs, plain_bits, kept = 0, 0, 0, []
+    known = dict[str, set[str]]()
+    nodes, weights = on_floats(nodes, stored, lambda name: _origins(name, made, known), marked=marked)
+    made = {name: node for node in nodes for name in node.outputs}
+    pairs, plain_bits, kept = 0, 0, list[Node]()
     rounded, known = set[str](), dict[str, set[str]]()
     scaled = _scaled_weights(nodes, made, stored)
     for node in nodes:
-        plain = _plain(node)
-        if plain.startswith(INTEGER_KINDS):
+        kind = plain(node)
+        if kind.startswith(REFUSED_KINDS):
             raise _computes_with_integers(node)
         if node.kind in ROUNDING_KINDS and node.inputs:
-            kept.append(_left_out(node))
+            kept.append(left_out(node))
             is_weight = node.inputs[0] in stored
             weights, pairs = weights + is_weight, pairs + (not is_weight)
             continue
         if node.outputs[0] in scaled.kept:
-            kept.append(replace(_left_out(node), inputs=[scaled.kept[node.outputs[0]]]))
+            kept.append(replace(left_out(node), inputs=[scaled.kept[node.outputs[0]]]))
             continue
         same_bits = _read_as_floats(node)
-        dequantises = plain == "DequantizeLinear" or node.outputs[0] in scaled.casts or bool(same_bits)
+        dequantises = kind == "DequantizeLinear" or node.outputs[0] in scaled.casts or bool(same_bits)
         origins = _origins(node.inputs[0], made, known) if dequantises and node.inputs else set()
-        quantised = {name for name in origins if name in made and _plain(made[name]) == "QuantizeLinear"}
+        quantised = {name for name in origins if name in made and plain(made[name]) == "QuantizeLinear"}
         if not origins or not origins - quantised <= stored.keys():
             kept.append(node)
             continue
@@ -96,16 +95,16 @@ def in_floats(nodes: list[Node], stored: dict[str, Stored], *, marked: bool) -> 
         for name in sorted(origins - quantised):
             given = stored[name]
             if not given.dtype.startswith(("float32", "float16", "bfloat", "float64")):
-                kind = "PARAMETER" if marked and prod(given.shape) > 1 else given.kind
-                stored[name] = replace(given, dtype=dtype, value=None, kind=kind)
+                role = "PARAMETER" if marked and prod(given.shape) > 1 else given.kind
+                stored[name] = replace(given, dtype=dtype, value=None, kind=role)
                 weights += not same_bits
                 plain_bits += bool(same_bits)
         rounded |= quantised
         pairs += bool(quantised)
-        kept.append(_left_out(node))
+        kept.append(left_out(node))
     if not weights and not pairs:
         return (kept if plain_bits else nodes), ()
-    kept = [_left_out(node) if not rounded.isdisjoint(node.outputs) else node for node in kept]
+    kept = [left_out(node) if not rounded.isdisjoint(node.outputs) else node for node in kept]
     # Readers see the stored tensors themselves, as in a file of floats.
     same = {n.outputs[0]: n.inputs[0] for n in kept if n.kind == "Identity" and n.inputs[0] in stored}
     kept = [replace(n, inputs=[same.get(name, name) for name in n.inputs]) for n in kept]
@@ -122,19 +121,18 @@ def dequantised(nodes: Sequence[Node], tensors: Mapping[str, Any]) -> dict[str, 
 
     Returns:
         name of the stored tensor -> a tensor of float32 (protobuf) of the same name and shape; without tensors whose
-        numbers are not in the file, those of more than `MAX_ELEMENTS` elements, and matrices of products that cannot be
-        copies of an embedding: nothing depends on the numbers of these.
+        numbers are not in the file, those of more than `MAX_ELEMENTS` elements, and weights of products: nothing
+        depends on the size of their numbers.
     """
-    same = {node.outputs[0]: node.inputs[0] for node in nodes if _plain(node) == "DequantizeLinear"}
+    same = {node.outputs[0]: node.inputs[0] for node in nodes if plain(node) == "DequantizeLinear"}
     reads = [(node.kind, i, same.get(name, name)) for node in nodes for i, name in enumerate(node.inputs)]
-    _, heads = tables_and_heads(reads, {name: tuple(tensor.dims) for name, tensor in tensors.items()})
-    matrices = {name for kind, i, name in reads if i in MATRIX_POSITIONS.get(kind, ())} - heads
+    matrices = {name for kind, i, name in reads if i in MATRIX_POSITIONS.get(kind, ())}
     made = {name: node for node in nodes for name in node.outputs}
     known = dict[str, set[str]]()
     found = dict[str, Any]()
     for node in nodes:
         by = [tensors.get(name) for name in node.inputs[1:] if name]
-        if _plain(node) != "DequantizeLinear" or not by or not all(t is not None and has_data(t) for t in by):
+        if plain(node) != "DequantizeLinear" or not by or not all(t is not None and has_data(t) for t in by):
             continue
         scales = [np.asarray(numpy_helper.to_array(t)).astype(np.float32) for t in by]
         # Of rows that were moved, only one scale for all is that of the table too.
@@ -305,14 +303,6 @@ def _is_stored(name: str, made: Mapping[str, Node], stored: Mapping[str, Stored]
         else:
             known[current] = all(known.get(n, False) for n in node.inputs if n)
     return known[name]
-
-
-def _plain(node: Node) -> str:
-    return node.kind.removeprefix("com.microsoft.")
-
-
-def _left_out(node: Node) -> Node:
-    return Node("Identity", node.inputs[:1], node.outputs[:1], {})
 
 
 def _origins(name: str, made: Mapping[str, Node], known: dict[str, set[str]]) -> set[str]:
