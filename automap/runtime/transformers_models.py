@@ -46,7 +46,7 @@ _HEADS = (
     "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES", "MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES",
     "MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING_NAMES", "MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING_NAMES",
     "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES", "MODEL_FOR_DEPTH_ESTIMATION_MAPPING_NAMES",
-    "MODEL_FOR_MASK_GENERATION_MAPPING_NAMES",
+    "MODEL_FOR_MASK_GENERATION_MAPPING_NAMES", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
 )  # fmt: skip
 """Tables of transformers from a model type to the class that trains it, in the order of preference: what models were
 pretrained for. They hold the class of a configuration that names none, or the body of one alone."""
@@ -243,14 +243,15 @@ def from_config(spec: str) -> Callable[[], tuple[nn.Module, dict[str, Tensor]]]:
     kind = document.get("model_type")
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         raise ModelError(
-            f"transformers {transformers.__version__} has no such kind of model", field="model_type", value=kind,
+            f"transformers {transformers.__version__} has no such kind of model, and code of the folder is not run",
+            field="model_type", value=kind,
             repair="Install a release of transformers that has it, or export the model: automap export-onnx.",
         )  # fmt: skip
     try:
         config = transformers.CONFIG_MAPPING[kind].from_dict({**document, **changes})
     except Exception as fault:
         raise _not_accepted(path, fault) from None
-    chosen = _class(config, transformers)
+    chosen = _class(config, transformers, has_code="auto_map" in document)
 
     def build() -> tuple[nn.Module, dict[str, Tensor]]:
         try:
@@ -315,13 +316,20 @@ def _read(path: Path) -> Mapping[str, Any]:
     return document
 
 
-def _class(config: Any, transformers: Any) -> Any:
-    """The class that the configuration names; in place of a body without a head, the class that trains it."""
+def _class(config: Any, transformers: Any, *, has_code: bool) -> Any:
+    """The class that the configuration names; in place of a body without a head, the class that trains it.
+
+    Args:
+        config: the configuration.
+        transformers: the library.
+        has_code: whether the configuration says that a class may be defined by code of its folder.
+    """
     from transformers.models.auto import modeling_auto
 
     tables = [getattr(modeling_auto, name) for name in _HEADS]
     bodies = modeling_auto.MODEL_MAPPING_NAMES.get(config.model_type)
-    for name in config.architectures or ():
+    named = config.architectures or ()
+    for name in named:
         found = getattr(transformers, name, None)
         if inspect.isclass(found) and name not in ((bodies,) if isinstance(bodies, str) else bodies or ()):
             return found
@@ -330,5 +338,11 @@ def _class(config: Any, transformers: Any) -> Any:
         raise ModelError(
             "no class of transformers trains it", field="architectures", value=config.architectures,
             repair="Name one in the configuration, or export the model: automap export-onnx FILE.py:FUNCTION.",
+        )  # fmt: skip
+    # Some folders name a class as it was called before transformers had it: MPTForCausalLM, now MptForCausalLM.
+    if has_code and named and not any(hasattr(transformers, n) or n.lower() == name.lower() for n in named):
+        raise ModelError(
+            f"the class is none of transformers {transformers.__version__}, and code of the folder is not run",
+            field="architectures", value=named, repair="Export the model: automap export-onnx FILE.py:FUNCTION.",
         )  # fmt: skip
     return getattr(transformers, name)

@@ -342,6 +342,24 @@ def test_a_body_alone_gets_the_head_that_trains_it(tmp_path: Path) -> None:
     assert type(module_of(tmp_path)).__name__ == "CLIPModel", "it is trained as it is, on pairs of texts and images"
 
 
+def test_a_class_that_is_also_code_of_the_folder_is_that_of_transformers(tmp_path: Path) -> None:
+    """Also under the name that the code gave it, which may be written in other letters."""
+    for name in ("LlamaForCausalLM", "LLaMAForCausalLM"):
+        folder = write(tmp_path / name, "llama", architectures=[name], auto_map=CODE)
+        assert type(module_of(folder)).__name__ == "LlamaForCausalLM"
+
+
+def test_a_multimodal_body_gets_its_head(tmp_path: Path) -> None:
+    parts = {"text_config": {"num_hidden_layers": 1}, "vision_config": {"num_hidden_layers": 1}}
+    document = {"model_type": "llava", "architectures": ["LlavaModel"], **parts}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    assert type(module_of(tmp_path)).__name__ == "LlavaForConditionalGeneration"
+
+
+CODE = {"AutoModelForCausalLM": "modeling.Model"}
+"""What a configuration says of classes that its folder's code defines."""
+
+
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
@@ -352,6 +370,7 @@ def test_a_body_alone_gets_the_head_that_trains_it(tmp_path: Path) -> None:
         ("tiny:model_type=3", "no number of the configuration"),
         ("uneven", "not a multiple"),
         ("unknown", "no such kind of model"),
+        ("coded", "code of the folder is not run"),
         ("broken", "no JSON"),
         ("list", "not a JSON object"),
     ],
@@ -359,6 +378,7 @@ def test_a_body_alone_gets_the_head_that_trains_it(tmp_path: Path) -> None:
 def test_wrong_configurations_are_refused_in_words(spec: str, said: str, tmp_path: Path) -> None:
     write(tmp_path / "tiny", "llama")
     write(tmp_path / "uneven", "bert", hidden_size=66)
+    write(tmp_path / "coded", "llama", architectures=["MyModelForCausalLM"], auto_map=CODE)
     for name, text in (("unknown", '{"model_type": "perceptron9"}'), ("broken", "{"), ("list", "[]")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(text)
