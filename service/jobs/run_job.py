@@ -193,7 +193,12 @@ def _named(request: JobRequest) -> Graph:
         "Leave it out; sizes are part of the name, as in zoo:gpt2:seq_len=512.",
     )
     graph = zoo.build(options.zoo, loss=_loss(request))
-    return replace(graph, name=options.name) if options.name else graph
+    if not options.name:
+        return graph
+    from ir.serialize import graph_digest
+
+    # A name for people makes no other model: plans under both names are for the same one.
+    return replace(graph, name=options.name, sha256=graph_digest(graph))
 
 
 def completed(request: JobRequest) -> JobRequest:

@@ -9,8 +9,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from automap.plan import model_ref
 from service.http.routes import models
-from service.jobs.run_job import JobRequest, import_file
+from service.jobs.run_job import JobRequest, ModelOptions, import_file, import_graph
 
 
 def with_symbolic_batch() -> bytes:
@@ -37,3 +38,16 @@ def test_a_file_that_comes_again_is_not_imported_again(api: httpx.Client, monkey
     assert imported == [{"N": 2}]
     assert api.post("/v1/models?dim=N=4", content=data).json()["id"] == first["id"]
     assert imported == [{"N": 2}, {"N": 4}]
+
+
+def test_a_name_for_people_makes_no_other_model() -> None:
+    """A plan of the service under a name can be exported on the command line, where the model has its own."""
+
+    def built(zoo: str, name: str = "") -> Any:
+        options = ModelOptions(zoo=zoo, name=name)
+        return model_ref(import_graph(b"", JobRequest(cluster="8xA100", training={"global_batch": 8}, model=options)))
+
+    mine = built("gpt2:layers=2", "mine")
+    assert mine.name == "mine"
+    assert mine.sha256 == built("gpt2:layers=2").sha256
+    assert mine.sha256 != built("gpt2:layers=3", "mine").sha256
