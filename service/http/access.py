@@ -48,8 +48,8 @@ async def authorize(request: Request) -> None:
     Raises:
         HTTPException: 401 without a key that may be used, 403 where it has not the scope.
     """
-    request.state.tenant, request.state.key_id = DEFAULT_TENANT, "-"
     keys: Keys | None = request.app.state.keys
+    request.state.tenant, request.state.key_id = DEFAULT_TENANT if keys is None else "-", "-"
     needed = access_of(request.scope["route"])
     if keys is None or needed == "anybody":
         return
@@ -60,6 +60,8 @@ async def authorize(request: Request) -> None:
         reader: Reader = request.app.state.reader
         key: Key = keys.checked(text.strip(), await reader.hget(*place_of(text.strip())))
     except BadKey as fault:
+        if fault.key is not None:
+            request.state.tenant, request.state.key_id = fault.key.tenant, fault.key.id
         raise _unauthorized(str(fault), "a key that may not be used") from None
     if not keys.is_noted(key):
         await run_in_threadpool(keys.note, key)
@@ -102,6 +104,9 @@ def audit(request: Request, status: int) -> None:
 
 def _unauthorized(why: str, value: str) -> HTTPException:
     """The error that asks for a key; `value` says what came in its place, and never repeats it: it may be a secret."""
-    repair = "Send the header Authorization: Bearer with a key; `automap keys create` makes one."
+    repair = (
+        "Send the header Authorization: Bearer with a key, which the command line takes from AUTOMAP_KEY; "
+        "`automap keys create` makes one."
+    )
     document = problem(401, "A key is needed", f"{why} {repair}", field="Authorization", value=value, repair=repair)
     return HTTPException(401, document, {"WWW-Authenticate": 'Bearer realm="automap"'})

@@ -58,7 +58,15 @@ class Key:
 
 
 class BadKey(Exception):
-    """The key is not accepted; the message says why, to one who holds it."""
+    """The key is not accepted; the message says why, to one who holds it.
+
+    Attributes:
+        key: the record of one that was accepted before; None = it is none, or unknown.
+    """
+
+    def __init__(self, why: str, key: Key | None = None) -> None:
+        super().__init__(why)
+        self.key = key
 
 
 class Keys:
@@ -123,9 +131,9 @@ class Keys:
         if key is None or not hmac.compare_digest(key.sha256, hashlib.sha256(text.encode()).hexdigest()):
             raise BadKey("The key is unknown.")
         if key.revoked_at is not None:
-            raise BadKey("The key has been revoked.")
+            raise BadKey("The key has been revoked.", key)
         if key.expires_at is not None and key.expires_at <= self._clock():
-            raise BadKey("The key has expired.")
+            raise BadKey("The key has expired.", key)
         return key
 
     def is_noted(self, key: Key) -> bool:

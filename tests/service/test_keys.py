@@ -176,11 +176,14 @@ def test_refused_and_changing_requests_are_logged_one_line_each(
         locked.get("/v1/jobs", headers=header)
         locked.get("/v1/jobs")
         locked.get("/healthz")
+        Keys(client).revoke(key.id)
+        locked.get("/v1/jobs", headers=header)
     lines = [record.getMessage() for record in caplog.records if record.name == "automap.audit"]
     assert lines == [
         f"tenant=a key={key.id} DELETE /v1/jobs/x\\ny -> 404",
         f"tenant=a key={key.id} GET /v1/jobs -> 403",
-        "tenant=default key=- GET /v1/jobs -> 401",
+        "tenant=- key=- GET /v1/jobs -> 401",
+        f"tenant=a key={key.id} GET /v1/jobs -> 401",
     ]
     assert text not in caplog.text
 
