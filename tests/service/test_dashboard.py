@@ -260,6 +260,39 @@ def test_jobs_that_ended_without_a_plan_and_many_jobs(browser: Any, api: httpx.C
 
 
 @pytest.mark.slow
+def test_a_slow_answer_is_waited_for_in_words(browser: Any, api: httpx.Client) -> None:
+    asked = {"zoo": GPT, "cluster": "8xA100-80GB", "training": {"global_batch": 64}, "budget": "300"}
+    job_id = api.post("/v1/jobs", json=asked).json()["id"]
+    page = browser.new_page()
+    page.set_default_timeout(20_000)
+    held: list[Any] = []
+
+    def hold(route: Any) -> None:
+        held.append(route)
+
+    shown = """([place]) => {
+      const said = getComputedStyle(document.querySelector(place), "::after");
+      return said.visibility === "visible" && said.content;
+    }"""
+    page.goto(f"{api.base_url}/#/new")
+    page.get_by_label("Cluster").wait_for()
+    for address, place, then in (
+        ("#/", "#main > div > .awaited", page.get_by_text("The latest jobs")),
+        (f"#/jobs/{job_id}", "#main > .awaited", page.get_by_role("button", name="Cancel the job")),
+    ):
+        page.route(re.compile(r"/v1/jobs(\?|/\w+$)"), hold)
+        page.evaluate("(address) => { location.hash = address; }", address)
+        assert page.wait_for_function(shown, arg=[place]).json_value() == '"Loading …"'
+        (route,) = held
+        route.continue_()
+        page.unroute_all()
+        held.clear()
+        then.wait_for()
+        assert page.locator(f"{place}:empty").count() == 0
+    page.close()
+
+
+@pytest.mark.slow
 def test_jobs_of_one_state(browser: Any, api: httpx.Client) -> None:
     asked = {"zoo": GPT, "cluster": "8xA100-80GB", "training": {"global_batch": 64}, "budget": "300"}
     ids = [api.post("/v1/jobs", json={**asked, "seed": seed}).json()["id"] for seed in range(54)]

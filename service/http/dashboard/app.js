@@ -20,7 +20,7 @@ async function show() {
     if (here) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  const root = h("div");
+  const root = h("div", { class: "awaited" });
   main.replaceChildren(root);
   try {
     if (page === "jobs" && id) await showJob(root, id, signal);

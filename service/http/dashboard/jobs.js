@@ -29,7 +29,7 @@ const CHOICES = {
 /** The newest jobs of a choice, or those behind a cursor. Each page has an address, so that the browser goes back. */
 export async function showJobs(root, choice, cursor, signal) {
   document.title = cursor ? "Older jobs · AutoMAP" : "Jobs · AutoMAP";
-  const list = h("div"), notice = h("div", { role: "status" });
+  const list = h("div", { class: "awaited" }), notice = h("div", { role: "status" });
   const older = h("a", { hidden: true }, "Older jobs"), home = choice ? `#/state/${choice}` : "#/";
   const newest = h("a", { href: home, hidden: !cursor }, "Newest jobs");
   const query = [`limit=${PAGE}`, ...(CHOICES[choice]?.[1] ?? [choice]).map((name) => `state=${encodeURIComponent(name)}`),

@@ -24,14 +24,13 @@ export async function showPlan(root, job, signal) {
     if (title === "Where the time goes") root.append(times(estimate));
     if (title === "Where the memory goes") root.append(memory(estimate));
   }
-  root.append(h("h2", {}, "Compared with others"), baselines(plan), await comparison(plan, job, signal));
-  root.append(h("h2", {}, "Files"), await files(plan, job, signal));
-  announce("The plan is shown.");
-  try {
-    await draw(words, pictures, shown, here, signal);
-  } catch (fault) {
+  const drawn = draw(words, pictures, shown, here, signal).catch((fault) => {
     if (!signal.aborted) words.replaceChildren(h("p", { class: "fault" }, `No pictures: ${fault.message}`));
-  }
+  });
+  const [compared, kept] = await Promise.all([comparison(plan, job, signal), files(plan, job, signal)]);
+  root.append(h("h2", {}, "Compared with others"), baselines(plan), compared, h("h2", {}, "Files"), kept);
+  announce("The plan is shown.");
+  await drawn;
 }
 
 async function draw(words, pictures, shown, here, signal) {
