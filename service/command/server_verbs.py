@@ -236,6 +236,13 @@ def _job_line(job: Mapping[str, Any]) -> str:
     if _is_gnn(job):
         what = f"GNN training on {len(request['gnn']['machines'])} machines"
     text = f"{job['id']}  {job['state']:9}  {what}"
+    progress = job["progress"] or {}
+    if job["state"] == "running" and progress:
+        text += f"  {progress['fraction']:.0%}"
+    if progress.get("best_step_time_s") is not None:
+        from service.report import seconds
+
+        text += f"  best {seconds(progress['best_step_time_s'])}"
     return text + (f"  {job['problem']['detail']}" if job["problem"] else "")
 
 

@@ -128,6 +128,24 @@ def test_submit_and_leave(api: httpx.Client, store: Store, capsys: pytest.Captur
     assert job.state == "queued"
 
 
+def test_status_says_how_far_a_search_is(api: httpx.Client, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    at = ["--url", str(api.base_url)]
+    assert main(["submit", *WORDS, *at, "--detach"]) == 0
+    job_id = capsys.readouterr().out.strip()
+
+    def told() -> str:
+        assert main(["status", job_id, *at]) == 0
+        return capsys.readouterr().out.rstrip()
+
+    assert told().endswith(" on 8xV100-16GB")
+    token = store.begin(job_id)
+    assert token is not None
+    store.set_progress(job_id, token, {"fraction": 0.451, "best_step_time_s": None})
+    assert told().endswith("  45%")
+    store.set_progress(job_id, token, {"fraction": 0.5, "best_step_time_s": 0.0224})
+    assert told().endswith("  50%  best 22.4 ms")
+
+
 def test_a_list_of_no_jobs_says_so(api: httpx.Client, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--url", str(api.base_url)]) == 0
     assert capsys.readouterr().out == "no jobs; `automap submit` makes one\n"
