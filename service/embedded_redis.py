@@ -54,10 +54,17 @@ def redis_binary() -> str:
 
 
 class EmbeddedRedis:
-    """A running private redis-server; use as a context manager."""
+    """A running private redis-server; use as a context manager.
 
-    def __init__(self, data_dir: Path) -> None:
-        self._folder = data_dir / "redis"
+    Args:
+        data_dir: the folder of its data.
+        if_taken: what the user can do where another service uses the folder.
+    """
+
+    def __init__(
+        self, data_dir: Path, *, if_taken: str = "Stop it, or set AUTOMAP_DATA_DIR to another folder."
+    ) -> None:
+        self._folder, self._if_taken = data_dir / "redis", if_taken
         self._lock = -1
         self._socket_folder: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -160,8 +167,7 @@ class EmbeddedRedis:
                 return
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    repair = "Stop it, or set AUTOMAP_DATA_DIR to another folder."
-                    raise self._fault("is in use by another running service", repair) from None
+                    raise self._fault("is in use by another running service", self._if_taken) from None
                 time.sleep(_POLL_S)
 
     def _clean(self) -> None:
@@ -188,7 +194,9 @@ def reach(data_dir: Path) -> Iterator[str]:
     if url and _answers(url):
         yield url
         return
-    with EmbeddedRedis(data_dir) as server:
+    place = f"its Redis at {url}" if url else "its Redis"
+    repair = f"Call this where {place} can be reached; under systemd as docs/deploy.md says. Or stop the service first."
+    with EmbeddedRedis(data_dir, if_taken=repair) as server:
         yield server.url
 
 

@@ -20,7 +20,7 @@ import anyio
 import redis
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, RedirectResponse, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
@@ -135,9 +135,12 @@ class _Guard:
             await send(message)
 
         try:
-            refusal = self._refusal(request)
-            if refusal is not None:
-                await refusal(scope, receive, tagged)
+            answer = self._refusal(request)
+            if answer is None and root_path and scope["path"] == root_path:
+                # Addresses in the page are relative to its own: without the slash, they would not be below this path.
+                answer = RedirectResponse(f"{root_path}/", 308)
+            if answer is not None:
+                await answer(scope, receive, tagged)
                 return
             await self.app(scope, _capped(receive, self._limit(request), self._within_s(request)), tagged)
         except Exception:

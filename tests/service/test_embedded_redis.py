@@ -72,6 +72,18 @@ def test_two_services_cannot_share_a_data_folder(tmp_path: Path, monkeypatch: py
         pass
 
 
+def test_a_running_service_whose_redis_is_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose /tmp is its own."""
+    monkeypatch.setattr(embedded_redis, "LOCK_TIMEOUT_S", 0.1)
+    with EmbeddedRedis(tmp_path) as server, connect(server.url):
+        place = tmp_path / "redis" / "address"
+        assert place.read_text() == server.url
+        place.write_text("unix:///nowhere/redis.sock")
+        with pytest.raises(UserError, match="systemd") as caught, embedded_redis.reach(tmp_path):
+            pass
+    assert "/nowhere/redis.sock" in caught.value.repair
+
+
 def test_a_data_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"), EmbeddedRedis(tmp_path / "file"):

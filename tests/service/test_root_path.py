@@ -28,6 +28,7 @@ def below(settings: Settings, client: redis.Redis, serve_app: Any) -> Iterator[h
 def test_a_proxy_may_take_the_path_away_or_leave_it(below: httpx.Client) -> None:
     assert below.get("/v1/zoo").content == below.get(f"{ROOT}/v1/zoo").content
     assert below.get("/").content == below.get(f"{ROOT}/").content
+    assert below.get(ROOT).headers["location"] == f"{ROOT}/"
     assert below.get(f"{ROOT}x/v1/zoo").status_code == 404
     assert below.get(f"{ROOT}{ROOT}/v1/zoo").status_code == 404
 
