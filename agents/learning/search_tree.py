@@ -17,17 +17,17 @@ class _Node:
 
     Attributes:
         parent: the partial plan before the last decision; None at the root.
-        behind: index of that decision among the actions of the parent.
+        place: index of that decision among the actions of the parent.
         actions: legal actions, ascending. They are few, so that lists take less time than arrays.
         bounds: lower bound on the step time after each action, in seconds.
         is_closed: whether nothing is left to explore after each action.
         children: node after each action that has been taken, by index.
     """
 
-    __slots__ = ("actions", "behind", "bounds", "children", "is_closed", "parent")
+    __slots__ = ("actions", "bounds", "children", "is_closed", "parent", "place")
 
-    def __init__(self, parent: _Node | None, behind: int) -> None:
-        self.parent, self.behind = parent, behind
+    def __init__(self, parent: _Node | None, place: int) -> None:
+        self.parent, self.place = parent, place
         self.actions: list[int] = []
         self.bounds: list[float] = []
         self.is_closed: list[bool] = []
@@ -87,12 +87,12 @@ class SearchTree:
         return np.array(found, dtype=np.int64) if found else legal
 
     def take(self, number: int, action: int) -> None:
-        """Goes on after one of the legal actions of an episode."""
+        """Takes one of the legal actions of an episode."""
         node = self._at[number]
-        behind = node.actions.index(action)
-        child = node.children.get(behind)
+        place = node.actions.index(action)
+        child = node.children.get(place)
         if child is None:
-            child = node.children[behind] = _Node(node, behind)
+            child = node.children[place] = _Node(node, place)
         self._at[number] = child
 
     def finish(self, number: int) -> None:
@@ -109,8 +109,8 @@ class SearchTree:
         best_s = self.best_s()
         while node.parent is not None:
             parent = node.parent
-            parent.is_closed[node.behind] = True
-            parent.children.pop(node.behind, None)
+            parent.is_closed[node.place] = True
+            parent.children.pop(node.place, None)
             if parent.is_open(best_s):
                 return
             node = parent

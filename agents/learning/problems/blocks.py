@@ -88,7 +88,7 @@ def _gated_mlp(net: Net, x: str, scope: str, block: Block) -> str:
 
 
 def _gate(net: Net, x: str, scope: str, block: Block) -> str:
-    """A linear layer that another one, behind a sigmoid, opens and closes."""
+    """A linear layer that is gated by another one, through a sigmoid."""
     width = net.shape(x)[-1]
     opened = net.op("Sigmoid", [net.linear(x, f"{scope}.gate", width)], scope)
     return net.op("Mul", [net.linear(x, f"{scope}.value", width), opened], scope)
