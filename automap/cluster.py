@@ -198,7 +198,7 @@ def parse_cluster(spec: str | Mapping[str, Any]) -> Cluster:
         return parse_cluster(_read_file(spec))
     text, at, link_name = spec.strip().partition("@")
     if at and (not link_name or "+" in link_name):
-        repair = "Write @LINK once, behind all devices, as in 4xV100+4xP100@25Gbit."
+        repair = "Write @LINK once, after all devices, as in 4xV100+4xP100@25Gbit."
         raise ClusterError("the link between nodes is not understood", field="cluster", value=spec, repair=repair)
     nodes: list[Node] = []
     devices: dict[str, Device] = {}

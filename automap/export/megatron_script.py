@@ -62,7 +62,7 @@ def script_flags(text: str, read: Set[str], switches: Set[str]) -> Script:
     elif lost is not None:
         what = "begins a command of its own: before it, a comment stands or the backslash at a line's end is missing"
         value = " ".join(map(plain, lost[1:2])) or "set"
-        raise refuse(plain(lost[0]), value, what, "Write a backslash, and nothing behind it, at the end of that line.")
+        raise refuse(plain(lost[0]), value, what, "Write a backslash, and nothing after it, at the end of that line.")
     found = [_arguments(words, read, switches, _started(words, started, slurm), documents) for words in trained]
     _check_kind(found[-1].flags)
     if read.isdisjoint(found[-1].flags):

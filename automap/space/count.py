@@ -202,7 +202,7 @@ def cut_decades(space: SteppedSpace, num_chunks: int, limit: int | None) -> floa
     if not space.constrained.narrowed and (limit is None or limit >= space.num_units):
         return math.log10(math.comb(space.num_units - 1, num_chunks - 1))
     scale = 0.0
-    # ways[start]: how the chunks behind may be cut when the next one begins at `start`, times 10^-scale.
+    # ways[start]: how the later chunks may be cut when the next one begins at `start`, times 10^-scale.
     ways = np.ones(space.num_units + 1)
     for chunk in range(num_chunks - 2, -1, -1):
         fewer = np.zeros(space.num_units + 1)

@@ -114,7 +114,7 @@ def _ranges(plan: Plan, model: Model) -> Iterator[Violation]:
         if unknown:
             yield Violation(path, f"the model has no operator {unknown[0]!r}")
         elif model.position[stage.operators[0]] > model.position[stage.operators[1]]:
-            yield Violation(path, f"{stage.operators[0]} stands behind {stage.operators[1]}")
+            yield Violation(path, f"{stage.operators[0]} stands after {stage.operators[1]}")
 
 
 def _spans(plan: Plan, model: Model) -> list[range]:
@@ -155,7 +155,7 @@ def _cuts(plan: Plan, model: Model) -> Iterator[Violation]:
         if crossing not in model.crossings:
             yield Violation(
                 f"stages[{number}].operators",
-                f"cannot be cut behind {model.graph.operators[end - 1].name}: {len(crossing)} tensors cross, "
+                f"cannot be cut after {model.graph.operators[end - 1].name}: {len(crossing)} tensors cross, "
                 + ", ".join(sorted(crossing)[:SHOWN]),
             )
 

@@ -124,7 +124,7 @@ def gemm(ctx: Context) -> Result:
 
 
 def _halo(x: Tensor, dim: int, window: int, stride: int, begin: int) -> InternalCollective | None:
-    """The exchange of a split of dim `dim`: rows of both neighbours, `begin` before and the rest of a window behind."""
+    """The exchange of a split of dim `dim`: `begin` rows of the neighbour before, and those of the other one."""
     rows = begin + max(window - stride - begin, 0)
     if rows == 0:
         return None

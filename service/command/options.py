@@ -35,7 +35,7 @@ ModelArgument = Annotated[
     ),
 ]
 CLUSTER_HELP = (
-    "The devices, such as 2x8xH100: two nodes of eight H100 each. @LINK behind it names the link between the nodes. "
+    "The devices, such as 2x8xH100: two nodes of eight H100 each. @LINK after it names the link between the nodes. "
     "Or a .json file. `automap clusters` lists devices and links."
 )
 ClusterOption = Annotated[str, typer.Option("--cluster", help=CLUSTER_HELP)]

@@ -373,7 +373,7 @@ BROKEN = [
     (stage(1, devices="4,5,6,6"), "stages[1].devices", "a device twice"),
     (stage(1, devices="4-x"), "stages", "not a list of devices"),
     (stage(1, operators=lambda s: ("nobody", s.operators[1])), "stages[1].operators", "no operator 'nobody'"),
-    (stage(1, operators=lambda s: s.operators[::-1]), "stages[1].operators", "stands behind"),
+    (stage(1, operators=lambda s: s.operators[::-1]), "stages[1].operators", "stands after"),
     (stage(1, operators=lambda s: (s.operators[0], "lm_head/MatMul")), "stages", "1 operators are in no stage: loss"),
     (stage(1, operators=lambda s: ("h.1/Add_1", s.operators[1])), "stages", "1 operators are in more than one stage"),
     (swap, "stages[0].operators", "before it is made"),
@@ -448,7 +448,7 @@ def test_a_cut_through_a_residual_is_named(sample):
     plan = stage(1, operators=lambda s: (names[inside + 1], s.operators[1]))(plan)
     (fault,) = sample.wrong(plan)
     assert fault.where == "stages[0].operators"
-    assert "cannot be cut behind h.1.mlp/Gelu: 2 tensors cross" in fault.what
+    assert "cannot be cut after h.1.mlp/Gelu: 2 tensors cross" in fault.what
 
 
 @pytest.mark.parametrize(

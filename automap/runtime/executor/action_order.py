@@ -134,5 +134,5 @@ def _deadlock(
         f"deadlock: {'; '.join(waits[:SHOWN])}{more}",
         field="plan.schedule.order",
         value=" ".join(str(action) for action in list(heads.values())[:SHOWN]),
-        repair="Put an action behind those that it waits for, in the same order on all ranks of a stage.",
+        repair="Put an action after those that it waits for, in the same order on all ranks of a stage.",
     )

@@ -19,7 +19,7 @@ class Move:
     wanted: Placement
     """The placement that is required after the border."""
     gradient: Placement
-    """The placement in which the gradient arrives from behind the border."""
+    """The placement in which the gradient arrives at the border in the backward pass."""
 
     @property
     def is_change(self) -> bool:

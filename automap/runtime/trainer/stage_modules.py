@@ -173,7 +173,7 @@ def _crossing(traced: torch.fx.Graph, stage_of: dict[torch.fx.Node, int], number
     ]
     if len(found) != 1:
         names = [node.name for node in found]
-        raise refuse_cut(f"{len(found)} tensors cross behind stage {number}: {names}", "Cut between blocks.")
+        raise refuse_cut(f"{len(found)} tensors cross after stage {number}: {names}", "Cut between blocks.")
     return found[0]
 
 

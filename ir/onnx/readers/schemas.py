@@ -45,7 +45,7 @@ def check_num_operands(node: Node, count: int) -> None:
         raise refuse(
             f"operator {node.name or node.outputs[0]} ({node.kind}) has {count} operands, but takes at most {most}",
             f"{node.kind}({', '.join(node.inputs)})",
-            f"Remove the operands behind the first {schema.max_input}, or export the model again.",
+            f"Remove the operands after the first {schema.max_input}, or export the model again.",
         )
 
 

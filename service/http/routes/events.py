@@ -37,7 +37,7 @@ PING_S = 15.0
     response_class=StreamingResponse,
     responses=openapi.refusals(s404="No such job.", s422="The id of the last event is none.")
     | openapi.event_stream()
-    | {204: {"description": "The job has ended, and there is nothing behind that event."}},
+    | {204: {"description": "The job has ended, and there is nothing after that event."}},
 )
 async def listen(
     request: Request,
@@ -46,7 +46,7 @@ async def listen(
         str,
         Header(
             pattern=r"^([0-9]{1,18}(-[0-9]{1,18})?)?$",
-            description="Id of the last event that the client has: those behind it follow.",
+            description="Id of the last event that the client has: those after it follow.",
         ),
     ] = "",
 ) -> Response:
