@@ -31,7 +31,7 @@ ASSUMED_BYTES_PER_S = 3.9e12
 
 
 def seconds(work: Callable[[], object], repeats: int = 5) -> float:
-    """The mean time of some repeats, one behind the other."""
+    """The mean time of some repeats, one after the other."""
     work()
     synchronize(DEVICE)
     start = time.perf_counter()

@@ -74,7 +74,7 @@ UNTRAINED = ProposalNetwork(
 )
 """A network that adds nothing to what completions reach."""
 FROM_SEED, GENERATED = 100_000, 60
-"""First seed of the generated problems, far behind those of trainings, and how many of each kind of held-out problem
+"""First seed of the generated problems, far from those of trainings, and how many of each kind of held-out problem
 are taken."""
 
 

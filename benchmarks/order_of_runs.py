@@ -174,7 +174,7 @@ def show(
     print(f"Spearman of the steps: {rank:.3f}; calibrated {rank_again:.3f}")
     print(f"mean absolute error of the steps: {np.mean(np.abs(predicted / measured - 1.0)):.1%}")
     print(
-        f"behind trials of {', '.join(TRIED)} (computing takes {found.compute:.2f} times as long as predicted, "
+        f"after trials of {', '.join(TRIED)} (computing takes {found.compute:.2f} times as long as predicted, "
         f"communicating {found.communication:.2f}): {np.mean(np.abs(again / measured - 1.0)[others]):.1%} on the others"
     )
     off = np.abs(held / np.array(peaks) - 1.0)
