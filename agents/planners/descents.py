@@ -24,9 +24,6 @@ from automap.space.space import Values
 
 DESCENTS = 2
 """Number of times at most that a waiting skeleton is solved and its pipeline cut anew."""
-WORTH_INTERLEAVING = 1.15
-"""A pipeline is tried with other numbers of virtual stages if it takes at most so many times the step time of the best
-plan of all. On 16 V100 behind 25 and 10 Gbit/s these make pipelines of GPT-2 XL 7 to 10 % faster."""
 
 
 def descend(search: SkeletonSearch, values: Values) -> Values:
@@ -136,22 +133,29 @@ def _with_other_schedule(search: SkeletonSearch, values: Values) -> Values:
 def _with_virtual_stages(search: SkeletonSearch, values: Values) -> Values:
     """A plan; where it may be the best plan of all with other numbers of virtual stages, the best of these, solved.
 
-    Templates have no virtual stages. With several chunks a rank waits less, also for fewer micro-batches.
+    Templates have no virtual stages. More of them shorten what ranks wait at both ends of a step, which is pp - 1 of
+    (micro-batches x virtual stages + pp - 1) parts of it where ranks are equally fast. A plan that would be slower than
+    the best one without any waiting is left as it is.
     """
     space, skeleton = search.space, values[: search.space.first.signature]
     (is_over, step_s), _ = search.best[skeleton]
-    is_far = is_over or step_s > WORTH_INTERLEAVING * search.incumbent.best_s
-    if search.finished or is_far or skeleton in search.interleaved:
+    shape = space.shape(values)
+    # Chunks that all ranks work on, beside those that the last rank waits for.
+    chunks = shape.virtual * shape.num_micro_batches
+    may_win = not is_over and step_s * chunks < search.incumbent.best_s * (chunks + shape.pp - 1)
+    if search.finished or not may_win or skeleton in search.interleaved:
         return values
     plans = with_other_virtual_stages(space, values)
     search.interleaved.update(plan[: space.first.signature] for plan in (values, *plans))
     prices = search.prices(_rows(search, plans))
     if not len(prices) or search.finished:
         return values
-    begin = plans[int(by_promise(prices)[0])]
-    cuts = dict.fromkeys(
-        plan for one in (begin, *cut_anew(space, begin)) for plan in (one, *recompute_less(space, one))
-    )
+    # The best of each number of micro-batches: before they are cut anew, little tells which is the fastest.
+    begins: dict[int, Values] = {}
+    for at in by_promise(prices).tolist():
+        begins.setdefault(space.shape(plans[at]).num_micro_batches, plans[at])
+    uncut = [cut for begin in begins.values() for cut in (begin, *cut_anew(space, begin))]
+    cuts = dict.fromkeys(plan for one in uncut for plan in (one, *recompute_less(space, one)))
     found = search.price(_rows(search, list(cuts)))
     best = min(found, default=(True, np.inf))
     if search.finished or best >= search.best[skeleton][0]:

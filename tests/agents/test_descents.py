@@ -80,6 +80,25 @@ def test_virtual_stages_are_tried_in_the_first_descent(monkeypatch):
         assert seconds <= 1.02 * space.price(np.array(others))[:, 0].min()
 
 
+def test_virtual_stages_are_left_where_no_waiting_would_be_too_slow():
+    """Ranks that are equally fast wait (pp - 1) of (micro-batches + pp - 1) parts of a step."""
+    problem = Problem.build(
+        zoo.build("gpt:layers=8,hidden=512,heads=8,seq_len=128,vocab_size=1024"),
+        parse_cluster("4x1xV100-16GB@25Gbit"),
+        {"global_batch": 16},
+        {"fix": {"pp": 4, "num_micro_batches": 4}},
+    )
+    space = PlanSpace(problem)
+    row = min(map(tuple, grid_of(space).values.tolist()), key=lambda one: space.price(np.array([one]))[0, 0])
+    for share, tries in ((0.56, False), (0.58, True)):
+        search = SkeletonSearch(Incumbent(space, Budget(), searcher="elimination"), propose)
+        ((_, step_s),) = search.price(np.array([row]))
+        search.incumbent.best_s = share * step_s  # 4 / 7 is without any waiting
+        before = search.incumbent.evaluations
+        descents._with_virtual_stages(search, row)
+        assert (search.incumbent.evaluations > before) == tries
+
+
 def test_signatures_make_fit_what_templates_recompute_for(monkeypatch):
     """The signatures of other meshes make 112 layers fit on this one with recomputation; its own ones do without."""
     space = PlanSpace(generate(100_134).problem)
