@@ -23,6 +23,11 @@ from ir.loss import class_dim_of
 Split = tuple[Roles, Axis]
 """The roles of modules, and the sharding axis."""
 SAME_ON_RANKS = re.compile("head_(dim|size)$|groups$")
+SIZES_OF_RANKS = (
+    "Where a layer is split, write the number of heads as -1 and their size as a number, or name such numbers in"
+    " per_rank, and read the length of a sequence from what a layer makes: a block may get a part of it."
+)
+"""What code does that runs on the part of a rank."""
 PROBE_ULPS = 200
 """The number of rounding errors by which a split network may differ from the whole one (assumed)."""
 
@@ -70,8 +75,7 @@ def runs(module: nn.Module, inputs: list[Tensor], names: tuple[str, ...]) -> Ten
         raise PlanError(
             f"does not run on the inputs of the plan's model: {str(fault).splitlines()[0]}",
             field="module", value=[tuple(x.shape) for x in inputs],
-            repair="Its forward takes those inputs in this order. Where a layer is split, sizes of one rank are "
-            "written as -1 or named in per_rank.",
+            repair=f"Its forward takes those inputs in this order. {SIZES_OF_RANKS}",
         ) from fault  # fmt: skip
 
 
@@ -137,7 +141,7 @@ def check_same(module: nn.Module, inputs: list[Tensor], names: tuple[str, ...], 
         raise PlanError(
             "computes something else on split layers than whole", field="module",
             value=f"{error:.1e} where {limit:.1e} is rounding",
-            repair="Write the number of heads as -1 and their size as a number, or name such numbers in per_rank.",
+            repair=SIZES_OF_RANKS,
         )  # fmt: skip
 
 
