@@ -23,10 +23,18 @@ def matches(header: str, tag: str) -> bool:
     return "*" in given or tag.removeprefix("W/") in given
 
 
-def answer(body: str | bytes, if_none_match: str) -> Response:
-    """A JSON answer with its tag; 304 without the body where the client has the same answer."""
+def answer(body: str | bytes, if_none_match: str, tag: str = "") -> Response:
+    """A JSON answer with its tag; 304 without the body where the client has the same answer.
+
+    Args:
+        body: the answer.
+        if_none_match: the header of the request.
+        tag: the tag of the body, where it is known.
+    """
     data = body.encode() if isinstance(body, str) else body
-    headers = {"ETag": etag(data)}
-    if matches(if_none_match, headers["ETag"]):
+    tag = tag or etag(data)
+    # A browser keeps it for its user alone, and asks each time whether it has changed.
+    headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
+    if matches(if_none_match, tag):
         return Response(status_code=304, headers=headers)
     return Response(data, media_type="application/json", headers=headers)

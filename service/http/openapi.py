@@ -55,6 +55,7 @@ _HEADERS = {
     "WWW-Authenticate": {"description": "Bearer.", "schema": {"type": "string"}},
     "Location": {"description": "Address of the new resource.", "schema": {"type": "string"}},
     "ETag": {"description": "Names this answer; for If-None-Match.", "schema": {"type": "string"}},
+    "Cache-Control": {"description": "private, no-cache.", "schema": {"type": "string"}},
 }
 
 
@@ -131,7 +132,8 @@ def describe(app: FastAPI, routes: Iterable[APIRoute], root_path: str) -> dict[s
             if "429" in responses and status in ("202", "429"):
                 response["headers"].update({name: _HEADERS[name] for name in ("RateLimit-Policy", "RateLimit")})
             if "304" in responses and status in ("200", "304"):
-                response["headers"]["ETag"] = {**_HEADERS["ETag"], "required": True}
+                tagged = {name: {**_HEADERS[name], "required": True} for name in ("ETag", "Cache-Control")}
+                response["headers"].update(tagged)
             if status >= "400":
                 response["content"] = {MEDIA_TYPE: {"schema": {"$ref": f"{AT}{Fault.__name__}"}}}
         operation["responses"] = dict(sorted(responses.items()))

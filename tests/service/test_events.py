@@ -171,6 +171,7 @@ def test_an_unchanged_list_is_not_sent_again(api: httpx.Client, path: str) -> No
     first = api.get(path)
     again = api.get(path, headers={"If-None-Match": first.headers["etag"]})
     assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", first.headers["etag"])
+    assert first.headers["cache-control"] == again.headers["cache-control"] == "private, no-cache"
     assert api.get(path, headers={"If-None-Match": 'W/"other"'}).json() == first.json()
 
 

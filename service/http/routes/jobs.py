@@ -148,10 +148,7 @@ async def show(
                         break
                     await authorize(request)
                     view = await views.of(store, job_id)
-    headers = {"ETag": view.tag}
-    if matches(if_none_match, view.tag):
-        return Response(status_code=304, headers=headers)
-    return Response(view.body, media_type="application/json", headers=headers)
+    return answer(view.body, if_none_match, view.tag)
 
 
 def _lasts(view: View, if_none_match: str) -> bool:
