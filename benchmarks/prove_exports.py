@@ -6,7 +6,7 @@ rounded.
 Megatron-Core checks its `TransformerConfig` and the layout of pipelines; torchtitan, 0.3 or v0.2.2, its `ConfigManager`
 and `ParallelDims`; DeepSpeed its `DeepSpeedConfig`; accelerate its `ClusterConfig` and `ParallelismConfig`;
 transformers its `TrainingArguments`; torch reads and completes the orders of pipelines; onnx checks an annotated model
-with the weights of the plan. A trainer that cannot be imported is named and left out.
+with the weights of the plan. A trainer that cannot be imported is named and left out; torchtitan's recipes need triton.
 
     python benchmarks/prove_exports.py [PLANS] [--targets NAME …] [--packages FOLDER …]
 
