@@ -17,6 +17,7 @@ worth):
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,9 @@ from envs.decision import COMPLETION, LOSS, MAX_ACTIONS, REWARD_SCALE, Decisions
 from envs.hybrid import HybridDecisions
 from envs.kernels import ACTION_FEATURES, STATE_FEATURES
 
+FIRST_PLANS, FIRST_SHARE = 32, 0.125
+"""Plans, and share of a budget, with which a search learns before skeletons are solved, at most (assumed). Episodes
+that follow completions often come near the best plan with few plans, and each solved skeleton counts dozens."""
 REVISION_NOISE = 0.4, 4.5
 """Least and largest scale of the Gumbel noise with which the first decision of a revision is drawn."""
 
@@ -358,8 +362,9 @@ def run_dqn(
         decisions: which slots the agent decides.
         network: folder of the network that the search begins with, which proposes the first plans; None = an untrained
             one, with which the search also goes on, after a warning, where the folder cannot be read.
-        proposals: number of plans that are proposed before learning begins, behind skeletons that elimination solves
-            (`solve_proposed`) where all slots are decided; 0 = neither is done.
+        proposals: number of plans that are proposed. Where all slots are decided, the search learns for a while behind
+            the first of them, then elimination solves skeletons (`solve_proposed`), and the other plans follow. 0 =
+            learning only.
     """
     parameters, space = parameters or Hyperparameters(), incumbent.space
     episodes = Episodes(decisions(space), parameters.num_envs, incumbent.table, known=templates)
@@ -367,15 +372,37 @@ def run_dqn(
         episodes.known.add(values, (seconds, overflow))
     tree = SearchTree(episodes, lambda: incumbent.best_s)
     rates = None if network is None else readable(network)
+    network = network if rates is not None else None
     if rates is not None and proposals:
+        propose(incumbent, episodes, tree, rates, seed=seed, most=1)
         if decisions is HybridDecisions:
-            solved = solve_proposed(incumbent, templates, rates, seed=seed)
-            for row, price in zip(solved.values.tolist(), solved.prices.tolist(), strict=True):
-                episodes.known.add(tuple(row), tuple(price))
-        propose(incumbent, episodes, tree, rates, seed=seed, most=proposals)
-    if not (incumbent.finished or tree.is_exhausted):
-        _learn(incumbent, episodes, tree, seed, parameters, network if rates is not None else None)
+            with _first_share(incumbent):
+                _learn(incumbent, episodes, tree, seed, parameters, network)
+            if not tree.is_exhausted:
+                solved = solve_proposed(incumbent, templates, rates, seed=seed)
+                for row, price in zip(solved.values.tolist(), solved.prices.tolist(), strict=True):
+                    episodes.known.add(tuple(row), tuple(price))
+            _begin_anew(episodes, tree)
+        propose(incumbent, episodes, tree, rates, seed=seed, most=proposals - 1)
+    _learn(incumbent, episodes, tree, seed, parameters, network)
     incumbent.look_aheads += int(episodes.known.arrays.priced[0])
+
+
+def _first_share(incumbent: Incumbent) -> AbstractContextManager[None]:
+    """Limits an incumbent to `FIRST_PLANS` and to `FIRST_SHARE` of what is left of its budget."""
+    left, left_s = incumbent.left, incumbent.left_s
+    return incumbent.share(
+        evaluations=FIRST_PLANS if left is None else min(FIRST_PLANS, int(FIRST_SHARE * left)),
+        seconds=None if left_s is None else FIRST_SHARE * left_s,
+    )
+
+
+def _begin_anew(episodes: Episodes, tree: SearchTree) -> None:
+    """Begins all episodes, each of which decides a whole plan."""
+    for number in range(episodes.count):
+        episodes.confine(number, None)
+    episodes.begin(np.ones(episodes.count, dtype=np.bool_))
+    tree.begin()
 
 
 def _learn(
@@ -386,13 +413,15 @@ def _learn(
     parameters: Hyperparameters,
     network: Path | None,
 ) -> None:
-    """Searches by learning, see `run_dqn`.
+    """Searches by learning until the incumbent's budget ends or nothing is left to explore, see `run_dqn`.
 
     Args:
         incumbent, seed, parameters, network: see `run_dqn`.
         episodes: episodes of the problem.
         tree: what of them has been explored.
     """
+    if incumbent.finished or tree.is_exhausted:
+        return
     tree.begin()
     agent = new_agent(PlanVecEnv([episodes]), parameters, seed, tree=tree)
     if network is not None:

@@ -12,11 +12,12 @@ from agents import Budget, search
 from agents.incumbent import Incumbent
 from agents.learning.card import CARD, card
 from agents.learning.checkpoint import ABOUT, TENSORS, read_checkpoint, read_network, write_checkpoint
-from agents.learning.dqn import FORBIDDEN, new_agent
+from agents.learning.dqn import FIRST_PLANS, FORBIDDEN, new_agent, run_dqn
 from agents.learning.hyperparameters import Hyperparameters
 from agents.learning.leads import Guide
 from agents.learning.plan_vec_env import PlanVecEnv
-from agents.learning.proposals import NETWORK
+from agents.learning.proposals import NETWORK, propose
+from agents.learning.proposed_skeletons import solve_proposed
 from agents.learning.replay import PlanReplay
 from agents.learning.search_tree import SearchTree
 from agents.sampling.expert import grid_of
@@ -186,6 +187,26 @@ def test_the_pretrained_network_proposes_plans_at_once(light_graph):
     p = Problem.build(light_graph("vgg19"), parse_cluster("2x8xV100-16GB@10Gbit"), {"global_batch": 512})
     found = search(p, Budget.parse(64), searcher="dqn", seed=0).plan
     assert found.search.searchers["dqn"] < found.search.baselines["expert"]
+
+
+def test_few_plans_are_priced_before_skeletons_are_solved(s, monkeypatch):
+    """Whole plans are proposed behind them, whatever the episodes before have decided anew."""
+    incumbent, before, asked = incumbent_of(s, 400), [], []
+
+    def solve(searched, *arguments, **more):
+        before.append(searched.evaluations)
+        return solve_proposed(searched, *arguments, **more)
+
+    def spy(searched, episodes, *arguments, **more):
+        asked.append((episodes.partial_plans.episodes.asked == episodes.asked).all())
+        return propose(searched, episodes, *arguments, **more)
+
+    monkeypatch.setattr("agents.learning.dqn.solve_proposed", solve)
+    monkeypatch.setattr("agents.learning.dqn.propose", spy)
+    run_dqn(incumbent, seed=0, templates=grid_of(s), parameters=Hyperparameters(num_envs=4))
+    assert 1 < before[0] <= 1 + FIRST_PLANS
+    assert asked == [True, True]
+    assert incumbent.first_proposal is not None
 
 
 def test_an_episode_is_led_as_far_as_the_plan_is_open(s):
