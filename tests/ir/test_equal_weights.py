@@ -237,3 +237,20 @@ def test_one_module_in_several_layers_counts_once_and_copies_of_it_each(is_share
         warnings.simplefilter("ignore")
         torch.onnx.export(stack, (torch.randn(2, 16),), dynamo=True, opset_version=20, verbose=False).save(written)
     assert load_model(written.getvalue()).num_parameters == sum(p.numel() for p in stack.parameters())
+
+
+def test_convolutions_in_front_of_fresh_norms_of_zero_scale_are_each_their_own():
+    """The older exporter folds the scale, and stores the zeros of both signs of unlike blocks once (RepViT)."""
+    blocks = nn.ModuleDict(
+        {n: nn.Sequential(nn.Conv2d(4, 4, 3, bias=False), nn.BatchNorm2d(4)) for n in ("one", "two")}
+    )
+    blocks["three"] = nn.Sequential(blocks.pop("two"), nn.ReLU())
+    for module in blocks.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.zeros_(module.weight)
+    network = nn.Sequential(blocks["one"], blocks["three"], nn.Conv2d(4, 2, 1)).eval()
+    out = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(network, (torch.ones(1, 4, 8, 8),), out, dynamo=False, opset_version=17)
+    assert both(out.getvalue()).num_parameters == sum(p.numel() for p in network.parameters())
