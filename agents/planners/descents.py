@@ -150,11 +150,14 @@ def _with_virtual_stages(search: SkeletonSearch, values: Values) -> Values:
     prices = search.prices(_rows(search, plans))
     if not len(prices) or search.finished:
         return values
-    # The best of each number of micro-batches: before they are cut anew, little tells which is the fastest.
-    begins: dict[int, Values] = {}
+    # Of each number of micro-batches the most promising plan, and the next one that overflows less: before they are cut
+    # anew, little tells which of them is the fastest that fits.
+    begins: dict[int, list[int]] = {}
     for at in by_promise(prices).tolist():
-        begins.setdefault(space.shape(plans[at]).num_micro_batches, plans[at])
-    uncut = [cut for begin in begins.values() for cut in (begin, *cut_anew(space, begin))]
+        some = begins.setdefault(space.shape(plans[at]).num_micro_batches, [])
+        if not some or (len(some) < 2 and 0.0 < prices[some[0], 1] > prices[at, 1]):
+            some.append(at)
+    uncut = [cut for some in begins.values() for at in some for cut in (plans[at], *cut_anew(space, plans[at]))]
     cuts = dict.fromkeys(plan for one in uncut for plan in (one, *recompute_less(space, one)))
     found = search.price(_rows(search, list(cuts)))
     best = min(found, default=(True, np.inf))

@@ -120,7 +120,7 @@ def test_signatures_make_fit_what_templates_recompute_for(monkeypatch):
 
 def test_less_of_zero_is_solved_with_signatures_that_make_it_fit(monkeypatch):
     """Gathering gradients and parameters over a slow network costs more than signatures that save as much memory."""
-    cluster = cluster_with(1.6, "4x2xV100-16GB@10Gbit")
+    cluster = cluster_with(1.8, "4x2xV100-16GB@10Gbit")
     graph = zoo.build("gpt:layers=12,hidden=768,heads=12,seq_len=512,vocab_size=32000")
     space = PlanSpace(Problem.build(graph, cluster, {"global_batch": 32}))
     rows = list(map(tuple, promising_meshes(space, grid_of(space))[:8].tolist()))

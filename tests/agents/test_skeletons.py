@@ -119,10 +119,10 @@ def test_no_two_changes_of_signatures_improve_a_polished_plan(monkeypatch):
 
 def test_changes_that_nearly_fit_are_made_to_fit(monkeypatch):
     """One rank of this pipeline must recompute more where a group's tensors are whole, which is faster all the same."""
-    model = zoo.build("llama:layers=8,hidden=512,heads=8,ffn=1408,seq_len=512,vocab_size=32000")
-    cluster = cluster_with(1.76, "2x4xV100-16GB@25Gbit")
+    model = zoo.build("gpt:layers=8,hidden=512,heads=8,seq_len=512,vocab_size=32000")
+    cluster = cluster_with(2.4, "2x4xV100-16GB@25Gbit")
     space = PlanSpace(Problem.build(model, cluster, {"global_batch": 64}, {"fix": {"pp": 2}}))
-    values, prices = rows_of(space, tp=2)
+    values, prices = rows_of(space, tp=4)
     fitting = np.flatnonzero(prices[:, 1] <= 0.0)
     rows = fitting[prices[fitting, 0].argsort()]
     reached = {}
@@ -134,7 +134,7 @@ def test_changes_that_nearly_fit_are_made_to_fit(monkeypatch):
             search._polish(tuple(values[row].tolist()))
             reached[row, made_to_fit] = search.incumbent.best_s
     gains = [reached[row, 0] / reached[row, 16] for row in rows.tolist()]
-    assert min(gains) >= 1.0 and max(gains) > 1.1
+    assert min(gains) >= 1.0 and max(gains) > 1.05
 
 
 def test_a_skeleton_is_solved_again_at_a_plan_that_is_much_better(monkeypatch):
