@@ -143,10 +143,10 @@ def _with_virtual_stages(search: SkeletonSearch, values: Values) -> Values:
     # Chunks that all ranks work on, beside those that the last rank waits for.
     chunks = shape.virtual * shape.num_micro_batches
     may_win = not is_over and step_s * chunks < search.incumbent.best_s * (chunks + shape.pp - 1)
-    if search.finished or not may_win or skeleton in search.interleaved:
+    if search.finished or not may_win or shape in search.interleaved:
         return values
     plans = with_other_virtual_stages(space, values)
-    search.interleaved.update(plan[: space.first.signature] for plan in (values, *plans))
+    search.interleaved.update(space.shape(plan) for plan in (values, *plans))
     prices = search.prices(_rows(search, plans))
     if not len(prices) or search.finished:
         return values

@@ -27,6 +27,7 @@ from agents.sampling.expert import Grid
 from automap.arrays import Floats
 from automap.cost_graph.graph import CostGraph, CostGraphCache
 from automap.cost_graph.sensitivities import sensitivities
+from automap.space.shape import Shape
 from automap.space.space import Ints, Values
 
 EVALUATIONS_A_SOLVE = 50
@@ -74,7 +75,7 @@ class SkeletonSearch:
         begun: plans from which descents began.
         ended: plans from which a descent led nowhere else.
         lightened: skeletons that were solved because they are those of good plans without their recomputation.
-        interleaved: skeletons whose other numbers of virtual stages have been tried.
+        interleaved: shapes whose other numbers of virtual stages have been tried.
         split: sets of axes over which solved skeletons split work, see `split_axes`.
     """
 
@@ -94,7 +95,7 @@ class SkeletonSearch:
         self.begun: set[Values] = set()
         self.ended: set[Values] = set()
         self.lightened: set[Values] = set()
-        self.interleaved: set[Values] = set()
+        self.interleaved: set[Shape] = set()
         self._refined: dict[Values, bool] = {}
         self._turns: Counter[Mesh] = Counter()
         self._meshes: dict[Values, Mesh] = {}
