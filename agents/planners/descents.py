@@ -86,7 +86,8 @@ def _cut_and_fitted(search: SkeletonSearch, solved: Values, worth: Worth, beyond
 
 def _lightened(search: SkeletonSearch, values: Values) -> Values:
     """A plan that fits; where it would be faster with less recomputation or another ZeRO stage, also solved with these:
-    other signatures may make that fit.
+    other signatures may make that fit. Near the best plan of all it is also solved without recomputation and with the
+    highest ZeRO stage.
 
     Returns:
         The best of these plans.
@@ -98,17 +99,27 @@ def _lightened(search: SkeletonSearch, values: Values) -> Values:
     ranks = slice(first.recompute, first.recompute + space.shape(values).pp)
     light = list(values)
     light[ranks] = [0] * len(values[ranks])
-    plans = [plan for plan in (space.repair(light, first.recompute), *with_other_zero(space, values)) if plan != values]
+    lightest = space.repair(light, first.recompute)
+    plans = [plan for plan in (lightest, *with_other_zero(space, values)) if plan != values]
     for plan, (seconds, overflow) in zip(plans, space.price(_rows(search, plans)).tolist(), strict=True):
-        skeleton = plan[: first.signature]
-        is_fast = seconds < min(step_s, search.incumbent.best_s)
-        if search.finished or not is_fast or overflow > NEARLY_FITS or skeleton in search.lightened:
-            continue
+        if seconds < min(step_s, search.incumbent.best_s) and overflow <= NEARLY_FITS:
+            _solve_lighter(search, plan)
+    # The signatures of a plan do not tell what ZeRO costs with those that have less to gather.
+    sharded = [plan for plan in with_other_zero(space, lightest) if plan[first.zero] > values[first.zero]][-1:]
+    if lightest != values and search.is_near(values):
+        for plan in sharded:
+            _solve_lighter(search, plan)
+    skeletons = {plan[: first.signature] for plan in (values, *plans, *sharded)}
+    return min(search.best[skeleton] for skeleton in skeletons if skeleton in search.best)[1]
+
+
+def _solve_lighter(search: SkeletonSearch, plan: Values) -> None:
+    """Solves the skeleton of a plan with less recomputation or another ZeRO stage, once."""
+    skeleton = plan[: search.space.first.signature]
+    if not search.finished and skeleton not in search.lightened:
         search.lightened.add(skeleton)
         search.grant(1)
         search.solve(plan, rounds=1)
-    skeletons = {plan[: first.signature] for plan in (values, *plans)}
-    return min(search.best[skeleton] for skeleton in skeletons if skeleton in search.best)[1]
 
 
 def _with_other_schedule(search: SkeletonSearch, values: Values) -> Values:

@@ -168,9 +168,7 @@ def recommend(
         float | None, typer.Option(help="With --tokens: the longest training that is fast enough.")
     ] = None,
     tokens: Annotated[float | None, typer.Option(help="Tokens of the whole training, as in 1e12.")] = None,
-    max_cost_per_hour: Annotated[
-        float | None, typer.Option(help="With --price: the highest price of a cluster.")
-    ] = None,
+    max_cost_per_hour: Annotated[float | None, typer.Option(help="With --price: the highest hourly cost.")] = None,
     price: Annotated[
         list[str] | None,
         typer.Option(

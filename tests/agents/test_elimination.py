@@ -248,7 +248,7 @@ def test_never_worse_than_a_template_and_the_same_again(gpt):
 
 def test_plans_between_two_prices_of_memory_fill_it(monkeypatch):
     """Small devices: from one price of memory to the next many nodes change at once, and leave memory empty."""
-    cluster = cluster_with(1.9, "8xV100-16GB")
+    cluster = cluster_with(1.92, "8xV100-16GB")
     graph = zoo.build("gpt:layers=8,hidden=1024,heads=16,seq_len=512,vocab_size=32000")
     space = PlanSpace(Problem.build(graph, cluster, {"global_batch": 32}))
     gains = []

@@ -309,10 +309,10 @@ def test_what_a_searcher_reached_is_also_what_it_reached_on_a_part():
 @pytest.mark.slow
 def test_a_faster_part_is_searched_long_enough():
     gpt = "gpt:layers=12,hidden=1024,heads=16,seq_len=1024"
-    result = search_offer(build(gpt, "23x1xT4-16GB@10Gbit", 64), Budget.parse(1000), tie=0.0)
+    result = search_offer(build(gpt, "23x1xT4-16GB@10Gbit", 64), Budget.parse(1500), tie=0.0)
     used = [d for stage in result.plan.stages for d in parse_devices(stage.devices)]
-    # A quarter of the budget ended with 575 ms on 23 devices.
-    assert len(set(used)) == 22 and step_s(result.plan) < 0.55
+    # With too small a share of the budget the search of the part ends at 572 ms.
+    assert len(set(used)) == 22 and step_s(result.plan) < 0.5
 
 
 @pytest.mark.slow
@@ -704,7 +704,7 @@ def test_a_budget_is_shared_with_the_search_without_the_target():
 
 
 def recommender(**training):
-    """A recommender whose places in its tables are columns of one input: 23 GB of tables on devices of 24 GB."""
+    """A recommender whose places in its tables are columns of one input: 22 GB of tables on devices of 24 GB."""
     builder = GraphBuilder()
     builder.input("dense", (1, 13))
     builder.input("places", (1, 3), dtype="int64")
@@ -712,7 +712,7 @@ def recommender(**training):
     builder.add("MatMul", ["dense", "bottom"], ["x"])
     parts = ["x"]
     for i in range(3):
-        builder.parameter(f"table{i}", (30_000_000, 64))
+        builder.parameter(f"table{i}", (28_000_000, 64))
         builder.add("Gather", ["places"], [f"place{i}"], attributes={"axis": 1, "indices": i})
         builder.add("Gather", [f"table{i}", f"place{i}"], [f"row{i}"], attributes={"axis": 0})
         parts.append(f"row{i}")

@@ -103,7 +103,7 @@ def test_the_fastest_plan_that_fits_is_the_first():
     """A reserve leaves 2.5 GB of each device: no template fits, and no plan that the opening has solved."""
     problem = generate(100_121).problem
     ((name, device),) = problem.cluster.devices.items()
-    less = replace(problem.cluster, devices={name: replace(device, memory_GiB=device.memory_GiB - 0.14)})
+    less = replace(problem.cluster, devices={name: replace(device, memory_GiB=device.memory_GiB - 0.1)})
     incumbent = Incumbent(PlanSpace(replace(problem, cluster=less)), Budget(evaluations=4_000), searcher="expert")
     space, grid = incumbent.space, price_grid(incumbent, charged=False)
     opened = work_out(incumbent, grid)
