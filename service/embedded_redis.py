@@ -16,6 +16,7 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,8 @@ from service import processes, temporary
 
 START_TIMEOUT_S = 60.0
 """Seconds that a server may take to answer after its start (assumed): it reads its file first."""
+MOST_BYTES = 103
+"""Bytes of the longest path of a socket: macOS allows 103, Linux 107 (man pages unix(4) and unix(7))."""
 LOCK_TIMEOUT_S = 10.0
 """Seconds that another process may hold the lock of the folder (assumed)."""
 _POLL_S = 0.02
@@ -118,9 +121,14 @@ class EmbeddedRedis:
         if (self._folder / "appendonlydir").exists() and _major_version(binary) < 7:
             repair = "Put the newer redis-server on the PATH, or set AUTOMAP_DATA_DIR to another folder."
             raise self._fault("was written by Redis 7 or newer, and this redis-server is older", repair)
+        socket = f"{self._socket_folder}/redis.sock"
+        if len(os.fsencode(socket)) > MOST_BYTES:
+            text = "the path of the folder for temporary files is too long for the socket of redis-server"
+            repair = f"Set TMPDIR to another folder, so that {socket} has at most {MOST_BYTES} bytes."
+            raise UserError(text, field="TMPDIR", value=tempfile.gettempdir(), repair=repair)
         options = {
             "port": "0",
-            "unixsocket": f"{self._socket_folder}/redis.sock",
+            "unixsocket": socket,
             "unixsocketperm": "700",
             "dir": str(self._folder),
             "logfile": str(self._folder / "redis.log"),

@@ -227,8 +227,11 @@ class Service:
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
+        if not line.startswith(b'{"url"'):  # an error, or nothing
+            told = line + self.process.stdout.read()
+            self.process.wait()
+            pytest.fail(f"{told.decode()}\n{self.log()}")
         self.process.stdout.close()
-        assert line, self.log()
         self.url = json.loads(line)["url"]
         self.client = AutomapClient(self.url)
 

@@ -90,6 +90,16 @@ def test_a_data_folder_that_cannot_be_written(tmp_path: Path) -> None:
         pass
 
 
+def test_a_folder_whose_path_is_too_long_for_a_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * embedded_redis.MOST_BYTES)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with pytest.raises(UserError, match="Set TMPDIR to another folder") as caught, EmbeddedRedis(tmp_path / "data"):
+        pass
+    assert (caught.value.field, caught.value.value) == ("TMPDIR", str(long))
+    assert not list(long.iterdir())
+
+
 def test_data_of_a_newer_redis_is_not_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded_redis, "_major_version", lambda binary: 6)
     (tmp_path / "redis" / "appendonlydir").mkdir(parents=True)

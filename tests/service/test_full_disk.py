@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,16 @@ DISK = "12m"
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small disk of its own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
+def disk() -> Iterator[Path]:
+    """A small disk of its own, at a path that is short enough for sockets."""
+    folder = Path(tempfile.mkdtemp())
     words = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "none", str(folder)]
     if subprocess.run(words, capture_output=True, check=False).returncode != 0:
+        folder.rmdir()
         pytest.skip("not run: the service on a full disk (mounting a small one needs root)")
     yield folder
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    folder.rmdir()
 
 
 def fill(path: Path) -> None:
