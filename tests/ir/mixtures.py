@@ -39,9 +39,9 @@ class Stacked(nn.Module):
     def __init__(self, *, bias: bool = False, router: type[Router] = Router) -> None:
         super().__init__()
         self.router = router()
-        self.gate_up = nn.Parameter(torch.empty(EXPERTS, 2 * FFN, WIDTH))
-        self.down = nn.Parameter(torch.empty(EXPERTS, WIDTH, FFN))
-        self.bias = nn.Parameter(torch.empty(EXPERTS, WIDTH)) if bias else None
+        self.gate_up = nn.Parameter(0.02 * torch.randn(EXPERTS, 2 * FFN, WIDTH))
+        self.down = nn.Parameter(0.02 * torch.randn(EXPERTS, WIDTH, FFN))
+        self.bias = nn.Parameter(0.02 * torch.randn(EXPERTS, WIDTH)) if bias else None
 
     def flat(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         tokens = x.reshape(-1, WIDTH)
@@ -84,8 +84,11 @@ class LookedUpTransposed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.router = Router()
-        self.up, self.up_bias = nn.Parameter(torch.empty(EXPERTS, WIDTH, FFN)), nn.Parameter(torch.empty(EXPERTS, FFN))
-        self.down = nn.Parameter(torch.empty(EXPERTS, FFN, WIDTH))
+        self.up, self.up_bias = (
+            nn.Parameter(0.02 * torch.randn(EXPERTS, WIDTH, FFN)),
+            nn.Parameter(0.02 * torch.randn(EXPERTS, FFN)),
+        )
+        self.down = nn.Parameter(0.02 * torch.randn(EXPERTS, FFN, WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
         weights, chosen = self.router(x)
@@ -101,8 +104,8 @@ class LookedUpEinsum(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.router = Router()
-        self.w1, self.w3 = (nn.Parameter(torch.empty(EXPERTS, FFN, WIDTH)) for _ in range(2))
-        self.w2 = nn.Parameter(torch.empty(EXPERTS, WIDTH, FFN))
+        self.w1, self.w3 = (nn.Parameter(0.02 * torch.randn(EXPERTS, FFN, WIDTH)) for _ in range(2))
+        self.w2 = nn.Parameter(0.02 * torch.randn(EXPERTS, WIDTH, FFN))
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.reshape(-1, WIDTH)

@@ -15,7 +15,7 @@ class Conv1D(nn.Module):
     def __init__(self, out: int, width: int) -> None:
         super().__init__()
         self.out = out
-        self.weight = nn.Parameter(torch.empty(width, out))
+        self.weight = nn.Parameter(torch.randn(width, out) * 0.02)
         self.bias = nn.Parameter(torch.zeros(out))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 from ir.errors import ModelError
 from ir.onnx.load import load_model
+from ir.onnx.rewrites.exporter_quirks import is_filled
 from ir.onnx.strip import strip, strip_file
 from ir.serialize import graph_digest
 
@@ -209,3 +210,12 @@ def test_other_files_are_refused(data, tmp_path):
         strip_file(path)
     with pytest.raises(ModelError, match="cannot be read"):
         strip_file(tmp_path / "absent.onnx")
+
+
+@pytest.mark.parametrize("bits", [0x7F800001, 0xFFC00000])
+def test_weights_that_are_not_numbers_are_no_fill(bits):
+    """Memory that nobody filled may begin with zeros and hold NaNs, also those that signal."""
+    value = np.zeros(8, dtype=np.uint32)
+    assert is_filled(numpy_helper.from_array(value.view(np.float32), "w"))
+    value[5] = bits
+    assert not is_filled(numpy_helper.from_array(value.view(np.float32), "w"))

@@ -409,8 +409,8 @@ def mixture(models: ModuleType) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.router, self.shared = nn.Linear(32, 4, bias=False), Gated()
-            self.gate_up = nn.Parameter(torch.empty(4, 96, 32))
-            self.down = nn.Parameter(torch.empty(4, 32, 48))
+            self.gate_up = nn.Parameter(0.02 * torch.randn(4, 96, 32))
+            self.down = nn.Parameter(0.02 * torch.randn(4, 32, 48))
 
         def forward(self, x: Tensor) -> Tensor:
             weights, chosen = functional.softmax(self.router(x), dim=-1).topk(2)

@@ -218,7 +218,10 @@ def is_filled(tensor: Any) -> bool:
     if raw == raw[:width] * (len(raw) // max(width, 1)):
         return True
     # Weights that a fresh scale of zero was folded into are zeros of both signs.
-    return not raw[:width].strip(b"\0\x80") and not numpy_helper.to_array(tensor).any()
+    if raw[:width].strip(b"\0\x80"):
+        return False
+    with np.errstate(invalid="ignore"):  # Weights that nobody filled may hold NaNs that signal.
+        return not numpy_helper.to_array(tensor).any()
 
 
 def content(tensor: Any, *, turned: bool = False) -> object:
