@@ -101,34 +101,25 @@ def _lightened(search: SkeletonSearch, values: Values) -> Values:
     light[ranks] = [0] * len(values[ranks])
     lightest = space.repair(light, first.recompute)
     plans = [plan for plan in (lightest, *with_other_zero(space, values)) if plan != values]
-    found = {values: (False, step_s)}
     for plan, (seconds, overflow) in zip(plans, space.price(_rows(search, plans)).tolist(), strict=True):
         if seconds < min(step_s, search.incumbent.best_s) and overflow <= NEARLY_FITS:
-            found |= _solved_lighter(search, plan, rounds=1)
+            _solve_lighter(search, plan, rounds=1)
     # What ZeRO costs depends on signatures that have less to gather: the first solve finds them, the second gains.
     sharded = [plan for plan in with_other_zero(space, lightest) if plan[first.zero] > values[first.zero]][-1:]
     if lightest != values and search.is_near(values):
         for plan in sharded:
-            found |= _solved_lighter(search, plan, rounds=2)
-    return min(found, key=lambda plan: (found[plan], plan))
+            _solve_lighter(search, plan, rounds=2)
+    skeletons = {plan[: first.signature] for plan in (values, *plans, *sharded)}
+    return min(search.best[skeleton] for skeleton in skeletons if skeleton in search.best)[1]
 
 
-def _solved_lighter(search: SkeletonSearch, plan: Values, *, rounds: int) -> dict[Values, Worth]:
-    """Solves the skeleton of a plan with less recomputation or another ZeRO stage, unless it was solved before.
-
-    Returns:
-        The plan found and its worth; where it does not fit, also plans that recompute as much as it takes.
-    """
+def _solve_lighter(search: SkeletonSearch, plan: Values, *, rounds: int) -> None:
+    """Solves the skeleton of a plan with less recomputation or another ZeRO stage, unless that was done before."""
     skeleton = plan[: search.space.first.signature]
     if not search.finished and skeleton not in search.lightened:
         search.lightened.add(skeleton)
         search.grant(1)
         search.solve(plan, rounds=rounds)
-    if skeleton not in search.best:
-        return {}
-    worth, solved = search.best[skeleton]
-    heavier = recompute_less(search.space, solved) if worth[0] else []
-    return {solved: worth, **dict(zip(heavier, search.price(_rows(search, heavier)), strict=False))}
 
 
 def _with_other_schedule(search: SkeletonSearch, values: Values) -> Values:
