@@ -8,8 +8,9 @@ worth):
   be reached, so the network only adds how much more there is: Q(s, a) = -scale * completion(s, a) + f(s, a). An
   untrained network follows the best known plan and changes what improves it by itself.
 - Targets are no less than what the completion reaches, nor than what the episode really reached.
-- Episodes visit all promising meshes, or begin with a good plan and decide a part of it anew (`agents.learning.leads`;
-  as in Go-Explore, arXiv 1901.10995). What the best plan of their mesh decides is shown to the network.
+- Episodes visit all promising meshes, or begin with a good plan and decide a part of it anew
+  (`agents.learning.exploration`; as in Go-Explore, arXiv 1901.10995). What the best plan of their mesh decides is shown
+  to the network.
 - The tree of what has been explored (`agents.learning.search_tree`) keeps the search from plans that are known already,
   and from plans whose bound says that they cannot be the best.
 """
@@ -32,8 +33,8 @@ from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
 
 from agents.incumbent import Incumbent
 from agents.learning.checkpoint import read_checkpoint
+from agents.learning.exploration import Guide, MeshBandit
 from agents.learning.hyperparameters import Hyperparameters
-from agents.learning.leads import Guide, Meshes
 from agents.learning.network import FORBIDDEN, Floats32
 from agents.learning.plan_vec_env import PlanVecEnv
 from agents.learning.proposals import NETWORK, PROPOSALS, propose, readable
@@ -171,8 +172,8 @@ class MaskedDQN(DQN):
             tree = None if guide.is_revision else self.tree
             if tree is not None:
                 legal = tree.open_actions(e, legal)
-            if guide.lead is not None and guide.lead[slot] in legal:
-                actions[e] = guide.lead[slot]
+            if guide.forced is not None and guide.forced[slot] in legal:
+                actions[e] = guide.forced[slot]
             elif self.rng.random() < guide.random:
                 actions[e] = self._random_action(seen[e, legal], legal)
             else:
@@ -297,7 +298,7 @@ class Watch(BaseCallback):
         self.incumbent, self._agent = incumbent, agent
         self._env = agent.plan_env
         (self._episodes,) = self._env.episodes
-        self.meshes = Meshes(self._episodes, incumbent.table, agent.parameters.revisions)
+        self.meshes = MeshBandit(self._episodes, incumbent.table, agent.parameters.revisions)
         known = self._episodes.known.arrays
         self._priced = set(map(tuple, known.values[: int(known.num_known[0])].tolist()))
         self._env.on_end = self._on_end

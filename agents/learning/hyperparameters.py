@@ -35,5 +35,5 @@ class Hyperparameters:
     target_update: int = 400
     """Number of decisions between two copies of the network into the target network."""
     revisions: float = 0.7
-    """Share of the episodes that change a few decisions of a good plan, see `agents.learning.leads`; the others decide
-    all of a plan but its mesh. Chosen by hand."""
+    """Share of the episodes that change a few decisions of a good plan, see `agents.learning.exploration`; the others
+    decide all of a plan but its mesh. Chosen by hand."""

@@ -23,8 +23,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from agents.incumbent import Incumbent
 from agents.learning.checkpoint import read_checkpoint, write_checkpoint
 from agents.learning.dqn import MaskedDQN, new_agent
+from agents.learning.exploration import Guide
 from agents.learning.hyperparameters import Hyperparameters
-from agents.learning.leads import Guide
 from agents.learning.lessons import Lesson
 from agents.learning.plan_vec_env import PlanVecEnv
 from agents.planners.descents import descend
@@ -194,7 +194,7 @@ class _Course(BaseCallback):
     def _keep(self, number: int) -> None:
         """Keeps what an episode has found without being led."""
         agent: Any = self.model
-        if agent.guides[number].lead is None:
+        if agent.guides[number].forced is None:
             agent.plan_env.keep(number)
             some, at = agent.plan_env.place(number)
             self._problem(number).keep(some.finished(at))
@@ -204,7 +204,7 @@ class _Course(BaseCallback):
         best, draw = self._problem(episode).best, agent.rng.random()
         taught = None if best is None else np.array(best, dtype=np.int64)
         explored = EXPLORED / max(1, num_decisions) if draw > 1.0 - EXPLORING else 0.0
-        agent.guides[episode] = Guide(lead=taught if draw < LED else None, taught=taught, random=explored)
+        agent.guides[episode] = Guide(forced=taught if draw < LED else None, taught=taught, random=explored)
 
 
 def train_agent(

@@ -25,8 +25,8 @@ import numpy as np
 from agents.incumbent import Incumbent
 from agents.learning.checkpoint import read_checkpoint
 from agents.learning.dqn import MaskedDQN, Watch, new_agent
+from agents.learning.exploration import Guide
 from agents.learning.hyperparameters import Hyperparameters
-from agents.learning.leads import Guide
 from agents.learning.network import ProposalNetwork
 from agents.learning.plan_vec_env import PlanVecEnv
 from agents.learning.preparation import opened
@@ -129,7 +129,7 @@ class _Round(Watch):
 
     def next_guide(self) -> Guide:
         """Through the next of the plans that have run, then as in every search."""
-        return Guide(lead=np.array(self._shown.pop(0), dtype=np.int64)) if self._shown else super().next_guide()
+        return Guide(forced=np.array(self._shown.pop(0), dtype=np.int64)) if self._shown else super().next_guide()
 
 
 class _Trials:

@@ -13,8 +13,8 @@ from agents.incumbent import Incumbent
 from agents.learning.card import CARD, card
 from agents.learning.checkpoint import ABOUT, TENSORS, read_checkpoint, read_network, write_checkpoint
 from agents.learning.dqn import FIRST_PLANS, FORBIDDEN, new_agent, run_dqn
+from agents.learning.exploration import Guide
 from agents.learning.hyperparameters import Hyperparameters
-from agents.learning.leads import Guide
 from agents.learning.plan_vec_env import PlanVecEnv
 from agents.learning.proposals import NETWORK, propose
 from agents.learning.proposed_skeletons import solve_proposed
@@ -214,7 +214,7 @@ def test_an_episode_is_led_as_far_as_the_plan_is_open(s):
     tree, env = SearchTree(episodes, lambda: np.inf), PlanVecEnv([episodes])
     agent = new_agent(env, replace(SMALL, num_envs=1), 0, tree=tree)
     wanted = s.random_batch(np.random.default_rng(3), 1)[0]
-    agent.guides[0] = Guide(lead=wanted)
+    agent.guides[0] = Guide(forced=wanted)
     met: set[tuple[int, ...]] = set()
     for _ in range(3):
         observation, done = env.reset(), [False]

@@ -1,6 +1,6 @@
 """The DQN learns: a network is better off with its updates than without them, and the one that is shipped has learnt.
 
-Completions, leads and the tree alone find good plans, so that a search may hide a network that learns nothing.
+Completions, exploration and the tree alone find good plans, so that a search may hide a network that learns nothing.
 """
 
 import itertools

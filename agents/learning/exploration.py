@@ -1,14 +1,15 @@
-"""Leads: where the episodes of a search begin, what they decide, and how they explore.
+"""Exploration: which mesh the next episode of a search has, and which decisions of its plan the agent takes.
 
-Two kinds of episodes alternate.
+There are two kinds of episodes:
 
-- A *visit* decides all of a plan but its mesh. Another mesh may have a better plan than the best one so far, although
-  the plans that are known there are worse. So all promising meshes are visited, the better ones more often. A mesh is
-  rated by its best plan and by the gain that another visit may bring; this assumed gain becomes smaller with each
-  visit that found nothing better (optimism in the face of uncertainty).
-- A *revision* begins with the best plan of a mesh. It takes another value for one of its decisions, or makes a move of
-  MCMC, and decides some of the later decisions again. So it can find several changes that pay only together, the first
-  of which is a loss by itself.
+- A *visit* decides all of a plan except its mesh. Another mesh may have a better plan than the best one so far,
+  although the plans that are known there are worse. So all promising meshes are visited, the better ones more often.
+  This is a multi-armed bandit whose arms are the meshes (`MeshBandit`). A mesh is rated by its best plan and by the
+  gain that another visit may bring; this assumed gain becomes smaller with each visit that found nothing better
+  (optimism in the face of uncertainty).
+- A *revision* starts from the best plan of a mesh. It takes another value for one of its decisions, or makes a move of
+  MCMC, and decides some of the later decisions again. So it can find several changes that pay only together, even if
+  the first of them is a loss by itself.
 
 Units: seconds.
 """
@@ -25,10 +26,10 @@ from automap.bounds.partial_plans import BoundTable
 from automap.space.space import Ints, Values
 from envs.decision import Episodes
 
-HOPE = 0.2
-"""Share, as a difference of logarithms, by which the first visit of a mesh is hoped to make its best plan faster; after
-n visits without success it is this share over n + 1. Chosen by hand between 0.1, with which searches of BERT-large
-ended further from the best plan known, and 0.3, with which those of T5-11B did."""
+ASSUMED_GAIN = 0.2
+"""Gain that is assumed of the first visit of a mesh, as a difference of the logarithms of step times; after n visits
+without success it is this gain over n + 1. Chosen by hand between 0.1, with which searches of BERT-large ended further
+from the best plan known, and 0.3, with which those of T5-11B did."""
 BEATEN = 100.0
 """Added to the logarithm of the step time of a mesh whose bound says that nothing there is faster."""
 TRUSTED = 0.5
@@ -40,17 +41,17 @@ ended 2 to 3 % above the best plan known."""
 DONORS = 16
 """Number of the best plans of other meshes from which the move to such a neighbour may borrow."""
 SHORTEST, LONGEST = 4, 64
-"""Numbers of slots that a revision decides; drawn so that all magnitudes are alike."""
+"""Smallest and largest number of slots that a revision decides; drawn uniformly on a logarithmic scale."""
 LEAST_NOISE, MOST_NOISE = 0.03, 1.0
 """Scales of the Gumbel noise on the ratings in a visit of a mesh that has been visited before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guide:
-    """How one episode is guided."""
+    """What one episode decides, what the network is shown, and how it explores."""
 
-    lead: Ints | None = None
-    """[slots] values that are taken where they are open; -1 where the network decides."""
+    forced: Ints | None = None
+    """[slots] values that are taken wherever they are open; -1 where the network decides."""
     taught: Ints | None = None
     """[slots] the plan of a teacher, whose decisions are shown to the network."""
     base: Ints | None = None
@@ -72,7 +73,7 @@ class Guide:
         return self.window is not None
 
 
-class Meshes:
+class MeshBandit:
     """The best known plan of each mesh with each schedule, and the visits since it was found.
 
     Attributes:
@@ -131,20 +132,20 @@ class Meshes:
 
     def guide(self, rng: np.random.Generator, best_s: float) -> Guide:
         """How the next episode is guided, where the best plan so far takes `best_s`."""
-        hoped = np.log(self._worth) - HOPE / (1.0 + self._visits)
-        # Where every other mesh is beaten, the best plan's is left.
+        optimistic = np.log(self._worth) - ASSUMED_GAIN / (1.0 + self._visits)
+        # A penalty and no infinity: where every other mesh is beaten, that of the best plan is left.
         is_beaten = self._bound_s >= best_s
-        mesh = int((np.where(self._is_open, hoped, np.inf) + BEATEN * is_beaten).argmin())
+        mesh = int((np.where(self._is_open, optimistic, np.inf) + BEATEN * is_beaten).argmin())
         is_first = self._visits[mesh] == 0
         self._visits[mesh] += 1
         if not is_first and rng.random() < self._revisions:
             return self._revision(rng, mesh)
-        lead = self._plans[mesh].copy()
-        lead[self.num_slots :] = -1
+        forced = self._plans[mesh].copy()
+        forced[self.num_slots :] = -1
         # The first time, what the completions say is followed.
         noise = 0.0 if is_first else float(np.exp(rng.uniform(np.log(LEAST_NOISE), np.log(MOST_NOISE))))
         return Guide(
-            lead=lead,
+            forced=forced,
             taught=self._plans[mesh].copy(),
             # It is not known whether the mesh is a good one.
             shown_from=self.num_slots,

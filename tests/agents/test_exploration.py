@@ -1,4 +1,4 @@
-"""Leads: visits of meshes and revisions of plans."""
+"""Exploration: visits of meshes and revisions of plans."""
 
 import math
 from collections import Counter
@@ -10,8 +10,8 @@ import pytest
 from agents import Budget
 from agents.incumbent import Incumbent
 from agents.learning.dqn import Watch, new_agent
+from agents.learning.exploration import ASSUMED_GAIN, MeshBandit
 from agents.learning.hyperparameters import Hyperparameters
-from agents.learning.leads import HOPE, Meshes
 from agents.learning.plan_vec_env import PlanVecEnv
 from automap.bounds.partial_plans import BoundTable
 from envs.decision import Episodes
@@ -28,7 +28,7 @@ def s(gpt, space):
 
 def meshes_of(space, decisions=HybridDecisions, revisions=0.0):
     table = BoundTable(space)
-    return Meshes(Episodes(decisions(space), 1, table), table, revisions)
+    return MeshBandit(Episodes(decisions(space), 1, table), table, revisions)
 
 
 def mesh(space, plan):
@@ -41,7 +41,7 @@ def test_promising_meshes_are_visited_and_beaten_ones_are_not(s):
     count = int(known.num_known[0])
     prices = dict(zip(map(tuple, known.values[:count].tolist()), known.prices[:count].tolist(), strict=True))
     fitting = {values: seconds for values, (seconds, overflow) in prices.items() if overflow <= 0.0}
-    near_s = math.exp(0.9 * HOPE) * min(fitting.values())
+    near_s = math.exp(0.9 * ASSUMED_GAIN) * min(fitting.values())
     promising = {s.shape(values) for values, seconds in fitting.items() if seconds <= near_s}
     meshes, rng = meshes_of(s), np.random.default_rng(0)
     visited = {mesh(s, meshes.guide(rng, np.inf).taught) for _ in range(40 * len(s.shapes))}
