@@ -14,12 +14,18 @@ import numpy as np
 
 from ir.errors import refuse
 from ir.graph import Graph, Operator, Tensor
-from ir.operators import KINDS, BakedBatch, Built, MissingBatch, Unsupported, Usage, Value, make_operator
-
-BATCH = (
-    "If the batch is not the first dim of an input, say which it is: `--batch-dim tokens=1`, in a request "
-    '"batch_dims": {"tokens": 1}.'
+from ir.operators import (
+    KINDS,
+    AcrossSamples,
+    BakedBatch,
+    Built,
+    MissingBatch,
+    Unsupported,
+    Usage,
+    Value,
+    make_operator,
 )
+
 TWO_SAMPLES = " Or export it with two samples: exporters leave out views that change nothing at one."
 """What else may help where the batch of a file that was exported with one sample was lost."""
 SIZED_BY_DATA = ("NonZero", "Unique", "Compress", "NonMaxSuppression", "StringSplit")
@@ -291,13 +297,25 @@ class GraphBuilder:
                 shapes = ", ".join(str(t.shape) if t else "-" for t in tensors)
                 repair = "Export with static shapes and standard operators, or leave this operator out."
                 # Which dim is the batch is worth asking only where the operator could be read without one.
-                if kind in KINDS and self._is_readable_without_batch(kind, names, is_read, attributes, opset):
-                    repair += f" {BATCH}{TWO_SAMPLES if self.export_batch == 1 else ''}"
+                if isinstance(why, AcrossSamples) or (
+                    kind in KINDS and self._is_readable_without_batch(kind, names, is_read, attributes, opset)
+                ):
+                    repair += f" {self.batch_question}{TWO_SAMPLES if self.export_batch == 1 else ''}"
                 if kind not in KINDS:
                     repair = _repair_of_unknown(kind, [n for n in outputs if n])
                 raise refuse(f"operator {base} ({kind}) cannot be read: {why}", f"{kind}({shapes})", repair) from None
-        repair = f"Export the model with a symbolic batch dimension. {BATCH}"
+        repair = f"Export the model with a symbolic batch dimension. {self.batch_question}"
         raise refuse(f"the batch of operator {base} ({kind}) cannot be traced", kind, repair)
+
+    @property
+    def batch_question(self) -> str:
+        """Asks for the batch dim of the first data input that has one."""
+        inputs = (t.name for t in self.tensors.values() if t.role == "input" and t.batch_dim is not None)
+        name = next(inputs, "tokens")
+        return (
+            f"If the first dim of {name} is not the batch, say which dim is: `--batch-dim {name}=1`, or `{name}=none` "
+            f'if it has none; in a request "batch_dims": {{"{name}": 1}}.'
+        )
 
     def _is_readable_without_batch(
         self, kind: str, names: Sequence[str], is_read: tuple[bool, ...], attributes: Mapping[str, Any], opset: int

@@ -160,6 +160,14 @@ def recurrent(ctx: Context) -> Result:
     if len(x.shape) != 3 or x.batch_dim not in (None, b_dim):
         raise Unsupported("the batch is not where `layout` says")
     directions, hidden = w.shape[0], r.shape[2]
+    num_gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[ctx.kind]
+    if w.shape[1] != num_gates * hidden:
+        raise Unsupported(f"its weights have {w.shape[1]} rows, and {num_gates} gates of {hidden} features need others")
+    if any(tensor.shape[-1] != hidden for i, tensor in ctx.present if i in (5, 6)):
+        raise Unsupported(
+            f"its states do not have {hidden} features, as its outputs have: ONNX has no projected LSTM (proj_size), "
+            "and PyTorch's exporter cuts the weights of one"
+        )
     time, batch = rule.dim(x, t_dim, fixed=True), rule.dim(x, b_dim)
     k, h, d, gates = (rule.loop(n, fixed=True) for n in (x.shape[2], hidden, directions, w.shape[1]))
     dims_x: Dims = [batch, time, k] if layout else [time, batch, k]

@@ -27,13 +27,17 @@ from ir.operators.line_factors import Follower, Unsupported
 from ir.operators.rule import Dims, Rule
 
 __all__ = [
-    "KINDS", "BakedBatch", "Context", "Dims", "Kind", "MissingBatch", "Result", "Rule", "Unsupported", "Usage", "Value",
-    "all_reduce", "bytes_of", "kind", "statistics", "within",
+    "KINDS", "AcrossSamples", "BakedBatch", "Context", "Dims", "Kind", "MissingBatch", "Result", "Rule", "Unsupported",
+    "Usage", "Value", "all_reduce", "bytes_of", "kind", "statistics", "within",
 ]  # fmt: skip
 
 Value = npt.NDArray[Any]
 StatedShape = tuple[tuple[int, ...], str]
 """Exported shape and dtype of a result."""
+
+
+class AcrossSamples(Unsupported):
+    """The operator would sum over the samples: another dim of an input may be the batch."""
 
 
 class BakedBatch(Exception):

@@ -9,7 +9,7 @@ from math import gcd, prod
 
 from ir.factors import InternalCollective, Passing
 from ir.graph import Tensor
-from ir.operators.base import Context, Dims, MissingBatch, Result, Unsupported, bytes_of, kind
+from ir.operators.base import AcrossSamples, Context, Dims, MissingBatch, Result, Unsupported, bytes_of, kind
 from ir.operators.elementwise import broadcast
 from ir.operators.windows import first_pads, spatial_sizes, window_of
 
@@ -59,7 +59,7 @@ def matmul(ctx: Context) -> Result:
     k_dim = 0 if len(b.shape) == 1 else len(b.shape) - 2
     _check(a.shape[-1], b.shape[k_dim])
     if a.batch_dim == len(a.shape) - 1 or b.batch_dim == k_dim:
-        raise Unsupported("a product over samples")
+        raise AcrossSamples("a product over samples")
     (dims_a, dims_b), out = broadcast(ctx, [(0, _cut(a, lead_a)), (1, _cut(b, lead_b))])
     k = rule.loop(a.shape[-1], name="k", summed=True)
     if len(a.shape) > 1:
@@ -101,7 +101,7 @@ def gemm(ctx: Context) -> Result:
     n_dim, kb = (0, 1) if tb else (1, 0)
     _check(a.shape[ka], b.shape[kb])
     if a.batch_dim == ka or b.batch_dim == kb:
-        raise Unsupported("a product over samples")
+        raise AcrossSamples("a product over samples")
     rule = ctx.rule
     m, n = rule.dim(a, m_dim, name="m"), rule.dim(b, n_dim, name="n")
     has_bias = ctx.has(2)
@@ -313,7 +313,7 @@ def einsum(ctx: Context) -> Result:
             elif rule.size(found[letter]) != tensor.shape[d]:
                 raise Unsupported(f"sizes of {letter} differ")
             if letter not in right and tensor.batch_dim == d:
-                raise Unsupported("a sum over samples")
+                raise AcrossSamples("a sum over samples")
             # A size of 1 broadcasts over the samples that another operand brings.
             brings = tensor.batch_dim == d or tensor.shape[d] != 1
             dims.append(found[letter] if brings else ())

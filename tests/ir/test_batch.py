@@ -145,3 +145,83 @@ def test_a_view_that_exporters_leave_out_at_one_sample() -> None:
     assert "export it with two samples" in fault.value.repair
     graph = load_model(frames(2))
     assert not graph.warnings and graph.forward_flops == 2 * (3 * 8 * 8 + 2 * 3 * 3 * 8)
+
+
+def product(inputs, outputs=(), **options):
+    """A product of input `x` with a weight, to which the others among `inputs` (name -> shape) are added."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h0"])]
+    others = [name for name in inputs if name != "x"]
+    nodes += [helper.make_node("Add", [f"h{i}", name], [f"h{i + 1}"]) for i, name in enumerate(others)]
+    declared = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()]
+    result = helper.make_tensor_value_info(f"h{len(others)}", TensorProto.FLOAT, *outputs or [None])
+    stored = [numpy_helper.from_array(np.ones((8, 4), np.float32), "w")]
+    graph = helper.make_graph(nodes, "product", declared, [result], stored)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    return load_model(proto.SerializeToString(), **options)
+
+
+@pytest.mark.parametrize("length", ["seq", "sequence_length", "seq_len", "T", "time", "num_tokens", "src_len"])
+@pytest.mark.parametrize("behind", [(3, 8), (8,)])
+def test_a_leading_dim_that_is_called_a_length_is_not_taken_for_the_batch(length, behind):
+    with pytest.raises(ModelError, match="which is no batch") as caught:
+        product({"x": (length, *behind)}, dims={length: 6})
+    assert "--batch-dim x=1" in caught.value.repair and "x=none" in caught.value.repair
+    graph = product({"x": (length, *behind)}, dims={length: 6}, batch_dims={"x": None})
+    assert graph.forward_flops == 2 * 6 * prod(behind) * 4
+    graph = product({"x": (length, 3, 8)}, dims={length: 6}, batch_dims={"x": 1})
+    assert (graph.tensors["x"].shape, graph.tensors["x"].batch_dim) == ((6, 1, 8), 1)
+    assert graph.forward_flops == 2 * 6 * 8 * 4
+
+
+@pytest.mark.parametrize("name", ["bsz", "N", "batch_size", "b"])
+def test_the_second_dim_is_the_batch_where_it_is_called_so(name):
+    graph = product({"x": ("seq", name, 8)}, dims={"seq": 6})
+    assert (graph.tensors["x"].shape, graph.tensors["x"].batch_dim) == ((6, 1, 8), 1)
+
+
+def test_an_input_of_one_length_is_the_same_for_all_samples():
+    graph = product({"x": ("samples", "seq", 8), "mask": ("seq", 4)}, dims={"seq": 6})
+    assert [graph.tensors[n].batch_dim for n in ("x", "mask")] == [0, None]
+    assert graph.tensors["mask"].shape == (6, 4) and "mask: leading dim seq" in graph.warnings[0]
+
+
+@pytest.mark.parametrize("shapes", [{"mask": (6, 4), "x": (5, 6, 8)}, {"x": (5, 6, 8), "mask": (6, 4)}])
+@pytest.mark.parametrize("scale", [{}, {"scale": (1,)}])
+def test_of_several_sizes_the_batch_is_that_of_the_outputs(shapes, scale):
+    graph = product({**scale, **shapes}, [(5, 6, 4)])
+    assert [graph.tensors[n].batch_dim for n in ("x", "mask")] == [0, None]
+    assert graph.forward_flops == 2 * 6 * 8 * 4
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_attention_of_an_input_whose_sequence_is_first_asks_for_the_batch(batch):
+    """Written as torch does: heads are taken apart from `[sequence, batch, width]`, and lie beside the batch."""
+    sizes = {"apart": [6, batch * 2, 4], "four": [batch, 2, 6, 4]}
+    stored = [numpy_helper.from_array(np.array(size), name) for name, size in sizes.items()]
+    stored += [numpy_helper.from_array(np.ones((8, 8), np.float32), "w")]
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Reshape", ["h", "apart"], ["m"]),
+        helper.make_node("Transpose", ["m"], ["t"], perm=[1, 0, 2]),
+        helper.make_node("Reshape", ["t", "four"], ["q"]),
+        helper.make_node("Transpose", ["q"], ["k"], perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["q", "k"], ["s"]), helper.make_node("Softmax", ["s"], ["p"]),
+        helper.make_node("MatMul", ["p", "q"], ["y"]),
+    ]  # fmt: skip
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [6, batch, 8])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "attention", [x], [y], stored)
+    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]).SerializeToString()
+    with pytest.raises(ModelError, match="samples") as caught:
+        load_model(data)
+    assert "--batch-dim x=1" in caught.value.repair
+    assert load_model(data, batch_dims={"x": 1}).forward_flops == 2 * 6 * 8 * 8 + 2 * 2 * 2 * 6 * 6 * 4
+
+
+def test_states_of_another_size_than_the_layer_are_refused():
+    """PyTorch's exporter cuts the weights of an LSTM with `proj_size`, and leaves its state of all features."""
+    builder = GraphBuilder(export_batch=4)
+    builder.input("x", (5, 1, 8), batch_dim=1)
+    for name, shape in (("w", (1, 12, 8)), ("r", (1, 12, 3)), ("h", (1, 1, 3)), ("c", (1, 1, 6))):
+        builder.parameter(name, shape)
+    with pytest.raises(ModelError, match="proj_size"):
+        builder.add("LSTM", ["x", "w", "r", "", "", "h", "c"], ["y"], attributes={"hidden_size": 3})

@@ -178,6 +178,8 @@ def test_a_padding_that_shifts_the_windows_needs_a_halo():
         ("AveragePool", [(1, 4, 8, 8)], {"kernel_shape": (2, 2), "strides": (2, -2)}, "strides"),
         ("BatchNormalization", [(1, 4, 8, 8), (3,), (4,), (4,), (4,)], {}, r"operand 1 is of shape \(3,\)"),
         ("InstanceNormalization", [(1, 4, 8, 8), (4,), (5,)], {}, r"operand 2 is of shape \(5,\)"),
+        ("LSTM", [(1, 5, 4), (1, 10, 4), (1, 12, 3)], {"layout": 1}, "10 rows, and 4 gates of 3"),
+        ("GRU", [(1, 5, 4), (1, 12, 4), (1, 12, 3)], {"layout": 1}, "12 rows, and 3 gates of 3"),
     ],
 )  # fmt: skip
 def test_attributes_and_operands_that_do_not_fit_are_refused_with_the_reason(kind, shapes, attributes, why):

@@ -33,7 +33,7 @@ def add_inputs(builder: GraphBuilder, source: Source, options: ReadOptions) -> N
     used = {n for node in source.nodes for n in node.inputs}
     read = [(n, d) for n, d in source.inputs.items() if n in used or n in source.outputs]
     data = {n: d for n, d in read if roles[n] == "input"}
-    places = _batch_places(builder, data, dims, options.get("batch_dims") or {})
+    places = _batch_places(builder, data, source.outputs, options)
     _check_bound(read, places, dims)
     for name, declared in read:
         if declared.shape is None:
@@ -112,8 +112,13 @@ def _bound(name: str, index: int, size: Dim, dims: Mapping[str, int]) -> int:
     return size
 
 
-BATCH_NAMES = re.compile(r"(?i)n|b|bs|.*batch.*")
+BATCH_NAMES = re.compile(r"(?i)n|b|bs|bsz|.*batch.*")
 """Names of symbolic dims that can only mean the batch, in exporters' and people's use (assumed)."""
+LENGTH_NAMES = re.compile(
+    r"(?i)t|time(_?steps?)?|length|(src|tgt|max|source|target)_?len(gth)?"
+    r"|((src|tgt|max|source|target|num)_?)?(seq|sequence|tokens?)(_?len(gth)?)?"
+)
+"""Names of symbolic dims that can only mean the length of a sequence, in the same use (assumed)."""
 
 
 def _batch_place(shape: Sequence[Dim] | None, dims: Mapping[str, int]) -> int:
@@ -122,16 +127,56 @@ def _batch_place(shape: Sequence[Dim] | None, dims: Mapping[str, int]) -> int:
     return named[0] if len(named) == 1 and shape is not None and shape[named[0]] not in dims else 0
 
 
+def _batch_sizes(
+    data: Mapping[str, Declared],
+    places: Mapping[str, int | None],
+    dims: Mapping[str, int],
+    batch_dims: Mapping[str, int | None],
+) -> dict[str, Dim]:
+    """What the dims of the batch say of its size, by input; without those that are called a length.
+
+    Raises:
+        ModelError: no dim of any input can be the batch.
+    """
+    found: dict[str, Dim] = {}
+    lengths: dict[str, str] = {}
+    for name, declared in data.items():
+        place = places[name]
+        if place is None or declared.shape is None:
+            continue
+        size = declared.shape[place]
+        if isinstance(size, str) and name not in batch_dims and LENGTH_NAMES.fullmatch(size):
+            lengths[name] = size
+        else:
+            found[name] = dims.get(size, size) if isinstance(size, str) else size
+    if lengths and not found:
+        name, size = next(iter(lengths.items()))
+        raise ModelError(
+            f"the leading dim of input {name} is called {size}, which is no batch",
+            field=f"batch_dims.{name}",
+            value="not stated",
+            repair=f"Say which dim is the batch: `--batch-dim {name}=1`, or `{name}=none` if it has none; in a request "
+            f'"batch_dims": {{"{name}": 1}}.',
+        )
+    return found
+
+
+def _static_batch(sizes: Mapping[str, Dim], outputs: Mapping[str, Declared]) -> int:
+    """The size of the batch where all are numbers: that with which most outputs begin; of equal ones the first."""
+    begins = [declared.shape[0] for declared in outputs.values() if declared.shape]
+    return max((int(size) for size in sizes.values()), key=begins.count, default=1)
+
+
 def _batch_places(
-    builder: GraphBuilder, data: Mapping[str, Declared], dims: Mapping[str, int], batch_dims: Mapping[str, int | None]
+    builder: GraphBuilder, data: Mapping[str, Declared], outputs: Mapping[str, Declared], options: ReadOptions
 ) -> dict[str, int | None]:
     """The batch dim of each data input; sets the exported batch size (1 when symbolic)."""
+    dims, batch_dims = options.get("dims") or {}, options.get("batch_dims") or {}
     for name in batch_dims:
         if name not in data:
             repair = f"Data inputs are: {', '.join(data) or 'none'}."
             raise ModelError("no data input has this name", field=f"batch_dims.{name}", value=name, repair=repair)
     places: dict[str, int | None] = {}
-    sizes: dict[str, Dim] = {}
     for name, declared in data.items():
         rank = len(declared.shape or ())
         place = batch_dims.get(name, _batch_place(declared.shape, dims) if rank else None)
@@ -141,19 +186,21 @@ def _batch_places(
                 "the batch dim is outside the input's rank", field=f"batch_dims.{name}", value=place, repair=repair
             )
         places[name] = place
-        if place is not None and declared.shape is not None:
-            size = declared.shape[place]
-            sizes[name] = dims.get(size, size) if isinstance(size, str) and size in dims else size
+    sizes = _batch_sizes(data, places, dims, batch_dims)
     symbolic = {n for n, s in sizes.items() if isinstance(s, str)}
-    static = [s for s in sizes.values() if not isinstance(s, str)]
-    # One input decides the batch size: a symbolic leading dim if there is any, else the first explicit or data input.
+    # One input decides the batch size: a symbolic leading dim if there is any, else an explicit one.
     first = next((n for n in batch_dims if n in sizes and n not in symbolic), None)
-    batch = 1 if symbolic else (int(sizes[first]) if first else int(static[0]) if static else 1)
-    for name, size in sizes.items():
-        agrees = name in symbolic if symbolic else size == batch
-        if not agrees and name not in batch_dims:
+    batch = 1 if symbolic else int(sizes[first]) if first else _static_batch(sizes, outputs)
+    for name in data:
+        if places[name] is None or name in batch_dims:
+            continue
+        agrees = name in sizes and (name in symbolic if symbolic else sizes[name] == batch)
+        if not agrees:
+            shape, place = data[name].shape or (), places[name]
             places[name] = None
-            builder.warnings.append(f"{name}: leading dim {size} is not the batch, taken as the same for all samples")
+            builder.warnings.append(
+                f"{name}: leading dim {shape[place]} is not the batch, taken as the same for all samples"
+            )
     if batch <= 0:
         raise refuse("the batch dim has no size", batch, "Export at a batch of 1 or more.")
     builder.export_batch = batch

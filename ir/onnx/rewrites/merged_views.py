@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ir.batch import resolve
-from ir.build import BATCH, GraphBuilder
+from ir.build import GraphBuilder
 from ir.errors import refuse
 from ir.graph import Tensor
 from ir.onnx.readers.nodes import Node
@@ -90,7 +90,10 @@ class MergedViews:
         if view is not None and self._is_stacked(view, reader) and self.joined.stack(view.whole, name, view.shape):
             return name
         if view is not None and view.repeats:
-            repair = f"View what is repeated as [copies, samples, ...] before other operators read it. {BATCH}"
+            repair = (
+                "View what is repeated as [copies, samples, ...] before other operators read it. "
+                f"{self.builder.batch_question}"
+            )
             raise refuse(f"operator {name} cannot be read: samples are repeated", view.shape, repair)
         if view is not None and view.made_by is not None:
             node, inputs = view.made_by
