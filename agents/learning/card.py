@@ -77,7 +77,7 @@ def card(about: Mapping[str, Any]) -> str:
     """The card of a network as Markdown.
 
     Args:
-        about: description of the network, as `agents.learning.course.train` writes it.
+        about: description of the network, as `agents.learning.training_run.train` writes it.
 
     Raises:
         ProblemError: see `write_card`.

@@ -240,7 +240,7 @@ def train_agent(
     seed: SeedOption = 0,
 ) -> None:
     """Trains the network that proposes the first plans of every search, on generated problems."""
-    from agents.learning.course import Curriculum, train
+    from agents.learning.training_run import Curriculum, train
     from agents.portfolio.portfolio import cores
     from agents.searcher import Budget
     from service.command.terminal import progress_line

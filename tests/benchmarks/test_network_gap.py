@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from agents.learning.checkpoint import ABOUT
-from agents.learning.course import DIGITS
 from agents.learning.problems import generate, outline, problem_digest
 from agents.learning.proposals import NETWORK
+from agents.learning.training_run import DIGITS
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 

@@ -1,4 +1,4 @@
-"""What `automap train-agent` leaves behind: a network, its card and what a training needs to go on."""
+"""The training run of `automap train-agent`, from labels to a network with its card and learning curve."""
 
 import json
 import re

@@ -1,8 +1,11 @@
-"""Course: what `automap train-agent` does. It trains a network on labelled problems and examines it on problems held
-out, and keeps the grades as a curve.
+"""The training run of `automap train-agent`: a network is trained on generated problems and evaluated on held-out ones.
 
-The folder holds the network (`agent.safetensors`, `agent.json` with the curve), its card (`README.md`), `training/`
-with all that a training needs to go on, and `learning-curve.svg`.
+An evaluation (*exam*) measures how far the plans that the network proposes are from the best known ones. The results
+of all exams of a run are the learning curve.
+
+The folder of a run holds the network (`agent.safetensors`, `agent.json` with the learning curve), its card
+(`README.md`), a picture of the curve (`learning-curve.svg`), and in `training/` what is needed to continue the run.
+Units: seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from agents.learning.problems import VERSION, outline
 from automap.errors import ProblemError
 
 EXAMINED = 16
-"""Number of held-out problems of an exam; it takes half a minute."""
+"""Number of held-out problems of an exam; one exam takes half a minute."""
 DIGITS = 16
 """Number of digits of a digest that are kept."""
 EXAMS = 3
@@ -32,7 +35,7 @@ EXAMS = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curriculum:
-    """What a network learns on."""
+    """The problems that a network learns from, and how they are drawn."""
 
     labels: Path | None
     """Folder of labels, see `agents.learning.labels`; None = the network learns from its own plans alone."""
@@ -54,26 +57,22 @@ def train(
     on_progress: Callable[[str, float], None],
     on_exam: Callable[[str], None],
 ) -> None:
-    """Trains a network and writes it.
+    """Trains a network, evaluates it, and writes the folder of the run.
 
     Args:
-        folder: made if it does not exist; a training that was interrupted goes on.
+        folder: made if it does not exist; a training in it that was interrupted is continued.
         curriculum: what it learns on.
         seconds: duration of the training.
         command: command line of the training, noted in the network's description.
         on_progress: called with a text and the share of the training that is done.
-        on_exam: called with the grades of each exam.
+        on_exam: called with a text on the results of each exam.
 
     Raises:
-        ProblemError: the folder of labels has none, or the training that goes on is damaged.
+        ProblemError: the folder of labels has none, or the training to continue is damaged.
     """
-    seed, problems = curriculum.seed, curriculum.problems
-    known = read_labels(curriculum.labels) if curriculum.labels is not None else {}
-    if curriculum.labels is not None and not known:
-        repair = "Name a folder of `automap label-problems`, or leave it out."
-        raise ProblemError("no labels are there", field="labels", value=str(curriculum.labels), repair=repair)
-    held_out = [label for number, label in sorted(known.items()) if label.fits and outline(number).split != "train"]
-    exam = Exam(held_out, EXAMINED)
+    seed = curriculum.seed
+    labels = _labels(curriculum.labels)
+    exam = Exam([label for number, label in sorted(labels.items()) if label.fits and not _trains(number)], EXAMINED)
     training = folder / "training"
     curve: list[dict[str, float]] = []
     if (training / ABOUT).exists():
@@ -82,8 +81,8 @@ def train(
         "command": list(command),
         "seed": seed,
         "generator": VERSION,
-        "trained_on": _described(known, problems),
-        "digests": _digests(known),
+        "trained_on": _described(labels, curriculum.problems),
+        "digests": _digests(labels),
         "curve": curve,
     }
 
@@ -97,17 +96,16 @@ def train(
             f"{100 * grade['best_mean']:.1f} % ({100 * grade['best_worst']:.1f} % at worst)"
         )
 
-    def visited(count: int, at_s: float, agent: MaskedDQN) -> None:
+    def report(count: int, at_s: float, agent: MaskedDQN) -> None:
         on_progress(f"{count} problems", at_s / seconds)
         if exam.count and at_s >= len(curve) * seconds / EXAMS:
             examine(count, at_s, agent)
 
-    numbers = known if known else range(problems)
-    seeds = [number for number in numbers if outline(number).split == "train"]
-    given = lessons(seeds, known, seed, curriculum.processes)
-    agent = train_agent(training, given, seconds=seconds, seed=seed, on_visit=visited, about=about)
+    seeds = [number for number in labels or range(curriculum.problems) if _trains(number)]
+    to_learn = lessons(seeds, labels, seed, curriculum.processes)
+    agent = train_agent(training, to_learn, seconds=seconds, seed=seed, on_visit=report, about=about)
     if exam.count:
-        # What is written is what was examined last.
+        # The network that is written has an exam of its own, so that the curve ends with it.
         done = read_about(training)
         examine(done["problems"], done["seconds"], agent)
     write_checkpoint(agent, PARAMETERS, folder, about, only_network=True)
@@ -118,18 +116,33 @@ def train(
         on_exam("no picture of the learning curve: pip install '.[plots]'")
 
 
-def _digests(known: Mapping[int, Label]) -> list[str]:
-    """Beginnings of the digests of the labelled problems that are learnt on, so that others can be told apart."""
-    return sorted(
-        label.digest[:DIGITS] for number, label in known.items() if label.fits and outline(number).split == "train"
-    )
+def _labels(folder: Path | None) -> dict[int, Label]:
+    """Labels by the seeds of their problems; none without a folder."""
+    if folder is None:
+        return {}
+    labels = read_labels(folder)
+    if not labels:
+        repair = "Name a folder of `automap label-problems`, or leave it out."
+        raise ProblemError("no labels are there", field="labels", value=str(folder), repair=repair)
+    return labels
 
 
-def _described(known: Mapping[int, Label], problems: int) -> str:
+def _trains(number: int) -> bool:
+    """Whether the problem of a seed is one to learn from, and not held out."""
+    return outline(number).split == "train"
+
+
+def _digests(labels: Mapping[int, Label]) -> list[str]:
+    """Beginnings of the digests of the labelled problems that a network learns from. Whoever measures the network can
+    leave these problems out."""
+    return sorted(label.digest[:DIGITS] for number, label in labels.items() if label.fits and _trains(number))
+
+
+def _described(labels: Mapping[int, Label], problems: int) -> str:
     """What a network is trained on, in words."""
-    if not known:
+    if not labels:
         return f"problems of the split `train` with seeds below {problems}, without a teacher"
-    taught = [number for number, label in known.items() if label.fits and outline(number).split == "train"]
+    taught = [number for number, label in labels.items() if label.fits and _trains(number)]
     return f"{len(taught)} labelled problems of the split `train`, with seeds from {min(taught)} to {max(taught)}"
 
 
