@@ -75,12 +75,15 @@ def sensitivities(units: UnitRows, chosen: Ints) -> Sensitivities:
     memory = np.zeros((pipeline.num_ranks, *time.shape))
     time[:, columns] = ((_smooth_s(after) - step_s) / sizes).T
     memory[:, :, columns] = ((_memory(after) - used) / sizes[:, :, None]).T
-    for tie in units.large_ties:
-        less, exchanged = tied.copy(), float(tied[tie].exchanged)
-        if exchanged > 0.0:
-            less[tie].exchanged -= HALF * exchanged
+    for first in dict.fromkeys(tied["first"][units.large_ties].tolist()):
+        # All ranks that hold a parameter reduce it at once: its rows change together, and share what that saves.
+        rows_of_it = np.flatnonzero((tied["first"] == first) & (tied["exchanged"] > 0.0))
+        if len(rows_of_it):
+            less, exchanged = tied.copy(), float(tied["exchanged"][rows_of_it].sum())
+            less["exchanged"][rows_of_it] *= 1.0 - HALF
             ranks = units.outcome(costs, less, exact=False).ranks
-            time[units.payer(tie), EXCHANGED] = (step_s - float(_smooth_s(ranks))) / (HALF * exchanged)
+            worth_s = (step_s - float(_smooth_s(ranks))) / (HALF * exchanged)
+            time[[units.payer(tie) for tie in rows_of_it.tolist()], EXCHANGED] = worth_s
     of_units = np.ascontiguousarray(time[:, :UNIT_COST_WIDTH])
     worth = records_of(of_units, UNIT_COST_DTYPE)
     worth["forward_comm_s"] = worth["forward_s"][:, None]

@@ -155,7 +155,8 @@ class TiedCosts:
     def _costs(self, ties: Sequence[int], readers: Sequence[Reader], plan: Values, changes: Sequence[Change]) -> Floats:
         """[changes, ties, `COLUMNS`] what ties cost in a plan with some changes.
 
-        Where both units are on one rank, they cost less than two parameters, and else an exchange.
+        Where both units are on one rank, they cost less than two parameters, and else an exchange: all ranks that hold
+        the parameter reduce the largest part that one of them has of it.
         """
         plans, width = np.tile(np.array(plan, dtype=np.int64), (len(changes), 1)), len(self.space.axes)
         for row, change in zip(plans, changes, strict=True):
@@ -165,7 +166,7 @@ class TiedCosts:
         rows = self.space.ties(plans)[:, ties]
         is_one_rank = (rows["rank"] == rows["other_rank"])[:, :, None]
         excess = np.concatenate([rows["excess"][name].reshape(*rows.shape, -1) for name in SHARED], axis=2)
-        exchanged = rows["exchanged"][:, :, None]
+        exchanged = rows["exchanged"].max(axis=1)[:, None, None]
         return np.concatenate([np.where(is_one_rank, -excess, 0.0), np.where(is_one_rank, 0.0, exchanged)], axis=2)
 
 

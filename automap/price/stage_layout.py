@@ -246,14 +246,7 @@ class PipelineLayouts:
     def stage_layout(self, devices: Sequence[int], mesh: Sequence[int]) -> StageLayout:
         """The stage of a mesh over some devices, whose last axis runs over consecutive devices."""
         problem, cluster = self.problem, self.problem.cluster
-        grid = np.array(devices).reshape(tuple(mesh))
-        links = np.empty(len(mesh), dtype=LINK_DTYPE)
-        for axis in range(len(mesh)):
-            distinct = _unlike(cluster, np.moveaxis(grid, axis, -1).reshape(-1, mesh[axis]))
-            found = np.array([self._link(key, group) for key, group in distinct.items()], dtype=LINK_DTYPE)
-            for name in LINK_DTYPE.names or ():
-                worst = np.min if name in _RATES else np.max
-                links[name][axis] = worst(found[name], axis=0)
+        links = self._axis_links(np.array(devices).reshape(tuple(mesh)))
         hosts = dict.fromkeys(cluster.alike[cluster.places[np.asarray(devices)]].tolist())
         names = tuple(dict.fromkeys(cluster.hosts[host].device for host in hosts))
         hardware = self._hardware_of(names)
@@ -265,6 +258,17 @@ class PipelineLayouts:
             capacity=problem.usable_bytes([cluster.devices[name] for name in names]),
             speed=len(devices) * (float(hardware.products.flops_per_s) / self._fastest),
         )
+
+    def _axis_links(self, grid: Ints) -> Rows:
+        """[axes] the link of a group of each axis of a mesh of devices: the worst, for all wait for the slowest one."""
+        links = np.empty(grid.ndim, dtype=LINK_DTYPE)
+        for axis, size in enumerate(grid.shape):
+            distinct = _unlike(self.problem.cluster, np.moveaxis(grid, axis, -1).reshape(-1, size))
+            found = np.array([self._link(key, group) for key, group in distinct.items()], dtype=LINK_DTYPE)
+            for name in LINK_DTYPE.names or ():
+                worst = np.min if name in _RATES else np.max
+                links[name][axis] = worst(found[name], axis=0)
+        return links
 
     def _link(self, key: bytes, group: Sequence[int]) -> Record:
         """The link of a group; groups of one key have equal links."""
@@ -294,6 +298,7 @@ class PipelineLayouts:
         The list is empty where all ranks are alike.
         """
         problem, cluster, outer = self.problem, self.problem.cluster, int(stage.axes[0])
+        grid = np.array(stage.devices).reshape(stage.axes.astype(np.int64))
         hosts = cluster.alike[cluster.places[np.array(stage.devices)]].reshape(outer, -1)
         if outer == 1 or len({cluster.hosts[host].device for host in np.unique(hosts).tolist()}) == 1:
             return []
@@ -309,7 +314,9 @@ class PipelineLayouts:
         kinds = []
         for names in sorted(found, key=lambda names: (rate[names], sorted(names))):
             hardware, capacity = self._hardware_of(tuple(sorted(names))), problem.usable_bytes(devices[names])
-            alike = replace(stage, hardware=hardware, capacity=capacity, speed=speed)
+            # Groups of the outer axis have ranks of all kinds, those of the other axes have one kind each.
+            links = np.concatenate([stage.links[:1], self._axis_links(grid[found[names]])[1:]])
+            alike = replace(stage, hardware=hardware, capacity=capacity, speed=speed, links=links)
             kinds.append((tuple(found[names]), alike))
         return kinds
 

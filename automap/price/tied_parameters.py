@@ -111,11 +111,13 @@ class TiedParameters:
                 read_too(self.tables.arrays, self.reader(name, segment.unit), first, signatures, known[key])
             return known[key]
 
+        names = [found.name for found in ties]
         for row, found in zip(rows, ties, strict=True):
             tensor = self.problem.graph.tensors[found.name]
             elements, is_trained = float(tensor.num_elements), not tensor.frozen
             here, there = (lowered.stages[rank] for rank in found.ranks)
             row.rank, row.other_rank = found.ranks
+            row.first = names.index(found.name)
             write_share(read(found.name, found.others), elements, is_trained, there, shares[1])
             write_share(read(found.name, found.before), elements, is_trained, here, shares[0])
             if found.ranks[0] == found.ranks[1]:

@@ -25,13 +25,14 @@ def graphs(space, spec, count, **fix):
 
 
 def defined(graph, picked):
-    """[columns] what large ties cost, all on one rank less than two parameters."""
+    """[columns] what large ties cost: on one rank less than two parameters, on several the largest part of one."""
     found = np.zeros(len(COLUMNS))
     rows = graph.units.tied(graph.chosen(picked))
     for row in rows[graph.units.large_ties]:
         if row.rank == row.other_rank:
             found[:-1] -= np.concatenate([np.ravel(row.excess[name]) for name in SHARED])
-        found[-1] += row.exchanged
+        else:
+            found[-1] += rows["exchanged"][rows["first"] == row.first].max()
     return found
 
 

@@ -358,8 +358,10 @@ class TieRow:
     """Pipeline rank of one of them."""
     other_rank: int
     """Pipeline rank of the other one; the same rank where this has the parameter for an earlier unit anyway."""
+    first: int
+    """Number of the first row of the same parameter; the rows of a parameter follow one another."""
     exchanged: float
-    """Elements of the gradient that two unlike ranks exchange."""
+    """Elements of the gradient that two unlike ranks hold, of the one with more of them."""
     excess: ShareRow
     """What one rank would have too much of it if each unit had a parameter of its own."""
     gathered_again: PerAxis

@@ -12,7 +12,7 @@ from numba import boolean, float64, int64, void
 
 from automap.jit import borrowing
 from automap.price.kernels.collectives import collective_s
-from automap.price.kernels.cost_records import RANK_COST, SETTINGS, TIE, UNIT_COST
+from automap.price.kernels.cost_records import RANK_COST, SETTINGS, UNIT_COST
 from automap.price.kernels.memory import (
     bucket_bytes,
     in_flight,
@@ -83,25 +83,53 @@ def _untie(pipeline, workspace):
                 total.scattered[a] = max(0.0, total.scattered[a] - excess.scattered[a])
 
 
-@borrowing(float64(TIE, PIPELINE, STAGE_ARRAYS, SETTINGS), inner=True)
-def _exchange_s(tie, pipeline, stages, settings):
-    """Seconds in which two ranks add up the gradients of a parameter that both have.
+@borrowing(float64(float64, float64, PIPELINE, STAGE_ARRAYS, STEP_WORKSPACE), inner=True)
+def _tied_s(size, data, pipeline, stages, workspace):
+    """Seconds of an all-reduce among the ranks that hold one parameter: a ring, 2 (n - 1) / n of its bytes.
 
-    Only links between consecutive ranks are known, those from the last rank to the first one among them. The two ranks
-    exchange at the rate of the slowest link between them, on the better way around. Where consecutive ranks fill hosts
-    one after another, that is the link between their hosts.
+    Only links between consecutive ranks are known, those from the last rank to the first one among them. The ranks
+    exchange at the rate of the slowest link on the best way along the pipeline that visits all of them. Where
+    consecutive ranks fill hosts one after another, that is the link between their hosts.
+
+    Args:
+        size: ranks that hold the parameter, marked in `workspace.holds`.
+        data: bytes of its gradient.
     """
-    low, high = min(tie.rank, tie.other_rank), max(tie.rank, tie.other_rank)
-    best = math.inf
-    for inside in (True, False):
-        slow, wait = math.inf, 0.0
-        for rank in range(pipeline.num_ranks):
-            if (low <= rank < high) == inside:
+    best, holds = math.inf, workspace.holds
+    for begin in range(pipeline.num_ranks):
+        if holds[begin]:
+            slow, wait, seen, rank = math.inf, 0.0, 1.0, begin
+            while seen < size:
                 at = pipeline.boundaries[rank]
                 slow, wait = min(slow, stages.send_bytes_per_s[at]), max(wait, stages.send_latency_s[at])
-        # An all-reduce of two: each sends all that it has.
-        best = min(best, wait + tie.exchanged * settings.sent_gradient_bytes / slow)
+                rank = (rank + 1) % pipeline.num_ranks
+                seen += float64(holds[rank])
+            best = min(best, (size - 1.0) * wait + 2.0 * (size - 1.0) / size * data / slow)
     return best
+
+
+@borrowing(void(PIPELINE, STAGE_ARRAYS, SETTINGS, STEP_WORKSPACE, RANK_COST[::1]), inner=True)
+def _add_tied(pipeline, stages, settings, workspace, result):
+    """Adds the all-reduces of gradients of parameters that several ranks hold, which nothing hides."""
+    tied, holds = pipeline.tied, workspace.holds
+    for first in range(tied.shape[0]):
+        if tied[first].first != first:
+            continue
+        size, elements, following = 1.0, 0.0, first
+        holds[: pipeline.num_ranks] = False
+        while following < tied.shape[0] and tied[following].first == first:
+            tie = tied[following]
+            if tie.rank != tie.other_rank:
+                # A rank that holds it for an earlier unit has no second row of two ranks.
+                holds[tie.rank] = holds[tie.other_rank] = True
+                size += 1.0
+                elements = max(elements, tie.exchanged)
+            following += 1
+        if elements > 0.0:
+            seconds = _tied_s(size, elements * settings.sent_gradient_bytes, pipeline, stages, workspace)
+            for rank in range(pipeline.num_ranks):
+                if holds[rank]:
+                    result[rank].sync_s += seconds
 
 
 @borrowing(float64(int64, PIPELINE, STAGE_ARRAYS, SETTINGS, STEP_WORKSPACE), inner=True)
@@ -125,12 +153,7 @@ def _sync_s(rank, pipeline, stages, settings, workspace):
     hidden = settings.gradient_overlap
     # Only the backward pass of the last micro-batch can hide the reduction.
     sync = sync * (1.0 - hidden) + max(0.0, sync * hidden - workspace.last_backward[rank])
-    sync += spread * (1.0 - SPREAD_OVERLAP * hidden)
-    for t in range(pipeline.tied.shape[0]):
-        tie = pipeline.tied[t]
-        if tie.rank != tie.other_rank and rank in (tie.rank, tie.other_rank):
-            sync += _exchange_s(tie, pipeline, stages, settings)
-    return sync
+    return sync + spread * (1.0 - SPREAD_OVERLAP * hidden)
 
 
 @borrowing(void(int64, PIPELINE, float64[::1], SETTINGS, STEP_WORKSPACE, RANK_COST), inner=True)
@@ -190,12 +213,14 @@ def end_step(pipeline, stages, settings, exact, workspace, result):
     else:
         _bound_schedule(pipeline, workspace)
     for rank in range(num_ranks):
+        result[rank].sync_s = _sync_s(rank, pipeline, stages, settings, workspace)
+    _add_tied(pipeline, stages, settings, workspace, result)
+    for rank in range(num_ranks):
         mine, total, at = result[rank], workspace.totals[rank], pipeline.stages[rank]
         state = total.parameters - total.frozen
         if settings.zero_stage >= 1.0:
             state = total.zero_parameters - total.zero_frozen
         mine.bubble_s = max(0.0, ends[rank] - busy[rank])
-        mine.sync_s = _sync_s(rank, pipeline, stages, settings, workspace)
         mine.optimizer_s = state * settings.update_bytes / stages.hardware[at].bytes_per_s
         mine.overhead_s += settings.step_s
         mine.end_s = ends[rank] + mine.sync_s + mine.optimizer_s + settings.step_s

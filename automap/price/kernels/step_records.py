@@ -137,6 +137,8 @@ class StepWorkspace(NamedTuple):
     """[ranks] most bytes of saved activations."""
     last_backward: Floats
     """[ranks] seconds of the last backward pass, without its exchanges."""
+    holds: Mask
+    """[ranks] scratch: whether a rank holds a tied parameter."""
     totals: Annotated[Rows, RANK_TOTALS[::1]]
     """[ranks] see `RankTotalsRow`."""
     moments: Annotated[Rows, MOMENT[::1]]
@@ -164,6 +166,7 @@ def new_step_workspace(num_ranks, num_chunks):
         np.empty(num_ranks),
         np.empty(num_ranks),
         np.empty(num_ranks),
+        np.empty(num_ranks, np.bool_),
         np.empty(num_ranks, RANK_TOTALS_DTYPE),
         np.empty(num_chunks, MOMENT_DTYPE),
         np.empty(1, UNIT_IN_STEP_DTYPE),

@@ -192,7 +192,7 @@ def tie(compiled, workspace):
         read_too(tables, about.other_reader, 0, chosen, alone)
         row, at = workspace.tied[t], layout.stages[other]
         there = Stage(space.axes[at], space.links[at], space.hardware[at], layout.zero_axes, 1.0)
-        row.rank, row.other_rank, row.exchanged = one, other, 0.0
+        row.rank, row.other_rank, row.first, row.exchanged = one, other, about.first, 0.0
         if one == other:
             write_share(alone, elements, is_trained, there, shares[1])
             write_share(together, elements, is_trained, there, shares[0])
