@@ -20,9 +20,9 @@ from automap.errors import ModelError, UserError
 from automap.phases import phase
 from automap.runtime import export_faults
 from automap.runtime.read_parameters import frozen, keep_outputs_with_parameters, unread
-from automap.runtime.transformers_models import as_trained, example_inputs, is_transformers, with_mask
+from automap.runtime.transformers_models import as_trained, example_inputs, is_transformers, quantised, with_mask
 from ir.build import MAX_VALUE_ELEMENTS
-from ir.onnx.readers.nodes import FROZEN_KEY, UNREAD_KEY
+from ir.onnx.readers.nodes import FROZEN_KEY, QUANTISED_KEY, UNREAD_KEY
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -104,6 +104,8 @@ def export_onnx(build: Build, path: Path | None = None, *, opset: int = 20, name
         _strip(model)
         if missing := unread(model, module):
             model.metadata_props[UNREAD_KEY] = missing
+        if is_transformers(module) and (stored := quantised(module)):
+            model.metadata_props[QUANTISED_KEY] = stored
         if fixed := frozen(module):
             model.metadata_props[FROZEN_KEY] = json.dumps(fixed)
         data: bytes = onnx_ir.to_proto(model).SerializeToString(deterministic=True)

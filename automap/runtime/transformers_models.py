@@ -118,6 +118,22 @@ def example_inputs(module: nn.Module, seq_len: int | None = None) -> dict[str, T
     return found
 
 
+def quantised(module: nn.Module) -> str:
+    """A sentence about weights that the configuration of a model of transformers stores quantised; empty where none."""
+    model: Any = module
+    parts = [getattr(model.config, name, None) for name in (*model.config.sub_configs, "backbone_config")]
+    said = next((s for part in (model.config, *parts) if (s := getattr(part, "quantization_config", None))), None)
+    if said is None:
+        return ""
+    document = said if isinstance(said, dict) else said.to_dict()
+    method = str(document.get("quant_method", "a method that it does not name"))[:40]
+    return (
+        f"the configuration stores quantised weights ({method}): the plan trains all of them in the precision of the "
+        "training settings, as floating-point numbers. If they stay as they are and adapters are trained, export the "
+        "model with the adapters, and read the memory of the frozen weights as an upper bound."
+    )
+
+
 def with_mask(module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inputs with a mask of padding that shows every token, for models that make none of their own in an export.
 

@@ -15,6 +15,7 @@ from ir.onnx.readers.nodes import (
     KIND_KEY,
     MOST_SAID,
     PYTORCH,
+    QUANTISED_KEY,
     UNREAD_KEY,
     Declared,
     Reader,
@@ -163,7 +164,8 @@ def _stated(model: onnx.ModelProto) -> tuple[tuple[str, ...], frozenset[str]]:
     said, frozen = [], set[str]()
     for entry in model.metadata_props:
         # Files that AutoMAP exported before it priced frozen parameters have a sentence about them.
-        if entry.key == UNREAD_KEY or (entry.key == FROZEN_KEY and not entry.value.lstrip().startswith("[")):
+        is_sentence = entry.key in (UNREAD_KEY, QUANTISED_KEY)
+        if is_sentence or (entry.key == FROZEN_KEY and not entry.value.lstrip().startswith("[")):
             said.append(entry.value[:MOST_SAID])
         elif entry.key == FROZEN_KEY:
             try:

@@ -40,6 +40,7 @@ from ir.onnx.readers.nodes import (
     FROZEN_KEY,
     KIND_KEY,
     PYTORCH,
+    QUANTISED_KEY,
     RANK_KEY,
     REPEATS_KEY,
     ROWS_KEY,
@@ -75,6 +76,7 @@ KEPT_METADATA = frozenset(
         ROWS_KEY,
         RANK_KEY,
         UNREAD_KEY,
+        QUANTISED_KEY,
         FROZEN_KEY,
     }
     | {*COST_KEYS, *ANNOTATION_KEYS}

@@ -466,7 +466,8 @@ def test_the_reason_for_samples_that_stay_together_is_a_warning():
     assert "MatMul is replicated: it compares the samples of a batch with each other" in loaded.warnings[0]
 
 
-def test_what_an_export_says_of_unread_parameters_is_a_warning_of_bounded_length():
+@pytest.mark.parametrize("key", ["automap.unread_parameters", "automap.quantised_weights"])
+def test_what_an_export_says_of_parameters_is_a_warning_of_bounded_length(key):
     file = helper.make_model(
         helper.make_graph(
             [helper.make_node("MatMul", ["x", "w"], ["y"])],
@@ -476,6 +477,6 @@ def test_what_an_export_says_of_unread_parameters_is_a_warning_of_bounded_length
             [helper.make_tensor("w", 1, (4, 2), [0.5] * 8)],
         )
     )
-    helper.set_model_props(file, {"automap.unread_parameters": "7 parameters " + "and more " * 1000})
+    helper.set_model_props(file, {key: "7 parameters " + "and more " * 1000})
     (warning,) = load_model(file.SerializeToString()).warnings
     assert warning.startswith("7 parameters and more") and len(warning) == 1000

@@ -80,6 +80,9 @@ COMPUTED = "COMPUTED"
 UNREAD_KEY = "automap.unread_parameters"
 """Metadata key of a file: a sentence about parameters of the network that its graph does not read; it becomes a
 warning."""
+QUANTISED_KEY = "automap.quantised_weights"
+"""Metadata key of a file: a sentence about weights that the model's configuration stores quantised; it becomes a
+warning."""
 FROZEN_KEY = "automap.frozen_parameters"
 """Metadata key of a file: the names of parameters that are not trained, as a JSON list."""
 MOST_SAID = 1000

@@ -28,6 +28,7 @@ from ir.attention_windows import CAUSAL, EVERYTHING, Window, attention_masks
 from ir.blocks import find_units
 from ir.cuts import carried_tensors
 from ir.onnx.load import load_model
+from ir.onnx.strip import strip
 from service.command.main import main
 
 transformers = pytest.importorskip("transformers")
@@ -299,6 +300,21 @@ def test_labels_among_the_inputs_make_the_loss_the_output() -> None:
 
     graph = load_model(export_onnx(build))
     assert [graph.tensors[name].shape for name in graph.outputs] == [()]
+
+
+@pytest.mark.parametrize(
+    ("method", "more"), [("gptq", {"bits": 4, "group_size": 128}), ("fp8", {"weight_block_size": [128, 128]})]
+)
+def test_quantised_weights_are_trained_as_numbers_and_said_so(
+    method: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    plain = load_model(export_onnx(from_config(str(write(tmp_path / "plain", "llama")))))
+    folder = write(tmp_path / method, "llama", quantization_config={"quant_method": method, **more})
+    data = export_onnx(from_config(str(folder)))
+    for graph in (load_model(data), load_model(strip(data).data)):
+        assert (graph.num_parameters, graph.forward_flops) == (plain.num_parameters, plain.forward_flops)
+        assert [w for w in graph.warnings if w not in plain.warnings] == [w for w in graph.warnings if method in w]
+        assert any(f"quantised weights ({method})" in warning for warning in graph.warnings)
 
 
 def test_keys_replace_numbers(tmp_path: Path) -> None:
