@@ -28,6 +28,12 @@ from ir.operators import (
 
 TWO_SAMPLES = " Or export it with two samples: exporters leave out views that change nothing at one."
 """What else may help where the batch of a file that was exported with one sample was lost."""
+CLASSICAL = "ai.onnx.ml."
+"""How the kinds of classical models begin: trees, support vectors, what prepares their inputs."""
+CLASSICAL_REPAIR = (
+    "Operators of ai.onnx.ml are those of classical models, which no gradient trains: hand in the neural network "
+    "alone, without what prepares its input or names its classes."
+)
 SIZED_BY_DATA = ("NonZero", "Unique", "Compress", "NonMaxSuppression", "StringSplit")
 """Kinds of which a result has as many elements as the data says."""
 MAX_VALUE_ELEMENTS = 4096
@@ -348,11 +354,8 @@ def _repair_of_unknown(kind: str, outputs: Sequence[str]) -> str:
     where = f"State the shape of {', '.join(outputs[:3])} in the file (graph.value_info): it is then read, replicated."
     if kind.startswith("com.microsoft."):
         return f"ONNX Runtime wrote this file for inference: hand in the one that the exporter wrote. Or: {where}"
-    if kind.startswith("ai.onnx.ml."):
-        return (
-            "Operators of this domain are those of classical models, which no gradient trains: hand in the neural "
-            f"network alone, without what prepares its input or names its classes. Or: {where}"
-        )
+    if kind.startswith(CLASSICAL):
+        return f"{CLASSICAL_REPAIR} Or: {where}"
     return where
 
 

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from ir.alike_order import alike_order
-from ir.build import SIZED_BY_DATA, GraphBuilder, Stated
+from ir.build import CLASSICAL, CLASSICAL_REPAIR, SIZED_BY_DATA, GraphBuilder, Stated
 from ir.canonical import canonical
 from ir.errors import ModelError, refuse, too_expensive
 from ir.experts import recognise_experts
@@ -144,11 +144,13 @@ class _Importer:
             raise refuse("an output is computed by nothing", missing[0], "Send the whole graph.")
         graph = self.builder.finish(outputs, name=name, sha256=sha256)
         if not graph.parameters:
+            is_classical = any(op.kind.startswith(CLASSICAL) for op in graph)
+            by_glob = "Name the graph inputs that are parameters by globs, for instance `--parameters '*weight*'`."
             raise ModelError(
                 "no trainable parameter was found",
                 field="hints.parameters",
                 value=list(self.source.inputs)[:8],
-                repair="Name the graph inputs that are parameters by globs, for instance `--parameters '*weight*'`.",
+                repair=CLASSICAL_REPAIR if is_classical else by_glob,
             )
         return graph
 

@@ -470,6 +470,24 @@ def test_an_unknown_kind_says_what_to_do(kind, repair):
         load_model(model([node(name, ["x"], ["t"], domain=domain), node("MatMul", ["t", "w"], ["y"])], STORED[:1]))
 
 
+def test_classical_models_are_refused_as_such():
+    """As skl2onnx writes them: the weights are attributes of one operator, and the scores a sequence of maps."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 8])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 1])
+    row = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    maps = helper.make_value_info("maps", helper.make_sequence_type_proto(row))
+    regressor = helper.make_node("LinearRegressor", ["x"], ["y"], domain="ai.onnx.ml", coefficients=[0.5] * 8)
+    named = helper.make_node("ZipMap", ["y"], ["maps"], domain="ai.onnx.ml", classlabels_int64s=[0])
+    for nodes, outputs, said in (
+        ([regressor], [y], "which no gradient trains"),
+        ([regressor, named], [maps], "zipmap"),
+    ):
+        graph = helper.make_graph(nodes, "classical", [x], outputs)
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+        with pytest.raises(ModelError, match=said):
+            load_model(helper.make_model(graph, opset_imports=opsets).SerializeToString())
+
+
 @pytest.mark.parametrize("kind", ["NonMaxSuppression", "Unique"])
 def test_what_the_data_size_is_no_batch(kind):
     """Also where the file declares the result, whose leading dim is not the number of samples."""

@@ -17,7 +17,11 @@ def declared(value: Any) -> Declared:
     if not value.type.HasField("tensor_type"):
         if value.type.WhichOneof("value") is None:
             return Declared(None, "float32")
-        raise refuse("a value is not a tensor", value.name, "Export with tensors only (no sequences or maps).")
+        raise refuse(
+            "a value is not a tensor",
+            value.name,
+            "Export with tensors only, no sequences or maps (skl2onnx: options={'zipmap': False}).",
+        )
     tensor = value.type.tensor_type
     shape: tuple[int | str, ...] | None = None
     if tensor.HasField("shape"):
