@@ -4,10 +4,11 @@
                                      [--only WORD] [--untrained]
 
 The problems are generated ones of held-out families and sizes, and real models of the zoo, none of which is trained on.
-For each it prints the gap to the best plan known of the best template, of the best plan of the opening
-(`agents/planners/opening.py`), of the network's first plan (no sampling) and of the best of so many proposals, in the
-mean over seeds, and the seconds that opening and proposals took after the templates. Seconds are processor time, also
-those that end the opening, so that other work on the host changes little.
+For each it prints the gap to the best plan known of the best template, of the best improved template
+(`agents/planners/template_improvement.py`), of the network's first plan (no sampling) and of the best of so many
+proposals, in the mean over seeds, and the seconds that all this took after the templates. Seconds are processor time,
+also those that end the improvement of templates, so that other work on the host changes little.
+
 The best plan known is the fastest that the portfolio found with the budget of `--search`, here or earlier, or that the
 network found. They are kept in a file and priced again. Of some only the price is known: these are searched again where
 the best template has another price than it had then.
@@ -32,7 +33,7 @@ from agents.learning.network import ProposalNetwork
 from agents.learning.problems import outline
 from agents.learning.proposals import NETWORK
 from agents.learning.proposed_skeletons import propose_and_solve
-from agents.planners.opening import work_out
+from agents.planners.template_improvement import improve_templates
 from agents.sampling.expert import Grid, price_grid
 from automap.cluster import parse_cluster
 from automap.errors import NothingFits
@@ -157,8 +158,8 @@ def priced(problem: Problem) -> tuple[PlanSpace, Grid, float | None]:
 class Run(NamedTuple):
     """What was found within the first second."""
 
-    opening_s: float
-    """Step time after the opening."""
+    improved_s: float
+    """Step time of the best improved template."""
     first_s: float
     """Of the network's first plan."""
     best_s: float
@@ -170,19 +171,19 @@ class Run(NamedTuple):
 
 
 def proposed(space: PlanSpace, grid: Grid, network: ProposalNetwork, seed: int) -> Run:
-    """What opening and network find.
+    """What the improvement of templates and the network find.
 
-    Where the plan of the opening is as fast as the bound on all plans, nothing is proposed: it is the first plan too.
+    Where an improved template is as fast as the bound on all plans, nothing is proposed: it is the first plan too.
     """
     incumbent = Incumbent(space, Budget(), searcher="elimination", clock=time.process_time)
     began = time.process_time()
-    opened = work_out(incumbent, grid)
-    opening_s = incumbent.least_s
-    propose_and_solve(opened, grid, network, seed=seed)
-    is_proven = opening_s <= incumbent.table.first.time_s
-    first_s, _ = incumbent.first_proposal or (opening_s if is_proven else math.inf, 0.0)
+    skeletons = improve_templates(incumbent, grid)
+    improved_s = incumbent.least_s
+    propose_and_solve(skeletons, grid, network, seed=seed)
+    is_proven = improved_s <= incumbent.table.first.time_s
+    first_s, _ = incumbent.first_proposal or (improved_s if is_proven else math.inf, 0.0)
     took_s, is_outside = time.process_time() - began, incumbent.least_s < incumbent.best_s
-    return Run(opening_s, first_s, incumbent.least_s, took_s, None if is_outside else incumbent.best)
+    return Run(improved_s, first_s, incumbent.least_s, took_s, None if is_outside else incumbent.best)
 
 
 def main() -> None:
@@ -207,17 +208,17 @@ def main() -> None:
         fastest = min(runs, key=lambda run: run.best_s)
         known.improve(name, fastest.best_s, fastest.best)
         lines.append((name, template_s, runs))
-    gaps: dict[str, list[float]] = {"template": [], "opening": [], "first": [], "best": []}
+    gaps: dict[str, list[float]] = {"template": [], "improved": [], "first": [], "best": []}
     late, lost, missed = [], 0, 0
     for name, template_s, runs in lines:
         best_s = known.found[name]["best_s"]
         template = (template_s or math.inf) / best_s - 1.0
-        opening, first, best = (statistics.fmean(run[i] for run in runs) / best_s - 1.0 for i in range(3))
+        improved, first, best = (statistics.fmean(run[i] for run in runs) / best_s - 1.0 for i in range(3))
         seconds = statistics.fmean(run.took_s for run in runs)
         late.append(seconds)
         lost += best > template + 1e-9
         missed += math.isfinite(template) and not math.isfinite(first)
-        of = {"template": template, "opening": opening, "first": first, "best": best}
+        of = {"template": template, "improved": improved, "first": first, "best": best}
         for kind, gap in of.items():
             gaps[kind].append(gap)
         texts = [f"{kind} {_percent(gap)}" for kind, gap in of.items()]

@@ -21,8 +21,8 @@ import numpy as np
 from agents.incumbent import Incumbent
 from agents.learning.problems import generate
 from agents.learning.proposed_skeletons import known_before
-from agents.planners.opening import work_out
 from agents.planners.promising import like_the_best
+from agents.planners.template_improvement import improve_templates
 from agents.sampling.expert import Grid, grid_of
 from agents.searcher import Budget
 from automap.errors import UserError
@@ -38,13 +38,13 @@ PATIENCE_S = 120.0
 def opened(space: PlanSpace) -> Grid:
     """The templates, and what a search works out from them before a network proposes anything."""
     templates = grid_of(space)
-    return templates.joined(work_out(Incumbent(space, Budget(), searcher="elimination"), templates).plans())
+    return templates.joined(improve_templates(Incumbent(space, Budget(), searcher="elimination"), templates).plans())
 
 
 def known_at_first(space: PlanSpace) -> Grid:
     """The plans that a network knows when it proposes skeletons, see `agents.learning.proposed_skeletons`."""
     templates = grid_of(space)
-    search = work_out(Incumbent(space, Budget(), searcher="elimination"), templates)
+    search = improve_templates(Incumbent(space, Budget(), searcher="elimination"), templates)
     return known_before(search, templates, like_the_best(space, templates, search.plans(None).values))
 
 

@@ -29,9 +29,9 @@ from agents.learning.search_tree import SearchTree
 from agents.planners import elimination
 from agents.planners.descents import descend
 from agents.planners.divided_anew import divide_at_once, has_few_pipelines, is_short
-from agents.planners.opening import REFINED_LEAST, REFINED_LEAST_S
 from agents.planners.promising import FITTING, like_the_best, promising_meshes, split_axes
 from agents.planners.skeletons import SkeletonSearch
+from agents.planners.template_improvement import REFINED_LEAST, REFINED_LEAST_S
 from agents.sampling.expert import Grid
 from automap.arrays import Ints, Mask
 from automap.bounds.known_plans import best_known

@@ -60,7 +60,7 @@ def run_skeletons(search: SkeletonSearch, start: Sequence[Values], in_breadth: i
 
 def _cheap_first(search: SkeletonSearch, plans: Sequence[Values]) -> list[Values]:
     """The same plans: the first one, then those without a middle axis. With one there are many joint signatures, so
-    that a solve takes as long as several others: on a mixture of experts 0.18 s of the 0.29 of the opening."""
+    that a solve takes as long as several others: on a mixture of experts 0.18 s of 0.29 s."""
     return [*plans[:1], *sorted(plans[1:], key=lambda values: search.space.shape(values).middle > 1)]
 
 

@@ -3,9 +3,9 @@
 The searchers work in this order:
 
 1. the grid of templates, and the plans given;
-2. elimination around the best templates (`agents.planners.opening`);
+2. elimination around the best templates (`agents.planners.template_improvement`);
 3. what the pretrained network proposes: skeletons, of which elimination solves the best, and whole plans;
-4. the best plans of some meshes are refined, without chance (`agents.planners.opening`);
+4. the best plans of some meshes are refined, without chance (`agents.planners.template_improvement`);
 5. Galvatron's, Piper's and SPP's programs for the best pipelines (`agents.planners.divided_anew`);
 6. branch and bound in small spaces, whose proof ends the search;
 7. annealing, from the best plans so far;
@@ -32,9 +32,9 @@ from agents.incumbent import Incumbent
 from agents.learning.proposals import NETWORK, readable
 from agents.learning.proposed_skeletons import propose_and_solve, solve_further
 from agents.planners.divided_anew import divide_anew
-from agents.planners.opening import refine, work_out
 from agents.planners.promising import like_the_best, promising_meshes
 from agents.planners.recompute_less import lightened_templates
+from agents.planners.template_improvement import improve_templates, refine
 from agents.portfolio.members import Kind, Member, MemberTask, wait
 from agents.sampling.exhaustive import run_exhaustive
 from agents.sampling.expert import Grid, price_grid
@@ -103,7 +103,7 @@ def search_portfolio(task: SearchTask) -> SearchResult:
     if not incumbent.finished:
         grid = grid.joined(lightened_templates(incumbent, grid))
     if not incumbent.finished:
-        skeletons = work_out(incumbent, grid)
+        skeletons = improve_templates(incumbent, grid)
         if not incumbent.finished:
             incumbent.searcher = "dqn"
             if (network := readable(NETWORK)) is not None:

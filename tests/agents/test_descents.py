@@ -13,9 +13,9 @@ from agents.planners import descents
 from agents.planners.descents import descend
 from agents.planners.elimination import propose
 from agents.planners.neighbouring_skeletons import with_other_virtual_stages
-from agents.planners.opening import work_out
 from agents.planners.promising import like_the_best, promising_meshes
 from agents.planners.skeletons import SkeletonSearch
+from agents.planners.template_improvement import improve_templates
 from agents.sampling.expert import grid_of, price_grid
 from automap.cluster import parse_cluster
 from automap.problem import Problem
@@ -104,7 +104,7 @@ def test_signatures_make_fit_what_templates_recompute_for(monkeypatch):
     space = PlanSpace(generate(100_134).problem)
     incumbent = Incumbent(space, Budget(evaluations=20_000), searcher="expert")
     grid = price_grid(incumbent, charged=False)
-    first, solved = space.first, work_out(incumbent, grid).plans(None).values
+    first, solved = space.first, improve_templates(incumbent, grid).plans(None).values
     row = next(
         row
         for row in map(tuple, like_the_best(space, grid, solved).tolist())
@@ -148,7 +148,7 @@ def test_stages_of_unlike_size_are_neighbours():
     assert {(18, 18), (12, 24), (24, 12)} <= found and all(sum(devices) == 36 for devices in found)
     incumbent = Incumbent(space, Budget(evaluations=8_000), searcher="expert")
     grid = price_grid(incumbent, charged=False)
-    propose_and_solve(work_out(incumbent, grid), grid, read_network(NETWORK), seed=0)
+    propose_and_solve(improve_templates(incumbent, grid), grid, read_network(NETWORK), seed=0)
     assert space.stage_devices(incumbent.best) == (12, 24)
     assert incumbent.best_s < 0.8 * prices[prices[:, 1] <= 0.0, 0].min()
 

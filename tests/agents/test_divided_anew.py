@@ -11,10 +11,10 @@ from agents.incumbent import Incumbent
 from agents.planners import divided_anew
 from agents.planners.divided_anew import LEAST_EVALUATIONS, NEAR, SHARE, divide_anew
 from agents.planners.moved_stages import moved
-from agents.planners.opening import work_out
 from agents.planners.piper import piper_partitions
 from agents.planners.stage_table import StageTable, megatron_strategies
 from agents.planners.staged_plan import StageChoice, StagedPlan, fastest_staged, lower_staged
+from agents.planners.template_improvement import improve_templates
 from agents.sampling.expert import price_grid
 from automap.cluster import parse_cluster
 from automap.plan import Plan
@@ -37,7 +37,7 @@ def opened(evaluations=4_000, hints=None, devices=6, **training):
     space = PlanSpace(Problem.build(zoo.build(MODEL), cluster, {"global_batch": 128, **training}, hints))
     incumbent = Incumbent(space, Budget(evaluations=evaluations), searcher="expert")
     grid = price_grid(incumbent)
-    return incumbent, grid.joined(work_out(incumbent, grid).plans())
+    return incumbent, grid.joined(improve_templates(incumbent, grid).plans())
 
 
 @pytest.mark.parametrize("hints", [None, ONE_ORDER])

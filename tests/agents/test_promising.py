@@ -13,7 +13,6 @@ from agents.learning.proposals import NETWORK
 from agents.learning.proposed_skeletons import propose_and_solve
 from agents.planners.descents import descend
 from agents.planners.elimination import propose
-from agents.planners.opening import work_out
 from agents.planners.promising import (
     NEARLY_FITS,
     TRANSFERRED,
@@ -25,6 +24,7 @@ from agents.planners.promising import (
 )
 from agents.planners.recompute_less import recompute_less
 from agents.planners.skeletons import SkeletonSearch
+from agents.planners.template_improvement import improve_templates
 from agents.sampling.expert import grid_of, price_grid
 from automap.cluster import parse_cluster
 from automap.problem import Problem
@@ -100,13 +100,13 @@ def test_other_meshes_take_the_signatures_of_good_plans(scarce):
 
 
 def test_the_fastest_plan_that_fits_is_the_first():
-    """A reserve leaves 2.5 GB of each device: no template fits, and no plan that the opening has solved."""
+    """A reserve leaves 2.5 GB of each device: no template fits, and no plan that elimination has solved."""
     problem = generate(100_121).problem
     ((name, device),) = problem.cluster.devices.items()
     less = replace(problem.cluster, devices={name: replace(device, memory_GiB=device.memory_GiB - 0.1)})
     incumbent = Incumbent(PlanSpace(replace(problem, cluster=less)), Budget(evaluations=4_000), searcher="expert")
     space, grid = incumbent.space, price_grid(incumbent, charged=False)
-    opened = work_out(incumbent, grid)
+    opened = improve_templates(incumbent, grid)
     assert incumbent.best is None
     found = like_the_best(space, grid, opened.plans(None).values)
     seconds, overflow = space.price(found).T

@@ -14,9 +14,9 @@ from agents.learning.proposed_skeletons import propose_and_solve, solve_further,
 from agents.planners.descents import descend
 from agents.planners.divided_anew import has_few_pipelines
 from agents.planners.elimination import propose
-from agents.planners.opening import REFINED_LEAST, work_out
 from agents.planners.promising import FITTING, promising_meshes, split_axes
 from agents.planners.skeletons import SkeletonSearch
+from agents.planners.template_improvement import REFINED_LEAST, improve_templates
 from agents.sampling.expert import grid_of, price_grid
 from automap.cluster import parse_cluster
 from automap.problem import Problem
@@ -29,7 +29,7 @@ def proposed(model, cluster, batch, evaluations=8_000):
     space = PlanSpace(Problem.build(zoo.build(model), parse_cluster(cluster), {"global_batch": batch}))
     incumbent = Incumbent(space, Budget(evaluations=evaluations), searcher="expert")
     grid = price_grid(incumbent, charged=False)
-    opened = work_out(incumbent, grid)
+    opened = improve_templates(incumbent, grid)
     before_s = incumbent.best_s
     return incumbent, before_s, propose_and_solve(opened, grid, read_network(NETWORK), seed=0), opened
 
@@ -54,13 +54,13 @@ def test_plans_are_legal_and_no_worse_than_the_opening(model, cluster, batch):
 
 
 def test_solving_what_is_proposed_pays():
-    """Where the opening looks at few meshes the network's are solved, for a plan that it had not reached."""
+    """Where few templates were improved, the skeletons of the network are solved and lead to a better plan."""
     incumbent, before_s, _, _ = proposed("bert-large", "16x1xV100-16GB@10Gbit", 256)
     assert incumbent.best_s < 0.98 * before_s
 
 
 def test_a_network_alone_solves_what_it_proposes():
-    """No opening and no promising templates beside it: all is the network's, within an eighth of the budget."""
+    """Without improved or promising templates all plans are those of the network, within an eighth of the budget."""
     space = PlanSpace(Problem.build(zoo.build("gpt2-xl"), parse_cluster("2x8xV100-16GB@25Gbit"), {"global_batch": 128}))
     incumbent = Incumbent(space, Budget(evaluations=8_000), searcher="dqn")
     grid = price_grid(incumbent, charged=False)
@@ -271,4 +271,4 @@ def odd_problem(seed):
     """What is found in a budget of evaluations, which no clock ends."""
     incumbent = Incumbent(PlanSpace(generate(seed).problem), Budget(evaluations=2_000), searcher="expert")
     grid = price_grid(incumbent, charged=False)
-    return incumbent, propose_and_solve(work_out(incumbent, grid), grid, read_network(NETWORK), seed=0)
+    return incumbent, propose_and_solve(improve_templates(incumbent, grid), grid, read_network(NETWORK), seed=0)

@@ -1,21 +1,22 @@
-"""Opening: the best templates are worked out before anything learns or anneals.
+"""Template improvement: the first phase of a portfolio search, before anything learns or anneals.
 
-A template shards all models by one pattern and cuts them evenly, without virtual stages. In a fraction of a second much
-of what it misses is found:
+A template shards all models by one pattern and cuts them evenly, without virtual stages. `improve_templates` finds much
+of what this misses in a fraction of a second:
 
-1. Around the best template of each mesh all single changes of the decisions before the signatures are priced: cuts,
-   devices of a stage, virtual stages, micro-batches, batch shares, recomputation, ZeRO; and those together that gain
-   alone.
-2. Elimination solves the skeletons of the best plans so far, each mesh in turn, see `agents.planners.elimination`.
+1. Changes of single decisions: around the best template of each mesh, it prices each other value of the cuts, the
+   devices of a stage, virtual stages, micro-batches, batch shares, recomputation and ZeRO. Then it prices all changes
+   together that gain alone.
+2. Signatures: elimination (`agents.planners.elimination`) solves the skeletons of the best plans so far, one mesh after
+   the other. A skeleton is all decisions of a plan but the signatures.
 
-Templates that fit and templates that nearly fit have every other turn.
+It takes templates that fit and templates that nearly fit in turn (`ranked_in_turn`).
 
-Behind the network's proposals, the best plans of some meshes are refined (`refine`), without chance, so that
-searches with other seeds end at the same plan more often.
+`refine` comes later in a search, after the plans that the network proposes. It improves the best plans of some meshes
+further. It uses no random numbers, so that searches with other seeds end at the same plan more often.
 
-The plans found are known to the network's proposals (`agents.learning.proposals`) as templates are, and annealing
-begins from them. The budget is charged for them. Skeletons that the network proposes are solved where the opening has
-ended (`agents.learning.proposed_skeletons`).
+The budget is charged for all of this. The plans found are known to the network when it proposes plans
+(`agents.learning.proposals`), just as templates are, and annealing starts from them. The search of skeletons that is
+returned is continued with those that the network proposes (`agents.learning.proposed_skeletons`).
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from automap.arrays import Floats
 from automap.space.space import Ints, PlanSpace
 
 SECONDS = 0.36
-"""Seconds after which the opening begins no further solve, where the budget is not in evaluations alone."""
+"""Seconds after which no further solve is begun, where the budget is not in evaluations alone."""
 SHARE = 0.25
 """Share of a budget that it takes at most."""
 FEWEST_SOLVES = 2
 """Number of solves that are granted to the smallest budget in evaluations."""
 LOOKED_AROUND = 0.2
-"""Largest share of the opening for changes of templates; elimination has the rest."""
+"""Largest share of this time for changes of single decisions; elimination has the rest."""
 NEARLY_FITS = 0.2
 """Overflow up to which a plan may be made to fit, as share of a device's memory. On the problems of
 `benchmarks/network_gap.py` with scarce memory that were looked at, templates that overflow by 0.08 and 0.17 led to the
@@ -49,10 +50,10 @@ best plan, those by 0.5 and more did not."""
 FITTING = 2.0
 """Share of the step time that a plan loses for each share of a device's memory by which it shrinks (assumed)."""
 FIRST_MESHES = 8
-"""Number of meshes of which a skeleton is solved before the best one is worked out further. With 4, searches of VGG-19
+"""Number of meshes of which a skeleton is solved before the best one is improved further. With 4, searches of VGG-19
 on 12 devices with random bandwidths ended 31 % slower: the best mesh is not among the first four by its templates."""
 MESHES = 32
-"""Number of meshes around whose best templates is looked, at most."""
+"""Largest number of meshes whose best templates are changed one decision at a time."""
 REFINED_LEAST = 500
 """Evaluations of a budget that must be left for plans to be refined."""
 REFINED_LEAST_S = 5.0
@@ -74,15 +75,15 @@ REFINED_NUMBERS = 6
 best plan (assumed)."""
 
 
-def work_out(incumbent: Incumbent, grid: Grid) -> SkeletonSearch:
-    """Works out the best templates.
+def improve_templates(incumbent: Incumbent, grid: Grid) -> SkeletonSearch:
+    """Changes single decisions of the best templates, then solves the skeletons of the best plans.
 
     Args:
         incumbent: takes the plans, credited to `elimination`.
         grid: the templates with their prices.
 
     Returns:
-        The skeletons that were worked out.
+        The search of skeletons, with all plans that it has found.
     """
     incumbent.searcher = "elimination"
     left, left_s = incumbent.left, incumbent.left_s
@@ -104,9 +105,9 @@ def work_out(incumbent: Incumbent, grid: Grid) -> SkeletonSearch:
                 break
             values, (seconds, overflow) = grid.values[row], grid.prices[row].tolist()
             search.look_around(tuple(values.tolist()), seconds, overflow)
-    # Elimination has a share of its own, however long the last look around took.
+    # Elimination has a share of its own, however long the last template took.
     with share(1.0 - LOOKED_AROUND):
-        # Also meshes for which no time was left have a turn.
+        # The templates themselves are among the plans to solve: of some meshes no change may have been priced.
         around = search.plans(None).joined(Grid(grid.values[meshes], grid.prices[meshes]))
         ranked = ranked_in_turn(around.prices)
         run_skeletons(search, list(map(tuple, around.values[ranked].tolist())), FIRST_MESHES)
@@ -114,14 +115,14 @@ def work_out(incumbent: Incumbent, grid: Grid) -> SkeletonSearch:
 
 
 def refine(search: SkeletonSearch, plans: Ints) -> Grid:
-    """Refines the best plans of some meshes, without chance.
+    """Refines the best plans of some meshes, without random numbers.
 
-    The meshes of the best plans so far are looked at in their order, each with one solve and its neighbours; then plans
-    near the best one are refined (`SkeletonSearch.refine`), also those whose number of virtual stages another one hides
-    on their mesh, and then the best plans of other meshes. Nothing is done in small budgets.
+    Each mesh of the best plans so far has one solve, and the neighbours of its plan are priced. Then plans near the
+    best one are refined (`SkeletonSearch.refine`): first those with another number of virtual stages than the best plan
+    of their mesh, then the best plans of the meshes. Nothing is done in small budgets.
 
     Args:
-        search: the search of skeletons that `work_out` began.
+        search: the search of skeletons that `improve_templates` began.
         plans: [n, slots] further plans that are known, such as proposals.
 
     Returns:
@@ -158,9 +159,9 @@ def refine(search: SkeletonSearch, plans: Ints) -> Grid:
 
 
 def _solve_other_cuts(search: SkeletonSearch) -> None:
-    """Solves the best plan of all with other cuts, those first that are the best with its signatures.
+    """Solves the best plan of all again with other cuts, in the order of their prices with its signatures.
 
-    Cuts and signatures may gain only together: a rank with fewer units may share its tensors in another way.
+    A cut and signatures may gain only together: a rank with fewer units may shard its tensors in another way.
     """
     best = search.incumbent.best
     if best is None or search.space.shape(best).pp == 1:
@@ -169,7 +170,7 @@ def _solve_other_cuts(search: SkeletonSearch) -> None:
     for values in best_cuts(search.space, best, OTHER_CUTS):
         if search.finished:
             return
-        # The second time at what suits the new cut: at first the plan is often a bad one.
+        # Two rounds: the signatures of the old cut are often bad ones to begin with, those of the first round are not.
         search.solve(values, rounds=2)
     found = search.incumbent.best
     if found is not None and found != best and not search.finished:
@@ -177,7 +178,7 @@ def _solve_other_cuts(search: SkeletonSearch) -> None:
 
 
 def _refine_numbers(search: SkeletonSearch) -> None:
-    """Refines plans near the best one with numbers of virtual stages that another one has hidden on their mesh."""
+    """Refines plans near the best one whose number of virtual stages is not that of the best plan of their mesh."""
     for values in search.best_of_kinds(each_number=True)[:REFINED_NUMBERS]:
         if search.finished:
             break
@@ -186,11 +187,11 @@ def _refine_numbers(search: SkeletonSearch) -> None:
 
 
 def ranked_in_turn(prices: Floats) -> Ints:
-    """Numbers of plans, the best first: in turn the fastest that fits and the most promising of all.
+    """Numbers of plans, the best first, by two rankings in turn: the fastest that fits, and the most promising of all.
 
-    Where memory is scarce, a plan that overflows a little is often the beginning of a much faster one than those
-    templates that fit as they are: other cuts, recomputation or signatures make it fit. Often it is not, so that each
-    ranking has every other turn. They are the same where the fastest plans fit.
+    Where memory is scarce, a plan that overflows a little often leads to a faster plan than the templates that fit:
+    other cuts, recomputation or signatures make it fit. But often it does not, so the two rankings alternate. They are
+    the same where the fastest plans fit.
 
     Args:
         prices: [n, 2] seconds of a step and overflow of memory.

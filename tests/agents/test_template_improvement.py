@@ -1,4 +1,4 @@
-"""The opening: templates that are worked out before anything learns or anneals."""
+"""Template improvement: the first phase of a portfolio search, and the refinement of the best plans."""
 
 import itertools
 
@@ -11,17 +11,17 @@ from agents.planners import skeleton_turns
 from agents.planners.chunk_moves import best_cuts
 from agents.planners.descents import descend
 from agents.planners.elimination import propose
-from agents.planners.opening import (
+from agents.planners.skeleton_turns import run_skeletons
+from agents.planners.skeletons import SkeletonSearch
+from agents.planners.template_improvement import (
     OTHER_CUTS,
     REFINED_LEAST,
     REFINED_SHARE,
     SHARE,
     _solve_other_cuts,
+    improve_templates,
     refine,
-    work_out,
 )
-from agents.planners.skeleton_turns import run_skeletons
-from agents.planners.skeletons import SkeletonSearch
 from agents.sampling.expert import price_grid
 from agents.sampling.mcmc import best_of_meshes
 from automap.bounds import known_plans
@@ -39,7 +39,7 @@ def opened(model, cluster, batch, evaluations=EVALUATIONS):
     space = PlanSpace(Problem.build(zoo.build(model), parse_cluster(cluster), {"global_batch": batch}))
     incumbent = Incumbent(space, Budget(evaluations=evaluations), searcher="expert")
     grid = price_grid(incumbent, charged=False)
-    return incumbent, grid, work_out(incumbent, grid).plans()
+    return incumbent, grid, improve_templates(incumbent, grid).plans()
 
 
 @pytest.mark.parametrize("cluster", ["2x4xV100@25Gbit", "4xV100-16GB+4xP100-16GB"])
@@ -72,13 +72,13 @@ def test_pipelines_gain_virtual_stages_and_cuts():
     assert shape.virtual > 1 and any(incumbent.best[first.cut : first.recompute])
 
 
-def test_the_opening_of_a_budget_in_evaluations_repeats():
+def test_improving_templates_repeats_in_a_budget_in_evaluations():
     first, second = (opened("gpt2", "2x4xA100", 64, 600)[2] for _ in range(2))
     np.testing.assert_array_equal(first.values, second.values)
 
 
 def test_refining_finds_better_cuts_and_repeats():
-    """Pipelines with virtual stages, of whose numbers the opening has looked at some."""
+    """Pipelines with virtual stages, of whose numbers some were tried before."""
     found = []
     for _ in range(2):
         space = PlanSpace(
@@ -86,7 +86,7 @@ def test_refining_finds_better_cuts_and_repeats():
         )
         incumbent = Incumbent(space, Budget(evaluations=EVALUATIONS), searcher="expert")
         grid = price_grid(incumbent, charged=False)
-        skeletons = work_out(incumbent, grid)
+        skeletons = improve_templates(incumbent, grid)
         before_s, charged, left = incumbent.best_s, incumbent.charged, incumbent.left
         refined = refine(skeletons, best_of_meshes(space, grid.values, grid.prices))
         assert incumbent.charged - charged <= REFINED_SHARE * left
@@ -120,7 +120,7 @@ def test_small_budgets_are_not_spent_on_refining():
     space = PlanSpace(Problem.build(zoo.build("gpt2"), parse_cluster("1x4xV100"), {"global_batch": 64}))
     incumbent = Incumbent(space, Budget(evaluations=REFINED_LEAST), searcher="expert")
     grid = price_grid(incumbent, charged=False)
-    skeletons = work_out(incumbent, grid)
+    skeletons = improve_templates(incumbent, grid)
     kept = skeletons.plans()
     charged = incumbent.charged
     assert charged
