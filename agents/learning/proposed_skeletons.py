@@ -10,7 +10,7 @@ They are solved in turn with skeletons of other meshes that are promising with t
 templates do not suit the model, one that is good only with other signatures.
 
 Where few numbers divide the devices of a cluster or the batch, the best pipelines are also divided among unlike stages,
-which the network cannot propose (`agents.planners.divided_anew`).
+which the network cannot propose (`agents.planners.pipeline_division`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from agents.learning.proposals import PROPOSALS, SIDE_BY_SIDE, Proposals, Propos
 from agents.learning.search_tree import SearchTree
 from agents.planners import elimination
 from agents.planners.descents import descend
-from agents.planners.divided_anew import divide_at_once, has_few_pipelines, is_short
+from agents.planners.pipeline_division import divide_quickly, has_few_pipelines, is_short
 from agents.planners.promising import FITTING, like_the_best, promising_meshes, split_axes
 from agents.planners.skeletons import SkeletonSearch
 from agents.planners.template_improvement import REFINED_LEAST, REFINED_LEAST_S
@@ -96,7 +96,7 @@ def propose_and_solve(search: SkeletonSearch, templates: Grid, network: Proposal
             _solve(search, SOLVED, _near_or_new(search, skeletons, begun), _plans(near), templates=templates)
     if divides and not incumbent.finished:
         with _share(incumbent, math.inf):
-            divide_at_once(incumbent, search.plans(None), math.inf if incumbent.left is not None else DIVIDED_SECONDS)
+            divide_quickly(incumbent, search.plans(None), math.inf if incumbent.left is not None else DIVIDED_SECONDS)
     with _share(incumbent, PLAN_SECONDS):
         if incumbent.finished:
             return []

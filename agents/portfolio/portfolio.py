@@ -6,7 +6,7 @@ The searchers work in this order:
 2. elimination around the best templates (`agents.planners.template_improvement`);
 3. what the pretrained network proposes: skeletons, of which elimination solves the best, and whole plans;
 4. the best plans of some meshes are refined, without chance (`agents.planners.template_improvement`);
-5. Galvatron's, Piper's and SPP's programs for the best pipelines (`agents.planners.divided_anew`);
+5. Galvatron's, Piper's and SPP's programs for the best pipelines (`agents.planners.pipeline_division`);
 6. branch and bound in small spaces, whose proof ends the search;
 7. annealing, from the best plans so far;
 8. for larger budgets, annealing in this process beside other members in processes of their own (`PLACES`), planners and
@@ -31,7 +31,7 @@ import numpy as np
 from agents.incumbent import Incumbent
 from agents.learning.proposals import NETWORK, readable
 from agents.learning.proposed_skeletons import propose_and_solve, solve_further
-from agents.planners.divided_anew import divide_anew
+from agents.planners.pipeline_division import divide_pipelines
 from agents.planners.promising import like_the_best, promising_meshes
 from agents.planners.recompute_less import lightened_templates
 from agents.planners.template_improvement import improve_templates, refine
@@ -113,7 +113,7 @@ def search_portfolio(task: SearchTask) -> SearchResult:
         grid = grid.joined(skeletons.plans())
         if not incumbent.finished:
             grid = grid.joined(refine(skeletons, _known(incumbent, grid, proposed)))
-            divide_anew(incumbent, grid)
+            divide_pipelines(incumbent, grid)
     proven = not incumbent.finished and _is_provable(incumbent) and _prove(incumbent)
     known = _known(incumbent, grid, proposed)
     # A planner solves a mesh in one go, so that planners can begin with many meshes.

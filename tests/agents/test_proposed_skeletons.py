@@ -12,8 +12,8 @@ from agents.learning.problems import generate
 from agents.learning.proposals import NETWORK, Proposals
 from agents.learning.proposed_skeletons import propose_and_solve, solve_further, solve_proposed
 from agents.planners.descents import descend
-from agents.planners.divided_anew import has_few_pipelines
 from agents.planners.elimination import propose
+from agents.planners.pipeline_division import has_few_pipelines
 from agents.planners.promising import FITTING, promising_meshes, split_axes
 from agents.planners.skeletons import SkeletonSearch
 from agents.planners.template_improvement import REFINED_LEAST, improve_templates

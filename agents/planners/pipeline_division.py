@@ -1,20 +1,22 @@
-"""Pipelines divided anew: what the best pipelines so far gain outside the plan space, after Piper, Alpa, Galvatron and
-SPP.
+"""Division of pipelines: units and devices are divided again among the stages of the best pipelines, which may then be
+unlike, after Piper, Alpa, Galvatron and SPP.
 
-In the space only short pipelines have unlike stages, and of others the first one at most differs. Where pipelines are
-about as fast as the best plan, or none but slow ones are in the space:
+In the plan space only short pipelines have unlike stages; in others at most the first stage differs. So faster
+pipelines may lie outside of it. They are looked for where the pipelines of the space are about as fast as the best
+plan, or where the space has slow pipelines only:
 
 1. The dynamic programs of Piper (`agents.planners.piper`) and Alpa (`agents.planners.alpa`) divide units and devices
    among stages again, with the ZeRO stage of such a pipeline and its micro-batches, or fewer or more of them. Each
    stage chooses its inner axis, and recomputes in no more units than it takes to fit. The partitions are priced under
    each schedule of the space.
-2. Galvatron's lets each layer of the stages of a pipeline choose by itself whether it recomputes
-   (`agents.planners.galvatron`).
-3. Where any order of the passes may be run, the fastest of these are priced with DAPPLE's early warm-up and in the
-   orders of SPP's list scheduling (`agents.planners.spp`).
-4. Of the fastest of all, single units and devices move from one stage to another as long as that gains.
+2. The dynamic program of Galvatron (`agents.planners.galvatron`) lets each layer of the stages of a pipeline choose by
+   itself whether it recomputes.
+3. Where any order of the passes may be run, the fastest of these plans are priced with DAPPLE's early warm-up and in
+   the orders of SPP's list scheduling (`agents.planners.spp`).
+4. In the fastest of all plans, single units and devices move from one stage to another as long as that gains
+   (`agents.planners.moved_stages`).
 
-What is found is kept where it is the best plan, also if it lies outside the space. Units: seconds.
+A plan that is found replaces the best plan if it is faster, also if it lies outside the space. Units: seconds.
 """
 
 from __future__ import annotations
@@ -51,13 +53,13 @@ from automap.space.shape import Shape
 from automap.space.space import PlanSpace, Values
 
 NEAR = 1.1
-"""A pipeline is divided anew if it takes at most this many times the step time of the best plan (assumed)."""
+"""A pipeline is divided again if it takes at most this many times the step time of the best plan (assumed)."""
 FAR = 4.0
 """The same for the fastest pipeline, where none is within `NEAR` (assumed)."""
 MOST_UNITS = 128
 """Largest model: the time of the programs grows with its square."""
 SETTINGS = 3
-"""Number of pairs of micro-batches and ZeRO stage with which units and devices are divided anew."""
+"""Number of pairs of micro-batches and ZeRO stage with which units and devices are divided."""
 ZEROS = (0, 1)
 """Stages of ZeRO that are tried with the best number of micro-batches (assumed: others seldom gain)."""
 PRICED = 4
@@ -65,15 +67,15 @@ PRICED = 4
 UNLIKELY = 1.5
 """Up to this many times the least latency, two partitions of each number of stages are priced too (assumed)."""
 LAYERED = 8
-"""Number of pipelines whose layers choose their recomputation anew."""
+"""Number of pipelines whose layers choose their recomputation by Galvatron's program."""
 LISTED = 3
-"""Number of partitions whose micro-batches are listed."""
+"""Number of partitions whose micro-batches are ordered by list scheduling."""
 MOVED = 3
 """Number of plans, the fastest ones, of which units and devices are moved (assumed)."""
 MOST_DEVICES = 64
 """Largest cluster for which SPP divides units and devices itself (assumed: the time grows with the square)."""
 MOST_PASSES = 2_000
-"""Largest number of forward passes that are listed: it takes a tenth of a second."""
+"""Largest number of forward passes that list scheduling orders: it takes a tenth of a second."""
 LEAST_EVALUATIONS, LEAST_S = 100, 3.0
 """Budget that must be left: it takes some tenths of a second, on 1,024 devices 2 seconds."""
 SHARE, SHARE_S = 0.6, 0.3
@@ -91,8 +93,8 @@ Priced = list[tuple[float, StagedPlan]]
 """Plans with their step times; infinity where one does not fit."""
 
 
-def divide_anew(incumbent: Incumbent, grid: Grid) -> None:
-    """Divides the best pipelines anew.
+def divide_pipelines(incumbent: Incumbent, grid: Grid) -> None:
+    """Divides the best pipelines again, in the four steps that the module describes.
 
     Args:
         incumbent: takes the plans, credited to `galvatron`, `piper`, `dapple` and `spp`.
@@ -108,7 +110,7 @@ def divide_anew(incumbent: Incumbent, grid: Grid) -> None:
     with _share(incumbent, SHARE, SHARE_S):
         effort = _Effort(incumbent)
         with _share(incumbent, DIVIDED, DIVIDED):
-            divided = _divided(incumbent, settings, solved_strategies(space, grid), effort)
+            divided = _Division(incumbent, solved_strategies(space, grid), effort).run(settings)
         tried = list(divided)
         if not incumbent.finished:
             tried += _layered(incumbent, near)
@@ -137,9 +139,12 @@ def is_short(incumbent: Incumbent) -> bool:
 
 
 def has_few_pipelines(space: PlanSpace) -> bool:
-    """Whether the space of a large cluster has few pipelines: their stages are all alike, or the first one has fewer
-    devices, so that few numbers of devices are possible where few divide the cluster; and few numbers of micro-batches
-    where most of those that divide the batch are more than `FEW_TIMES` the one before."""
+    """Whether the space of a large cluster has few pipelines.
+
+    Stages of the space are all alike, or the first one has fewer devices. So the space has few pipelines where few
+    numbers divide the devices of the cluster, or where few numbers of micro-batches divide the batch: most of them are
+    more than `FEW_TIMES` the one before.
+    """
     devices, counts = space.meshes.devices, space.meshes.micro_batches
     if devices <= FEW_DEVICES:
         return False
@@ -147,9 +152,9 @@ def has_few_pipelines(space: PlanSpace) -> bool:
     return 2 * sum(are_far) > len(are_far) or not tiles_suffice(devices, submeshes(devices))
 
 
-def divide_at_once(incumbent: Incumbent, grid: Grid, seconds: float) -> None:
-    """Divides units and devices of pipelines near the best plan among unlike stages that have any strategy, without
-    anything else of `divide_anew`.
+def divide_quickly(incumbent: Incumbent, grid: Grid, seconds: float) -> None:
+    """Divides units and devices of pipelines near the best plan among unlike stages: step 1 of `divide_pipelines`
+    alone, with stages that have any strategy from the beginning.
 
     Args:
         incumbent: takes the plans, credited to `piper`.
@@ -157,7 +162,8 @@ def divide_at_once(incumbent: Incumbent, grid: Grid, seconds: float) -> None:
         seconds: time after which no further setting is divided; the plans of earlier settings are priced all the same.
     """
     if settings := _settings(incumbent.space, _near(incumbent, grid, NEAR)):
-        _divided(incumbent, settings, solved_strategies(incumbent.space, grid), _Effort(incumbent, seconds))
+        effort = _Effort(incumbent, seconds)
+        _Division(incumbent, solved_strategies(incumbent.space, grid), effort).run(settings)
 
 
 def _settings(space: PlanSpace, pipelines: Sequence[_Near]) -> list[_Setting]:
@@ -225,51 +231,104 @@ class _Effort:
         return self.entries <= 0.0 or self._incumbent.finished or self._incumbent.seconds >= self.until_s
 
 
-def _divided(
-    incumbent: Incumbent, settings: Sequence[_Setting], solved: Mapping[int, Sequence[Strategy]], effort: _Effort
-) -> Priced:
-    """Partitions with these micro-batches and ZeRO stages, under each schedule.
+class _Division:
+    """Divides units and devices among stages, with one setting (micro-batches and ZeRO stage) after the other.
 
-    First stages have no inner axis, which takes little time: the programs do not know what a schedule hides of
-    gradients either, so that other strategies may look faster than they are. Then stages have any strategy. Unlike
-    stages may be fewer or more than equal ones, and then have other numbers of micro-batches: smaller and larger ones
-    are tried as long as that gains.
+    Attributes:
+        priced: the plans so far with their step times.
     """
-    incumbent.searcher, found, known = "piper", Priced(), set[object]()
-    space, best, least = incumbent.space, dict[_Setting, float](), dict[_Setting, float]()
-    ways = megatron_strategies(space)
-    plain = [way for way in ways if way.tp == 1]
 
-    def best_s(setting: _Setting, some: Sequence[Strategy]) -> float:
-        """Step time of the best partition of a setting."""
-        if setting not in best:
-            own = [one for one in solved.get(setting.num_micro_batches, ()) if not any(map(one.is_like, ways))]
-            fresh = _of_setting(incumbent, setting, [*some, *own] if some is ways else some, (effort, known))
-            priced = _priced(incumbent, fresh)
-            found.extend(priced)
-            # What fewer strategies have given is among what more of them give.
-            least[setting] = min([least.get(setting, math.inf), *(seconds for seconds, _ in priced)])
-            best[setting] = least[setting]
-        return best[setting]
+    def __init__(self, incumbent: Incumbent, solved: Mapping[int, Sequence[Strategy]], effort: _Effort) -> None:
+        """Begins with no plans.
 
-    # Where time is short stages have any strategy at once.
-    phases = [plain, ways] if effort.until_s == math.inf and 0 < len(plain) < len(ways) else [ways]
-    for some in phases:
-        if best and min(best.values()) <= NEAR * incumbent.least_s:
-            settings = list(dict.fromkeys([min(best, key=best.__getitem__), *settings]))[: len(settings)]
-        best.clear()
-        for first, larger in itertools.product(settings, (False, True)):
-            count, last_s = first.num_micro_batches, math.inf
-            while not effort.is_spent and count:
-                own_s = best_s(_Setting(count, first.zero), some)
-                if own_s >= last_s < math.inf:
-                    break
-                count, last_s = _next_count(space, count, larger=larger), own_s
-    count = min(best, key=best.__getitem__, default=settings[0]).num_micro_batches
-    for zero in ZEROS:
-        if space.zeros[:, zero].any() and not effort.is_spent:
-            best_s(_Setting(count, zero), ways)
-    return found
+        Args:
+            incumbent: takes the plans.
+            solved: see `solved_strategies`.
+            effort: what the tables may take.
+        """
+        self.priced: Priced = []
+        self._incumbent, self._solved, self._effort = incumbent, solved, effort
+        self._megatron = megatron_strategies(incumbent.space)
+        self._known: set[object] = set()
+        """Keys of the plans that were tried."""
+        self._best_s: dict[_Setting, float] = {}
+        """The step time of each setting that was tried in this phase; it counts the phases before, too, since fewer
+        strategies are among more of them."""
+        self._earlier_s: dict[_Setting, float] = {}
+        """The same after the phases before."""
+
+    def run(self, settings: Sequence[_Setting]) -> Priced:
+        """Tries settings and others near them, in two phases, and then the ZeRO stages of `ZEROS` with the best.
+
+        In the first phase stages have no inner axis, which takes little time: the programs do not know what a schedule
+        hides of gradients, so that other strategies may look faster than they are. In the second phase stages have any
+        strategy. Where time is short there is the second phase only.
+        """
+        plain = [strategy for strategy in self._megatron if strategy.tp == 1]
+        has_two = self._effort.until_s == math.inf and 0 < len(plain) < len(self._megatron)
+        for strategies in [plain, self._megatron] if has_two else [self._megatron]:
+            if self._best_s and min(self._best_s.values()) <= NEAR * self._incumbent.least_s:
+                best = min(self._best_s, key=self._best_s.__getitem__)
+                settings = list(dict.fromkeys([best, *settings]))[: len(settings)]
+            self._earlier_s.update(self._best_s)
+            self._best_s.clear()
+            for setting, larger in itertools.product(settings, (False, True)):
+                self._try_counts(setting, strategies, larger=larger)
+        count = min(self._best_s, key=self._best_s.__getitem__, default=settings[0]).num_micro_batches
+        for zero in ZEROS:
+            if self._incumbent.space.zeros[:, zero].any() and not self._effort.is_spent:
+                self._step_s(_Setting(count, zero), self._megatron)
+        return self.priced
+
+    def _try_counts(self, setting: _Setting, strategies: Sequence[Strategy], *, larger: bool) -> None:
+        """Tries a setting, then larger or smaller numbers of micro-batches as long as that gains: unlike stages may be
+        fewer or more than equal ones, and then suit other numbers."""
+        count, last_s = setting.num_micro_batches, math.inf
+        while not self._effort.is_spent and count:
+            step_s = self._step_s(_Setting(count, setting.zero), strategies)
+            if step_s >= last_s < math.inf:
+                break
+            count, last_s = _next_count(self._incumbent.space, count, larger=larger), step_s
+
+    def _step_s(self, setting: _Setting, strategies: Sequence[Strategy]) -> float:
+        """Step time of the best plan of a setting, which is divided unless it was in this phase."""
+        if setting not in self._best_s:
+            offered = list(strategies)
+            if strategies is self._megatron:
+                solved = self._solved.get(setting.num_micro_batches, ())
+                offered += [own for own in solved if not any(map(own.is_like, self._megatron))]
+            priced = _priced(self._incumbent, self._plans(setting, offered))
+            self.priced += priced
+            earlier_s = self._earlier_s.get(setting, math.inf)
+            self._best_s[setting] = min([earlier_s, *(seconds for seconds, _ in priced)])
+        return self._best_s[setting]
+
+    def _plans(self, setting: _Setting, strategies: Sequence[Strategy]) -> list[StagedPlan]:
+        """The fastest new partitions of a setting whose stages have some of these strategies, by Piper's and by Alpa's
+        program: in 1F1B order by their price, under GPipe, whose stages hold more micro-batches, by their latency."""
+        incumbent, space = self._incumbent, self._incumbent.space
+        found: list[StagedPlan] = []
+        table, kinds = None, _kinds(space)
+        for order in space.meshes.orders[:ORDERS]:
+            table = StageTable(
+                space, order, setting.num_micro_batches, strategies, zero=setting.zero, partly=True, known=table
+            )
+            promising = _promising(table, self._effort.entries)
+            partitions = list({partition.stages: partition for partition in promising}.values())
+            fastest = fastest_staged(incumbent, self._new(map(table.staged, partitions)), OFFERED)
+            found += [replace(plan, schedule=kind) for plan in fastest for kind in kinds if kind != "gpipe"]
+            if "gpipe" in kinds:
+                latencies = [(table.latency_s(one, "gpipe"), number) for number, one in enumerate(partitions)]
+                fitting = [partitions[number] for seconds, number in sorted(latencies) if math.isfinite(seconds)]
+                found += self._new(table.staged(one, "gpipe") for one in fitting[:OFFERED])
+            self._effort.entries -= table.entries
+        return found
+
+    def _new(self, plans: Iterable[StagedPlan]) -> list[StagedPlan]:
+        """The plans that were not tried before; they are known from now on."""
+        new = {key: plan for plan in plans if (key := _key(plan)) not in self._known}
+        self._known.update(new)
+        return list(new.values())
 
 
 def _next_count(space: PlanSpace, count: int, *, larger: bool) -> int:
@@ -280,38 +339,6 @@ def _next_count(space: PlanSpace, count: int, *, larger: bool) -> int:
     return max((other for other in counts if 3 * other <= 2 * count), default=0)
 
 
-def _of_setting(
-    incumbent: Incumbent, setting: _Setting, ways: Sequence[Strategy], spent: tuple[_Effort, set[object]]
-) -> list[StagedPlan]:
-    """The fastest partitions of a setting whose stages have some of these strategies, by Piper's and by Alpa's program:
-    in 1F1B order by their price, under GPipe, whose stages hold more, by their latency.
-
-    Args:
-        incumbent: counts what is priced.
-        setting, ways: see above.
-        spent: what tables may still take, and the plans that are known and left out; both are changed.
-    """
-    effort, known = spent
-
-    def unknown(plans: Iterable[StagedPlan]) -> list[StagedPlan]:
-        fresh = {key: plan for plan in plans if (key := _key(plan)) not in known}
-        known.update(fresh)
-        return list(fresh.values())
-
-    found, table, space, kinds = [], None, incumbent.space, _kinds(incumbent.space)
-    for order in space.meshes.orders[:ORDERS]:
-        table = StageTable(space, order, setting.num_micro_batches, ways, zero=setting.zero, partly=True, known=table)
-        partitions = list({partition.stages: partition for partition in _promising(table, effort.entries)}.values())
-        fastest = fastest_staged(incumbent, unknown(map(table.staged, partitions)), OFFERED)
-        found += [replace(plan, schedule=kind) for plan in fastest for kind in kinds if kind != "gpipe"]
-        if "gpipe" in kinds:
-            latencies = [(table.latency_s(one, "gpipe"), number) for number, one in enumerate(partitions)]
-            fitting = [partitions[number] for seconds, number in sorted(latencies) if math.isfinite(seconds)]
-            found += unknown(table.staged(one, "gpipe") for one in fitting[:OFFERED])
-        effort.entries -= table.entries
-    return found
-
-
 def _key(plan: StagedPlan) -> object:
     """What tells a plan from others whose stages have some of the same strategies."""
     stages = ((one.end, one.devices, one.tp, one.recompute, id(one.signatures)) for one in plan.stages)
@@ -319,15 +346,18 @@ def _key(plan: StagedPlan) -> object:
 
 
 def _promising(table: StageTable, entries: float) -> list[Partition]:
-    """Partitions by both programs: those of least latency, and of each number of stages that one and Piper's where they
-    are not much slower. What a schedule hides, and what it waits for, latencies do not tell.
+    """The partitions of Piper's and Alpa's programs that are worth a price.
 
-    Partitions come in the order of their numbers of stages, and none comes behind that with which the table has more
-    than so many entries.
+    These are the partitions of least latency; and of each number of stages, where they are not much slower, Piper's and
+    the one of least latency, since latencies leave out what a schedule hides and what it waits for.
+
+    Args:
+        table: the costs of stages. The programs fill it.
+        entries: the programs end at the first partition after which the table has so many entries.
     """
 
-    def limited(some: Iterable[Partition]) -> Iterator[Partition]:
-        for partition in some:
+    def limited(partitions: Iterable[Partition]) -> Iterator[Partition]:
+        for partition in partitions:
             yield partition
             if table.entries >= entries:
                 return
@@ -344,7 +374,7 @@ def _promising(table: StageTable, entries: float) -> list[Partition]:
 
 
 def _listed(incumbent: Incumbent, divided: Priced) -> Priced:
-    """The fastest plans with DAPPLE's early warm-up, and with listed orders; also SPP's own partitions."""
+    """The fastest plans with DAPPLE's early warm-up and with the orders of list scheduling; also SPP's own plans."""
     incumbent.searcher, unlike, space = "dapple", _unlike(divided), incumbent.space
     early = _priced(incumbent, (replace(plan, schedule="eager-1f1b") for plan in unlike[:LISTED]))
     incumbent.searcher = "spp"
@@ -371,7 +401,7 @@ def _unlike(plans: Priced) -> list[StagedPlan]:
 
 
 def _kinds(space: PlanSpace) -> list[str]:
-    """Schedules of the space that do not take backward passes apart, which the space searches itself."""
+    """Schedules of the space that do not split backward passes; those that do are left to the space."""
     return [kind for kind in space.schedules if kind not in SPLIT_KINDS]
 
 
@@ -384,7 +414,7 @@ class _Near(NamedTuple):
 
 
 class _Setting(NamedTuple):
-    """What is given when units and devices are divided among stages."""
+    """What is fixed while units and devices are divided among stages."""
 
     num_micro_batches: int
     zero: int

@@ -1,4 +1,4 @@
-"""Pipelines divided anew: unlike stages in long pipelines, which the plan space does not have."""
+"""Division of pipelines: unlike stages in long pipelines, which the plan space does not have."""
 
 from collections import Counter
 from dataclasses import replace
@@ -8,9 +8,9 @@ import pytest
 
 from agents import Budget, search
 from agents.incumbent import Incumbent
-from agents.planners import divided_anew
-from agents.planners.divided_anew import LEAST_EVALUATIONS, NEAR, SHARE, divide_anew
+from agents.planners import pipeline_division
 from agents.planners.moved_stages import moved
+from agents.planners.pipeline_division import LEAST_EVALUATIONS, NEAR, SHARE, divide_pipelines
 from agents.planners.piper import piper_partitions
 from agents.planners.stage_table import StageTable, megatron_strategies
 from agents.planners.staged_plan import StageChoice, StagedPlan, fastest_staged, lower_staged
@@ -32,7 +32,7 @@ ONE_ORDER = {"fix": {"schedule": "1f1b"}}
 
 
 def opened(evaluations=4_000, hints=None, devices=6, **training):
-    """The incumbent and its plans before pipelines are divided anew."""
+    """The incumbent and its plans before pipelines are divided."""
     cluster = parse_cluster(f"{devices}x1xV100@10Gbit")
     space = PlanSpace(Problem.build(zoo.build(MODEL), cluster, {"global_batch": 128, **training}, hints))
     incumbent = Incumbent(space, Budget(evaluations=evaluations), searcher="expert")
@@ -45,7 +45,7 @@ def test_a_long_pipeline_of_unlike_stages_is_the_best_plan(hints):
     incumbent, grid = opened(hints=hints, devices=8)
     before_s, charged = incumbent.best_s, incumbent.charged
     left = incumbent.left
-    divide_anew(incumbent, grid)
+    divide_pipelines(incumbent, grid)
     assert incumbent.charged - charged <= SHARE * left + 1
     result = incumbent.result(seed=0)
     plan, problem = result.plan, incumbent.space.problem
@@ -79,15 +79,15 @@ def test_a_budget_in_evaluations_limits_the_entries_of_tables(monkeypatch):
             tables.append(self)
 
     def entries(an_evaluation):
-        monkeypatch.setattr(divided_anew, "ENTRIES_AN_EVALUATION", an_evaluation)
+        monkeypatch.setattr(pipeline_division, "ENTRIES_AN_EVALUATION", an_evaluation)
         tables.clear()
         incumbent, grid = opened(evaluations=800, devices=8)
         allowed = an_evaluation * int(SHARE * incumbent.left)
-        divide_anew(incumbent, grid)
+        divide_pipelines(incumbent, grid)
         return allowed, [table.entries for table in tables if table.partly], incumbent.least_s
 
-    monkeypatch.setattr(divided_anew, "StageTable", Counted)
-    _, all_entries, _ = entries(divided_anew.ENTRIES_AN_EVALUATION)
+    monkeypatch.setattr(pipeline_division, "StageTable", Counted)
+    _, all_entries, _ = entries(pipeline_division.ENTRIES_AN_EVALUATION)
     few = sum(all_entries) // 4 // int(SHARE * 600)
     allowed, some, least_s = entries(few)
     assert 0 < allowed < sum(all_entries) / 2
@@ -103,7 +103,7 @@ def test_a_budget_in_evaluations_limits_the_entries_of_tables(monkeypatch):
 def test_small_budgets_and_other_sync_modes_go_without(changes):
     incumbent, grid = opened(**changes)
     before = incumbent.evaluations
-    divide_anew(incumbent, grid)
+    divide_pipelines(incumbent, grid)
     assert incumbent.evaluations == before and incumbent.outside is None
     assert "piper" not in incumbent.reached
 
@@ -120,7 +120,7 @@ def test_small_budgets_and_other_sync_modes_go_without(changes):
 )
 def test_orders_are_listed_where_they_may_be_run(changes, lists):
     incumbent, grid = opened(**changes)
-    divide_anew(incumbent, grid)
+    divide_pipelines(incumbent, grid)
     assert ("spp" in incumbent.reached) == lists
     if lists:
         assert incumbent.reached["spp"] < 1.2 * incumbent.reached["piper"] < 1.2 * incumbent.reached["expert"]
@@ -142,12 +142,12 @@ def test_no_partition_is_priced_twice(monkeypatch):
 
     def noting(incumbent, plans, count):
         plans = list(plans)
-        priced.extend(map(divided_anew._key, plans))
+        priced.extend(map(pipeline_division._key, plans))
         return fastest_staged(incumbent, plans, count)
 
-    monkeypatch.setattr(divided_anew, "fastest_staged", noting)
+    monkeypatch.setattr(pipeline_division, "fastest_staged", noting)
     incumbent, grid = opened()
-    divide_anew(incumbent, grid)
+    divide_pipelines(incumbent, grid)
     assert len(set(priced)) == len(priced) > 40
 
 
@@ -201,7 +201,7 @@ def test_pipelines_are_found_where_the_space_has_only_slow_ones():
     grid = price_grid(incumbent)
     long = [space.shape(row).pp > 1 for row in grid.values.tolist()]
     assert min(grid.prices[long, 0], default=float("inf")) > NEAR * grid.prices[:, 0].min()
-    divide_anew(incumbent, grid)
+    divide_pipelines(incumbent, grid)
     plan = incumbent.result(seed=0).plan
     assert plan.estimate.step_time_s < 0.95 * incumbent.best_s and len(plan.stages) > 1
     assert not Verifier(space.problem).violations(plan)
@@ -214,5 +214,5 @@ def test_pipelines_stay_away_where_the_user_wants_none():
     incumbent = Incumbent(PlanSpace(problem), Budget(evaluations=4_000), searcher="expert")
     grid = price_grid(incumbent)
     before = incumbent.evaluations
-    divide_anew(incumbent, grid)
+    divide_pipelines(incumbent, grid)
     assert incumbent.evaluations == before and len(incumbent.result(seed=0).plan.stages) == 1
