@@ -20,7 +20,7 @@ from automap.arrays import Ints
 from automap.hints import Fix
 from automap.price.evaluator import Evaluator, blank, by_type
 from automap.price.lowered_plan import LoweredPlan, Segment
-from automap.price.plan_reader import default_signatures
+from automap.price.stage_reader import default_signatures
 from automap.schedule import NO_PROGRAM, read_order
 from automap.space.space import PlanSpace
 

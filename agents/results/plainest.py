@@ -23,8 +23,8 @@ from automap.plan import Plan
 from automap.price.estimate import annotate
 from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import LoweredPlan, Segment
-from automap.price.plan_reader import default_signatures
 from automap.price.plan_writer import to_plan
+from automap.price.stage_reader import default_signatures
 from automap.space.simplified_axes import ROUNDING, canonical, merges, num_unlike, repeats, sizes, without_idle
 from automap.space.space import PlanSpace, Slot, Values
 from automap.space.templates import templates

@@ -15,7 +15,7 @@ from automap.globs import select
 from automap.plan import AxisSharding, Plan, Schedule, Stage, Zero, format_devices, model_ref
 from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import LoweredPlan, Segment
-from automap.price.plan_reader import default_signatures
+from automap.price.stage_reader import default_signatures
 from automap.schedule import words
 from ir.graph import Operator
 

@@ -17,7 +17,7 @@ import numpy as np
 from automap.arrays import Ints
 from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import LoweredPlan, Segment
-from automap.price.plan_reader import default_signatures
+from automap.price.stage_reader import default_signatures
 
 Role = Literal["none", "batch", "other", "idle"]
 """Use of an axis. `none`: it has one rank. `batch`: most operators split their batch over it. `other`: some operators

@@ -8,8 +8,9 @@ import pytest
 from automap.cluster import parse_cluster
 from automap.price.estimate import annotate, price
 from automap.price.lowered_plan import same_lowered
-from automap.price.plan_reader import default_signatures, lower_plan
+from automap.price.plan_reader import lower_plan
 from automap.price.plan_writer import to_plan
+from automap.price.stage_reader import default_signatures
 from automap.problem import Problem
 from automap.space.simplified_axes import canonical, merges, num_unlike, repeats, role, sizes, without_idle
 from automap.space.space import PlanSpace
