@@ -1,9 +1,10 @@
 """Which cluster to train on: the best template on each of many candidates, and those that no other one beats.
 
-A candidate has the step time that `search` with the searcher `expert` finds on it; other searchers find faster plans,
-mostly by some percent. Where the degrees that the user fixes, or the target, have no plan on all devices, it is that of
-the best part of them, and the others are idle. Prices of devices come from the user. Units: seconds, device-hours, the
-user's currency.
+Candidates are the clusters that the user names and parts of them (`agents.candidates`). A candidate has the step time
+that `search` with the searcher `expert` finds on it; other searchers find faster plans, mostly by some percent. Where
+the degrees that the user fixes, or the target, have no plan on all devices of a cluster, it is that of the best part of
+them, and the others are idle. Prices of devices come from the user. Units: seconds, device-seconds, the user's
+currency.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agents.candidates import Candidate, named_candidates, with_parts
 from agents.results.fewer_devices import needed, on_all, promising, space_on_all, told_idle
 from agents.results.infeasibility_advice import fastest_template_s
 from agents.searcher import Budget, search
-from automap.cluster import Cluster, parse_cluster
+from automap.cluster import parse_cluster
 from automap.device_kinds import MAX_DEVICES
-from automap.errors import ProblemError, UserError, one_of
+from automap.errors import ProblemError, UserError
 from automap.export.baseline import with_stated
 from automap.plan import Plan
 from automap.price.degrees import sequence_length
@@ -42,7 +44,7 @@ FEW = 16
 """Number of candidates below which processes of their own take longer to begin than they save (assumed)."""
 WAVE = 16
 """Number of candidates that are rated before those that they beat are left out (assumed)."""
-HOUR, DAY = 3600.0, 86400.0
+DAY = 86400.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,45 +64,19 @@ class Goals:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
-    """A cluster with what the best template on it takes."""
-
-    cluster: str
-    """Text of the cluster."""
-    num_devices: int
-    cost_per_hour: float | None
-    """Price of all devices for an hour; null without prices."""
-    lower_bound_s: float | None = None
-    """Step time that no plan on it goes below; null if the problem cannot be posed on it."""
-    step_time_s: float | None = None
-    """Step time of the best template; null where there is none, or where none was looked for, because another candidate
-    costs no more, has no more devices, and is faster than any plan on this one."""
-    fault: str | None = None
-    """Why there is no step time."""
-    plan: Plan | None = None
-    """The best template, of those that are named in a recommendation."""
-
-    @property
-    def cost_per_step(self) -> float | None:
-        """Price of one step; None without prices or a template."""
-        if self.step_time_s is None or self.cost_per_hour is None:
-            return None
-        return self.cost_per_hour * self.step_time_s / HOUR
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Recommendation:
     """The candidates, and those that stand out among them."""
 
     candidates: tuple[Candidate, ...]
-    """All of them, in the order given."""
+    """All of them: the clusters in the order given, each followed by its parts."""
     front: tuple[Candidate, ...]
     """Those that meet the goals and that no other one beats: fewer devices, or with prices less per hour, and a shorter
     step. The cheapest first."""
     fewest: Candidate
     """The fewest devices that meet the goals; of several the fastest."""
     cheapest: Candidate | None
-    """The lowest cost of a step, thus of a training, among those that meet the goals; null without prices."""
+    """The lowest cost of a step, thus of a training, among those that meet the goals. Without prices it has the fewest
+    device-seconds of a step; null if the candidates then have devices of several kinds."""
     fastest: Candidate
     """The shortest step among those that meet the goals."""
 
@@ -138,10 +114,10 @@ def recommend(
     *,
     hints: Mapping[str, Any] | None = None,
     processes: int = 1,
-    on_candidate: Callable[[str], None] = lambda text: None,
+    on_candidate: Callable[[str, int], None] = lambda text, count: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Recommendation:
-    """Rates clusters by the best template on each.
+    """Rates clusters, and parts of them, by the best template on each.
 
     Args:
         graph: the model.
@@ -150,33 +126,33 @@ def recommend(
         goals: what a cluster must reach; one whose lower bound is above the longest step is not searched.
         hints: as in `Problem.build`.
         processes: number of processes that rate candidates.
-        on_candidate: called with a cluster once it is rated.
+        on_candidate: called with a candidate once it is rated, and with the number of all candidates.
         should_stop: once it returns true, no more candidates are rated.
 
     Raises:
         UserError: a cluster or a setting is not understood; no candidate meets the goals, and what would.
     """
-    found = [_candidate(text, goals.prices) for text in clusters]
+    named = named_candidates(clusters, goals.prices)
     training = _completed(training, hints or {}, clusters)
     # What is wrong with the settings is wrong on every cluster, so it is found before processes are started.
-    Problem.build(graph, clusters[0], training, hints)
+    batch = Problem.build(graph, clusters[0], training, hints).training.global_batch
+    found = with_parts(named, batch, goals.prices)
     rated: dict[str, Candidate] = {}
     for candidate in _rated(found, graph, training, hints, goals, processes):
         rated[candidate.cluster] = candidate
-        on_candidate(candidate.cluster)
+        on_candidate(candidate.cluster, len(found))
         if should_stop():
             break
-    candidates = tuple(rated[text] for text in clusters if text in rated)
+    candidates = tuple(rated[one.cluster] for one in found if one.cluster in rated)
     able = [one for one in candidates if one.step_time_s is not None]
     meeting = [one for one in able if _meets(one, goals)]
     if not meeting:
         raise _impossible(candidates, able, goals)
-    costs = [one for one in meeting if one.cost_per_step is not None]
-    cheapest = min(costs, key=lambda one: (one.cost_per_step, one.step_time_s), default=None)
 
     def planned(one: Candidate) -> Candidate:
-        return replace(one, plan=_best_template(Problem.build(graph, one.cluster, training, hints)))
+        return replace(one, plan=_best_template(_problem_on(one, graph, training, hints)))
 
+    cheapest = _cheapest(meeting, goals)
     return Recommendation(
         candidates=candidates,
         front=tuple(_front(meeting)),
@@ -184,6 +160,24 @@ def recommend(
         cheapest=None if cheapest is None else planned(cheapest),
         fastest=planned(min(meeting, key=lambda one: (one.step_time_s, _expense(one)))),
     )
+
+
+def _problem_on(
+    candidate: Candidate, graph: Graph, training: Mapping[str, Any], hints: Mapping[str, Any] | None
+) -> Problem:
+    """The problem on a candidate; the plan that the user runs today is for all devices of a cluster."""
+    if candidate.part_of is not None and hints is not None:
+        hints = {name: value for name, value in hints.items() if name != "baseline"}
+    return Problem.build(graph, candidate.where, training, hints)
+
+
+def _cheapest(meeting: Sequence[Candidate], goals: Goals) -> Candidate | None:
+    """The candidate with the lowest cost of a step, see `Recommendation.cheapest`."""
+    if goals.prices is not None:
+        return min(meeting, key=lambda one: (one.cost_per_step, one.step_time_s))
+    if len({node.device for one in meeting for node in one.where.nodes}) > 1:
+        return None
+    return min(meeting, key=lambda one: (one.device_seconds, one.step_time_s))
 
 
 def _best_template(problem: Problem) -> Plan:
@@ -238,30 +232,6 @@ def steps_of(graph: Graph, global_batch: int, tokens: float) -> float:
         repair = "Leave --tokens and --target-days out, and state the longest step by --target-step."
         raise ProblemError("the model has no sequence", field="tokens", value=tokens, repair=repair)
     return tokens / (global_batch * length)
-
-
-def _candidate(text: str, prices: Mapping[str, float] | None) -> Candidate:
-    cluster = parse_cluster(text)
-    return Candidate(
-        cluster=text, num_devices=cluster.num_devices, cost_per_hour=None if prices is None else _cost(cluster, prices)
-    )
-
-
-def _cost(cluster: Cluster, prices: Mapping[str, float]) -> float:
-    """Price of a cluster for an hour.
-
-    Raises:
-        ProblemError: one of its devices has no price.
-    """
-    total = 0.0
-    for host in cluster.hosts:
-        names = {host.device, *cluster.devices[host.device].aliases}
-        own = [price for name, price in prices.items() if name.lower() in {known.lower() for known in names}]
-        if not own:
-            repair = f"Add its price, as in {host.device}=2.5. {one_of(prices, host.device)}"
-            raise ProblemError("no price of this device", field="prices", value=host.device, repair=repair)
-        total += own[0] * host.num_devices
-    return total
 
 
 def _expense(candidate: Candidate) -> float:
@@ -358,13 +328,17 @@ def _unbeatable(candidate: Candidate, known: Iterable[Candidate]) -> Candidate |
     return None
 
 
-def _fastest_template_s(problem: Problem) -> float | None:
+def _fastest_template_s(problem: Problem, *, is_part: bool) -> float | None:
     """Step time of `_best_template`; None where no template fits.
+
+    Args:
+        problem: the problem on a candidate.
+        is_part: whether this is a part of a cluster, all of whose devices must work.
 
     Raises:
         ProblemError: there is no plan, on all devices and on parts of them.
     """
-    space = space_on_all(problem)
+    space = plan_space(problem) if is_part else space_on_all(problem)
     if space is not None:
         return fastest_template_s(problem, space)
     part = needed(promising(problem))
@@ -409,7 +383,7 @@ class _Rater:
     def rate(self, candidate: Candidate) -> Candidate:
         """The candidate with its best template, or with the reason why there is none."""
         try:
-            step_s = _fastest_template_s(self._problem(candidate))
+            step_s = _fastest_template_s(self._problem(candidate), is_part=candidate.part_of is not None)
         except UserError as refused:
             return replace(candidate, fault=str(refused))
         if step_s is None:
@@ -417,4 +391,4 @@ class _Rater:
         return replace(candidate, step_time_s=step_s)
 
     def _problem(self, candidate: Candidate) -> Problem:
-        return Problem.build(self._graph, candidate.cluster, self._training, self._hints)
+        return _problem_on(candidate, self._graph, self._training, self._hints)

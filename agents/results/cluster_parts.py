@@ -129,13 +129,20 @@ def _of_kinds(cluster: Cluster) -> Iterator[tuple[int, ...]]:
 def within(cluster: Cluster, nodes: tuple[Node, ...], devices: tuple[int, ...]) -> Cluster:
     """The cluster of some hosts or devices of another one."""
     matrix = cluster.bandwidth_GBps
+    link = stated_link(cluster) if sum(node.count for node in nodes) > 1 else ""
     return replace(
         cluster,
-        name="+".join(f"{node.count}x{node.num_devices}x{node.device}" for node in nodes),
+        name="+".join(f"{node.count}x{node.num_devices}x{node.device}" for node in nodes) + link,
         nodes=nodes,
         devices={node.device: cluster.devices[node.device] for node in nodes},
         bandwidth_GBps=matrix and tuple(tuple(matrix[a][b] for b in devices) for a in devices),
     )
+
+
+def stated_link(cluster: Cluster) -> str:
+    """What the name of a cluster says of the link between its hosts, as in `@25Gbit`; empty where it says nothing."""
+    _, at, link = cluster.name.partition("@")
+    return at + link
 
 
 def _with(node: Node, each: int) -> Node:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from agents.results.cluster_parts import stated_link
 from automap.cluster import Cluster, Node, parse_cluster
 from automap.device_kinds import known_devices
 from automap.errors import ClusterError, NothingFits, ProblemError
@@ -297,15 +298,9 @@ def _enlarged(problem: Problem, hosts: int, each: int) -> Change:
     cluster = problem.cluster
     row = _roomiest(cluster)
     nodes = tuple(replace(node, count=hosts, num_devices=each) if node is row else node for node in cluster.nodes)
-    name = "+".join(f"{n.count}x{n.num_devices}x{n.device}" for n in nodes) + _link(cluster)
+    name = "+".join(f"{n.count}x{n.num_devices}x{n.device}" for n in nodes) + stated_link(cluster)
     grown = replace(cluster, nodes=nodes, name=name)
     return Change("cluster", name, f"{grown.num_devices} such devices ({name})", _changed(problem, cluster=grown))
-
-
-def _link(cluster: Cluster) -> str:
-    """What the name of a cluster says of the link between its nodes, as in `@25Gbit`; empty where it says nothing."""
-    _, at, link = cluster.name.partition("@")
-    return at + link
 
 
 def _larger(problem: Problem) -> Iterator[Change]:
@@ -318,6 +313,7 @@ def _larger(problem: Problem) -> Iterator[Change]:
     family = next((names for names in families().values() if present.name in names), kernels_of())
     roomier = [d for d in known_devices() if d.memory_GiB > present.memory_GiB and d.name in family]
     for device in sorted(roomier, key=lambda d: (d.memory_GiB, d.name)):
-        text = "+".join(f"{node.count}x{node.num_devices}x{device.name}" for node in cluster.nodes) + _link(cluster)
+        rows = "+".join(f"{node.count}x{node.num_devices}x{device.name}" for node in cluster.nodes)
+        text = rows + stated_link(cluster)
         about = f"devices with {device.memory_GiB:.0f} GiB, such as {device.name} ({text})"
         yield Change("cluster", text, about, _changed(problem, cluster=parse_cluster(text)))

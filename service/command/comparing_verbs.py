@@ -150,7 +150,10 @@ def recommend(
     global_batch: Annotated[int, typer.Option(help="Samples of one optimizer step.")],
     clusters: Annotated[
         list[str] | None,
-        typer.Option(metavar="A,B,...", help="Clusters to compare, as in 4x8xA100,8x8xH100; may be repeated."),
+        typer.Option(
+            metavar="A,B,...",
+            help="Clusters to compare, and parts of them, as in 4x8xA100,8x8xH100; may be repeated.",
+        ),
     ] = None,
     devices: Annotated[
         list[str] | None,

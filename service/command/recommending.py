@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from automap.documents import read_file
 from automap.errors import ProblemError
+from automap.plan import format_devices
 from service.report import seconds
 from service.strategy import strategy
 
 if TYPE_CHECKING:
-    from agents.recommend import Candidate, Goals, Recommendation
+    from agents.candidates import Candidate
+    from agents.recommend import Goals, Recommendation
 
-DAY = 86400.0
+HOUR, DAY = 3600.0, 86400.0
 
 
 def read_prices(texts: Sequence[str]) -> dict[str, float] | None:
@@ -130,11 +132,14 @@ def _document(one: Candidate, steps: float | None) -> dict[str, Any]:
     known = one.step_time_s is not None and steps is not None
     return {
         "cluster": one.cluster,
+        "part_of": one.part_of,
+        "devices": format_devices(one.devices),
         "num_devices": one.num_devices,
         "lower_bound_s": one.lower_bound_s,
         "step_time_s": one.step_time_s,
         "cost_per_hour": one.cost_per_hour,
         "cost_per_step": one.cost_per_step,
+        "device_seconds": one.device_seconds,
         "days": one.step_time_s * steps / DAY if one.step_time_s is not None and steps is not None else None,
         "cost": one.cost_per_step * steps if known and one.cost_per_step is not None and steps is not None else None,
         "fault": one.fault,
@@ -143,22 +148,48 @@ def _document(one: Candidate, steps: float | None) -> dict[str, Any]:
 
 def page(found: Recommendation, steps: float | None) -> list[str]:
     """The front as a table, and the plans of those that stand out."""
-    rows = [["cluster", "devices", "step"]]
-    priced = found.fewest.cost_per_hour is not None
-    rows[0] += ["an hour"] * priced + ["days"] * (steps is not None) + ["in all"] * (priced and steps is not None)
+    columns = _columns(priced=found.fewest.cost_per_hour is not None, steps=steps)
+    rows = [["cluster", "devices", "step", *columns]]
     for one in found.front:
         document = _document(one, steps)
-        row = [one.cluster, f"{one.num_devices:,}", seconds(one.step_time_s or 0.0)]
-        names = ["cost_per_hour"] * priced + ["days"] * (steps is not None) + ["cost"] * (priced and steps is not None)
-        rows.append([*row, *(f"{document[name]:,.4g}" for name in names)])
+        costs = [f"{factor * document[name]:,.4g}" for name, factor in columns.values()]
+        rows.append([one.cluster, f"{one.num_devices:,}", seconds(one.step_time_s or 0.0), *costs])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
-    goal = "cost" if priced else "number of devices"
+    goal = "number of devices" if found.fewest.cost_per_hour is None else "cost"
+    parts = sum(one.part_of is not None for one in found.candidates)
+    those = f", {parts} of them parts of the clusters that were named" if parts else ""
     lines.append(
-        f"Shown of {len(found.candidates)} candidates: those that no other one beats in both {goal} and step time."
+        f"Shown of {len(found.candidates)} candidates{those}: those that no other one beats in both {goal} and step "
+        "time."
     )
     standing = {"fewest": found.fewest, "cheapest": found.cheapest, "fastest": found.fastest}
     for label, best in standing.items():
         if best is not None and best.plan is not None:
             lines.append(f"{label:9} {best.cluster}: {seconds(best.step_time_s or 0.0)}, {strategy(best.plan)}")
+            lines += [f"          {text}" for text in _beside_whole(best, found.candidates)]
     return lines
+
+
+def _columns(*, priced: bool, steps: float | None) -> dict[str, tuple[str, float]]:
+    """Titles of the columns about costs -> entry of `_document`, and the factor that it is shown with."""
+    columns = {"an hour": ("cost_per_hour", 1.0)} if priced else {}
+    if steps is None:
+        columns["1,000 steps"] = ("cost_per_step", 1e3) if priced else ("device_seconds", 1e3 / HOUR)
+        return columns if priced else {"device-hours of 1,000 steps": columns["1,000 steps"]}
+    columns["days"] = ("days", 1.0)
+    return {**columns, "in all": ("cost", 1.0)} if priced else columns
+
+
+def _beside_whole(part: Candidate, candidates: Sequence[Candidate]) -> list[str]:
+    """What a part of a cluster costs beside the whole cluster; nothing for a cluster that was named."""
+    whole = next((one for one in candidates if one.cluster == part.part_of), None)
+    if whole is None or whole.device_seconds is None or part.device_seconds is None:
+        return []
+    is_priced = whole.cost_per_step is not None and part.cost_per_step is not None
+    own, its = (part.cost_per_step, whole.cost_per_step) if is_priced else (part.device_seconds, whole.device_seconds)
+    change = (own or 0.0) / (its or 1.0) - 1.0
+    share = f"{abs(change):.1%} {'more' if change > 0.0 else 'less'}"
+    costs = f"costs {share}" if is_priced else f"takes {share} device time"
+    devices = f"{part.num_devices:,} of the {whole.num_devices:,} devices of {whole.cluster}"
+    return [f"{devices}: a step {costs} than on all of them ({seconds(whole.step_time_s or 0.0)})"]

@@ -73,8 +73,9 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 
 @contextlib.contextmanager
-def counting_bar(title: str, total: int) -> Iterator[Callable[[str], None]]:
-    """A progress bar; call the function that it yields with a text, once for each of `total` things that is done."""
+def counting_bar(title: str, total: int) -> Iterator[Callable[..., None]]:
+    """A progress bar; call the function that it yields with a text, once for each of `total` things that is done, and
+    with another total where more is known."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -92,4 +93,4 @@ def counting_bar(title: str, total: int) -> Iterator[Callable[[str], None]]:
         *columns, *more, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
     ) as bar:
         task = bar.add_task(title, total=total, last="")
-        yield lambda last: bar.update(task, advance=1, last=printable(last, 80))
+        yield lambda last, of=total: bar.update(task, advance=1, total=of, last=printable(last, 80))

@@ -16,7 +16,8 @@ from service.drawing.pictures import PARTS, ROWS, best_so_far, figure_of, plain_
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from agents.recommend import Candidate, Recommendation
+    from agents.candidates import Candidate
+    from agents.recommend import Recommendation
     from agents.searcher import SearchResult
     from automap.validation.errors_by_group import Predicted
 

@@ -254,11 +254,17 @@ class Rated(BaseModel):
     """A cluster with what the best template on it takes."""
 
     cluster: str
+    part_of: str | None
+    """The cluster of the request that it is a part of; null for a cluster of the request."""
+    devices: str
+    """Numbers of its devices in the cluster of the request."""
     num_devices: int
     lower_bound_s: float | None
     step_time_s: float | None
     cost_per_hour: float | None
     cost_per_step: float | None
+    device_seconds: float | None
+    """Device-seconds of a step."""
     days: float | None
     cost: float | None
     fault: str | None

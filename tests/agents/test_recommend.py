@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import itertools
+import json
+from dataclasses import replace
 
 import pytest
 
 from agents import Budget, search, search_offer
+from agents.candidates import named_candidates, with_parts
 from agents.recommend import DAY, Goals, recommend, sizes, steps_of
 from automap.cluster import parse_cluster
 from automap.errors import ClusterError, NothingFits, ProblemError
+from automap.price.estimate import lower_bound_s
 from automap.problem import Problem
 from automap.verify import Verifier
 from ir import zoo
@@ -28,9 +32,9 @@ def found(graph):
 
 
 def test_every_candidate_has_what_a_search_finds(graph, found):
-    assert [one.cluster for one in found.candidates] == list(CLUSTERS)
+    assert [one.cluster for one in found.candidates if one.part_of is None] == list(CLUSTERS)
     for one in found.candidates:
-        problem = Problem.build(graph, one.cluster, TRAINING)
+        problem = Problem.build(graph, one.where, TRAINING)
         try:
             step_s = search(problem, Budget(), searcher="expert").step_time_s
         except NothingFits:
@@ -49,7 +53,8 @@ def test_clusters_are_rated_by_the_plans_of_a_target():
     """Accelerate gives equally many samples to all ranks: 61 go to one or to 61, so that of two devices one is idle."""
     graph, clusters = zoo.build("gpt:layers=4,hidden=256,heads=4,seq_len=128,vocab_size=512"), ("1xL4", "2xL4", "61xL4")
     found = recommend(graph, clusters, {"global_batch": 61, "target": "accelerate"}, Goals())
-    one, two, many = (candidate.step_time_s for candidate in found.candidates)
+    times = {candidate.cluster: candidate.step_time_s for candidate in found.candidates}
+    one, two, many = (times[text] for text in clusters)
     for cluster, step_s in ((clusters[0], one), (clusters[2], many)):
         problem = Problem.build(graph, cluster, {"global_batch": 61, "target": "accelerate"})
         assert step_s == search(problem, Budget(), searcher="expert").step_time_s
@@ -61,7 +66,7 @@ def test_devices_that_fixed_degrees_leave_idle(graph):
     """Three equal stages have no plan on four devices, and none on two."""
     hints = {"fix": {"pp": 3}}
     found = recommend(graph, ("1x4xA100", "1x2xA100"), TRAINING, Goals(), hints=hints)
-    four, two = found.candidates
+    four, two = (one for one in found.candidates if one.part_of is None)
     assert two.step_time_s is None and "pp" in two.fault
     plan, problem = found.fastest.plan, Problem.build(graph, "1x4xA100", TRAINING, hints)
     assert plan.estimate.step_time_s == pytest.approx(four.step_time_s, rel=1e-9)
@@ -91,6 +96,53 @@ def test_prices_are_those_of_all_devices(found):
     costs = {one.cluster: one.cost_per_hour for one in found.candidates}
     assert costs["2x8xV100-16GB@25Gbit"] == 16 * 0.5
     assert costs["2x8xA100"] == 16 * 1.5
+
+
+def test_parts_of_the_named_clusters_are_candidates(graph, found):
+    parts = [one for one in found.candidates if one.part_of is not None]
+    assert {one.part_of for one in parts} <= set(CLUSTERS) and len({one.cluster for one in found.candidates}) == len(
+        found.candidates
+    )
+    for one in parts:
+        whole = next(other for other in found.candidates if other.cluster == one.part_of)
+        assert one.num_devices < whole.num_devices and set(one.devices) < set(whole.devices)
+        # A preset that names a part means the same devices and links.
+        assert lower_bound_s(Problem.build(graph, one.cluster, TRAINING)) == one.lower_bound_s
+    # No part is a cluster that is named, though a host of one may be called otherwise.
+    assert {one.cluster for one in parts}.isdisjoint({"1x8xA100-80GB", "1x8xV100-16GB"})
+    hours = {one.cluster: one.cost_per_hour for one in parts}
+    assert hours["1x4xH100-80GB"] == 4 * 2.5
+
+
+def test_fewer_devices_of_the_only_cluster_are_fast_enough_or_cost_less(graph):
+    """On two hosts behind a slow network, a step costs less on one of them, and one is fast enough for a long step."""
+    slow = "2x8xA100-80GB@10Gbit"
+    alone = search(Problem.build(graph, "1x8xA100-80GB", TRAINING), Budget(), searcher="expert").step_time_s
+    found = recommend(graph, [slow], TRAINING, Goals(target_step_s=1.01 * alone))
+    whole = next(one for one in found.candidates if one.cluster == slow)
+    assert found.fewest.cluster == "1x8xA100-80GB" and found.fewest.part_of == slow
+    assert found.fewest.step_time_s == pytest.approx(alone, rel=1e-9)
+    assert found.cheapest.device_seconds == min(one.device_seconds for one in found.candidates if one.step_time_s)
+    assert found.cheapest.device_seconds < whole.device_seconds
+    assert found.cheapest.plan.estimate.step_time_s == found.cheapest.step_time_s
+
+
+def test_a_part_that_no_preset_describes_is_called_by_its_devices(graph, tmp_path):
+    """Two devices of five have fast links to each other, and slow ones to the others."""
+    rows = [[0.0 if a == b else 50.0 if {a, b} <= {1, 3} else 0.1 for b in range(5)] for a in range(5)]
+    document = {**parse_cluster("5x1xV100-16GB").to_json(), "bandwidth_GBps": rows}
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(document))
+    found = recommend(graph, [str(path)], TRAINING, Goals())
+    two = next(one for one in found.candidates if one.devices == (1, 3))
+    assert two.cluster == f"2x1xV100-16GB of {path}, devices 1,3"
+    assert two.step_time_s == search(Problem.build(graph, two.where, TRAINING), Budget(), searcher="expert").step_time_s
+    assert found.fastest == replace(two, plan=found.fastest.plan)
+
+
+def test_sizes_of_one_kind_have_hardly_a_part_that_is_no_candidate():
+    named = named_candidates(sizes(["H100"], 128), None)
+    assert [one.cluster for one in with_parts(named, 512, None)] == [one.cluster for one in named]
 
 
 def test_goals_leave_out_what_does_not_meet_them(graph, found):
