@@ -264,6 +264,7 @@ class _Division:
         hides of gradients, so that other strategies may look faster than they are. In the second phase stages have any
         strategy. Where time is short there is the second phase only.
         """
+        self._incumbent.searcher = "piper"
         plain = [strategy for strategy in self._megatron if strategy.tp == 1]
         has_two = self._effort.until_s == math.inf and 0 < len(plain) < len(self._megatron)
         for strategies in [plain, self._megatron] if has_two else [self._megatron]:

@@ -44,9 +44,11 @@ def opened(evaluations=4_000, hints=None, devices=6, **training):
 def test_a_long_pipeline_of_unlike_stages_is_the_best_plan(hints):
     incumbent, grid = opened(hints=hints, devices=8)
     before_s, charged = incumbent.best_s, incumbent.charged
-    left = incumbent.left
+    left, reached = incumbent.left, dict(incumbent.reached)
     divide_pipelines(incumbent, grid)
     assert incumbent.charged - charged <= SHARE * left + 1
+    # What is found counts for the planners whose programs found it, and not for earlier searchers.
+    assert {name: incumbent.reached[name] for name in reached} == reached and "piper" in incumbent.reached
     result = incumbent.result(seed=0)
     plan, problem = result.plan, incumbent.space.problem
     assert result.step_time_s < 0.995 * before_s == 0.995 * incumbent.best_s
