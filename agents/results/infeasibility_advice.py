@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from agents.results.cluster_parts import stated_link
-from automap.cluster import Cluster, Node, parse_cluster
+from automap.cluster import Cluster, Node
 from automap.device_kinds import known_devices
 from automap.errors import ClusterError, NothingFits, ProblemError
 from automap.families import families, kernels_of
@@ -148,7 +148,8 @@ class _Trials:
 def _remedies(problem: Problem, trials: _Trials) -> list[Remedy]:
     """Changes with which some template fits, the cheapest first: hints, confidence, training, batch, then hardware."""
     found = list(trials.remedies(_freed(problem))) or list(trials.remedies(_all_freed(problem)))
-    families = (_less_sure(problem), _without_target(problem), _trainings(problem), _batches(problem))
+    trainings = (_precisions(problem), _optimizers(problem), _batches(problem))
+    families = (_less_sure(problem), _without_target(problem), *trainings)
     firsts = [next(trials.remedies(family), None) for family in families]
     hardware = [_grown(problem, trials), next(trials.remedies(_larger(problem)), None)]
     return [*found, *filter(None, firsts), *filter(None, hardware)]
@@ -222,14 +223,18 @@ def _without_target(problem: Problem) -> Iterator[Change]:
         yield _trained(problem, f"search without the target {target} (training.target {ANY})", "target", ANY)
 
 
-def _trainings(problem: Problem) -> Iterator[Change]:
-    """Changes after which each parameter has less state."""
-    optimizers = ("adam", "momentum", "sgd")
-    for name in optimizers[optimizers.index(problem.training.optimizer) + 1 :]:
-        yield _trained(problem, f"use the optimizer {name}", "optimizer", name)
+def _precisions(problem: Problem) -> Iterator[Change]:
+    """Precisions with activations of half the size."""
     if problem.activation_bytes == 4.0:
         for name in ("bf16", "fp16"):
             yield _trained(problem, f"train in {name}", "precision", name)
+
+
+def _optimizers(problem: Problem) -> Iterator[Change]:
+    """Optimizers with fewer moments, the one with most first."""
+    optimizers = ("adam", "momentum", "sgd")
+    for name in optimizers[optimizers.index(problem.training.optimizer) + 1 :]:
+        yield _trained(problem, f"use the optimizer {name}", "optimizer", name)
 
 
 def _batches(problem: Problem) -> Iterator[Change]:
@@ -281,8 +286,6 @@ def _devices(cluster: Cluster, hosts: int, each: int) -> int:
 
 def _sizes(cluster: Cluster) -> list[tuple[int, int]]:
     """(hosts, devices of each) of larger clusters, for the row of equal hosts whose devices have most memory."""
-    if cluster.bandwidth_GBps is not None:
-        return []
     row = _roomiest(cluster)
     others = _devices(cluster, 0, 0)
     sizes = []
@@ -299,21 +302,24 @@ def _enlarged(problem: Problem, hosts: int, each: int) -> Change:
     row = _roomiest(cluster)
     nodes = tuple(replace(node, count=hosts, num_devices=each) if node is row else node for node in cluster.nodes)
     name = "+".join(f"{n.count}x{n.num_devices}x{n.device}" for n in nodes) + stated_link(cluster)
-    grown = replace(cluster, nodes=nodes, name=name)
+    # How fast the further devices would be connected was not measured; the usual links serve to find a plan that fits.
+    grown = replace(cluster, nodes=nodes, name=name, bandwidth_GBps=None)
     return Change("cluster", name, f"{grown.num_devices} such devices ({name})", _changed(problem, cluster=grown))
 
 
 def _larger(problem: Problem) -> Iterator[Change]:
-    """Clusters of as many devices of another kind of the same family with more memory, the smallest memory first."""
+    """Clusters with devices of the same family and more memory in place of those with least, the smallest memory
+    first."""
     cluster = problem.cluster
     kinds = {node.device for node in cluster.nodes}
-    if len(kinds) > 1 or cluster.bandwidth_GBps is not None:
-        return
-    present = cluster.devices[kinds.pop()]
+    least = min(sorted(kinds), key=lambda kind: cluster.devices[kind].memory_GiB)
+    present = cluster.devices[least]
     family = next((names for names in families().values() if present.name in names), kernels_of())
     roomier = [d for d in known_devices() if d.memory_GiB > present.memory_GiB and d.name in family]
     for device in sorted(roomier, key=lambda d: (d.memory_GiB, d.name)):
-        rows = "+".join(f"{node.count}x{node.num_devices}x{device.name}" for node in cluster.nodes)
-        text = rows + stated_link(cluster)
-        about = f"devices with {device.memory_GiB:.0f} GiB, such as {device.name} ({text})"
-        yield Change("cluster", text, about, _changed(problem, cluster=parse_cluster(text)))
+        names = (device.name if node.device == least else node.device for node in cluster.nodes)
+        rows = (f"{node.count}x{node.num_devices}x{name}" for node, name in zip(cluster.nodes, names, strict=True))
+        text = "+".join(rows) + stated_link(cluster)
+        place = f" in place of {least}" if len(kinds) > 1 else ""
+        about = f"devices with {device.memory_GiB:.0f} GiB{place}, such as {device.name} ({text})"
+        yield Change("cluster", text, about, _changed(problem, cluster=text))

@@ -26,6 +26,7 @@ from automap.errors import NothingFits
 from automap.families import families
 from automap.problem import Problem
 from automap.space.space import PlanSpace
+from ir import zoo
 
 
 def problem(graph, cluster="2x2xV100@25Gbit", global_batch=8, fix=None, **training):
@@ -217,6 +218,40 @@ def test_nothing_fits_names_what_really_helps(gpt, size, cluster, batch, fix, fi
             assert set(parse_cluster(change["value"]).devices) <= set(family)
         found = search(changed(p, change), Budget.parse(1), searcher="expert").plan.estimate
         assert found.step_time_s == change["step_time_s"]
+
+
+def measured(text):
+    """A cluster all of whose bandwidths were measured, and are alike."""
+    document = parse_cluster(text).to_json()
+    count = parse_cluster(text).num_devices
+    rows = [[0.0 if one == other else 1.0 for other in range(count)] for one in range(count)]
+    return parse_cluster({**document, "bandwidth_GBps": rows})
+
+
+@pytest.mark.parametrize("cluster", [measured("2x1xP100"), "1xP40+1xP100"])
+def test_larger_and_more_devices_are_advised_on_any_cluster(gpt, cluster):
+    """Of measured bandwidths and of devices of several kinds, only memory decides what fits."""
+    p = Problem.build(gpt(**BIG), cluster, {"global_batch": 2})
+    with pytest.raises(NothingFits) as caught:
+        search(p, Budget.parse(1), searcher="expert")
+    clusters = [change for change in caught.value.changes if change["field"] == "cluster"]
+    larger, more = sorted(clusters, key=lambda change: parse_cluster(change["value"]).num_devices)
+    assert parse_cluster(larger["value"]).num_devices == p.cluster.num_devices
+    assert parse_cluster(more["value"]).num_devices > p.cluster.num_devices
+    for change in clusters:
+        found = search(changed(p, change), Budget.parse(1), searcher="expert").plan.estimate
+        assert found.step_time_s == change["step_time_s"]
+
+
+def test_half_precision_is_advised_where_it_helps_and_not_only_another_optimizer():
+    """In fp32 on 8 A100, GPT-NeoX lacks 5 GiB: both save that."""
+    p = Problem.build(zoo.build("gpt-neox-20b"), "8xA100-40GB", {"global_batch": 32, "precision": "fp32"})
+    with pytest.raises(NothingFits) as caught:
+        search(p, Budget.parse(1), searcher="expert")
+    changes = {change["field"]: change["step_time_s"] for change in caught.value.changes}
+    half = Problem.build(p.graph, p.cluster, {"global_batch": 32, "precision": "bf16"})
+    assert changes["training.precision"] == search(half, Budget.parse(1), searcher="expert").step_time_s
+    assert "training.optimizer" in changes
 
 
 def test_no_fewer_devices_would_do(gpt):
