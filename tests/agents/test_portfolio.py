@@ -1,5 +1,6 @@
 """The portfolio against brute force, its members and its promises; members are real processes here."""
 
+import bisect
 import itertools
 import json
 import multiprocessing
@@ -19,6 +20,7 @@ from child_processes import called
 from agents import Budget, search
 from agents.incumbent import IllegalPlan, Incumbent
 from agents.portfolio import portfolio
+from agents.results.infeasibility_advice import fastest_template_s
 from agents.sampling.expert import price_grid
 from automap.bounds.partial_plans import BoundTable
 from automap.cluster import parse_cluster
@@ -26,7 +28,6 @@ from automap.errors import NothingFits
 from automap.families import families
 from automap.problem import Problem
 from automap.space.space import PlanSpace
-from ir import zoo
 
 
 def problem(graph, cluster="2x2xV100@25Gbit", global_batch=8, fix=None, **training):
@@ -243,15 +244,25 @@ def test_larger_and_more_devices_are_advised_on_any_cluster(gpt, cluster):
         assert found.step_time_s == change["step_time_s"]
 
 
-def test_half_precision_is_advised_where_it_helps_and_not_only_another_optimizer():
-    """In fp32 on 8 A100, GPT-NeoX lacks 5 GiB: both save that."""
-    p = Problem.build(zoo.build("gpt-neox-20b"), "8xA100-40GB", {"global_batch": 32, "precision": "fp32"})
+def test_half_precision_is_advised_beside_another_optimizer(gpt):
+    """Where hardly a tenth of a GiB is missing, both save it."""
+    graph = gpt(layers=2, hidden=512, heads=8, seq=4096, vocab=50000)
+    training = {"global_batch": 1, "precision": "fp32"}
+
+    def reserving(tenths, **more):
+        hints = {"memory_reserve_bytes": tenths / 10 * 2**30}
+        return Problem.build(graph, "1xV100-16GB", {**training, **more}, hints)
+
+    # Tenths of a GiB of the 16, of which the first are free.
+    least = bisect.bisect_left(range(160), True, key=lambda tenths: fastest_template_s(reserving(tenths)) is None)
+    p = reserving(least)
     with pytest.raises(NothingFits) as caught:
         search(p, Budget.parse(1), searcher="expert")
-    changes = {change["field"]: change["step_time_s"] for change in caught.value.changes}
-    half = Problem.build(p.graph, p.cluster, {"global_batch": 32, "precision": "bf16"})
-    assert changes["training.precision"] == search(half, Budget.parse(1), searcher="expert").step_time_s
-    assert "training.optimizer" in changes
+    changes = {change["field"]: change for change in caught.value.changes}
+    for name in ("precision", "optimizer"):
+        change = changes[f"training.{name}"]
+        fits = reserving(least, **{name: change["value"]})
+        assert search(fits, Budget.parse(1), searcher="expert").step_time_s == change["step_time_s"]
 
 
 def test_no_fewer_devices_would_do(gpt):
