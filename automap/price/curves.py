@@ -66,7 +66,7 @@ def _published_convolutions(kind: str) -> Mapping[str, ConvolutionCurve]:
 
 def is_measured(device: Device) -> bool:
     """Whether the device's own kernels were measured; else the estimate's band is wider."""
-    return device.kernels is not None or device.name.startswith(f"{device.curves_of}-")
+    return device.kernels is not None or kernels_of().get(device.name) == "own"
 
 
 def transfer_error(devices: Iterable[Device]) -> float:

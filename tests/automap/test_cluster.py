@@ -54,9 +54,9 @@ def test_bad_text_names_field_value_and_repair(text, word):
 
 def test_an_unknown_link_is_refused_with_the_forms_that_are_known():
     with pytest.raises(ClusterError) as caught:
-        parse_cluster("4x8xV100@1Gbit")
+        parse_cluster("4x8xV100@2Gbit")
     listed = caught.value.repair.removeprefix("Use one of ").partition(", or describe")[0].split(", ")
-    assert listed[:3] == ["10Gbit", "25Gbit", "50Gbit"] and "IB-HDR" in listed and "nvlink2" not in listed
+    assert listed[:4] == ["1Gbit", "10Gbit", "25Gbit", "50Gbit"] and "IB-HDR" in listed and "nvlink2" not in listed
     assert all(parse_cluster(f"4x8xV100@{name}") for name in listed)
     with pytest.raises(ClusterError, match="Did you mean IB-HDR"):
         parse_cluster("4x8xV100@IB-HRD")
