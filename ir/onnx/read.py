@@ -28,6 +28,7 @@ from ir.onnx.readers.nodes import (
 )
 from ir.onnx.readers.order import in_order, needed
 from ir.onnx.readers.roles import with_stored_constants
+from ir.onnx.rewrites.caches import without_caches
 from ir.onnx.rewrites.computed_tables import computed_tables
 from ir.onnx.rewrites.contributed import standard
 from ir.onnx.rewrites.equal_weights import separate_fresh, tied_heads
@@ -69,10 +70,11 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         stored[sparse.values.name] = Stored(tuple(sparse.dims), dtype_name(sparse.values.data_type))
     inputs = _inputs(graph, stored)
     marked = _is_marked(inputs, stored)
-    read = needed(reader.nodes, [v.name for v in graph.output])
+    read, written, caches = without_caches(reader.nodes, inputs, [v.name for v in graph.output])
+    read = needed(read, written)
     tensors |= dequantised(read, tensors) if needs_values else {}
     nodes, warnings = in_floats(standard(read), stored, marked=marked)
-    nodes = needed(nodes, [v.name for v in graph.output])
+    nodes = needed(nodes, written)
     if needs_values:
         note_periods(nodes, stored, {name: tensors[name] for name in unmarked & stored.keys()})
     if not marked:
@@ -99,14 +101,14 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
     ordered = in_order(nodes, {n for node in made for n in node.outputs} | set(stored) | set(inputs))
     return Source(
         name=graph.name,
-        nodes=made + chosen_by_masks(ordered, stored, [v.name for v in graph.output]),
+        nodes=made + chosen_by_masks(ordered, stored, written),
         inputs=inputs,
         stored=stored,
-        outputs={v.name: declared(v) for v in graph.output},
+        outputs={v.name: declared(v) for v in graph.output if v.name in written},
         declared=inner,
         has_metadata=marked,
         names_state=is_pytorch and not marked,
-        warnings=(*warnings, *said),
+        warnings=(*caches, *warnings, *said),
         frozen=frozen,
     )
 

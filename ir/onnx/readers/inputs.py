@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
@@ -91,7 +92,7 @@ def _check_bound(
         return
     size, (name, index) = next(iter(unbound.items()))
     others = f", as are {', '.join(list(unbound)[1:9])}" if len(unbound) > 1 else ""
-    options = " ".join(f"--dim {each}=128" for each in list(unbound)[:8])
+    options = " ".join(f"--dim {shlex.quote(f'{each}=128')}" for each in list(unbound)[:8])
     request = ", ".join(f'"{each}": 128' for each in list(unbound)[:8])
     batch = ""
     if index != places.get(name, 0):

@@ -1,0 +1,140 @@
+"""Caches of keys and values: a decoder that was exported for generation is read as the network that is trained.
+
+Such files (of optimum and of ONNX Runtime's generative API) take the keys and values of earlier tokens as inputs, and
+return them with those of the new tokens. Training computes whole sequences: no earlier tokens are given, and what the
+file returns for later ones is left out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ir.onnx.readers.nodes import Declared, Node
+
+FUSED: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "Attention": ((4, 5), (1, 2)),
+    "com.microsoft.Attention": ((4,), (1,)),
+    "com.microsoft.GroupQueryAttention": ((3, 4), (1, 2)),
+    "com.microsoft.MultiHeadAttention": ((6, 7), (1, 2)),
+}
+"""Kind of an attention -> positions of its operands that hold earlier keys and values, and of its results that hold all
+(Operators.md of ONNX 1.19, ContribOperators.md of ONNX Runtime 1.23)."""
+
+
+def without_caches(
+    nodes: Sequence[Node], inputs: Mapping[str, Declared], outputs: Sequence[str]
+) -> tuple[list[Node], list[str], tuple[str, ...]]:
+    """The nodes and outputs of a file without its caches, and a warning that names them.
+
+    Args:
+        nodes: the nodes of the file.
+        inputs: the inputs that the user hands in.
+        outputs: names of its outputs.
+
+    Returns:
+        the nodes, the outputs and the warnings; the same nodes and outputs where the file has no cache.
+    """
+    read = _read_directly(nodes, inputs, outputs)
+    readers: dict[str, list[Node]] = defaultdict(list)
+    for node in read:
+        for name in node.inputs:
+            readers[name].append(node)
+    lengths: dict[str, int] = {}
+    given: dict[str, str] = {}
+    dropped: set[str] = set()
+    found: list[Node] = []
+    for node in read:
+        axis = _joined_axis(node, inputs, readers)
+        if axis is not None and node.outputs[0] in outputs:
+            lengths[node.inputs[0]] = axis
+            given[node.outputs[0]] = node.inputs[1]
+            dropped.add(node.outputs[0])
+            continue
+        returned = _returned(node, inputs, readers, outputs)
+        if returned:
+            dropped.update(returned)
+            earlier = FUSED[node.kind][0]
+            lengths |= {name: len(inputs[name].shape or ()) - 2 for name in node.inputs if name in inputs}
+            kept = ["" if i in earlier else name for i, name in enumerate(node.inputs)]
+            found.append(replace(node, inputs=kept, outputs=["" if n in returned else n for n in node.outputs]))
+        else:
+            found.append(node)
+    if not dropped or dropped.issuperset(outputs):
+        return list(nodes), list(outputs), ()
+    whole: list[Node] = []
+    for node in found:
+        if node.kind == "Shape" and node.inputs[0] in lengths:
+            whole += _shape_of_none(node, inputs, lengths)
+        else:
+            whole.append(replace(node, inputs=[given.get(name, name) for name in node.inputs]))
+    names = sorted(dropped)
+    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    warning = (
+        f"the cache of keys and values for generation ({names[0]}{others}) is left out: the model is read as it is "
+        "trained, on whole sequences without earlier tokens"
+    )
+    return whole, [name for name in outputs if name not in dropped], (warning,)
+
+
+def _read_directly(nodes: Sequence[Node], inputs: Mapping[str, Declared], outputs: Sequence[str]) -> list[Node]:
+    """The nodes with readers of the inputs themselves, where they read copies: those of a Concat of one operand."""
+    copied: dict[str, str] = {}
+    found: list[Node] = []
+    for node in nodes:
+        names = [copied.get(name, name) for name in node.inputs]
+        is_copy = node.kind in ("Identity", "Concat") and len(names) == 1 and names[0] in inputs
+        if is_copy and node.outputs[0] not in outputs:
+            copied[node.outputs[0]] = names[0]
+        else:
+            found.append(replace(node, inputs=names))
+    return found
+
+
+def _joined_axis(node: Node, inputs: Mapping[str, Declared], readers: Mapping[str, list[Node]]) -> int | None:
+    """The dim of the tokens where a node puts new keys or values behind those of an input; else None."""
+    if node.kind != "Concat" or len(node.inputs) != 2 or node.inputs[0] not in inputs:
+        return None
+    past, shape = node.inputs[0], inputs[node.inputs[0]].shape
+    axis = int(node.attributes.get("axis", 0))
+    axis += len(shape or ()) if axis < 0 else 0
+    if shape is None or not 0 < axis < len(shape) or not isinstance(shape[axis], str):
+        return None
+    return axis if all(reader is node or reader.kind == "Shape" for reader in readers[past]) else None
+
+
+def _returned(
+    node: Node, inputs: Mapping[str, Declared], readers: Mapping[str, list[Node]], outputs: Sequence[str]
+) -> list[str]:
+    """The results of an attention that are a cache and nothing else; empty where the node has none."""
+    if node.kind not in FUSED:
+        return []
+    operands, results = FUSED[node.kind]
+    earlier = [node.inputs[i] for i in operands if i < len(node.inputs) and node.inputs[i]]
+    later = [node.outputs[i] for i in results if i < len(node.outputs) and node.outputs[i]]
+    alone = all(name in inputs for name in earlier) and all(n in outputs and not readers[n] for n in later)
+    return later if alone else []
+
+
+def _shape_of_none(node: Node, inputs: Mapping[str, Declared], lengths: Mapping[str, int]) -> list[Node]:
+    """What gives the shape of a cache without tokens, in place of a Shape that reads it.
+
+    A symbolic size is that of another input which calls a dim by the same name, else 1.
+    """
+    past, out = node.inputs[0], node.outputs[0]
+    sizes = [0 if i == lengths[past] else size for i, size in enumerate(inputs[past].shape or ())]
+    sizes = sizes[slice(node.attributes.get("start", 0), node.attributes.get("end"))]
+    found: list[Node] = []
+    for i, size in enumerate(sizes):
+        part = [f"{out}#{i}", f"{out}#{i}#sizes", f"{out}#{i}#place"]
+        places = ((n, d.shape.index(size)) for n, d in inputs.items() if n not in lengths and size in (d.shape or ()))
+        name, place = next(places, ("", 0)) if isinstance(size, str) else ("", 0)
+        if name:
+            found.append(Node("Shape", [name], part[1:2], {}, scope=node.scope, opset=node.opset))
+            found.append(Node("Constant", [], part[2:], {"value_ints": (place,)}, opset=node.opset))
+            found.append(Node("Gather", part[1:], part[:1], {"axis": 0}, scope=node.scope, opset=node.opset))
+        else:
+            known = size if isinstance(size, int) else 1
+            found.append(Node("Constant", [], part[:1], {"value_ints": (known,)}, opset=node.opset))
+    return [*found, Node("Concat", [f"{out}#{i}" for i in range(len(sizes))], [out], {"axis": 0}, opset=node.opset)]
