@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ir.errors import refuse
+from ir.errors import ask_for_batch, refuse
 from ir.graph import Graph, Operator, Tensor
 from ir.operators import (
     KINDS,
@@ -316,12 +316,8 @@ class GraphBuilder:
     @property
     def batch_question(self) -> str:
         """Asks for the batch dim of the first data input that has one."""
-        inputs = (t.name for t in self.tensors.values() if t.role == "input" and t.batch_dim is not None)
-        name = next(inputs, "tokens")
-        return (
-            f"If the first dim of {name} is not the batch, say which dim is: `--batch-dim {name}=1`, or `{name}=none` "
-            f'if it has none; in a request "batch_dims": {{"{name}": 1}}.'
-        )
+        given = [t for t in self.tensors.values() if t.role == "input" and t.batch_dim is not None]
+        return ask_for_batch(given[0].name if given else "", len(given[0].shape) if given else 0)
 
     def _is_readable_without_batch(
         self, kind: str, names: Sequence[str], is_read: tuple[bool, ...], attributes: Mapping[str, Any], opset: int

@@ -82,3 +82,19 @@ def refuse(message: str, value: object, repair: str) -> ModelError:
 def too_expensive(message: str, value: object, repair: str) -> ModelTooExpensive:
     """The error for a model that runs into a limit, to be raised by the caller."""
     return ModelTooExpensive(message, field="model", value=value, repair=repair)
+
+
+def ask_for_batch(name: str, rank: int) -> str:
+    """Asks which dim of an input is the batch, where it seems not to be the first one.
+
+    Args:
+        name: the input; empty = the file has none.
+        rank: the number of its dims.
+    """
+    lead = "A network of one sample is exported with a leading dim of samples."
+    if not name or rank < 2:
+        return lead
+    return (
+        f"If the first dim of {name} is not the batch, say which dim is: `--batch-dim {name}=1`, in a request "
+        f'"batch_dims": {{"{name}": 1}}. {lead}'
+    )

@@ -165,7 +165,7 @@ def product(inputs, outputs=(), **options):
 def test_a_leading_dim_that_is_called_a_length_is_not_taken_for_the_batch(length, behind):
     with pytest.raises(ModelError, match="which is no batch") as caught:
         product({"x": (length, *behind)}, dims={length: 6})
-    assert "--batch-dim x=1" in caught.value.repair and "x=none" in caught.value.repair
+    assert ("--batch-dim x=1" in caught.value.repair) and "a leading dim of samples" in caught.value.repair
     graph = product({"x": (length, *behind)}, dims={length: 6}, batch_dims={"x": None})
     assert graph.forward_flops == 2 * 6 * prod(behind) * 4
     graph = product({"x": (length, 3, 8)}, dims={length: 6}, batch_dims={"x": 1})
@@ -225,3 +225,9 @@ def test_states_of_another_size_than_the_layer_are_refused():
         builder.parameter(name, shape)
     with pytest.raises(ModelError, match="proj_size"):
         builder.add("LSTM", ["x", "w", "r", "", "", "h", "c"], ["y"], attributes={"hidden_size": 3})
+
+
+def test_a_network_of_one_sample_is_told_to_be_exported_with_samples():
+    with pytest.raises(ModelError, match="exported with a leading dim of samples") as caught:
+        product({"x": (8,)})
+    assert "--batch-dim" not in caught.value.repair

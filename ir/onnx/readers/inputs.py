@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from ir.build import GraphBuilder
-from ir.errors import ModelError, refuse
+from ir.errors import ModelError, ask_for_batch, refuse
 from ir.graph import Tensor
 from ir.onnx.options import ReadOptions
 from ir.onnx.readers.nodes import Declared, Source
@@ -156,8 +156,7 @@ def _batch_sizes(
             f"the leading dim of input {name} is called {size}, which is no batch",
             field=f"batch_dims.{name}",
             value="not stated",
-            repair=f"Say which dim is the batch: `--batch-dim {name}=1`, or `{name}=none` if it has none; in a request "
-            f'"batch_dims": {{"{name}": 1}}.',
+            repair=ask_for_batch(name, len(data[name].shape or ())),
         )
     return found
 
