@@ -44,16 +44,21 @@ def attention(x, i, *, cached, copied):
 
 
 def fused(x, i, *, cached, kind="GroupQueryAttention"):
-    """One layer by an operator of ONNX Runtime."""
+    """One layer by an operator of ONNX Runtime, or by that of the standard."""
     nodes = [node("MatMul", [x, f"w{part}{i}"], [f"{part}{i}"]) for part in "qkv"]
     operands, results = [f"{part}{i}" for part in "qkv"], [f"o{i}"]
     if cached:
         earlier = [f"past.{i}.k", f"past.{i}.v"]
-        operands += earlier if kind == "GroupQueryAttention" else ["", "", "", *earlier]
+        operands += [""] * {"GroupQueryAttention": 0, "MultiHeadAttention": 3, "Attention": 1}[kind] + earlier
         results += [f"present.{i}.k", f"present.{i}.v"]
-    grouped = {"kv_num_heads": HEADS} if kind == "GroupQueryAttention" else {"unidirectional": 1}
+    said = {
+        "GroupQueryAttention": {"num_heads": HEADS, "kv_num_heads": HEADS},
+        "MultiHeadAttention": {"num_heads": HEADS, "unidirectional": 1},
+        "Attention": {"q_num_heads": HEADS, "kv_num_heads": HEADS, "is_causal": 1},
+    }[kind]
+    domain = "" if kind == "Attention" else "com.microsoft"
     return [
-        *nodes, node(kind, operands, results, domain="com.microsoft", num_heads=HEADS, **grouped),
+        *nodes, node(kind, operands, results, domain=domain, **said),
         node("Add", [x, f"o{i}"], [f"x{i + 1}"]),
     ]  # fmt: skip
 
@@ -90,7 +95,7 @@ def written(layer, *, cached, **options):
     later = ("b", HEADS, "past + s", SIZE)
     results += [helper.make_tensor_value_info(f"present.{name}", TensorProto.FLOAT, later) for name in names]
     graph = helper.make_graph(nodes, "decoder", given, results, [t for t in stored if t.name in used])
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    opsets = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
 
 
@@ -98,7 +103,7 @@ def written(layer, *, cached, **options):
     ("layer", "options"),
     [
         (attention, {"copied": False}), (attention, {"copied": True}), (fused, {}),
-        (fused, {"kind": "MultiHeadAttention"}),
+        (fused, {"kind": "MultiHeadAttention"}), (fused, {"kind": "Attention"}),
     ],
 )  # fmt: skip
 def test_a_file_with_caches_is_the_network_without(layer, options):
