@@ -126,12 +126,18 @@ def words(program: Ints, num_ranks: int) -> tuple[tuple[str, ...], ...]:
     heads = [f"{chunk}{letter}" for letter in LETTERS for chunk in range(chunks)]
     tails = [str(number) for number in range(micro_batches)]
     found = []
-    for rank in range(num_ranks):
-        mine = program[program[:, A_RANK] == rank]
+    for places in of_ranks(program, num_ranks):
+        mine = program[places]
         which = (mine[:, A_WORD] * chunks + mine[:, A_CHUNK]).tolist()
         numbers = map(tails.__getitem__, mine[:, A_MICRO_BATCH].tolist())
         found.append(tuple(map(operator.add, map(heads.__getitem__, which), numbers)))
     return tuple(found)
+
+
+def of_ranks(program: Ints, num_ranks: int) -> list[Ints]:
+    """Where the actions of each rank stand in a program, in their order."""
+    by_rank = np.argsort(program[:, A_RANK], kind="stable")
+    return np.split(by_rank, np.searchsorted(program[by_rank, A_RANK], np.arange(1, num_ranks)))
 
 
 def read_order(order: Sequence[Sequence[str]], num_ranks: int, num_chunks: int, num_micro_batches: int) -> Ints:

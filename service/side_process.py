@@ -79,19 +79,21 @@ def recommend(document: Mapping[str, Any], graph: bytes) -> dict[str, Any]:
     return answer_of(found, goals.steps)
 
 
+def report(document: Mapping[str, Any], graph: bytes) -> dict[str, Any]:
+    """The page of a plan: {request, plan} → {html}."""
+    from service.drawing.page import report as page_of
+
+    return {"html": page_of(_with_timeline(document, graph))}
+
+
 def draw(document: Mapping[str, Any], graph: bytes) -> dict[str, Any]:
-    """Draws a plan: {request, plan} → {html, lines, pictures: {name: {about, svg}}}."""
-    from automap.plan import Plan
-    from service.drawing.page import ABOUT, report, svg
+    """Draws a plan: {request, plan} → {lines, pictures: {name: {about, svg}}}."""
+    from service.drawing.page import ABOUT, svg
     from service.drawing.pictures import pictures_of
-    from service.priced import priced_anew
     from service.report import head, summary
 
-    plan = Plan.from_json(document["plan"])
-    # What the search has recorded stays; the price of today fills in the timeline.
-    drawn = priced_anew(plan, _evaluator(document, graph, plan), with_timeline=True)
+    drawn = _with_timeline(document, graph)
     return {
-        "html": report(drawn),
         "lines": [list(line) for line in (summary(drawn) if drawn.search is not None else head(drawn))],
         "pictures": {
             name: {"about": ABOUT[name], "svg": svg(picture(drawn))} for name, picture in pictures_of(drawn).items()
@@ -99,8 +101,18 @@ def draw(document: Mapping[str, Any], graph: bytes) -> dict[str, Any]:
     }
 
 
+def _with_timeline(document: Mapping[str, Any], graph: bytes) -> Any:
+    """The plan of a task, priced again with its timeline; what its search has recorded stays."""
+    from automap.plan import Plan
+    from service.priced import priced_anew
+
+    plan = Plan.from_json(document["plan"])
+    return priced_anew(plan, _evaluator(document, graph, plan), with_timeline=True)
+
+
 TASKS: Mapping[str, Task] = {
-    "check": check, "estimate": estimate, "recommend": recommend, "draw": draw, "export": export,
+    "check": check, "estimate": estimate, "recommend": recommend, "draw": draw, "report": report,
+    "export": export,
 }  # fmt: skip
 
 

@@ -32,7 +32,7 @@ from automap.price.outcome import Outcome
 from automap.price.plan_reader import lower_plan
 from automap.price.visible_keys import visible_shares
 from automap.problem import Problem
-from automap.schedule import A_RANK, words
+from automap.schedule import of_ranks, words
 from automap.targets import OWN
 from ir.graph import Graph
 from ir.operators.experts import PRODUCT
@@ -64,8 +64,9 @@ def timeline(lowered: LoweredPlan, evaluator: Evaluator) -> tuple[tuple[tuple[st
     """Per pipeline rank its actions in order: torch's word, seconds at which it begins and ends."""
     program, times = evaluator.timeline(lowered)
     found = []
-    for rank, names in enumerate(words(program, len(lowered.layout.stages))):
-        starts, ends = times[program[:, A_RANK] == rank].T.tolist()
+    ranks = len(lowered.layout.stages)
+    for names, places in zip(words(program, ranks), of_ranks(program, ranks), strict=True):
+        starts, ends = times[places].T.tolist()
         found.append(tuple(zip(names, starts, ends, strict=True)))
     return tuple(found)
 

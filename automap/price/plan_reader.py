@@ -38,7 +38,7 @@ def lower_plan(plan: Plan, evaluator: Evaluator, axes: Sequence[str] = ("dp", "t
     program = _program(plan.schedule, ranks, len(plan.stages), plan.num_micro_batches)
     zero = _zero(plan)
     spread_over = tuple(_first_batch_axis(plan, number, axes) for number in range(ranks))
-    shares = tuple(_shares(plan, number, spread_over[number % ranks]) for number in range(len(plan.stages)))
+    shares = tuple(_shares(plan, number, spread_over) for number in range(len(plan.stages)))
     samples = [
         [spread(plan.samples_per_micro_batch, int(stage.axes[a]))] if mine is None else [n * len(mine) for n in {*mine}]
         for stage, a, mine in zip(layout.stages, spread_over, shares, strict=False)
@@ -131,10 +131,15 @@ def _first_batch_axis(plan: Plan, number: int, axes: Sequence[str]) -> int:
     return list(axes).index(name)
 
 
-def _shares(plan: Plan, number: int, axis: int) -> tuple[int, ...] | None:
-    """Samples of each rank of the first batch axis, or None where these are as even as they go."""
+def _shares(plan: Plan, number: int, spread_over: Sequence[int]) -> tuple[int, ...] | None:
+    """Samples of each rank of the first batch axis, or None where these are as even as they go.
+
+    Args:
+        spread_over: [pipeline ranks] number of that axis.
+    """
     stage, shares = plan.stages[number], plan.stages[number].batch_shares
-    ranks = _ranks(plan, 1 << 62)
+    ranks = len(spread_over)
+    axis = spread_over[number % ranks]
     if shares != plan.stages[number % ranks].batch_shares:
         raise refuse(
             f"stages[{number}].batch_shares",

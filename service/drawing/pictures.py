@@ -15,7 +15,7 @@ import numpy as np
 from automap.arrays import Floats, Ints
 from automap.errors import printable
 from automap.plan import MEMORY_CLASSES, DeviceMemory, Estimate, Plan, Stage, parse_devices
-from service.drawing.trace import KINDS, Action, read_action
+from service.drawing.trace import KINDS, Action, Passes, read_actions
 from service.report import GIB, seconds, time_parts
 
 if TYPE_CHECKING:
@@ -38,6 +38,12 @@ DASHES: tuple[Literal["-", "--", ":"], ...] = ("-", "--", ":")
 """Further lines of the same colour."""
 MOST_SHAPES = 2000
 """Number of actions above which they are drawn as pixels: a file with more shapes is slow to open (assumed)."""
+PIXELS = 1500
+"""Pixels of a step of so many actions, at twice the resolution of a screen (assumed)."""
+MOST_ROWS = 48
+"""Rows of a picture with a text beside each, in which the texts do not touch: of more rows, some have one (tried)."""
+MOST_COLUMNS = 12
+"""As `MOST_ROWS`, for columns with a text under each (tried)."""
 MOST_LABELLED = 1e3
 """Ratio of the ends of a logarithmic axis above which only the powers of ten are labelled (assumed)."""
 LONGEST = 200
@@ -53,31 +59,60 @@ ROWS = 12
 
 def timeline(plan: Plan) -> Figure:
     """What each pipeline rank does in a step, and when."""
-    actions, estimate = _actions(plan), _estimate(plan)
-    figure, axes = figure_of(len(actions), "A step of each pipeline rank")
-    many = sum(map(len, actions)) > MOST_SHAPES
-    for rank, own in enumerate(actions):
-        for letter in KINDS:
-            spans = [(begin, end - begin) for word, begin, end in own if read_action(word)[1] == letter]
-            # Between actions of a kind there is a line, unless there are too many to see.
-            line = 0.0 if many else 0.3
-            axes.broken_barh(
-                spans, (rank - 0.4, 0.8), color=COLOURS[letter], edgecolor="white", linewidth=line, rasterized=many
-            )
-    shown = [letter for letter in KINDS if any(read_action(word)[1] == letter for own in actions for word, _, _ in own)]
+    ranks, end_s = [read_actions(own) for own in _actions(plan)], _estimate(plan).step_time_s
+    figure, axes = figure_of(len(ranks), "A step of each pipeline rank")
+    many = sum(len(own.letters) for own in ranks) > MOST_SHAPES
+    if many:
+        axes.imshow(
+            _pixels(ranks, end_s), extent=(0.0, end_s, len(ranks) - 0.5, -0.5), aspect="auto", interpolation="none"
+        )
+    else:
+        for rank, own in enumerate(ranks):
+            for letter in KINDS:
+                some = own.letters == letter
+                spans = list(zip(own.begins[some], own.ends[some] - own.begins[some], strict=True))
+                axes.broken_barh(spans, (rank - 0.4, 0.8), color=COLOURS[letter], edgecolor="white", linewidth=0.3)
+    shown = [letter for letter in KINDS if any((own.letters == letter).any() for own in ranks)]
     _legend(figure, {KINDS[letter]: COLOURS[letter] for letter in shown})
-    _ranks(axes, len(actions))
-    axes.set_xlim(0.0, estimate.step_time_s)
-    axes.set_xlabel("seconds; what is white is waiting, gradients and the optimizer")
+    axes.set_yticks(*_labelled([f"rank {rank}" for rank in range(len(ranks))]))
+    axes.set_ylim(len(ranks) - 0.5, -0.5)
+    axes.set_xlim(0.0, end_s)
+    short_ones = "; colours of passes too short to see are mixed" if many else ""
+    axes.set_xlabel(f"seconds; what is white is waiting, gradients and the optimizer{short_ones}")
     return figure
+
+
+def _pixels(ranks: Sequence[Passes], end_s: float) -> Floats:
+    """An image of the actions of pipeline ranks: each pixel has the mean colour of its time.
+
+    Args:
+        ranks: the actions of each.
+        end_s: the time at the right edge.
+
+    Returns:
+        Red, green and blue, 0 to 1: [ranks × height, `PIXELS`, 3]. Few ranks have white between them.
+    """
+    from matplotlib.colors import to_rgb
+
+    height, white = (5, 1) if len(ranks) <= MOST_ROWS else (1, 0)
+    image = np.ones((len(ranks), height, PIXELS, 3))
+    edges = np.linspace(0.0, end_s, PIXELS + 1)
+    for rows, own in zip(image, ranks, strict=True):
+        for letter, colour in COLOURS.items():
+            some = own.letters == letter
+            spans = np.stack([own.begins[some], own.ends[some]], axis=1)
+            done_s = np.cumsum(np.stack([np.zeros(len(spans)), spans[:, 1] - spans[:, 0]], axis=1))
+            share = np.diff(np.interp(edges, spans.ravel(), done_s)) / (edges[1] - edges[0]) if len(spans) else 0.0
+            rows[: height - white] -= np.multiply.outer(share, 1.0 - np.array(to_rgb(colour)))
+    return image.clip(0.0, 1.0).reshape(-1, PIXELS, 3)
 
 
 def memory_over_time(plan: Plan) -> Figure:
     """Memory of a device of each pipeline rank in the course of a step, as micro-batches come and go."""
     actions, estimate = _actions(plan), _estimate(plan)
     figure, axes = figure_of(6, "Memory of a device of each pipeline rank")
-    for rank, own in enumerate(actions):
-        memory = _memory_of(plan, rank, len(actions))
+    fullest = _fullest(plan, len(actions))
+    for rank, (own, memory) in enumerate(zip(actions, fullest, strict=True)):
         times, kept = in_flight(own)
         always = (memory.total - memory.activations) / GIB
         level = always + memory.activations / GIB * kept / max(1, int(kept.max()))
@@ -108,14 +143,14 @@ def in_flight(actions: Sequence[Action]) -> tuple[Floats, Ints]:
         actions: of one rank, in order. A forward pass keeps activations from its beginning, the last backward pass of
             the micro-batch in the stage frees them at its end.
     """
-    last = {}
-    for word, _, end in actions:
-        stage, letter, micro_batch = read_action(word)
-        if letter != "F":
-            last[stage, micro_batch] = end
-    begins = [begin for word, begin, _ in actions if read_action(word)[1] == "F"]
-    times = np.array([*begins, *last.values()])
-    change = np.array([*[1] * len(begins), *[-1] * len(last)])
+    own = read_actions(actions)
+    is_forward = own.letters == "F"
+    # Of each micro-batch in a stage the last backward pass, which is the first in reverse order.
+    keys = own.stages * (own.micro_batches.max() + 1) + own.micro_batches
+    _, last = np.unique(keys[~is_forward][::-1], return_index=True)
+    begins, ends = own.begins[is_forward], own.ends[~is_forward][::-1][last]
+    times = np.concatenate([begins, ends])
+    change = np.repeat([1, -1], [len(begins), len(ends)])
     # What ends goes before what begins at the same time.
     order = np.lexsort((change, times))
     return times[order], change[order].cumsum()
@@ -130,9 +165,9 @@ def memory(plan: Plan) -> Figure:
         amounts = np.array([getattr(row, name) for row in rows]) / GIB
         axes.barh(range(len(rows)), amounts, left=left, color=colour, label=name)
         left += amounts
-    for number, row in enumerate(rows):
-        axes.plot([row.capacity / GIB] * 2, [number - 0.4, number + 0.4], color="#D55E00", linewidth=2)
-    axes.set_yticks(range(len(rows)), [f"devices {row.devices}" for row in rows])
+    places = np.arange(len(rows))
+    axes.vlines([row.capacity / GIB for row in rows], places - 0.4, places + 0.4, color="#D55E00", linewidth=2)
+    axes.set_yticks(*_labelled([f"devices {row.devices}" for row in rows]))
     axes.invert_yaxis()
     axes.set_xlabel("GiB; the red line is what a device has")
     figure.legend(frameon=False, fontsize=8, ncols=len(MEMORY_CLASSES), loc="outside lower center")
@@ -158,17 +193,24 @@ def placement(plan: Plan) -> Figure:
     """Which part of the model is on which devices, and how it is spread there."""
     stages, ranks = plan.stages, len(_actions(plan))
     figure, axes = figure_of(len(stages), "The model from the input to the loss, and its devices")
-    for number, stage in enumerate(stages):
-        rank = number % ranks
-        axes.barh(number, 0.96, left=rank + 0.02, height=0.86, color=PARTS[rank % len(PARTS)], alpha=0.25)
-        text = f"{short(stage.operators[0])} … {short(stage.operators[1])}"
-        axes.text(rank + 0.5, number - 0.16, text, ha="center", va="center", fontsize=7)
+    on_rank = np.arange(len(stages)) % ranks
+    colours = [PARTS[rank % len(PARTS)] for rank in on_rank]
+    axes.barh(range(len(stages)), 0.96, left=on_rank + 0.02, height=0.86, color=colours, alpha=0.25)
+    places, texts = _labelled([f"stage {number}" for number in range(len(stages))])
+    for number in places:
+        stage, rank = stages[number], on_rank[number]
+        names = f"{short(stage.operators[0])} … {short(stage.operators[1])}"
+        if ranks > MOST_COLUMNS:
+            # Beside its stage, on the side with more room.
+            text, is_left = f"  {names}, {_mesh_text(stage)}  ", rank < ranks // 2
+            axes.text(rank + is_left, number, text, ha="left" if is_left else "right", va="center", fontsize=7)
+            continue
+        axes.text(rank + 0.5, number - 0.16, names, ha="center", va="center", fontsize=7)
         axes.text(rank + 0.5, number + 0.2, _mesh_text(stage), ha="center", va="center", fontsize=7)
+    axes.set_yticks(places, texts)
     axes.set_xlim(0.0, ranks)
-    axes.set_xticks(
-        [rank + 0.5 for rank in range(ranks)], [f"devices\n{stages[rank].devices}" for rank in range(ranks)]
-    )
-    axes.set_yticks(range(len(stages)), [f"stage {number}" for number in range(len(stages))])
+    places, texts = _labelled([f"devices\n{stage.devices}" for stage in stages[:ranks]], MOST_COLUMNS)
+    axes.set_xticks([place + 0.5 for place in places], texts)
     axes.set_ylim(len(stages) - 0.4, -0.6)
     return figure
 
@@ -301,9 +343,10 @@ def _legend(figure: Figure, colours: Mapping[str, str]) -> None:
     figure.legend(handles=handles, frameon=False, fontsize=8, ncols=len(handles), loc="outside lower center")
 
 
-def _ranks(axes: Axes, count: int) -> None:
-    axes.set_yticks(range(count), [f"rank {rank}" for rank in range(count)])
-    axes.invert_yaxis()
+def _labelled(texts: Sequence[str], most: int = MOST_ROWS) -> tuple[Sequence[int], Sequence[str]]:
+    """The places that have a text beside them, and these texts: all, or at equal distances as many as are readable."""
+    places = range(0, len(texts), -(-len(texts) // most))
+    return places, [texts[place] for place in places]
 
 
 def _estimate(plan: Plan) -> Estimate:
@@ -317,8 +360,8 @@ def _actions(plan: Plan) -> Sequence[Sequence[Action]]:
     return found
 
 
-def _memory_of(plan: Plan, rank: int, ranks: int) -> DeviceMemory:
-    """Memory of the fullest device of a pipeline rank."""
-    own = set(parse_devices(plan.stages[rank % ranks].devices))
-    rows = [row for row in _estimate(plan).memory_bytes if own & set(parse_devices(row.devices))]
-    return max(rows, key=lambda row: row.total)
+def _fullest(plan: Plan, ranks: int) -> list[DeviceMemory]:
+    """Memory of the fullest device of each pipeline rank."""
+    row_of = {number: row for row in _estimate(plan).memory_bytes for number in parse_devices(row.devices)}
+    of_ranks = (parse_devices(stage.devices) for stage in plan.stages[:ranks])
+    return [max((row_of[number] for number in numbers), key=lambda row: row.total) for numbers in of_ranks]

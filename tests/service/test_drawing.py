@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -9,15 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 
 from automap.plan import Plan
 from automap.price.estimate import price
+from automap.price.evaluator import Evaluator
 from automap.problem import Problem
 from ir import zoo
 from service.command.main import main
 from service.drawing.page import report
-from service.drawing.pictures import PICTURES, in_flight, pictures_of, short
-from service.drawing.trace import trace
+from service.drawing.pictures import COLOURS, MOST_ROWS, MOST_SHAPES, PICTURES, in_flight, pictures_of, short
+from service.drawing.trace import read_action, trace
+from service.priced import hand_made_plan, priced_anew
 from service.report import time_parts
 
 GPT = "gpt:layers=8,hidden=256,heads=4,vocab_size=1024,seq_len=128"
@@ -98,6 +102,45 @@ def test_every_picture_is_drawn(plan: Plan, name: str) -> None:
         assert plan.estimate is not None
         right = [max(bar.get_x() + bar.get_width() for bar in group) for group in axes.containers]
         assert max(right) == pytest.approx(max(row.total for row in plan.estimate.memory_bytes) / 2**30)
+
+
+@pytest.fixture(scope="module", params=["2xA100-80GB", "8x8xA100-80GB"], ids=["few ranks", "many ranks"])
+def large(request: Any) -> Plan:
+    graph = zoo.build("gpt:layers=64,hidden=64,heads=4,vocab_size=256,seq_len=32")
+    evaluator = Evaluator(Problem.build(graph, request.param, {"global_batch": 512}))
+    plan = hand_made_plan(evaluator, {"pp": evaluator.problem.cluster.num_devices})
+    return priced_anew(plan, evaluator, with_timeline=True)
+
+
+def test_many_passes_are_pixels_with_the_mean_colour_of_their_time(large: Plan) -> None:
+    assert large.estimate is not None
+    of_ranks, end_s = actions(large), large.estimate.step_time_s
+    assert sum(map(len, of_ranks)) > MOST_SHAPES
+    (axes,) = PICTURES["timeline"](large).axes
+    assert len(axes.get_yticks()) <= MOST_ROWS
+    (image,) = axes.images
+    pixels = np.asarray(image.get_array())
+    missing = {letter: 1.0 - np.array(to_rgb(colour)) for letter, colour in COLOURS.items()}
+    height = pixels.shape[0] // len(of_ranks)
+    for rank in {0, 1, len(of_ranks) // 2, len(of_ranks) - 1}:
+        wanted = np.ones((pixels.shape[1], 3))
+        for word, begin, end in of_ranks[rank]:
+            first, last = (time / end_s * len(wanted) for time in (begin, end))
+            for pixel in range(int(first), min(int(last) + 1, len(wanted))):
+                share = min(last, pixel + 1) - max(first, pixel)
+                wanted[pixel] -= share * missing[read_action(word)[1]]
+        assert pixels[rank * height] == pytest.approx(wanted, abs=1e-6)
+        assert height == 1 or (pixels[rank * height + height - 1] == 1.0).all()
+
+
+def test_texts_beside_many_rows_do_not_touch(large: Plan) -> None:
+    for name in ("timeline", "memory", "placement"):
+        figure = PICTURES[name](large)
+        figure.draw_without_rendering()
+        (axes,) = figure.axes
+        for group in (axes.get_yticklabels(), axes.get_xticklabels(), axes.texts):
+            boxes = [text.get_window_extent() for text in group if text.get_text()]
+            assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2)), name
 
 
 class Elements(HTMLParser):

@@ -26,7 +26,7 @@ _REFUSALS = openapi.refusals(
 @router.get("/{job_id}/report", response_class=HTMLResponse, responses=_REFUSALS)
 async def report(request: Request, job_id: str) -> Response:
     """The plan of a job that succeeded as one page with words and pictures, to keep or to send."""
-    drawn = await _drawn(request, job_id)
+    drawn = await _drawn("report", request, job_id)
     headers = {
         "Content-Disposition": f'attachment; filename="report-{job_id[:12]}.html"',
         "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox",
@@ -37,14 +37,14 @@ async def report(request: Request, job_id: str) -> Response:
 @router.get("/{job_id}/pictures", responses=_REFUSALS)
 async def pictures(request: Request, job_id: str) -> Drawing:
     """The plan of a job that succeeded in words and pictures."""
-    return Drawing.model_validate(await _drawn(request, job_id))
+    return Drawing.model_validate(await _drawn("draw", request, job_id))
 
 
-async def _drawn(request: Request, job_id: str) -> dict[str, Any]:
+async def _drawn(task: str, request: Request, job_id: str) -> dict[str, Any]:
     store = store_of(request)
     job = await run_in_threadpool(find_job, store, job_id)
     plan = await run_in_threadpool(plan_of, store, job)
     assert job.request is not None  # a job with a plan was read when it ran
     graph = await run_in_threadpool(graphs.load_bytes, store, job.model_id, job.request)
     document = {"request": job.request, "model_id": job.model_id, "plan": plan}
-    return await side_processes_of(request).ask("draw", document, graph)
+    return await side_processes_of(request).ask(task, document, graph)
