@@ -45,7 +45,7 @@ def annotated(graph: Graph, constraints: Sequence[Constraint]) -> tuple[Constrai
             f"its annotations and the request's constraints are more than {MAX_CONSTRAINTS:,}",
             field="model",
             value=graph.name,
-            repair="Annotate whole modules alike: what all operators of a module want is one constraint.",
+            repair="Give all operators of a module the same annotation: that counts as one constraint.",
         )
     return tuple(_constraint(scope, dict(values)) for scope, values in found.items())
 

@@ -56,7 +56,7 @@ def _types(graph: Graph, linkage: Linkage, scope: str, field: str) -> list[int]:
             named[index] = modules
     if any(len(modules) != 1 for modules in named.values()) or any(len(found) != 1 for found in blocks.values()):
         raise ProblemError(
-            "its modules are no blocks between two places where the graph can be cut",
+            "its modules are not blocks between two places where the graph can be cut",
             field=field,
             value=scope,
             repair=f"Name one module of each repeated block, as in {_example(graph, linkage)!r}.",
@@ -65,7 +65,10 @@ def _types(graph: Graph, linkage: Linkage, scope: str, field: str) -> list[int]:
     if not types or any(unit.type in types and index not in named for index, unit in enumerate(units)):
         repair = f"Name all of them, as in {_example(graph, linkage)!r}."
         raise ProblemError(
-            "names only some of equal blocks" if types else "names no product", field=field, value=scope, repair=repair
+            "names some of the equal blocks, and not all of them" if types else "names no product",
+            field=field,
+            value=scope,
+            repair=repair,
         )
     return sorted(types)
 

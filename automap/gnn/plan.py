@@ -118,7 +118,7 @@ class GnnPlan:
         problem = simulator.problem
         if self.problem.sha256 != digest(problem):
             raise PlanError(
-                "for another problem",
+                "the plan is for another problem",
                 field="plan.problem.sha256",
                 value=self.problem.sha256[:12],
                 repair=f"Search again; the problem given is {digest(problem)[:12]}.",
@@ -133,7 +133,7 @@ class GnnPlan:
             found[at] = numbers[name]
         if not simulator.fits(found):
             raise PlanError(
-                "does not fit",
+                "the placement breaks a limit of the problem",
                 field="plan.placement",
                 value="more than a machine has room for, or a pinned task elsewhere",
                 repair="Search again.",
@@ -149,7 +149,7 @@ class GnnPlan:
         flows = [(flow.source, flow.target) for flow in problem.flows]
         if sorted(flows) != sorted(self.priorities):
             raise PlanError(
-                "not the flows of the problem",
+                "these are not the flows of the problem",
                 field="plan.priorities",
                 value=f"{len(self.priorities)} flows",
                 repair=f"Name each of the {len(flows)} flows of the problem once.",

@@ -212,7 +212,7 @@ class GnnProblem:
         for field, length in lengths.items():
             if length != first:
                 repair = f"Give {first} values, as the first trace has."
-                raise _wrong("a trace of another length", field, length, repair)
+                raise _wrong("traces have different lengths", field, length, repair)
 
     def _check_room(self) -> None:
         """Every task fits on a machine beside the tasks that must run there."""
@@ -252,7 +252,9 @@ def _check_names(field: str, names: list[str]) -> None:
     seen: set[str] = set()
     for number, name in enumerate(names):
         if name in seen:
-            raise _wrong("a name twice", f"{field}[{number}].name", name, "Give every one a name of its own.")
+            raise _wrong(
+                "the same name is given twice", f"{field}[{number}].name", name, "Give every one a name of its own."
+            )
         seen.add(name)
 
 
@@ -264,7 +266,7 @@ def _check_task(field: str, task: Task, machines: Mapping[str, Machine]) -> None
             raise _wrong("missing", f"{field}.machine", "nothing", "Say where the partition of this store lies.")
         if task.time_s.average > 0.0:
             repair = "Leave it out; what a store computes belongs to the samplers that ask it."
-            raise _wrong("a store has no time", f"{field}.time_s", task.time_s.average, repair)
+            raise _wrong("a store has no compute time", f"{field}.time_s", task.time_s.average, repair)
 
 
 def _check_flow(field: str, flow: Flow, tasks: Mapping[str, Task]) -> None:
@@ -277,7 +279,7 @@ def _check_flow(field: str, flow: Flow, tasks: Mapping[str, Task]) -> None:
         allowed = ", ".join(f"{source} to {target}" for source, target in PAIRS)
         raise _wrong("no such flow", f"{field}.target", " to ".join(roles), f"Connect {allowed}.")
     if roles[0] == "store" and flow.lag:
-        raise _wrong("a store answers at once", f"{field}.lag", flow.lag, "Leave it out.")
+        raise _wrong("a flow from a store has no lag", f"{field}.lag", flow.lag, "Leave it out.")
 
 
 def problem_schema() -> dict[str, Any]:

@@ -94,7 +94,9 @@ def profile_graph(graph: Graph, setting: Setting, rng: np.random.Generator) -> P
     nodes = graph.shape[0]
     if nodes < setting.machines:
         repair = f"Use at most {nodes} machines, one node each."
-        raise ProblemError("more than nodes", field="machines", value=setting.machines, repair=repair)
+        raise ProblemError(
+            "more machines than nodes of the graph", field="machines", value=setting.machines, repair=repair
+        )
     # Before minutes of sampling, with equal parts: what has no room without mini-batches has none with them.
     nothing = np.zeros((1, setting.workers, setting.samplers, setting.machines))
     mean_GiB = np.full(setting.machines, _stored_bytes(nodes, graph.nnz, setting) / setting.machines / GIB)  # noqa: N806
@@ -156,7 +158,7 @@ def _check_room(problem: GnnProblem) -> None:
         )
         if demanded > there * (1.0 + 1e-9):
             raise ProblemError(
-                "tasks demand more than there is",
+                "the tasks need more than all machines have",
                 field=f"tasks.{resource}",
                 value=f"{demanded:g} {resource}",
                 repair=f"Give machines more, add machines, or use fewer workers: all together have {there:g}.",

@@ -116,7 +116,12 @@ def _chunks(
         chunks.append(reader.segments(stage, number, operators, samples[number % len(samples)]))
         cursor = last + 1
     if cursor != len(order):
-        raise refuse("stages", order[cursor][0], "operators are left over", "Extend the last stage to the end.")
+        raise refuse(
+            "stages",
+            order[cursor][0],
+            "operators after the last stage belong to no stage",
+            "Extend the last stage to the end.",
+        )
     return tuple(chunks)
 
 
@@ -226,7 +231,7 @@ def _ranks(plan: Plan, num_devices: int) -> int:
     used: set[int] = set()
     for number, mine in enumerate(devices):
         if mine != devices[number % ranks] or len(devices) % ranks:
-            what = "virtual stages must go round the pipeline ranks in order"
+            what = "virtual stages must visit the pipeline ranks in the same order again and again"
             raise _refuse_stage(plan, number, "devices", what, "Give chunk c the devices of chunk c - ranks.")
         if any(d >= num_devices for d in mine):
             what = f"the cluster has devices 0 to {num_devices - 1}"

@@ -184,7 +184,7 @@ def _check_named(stage: Stage, number: int, used: AbstractSet[str], own: Abstrac
             raise refuse(
                 f"stages[{number}].shardings",
                 key,
-                "matches no operator of the stage that can be placed so",
+                "matches no operator of the stage that can have these placements",
                 "Remove or correct the key.",
             )
     for glob in stage.recompute:

@@ -131,7 +131,7 @@ class Constrained:
                 )
 
     def _check_equal_layers(self, named: Sequence[Sequence[tuple[int, int]]]) -> None:
-        """Refuses constraints that want opposite shardings of the same operator of equal layers."""
+        """Refuses constraints that ask for different shardings of the same operator of equal layers."""
         wanted: dict[tuple[int, int, str], tuple[int, str]] = {}
         for index, (constraint, places) in enumerate(zip(self.problem.hints.constraints, named, strict=True)):
             asked = {f"sharding.{axis}": text for axis, text in (constraint.sharding or {}).items()}
@@ -143,8 +143,8 @@ class Constrained:
                     operators = self.problem.graph.operators
                     name = operators[self._units[unit].start + offset].name
                     raise ProblemError(
-                        f"wants {name} {value}, and hints.constraints[{first}] wants it or the same operator of an "
-                        f"equal layer {other}; equal layers are sharded alike",
+                        f"asks for {name} as {value}, and hints.constraints[{first}] asks for the same operator, or "
+                        f"that of an equal layer, as {other}; equal layers have equal shardings",
                         field=f"hints.constraints[{index}]",
                         value=constraint.scope,
                         repair="Leave one of them out, or narrow its scope.",
@@ -198,7 +198,7 @@ class Constrained:
         fix = self.problem.hints.fix
         if self.splits and fix.tp == 1:
             raise ProblemError(
-                "constraints ask for a split, for which the inner mesh axis is too small",
+                "constraints with split need an inner mesh axis of several ranks",
                 field="hints.fix.tp",
                 value=1,
                 repair="Give 2 or more, or leave it out.",

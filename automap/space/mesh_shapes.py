@@ -415,7 +415,7 @@ class Meshes:
                 "dp * ep * num_micro_batches, or leave one of them out.",
             )
         raise ProblemError(
-            "the batch cannot be spread over the devices",
+            "the samples of the batch cannot be divided among the devices",
             field="training.global_batch",
             value=batch,
             repair=f"Use a multiple of a divisor of {devices}.",

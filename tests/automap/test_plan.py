@@ -111,7 +111,7 @@ def test_malformed_documents_name_the_path(sample, change, field):
         (lambda d: d.update(num_micro_batches=3), "add up"),
         (lambda d: d["stages"][0].update(devices="0-99"), "cluster has devices"),
         (lambda d: d["stages"][0].update(mesh=[["dp", 7]]), "places"),
-        (lambda d: d["stages"][0].update(operators=["wte/Gather"] * 2, shardings={}, recompute=[]), "left over"),
+        (lambda d: d["stages"][0].update(operators=["wte/Gather"] * 2, shardings={}, recompute=[]), "to no stage"),
         (lambda d: d["stages"][0].update(operators=["wte/Gather", "h.0/Add"], shardings={}), "cut inside a block"),
         (lambda d: d["stages"][0].update(shardings={"nobody": {}}), "matches no operator"),
         (lambda d: d["stages"][0].update(recompute=["h.*", "h.*.nobody"]), "matches no operator"),

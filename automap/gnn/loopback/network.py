@@ -84,10 +84,10 @@ def namespaces(path: str, out: Sequence[float], into: Sequence[float]) -> Iterat
     unshare = ["unshare", "--map-root-user", "--net"]
     if missing or subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
         raise ProblemError(
-            "not here",
+            "cannot be used on this host",
             field="by_kernel",
             value=f"no {missing[0]}" if missing else "network namespaces are not allowed",
-            repair="Run without: machines then limit themselves, with token buckets of their own.",
+            repair="Leave the option out: each machine then limits its own rate with a token bucket.",
         )
     rates = [",".join(map(repr, side)) for side in (out, into)]
     command = [*unshare, sys.executable, "-m", "automap.gnn.loopback.network", path, *rates]
@@ -99,10 +99,10 @@ def namespaces(path: str, out: Sequence[float], into: Sequence[float]) -> Iterat
         process.stdin.flush()
         if process.stdout.readline() != "connected\n":
             raise ProblemError(
-                "no network",
+                "the network between machines could not be made",
                 field="by_kernel",
                 value="`ip` or `tc` has failed",
-                repair="See its message above; run without.",
+                repair="Its message is above. Leave the option out.",
             )
         return [_address(number) for number in range(len(out))]
 

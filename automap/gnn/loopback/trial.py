@@ -95,7 +95,7 @@ def _scale(problem: GnnProblem, arrays: GnnArrays, place: Ints) -> float:
         name = ("nic_out_Gbps", "nic_in_Gbps")[side]
         most = SLOWEST / found / GBPS
         raise ProblemError(
-            "too slow beside the others",
+            "too slow compared with the other machines",
             field=f"problem.machines[{number}].{name}",
             value=getattr(problem.machines[number], name),
             repair=f"A trial makes all rates smaller by one factor: give {most:.3g} or more.",

@@ -321,7 +321,7 @@ def test_plans_of_other_problems_and_broken_plans_are_refused(made):
         plan.places(simulator(MIDDLE, 0))
     with pytest.raises(PlanError, match=r"placement.worker0.*unknown machine.*m0"):
         replace(plan, placement={**plan.placement, "worker0": "m9"}).places(one)
-    with pytest.raises(PlanError, match="does not fit"):
+    with pytest.raises(PlanError, match="breaks a limit of the problem"):
         replace(plan, placement={**plan.placement, "store0": "m1"}).places(one)
     with pytest.raises(PlanError, match="Name each of the"):
         replace(plan, priorities=plan.priorities[1:]).ranks(problem)
