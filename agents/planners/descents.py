@@ -13,8 +13,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from agents.planners.chunk_moves import moved
-from agents.planners.linearization import Worth, leads_on
-from agents.planners.neighbouring_skeletons import with_other_schedule, with_other_virtual_stages, with_other_zero
+from agents.planners.linearization import NEAR_ENOUGH, Worth, leads_on
+from agents.planners.neighbouring_skeletons import (
+    with_other_micro_batches,
+    with_other_schedule,
+    with_other_virtual_stages,
+    with_other_zero,
+)
 from agents.planners.pipeline_cuts import cut_anew
 from agents.planners.promising import NEARLY_FITS
 from agents.planners.recompute_less import recompute_less
@@ -61,7 +66,8 @@ def descend(search: SkeletonSearch, values: Values) -> Values:
         values, before = plans[found.index(best)], best
         if search.finished or not (best[0] or search.is_worth_polishing(best)):
             break
-    values = _with_other_schedule(search, _lightened(search, values))
+    values = _with_micro_batches(search, _lightened(search, values))
+    values = _with_other_schedule(search, values)
     return _with_moved_units(search, _with_virtual_stages(search, values))
 
 
@@ -122,18 +128,41 @@ def _solve_lighter(search: SkeletonSearch, plan: Values, *, rounds: int) -> None
         search.solve(plan, rounds=rounds)
 
 
+def _with_micro_batches(search: SkeletonSearch, values: Values) -> Values:
+    """A plan; where it is not far from the best plan of all, the best of its numbers of micro-batches and ZeRO stages,
+    as long as half or twice as many gain.
+
+    The signatures found with one number of micro-batches often suit others better than what a solve finds there, since
+    that one begins at the sensitivities of a worse plan.
+    """
+    (is_over, step_s), _ = search.best[values[: search.space.first.signature]]
+    while not (search.finished or is_over or step_s > NEAR_ENOUGH * search.incumbent.best_s):
+        before, values = values, _fastest_of(search, values, with_other_micro_batches(search.space, values))
+        if values == before:
+            break
+    return values
+
+
 def _with_other_schedule(search: SkeletonSearch, values: Values) -> Values:
     """A plan; where it is near the best plan of all, the best of its orders of micro-batches.
 
     Orders that keep more micro-batches alive wait less. Of an order that is faster but does not fit, there is the plan
     that recomputes as much as it takes.
     """
-    space, others = search.space, with_other_schedule(search.space, values)
-    if search.finished or not search.is_near(values) or not others:
+    if search.finished or not search.is_near(values):
         return values
+    return _fastest_of(search, values, with_other_schedule(search.space, values))
+
+
+def _fastest_of(search: SkeletonSearch, values: Values, others: list[Values]) -> Values:
+    """The fastest of a plan that fits and of others, which recompute as much as it takes."""
+    space = search.space
     (_, step_s), _ = search.best[values[: space.first.signature]]
+    prices = space.price(_rows(search, others)).tolist()
     faster = [
-        one for one, seconds in zip(others, space.price(_rows(search, others))[:, 0], strict=True) if seconds < step_s
+        one
+        for one, (seconds, overflow) in zip(others, prices, strict=True)
+        if seconds < step_s and overflow <= NEARLY_FITS
     ]
     plans = list(dict.fromkeys(plan for one in faster for plan in (one, *recompute_less(space, one))))
     found = search.price(_rows(search, plans))

@@ -19,7 +19,7 @@ TRIED_CUTS = 4
 TRIED_MOVES = (-2, -1, 1, 2)
 """By how many groups of inner axes the devices of a stage are changed (assumed)."""
 FEWER_MICRO_BATCHES = 2
-"""With other numbers of virtual stages, up to so many times fewer or more micro-batches are tried (assumed)."""
+"""Up to so many times fewer or more micro-batches are tried in descents (assumed)."""
 TRIED_ORDERS = 8
 """Number of orders of the devices that are tried."""
 
@@ -91,15 +91,30 @@ def with_other_virtual_stages(space: PlanSpace, values: Values) -> list[Values]:
     shape = space.shape(values)
     if shape.pp == 1:
         return []
+    others = (other for other in _similar_shapes(space, shape) if other.virtual != shape.virtual)
+    return list(dict.fromkeys(repaired(space, _with_shape(space, values, other), values) for other in others))
+
+
+def with_other_micro_batches(space: PlanSpace, values: Values) -> list[Values]:
+    """A plan with each other number of micro-batches from about half to twice as many, and each stage of ZeRO, that is
+    legal."""
+    shape, found = space.shape(values), dict[Values, None]()
+    for other in _similar_shapes(space, shape):
+        if other.virtual == shape.virtual:
+            plan = repaired(space, _with_shape(space, values, other), values)
+            found |= dict.fromkeys((plan, *with_other_zero(space, plan)))
+    return list(found)
+
+
+def _similar_shapes(space: PlanSpace, shape: Shape) -> list[Shape]:
+    """Other shapes with the stages and inner axes of a shape and from about half to twice as many micro-batches."""
     few, many = shape.num_micro_batches / FEWER_MICRO_BATCHES, shape.num_micro_batches * FEWER_MICRO_BATCHES
-    others = (
-        repaired(space, _with_shape(space, values, other), values)
+    alike = (shape.pp, shape.tp, shape.middle)
+    return [
+        other
         for other in space.shapes
-        if (other.pp, other.tp, other.middle) == (shape.pp, shape.tp, shape.middle)
-        and other.virtual != shape.virtual
-        and few <= other.num_micro_batches <= many
-    )
-    return list(dict.fromkeys(others))
+        if (other.pp, other.tp, other.middle) == alike and other != shape and few <= other.num_micro_batches <= many
+    ]
 
 
 def _with_other_stages(space: PlanSpace, values: Values) -> list[list[int]]:

@@ -12,7 +12,7 @@ from agents.learning.proposed_skeletons import propose_and_solve
 from agents.planners import descents
 from agents.planners.descents import descend
 from agents.planners.elimination import propose
-from agents.planners.neighbouring_skeletons import with_other_virtual_stages
+from agents.planners.neighbouring_skeletons import with_other_micro_batches, with_other_virtual_stages
 from agents.planners.promising import like_the_best, promising_meshes
 from agents.planners.skeletons import SkeletonSearch
 from agents.planners.template_improvement import improve_templates
@@ -43,6 +43,7 @@ def test_orders_of_micro_batches_are_tried_with_the_recomputation_that_they_need
     space = PlanSpace(Problem.build(graph, cluster, training, {"fix": {"pp": 8}}))
     rows = list(map(tuple, promising_meshes(space, grid_of(space))[:4].tolist()))
     leave_out(monkeypatch, "_with_virtual_stages")
+    leave_out(monkeypatch, "_with_micro_batches")
     found = [reached(space, row) for row in rows]
     leave_out(monkeypatch, "_with_other_schedule")
     usual = [reached(space, row) for row in rows]
@@ -124,6 +125,7 @@ def test_less_of_zero_is_solved_with_signatures_that_make_it_fit(monkeypatch):
     graph = zoo.build("gpt:layers=12,hidden=768,heads=12,seq_len=512,vocab_size=32000")
     space = PlanSpace(Problem.build(graph, cluster, {"global_batch": 32}))
     rows = list(map(tuple, promising_meshes(space, grid_of(space))[:8].tolist()))
+    leave_out(monkeypatch, "_with_micro_batches")
     found = [reached(space, row) for row in rows]
     leave_out(monkeypatch, "_lightened")
     usual = [reached(space, row) for row in rows]
@@ -190,3 +192,20 @@ def test_the_highest_zero_stage_is_solved_in_place_of_recomputation():
     ((after_s, overflow),) = space.price(np.array([lightened])).tolist()
     assert overflow <= 0.0 and after_s < 0.9 * before_s
     assert lightened[first.zero] == 3 and not any(lightened[ranks])
+
+
+def test_signatures_are_tried_with_other_numbers_of_micro_batches(monkeypatch):
+    """What a descent finds with 30 micro-batches suits 60 even better."""
+    space = PlanSpace(generate(100_310).problem)
+    templates = map(tuple, grid_of(space).values.tolist())
+    shapes = [(row, space.shape(row)) for row in templates if row[space.first.zero] == 0]
+    rows = {shape.num_micro_batches: row for row, shape in shapes if (shape.pp, shape.tp, shape.middle) == (8, 8, 2)}
+    found, found_s = reached(space, rows[30])
+    assert space.shape(found).num_micro_batches > 30
+    others = np.array(with_other_micro_batches(space, found))
+    shapes = [space.shape(row) for row in map(tuple, others.tolist())]
+    assert {(shape.pp, shape.tp, shape.middle, shape.virtual) for shape in shapes} == {(8, 8, 2, 1)}
+    seconds, overflow = space.price(others).T
+    assert not ((overflow <= 0.0) & (seconds < found_s)).any()
+    leave_out(monkeypatch, "_with_micro_batches")
+    assert found_s < 0.9 * reached(space, rows[30])[1]
