@@ -19,9 +19,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
 from agents.gnn.metropolis import ShareLeft
-from agents.learning.dqn import MaskedPolicy, Sizes
 from agents.learning.hyperparameters import Hyperparameters
 from agents.learning.network import FORBIDDEN
+from agents.learning.q_network import MaskedPolicy, Sizes
 from automap.arrays import Ints
 from automap.gnn.simulator import Simulator
 from envs.decision import Observation

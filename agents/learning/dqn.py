@@ -11,12 +11,15 @@ worth):
 - Episodes visit all promising meshes, or begin with a good plan and decide a part of it anew
   (`agents.learning.exploration`; as in Go-Explore, arXiv 1901.10995). What the best plan of their mesh decides is shown
   to the network.
+- Some visits decide a skeleton alone. Elimination solves it, and the episode is rewarded with what this leads to, as
+  in the network's training (`agents.learning.solved_skeletons`).
 - The tree of what has been explored (`agents.learning.search_tree`) keeps the search from plans that are known already,
   and from plans whose bound says that they cannot be the best.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -25,11 +28,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from gymnasium import spaces
 from stable_baselines3 import DQN
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
-from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
 
 from agents.incumbent import Incumbent
 from agents.learning.checkpoint import read_checkpoint
@@ -39,12 +40,15 @@ from agents.learning.network import FORBIDDEN, Floats32
 from agents.learning.plan_vec_env import PlanVecEnv
 from agents.learning.proposals import NETWORK, PROPOSALS, propose, readable
 from agents.learning.proposed_skeletons import solve_proposed
+from agents.learning.q_network import MaskedPolicy, MaskedQNetwork, Sizes
 from agents.learning.replay import Batch, PlanReplay
 from agents.learning.search_tree import SearchTree
+from agents.learning.solved_skeletons import SolvedSkeletons
 from agents.sampling.expert import Grid, price_grid
 from agents.searcher import SearchResult, SearchTask
+from automap.bounds.known_plans import worth_s
 from automap.space.space import Ints, PlanSpace, Values
-from envs.decision import COMPLETION, LOSS, MAX_ACTIONS, REWARD_SCALE, Decisions, Episodes, Observation
+from envs.decision import COMPLETION, LOSS, MAX_ACTIONS, REWARD_SCALE, Decisions, Episodes, Finished, Observation
 from envs.hybrid import HybridDecisions
 from envs.kernels import ACTION_FEATURES, STATE_FEATURES
 
@@ -53,62 +57,6 @@ FIRST_PLANS, FIRST_SHARE = 32, 0.125
 that follow completions often come near the best plan with few plans, and each solved skeleton counts dozens."""
 REVISION_NOISE = 0.4, 4.5
 """Least and largest scale of the Gumbel noise with which the first decision of a revision is drawn."""
-
-
-class MaskedQNetwork(QNetwork):
-    """Q values of legal actions; `FORBIDDEN` for the others.
-
-    One network rates every action by the features of the state and those of the action. What the completion behind the
-    action reaches is known and is added to its output.
-    """
-
-    def __init__(self, *args: Any, dropout: float, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        layers: list[torch.nn.Module] = []
-        for layer in self.q_net:
-            layers += [layer, torch.nn.Dropout(dropout)] if isinstance(layer, torch.nn.ReLU) else [layer]
-        self.q_net = torch.nn.Sequential(*layers)
-        last = layers[-1]
-        assert isinstance(last, torch.nn.Linear)
-        # An untrained network adds nothing to what completions reach.
-        torch.nn.init.zeros_(last.weight)
-        torch.nn.init.zeros_(last.bias)
-
-    def forward(self, obs: Any) -> torch.Tensor:
-        """[batch, actions] Q values; `obs` holds tensors [batch, ...]."""
-        mask, seen = obs["action_mask"] > 0.5, obs["observation"]
-        rows, actions = mask.nonzero(as_tuple=True)
-        features = seen[:, STATE_FEATURES:].reshape(len(seen), MAX_ACTIONS, ACTION_FEATURES)[rows, actions]
-        q = torch.full(mask.shape, float(FORBIDDEN))
-        rated: torch.Tensor = q.index_put((rows, actions), self.rate(seen[rows, :STATE_FEATURES], features))
-        return rated
-
-    def rate(self, states: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-        """[n] Q value of each action, [n, ACTION_FEATURES], in its state, [n, STATE_FEATURES]."""
-        more: torch.Tensor = self.q_net(torch.cat([states, actions], dim=1))[:, 0]
-        return more - REWARD_SCALE * actions[:, COMPLETION]
-
-
-class Sizes(torch.nn.Module):
-    """Tells stable-baselines3 the number of inputs of the network."""
-
-    def __init__(self, observation_space: spaces.Dict) -> None:
-        super().__init__()
-        self.features_dim = STATE_FEATURES + ACTION_FEATURES
-
-
-class MaskedPolicy(DQNPolicy):
-    """DQNPolicy over `MaskedQNetwork`."""
-
-    def __init__(self, *args: Any, dropout: float, **kwargs: Any) -> None:
-        self.dropout = dropout
-        super().__init__(*args, **kwargs)
-
-    def make_q_net(self) -> QNetwork:
-        """A network; it is called twice, for the online and for the target network."""
-        arguments = self._update_features_extractor(self.net_args, features_extractor=None)
-        arguments["action_space"] = spaces.Discrete(1)
-        return MaskedQNetwork(**arguments, dropout=self.dropout).to(self.device)
 
 
 class MaskedDQN(DQN):
@@ -169,7 +117,7 @@ class MaskedDQN(DQN):
         for e, slot in enumerate(self.plan_env.slots()):
             guide, legal = self.guides[e], np.flatnonzero(observation["action_mask"][e])
             self.replay_buffer.shown[e] = self._shown(e, slot)
-            tree = None if guide.is_revision else self.tree
+            tree = None if guide.window is not None else self.tree
             if tree is not None:
                 legal = tree.open_actions(e, legal)
             if guide.forced is not None and guide.forced[slot] in legal:
@@ -292,18 +240,38 @@ def new_agent(
 class Watch(BaseCallback):
     """Hands finished plans to the incumbent, guides the next episodes, and ends the search."""
 
-    def __init__(self, incumbent: Incumbent, agent: MaskedDQN) -> None:
-        """Prepares the first episodes of an agent, which has one problem."""
+    def __init__(self, incumbent: Incumbent, agent: MaskedDQN, skeletons: SolvedSkeletons | None = None) -> None:
+        """Prepares the first episodes of an agent, which has one problem.
+
+        Args:
+            incumbent: takes every plan.
+            agent: the agent.
+            skeletons: solves the skeletons that some visits decide; None = visits decide whole plans.
+        """
         super().__init__()
         self.incumbent, self._agent = incumbent, agent
         self._env = agent.plan_env
         (self._episodes,) = self._env.episodes
-        self.meshes = MeshBandit(self._episodes, incumbent.table, agent.parameters.revisions)
+        solves = skeletons is not None
+        self.meshes = MeshBandit(self._episodes, incumbent.table, agent.parameters.revisions, solves=solves)
         known = self._episodes.known.arrays
         self._priced = set(map(tuple, known.values[: int(known.num_known[0])].tolist()))
+        if skeletons is not None:
+            self._env.worth_s = functools.partial(self._solved_s, skeletons)
         self._env.on_end = self._on_end
         for number in range(self._env.num_envs):
             self._guide(number)
+
+    def _solved_s(self, skeletons: SolvedSkeletons, number: int, finished: Finished) -> float:
+        """Step time as which an episode is rewarded: where it decided a skeleton alone, what solving this leads to."""
+        if not self._agent.guides[number].is_solved or self.incumbent.finished:
+            return finished.worth_s
+        values = skeletons.solve(finished.values)
+        price = self._episodes.space.price(np.array([values]))
+        solved_s = float(worth_s(price, self._episodes.reference_s)[0])
+        self._episodes.known.add(values, tuple(price[0].tolist()))
+        self.meshes.add(values, solved_s)
+        return min(solved_s, finished.worth_s)
 
     def _on_end(self, number: int) -> None:
         """Takes what an episode has found, before the next one begins in its place."""
@@ -318,13 +286,13 @@ class Watch(BaseCallback):
             if found is not None:
                 self.meshes.add(*found)
                 self.incumbent.add_from(self.incumbent.searcher, *found, 0.0)
-        if self._agent.tree is not None and not self._agent.guides[number].is_revision:
+        if self._agent.tree is not None and self._agent.guides[number].window is None:
             self._agent.tree.finish(number)
         self._guide(number)
 
     def _guide(self, number: int) -> None:
         guide = self._agent.guides[number] = self.next_guide()
-        base = guide.taught if guide.base is None else guide.base
+        base = None if guide.is_solved else guide.taught if guide.base is None else guide.base
         self._episodes.confine(number, None if base is None else tuple(base.tolist()), guide.window)
 
     def next_guide(self) -> Guide:
@@ -363,9 +331,9 @@ def run_dqn(
         decisions: which slots the agent decides.
         network: folder of the network that the search begins with, which proposes the first plans; None = an untrained
             one, with which the search also goes on, after a warning, where the folder cannot be read.
-        proposals: number of plans that are proposed. Where all slots are decided, the search learns for a while behind
-            the first of them, then elimination solves skeletons (`solve_proposed`), and the other plans follow. 0 =
-            learning only.
+        proposals: number of plans that are proposed, where there is a network. Where all slots are decided, the search
+            learns for a while after the first of them, without solving skeletons, then elimination solves skeletons
+            that the network proposes (`solve_proposed`), and the other plans follow. 0 = nothing is proposed.
     """
     parameters, space = parameters or Hyperparameters(), incumbent.space
     episodes = Episodes(decisions(space), parameters.num_envs, incumbent.table, known=templates)
@@ -374,18 +342,20 @@ def run_dqn(
     tree = SearchTree(episodes, lambda: incumbent.best_s)
     rates = None if network is None else readable(network)
     network = network if rates is not None else None
+    solves = decisions is HybridDecisions
     if rates is not None and proposals:
         propose(incumbent, episodes, tree, rates, seed=seed, most=1)
-        if decisions is HybridDecisions:
-            with _first_share(incumbent):
-                _learn(incumbent, episodes, tree, seed, parameters, network)
-            if not tree.is_exhausted:
-                solved = solve_proposed(incumbent, templates, rates, seed=seed)
-                for row, price in zip(solved.values.tolist(), solved.prices.tolist(), strict=True):
-                    episodes.known.add(tuple(row), tuple(price))
-            _begin_anew(episodes, tree)
+    if solves and proposals:
+        with _first_share(incumbent):
+            _learn(incumbent, episodes, tree, seed, parameters, network)
+        if rates is not None and not tree.is_exhausted:
+            solved = solve_proposed(incumbent, templates, rates, seed=seed)
+            for row, price in zip(solved.values.tolist(), solved.prices.tolist(), strict=True):
+                episodes.known.add(tuple(row), tuple(price))
+        _begin_anew(episodes, tree)
+    if rates is not None and proposals:
         propose(incumbent, episodes, tree, rates, seed=seed, most=proposals - 1)
-    _learn(incumbent, episodes, tree, seed, parameters, network)
+    _learn(incumbent, episodes, tree, seed, parameters, network, SolvedSkeletons(incumbent) if solves else None)
     incumbent.look_aheads += int(episodes.known.arrays.priced[0])
 
 
@@ -413,6 +383,7 @@ def _learn(
     seed: int,
     parameters: Hyperparameters,
     network: Path | None,
+    skeletons: SolvedSkeletons | None = None,
 ) -> None:
     """Searches by learning until the incumbent's budget ends or nothing is left to explore, see `run_dqn`.
 
@@ -420,6 +391,7 @@ def _learn(
         incumbent, seed, parameters, network: see `run_dqn`.
         episodes: episodes of the problem.
         tree: what of them has been explored.
+        skeletons: solves the skeletons that some visits decide; None = visits decide whole plans.
     """
     if incumbent.finished or tree.is_exhausted:
         return
@@ -427,7 +399,7 @@ def _learn(
     agent = new_agent(PlanVecEnv([episodes]), parameters, seed, tree=tree)
     if network is not None:
         read_checkpoint(agent, parameters, network)
-    agent.learn(total_timesteps=10**12, callback=Watch(incumbent, agent), log_interval=10**12)
+    agent.learn(total_timesteps=10**12, callback=Watch(incumbent, agent, skeletons), log_interval=10**12)
 
 
 def search_dqn(task: SearchTask) -> SearchResult:

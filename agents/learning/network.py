@@ -1,4 +1,4 @@
-"""The network that proposes plans, without torch: the same numbers as `agents.learning.dqn.MaskedQNetwork`.
+"""The network that proposes plans, without torch: the same numbers as `agents.learning.q_network.MaskedQNetwork`.
 
 Every search begins with proposals, and importing torch takes longer than a short search.
 """

@@ -27,12 +27,9 @@ from agents.learning.exploration import Guide
 from agents.learning.hyperparameters import Hyperparameters
 from agents.learning.lessons import Lesson
 from agents.learning.plan_vec_env import PlanVecEnv
-from agents.planners.descents import descend
-from agents.planners.elimination import propose
-from agents.planners.skeletons import SkeletonSearch
+from agents.learning.solved_skeletons import SolvedSkeletons
 from agents.searcher import Budget
 from automap.bounds.known_plans import worth_s
-from automap.space.space import Values
 from envs.decision import Episodes, Finished
 from envs.hybrid import HybridDecisions
 
@@ -86,8 +83,7 @@ class _Visit:
         incumbent.price(lesson.known.values)
         best_s = math.inf if lesson.best is None else float(space.price(np.array([lesson.best]))[0, 0])
         self.best = lesson.best if best_s <= incumbent.best_s else incumbent.best
-        self._search = SkeletonSearch(incumbent, propose)
-        self._solves, self._led_to = not whole, dict[Values, Values]()
+        self._space, self._skeletons = space, None if whole else SolvedSkeletons(incumbent)
         if not whole:
             for episode in range(count):
                 self.episodes.confine(episode, None, (0, space.first.signature))
@@ -95,27 +91,23 @@ class _Visit:
 
     def worth_s(self, finished: Finished) -> float:
         """Step time as which an episode is rewarded: where it decided a skeleton, what solving this leads to."""
-        if not self._solves:
+        if self._skeletons is None:
             return finished.worth_s
-        values, first = finished.values, self._search.space.first.signature
-        skeleton = values[:first]
-        if skeleton not in self._led_to:
-            self._led_to[skeleton] = descend(self._search, values)
-        plans = [values, self._led_to[skeleton]]
-        if self.best is not None and self.best[:first] == skeleton:
+        values, first = finished.values, self._space.first.signature
+        plans = [values, self._skeletons.solve(values)]
+        if self.best is not None and self.best[:first] == values[:first]:
             plans.append(self.best)
-        worth = worth_s(self._search.space.price(np.array(plans)), self.episodes.reference_s)
+        worth = worth_s(self._space.price(np.array(plans)), self.episodes.reference_s)
         return float(worth.min())
 
     def keep(self, finished: Finished) -> None:
         """Makes what the skeleton of an episode has led to known to the others, and to the teacher if it is faster."""
-        space = self._search.space
-        solved = self._led_to.get(finished.values[: space.first.signature])
+        solved = None if self._skeletons is None else self._skeletons.led_to(finished.values)
         if solved is None:
             return
-        seconds, overflow = space.price(np.array([solved]))[0].tolist()
+        seconds, overflow = self._space.price(np.array([solved]))[0].tolist()
         self.episodes.known.add(solved, (seconds, overflow))
-        if overflow <= 0.0 and (self.best is None or seconds < space.price(np.array([self.best]))[0, 0]):
+        if overflow <= 0.0 and (self.best is None or seconds < self._space.price(np.array([self.best]))[0, 0]):
             self.best = solved
 
 

@@ -20,6 +20,7 @@ from agents.learning.proposals import NETWORK, propose
 from agents.learning.proposed_skeletons import solve_proposed
 from agents.learning.replay import PlanReplay
 from agents.learning.search_tree import SearchTree
+from agents.learning.solved_skeletons import SolvedSkeletons
 from agents.sampling.expert import grid_of
 from automap.cluster import parse_cluster
 from automap.errors import ProblemError
@@ -207,6 +208,25 @@ def test_few_plans_are_priced_before_skeletons_are_solved(s, monkeypatch):
     assert 1 < before[0] <= 1 + FIRST_PLANS
     assert asked == [True, True]
     assert incumbent.first_proposal is not None
+
+
+@pytest.mark.parametrize("network", [None, NETWORK])
+def test_episodes_solve_skeletons_once_a_search_has_learnt_with_few_plans(s, monkeypatch, network):
+    solved: list[tuple[int, ...]] = []
+    before: list[int] = []
+    incumbent = incumbent_of(s, 400)
+
+    def solve(skeletons, values):
+        solved.append(values[: s.first.signature])
+        before.append(incumbent.evaluations)
+        return solves(skeletons, values)
+
+    solves = SolvedSkeletons.solve
+    monkeypatch.setattr(SolvedSkeletons, "solve", solve)
+    run_dqn(incumbent, seed=0, templates=grid_of(s), parameters=Hyperparameters(num_envs=4), network=network)
+    assert before[0] >= FIRST_PLANS
+    assert len(set(solved)) > 1
+    assert incumbent.evaluations <= 400
 
 
 def test_an_episode_is_led_as_far_as_the_plan_is_open(s):

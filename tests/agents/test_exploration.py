@@ -10,11 +10,12 @@ import pytest
 from agents import Budget
 from agents.incumbent import Incumbent
 from agents.learning.dqn import Watch, new_agent
-from agents.learning.exploration import ASSUMED_GAIN, MeshBandit
+from agents.learning.exploration import ASSUMED_GAIN, PATIENCE, MeshBandit
 from agents.learning.hyperparameters import Hyperparameters
 from agents.learning.plan_vec_env import PlanVecEnv
+from agents.learning.solved_skeletons import SolvedSkeletons
 from automap.bounds.partial_plans import BoundTable
-from envs.decision import Episodes
+from envs.decision import REWARD_SCALE, Episodes
 from envs.hybrid import HybridDecisions
 from envs.sharding import ShardingDecisions
 
@@ -65,6 +66,50 @@ def test_a_mesh_that_brought_something_is_visited_again_at_once(s):
     found = meshes.guide(rng, np.inf)
     assert np.array_equal(found.taught, plan)
     assert found.noise == found.trust == 0.0  # the first time, completions are followed
+
+
+def test_no_mesh_is_left_out_for_good(s):
+    """Where visits bring nothing, other meshes have their turn, also those whose known plans are several times as
+    slow."""
+    meshes, rng = meshes_of(s), np.random.default_rng(0)
+    best_s, worst_s = math.inf, 0.0
+    for _ in range(int(3 * PATIENCE)):
+        taught_s = float(s.price(meshes.guide(rng, np.inf).taught[None])[0, 0])
+        best_s, worst_s = min(best_s, taught_s), max(worst_s, taught_s)
+    assert worst_s > math.exp(ASSUMED_GAIN) * best_s
+
+
+def test_visits_that_decide_a_skeleton_are_worth_what_solving_it_leads_to(s):
+    """Their signatures are not decided; the plan found is known to later episodes, counted, and best of its mesh."""
+    incumbent = Incumbent(s, Budget(evaluations=10**6), searcher="dqn")
+    episodes = Episodes(HybridDecisions(s), 1, incumbent.table)
+    env, skeletons = PlanVecEnv([episodes]), SolvedSkeletons(incumbent)
+    agent = new_agent(env, replace(SMALL, num_envs=1), 0)
+    watch = Watch(incumbent, agent, skeletons)
+    observation, solved, rewards = env.reset(), 0, 0.0
+    while solved < 4:
+        guide, done, decided = agent.guides[0], [False], []
+        rewards = 0.0
+        while not done[0]:
+            decided.append(env.slots()[0])
+            env.step_async(agent.act(observation))
+            observation, reward, done, infos = env.step_wait()
+            rewards += float(reward[0])
+        values = infos[0]["finished"].values
+        led_to = skeletons.led_to(values)
+        assert (led_to is not None) >= guide.is_solved
+        if not guide.is_solved:
+            continue
+        solved += 1
+        assert max(decided) < s.first.signature
+        seconds, overflow = s.price(np.array([led_to]))[0].tolist()
+        worth = min(seconds, infos[0]["finished"].worth_s) if overflow <= 0.0 else infos[0]["finished"].worth_s
+        assert rewards == pytest.approx(-REWARD_SCALE * math.log(worth / episodes.first_bound_s), abs=1e-3)
+        assert incumbent.best_s <= worth
+        known = episodes.known.arrays
+        assert (known.values[: int(known.num_known[0])] == np.array(led_to)).all(axis=1).any()
+        head = led_to[: watch.meshes.num_slots]
+        assert any(best[: len(head)] == head for best in watch.meshes.best(10**6))
 
 
 def test_who_decides_signatures_alone_stays_in_the_mesh(s):
