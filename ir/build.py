@@ -315,8 +315,8 @@ class GraphBuilder:
 
     @property
     def batch_question(self) -> str:
-        """Asks for the batch dim of the first data input that has one."""
-        given = [t for t in self.tensors.values() if t.role == "input" and t.batch_dim is not None]
+        """Asks for the batch dim of the first data input of which the first dim was taken for it."""
+        given = [t for t in self.tensors.values() if t.role == "input" and t.batch_dim == 0]
         return ask_for_batch(given[0].name if given else "", len(given[0].shape) if given else 0)
 
     def _is_readable_without_batch(

@@ -231,3 +231,25 @@ def test_a_network_of_one_sample_is_told_to_be_exported_with_samples():
     with pytest.raises(ModelError, match="exported with a leading dim of samples") as caught:
         product({"x": (8,)})
     assert "--batch-dim" not in caught.value.repair
+
+
+def test_the_batch_is_asked_of_the_input_that_is_left():
+    """A state `[layers, batch, width]` is not asked about `x` once its place is stated."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h0"]), helper.make_node("Split", ["h"], ["a", "b"], axis=0),
+        helper.make_node("Add", ["h0", "a"], ["h1"]), helper.make_node("Add", ["h1", "b"], ["y"]),
+    ]  # fmt: skip
+    declared = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", (6, 2, 8)), ("h", (2, 2, 4)))
+    ]
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, (6, 2, 4))
+    graph = helper.make_graph(
+        nodes, "state", declared, [y], [numpy_helper.from_array(np.ones((8, 4), np.float32), "w")]
+    )
+    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString()
+    with pytest.raises(ModelError) as caught:
+        load_model(data, batch_dims={"x": 1})
+    assert "--batch-dim h=1" in caught.value.repair
+    loaded = load_model(data, batch_dims={"x": 1, "h": 1})
+    assert [loaded.tensors[name].shape for name in "xhy"] == [(6, 1, 8), (2, 1, 4), (6, 1, 4)]
