@@ -191,16 +191,14 @@ def _batch_places(
     # One input decides the batch size: a symbolic leading dim if there is any, else an explicit one.
     first = next((n for n in batch_dims if n in sizes and n not in symbolic), None)
     batch = 1 if symbolic else int(sizes[first]) if first else _static_batch(sizes, outputs)
-    for name in data:
-        if places[name] is None or name in batch_dims:
+    for name, place in list(places.items()):
+        if place is None or name in batch_dims:
             continue
         agrees = name in sizes and (name in symbolic if symbolic else sizes[name] == batch)
         if not agrees:
-            shape, place = data[name].shape or (), places[name]
+            size = (data[name].shape or ())[place]
             places[name] = None
-            builder.warnings.append(
-                f"{name}: leading dim {shape[place]} is not the batch, taken as the same for all samples"
-            )
+            builder.warnings.append(f"{name}: leading dim {size} is not the batch, taken as the same for all samples")
     if batch <= 0:
         raise refuse("the batch dim has no size", batch, "Export at a batch of 1 or more.")
     builder.export_batch = batch

@@ -128,7 +128,8 @@ def _shape_of_none(node: Node, inputs: Mapping[str, Declared], lengths: Mapping[
     found: list[Node] = []
     for i, size in enumerate(sizes):
         part = [f"{out}#{i}", f"{out}#{i}#sizes", f"{out}#{i}#place"]
-        places = ((n, d.shape.index(size)) for n, d in inputs.items() if n not in lengths and size in (d.shape or ()))
+        others = ((n, d.shape or ()) for n, d in inputs.items() if n not in lengths)
+        places = ((n, shape.index(size)) for n, shape in others if size in shape)
         name, place = next(places, ("", 0)) if isinstance(size, str) else ("", 0)
         if name:
             found.append(Node("Shape", [name], part[1:2], {}, scope=node.scope, opset=node.opset))
