@@ -43,7 +43,6 @@ from numba.core.environment import Environment
 from numba.core.registry import CPUDispatcher
 from numba.core.runtime import rtsys
 
-from automap import numba_lowering
 from automap.kernel_digests import digest_of, globals_of
 from automap.phases import phase
 
@@ -103,6 +102,8 @@ def _prepare() -> None:
     from numba.extending import overload
     from numba.np import arrayobj
 
+    from automap import numba_lowering  # noqa: F401 - changes numba; numba's arrays, which it imports, take 20 ms
+
     def refuse(source: Any, target: Any) -> None:
         raise NotImplementedError
 
@@ -131,7 +132,7 @@ class _Folder(NamedTuple):
 def _cache_folder() -> _Folder:
     """A folder under NUMBA_CACHE_DIR or the user's cache; a temporary folder where that cannot be written."""
     versions = (numba.__version__, llvmlite.__version__, np.__version__, sys.version)
-    sources = [Path(path).read_text() for path in (__file__, numba_lowering.__file__)]
+    sources = [Path(__file__).with_name(name).read_text() for name in ("jit.py", "numba_lowering.py")]
     machine = (get_host_cpu_name(), get_host_cpu_features().flatten())
     name = f"kernels-{hashlib.sha256(repr((versions, sources, machine)).encode()).hexdigest()[:16]}"
     own = Path(numba.config.CACHE_DIR or platformdirs.user_cache_path("automap"))
@@ -292,6 +293,7 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
         """Reads or makes the intermediate code."""
         kinds = tuple(self.stated.args)
         if kinds not in self.overloads:
+            _prepare()
             with _exclusive(self._file("lock")):
                 found = _read(self._file("link"))
                 self.overloads[kinds] = self._make() if found is None else self._link(*found)
@@ -326,7 +328,6 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
         return phase(f"compiling kernels, {_cache_folder().about}")
 
     def _make(self) -> Any:
-        _prepare()
         # The kernel's own number follows from its digest: machine code that was made before calls it by this name.
         numbers = bytecode.FunctionIdentity._unique_ids
         bytecode.FunctionIdentity._unique_ids = itertools.chain([int(self.digest, 16) >> 20], numbers)

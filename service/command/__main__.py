@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 
+from service.command.collection import uncollected
+
 
 def main() -> int:
     """Runs the command of the process's own words; returns the exit code."""
@@ -15,7 +17,8 @@ def main() -> int:
     is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_heard:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from service.command.main import main as run
+    with uncollected():
+        from service.command.main import main as run
 
     if is_heard:
         signal.signal(signal.SIGINT, signal.default_int_handler)

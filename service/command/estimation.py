@@ -12,7 +12,6 @@ from automap.documents import read_file
 from automap.errors import ModelError, PlanError, ProblemError
 from automap.plan import MEMORY_CLASSES
 from automap.records import to_json
-from service.command.collection import uncollected
 from service.jobs.run_job import JobRequest, ModelOptions, build_problem, completed, import_graph
 from service.priced import hand_made_plan, priced_anew
 from service.report import GIB, head, probability, time_parts
@@ -54,8 +53,7 @@ def price_hand_made(data: bytes, request: JobRequest, stated: Mapping[str, Any])
     Raises:
         UserError: the request, the model, or a degree that does not fit.
     """
-    with uncollected():
-        return hand_made_plan(_evaluator(data, request), stated)
+    return hand_made_plan(_evaluator(data, request), stated)
 
 
 def _evaluator(data: bytes, request: JobRequest) -> Evaluator:
@@ -86,30 +84,29 @@ def price_configuration(data: bytes, request: JobRequest, stated: Mapping[str, A
     Raises:
         UserError: as `price_hand_made`; or the file cannot be read, or says otherwise than what is stated.
     """
-    with uncollected():
-        from automap.cluster import parse_cluster
-        from automap.export.onnx_devices import planned
-        from automap.export.reading import read_configuration
-        from automap.export.same_model import check_model
+    from automap.cluster import parse_cluster
+    from automap.export.onnx_devices import planned
+    from automap.export.reading import read_configuration
+    from automap.export.same_model import check_model
 
-        found = read_configuration(path)
-        if found.document is not None and stated:
-            name, value = next(iter(stated.items()))
-            repair = "Leave it out: the file has a whole plan."
-            raise PlanError(f"{path.name} says it already", field=name, value=value, repair=repair)
-        found.complete_batch(parse_cluster(request.cluster).num_devices, stated)
-        for given, own in ((request.training, found.training), (stated, found.degrees)):
-            for name, value in given.items():
-                if name in own and own[name] != value and name != "trainer":
-                    repair = "Leave it out, or change the file."
-                    raise PlanError(f"{path.name} says {own[name]}", field=name, value=value, repair=repair)
-        request = replace(request, training={**found.training, **request.training})
-        evaluator = _evaluator(data, request)
-        if found.document is not None:
-            return priced_anew(planned(found.document, evaluator.problem), evaluator)
-        check_model(found, path.name, evaluator)
-        plan = hand_made_plan(evaluator, {**found.degrees, **stated, "may_idle": True})
-        return replace(plan, warnings=(*plan.warnings, *(f"{path.name}: {note}" for note in found.notes)))
+    found = read_configuration(path)
+    if found.document is not None and stated:
+        name, value = next(iter(stated.items()))
+        repair = "Leave it out: the file has a whole plan."
+        raise PlanError(f"{path.name} says it already", field=name, value=value, repair=repair)
+    found.complete_batch(parse_cluster(request.cluster).num_devices, stated)
+    for given, own in ((request.training, found.training), (stated, found.degrees)):
+        for name, value in given.items():
+            if name in own and own[name] != value and name != "trainer":
+                repair = "Leave it out, or change the file."
+                raise PlanError(f"{path.name} says {own[name]}", field=name, value=value, repair=repair)
+    request = replace(request, training={**found.training, **request.training})
+    evaluator = _evaluator(data, request)
+    if found.document is not None:
+        return priced_anew(planned(found.document, evaluator.problem), evaluator)
+    check_model(found, path.name, evaluator)
+    plan = hand_made_plan(evaluator, {**found.degrees, **stated, "may_idle": True})
+    return replace(plan, warnings=(*plan.warnings, *(f"{path.name}: {note}" for note in found.notes)))
 
 
 def read_plan(path: Path) -> Plan:
@@ -137,11 +134,10 @@ def verify_file(data: bytes, request: JobRequest, path: Path) -> tuple[Violation
     Raises:
         UserError: the file or the model cannot be read.
     """
-    with uncollected():
-        from automap.verify import verify
+    from automap.verify import verify
 
-        plan = read_plan(path)
-        return verify(own_problem(data, request, plan), plan)
+    plan = read_plan(path)
+    return verify(own_problem(data, request, plan), plan)
 
 
 def export_file(data: bytes, request: JobRequest, path: Path, *, target: str | None, folder: Path) -> Export:
@@ -156,13 +152,12 @@ def export_file(data: bytes, request: JobRequest, path: Path, *, target: str | N
     Raises:
         UserError: the file, the model, the folder, or a plan that the target cannot express. Nothing is written then.
     """
-    with uncollected():
-        from automap.export.export import export, save
+    from automap.export.export import export, save
 
-        plan = read_plan(path)
-        found = export(plan, own_problem(data, request, plan), target or plan.training.target)
-        save(found, folder)
-        return found
+    plan = read_plan(path)
+    found = export(plan, own_problem(data, request, plan), target or plan.training.target)
+    save(found, folder)
+    return found
 
 
 def price_file(data: bytes, request: JobRequest, stated: Mapping[str, Any], path: Path) -> Plan:
@@ -178,11 +173,10 @@ def price_file(data: bytes, request: JobRequest, stated: Mapping[str, Any], path
         if value is not None:
             repair = "Leave it out, or leave --plan out."
             raise PlanError("the plan says it already", field=name, value=value, repair=repair)
-    with uncollected():
-        from automap.price.evaluator import Evaluator
+    from automap.price.evaluator import Evaluator
 
-        plan = read_plan(path)
-        return priced_anew(plan, Evaluator(own_problem(data, request, plan)))
+    plan = read_plan(path)
+    return priced_anew(plan, Evaluator(own_problem(data, request, plan)))
 
 
 def page(plan: Plan) -> list[str]:

@@ -8,6 +8,7 @@ imports no torch, numba or onnx: each verb imports what it needs.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import os
 import sys
@@ -19,6 +20,7 @@ import typer
 from automap.errors import NothingFits, UserError
 from automap.phases import listening
 from service.command import comparing_verbs, gnn_verbs, key_verbs, other_verbs, plan_verbs, server_verbs
+from service.command.collection import uncollected
 from service.command.output import print_json, say
 from service.command.usage import is_help, usage_error
 from service.problems import RemoteError, problem, problem_of
@@ -46,6 +48,9 @@ for verbs, heading in ROOMS.items():
 # The memory of a process goes with it. Python would look for garbage among all that was imported before it ends, which
 # takes 0.13 s, a fifth of the time of `automap estimate` (measured).
 atexit.register(gc.freeze)
+
+SHORT = ("estimate", "export", "inspect", "verify")
+"""Verbs that work through one model and one plan, and end before garbage would fill the memory."""
 
 EXTRAS = {
     **dict.fromkeys(("torch", "onnxscript"), "trainer"),
@@ -76,12 +81,17 @@ def options(
     """Finds the fastest plan to train a model on a cluster: parallelism, pipeline stages, micro-batches, sharding."""
 
 
+def _verb_of(words: Sequence[str]) -> str | None:
+    """The first word that is no option."""
+    return next((word for word in words if not word.startswith("-")), None)
+
+
 def _with_verb(words: Sequence[str]) -> typer.Typer:
     """The command line with the one verb that is called, or whole where that is not clear.
 
     Reading the options of all verbs takes longer than most of them need for an answer.
     """
-    verb = next((word for word in words if not word.startswith("-")), None)
+    verb = _verb_of(words)
     # Those of a group of verbs have its name before them.
     rooms = (verbs.app for verbs in ROOMS if not isinstance(verbs.app.info.name, str))
     for known in (command for room in rooms for command in room.registered_commands):
@@ -133,7 +143,8 @@ def _parsed(words: Sequence[str]) -> int:
         UserError: the parser refuses the words, or as the command.
     """
     try:
-        code = _with_verb(words)(words, prog_name=app.info.name, standalone_mode=False)
+        with uncollected() if _verb_of(words) in SHORT else contextlib.nullcontext():
+            code = _with_verb(words)(words, prog_name=app.info.name, standalone_mode=False)
     except typer.TyperException as fault:
         if is_help(fault):
             return 2

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from automap.errors import ProblemError, UserError, one_of
-from service.command.collection import uncollected
 from service.command.options import (
     BudgetOption,
     Job,
@@ -39,21 +38,20 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Shows the operators and units of a model, how well its cost is known, and how many plans it has."""
-    with uncollected():
-        from ir.summary import summarize
-        from service.command.inspection import count_plans, show
+    from ir.summary import summarize
+    from service.command.inspection import count_plans, show
 
-        graph = import_graph(*job)
-        document = summarize(graph)
-        try:
-            document["space"] = count_plans(graph, cluster or INSPECTED, global_batch)
-        except UserError as fault:
-            if cluster is not None:
-                raise
-            # Nobody asked for this cluster: what the model is made of can be shown all the same.
-            document["space"] = None
-            document["warnings"].append(f"plans cannot be counted: {fault}")
-        print_json(document) if as_json else show(document)
+    graph = import_graph(*job)
+    document = summarize(graph)
+    try:
+        document["space"] = count_plans(graph, cluster or INSPECTED, global_batch)
+    except UserError as fault:
+        if cluster is not None:
+            raise
+        # Nobody asked for this cluster: what the model is made of can be shown all the same.
+        document["space"] = None
+        document["warnings"].append(f"plans cannot be counted: {fault}")
+    print_json(document) if as_json else show(document)
 
 
 @app.command("export-onnx")
