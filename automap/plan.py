@@ -396,4 +396,9 @@ def check_model(plan: Plan, problem: Problem) -> None:
     expected = model_ref(problem.graph)
     if plan.model.sha256 != expected.sha256:
         text, repair = f"the plan is for {plan.model}, not for {expected}", "Give the model that the plan was made for."
+        if plan.model.num_parameters == expected.num_parameters:
+            repair += (
+                " If it is this one, exported again or built by another version of AutoMAP, search again, or set the "
+                f"plan's model.sha256 to {expected.sha256}: its operators are then looked up in this model."
+            )
         raise PlanError(text, field="plan.model.sha256", value=plan.model.sha256[:12], repair=repair)

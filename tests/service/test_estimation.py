@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -52,6 +53,28 @@ def test_a_plan_for_programs_can_be_priced_again(tmp_path: Path, capsys: pytest.
     again = json.loads(capsys.readouterr().out)
     assert Plan.from_json(again).estimate == Plan.from_json(document).estimate
     assert again["why"] == document["why"]
+
+
+def test_a_plan_of_a_model_that_is_built_otherwise_today(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, again = tmp_path / "plan.json", ["estimate", GPT, "--seq-len", "128", "--plan", str(tmp_path / "plan.json")]
+    assert main(["estimate", GPT, *PLACE, "--tp", "4", "-o", str(path)]) == 0
+    document = json.loads(path.read_text())
+    step_time_s = document["estimate"]["step_time_s"]
+    document["model"]["sha256"] = "0" * 64
+    path.write_text(json.dumps(document))
+    capsys.readouterr()
+    assert main([*again, "--json"]) == 2
+    repair = json.loads(capsys.readouterr().out)["repair"]
+    assert "search again, or set the plan's model.sha256" in repair
+    document["model"]["sha256"] = next(word for word in re.findall(r"\w+", repair) if len(word) == 64)
+    path.write_text(json.dumps(document))
+    assert main([*again, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["estimate"]["step_time_s"] == step_time_s
+    # A model with another number of parameters is another one.
+    document["model"] |= {"sha256": "0" * 64, "num_parameters": 5}
+    path.write_text(json.dumps(document))
+    assert main([*again, "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["repair"] == "Give the model that the plan was made for."
 
 
 def test_replicas_may_be_averaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
