@@ -65,7 +65,15 @@ def create_app(settings: Settings, client: redis.Redis) -> FastAPI:
     """
     # No pages that load scripts from elsewhere; /openapi.json is there for every tool.
     admitted = [Depends(authorize), Depends(check_parameters)]
-    app = FastAPI(title="AutoMAP", version=version(), docs_url=None, redoc_url=None, dependencies=admitted)
+    app = FastAPI(
+        title="AutoMAP",
+        version=version(),
+        docs_url=None,
+        redoc_url=None,
+        dependencies=admitted,
+        # Names of functions are those of operations: generators of clients make methods of them.
+        generate_unique_id_function=lambda route: route.name,
+    )
     # A path with a slash too many is not there. A redirection would be an answer without a body, which leads away from
     # TLS behind a proxy.
     app.router.redirect_slashes = False

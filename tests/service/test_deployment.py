@@ -20,7 +20,7 @@ import yaml
 from packaging.utils import canonicalize_name
 
 from service.embedded_redis import EmbeddedRedis
-from service.http.routes.meta import metrics as metrics_route
+from service.http.routes.meta import get_metrics
 from service.jobs.connection import connect
 from service.jobs.run_job import JobRequest
 from service.jobs.store import Store
@@ -139,7 +139,7 @@ def test_settings_that_are_named_are_settings() -> None:
 
 
 def test_alerts_and_the_board_ask_for_metrics_that_there_are(api: httpx.Client, store: Store) -> None:
-    assert metrics_route.access == "admin"
+    assert get_metrics.access == "admin"
     api.get("/v1/jobs/nobody")
     known = set(re.findall(r"^# TYPE (\S+)", api.get("/metrics").text, re.MULTILINE))
     texts = [

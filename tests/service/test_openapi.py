@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -52,6 +53,23 @@ def test_every_operation_tells_its_errors(api: httpx.Client) -> None:
                 if status >= "400":
                     assert list(answer["content"]) == ["application/problem+json"], (path, method, status)
     assert "HTTPValidationError" not in document["components"]["schemas"]
+
+
+def test_generators_of_clients_find_names_and_types(api: httpx.Client) -> None:
+    document = api.get("/openapi.json").json()
+    operations = [one for operations in document["paths"].values() for one in operations.values()]
+    names = [operation["operationId"] for operation in operations]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[a-z]+(_[a-z]+){0,2}", name) for name in names), names
+    assert {"upload_model", "submit_job", "get_job", "cancel_job", "get_plan"} <= set(names)
+    for operation in operations:
+        for content in operation.get("requestBody", {}).get("content", {}).values():
+            assert list(content["schema"]) in ([], ["$ref"], ["type", "format"]), operation["operationId"]
+    known = {"components": document["components"]}
+    check = jsonschema.Draft202012Validator({"$ref": "#/components/schemas/JobBody", **known})
+    body = {"cluster": "8xA100", "training": {"global_batch": 8}}
+    assert check.is_valid({**body, "zoo": "gpt2"}) and check.is_valid({**body, "model_id": "x"})
+    assert not check.is_valid(body) and not check.is_valid({**body, "zoo": "gpt2", "model_id": "x"})
 
 
 def test_every_operation_has_an_example_that_its_schema_allows(api: httpx.Client) -> None:

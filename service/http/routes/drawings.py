@@ -24,7 +24,7 @@ _REFUSALS = openapi.refusals(
 
 
 @router.get("/{job_id}/report", response_class=HTMLResponse, responses=_REFUSALS)
-async def report(request: Request, job_id: str) -> Response:
+async def get_report(request: Request, job_id: str) -> Response:
     """The plan of a job that succeeded as one page with words and pictures, to keep or to send."""
     drawn = await _drawn("report", request, job_id)
     headers = {
@@ -35,7 +35,7 @@ async def report(request: Request, job_id: str) -> Response:
 
 
 @router.get("/{job_id}/pictures", responses=_REFUSALS)
-async def pictures(request: Request, job_id: str) -> Drawing:
+async def get_pictures(request: Request, job_id: str) -> Drawing:
     """The plan of a job that succeeded in words and pictures."""
     return Drawing.model_validate(await _drawn("draw", request, job_id))
 

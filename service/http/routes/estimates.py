@@ -25,7 +25,7 @@ async def estimate_body(request: Request) -> EstimateBody:
 
 @router.post(
     "",
-    openapi_extra=openapi.problem_body(EstimateBody),
+    openapi_extra=openapi.record_body(EstimateBody),
     responses=openapi.refusals(
         s404="No such model.",
         s415="The body does not say that it is JSON.",

@@ -39,7 +39,7 @@ PING_S = 15.0
     | openapi.event_stream()
     | {204: {"description": "The job has ended, and there is nothing after that event."}},
 )
-async def listen(
+async def watch_job(
     request: Request,
     job_id: str,
     last_event_id: Annotated[

@@ -42,7 +42,7 @@ async def gnn_job_body(request: Request) -> GnnJobBody:
         s507="The tenant has stored as much as it may.",
     ),
 )
-def submit(
+def submit_gnn_job(
     request: Request,
     response: Response,
     body: Annotated[GnnJobBody, Depends(gnn_job_body)],

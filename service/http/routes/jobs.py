@@ -65,7 +65,7 @@ async def job_body(request: Request) -> JobBody:
     "",
     status_code=202,
     response_model=JobView,
-    openapi_extra=openapi.problem_body(JobBody),
+    openapi_extra=openapi.record_body(JobBody),
     responses=openapi.refusals(
         s404="No such model.",
         s415="The body does not say that it is JSON.",
@@ -74,7 +74,7 @@ async def job_body(request: Request) -> JobBody:
         s507="The tenant has stored as much as it may.",
     ),
 )
-async def submit(
+async def submit_job(
     request: Request, body: Annotated[JobBody, Depends(job_body)], idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Accepts a job."""
@@ -98,7 +98,7 @@ async def submit(
 
 
 @router.get("", response_model=JobList, responses=_BAD_QUERY | UNCHANGED)
-def latest(
+def list_jobs(
     request: Request,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     cursor: Annotated[
@@ -124,7 +124,7 @@ def latest(
     response_model=JobView,
     responses=_BAD_QUERY | _NO_JOB | UNCHANGED,
 )
-async def show(
+async def get_job(
     request: Request,
     job_id: str,
     wait: Annotated[float, Query(ge=0, allow_inf_nan=False, description="seconds to wait")] = 0,
@@ -157,7 +157,7 @@ def _lasts(view: View, if_none_match: str) -> bool:
 
 
 @router.post("/{job_id}/cancel", responses=_NO_JOB)
-def cancel(request: Request, job_id: str) -> JobView:
+def cancel_job(request: Request, job_id: str) -> JobView:
     """Ends a job that is queued or running; one that has ended stays as it is."""
     store = store_of(request)
     find_job(store, job_id)
@@ -166,7 +166,7 @@ def cancel(request: Request, job_id: str) -> JobView:
 
 
 @router.delete("/{job_id}", status_code=204, responses=_NO_JOB)
-def delete(request: Request, job_id: str) -> None:
+def delete_job(request: Request, job_id: str) -> None:
     """Ends a job and removes all of it, its plan too."""
     if not store_of(request).delete(job_id):
         raise no_job(job_id)
@@ -180,7 +180,7 @@ def delete(request: Request, job_id: str) -> None:
     | UNCHANGED
     | {200: openapi.plan_body()},
 )
-def plan(
+def get_plan(
     request: Request,
     job_id: str,
     best: Annotated[
@@ -201,7 +201,7 @@ def plan(
         s409="The job has no plan, or none yet.", s422="There is no such target, or it cannot express the plan."
     ),
 )
-async def export(request: Request, job_id: str, target: str) -> ExportView:
+async def export_plan(request: Request, job_id: str, target: str) -> ExportView:
     """The plan of a job that succeeded as the configuration of a trainer."""
     store = store_of(request)
     document, graph = await run_in_threadpool(_to_export, store, job_id)

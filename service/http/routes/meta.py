@@ -27,33 +27,33 @@ router = APIRouter(tags=["meta"])
 
 
 @router.get("/v1/clusters", response_model=dict[str, Any], responses=UNCHANGED)
-def clusters(if_none_match: IfNoneMatch = "") -> Response:
+def list_clusters(if_none_match: IfNoneMatch = "") -> Response:
     """Presets to copy from, and every device that has a data file."""
     return answer(json.dumps(describe_clusters()), if_none_match)
 
 
 @router.get("/v1/zoo", response_model=NamedModels, responses=UNCHANGED)
-def named_models(if_none_match: IfNoneMatch = "") -> Response:
+def list_zoo(if_none_match: IfNoneMatch = "") -> Response:
     """The models that need no upload."""
     return answer(NamedModels(models=list(zoo.names())).model_dump_json(), if_none_match)
 
 
 @router.get("/v1/targets", response_model=Targets, responses=UNCHANGED)
-def named_targets(if_none_match: IfNoneMatch = "") -> Response:
+def list_targets(if_none_match: IfNoneMatch = "") -> Response:
     """The trainers for whose configuration a plan can be searched and exported."""
     found = Targets(targets={name: target.about for name, target in targets().items()})
     return answer(found.model_dump_json(), if_none_match)
 
 
 @router.get("/v1/schemas/plan", response_model=dict[str, Any], responses=UNCHANGED)
-def schema(if_none_match: IfNoneMatch = "") -> Response:
+def get_plan_schema(if_none_match: IfNoneMatch = "") -> Response:
     """The JSON Schema of plans."""
     return answer(json.dumps(plan_schema()), if_none_match)
 
 
 @router.get("/healthz")
 @access("anybody")
-async def health() -> Health:
+async def get_health() -> Health:
     """Whether this process answers. It says nothing of others: to start it again would not help them."""
     # In no thread: those may all wait for the store.
     return Health(status="ok")
@@ -61,7 +61,7 @@ async def health() -> Health:
 
 @router.get("/readyz", responses=openapi.refusals(s503="The store cannot be written."))
 @access("anybody")
-def ready(request: Request) -> Readiness:
+def get_readiness(request: Request) -> Readiness:
     """Whether a job that comes now is kept; and how many workers there are to run it."""
     client = request.app.state.store.client
     try:
@@ -76,7 +76,7 @@ def ready(request: Request) -> Readiness:
 
 @router.get("/metrics", response_class=PlainTextResponse)
 @access("admin")
-def metrics(request: Request) -> Response:
+def get_metrics(request: Request) -> Response:
     """The metrics of the service, for Prometheus."""
     found: Metrics = request.app.state.metrics
     return PlainTextResponse(found.text(), media_type=MEDIA_TYPE)
@@ -84,13 +84,13 @@ def metrics(request: Request) -> Response:
 
 @router.get("/version")
 @access("anybody")
-def about() -> Version:
+def get_version() -> Version:
     """The version of the installed package."""
     return Version(version=version())
 
 
 @router.delete("/v1/tenant", status_code=204)
 @access("admin")
-def forget(request: Request) -> None:
+def delete_tenant(request: Request) -> None:
     """Ends all jobs of the key's tenant and removes them, its models and its plans; keys stay."""
     store_of(request).delete_all()

@@ -48,7 +48,7 @@ router = APIRouter(prefix="/v1/models", tags=["models"])
         }
     },
 )
-async def upload(
+async def upload_model(
     request: Request,
     response: Response,
     dim: Annotated[list[str], Query(default_factory=list, description="name=size of a symbolic dim; repeatable")],
@@ -80,14 +80,14 @@ async def upload(
 
 
 @router.get("", response_model=ModelList, responses=UNCHANGED)
-def everything(request: Request, if_none_match: IfNoneMatch = "") -> Response:
+def list_models(request: Request, if_none_match: IfNoneMatch = "") -> Response:
     """All models, by name."""
     found = ModelList(models=[ModelView.of(model) for model in store_of(request).models()])
     return answer(found.model_dump_json(), if_none_match)
 
 
 @router.get("/{model_id}", responses=openapi.refusals(s404="No such model."))
-def show(request: Request, model_id: str) -> ModelView:
+def get_model(request: Request, model_id: str) -> ModelView:
     """The record of a model."""
     model = store_of(request).model(model_id)
     if model is None:
@@ -100,7 +100,7 @@ def show(request: Request, model_id: str) -> ModelView:
     status_code=204,
     responses=openapi.refusals(s404="No such model.", s409="Jobs that have not ended need it."),
 )
-def delete(request: Request, model_id: str) -> None:
+def delete_model(request: Request, model_id: str) -> None:
     """Removes a model; jobs that have ended keep their plans."""
     store = store_of(request)
 

@@ -28,7 +28,7 @@ async def recommendation_body(request: Request) -> RecommendationBody:
 @router.post(
     "",
     response_model=RecommendationView,
-    openapi_extra=openapi.problem_body(RecommendationBody),
+    openapi_extra=openapi.record_body(RecommendationBody),
     responses=openapi.refusals(
         s404="No such model.",
         s415="The body does not say that it is JSON.",
