@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ir.errors import UserError
 
@@ -101,32 +101,34 @@ def joined(path: str, key: str) -> str:
 
 
 def _check(value: object, path: str, levels: int, error: type[UserError]) -> None:
+    """Refuses texts, numbers and nesting that a document may not have; `levels` is how much deeper it may be nested."""
     if isinstance(value, str):
         _check_text(value, path, error)
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            _refuse_number(value, path, error)
-    elif isinstance(value, int):
-        try:
-            float(value)
-        except OverflowError:
-            _refuse_number(math.inf if value > 0 else -math.inf, path, error)
+    elif isinstance(value, int | float):
+        _check_number(value, path, error)
     elif isinstance(value, Mapping | list | tuple):
         if levels == 0:
             raise _too_deep(path, error)
         if isinstance(value, _Twice):
+            field = joined(path, value.key)
             repair = "Keep one of the two."
-            raise error(
-                "this key stands twice in one object", field=joined(path, value.key), value=value.key, repair=repair
-            )
-        if isinstance(value, Mapping):
-            for key, item in value.items():
-                if isinstance(key, str):
-                    _check_text(key, path, error)
-                _check(item, joined(path, str(key)), levels - 1, error)
-        else:
-            for index, item in enumerate(value):
-                _check(item, f"{path}[{index}]", levels - 1, error)
+            raise error("this key is given twice in one object", field=field, value=value.key, repair=repair)
+        for item_path, item in _items(value, path, error):
+            _check(item, item_path, levels - 1, error)
+
+
+def _items(
+    value: Mapping[Any, object] | Sequence[object], path: str, error: type[UserError]
+) -> Iterator[tuple[str, object]]:
+    """(path, item) of everything in an object or a list; refuses keys that are not Unicode text."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if isinstance(key, str):
+                _check_text(key, path, error)
+            yield joined(path, str(key)), item
+    else:
+        for index, item in enumerate(value):
+            yield f"{path}[{index}]", item
 
 
 def _check_text(text: str, path: str, error: type[UserError]) -> None:
@@ -135,13 +137,18 @@ def _check_text(text: str, path: str, error: type[UserError]) -> None:
     except UnicodeEncodeError:
         repair = "Write both halves, or the character itself."
         raise error(
-            "half of a surrogate pair, which is no Unicode text", field=path or DOCUMENT, value=text, repair=repair
+            "half of a surrogate pair, which is not Unicode text", field=path or DOCUMENT, value=text, repair=repair
         ) from None
 
 
-def _refuse_number(value: float, path: str, error: type[UserError]) -> NoReturn:
-    repair = "Give a finite number."
-    raise error("no finite number of at most 1.8e308", field=path or DOCUMENT, value=value, repair=repair)
+def _check_number(value: float, path: str, error: type[UserError]) -> None:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf if value > 0 else -math.inf
+    if not math.isfinite(number):
+        repair = "Give a finite number."
+        raise error("not a finite number of at most 1.8e308", field=path or DOCUMENT, value=number, repair=repair)
 
 
 def _too_deep(path: str, error: type[UserError]) -> UserError:
