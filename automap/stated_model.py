@@ -36,9 +36,9 @@ def frozen_as_stated(graph: Graph, patterns: Sequence[str]) -> Graph:
         takes_out = pattern.startswith("!")
         found = [name for alias, name in named if fnmatchcase(alias, pattern[takes_out:])]
         if not found:
-            repair = f"The model has {len(names):,} parameters, such as {_some(names)}. Name some of them by a pattern."
-            raise ProblemError("no parameter has such a name", field=f"training.frozen[{number}]", value=pattern,
-                               repair=repair)  # fmt: skip
+            there = f"The model has {len(names):,} parameters, such as {_examples(names)}."
+            field, repair = f"training.frozen[{number}]", f"{there} Name some of them by a pattern."
+            raise ProblemError("no parameter has such a name", field=field, value=pattern, repair=repair)
         if takes_out:
             chosen = {name: None for name in chosen if name not in set(found)}
         else:
@@ -65,7 +65,7 @@ def _other_names(graph: Graph) -> list[tuple[str, str]]:
     return list(found)
 
 
-def _some(names: Sequence[str]) -> str:
+def _examples(names: Sequence[str]) -> str:
     """Parameters from the beginning, the middle and the end of a model, for an error."""
     step = max(1, (len(names) - 1) // max(1, _NAMED - 1))
     return ", ".join(names[::step][:_NAMED])

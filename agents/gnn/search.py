@@ -321,7 +321,7 @@ def _why(simulator: Simulator, place: Ints, estimate: GnnEstimate, against: dict
     np.add.at(load[0], place[arrays.source[far]], (arrays.mean_bytes / arrays.rate_out[place[arrays.source]])[far])
     np.add.at(load[1], place[arrays.target[far]], (arrays.mean_bytes / arrays.rate_in[place[arrays.target]])[far])
     side, machine = np.unravel_index(int(load.argmax()), load.shape)
-    beside = [place[s] == place[arrays.fed[at]] for s in range(len(place)) for at in _fed(simulator, s)]
+    beside = [place[s] == place[arrays.fed[at]] for s in range(len(place)) for at in _workers_of(simulator, s)]
     name, best_s = min(against.items(), key=lambda item: item[1])
     found = []
     if beside:
@@ -352,6 +352,6 @@ def _why(simulator: Simulator, place: Ints, estimate: GnnEstimate, against: dict
     return tuple(found)
 
 
-def _fed(simulator: Simulator, sampler: int) -> range:
+def _workers_of(simulator: Simulator, sampler: int) -> range:
     begin = simulator.arrays.fed_begin
     return range(int(begin[sampler]), int(begin[sampler + 1]))

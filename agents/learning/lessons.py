@@ -1,4 +1,8 @@
-"""Lessons: generated problems with the plans that a teacher knows, to learn on; and exams on problems held out."""
+"""Lessons and exams: generated problems for training a network, and for evaluating it.
+
+A lesson is a problem to learn from, with the plan that a teacher knows for it. An exam is a set of held-out problems on
+which the proposals of the network are compared with the best known plans.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Preparation: what is known of problems before their episodes begin, found ahead of time by processes of their own.
+"""Preparation: templates and improved templates of training problems, computed ahead of time by other processes.
 
-Templates and what is worked out from them take up to some seconds a problem, much longer than a network learns on it;
-the numbers that come out are quickly sent to the process that learns.
+Preparing a problem takes up to some seconds, much longer than a network learns on it. The results are small and are
+sent to the process that learns.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Pretraining: one network learns to plan on many generated problems, shown to it one group after another.
+"""Pretraining: one network learns to plan on many generated problems, a few of them side by side at a time.
 
-A few problems are learnt side by side. Each stays for a few plans. Half of the episodes are led to the best plan that a
-teacher knows (`agents.learning.teacher`); what they find stays unknown to the others. The others are shown what the
-teacher would decide, as long as their shape is the teacher's. Then another problem takes its place.
+Each problem stays for a few plans; then another one takes its place. Half of the episodes follow the best plan that a
+teacher knows (`agents.learning.teacher`); what they find is not made known to the other episodes. The other episodes
+decide by themselves, and the network is shown what the teacher would decide as long as their shape is that of the
+teacher.
 
 On most problems only skeletons are decided, the decisions before the first signature, as the network does in a search
-(`agents.learning.proposed_skeletons`). Elimination solves the signatures of each, and the episode is rewarded with what
-that leads to; the best of it becomes the teacher's plan where it is faster.
+(`agents.learning.proposed_skeletons`). Elimination then solves the signatures, and the reward of the episode is that of
+the plan found. If this plan is faster than the teacher's, it becomes the teacher's plan.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Proposals: plans of a network that was trained on other problems, without further training.
 
 The network comes with the package (`agents/learning/pretrained_network`, made by `automap train-agent`). The first plan
-is the one that it rates best. Noise on its ratings makes the others differ, more of it on the few decisions about the
-mesh, on which all others depend. What has been found is known to the plans after it. No plan is proposed twice, nor one
-whose bound says that it cannot be the best.
+takes the actions that the network rates best. For the other plans, noise is added to the ratings; there is more of it
+on the few decisions about the mesh, on which all others depend. Plans that were found before are known to later ones as
+completions. No plan is proposed twice, and none whose lower bound is above the best plan.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Search tree: the decisions that a search has taken so far, and which of them may still lead to a better plan."""
+"""The search tree: which decisions a search has taken, and after which of them a better plan is still possible."""
 
 from __future__ import annotations
 

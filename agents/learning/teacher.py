@@ -1,8 +1,8 @@
-"""Teacher: the portfolio labels generated problems with the best plan that it finds.
+"""Teacher: the portfolio finds the plans from which the network learns, one for each generated problem.
 
-Many decisions of a plan that a search found do not matter: they were drawn at random and nothing corrected them. A
-label should teach only what matters, so decisions without influence are put back to those of a template (`simplify`).
-Units: seconds.
+Many decisions of a plan that a search has found do not matter: they were drawn at random, and no later step changed
+them. The network should learn only from decisions that matter. So decisions that hardly change the step time are put
+back to those of a template (`simplify`). Units: seconds.
 """
 
 from __future__ import annotations

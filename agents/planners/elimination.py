@@ -1,19 +1,20 @@
-"""Elimination: the best signatures of a skeleton by exact elimination on its cost graph, after OneFlow.
+"""Elimination: the best signatures of a skeleton by exact elimination of nodes from its cost graph, after OneFlow.
 
-OneFlow (arXiv 2110.15032) removes nodes of one or two neighbours and sums parallel edges, exactly, and remembers the
-argmins; it merges nodes where it is stuck and ends with a greedy search. Here:
+OneFlow (arXiv 2110.15032) eliminates nodes with one or two neighbours and adds parallel edges, both exactly. It merges
+nodes if none can be eliminated, and ends with a greedy search. Here:
 
-1. Values that no optimum takes are left out (`automap.cost_graph.message_passing`; exact).
-2. `eliminate`: the node whose removal makes the smallest table goes first. The new table, over its neighbours, holds
-   the least sums; in the end the sums themselves tell the node's value. One neighbour is OneFlow's child elimination,
-   two are its node elimination, more are its merging; a repeated block's edge to itself is a table over values of its
-   own nodes.
-3. Where every table that is left would be too large, nodes with many neighbours are held at their values in the plan at
-   hand; each of them is then free in turn, until nothing gains. This is rare, and no longer exact.
-4. Memory: a Lagrange multiplier on the fullest ranks, bisected on a logarithmic scale until the plan just fits; then
-   plans between the last two, which differ in many nodes.
+1. Values that are in no optimum are left out (`automap.cost_graph.message_passing`; exact).
+2. `eliminate` removes the node whose removal makes the smallest table. The new table, over the neighbours of the node,
+   holds the least sums over its values. After all nodes are removed, the values are read back in reverse order. A node
+   with one neighbour is OneFlow's child elimination, one with two its node elimination, one with more its merging. A
+   repeated block has an edge to itself, which is a table over the values of its own nodes.
+3. If all remaining tables would be too large, nodes with many neighbours keep their values of the plan at hand. Then
+   each of them is freed in turn, until nothing gains. This is rare, and not exact.
+4. Memory: a Lagrange multiplier on the fullest ranks is bisected on a logarithmic scale until the plan just fits. Then
+   plans between the last two are tried, which differ in many nodes.
 
-Sensitivities, solution, exact price, new sensitivities: see `agents.planners.skeletons`. Units: seconds, bytes.
+The costs are linear at a plan. `agents.planners.skeletons` repeats: sensitivities at a plan, this solution, its exact
+price, new sensitivities. Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ def eliminate(scalars: Scalars, held: Mapping[int, int], order: Order) -> Picked
     return tuple(picked[n] for n in range(len(sizes)))
 
 
-def least(scalars: Scalars, start: Sequence[int]) -> tuple[Picked, bool]:
+def minimum(scalars: Scalars, start: Sequence[int]) -> tuple[Picked, bool]:
     """The least assignment that is found, and whether it is proven to be the least.
 
     Args:
@@ -214,7 +215,7 @@ def solve(graph: CostGraph, weights: Floats, start: Sequence[int]) -> tuple[Pick
         start: an assignment.
     """
     small = reduced(graph, weights, start, most=MOST_VALUES)
-    found, is_proven = (small.best, True) if small.is_decided else least(small.scalars, small.best)
+    found, is_proven = (small.best, True) if small.is_decided else minimum(small.scalars, small.best)
     return small.picked(found), is_proven and small.is_exact
 
 

@@ -1,6 +1,6 @@
-"""Moved stages: units and devices that move from stage to stage of a staged plan, as long as that gains.
+"""Moves of units and devices from stage to stage of a staged plan, as long as the step gets shorter.
 
-The exact price decides. Plans may lie outside the plan space. Units: seconds.
+The exact price decides whether a move is kept. Plans may lie outside the plan space. Units: seconds.
 """
 
 from __future__ import annotations

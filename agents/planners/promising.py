@@ -1,9 +1,9 @@
 """Promising templates: which mesh and number of micro-batches may lead to the best plan, before anything is solved.
 
-A template that overflows memory by a little, or that recomputes everything to fit, is often the beginning of a much
-faster plan: planners make it fit with recomputation of some units, other cuts, or other signatures. So templates that
-differ in recomputation alone are taken together, and the step time of one that recomputes just as much as it takes is
-estimated between those of the lightest and the heaviest of them.
+Two kinds of templates often lead to much faster plans: those that overflow memory by a little, and those that recompute
+everything to fit. Planners make them fit with recomputation of some units, other cuts, or other signatures. So
+templates that differ only in recomputation are rated together. Their step time with just enough recomputation is
+estimated, by interpolation between the template with the least recomputation and that with the most.
 """
 
 from __future__ import annotations

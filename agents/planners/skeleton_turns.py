@@ -1,4 +1,4 @@
-"""In which order skeletons are solved, and the search of a planner that does nothing else."""
+"""The order in which skeletons are solved, and a searcher that only solves skeletons."""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""Skeletons: shapes, cuts, recomputation and ZeRO of plans, for planners that find the best signatures of a given one.
+"""Skeletons: plans without their signatures, for planners that find the best signatures of a given skeleton.
 
-A skeleton is the values of all decisions before the first signature. The templates give the skeletons to begin with,
-the best of each mesh first. In a skeleton, a planner solves the cost graph at the sensitivities of a plan; the plan
-that it finds is priced exactly and gives new sensitivities, which are averaged with those before. Then plans next to
-the best one are priced in whole batches: one group's joint signatures changed, as little recomputation as fits, one
-cut, another ZeRO stage, other numbers of micro-batches and virtual stages; where the latter win, their skeleton is
-solved as well. Only exact prices decide. Nothing but the end of a budget in seconds depends on the clock.
+A skeleton is the values of all decisions before the first signature: shape, cuts, recomputation, ZeRO. The first
+skeletons are those of the templates, the best one of each mesh first.
+
+A planner solves the cost graph of a skeleton at the sensitivities of a plan. The plan that it finds is priced exactly
+and gives new sensitivities, which are averaged with those before. Then plans near the best one are priced, many in one
+call: the joint signatures of one group changed, as little recomputation as fits, one cut, another ZeRO stage, other
+numbers of micro-batches and virtual stages. If a plan with another skeleton is faster, that skeleton is solved as well.
+Only exact prices decide. Only the end of a budget in seconds depends on the clock.
 """
 
 from __future__ import annotations

@@ -196,14 +196,14 @@ class StageTable:
         key = (alive, *sends, *map(id, found))
         if key not in self._fastest:
             self.entries += len(found) * (self.space.num_units + 1) ** 2
-            worth, modes = zip(*(self._one(costs, alive, sends) for costs in found), strict=True)
+            worth, modes = zip(*(self._strategy_seconds(costs, alive, sends) for costs in found), strict=True)
             which = np.argmin(worth, axis=0)
             best = np.take_along_axis(np.array(worth), which[None], axis=0)[0]
             mode = np.take_along_axis(np.array(modes), which[None], axis=0)[0]
             self._fastest[key] = best, np.array(possible)[which], mode
         return self._fastest[key]
 
-    def _one(self, costs: SpanCosts, alive: int, sends: tuple[float, float]) -> tuple[Floats, Ints]:
+    def _strategy_seconds(self, costs: SpanCosts, alive: int, sends: tuple[float, float]) -> tuple[Floats, Ints]:
         """Seconds of all spans in one strategy, and the number of the recomputation of each; `sends`: seconds a byte to
         either side."""
         times, modes = costs.fastest(alive, partly=self.partly)

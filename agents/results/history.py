@@ -1,4 +1,4 @@
-"""How each searcher got faster, in few enough moments for a plan to keep."""
+"""How the best step time of each searcher fell during a search, thinned out to a few moments that a plan keeps."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def history(by_searcher: Mapping[str, Sequence[tuple[int, float, float]]]) -> di
     Args:
         by_searcher: see `SearchResult.by_searcher`.
     """
-    return {name: tuple((count, step_s) for count, _, step_s in _some(own)) for name, own in by_searcher.items()}
+    return {name: tuple((count, step_s) for count, _, step_s in _thinned(own)) for name, own in by_searcher.items()}
 
 
-def _some(own: Sequence[tuple[int, float, float]]) -> Sequence[tuple[int, float, float]]:
+def _thinned(own: Sequence[tuple[int, float, float]]) -> Sequence[tuple[int, float, float]]:
     """At most `MOST_MOMENTS` of the moments, with the first and the last."""
     if len(own) <= MOST_MOMENTS:
         return own

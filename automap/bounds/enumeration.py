@@ -1,8 +1,9 @@
-"""Enumeration: the plans of a space, many beginnings at once, in the order of their values.
+"""Enumeration: all plans of a space in the order of their values, many at a time.
 
-`extend` gives every legal continuation of many beginnings by one decision, `bounded` the lower bounds of each. Legal
-values come from `PlanSpace.legal`, which is called once for all beginnings that are alike in what the values depend on.
-Units: seconds; memory as share of capacity (overflow).
+A *beginning* is a plan of which only the first slots are decided. `extend` gives every legal continuation of many
+beginnings by one decision, and `bounded` the lower bounds of each. Legal values come from `PlanSpace.legal`, which is
+called once for all beginnings that agree in everything that the values depend on. Units: seconds; memory as share of
+capacity (overflow).
 """
 
 from __future__ import annotations
@@ -74,13 +75,13 @@ class Enumeration:
             meshes=np.zeros(1, dtype=np.int64),
         )
 
-    def is_done(self, some: Beginnings) -> bool:
+    def is_done(self, beginnings: Beginnings) -> bool:
         """Whether every slot is decided."""
-        return bool(some.values.shape[1] == len(self.space.slots))
+        return bool(beginnings.values.shape[1] == len(self.space.slots))
 
-    def plans(self, some: Beginnings | None = None) -> Iterator[Ints]:
+    def plans(self, beginnings: Beginnings | None = None) -> Iterator[Ints]:
         """All completions, [n, slots] at a time, in the order of their values."""
-        pending = [self.root() if some is None else some]
+        pending = [self.root() if beginnings is None else beginnings]
         while pending:
             head = pending.pop()
             if self.is_done(head):
@@ -90,43 +91,43 @@ class Enumeration:
             parts = [grown.take(slice(i, i + LISTED)) for i in range(0, len(grown), LISTED)]
             pending += reversed(parts)
 
-    def extend(self, some: Beginnings) -> Beginnings:
+    def extend(self, beginnings: Beginnings) -> Beginnings:
         """Every legal continuation by one slot, in the order of the values, with the bounds of what it continues."""
-        slot = self.space.slots[some.values.shape[1]]
-        if some.values.shape[1] == self.space.first.signature:
-            some = self._with_meshes(some)
-        keys = self._keys(slot, some)
+        slot = self.space.slots[beginnings.values.shape[1]]
+        if beginnings.values.shape[1] == self.space.first.signature:
+            beginnings = self._with_meshes(beginnings)
+        keys = self._keys(slot, beginnings)
         first, alike = _distinct(keys)
-        rows = [tuple(row) for row in some.values[first].tolist()]
+        rows = [tuple(row) for row in beginnings.values[first].tolist()]
         legal = np.array([self._mask(slot, row, key) for row, key in zip(rows, keys[first].tolist(), strict=True)])
         parent, value = np.nonzero(legal[alike])
-        ends = some.ends[parent]
+        ends = beginnings.ends[parent]
         if slot.kind == "cut":
             found = np.zeros(legal.shape, dtype=np.int64)
             for at, row in enumerate(rows):
-                found[at] = some.ends[first[at], -1] if slot.index else 0
+                found[at] = beginnings.ends[first[at], -1] if slot.index else 0
                 shape = self.space.shape(row)
                 if slot.index < shape.num_chunks - 1:
                     share = self.space.cut_shares(row)[slot.index]
                     candidates = self.space.candidates(found[at, 0], slot.index, shape.num_chunks, share)
                     found[at, : len(candidates)] = candidates
-            ends = _behind(ends, found[alike[parent], value])
+            ends = _with_column(ends, found[alike[parent], value])
         return Beginnings(
-            values=_behind(some.values[parent], value),
+            values=_with_column(beginnings.values[parent], value),
             ends=ends,
-            bounds=some.bounds[parent],
-            meshes=some.meshes[parent],
+            bounds=beginnings.bounds[parent],
+            meshes=beginnings.meshes[parent],
         )
 
-    def _with_meshes(self, some: Beginnings) -> Beginnings:
+    def _with_meshes(self, beginnings: Beginnings) -> Beginnings:
         """The beginnings with their sets of meshes filled in."""
-        first, alike = _distinct(some.values[:, : self.space.first.cut])
+        first, alike = _distinct(beginnings.values[:, : self.space.first.cut])
         numbers = []
-        for row in some.values[first].tolist():
+        for row in beginnings.values[first].tolist():
             sizes, samples = self.space.unlike_meshes(row)
             key = tuple(sorted(zip(map(tuple, sizes.tolist()), samples.tolist(), strict=True)))
             numbers.append(self._meshes.setdefault(key, len(self._meshes)))
-        return replace(some, meshes=np.array(numbers, dtype=np.int64)[alike])
+        return replace(beginnings, meshes=np.array(numbers, dtype=np.int64)[alike])
 
     def _mask(self, slot: Slot, row: tuple[int, ...], key: list[int]) -> Mask:
         """[values] legal values of a slot after `row`; they are the same after all beginnings with the same key."""
@@ -137,40 +138,40 @@ class Enumeration:
             self._masks[known] = self.space.legal(row)
         return self._masks[known]
 
-    def _keys(self, slot: Slot, some: Beginnings) -> Ints:
+    def _keys(self, slot: Slot, beginnings: Beginnings) -> Ints:
         """[n, columns] key of each beginning: all that the legal values of a slot depend on."""
-        values, space = some.values, self.space
+        values, space = beginnings.values, self.space
         if len(values[0]) < space.first.cut:
             return values
         shape = values[:, : space.first.cut]
         if slot.kind == "cut":
-            return np.concatenate([shape, some.ends[:, -1:]], axis=1)
+            return np.concatenate([shape, beginnings.ends[:, -1:]], axis=1)
         if slot.kind == "recompute" and space.constrained.recomputes:
-            return np.concatenate([shape, some.ends], axis=1)
+            return np.concatenate([shape, beginnings.ends], axis=1)
         if slot.kind == "signature":
-            return np.concatenate([some.meshes[:, None], values[:, values.shape[1] - slot.index :]], axis=1)
+            return np.concatenate([beginnings.meshes[:, None], values[:, values.shape[1] - slot.index :]], axis=1)
         return shape
 
     # -- bounds --------------------------------------------------------------------------------------------------
 
-    def bounded(self, some: Beginnings) -> Beginnings:
+    def bounded(self, beginnings: Beginnings) -> Beginnings:
         """The beginnings with bounds that take all their decisions into account."""
-        depth = some.values.shape[1]
+        depth = beginnings.values.shape[1]
         if depth >= self.space.first.signature:
-            values = np.full((len(some), len(self.space.slots)), -1, dtype=np.int64)
-            values[:, :depth] = some.values
+            values = np.full((len(beginnings), len(self.space.slots)), -1, dtype=np.int64)
+            values[:, :depth] = beginnings.values
             found = self.space.bound(values)
         elif depth <= self.space.first.cut:
             found = np.array(
-                [self._of_shapes[tuple(row)] for row in some.values[:, : self.space.first.schedule].tolist()]
+                [self._of_shapes[tuple(row)] for row in beginnings.values[:, : self.space.first.schedule].tolist()]
             )
         else:
-            found = some.bounds.copy()
-            stages, alike = np.unique(some.values[:, : self.space.first.cut], axis=0, return_inverse=True)
+            found = beginnings.bounds.copy()
+            stages, alike = np.unique(beginnings.values[:, : self.space.first.cut], axis=0, return_inverse=True)
             for number, values in enumerate(stages.tolist()):
                 rows = np.flatnonzero(alike.reshape(-1) == number)
-                found[rows, 0] = self._pipeline_bounds(tuple(values), some.take(rows))
-        return replace(some, bounds=np.maximum(some.bounds, found))
+                found[rows, 0] = self._pipeline_bounds(tuple(values), beginnings.take(rows))
+        return replace(beginnings, bounds=np.maximum(beginnings.bounds, found))
 
     def _work(self, values: tuple[int, ...]) -> tuple[Floats, Floats, Floats]:
         """`BoundTable.work` of the stages that `values` decide, and [ranks] their devices."""
@@ -183,7 +184,7 @@ class Enumeration:
             self._works[values] = (*self.table.work(number, stages), devices)
         return self._works[values]
 
-    def _pipeline_bounds(self, values: tuple[int, ...], some: Beginnings) -> Floats:
+    def _pipeline_bounds(self, values: tuple[int, ...], beginnings: Beginnings) -> Floats:
         """[n] seconds for which chunks that are cut keep their ranks busy, and all others the ranks that are left.
 
         These are the bounds of `PartialPlan` without transfers, for many beginnings with the same stages.
@@ -191,20 +192,20 @@ class Enumeration:
         space = self.space
         shape = space.shape(values)
         least, added, devices = self._work(values)
-        num_cuts = min(some.ends.shape[1], shape.num_chunks - 1)
-        edges = np.pad(some.ends[:, :num_cuts], ((0, 0), (1, 0)))
+        num_cuts = min(beginnings.ends.shape[1], shape.num_chunks - 1)
+        edges = np.pad(beginnings.ends[:, :num_cuts], ((0, 0), (1, 0)))
         if num_cuts == shape.num_chunks - 1:
             edges = np.pad(edges, ((0, 0), (0, 1)), constant_values=space.num_units)
         known = edges.shape[1] - 1
-        work = np.empty((len(some), known))
-        busy = np.zeros((len(some), shape.pp))
+        work = np.empty((len(beginnings), known))
+        busy = np.zeros((len(beginnings), shape.pp))
         for chunk in range(known):
             rank = chunk % shape.pp
             first, last = edges[:, chunk], edges[:, chunk + 1]
             work[:, chunk] = least[rank, last] - least[rank, first]
             slot = space.first.recompute + rank
-            if slot < some.values.shape[1]:
-                again = first + space.levels.first_units(self._full_steps[some.values[:, slot]], last - first)
+            if slot < beginnings.values.shape[1]:
+                again = first + space.levels.first_units(self._full_steps[beginnings.values[:, slot]], last - first)
                 work[:, chunk] += added[rank, again] - added[rank, first]
             busy[:, rank] += work[:, chunk]
         before = np.zeros_like(busy)
@@ -223,7 +224,7 @@ class Enumeration:
         return seconds
 
 
-def _behind(rows: Ints, column: Ints) -> Ints:
+def _with_column(rows: Ints, column: Ints) -> Ints:
     """`rows` with one more column."""
     return np.concatenate([rows, column[:, None]], axis=1)
 

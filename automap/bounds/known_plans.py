@@ -1,6 +1,6 @@
-"""Known plans: complete plans with their prices, and what they make of the partial plans of an agent.
+"""Known plans: complete plans with their prices, and how they complete the partial plans of an agent.
 
-At first these are templates; the plans that an agent finds join them. Units: seconds; memory as share of capacity.
+At first these are templates; the plans that an agent finds are added. Units: seconds; memory as share of capacity.
 """
 
 from __future__ import annotations

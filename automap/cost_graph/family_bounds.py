@@ -22,7 +22,7 @@ from automap.arrays import Floats, Ints
 from automap.cost_graph.families import Family
 from automap.cost_graph.mixed_stages import STEPS, MixedStages
 from automap.cost_graph.open_costs import OpenCosts
-from automap.cost_graph.paths import Path, exchanged_s, held, path_trips, sends_on, ways
+from automap.cost_graph.paths import Path, exchanged_s, least_in_flight, path_mixtures, path_trips, sends_on
 from automap.cost_graph.relaxation import WORKSPACE_BYTES, Relaxation
 from automap.cost_graph.relaxed_costs import Memory
 from automap.cost_graph.stage_bounds import Level, least_crossing
@@ -109,7 +109,7 @@ class FamilyBounds(MixedStages):
             return np.inf
         tie_s, untied = self._tie(shape)
         best = -np.inf
-        for number, way in enumerate(ways(shape, space.schedules)):
+        for number, way in enumerate(path_mixtures(shape, space.schedules)):
             constant_s = float(settings.step_s) + way.passes * float(settings.micro_batch_s)
             constant_s += way.sends * self._exchanged_s(costs, family) if shape.pp > 1 else 0.0
             # Two ranks exchange the gradients of what both read, one of them the first.
@@ -197,7 +197,7 @@ class FamilyBounds(MixedStages):
                 ends=self._ends(),
                 virtual=each.virtual,
                 num_micro_batches=each.num_micro_batches,
-                held=held(each, self.space.schedules),
+                held=least_in_flight(each, self.space.schedules),
                 besides_s=np.array([0.5 * shown_s + begun_s, 0.5 * shown_s]),
                 step_s=float(settings.step_s),
             )
@@ -375,7 +375,7 @@ class FamilyBounds(MixedStages):
         for weights in tuple(pool):
             if not len(left):
                 break
-            found[left] = np.maximum(found[left], spreads.some(left).bounds(weights))
+            found[left] = np.maximum(found[left], spreads.take(left).bounds(weights))
             left = left[found[left] < target_s]
         if len(left):
             found[left] = np.maximum(found[left], self._of_cuts(family, views, at[left], rates[left]))
@@ -388,7 +388,7 @@ class FamilyBounds(MixedStages):
             tried[fastest] = True
             fastest_s, weights = self._spread(family, [views[stage] for stage in at[fastest]], rates[fastest].tolist())
             pool.append(weights)
-            found[left] = np.maximum(found[left], spreads.some(left).bounds(weights))
+            found[left] = np.maximum(found[left], spreads.take(left).bounds(weights))
             found[fastest] = max(found[fastest], fastest_s)
             left = left[found[left] < target_s]
         return found

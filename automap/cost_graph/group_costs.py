@@ -1,7 +1,8 @@
-"""Group costs: what each linkage group adds to its unit on the devices of a rank, and what passes between groups.
+"""Group costs: what each linkage group adds to the cost of its unit, and what conversions between groups cost.
 
-Nothing here depends on cuts, recomputation, the ZeRO stage or the schedule, so that skeletons on one mesh share it. See
-`automap.cost_graph.graph`. Costs are rows of numbers, the fields of `UnitCostRow`. Units: seconds, bytes, elements.
+These costs do not depend on cuts, recomputation, the ZeRO stage or the schedule, so that all skeletons on one mesh
+share them. See `automap.cost_graph.graph`. A cost is a row of numbers, the fields of `UnitCostRow`. Units: seconds,
+bytes, elements.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Message passing: leaves out values of a cost graph's nodes that no optimum takes.
+"""Message passing: finds values of the nodes of a cost graph that are in no optimum, and leaves them out.
 
 Sequential tree-reweighted message passing (TRW-S, Kolmogorov 2006; SRMP, Kolmogorov 2015, for factors of three nodes)
-moves costs between nodes and factors. It visits the nodes in order and back. Each node takes over the least that its
-factors add to each of its values, and distributes shares of its costs to the factors that reach nodes still to come.
-No assignment changes its sum, and the sum of all least entries is a lower bound that rises. A value is in no optimum if
-its own lower bound exceeds the cost of a known assignment. In graphs of real models mostly one value of each node is
-left, which proves that it is the optimum of the graph.
+moves costs between nodes and factors without changing the sum of any assignment. It visits the nodes in order and back.
+At each node, the least cost that each factor adds to each value is moved to the node. Then the node's costs are shared
+among the factors that reach nodes still to come.
+
+The sum of the least entries of all nodes and factors is a lower bound, which rises with each round. A value is in no
+optimum if the lower bound of all assignments with this value exceeds the cost of a known assignment. In graphs of real
+models, mostly one value of each node is left: this proves that it is the optimum of the graph.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Bounds of stages that have devices of several kinds, for `automap.cost_graph.family_bounds`.
+"""Lower bounds for stages that have devices of several kinds, for `automap.cost_graph.family_bounds`.
 
-Such a stage has one bound for each kind, as that kind *sees* it: as if all devices of the stage were of this kind, with
-the samples that devices of this kind are given. All of these bounds hold. Units: seconds.
+Such a stage has one bound for each kind of device: the time that it would take if all of its devices were of this kind,
+with the samples that devices of this kind get. Each of these is a lower bound of the stage. Units: seconds.
 """
 
 from __future__ import annotations
@@ -141,4 +141,4 @@ class MixedStages(StageBounds):
             if len(some) > 1
         ]
         weights = np.mean(rates, axis=0) * number[: len(rates[0])]
-        return RankBounds.least([RankBounds.mixed(some, weights if len(some) > 1 else None) for some in found])
+        return RankBounds.minimum([RankBounds.mixed(some, weights if len(some) > 1 else None) for some in found])

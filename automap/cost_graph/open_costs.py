@@ -1,9 +1,15 @@
-"""Open costs: what the groups of all units cost on a stage, with the cuts of the pipeline and recomputation open.
+"""Open costs: lower bounds of what linkage groups cost on a stage, before the pipeline is cut.
 
-As in `automap.cost_graph.graph`, but every cost is at most the true one, whatever the cuts are: nothing runs again;
-what crosses into a unit as a sum, and may come from another chunk, counts as is cheaper; of a third reader of a tensor
-nothing is counted, and of a parameter that several units read only what the first of them takes for it. Units: seconds,
-bytes, elements.
+The costs are those of `automap.cost_graph.graph`, but neither the cuts nor the recomputation are known. So each cost is
+replaced by one that it is never below, whatever the cuts are:
+
+- No unit is computed again.
+- A tensor that crosses into a unit as a partial sum may come from another chunk. The cheaper conversion counts: that
+  inside a chunk, or that between chunks.
+- Nothing is counted for the third reader of a tensor.
+- Of a parameter that several units read, only the part of its first reader is counted.
+
+Units: seconds, bytes, elements.
 """
 
 from __future__ import annotations

@@ -1,22 +1,23 @@
-"""Paths: how much the passes of a pipeline's ranks weigh in a step, whatever their times are.
+"""Paths through the order of the passes of a pipeline: how much the passes of each rank weigh in the time of a step.
 
-With F and B the seconds of a rank's forward and backward pass, T = F + B, m micro-batches and p ranks, the end of a
-step is at least any path through the order of the passes. Three kinds of them, each a sum over ranks:
+The end of a step is at least as late as any path of passes that wait for each other, whatever the passes take. So a
+weighted sum of the times of the ranks is a lower bound of the step. With F and B the seconds of a rank's forward and
+backward pass, T = F + B, m micro-batches and p ranks, these paths are used:
 
-- A rank works on all micro-batches, reduces its gradients and updates: in the mean over the ranks, m / p times the sum
-  of T, and 1 / p times that of the rest.
-- 1F1B without virtual stages, m > p: a micro-batch runs to the last rank and back, and then rank 0 begins the one p
-  later. With m - 1 = k p + s these are k + 1 round trips over all ranks; the s micro-batches between them are waited
-  for on any rank at T each, so on an even mixture of ranks. Gradients and update of rank 0 alone come after that.
-- GPipe, any m: the forward passes of one rank and the backward passes of another, between two round trips.
+- *Any schedule*: a rank works on all micro-batches, reduces its gradients and updates. In the mean over the ranks,
+  passes weigh m / p (times the sum of T over the ranks), and gradients and update 1 / p.
+- *1F1B without virtual stages, m > p*: a micro-batch goes to the last rank and back, and then rank 0 begins the
+  micro-batch that is p later. With m - 1 = k p + s, these are k + 1 round trips over all ranks. Some rank waits for T
+  for each of the s micro-batches that are left; an even mixture of all ranks is taken. Gradients and update of rank 0
+  come after that.
+- *GPipe, any m*: the forward passes of one rank and the backward passes of another one, between two round trips.
+- *Virtual stages, m = p*: all forward passes come before all backward passes. In both, a path goes through all chunks,
+  and through all micro-batches of one chunk: 1 + (m - 1) / chunks times the sum of T, in the mean over the chunks.
 
-- Virtual stages, m = p: all forward passes come before the backward passes, in both those of one chunk after each
-  other and the way through all chunks: 1 + (m - 1) / chunks times the sum of T in the mean over the chunks.
-
-In the mean over the ranks the second and the third are (m + p - 1) / p times the sum of T: no uneven division of the
-work is faster than the even one. Such a path ends on any rank r too, without the last backward passes of the ranks
-before r, and there the gradients of rank r come after it. Where m is at most p, 1F1B is taken to do backward passes
-alone one after another.
+In the mean over the ranks, the paths of 1F1B and GPipe are (m + p - 1) / p times the sum of T. So no uneven division of
+the work among ranks is faster than the even one. There are also paths that end on another rank r: they lack the last
+backward passes of the ranks before r, and end with the gradients of rank r. For m <= p, 1F1B is treated as if only its
+backward passes followed one another.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ ORDERS = frozenset({"1f1b", "gpipe"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Path:
-    """What the seconds of each rank weigh in a step."""
+    """The weights of the times of each rank in a path."""
 
     forward: float
     """Weight of a forward pass of one micro-batch."""
@@ -46,8 +47,8 @@ class Path:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ways:
-    """One mixture of paths."""
+class PathMixture:
+    """A weighted mean of paths, which is a lower bound like each of them."""
 
     path: Path
     """What the seconds of each rank weigh."""
@@ -59,7 +60,7 @@ class Ways:
     """Weight of the exchanges of one micro-batch on all ranks together, see `exchanged_s`."""
 
 
-def ways(shape: Shape, schedules: Sequence[str]) -> list[Ways]:
+def path_mixtures(shape: Shape, schedules: Sequence[str]) -> list[PathMixture]:
     """Mixtures of paths of a pipeline whose ranks are alike.
 
     Args:
@@ -68,11 +69,11 @@ def ways(shape: Shape, schedules: Sequence[str]) -> list[Ways]:
     """
     m, p = float(shape.num_micro_batches), float(shape.pp)
     busy = Path(forward=m / p, backward=m / p, gradients=1.0 / p)
-    found = [Ways(path=busy, ends_first=0.0, passes=m, sends=m / p)]
+    found = [PathMixture(path=busy, ends_first=0.0, passes=m, sends=m / p)]
     if shape.virtual > 1 and shape.num_micro_batches == shape.pp:
         all_of = 1.0 + (m - 1.0) / shape.num_chunks
         found.append(
-            Ways(
+            PathMixture(
                 path=Path(forward=all_of, backward=all_of, gradients=0.0),
                 ends_first=1.0,
                 passes=p * all_of,
@@ -82,7 +83,9 @@ def ways(shape: Shape, schedules: Sequence[str]) -> list[Ways]:
     if shape.pp == 1 or shape.virtual > 1 or not ORDERS.issuperset(schedules):
         return found
     trips = [(share, path_to_ranks(shape, schedules, share)) for share in SHARES]
-    return [Ways(path=trip, ends_first=share, passes=p * trip.forward, sends=sends_on(trip)) for share, trip in trips]
+    return [
+        PathMixture(path=trip, ends_first=share, passes=p * trip.forward, sends=sends_on(trip)) for share, trip in trips
+    ]
 
 
 def sends_on(path: Path) -> float:
@@ -105,9 +108,9 @@ def exchanged_s(sent_s: Sequence[float], virtual: int) -> list[float]:
     return [before + behind if virtual == 1 else max(before, behind) for before, behind in around]
 
 
-def held(shape: Shape, schedules: Sequence[str]) -> list[int]:
-    """[ranks] micro-batches for which a rank keeps what any of its units saves, at least, when its backward passes
-    begin.
+def least_in_flight(shape: Shape, schedules: Sequence[str]) -> list[int]:
+    """[ranks] lower bound of the micro-batches in flight on each rank when its backward passes begin: for so many it
+    keeps the saved activations of each of its units.
 
     Args:
         shape: its shape.

@@ -1,18 +1,20 @@
 """Relaxation: a lower bound on the time of all units of a model on a stage, as the minimum of one cost graph.
 
 The cost graph (`automap.cost_graph.open_costs`) gives the costs of units as sums over linkage groups. The time of a
-step is no such sum. It is replaced by a sum that it is never below:
+step is not such a sum. It is bounded from below by a sum, part by part:
 
-- A rank's passes, gradients and update have weights (`automap.cost_graph.paths`).
-- A pass takes (device^p + host^p)^(1/p) seconds, which is at least any of its tangents.
-- Collectives of gradients take a concave time, which is at least the chord from nothing to all parameters. What hides
-  of them is at least one of two straight lines, or a mixture of them.
-- Of several ZeRO stages, each cost has the least of its weights.
-- Memory has a price (Lagrange): each unit is recomputed as is best at that price. What it saves, and what recomputing
-  takes, are those with every signature undecided.
+- The passes, gradients and update of a rank are weighted by paths through the schedule (`automap.cost_graph.paths`).
+- A pass takes (device^p + host^p)^(1/p) seconds. This function is convex, so that each of its tangents is a lower
+  bound.
+- The time of collectives of gradients is concave in the bytes, so that the chord from no parameters to all parameters
+  is a lower bound. For the part that is not hidden, each of two straight lines is a lower bound, and so is any mixture
+  of them.
+- If there are several ZeRO stages, each cost has the least of its weights.
+- The limit on memory is relaxed by a price of each byte (Lagrange). Each unit has the recompute mode that is best at
+  this price. What recomputation saves and costs is computed with every signature undecided.
 
-Every choice of tangents and lines gives a lower bound. The tangents and lines at the best assignment found so far are
-tried, one after the other. The minimum of the graph is bounded by message passing. Units: seconds, bytes, elements.
+Every choice of tangents, lines and prices gives a lower bound. Those at the best assignment found so far are tried, one
+after the other. The minimum of the graph is bounded by message passing. Units: seconds, bytes, elements.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Routes: how tensors go from the linkage group that makes them to those that read them, before anything is priced.
+"""Routes: the placements of tensors between the linkage group that makes them and the groups that read them.
 
-Under each joint value of its slots a group has its tensors in certain placements. Which values have the same placement,
-and which placements a reader may require, depends on the values that are legal and on the axes that have one device
-alone. Meshes of many sizes have these in common, so that their costs (`automap.cost_graph.group_costs`) share the
-routes. See `automap.cost_graph.graph`.
+For each joint value of its slots, a group has its tensors in certain placements. Routes say which values have the same
+placements, and which placements a reader may require. They depend on the legal values and on which axes have a single
+device, but not on prices. Many meshes have the same routes, which are then computed once;
+`automap.cost_graph.group_costs` computes the costs for each mesh. See `automap.cost_graph.graph`.
 """
 
 from __future__ import annotations

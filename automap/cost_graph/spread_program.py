@@ -1,7 +1,8 @@
-"""The linear program of a spread: shares of each type of units at some places, and the seconds of a step.
+"""A linear program that spreads units over places: which share of each type of units is at each place.
 
-A place is a rank, or a chunk of a rank, in one recompute mode. Every row says that what the units at the places take,
-and what is taken besides, is at most the seconds of a step, or at most some room. Units: seconds, bytes.
+A place is a rank, or a chunk of a rank, in one recompute mode. The program minimizes the seconds of a step. A row of
+the first kind says that a weighted sum of what the units take, plus a constant, is at most the step. A row of the
+second kind says that the memory of the units, plus a constant, is at most some room. Units: seconds, bytes.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from automap.arrays import Floats, Ints
 from automap.cost_graph.families import Family
 from automap.cost_graph.kernels.values_on_mesh import values_on_mesh
 from automap.cost_graph.open_costs import OpenCosts
-from automap.cost_graph.paths import Path, exchanged_s, held, path_trips, sends_on
+from automap.cost_graph.paths import Path, exchanged_s, least_in_flight, path_trips, sends_on
 from automap.cost_graph.relaxation import BOUNDARY_BYTES, SAVED_BYTES, Relaxation
 from automap.cost_graph.relaxed_costs import OfTypes, State, Undecided
 from automap.cost_graph.unlike_stages import RankBounds
@@ -151,7 +151,7 @@ class StageBounds:
 
     def _held(self, family: Family) -> list[int]:
         """[ranks] micro-batches for which a rank keeps what its units save, at least."""
-        of_shapes = [held(shape, self.space.schedules) for shape in family.shapes]
+        of_shapes = [least_in_flight(shape, self.space.schedules) for shape in family.shapes]
         return [min(each) for each in zip(*of_shapes, strict=True)]
 
     def _state_of(self, family: Family) -> State:

@@ -1,6 +1,7 @@
-"""Stage layouts: all ways to divide the devices of a cluster into stages of unlike size, by classes of stages.
+"""Stage layouts: all ways to divide the devices of a cluster into stages of unlike size.
 
-Stages of one class have as many devices of the same kinds; they differ in their places, and so in their links.
+Stages are grouped into classes: stages of one class have equally many devices of the same kinds. They may differ in
+which devices these are, and so in their links.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
-"""Tied parameters in a cost graph: what all readers of one parameter cost together.
+"""Tied parameters in a cost graph: what all units that read one parameter cost together.
 
-A unit is priced as if it had its parameters for itself. Where several units of a rank read the same parameter, the rank
-holds it once; where units of two ranks do, these add up its gradient (`automap.price.tied_parameters`). How much that
-is depends on the signatures of all its readers: if one of them requires a part and another one the whole, it lies
-whole. So it is no sum over pairs of nodes, and is counted around one plan: what each value of one reader changes, what
-two readers change together, and, of three or more, what is left where all require the same placement, in equal parts
-for each pair. Changes of one reader, and of two that are the only ones, are exact then. Units: elements.
+The price of a unit assumes that it has its parameters for itself. If several units of a rank read the same parameter,
+the rank holds it once. If units of two ranks read it, the ranks sum its gradient (`automap.price.tied_parameters`). The
+cost depends on the signatures of all readers: if one requires a part of the parameter and another one the whole, the
+rank holds the whole.
+
+So the cost is not a sum over pairs of nodes. It is approximated around one plan by these terms: the change by each
+value of one reader; the change by two readers together; and, for three or more readers, the remaining saving where all
+of them require the same placement, divided equally among the pairs. The approximation is exact for changes of one
+reader, and of two readers if there are no others. Units: elements.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Unit rows: the units of a plan whose signatures are still open, equal ones in equal surroundings as one row.
+"""Unit rows: the units of a plan whose signatures are still open. Equal units in equal surroundings share a row.
 
-What differs between rows is told apart before any signature is known: a unit's type, the type before it, whether it
-opens a chunk, what it recomputes, and its pipeline rank where ranks differ. Units: seconds, bytes.
+Two units have different rows if they differ in something that is known before the signatures: the type of the unit, the
+type of the unit before it, whether it is the first of a chunk, what it recomputes, and, where ranks differ, its
+pipeline rank. Units: seconds, bytes.
 """
 
 from __future__ import annotations

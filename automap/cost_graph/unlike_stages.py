@@ -104,13 +104,13 @@ class RankBounds:
         if weights is None:
             weights = np.array([1.0 / max(float(one.busy_s.min(axis=0).sum()), 1e-30) for one in some])
         return replace(
-            RankBounds.least(some),
+            RankBounds.minimum(some),
             busy_s=np.average([one.busy_s for one in some], axis=0, weights=weights),
             trip_s=np.average([one.trip_s for one in some], axis=0, weights=weights),
         )
 
     @staticmethod
-    def least(some: Sequence[RankBounds]) -> RankBounds:
+    def minimum(some: Sequence[RankBounds]) -> RankBounds:
         """A bound that is below all of some: the least of each number, and the most room."""
         return RankBounds(
             busy_s=np.min([one.busy_s for one in some], axis=0),
@@ -175,7 +175,7 @@ class Spreads:
     bound: Floats
     """[ranks, types] least share of each type on each rank: the first and the last unit have a fixed place."""
 
-    def some(self, at: Ints) -> Spreads:
+    def take(self, at: Ints) -> Spreads:
         """Some of the spreads."""
         return replace(
             self,

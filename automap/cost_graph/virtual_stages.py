@@ -1,20 +1,20 @@
-"""Virtual stages: the fastest spread of a model's units over the chunks of an interleaved pipeline.
+"""Virtual stages: a lower bound on the step time of interleaved pipelines, by a linear program over chunks.
 
-Micro-batches go through the chunks in turns of as many as there are ranks p. With T a chunk's seconds of a forward and
-a backward pass, the end of a step is at least these paths through the order of the passes, for every chunk c of rank r,
-the j-th one there (from 0):
+The program spreads the units of a model over the chunks of the ranks. Its rows say that no path through the order of
+the passes is longer than the step. Micro-batches go through the chunks in groups of p, the number of ranks. With T the
+seconds of a chunk's forward and backward pass and m micro-batches, these paths are rows from the beginning, for every
+chunk c of a rank r, which has j chunks before c on r:
 
-- The first micro-batch comes through all chunks before c. From then on rank r works, but for what it does before: p
-  passes of each of its first j chunks. The last micro-batch goes back in the same way: m T of the rank, less p T of its
-  first j chunks, and T of all chunks before c.
-- The same, where rank 0 works through p micro-batches of its first j chunks before the first micro-batch goes on.
+- The first micro-batch goes through all chunks before c. From then on rank r works on all m micro-batches, except for
+  the work that it has done before: p passes of each of its first j chunks. The last micro-batch goes back in the same
+  way. Together: m T of the rank, less p T of its first j chunks, and T of all chunks before c.
+- The same path, where rank 0 first works on p micro-batches of its first j chunks.
 
-Each of these is a row of a linear program. Of the spread that is the fastest by them, the schedule is run, and the path
-that ends last, with the gradients of its rank after it, is the next row, until no path is longer than the program says
-(row generation): no path through the order of the passes is left out that would matter.
+Then rows are generated. The schedule is simulated for the spread that the program has found, and the longest path, with
+the gradients of its last rank, becomes a further row. This is repeated until no path is longer than the program says.
 
-Every chunk has a unit at least, and saves for p micro-batches, but for the last chunk of each rank. Units: seconds,
-bytes.
+Every chunk has at least one unit, and holds the saved activations of p micro-batches, except for the last chunk of each
+rank. Units: seconds, bytes.
 """
 
 from __future__ import annotations

@@ -261,7 +261,7 @@ def parse_made_up(text: str) -> tuple[int, float]:
     return found
 
 
-def told(found: Profiled) -> Mapping[str, str]:
+def summary(found: Profiled) -> Mapping[str, str]:
     """What a profile found, in words."""
     return {
         "graph": f"{found.nodes:,} nodes, {found.edges:,} edges",

@@ -71,7 +71,8 @@ def changes(yours: LoweredPlan, best: LoweredPlan, evaluator: Evaluator) -> tupl
             rest[name] -= value
     saved_s = sum(rest.values())
     if max(abs(value) for value in rest.values()) > SAME * before.step_time_s:
-        words = list(dict.fromkeys((*beyond(yours, way.yours, evaluator), *beyond(best, way.best, evaluator))))
+        pairs = (yours, way.yours), (best, way.best)
+        words = list(dict.fromkeys(word for pair in pairs for word in beyond_degrees(*pair, evaluator)))
         alike = _alike(yours, best)
         words = [word for word in words if word not in alike]
         found.append(
@@ -170,7 +171,7 @@ def plain(strategy: Strategy) -> Strategy:
     )
 
 
-def beyond(lowered: LoweredPlan, strategy: Strategy, evaluator: Evaluator) -> Iterator[str]:
+def beyond_degrees(lowered: LoweredPlan, strategy: Strategy, evaluator: Evaluator) -> Iterator[str]:
     """What of a plan its nearest strategy does not say, in words."""
     if _is_unlike(lowered):
         yield UNLIKE_STAGES

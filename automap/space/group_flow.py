@@ -1,6 +1,6 @@
-"""Flow between linkage groups: which group makes what another one reads, and in which placements.
+"""Flow between linkage groups: which group makes a tensor that another group reads, and in which placements.
 
-It says how a decision about one group may be continued by the groups after it.
+With it, a decision about one group can be continued by matching decisions about the groups after it.
 """
 
 from __future__ import annotations

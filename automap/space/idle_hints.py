@@ -1,5 +1,4 @@
-"""Warnings about hints that change nothing in the plan that was found, because the plan does not have what they are
-about."""
+"""Warnings about hints without effect: those on a part of a plan that the plan which was found does not have."""
 
 from __future__ import annotations
 

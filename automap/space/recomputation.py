@@ -1,9 +1,10 @@
-"""Recomputation of pipeline ranks: which levels of it a rank may choose from.
+"""Recomputation levels: what a pipeline rank computes again in the backward pass.
 
-A *level* is a value of the slot `recompute`. It says by which recompute mode the first units of each chunk of the rank
-run again, and by which one the others do; levels of one mode alone are among them. They are numbered by how much runs
-again: for each mode its own level, and between two modes those with more and more units in the heavier one. How many
-units these are is told in steps, so that a level means the same in chunks of every size.
+A *level* is a value of the slot `recompute`. It names two neighbouring recompute modes: the heavier one is for the
+first units of each chunk of the rank, and the lighter one for the other units. Levels with one mode for all units are
+among them. Levels are ordered by how much is computed again: between the levels of two modes are those with more and
+more units in the heavier mode. The number of these units is counted in steps, fractions of a chunk, so that a level
+means the same in chunks of every size.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Simplified axes: one lowered plan may be written with several sets of mesh axes; this module finds the simplest.
+"""Simplified axes: a plan can be written with several sets of mesh axes; this module finds the simplest one.
 
-The ranks of an axis on which nothing is split repeat each other's work: the same plan without the axis leaves devices
-idle. Two neighbouring axes that every operator and ZeRO treat alike can be written as one. By convention an axis that
-splits the batch is the outermost one, and an axis that does not is the innermost one.
+An axis on which nothing is split can be removed: its ranks repeat each other's work, and the same plan without the axis
+leaves their devices idle. Two neighbouring axes that every operator and ZeRO treat in the same way can be written as
+one axis. By convention, an axis that splits the batch is the outermost one, and an axis that does not is the innermost
+one.
 """
 
 from __future__ import annotations

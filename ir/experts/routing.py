@@ -93,6 +93,7 @@ class Routing:
         return Use(index, other, mark) if wide else None
 
     def _mark(self, op: Operator) -> None:
+        """Marks the first result of an operator that reads a marked tensor, if it is known what the result holds."""
         marked = [n for n in op.inputs if n in self.marks]
         mark = self.marks[marked[0]]
         found: Mark | None = None

@@ -40,10 +40,10 @@ from ir.onnx.rewrites.masked_writes import MASKED, add_masked
 from ir.onnx.rewrites.merged_views import MergedViews
 from ir.onnx.rewrites.repeated_rows import add_rows
 from ir.onnx.rewrites.repeated_samples import of_one_sample, once
+from ir.onnx.rewrites.reversed_sequences import reverse_sequence
 from ir.onnx.rewrites.sample_lookups import SampleLookups
 from ir.onnx.rewrites.sequences import Sequences
 from ir.onnx.rewrites.slice_writes import write_slice
-from ir.onnx.rewrites.turned_sequences import turn_sequence
 from ir.operators import KINDS, Value
 from ir.operators.make import MAX_ELEMENTS
 from ir.parameters import split_fused
@@ -283,7 +283,7 @@ class _Importer:
             return
         if self.samples.add(node, inputs) or self.joined.add(node, inputs, attributes):
             return
-        if turn_sequence(builder, node, inputs, attributes):
+        if reverse_sequence(builder, node, inputs, attributes):
             return
         outputs = [n if n and (i == 0 or n in uses or node.kind == "Split") else "" for i, n in enumerate(node.outputs)]
         while len(outputs) > 1 and not outputs[-1]:

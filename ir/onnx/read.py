@@ -40,7 +40,7 @@ from ir.onnx.rewrites.quantisation import dequantised, in_floats
 from ir.onnx.rewrites.repeated_samples import note_periods
 from ir.onnx.rewrites.stored_bands import stored_bands
 from ir.onnx.rewrites.stored_rows import stored_rows
-from ir.onnx.rewrites.turned_keys import turned_apart
+from ir.onnx.rewrites.transposed_keys import separate_batch_and_heads
 
 
 def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
@@ -90,7 +90,7 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         if not any(map(_is_float, stored.values())):
             warnings += mark_weights(nodes, inputs)
     if is_pytorch or marked:
-        nodes = turned_apart(unfolded(nodes, stored, inputs, marked=marked), stored)
+        nodes = separate_batch_and_heads(unfolded(nodes, stored, inputs, marked=marked), stored)
     if not marked:
         made += tied(nodes, stored, tensors) if is_pytorch else []
         made += tied_heads(nodes, stored, tensors)

@@ -135,7 +135,7 @@ def profile(
     import numpy as np
 
     from automap.gnn.graphs import power_law_graph, read_edges
-    from automap.gnn.profile import Setting, parse_made_up, profile_graph, told
+    from automap.gnn.profile import Setting, parse_made_up, profile_graph, summary
 
     hops = fan_outs.split(",")
     if not all(hop.strip().isdecimal() and len(hop) <= 100 and 0 < int(hop) <= 10_000 for hop in hops):
@@ -160,7 +160,7 @@ def profile(
     is_made_up = graph.partition("x")[0].isdigit() and not Path(graph).exists()
     read = power_law_graph(*parse_made_up(graph), rng) if is_made_up else read_edges(Path(graph))
     found = profile_graph(read, setting, rng)
-    for label, text in told(found).items():
+    for label, text in summary(found).items():
         say(f"{label:9} {text}", err=True)
     if output is None:
         print_json(found.problem.to_json())

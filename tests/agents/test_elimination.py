@@ -9,7 +9,7 @@ from small_clusters import cluster_with
 from agents import Budget, search
 from agents.incumbent import Incumbent
 from agents.planners import elimination
-from agents.planners.elimination import least, propose, solve
+from agents.planners.elimination import minimum, propose, solve
 from agents.planners.promising import promising_meshes
 from agents.planners.skeletons import SkeletonSearch
 from agents.sampling.expert import grid_of
@@ -47,7 +47,7 @@ def test_elimination_is_brute_force(name):
     rng = np.random.default_rng(0)
     for _ in range(20):
         graph = random_graph(rng, *GRAPHS[name])
-        picked, is_proven = least(graph, [0] * len(graph.nodes))
+        picked, is_proven = minimum(graph, [0] * len(graph.nodes))
         assert is_proven
         assert graph.value(picked) == pytest.approx(brute(graph), abs=1e-12)
 
@@ -154,7 +154,7 @@ def test_what_is_too_large_is_held_and_freed_in_turn(monkeypatch):
     for _ in range(20):
         graph = random_graph(rng, (4,) * 5, list(itertools.combinations(range(5), 2)))
         start = [0] * 5
-        picked, is_proven = least(graph, start)
+        picked, is_proven = minimum(graph, start)
         proven.append(is_proven)
         assert not is_proven or graph.value(picked) == pytest.approx(brute(graph), abs=1e-9)
         assert graph.value(picked) <= graph.value(start) + 1e-12
@@ -170,14 +170,14 @@ def test_all_tables_of_a_solve_are_bounded(monkeypatch):
     near += [(n, n + side) for n in range(side * (side - 1))]
     graph = random_graph(rng, (3,) * side * side, near)
     start = [0] * side * side
-    best, is_proven = least(graph, start)
+    best, is_proven = minimum(graph, start)
     assert is_proven
     made = []
     solve_in_order = elimination.eliminate
     monkeypatch.setattr(elimination, "eliminate", lambda *args: made.append(args[2]) or solve_in_order(*args))
     monkeypatch.setattr(elimination, "MOST_ENTRIES", 2_000)
     monkeypatch.setattr(elimination, "MOST_ENTRIES_IN_ALL", 20_000)
-    picked, is_proven = least(graph, start)
+    picked, is_proven = minimum(graph, start)
     assert not is_proven and len(made) > 2
     assert all(order.entries <= 2_000 for order in made[:1]) and sum(order.entries for order in made) <= 20_000
     assert graph.value(picked) < 0.5 * graph.value(start) + 0.5 * graph.value(best)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agents import Budget, search
-from agents.planners.elimination import least, solve
+from agents.planners.elimination import minimum, solve
 from agents.planners.ilp import program
 from automap.cluster import parse_cluster
 from automap.cost_graph.graph import CostGraph
@@ -82,7 +82,7 @@ def test_elimination_is_the_program_wherever_it_is_exact(monkeypatch):
     for number in range(80):
         monkeypatch.setattr("agents.planners.elimination.LARGEST_TABLE", 1 << 21 if number % 2 else 12)
         graph = any_graph(rng)
-        picked, is_proven = least(graph, [0] * len(graph.nodes))
+        picked, is_proven = minimum(graph, [0] * len(graph.nodes))
         by_program = graph.value(program(graph, [], []))
         exact += is_proven
         assert is_proven or not number % 2

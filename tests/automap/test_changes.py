@@ -15,7 +15,7 @@ from automap.price.lowered_plan import LoweredPlan
 from automap.price.plan_reader import lower_plan
 from automap.price.plan_writer import to_plan
 from automap.problem import Problem
-from automap.space.changes import beyond, changes, nearest, shortage
+from automap.space.changes import beyond_degrees, changes, nearest, shortage
 from automap.space.space import PlanSpace
 from automap.space.stated_strategy import Strategy, hand_made
 from ir import zoo
@@ -46,7 +46,7 @@ def test_stated_plans_differ_by_their_degrees_alone(first: int, last: int) -> No
         assert sum(change.parts_s.values()) == pytest.approx(change.saved_s, abs=1e-9 * times[0])
         assert "→" in change.about
     assert bool(found) == (first != last)
-    assert not list(beyond(yours, nearest(yours, evaluator()), evaluator()))
+    assert not list(beyond_degrees(yours, nearest(yours, evaluator()), evaluator()))
 
 
 def test_a_change_alone_and_all_but_it_are_priced_as_those_plans() -> None:

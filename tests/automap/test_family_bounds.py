@@ -284,7 +284,7 @@ def test_some_spreads_are_bounded_as_among_all():
     )
     weights = Weights(busy=np.array([0.2, 0.3]), paths=np.array([0.1, 0.4]), shares_s=np.zeros((2, 3)))
     at = np.array([3, 0])
-    assert spreads.some(at).bounds(weights).tolist() == spreads.bounds(weights)[at].tolist()
+    assert spreads.take(at).bounds(weights).tolist() == spreads.bounds(weights)[at].tolist()
 
 
 def test_chunks_on_unlike_ranks():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from automap.cost_graph.paths import exchanged_s, held, path_trips
+from automap.cost_graph.paths import exchanged_s, least_in_flight, path_trips
 from automap.cost_graph.virtual_stages import groups, paths
 from automap.price.kernels.pipeline import run_schedule
 from automap.price.kernels.step_records import Order
@@ -47,7 +47,7 @@ def simulated(kind, ranks, virtual, count, rng):
 def test_no_rank_holds_fewer_micro_batches(ranks, virtual, count):
     rng = np.random.default_rng(0)
     for kind in ("1f1b", "gpipe") if virtual == 1 else ("interleaved",):
-        least = held(shape_of(ranks, virtual, count), (kind,))
+        least = least_in_flight(shape_of(ranks, virtual, count), (kind,))
         for _ in range(20):
             _, saved, _, peak = simulated(kind, ranks, virtual, count, rng)
             assert (np.array(least) * saved.reshape(virtual, ranks).sum(axis=0) <= peak).all()

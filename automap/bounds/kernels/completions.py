@@ -1,8 +1,8 @@
-"""Completions: what the best known plans make of partial plans, and what these completions cost.
+"""Completions: each partial plan completed as in the best known plan that agrees with it, and the price of the result.
 
-`automap.bounds.kernels.step_many` says what no completion of a partial plan goes below. This module gives the other
-side, a completion that is at hand: behind every legal value the best known plan that agrees with all decisions is
-followed to the end. Units: seconds; memory as share of capacity (overflow).
+`automap.bounds.kernels.step_many` gives lower bounds of all completions of a partial plan. This module gives an upper
+bound: for every legal value of the next decision, the best known plan that agrees with all decisions so far is followed
+to the end. Units: seconds; memory as share of capacity (overflow).
 """
 
 from __future__ import annotations

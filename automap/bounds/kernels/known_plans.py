@@ -1,7 +1,7 @@
-"""Known plans, and which of them agree with the decisions of each plan that is being decided; all compiled.
+"""The best known plans, and which of them agree with the decisions of each plan that is being decided; all compiled.
 
-Where no known plan agrees with a decision, that decision is passed over when plans are compared. Units: seconds; memory
-as share of capacity (overflow).
+A decision with which no known plan agrees is left out of the comparison. Units: seconds; memory as share of capacity
+(overflow).
 """
 
 from __future__ import annotations

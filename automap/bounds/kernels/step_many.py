@@ -1,9 +1,10 @@
-"""Many plans being decided at once, each with lower bounds behind every legal value of its next decision.
+"""Many plans that are decided side by side, each with lower bounds for every legal value of its next decision.
 
-All bounds are admissible: no completion is faster or smaller. Behind a shape they come from a tree over shapes, and
-stay while schedule, order and devices of the stages are decided; while cuts are, they come from the least that units
-cost on the ranks; then from the rows of `Workspace` with undecided recomputation, ZeRO and signatures at their best.
-Units: seconds; memory as share of capacity (overflow).
+All bounds are admissible: no completion is faster or smaller. There are three kinds. Once the shape is decided, they
+come from a tree over shapes, and do not change while schedule, order and devices of the stages are decided. While the
+cuts are decided, they come from the least costs of units on the ranks. After that they come from the rows of
+`Workspace`, where undecided recomputation, ZeRO stages and signatures have their least cost. Units: seconds; memory as
+share of capacity (overflow).
 """
 
 from __future__ import annotations

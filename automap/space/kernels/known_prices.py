@@ -1,6 +1,7 @@
-"""Prices and bounds that were worked out before, found by two hashes of all that they depend on; all compiled.
+"""A cache of prices and bounds, found by two hashes of all that they depend on; all compiled.
 
-Whoever decides many plans comes to the same partial plans again and again: what is known of one is then read.
+A search that decides many plans reaches the same partial plans again and again. Their prices and bounds are then read
+from the cache.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Neighbours of plans, many in one compiled call: some decisions changed, all others kept as far as they stay legal.
+"""Neighbours of plans, many in one compiled call: some decisions change, all others are kept as far as they stay legal.
 
-A move first states what it requires (`_require`), then all slots are decided anew in their order (`_settle_plan`). Ends
-of chunks are kept where they are, whatever becomes of the values that state them.
+A move first states which values it requires (`_require`). Then all slots are decided again in their order
+(`_settle_plan`): each takes the required value or else its old value, and the nearest legal value where that one is not
+legal. The ends of chunks stay at the same units, even if the values that state them change.
 """
 
 from __future__ import annotations

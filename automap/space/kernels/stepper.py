@@ -1,7 +1,8 @@
-"""The stepper: what may follow a beginning of a plan, said once for legality, sampling, neighbours and environments.
+"""The stepper: which values may follow the first decisions of a plan.
 
-Slots are decided in their order. `legal_values` says which values a slot may have, `decide` takes note of the one that
-was chosen, so that the draft always knows what the next slot depends on.
+Legality, sampling, neighbours and environments all call it. Slots are decided in their order. `legal_values` says which
+values a slot may have. `decide` records the value that was chosen, so that the draft always has what the next slot
+depends on.
 """
 
 from __future__ import annotations

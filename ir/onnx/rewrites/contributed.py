@@ -35,7 +35,7 @@ class _Written:
         """Names of the results of products of matrices in the file."""
         self.nodes: list[Node] = []
 
-    def given(self, index: int) -> str:
+    def operand(self, index: int) -> str:
         """Name of an operand; empty where it is absent."""
         return self.node.inputs[index] if index < len(self.node.inputs) else ""
 
@@ -45,9 +45,9 @@ class _Written:
 
     def add(self, kind: str, inputs: Iterable[str], output: str = "", **attributes: Any) -> str:
         """Appends a node; returns the name of its result."""
-        return self.many(kind, inputs, [output or f"{self.node.outputs[0]}#{len(self.nodes)}"], **attributes)[0]
+        return self.add_many(kind, inputs, [output or f"{self.node.outputs[0]}#{len(self.nodes)}"], **attributes)[0]
 
-    def many(self, kind: str, inputs: Iterable[str], outputs: list[str], **attributes: Any) -> list[str]:
+    def add_many(self, kind: str, inputs: Iterable[str], outputs: list[str], **attributes: Any) -> list[str]:
         """Appends a node with these results."""
         node, label = self.node, f"{self.node.name}/{kind}" if self.node.name else ""
         self.nodes.append(Node(kind, list(inputs), outputs, attributes, label, node.scope, ATTENTION_VERSION))
@@ -61,7 +61,7 @@ class _Written:
         """Appends a constant of one dim."""
         return self.add("Constant", (), value_ints=tuple(values))
 
-    def own(self, *names: str) -> dict[str, Any]:
+    def attributes_of(self, *names: str) -> dict[str, Any]:
         """The attributes of these names, as far as the fused node has them."""
         return {name: self.node.attributes[name] for name in names if name in self.node.attributes}
 
@@ -88,7 +88,7 @@ class _Written:
     def unpacked(self, name: str, parts: str) -> list[str]:
         """The parts, `[b, s, h]`, of an operand that holds them as `[b, s, heads, parts, head size]`."""
         outputs = [f"{self.node.outputs[0]}#{part}" for part in parts]
-        self.many("Split", [name], outputs, axis=3, num_outputs=len(parts))
+        self.add_many("Split", [name], outputs, axis=3, num_outputs=len(parts))
         return [self.add("Reshape", [part, self.integers(0, 0, -1)]) for part in outputs]
 
     def _refuse_cache(self) -> None:
@@ -102,65 +102,65 @@ class _Written:
 
 def _attention(to: _Written) -> None:
     """Input, weights `[h, 3 h]`, bias, mask index, past, attention bias."""
-    merged = to.sum(to.add("MatMul", [to.given(0), to.given(1)]), to.given(2))
+    merged = to.sum(to.add("MatMul", [to.operand(0), to.operand(1)]), to.operand(2))
     sizes = to.attribute("qkv_hidden_sizes")
     parts = [f"{to.node.outputs[0]}#{part}" for part in "qkv"]
-    to.many("Split", [merged], parts, axis=-1, **({"split": tuple(sizes)} if sizes else {"num_outputs": 3}))
+    to.add_many("Split", [merged], parts, axis=-1, **({"split": tuple(sizes)} if sizes else {"num_outputs": 3}))
     q, k, v = parts
-    to.attend(q, k, v, to.given(5), is_causal=bool(to.attribute("unidirectional")))
+    to.attend(q, k, v, to.operand(5), is_causal=bool(to.attribute("unidirectional")))
 
 
 def _multi_head(to: _Written) -> None:
     """Queries, keys, values, of which the last two or all may be packed, bias of all three, key padding mask, attention
     bias."""
-    q, k, v, bias = (to.given(i) for i in range(4))
+    q, k, v, bias = (to.operand(i) for i in range(4))
     if not k and not v:
         q, k, v = to.unpacked(q, "qkv")
     elif not v:
         k, v = to.unpacked(k, "kv")
     if bias:
-        parts = to.many("Split", [bias], [f"{to.node.outputs[0]}#{n}" for n in ("bq", "bk", "bv")], num_outputs=3)
+        parts = to.add_many("Split", [bias], [f"{to.node.outputs[0]}#{n}" for n in ("bq", "bk", "bv")], num_outputs=3)
         q, k, v = (to.add("Add", pair) for pair in zip((q, k, v), parts, strict=True))
-    to.attend(q, k, v, to.given(5), is_causal=bool(to.attribute("unidirectional")))
+    to.attend(q, k, v, to.operand(5), is_causal=bool(to.attribute("unidirectional")))
 
 
 def _grouped(to: _Written) -> None:
     """Queries, keys, values, past keys and values, lengths, tables of cosines and sines, positions, attention bias, a
     sink of each head, which costs what a bias of the head's scores costs."""
-    q, k, v = (to.given(i) for i in range(3))
+    q, k, v = (to.operand(i) for i in range(3))
     heads, kv_heads = int(to.attribute("num_heads", 0)), int(to.attribute("kv_num_heads", 0))
     if not k and not v:
         # All heads lie in one operand, those of the queries first.
         packed = to.add("Reshape", [q, to.integers(0, 0, heads + 2 * kv_heads, -1)])
         parts = [f"{to.node.outputs[0]}#{part}" for part in "qkv"]
-        to.many("Split", [packed, to.integers(heads, kv_heads, kv_heads)], parts, axis=2)
+        to.add_many("Split", [packed, to.integers(heads, kv_heads, kv_heads)], parts, axis=2)
         q, k, v = (to.add("Reshape", [part, to.integers(0, 0, -1)]) for part in parts)
-    if to.attribute("do_rotary") and to.given(8):
-        tables = [to.given(7), to.given(8)]
+    if to.attribute("do_rotary") and to.operand(8):
+        tables = [to.operand(7), to.operand(8)]
         q = to.add("RotaryEmbedding", [q, *tables], num_heads=heads)
         k = to.add("RotaryEmbedding", [k, *tables], num_heads=kv_heads)
-    sink = to.add("Reshape", [to.given(11), to.integers(1, heads, 1, 1)]) if to.given(11) else ""
-    bias = to.sum(to.given(10), sink) if to.given(10) or sink else ""
+    sink = to.add("Reshape", [to.operand(11), to.integers(1, heads, 1, 1)]) if to.operand(11) else ""
+    bias = to.sum(to.operand(10), sink) if to.operand(10) or sink else ""
     to.attend(q, k, v, bias, kv_heads=kv_heads, is_causal=True)
 
 
 def _rotary(to: _Written) -> None:
     """Input, positions, tables of cosines and sines."""
-    to.add("RotaryEmbedding", [to.given(0), to.given(2), to.given(3), to.given(1)], to.node.outputs[0],
+    to.add("RotaryEmbedding", [to.operand(0), to.operand(2), to.operand(3), to.operand(1)], to.node.outputs[0],
            num_heads=int(to.attribute("num_heads", 0)))  # fmt: skip
 
 
 def _embedding(to: _Written) -> None:
     """Ids, segments, tables of words, positions and segments, scale, bias, mask, positions."""
-    words = to.add("Gather", [to.given(2), to.given(0)])
-    segments = to.add("Gather", [to.given(4), to.given(1)]) if to.given(1) and to.given(4) else ""
-    places = to.given(8)
+    words = to.add("Gather", [to.operand(2), to.operand(0)])
+    segments = to.add("Gather", [to.operand(4), to.operand(1)]) if to.operand(1) and to.operand(4) else ""
+    places = to.operand(8)
     if not places:
-        length = to.add("Gather", [to.add("Shape", [to.given(0)]), to.integer(1)])
+        length = to.add("Gather", [to.add("Shape", [to.operand(0)]), to.integer(1)])
         places = to.add("Range", [to.integer(0), length, to.integer(1)])
-    total = to.sum(words, to.add("Gather", [to.given(3), places]), segments)
+    total = to.sum(words, to.add("Gather", [to.operand(3), places]), segments)
     outputs = to.node.outputs
-    to.add("LayerNormalization", [total, to.given(5), to.given(6)], outputs[0], axis=-1)
+    to.add("LayerNormalization", [total, to.operand(5), to.operand(6)], outputs[0], axis=-1)
 
 
 def _skip_norm(kind: str, bias: int) -> Callable[[_Written], None]:
@@ -168,13 +168,13 @@ def _skip_norm(kind: str, bias: int) -> Callable[[_Written], None]:
 
     def write(to: _Written) -> None:
         # A bias belongs to the product that it was added to, in front of the residual stream.
-        first, second = sorted((to.given(0), to.given(1)), key=lambda name: name not in to.products)
+        first, second = sorted((to.operand(0), to.operand(1)), key=lambda name: name not in to.products)
         outputs = [*to.node.outputs, "", "", ""][:4]
-        biased = to.sum(first, to.given(bias))
+        biased = to.sum(first, to.operand(bias))
         total = to.add("Add", [biased, second], outputs[3])
         scales = [name for name in to.node.inputs[2 : min(bias, 4)] if name]
         written = [n for n in outputs[:3] if n]
-        to.many(kind, [total, *scales], written, axis=-1, **to.own("epsilon"), **to.precision)
+        to.add_many(kind, [total, *scales], written, axis=-1, **to.attributes_of("epsilon"), **to.precision)
 
     return write
 
@@ -183,25 +183,25 @@ def _gelu(approximate: str) -> Callable[[_Written], None]:
     """An operand, a bias that may be there, and GELU of their sum."""
 
     def write(to: _Written) -> None:
-        to.add("Gelu", [to.sum(to.given(0), to.given(1))], to.node.outputs[0], approximate=approximate)
+        to.add("Gelu", [to.sum(to.operand(0), to.operand(1))], to.node.outputs[0], approximate=approximate)
 
     return write
 
 
 def _swiglu(to: _Written) -> None:
     """A gate and what it is multiplied by."""
-    to.add("Mul", [to.add("Swish", [to.given(0)], **to.own("alpha")), to.given(1)], to.node.outputs[0])
+    to.add("Mul", [to.add("Swish", [to.operand(0)], **to.attributes_of("alpha")), to.operand(1)], to.node.outputs[0])
 
 
 def _bias_add(to: _Written) -> None:
     """An operand, its bias, and a residual stream."""
-    to.add("Add", [to.sum(to.given(0), to.given(1)), to.given(2)], to.node.outputs[0])
+    to.add("Add", [to.sum(to.operand(0), to.operand(1)), to.operand(2)], to.node.outputs[0])
 
 
 def _split_gelu(to: _Written) -> None:
     """An operand and its bias; GELU of the second half of their sum is a gate of the first."""
     halves = [f"{to.node.outputs[0]}#{part}" for part in ("up", "gate")]
-    to.many("Split", [to.sum(to.given(0), to.given(1))], halves, axis=-1, num_outputs=2)
+    to.add_many("Split", [to.sum(to.operand(0), to.operand(1))], halves, axis=-1, num_outputs=2)
     to.add("Mul", [halves[0], to.add("Gelu", [halves[1]])], to.node.outputs[0])
 
 
@@ -210,12 +210,12 @@ def _group_norm(skip: int) -> Callable[[_Written], None]:
 
     def write(to: _Written) -> None:
         outputs = [*to.node.outputs, ""][:2]
-        total = to.sum(to.given(0), *(to.given(i) for i in range(skip, skip + 2)) if skip else ())
+        total = to.sum(to.operand(0), *(to.operand(i) for i in range(skip, skip + 2)) if skip else ())
         if outputs[1]:
             to.add("Identity", [total], outputs[1])
         first = to.add("Transpose", [total], perm=(0, 3, 1, 2)) if to.attribute("channels_last", 1) else total
-        groups = {"num_groups": to.attribute("groups"), **to.own("epsilon")}
-        norm = to.add("GroupNormalization", [first, to.given(1), to.given(2)], **groups)
+        groups = {"num_groups": to.attribute("groups"), **to.attributes_of("epsilon")}
+        norm = to.add("GroupNormalization", [first, to.operand(1), to.operand(2)], **groups)
         active = to.add("Swish", [norm]) if to.attribute("activation") else norm
         if to.attribute("channels_last", 1):
             to.add("Transpose", [active], outputs[0], perm=(0, 2, 3, 1))
@@ -262,7 +262,7 @@ def _activated(kind: str, num_operands: int) -> Callable[[_Written], None]:
     def write(to: _Written) -> None:
         own = {k: v for k, v in to.node.attributes.items() if not k.startswith("activation")}
         result = to.add(kind, to.node.inputs[:num_operands], **own)
-        result = to.sum(result, to.given(num_operands))
+        result = to.sum(result, to.operand(num_operands))
         to.add(str(to.attribute("activation", "Identity")), [result], to.node.outputs[0])
 
     return write
@@ -271,11 +271,11 @@ def _activated(kind: str, num_operands: int) -> Callable[[_Written], None]:
 def _last_channels(to: _Written) -> None:
     """A convolution of images with channels last, and so in its weight; bias, a residual stream, an activation."""
     first = (0, 3, 1, 2)
-    image = to.add("Transpose", [to.given(0)], perm=first)
-    operands = [image, to.add("Transpose", [to.given(1)], perm=first), *([to.given(2)] if to.given(2) else [])]
+    image = to.add("Transpose", [to.operand(0)], perm=first)
+    operands = [image, to.add("Transpose", [to.operand(1)], perm=first), *([to.operand(2)] if to.operand(2) else [])]
     own = {k: v for k, v in to.node.attributes.items() if not k.startswith("activation")}
     result = to.add("Transpose", [to.add("Conv", operands, **own)], perm=(0, 2, 3, 1))
-    to.add(str(to.attribute("activation", "Identity")), [to.sum(result, to.given(3))], to.node.outputs[0])
+    to.add(str(to.attribute("activation", "Identity")), [to.sum(result, to.operand(3))], to.node.outputs[0])
 
 
 STANDARD: dict[str, Callable[[_Written], None]] = {

@@ -1,4 +1,4 @@
-"""The loop of an `nn.EmbeddingBag` as one look-up and one reduction."""
+"""The loop of an `nn.EmbeddingBag`, read as one look-up and one reduction."""
 
 from __future__ import annotations
 

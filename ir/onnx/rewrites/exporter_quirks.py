@@ -1,4 +1,4 @@
-"""Undoes what PyTorch's exporters merge, fold and rename: fresh weights, batch norms, tied heads, lost marks."""
+"""Repairs of what PyTorch's exporters merge, fold and rename: fresh weights, batch norms, tied heads, lost marks."""
 
 from __future__ import annotations
 

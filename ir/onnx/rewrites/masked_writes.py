@@ -1,7 +1,7 @@
-"""Writes where a mask is set, `x[mask] = 0`, that exporters spell with the places of the mask.
+"""Writes where a mask is set, such as `x[mask] = 0`, which exporters write with the positions of the mask.
 
-NonZero gives as many places as the data holds, so nothing after it has a shape. A ScatterND at all places of a mask
-chooses by the mask instead: `Where(mask, value, x)`.
+The positions come from NonZero, whose number of results depends on the data, so that no later shape is known. A
+ScatterND at all positions of a mask becomes a choice by the mask: `Where(mask, value, x)`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the shapes of a Reshape say that it merges the batch with a neighbour; used by `merged_views`."""
+"""Whether the target shape of a Reshape merges the batch with a neighbouring dim; used by `merged_views`."""
 
 from __future__ import annotations
 

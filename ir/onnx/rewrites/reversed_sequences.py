@@ -1,6 +1,6 @@
-"""Sequences that are read from their end: a ReverseSequence of full lengths, as bidirectional layers of TensorFlow.
+"""Reversed sequences: a ReverseSequence of full lengths, as in bidirectional layers of TensorFlow, as a Slice.
 
-It is a Slice with a step of -1. Where lengths differ among samples, they are data, and the node stays as it is.
+The Slice has a step of -1. If the lengths are data and differ among samples, the node stays as it is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ir.build import GraphBuilder
 from ir.onnx.readers.nodes import Node
 
 
-def turn_sequence(builder: GraphBuilder, node: Node, inputs: Sequence[str], attributes: Mapping[str, Any]) -> bool:
+def reverse_sequence(builder: GraphBuilder, node: Node, inputs: Sequence[str], attributes: Mapping[str, Any]) -> bool:
     """Adds a Slice for a ReverseSequence of full lengths; False where `node` is none.
 
     `inputs` are the names of its operands in the builder.
@@ -26,6 +26,6 @@ def turn_sequence(builder: GraphBuilder, node: Node, inputs: Sequence[str], attr
     size = data.shape[axis]
     if not lengths.size or not (lengths == size).all():
         return False
-    turned = {"axes": (axis,), "starts": (size - 1,), "ends": (-size - 1,), "steps": (-1,)}
-    builder.add("Slice", [inputs[0]], node.outputs[:1], name=node.name, scope=node.scope, attributes=turned)
+    attributes = {"axes": (axis,), "starts": (size - 1,), "ends": (-size - 1,), "steps": (-1,)}
+    builder.add("Slice", [inputs[0]], node.outputs[:1], name=node.name, scope=node.scope, attributes=attributes)
     return True
