@@ -273,7 +273,7 @@ class _Division:
                 settings = list(dict.fromkeys([best, *settings]))[: len(settings)]
             self._earlier_s.update(self._best_s)
             self._best_s.clear()
-            for setting, larger in itertools.product(settings, (False, True)):
+            for setting, larger in itertools.product(settings, (True, False)):
                 self._try_counts(setting, strategies, larger=larger)
         count = min(self._best_s, key=self._best_s.__getitem__, default=settings[0]).num_micro_batches
         for zero in ZEROS:

@@ -106,6 +106,7 @@ class StageTable:
         self._possible: dict[int, list[int]] = {}
         self._rates: dict[tuple[int, int, int], float] = {}
         self._kinds: dict[tuple[int, int], tuple[frozenset[int], bytes]] = {}
+        self._sent: dict[tuple[int, int], tuple[float, float]] = {}
         self.entries = 0
 
     @property
@@ -214,9 +215,12 @@ class StageTable:
 
         The neighbours are taken to have as many devices, or those that there are.
         """
-        own, end = np.array(self.order[place : place + size]), place + size
-        before, behind = (np.array(self.order[max(0, place - size) : place]), np.array(self.order[end : end + size]))
-        return self._a_byte(before, own), self._a_byte(own, behind)
+        if (place, size) not in self._sent:
+            own, end = np.array(self.order[place : place + size]), place + size
+            before = np.array(self.order[max(0, place - size) : place])
+            behind = np.array(self.order[end : end + size])
+            self._sent[place, size] = self._a_byte(before, own), self._a_byte(own, behind)
+        return self._sent[place, size]
 
     def _a_byte(self, senders: Ints, receivers: Ints) -> float:
         """Seconds in which each sender sends a byte, as in the price; 0 without senders."""
