@@ -84,12 +84,14 @@ def blocks(rows: list[PricedRun]) -> list[object]:
 def band(fleet: Fleet, left_out: Floats, mine: list[bool]) -> tuple[float, int, int]:
     """The error that INSIDE of some runs stay below, groups counting alike; how many runs and how many groups count.
 
+    The error is a share of the price, as the band of an estimate is: what is priced at half its time is off by 100 %.
+
     Args:
         fleet: all runs; a run whose published batch cannot be right does not count.
         left_out: [runs] predicted seconds of each run by a fit without its group.
         mine: [runs] whether each run is one of those in question.
     """
-    errors = np.abs(left_out / fleet.measured - 1.0)
+    errors = np.abs(fleet.measured / left_out - 1.0)
     used = [i for i, f in enumerate(fleet.rows) if mine[i] and not too_fast(f)]
     sizes = Counter(fleet.rows[i].run.group for i in used)
     used.sort(key=lambda i: errors[i])
@@ -116,7 +118,7 @@ def expert_band(fleet: Fleet, left_out: Floats, of_trainers: dict[str, tuple[flo
     """What the arithmetic of routed experts adds to a trainer's band, in squares and by its share of the arithmetic, so
     that INSIDE of the runs with experts lie inside, groups counting alike; 0.0 if there is none."""
     lacking: dict[str, list[float]] = defaultdict(list)
-    for f, error in zip(fleet.rows, np.abs(left_out / fleet.measured - 1.0), strict=True):
+    for f, error in zip(fleet.rows, np.abs(fleet.measured / left_out - 1.0), strict=True):
         share = share_of_flops(f.problem.graph, EXPERTS)
         if share > 0.0 and not too_fast(f):
             beyond = max(0.0, error**2 - of_trainers[f.problem.trainer.name][0] ** 2)

@@ -95,13 +95,14 @@ SCRIPTS = {
 WRITER, PHOTOGRAPHER = "readme_demo", "dashboard_pictures"
 """The first runs the demonstration, which has tests of its own; here it writes down what another one shows. The second
 needs half a minute of a search in a browser; the dashboard has tests of its own too."""
-APART = {"fit_trainers": "{runs}"}
+APART = {"fit_trainers": "{runs}", "held_out": "{runs}"}
 """Those that run in a process of their own, for they change the constants of the price."""
 MISSING = {
     "fit_attention": "missing.csv",
     "fit_collectives": "missing.csv",
     "fit_gemm": "missing.csv",
     "fit_trainers": "missing.json",
+    "held_out": "missing.json",
     "memory_band": "missing.json",
     "import_profiles": "missing",
     "dapple_figure12": "missing",
@@ -306,6 +307,22 @@ def test_it_runs_apart(script, files, tmp_path):
     done = alone(script, APART[script].format(**files).split(), tmp_path)
     assert done.returncode == 0, done.stderr
     assert "groups left out" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_group_that_takes_twice_as_long_is_seen_when_it_is_left_out(files, tmp_path):
+    runs = json.loads(Path(files["runs"]).read_text())
+    for each in runs:
+        each["measured"]["iteration_s"] *= 2.0 if each["group"] == "three" else 1.0
+    (tmp_path / "runs.json").write_text(json.dumps(runs))
+    done = alone("held_out", [tmp_path / "runs.json"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    # Mean errors today and left out, bias, shares of runs and half-widths of bands: stated and blind.
+    (line,) = (line.split()[1:] for line in done.stdout.splitlines() if line.startswith("three "))
+    runs_of_it, today, left_out, bias, stated, band, *_ = (float(word.rstrip("%")) for word in line)
+    assert (runs_of_it, today, stated) == (2.0, 50.0, 0.0)
+    assert 10.0 < left_out < 80.0 and bias == -left_out
+    assert band < 100.0
 
 
 @pytest.mark.slow
