@@ -73,7 +73,7 @@ from automap.runtime.trainer.split_check import (
     sizes_of_ranks,
 )
 from automap.runtime.trainer.split_dropout import alike, drop_independently
-from automap.runtime.trainer.stage_modules import Untraced, cut, prune
+from automap.runtime.trainer.stage_modules import Untraced, arguments, cut, prune
 from automap.runtime.trainer.stand_ins import StandIns
 from automap.runtime.trainer.step_data import Indices, check_data
 from automap.runtime.trainer.training_graph import input_names, scores_of
@@ -135,7 +135,7 @@ class ModuleTrainer:
             order = order_of_blocks(module, units, some, self._inputs, are_all_needed=number > 1)
         self._split(module, graph, mesh["split"], per_rank)
         self._mine = list(range(self._pipe.get_local_rank(), number, self._pipe.size()))
-        stages, self._names = ([module], []) if number == 1 else self._cut(module, graph)
+        stages = [module] if number == 1 else self._cut(module, graph)
         self._tie_groups = tie_groups(self._ties, stages, self._pipe.size(), self._columns)
         kept = [stages[n] for n in self._mine]
         read = {self._ties.get(name, name) for stage in stages for name, _ in stage.named_parameters()}
@@ -183,10 +183,10 @@ class ModuleTrainer:
             drop_independently(module, lambda: computes(module, inputs, self._inputs), self._axis)
         recompute(module, roles.recomputed)
 
-    def _cut(self, module: nn.Module, graph: Graph) -> tuple[list[nn.Module], list[str]]:
-        """All stages, and the names of the model's inputs."""
+    def _cut(self, module: nn.Module, graph: Graph) -> list[nn.Module]:
+        self._names = arguments(graph, module)
         try:
-            return cut(module, self.roles, len(self.plan.stages))
+            return cut(module, self.roles, len(self.plan.stages), self._names)
         except Untraced:
             scopes = {op.name: op.scope for op in graph.operators}
             ends = [
@@ -194,7 +194,7 @@ class ModuleTrainer:
                 for one, two in itertools.pairwise(self.plan.stages)
             ]
             inputs = functools.partial(probe_inputs, graph, module)
-            return cut_untraced(module, self.roles, ends, inputs, self._inputs)
+            return cut_untraced(module, self.roles, ends, inputs, self._names)
 
     def _replicate(self, mesh: DeviceMesh, kept: Sequence[nn.Module], units: Sequence[str]) -> None:
         """Sets up data parallelism: FSDP2 under ZeRO, else plain replicas."""

@@ -9,7 +9,6 @@ the tensor in its place. That this computes the same is checked on random data b
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -120,7 +119,7 @@ def _end_before(module: nn.Module, args: Any, kwargs: Any) -> None:
 def cut_untraced(
     module: nn.Module, roles: Roles, ends: Sequence[tuple[str, str]], inputs: Callable[[int], list[Tensor]],
     names: tuple[str, ...],
-) -> tuple[list[nn.Module], list[str]]:  # fmt: skip
+) -> list[nn.Module]:  # fmt: skip
     """The stages of a network as `stage_modules.cut` makes them, without a trace.
 
     Args:
@@ -128,7 +127,7 @@ def cut_untraced(
         roles: the stages of its operators by scope.
         ends: of each stage but the last, the scopes of its last operator and of the one behind it.
         inputs: number of samples -> random data.
-        names: the names of the inputs; empty = they are the first arguments of `forward`.
+        names: the arguments of `forward` that are the inputs.
 
     Raises:
         FinerThanModules: a stage needs more of the others than one tensor.
@@ -139,13 +138,12 @@ def cut_untraced(
     for path, number in units.items():
         child = module.get_submodule(path)
         child.forward = functools.partial(_guarded, child.forward, path, number, run)
-    names = names or tuple(inspect.signature(module.forward).parameters)[: len(inputs(1))]
     whole = [computes(module, inputs(samples), names) for samples in (1, 2)]
     stages: list[nn.Module] = [
         SkippingStage(module, n, [path for path, at in units.items() if at == n], run) for n in range(len(ends) + 1)
     ]
     _check(stages, dict(zip(names, inputs(2), strict=True)), whole[1], module)
-    return stages, list(names)
+    return stages
 
 
 def _units(module: nn.Module, roles: Roles) -> dict[str, int]:

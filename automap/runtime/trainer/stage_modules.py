@@ -8,7 +8,8 @@ names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch.fx
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 
 from automap.runtime.trainer.roles import Roles
 from automap.runtime.trainer.supported_plans import INSTEAD, FinerThanModules, refuse
+from automap.runtime.trainer.training_graph import data_inputs, input_names
+from ir.graph import Graph
 
 CROSSING = "crossing"
 """The name of a stage's argument that the stage before makes."""
@@ -49,13 +52,28 @@ def sent_on(x: Tensor) -> Tensor:
 
 
 class _Tracer(torch.fx.Tracer):
-    def __init__(self, roles: Roles) -> None:
+    """Traces what a forward computes of the model's inputs; its other arguments have their defaults."""
+
+    def __init__(self, roles: Roles, inputs: Sequence[str]) -> None:
         super().__init__()
-        self.roles = roles
+        self.roles, self.inputs = roles, inputs
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         span = span_of(self.roles, module_qualified_name)
         return span is None or span[0] == span[1]
+
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> tuple[Any, list[Any]]:
+        """What torch traces a forward with; a placeholder of nothing that is given would be no default of Python."""
+        parameters = inspect.signature(root_fn).parameters
+        traced, given = super().create_args_for_root(root_fn, is_module, concrete_args)
+        for place, value in enumerate(given):
+            name = str(value.node.target) if isinstance(value, torch.fx.Proxy) else ""
+            if name and name not in self.inputs:
+                self.graph.erase_node(value.node)
+                given[place] = {} if name.startswith("**") else () if name[0] == "*" else parameters[name].default
+        return traced, given
 
 
 class Untraced(Exception):
@@ -70,17 +88,39 @@ def span_of(roles: Roles, path: str) -> tuple[int, int] | None:
     return min(roles.stages[s] for s in inside), max(roles.ends[s] for s in inside)
 
 
-def cut(module: nn.Module, roles: Roles, num_stages: int) -> tuple[list[nn.Module], list[str]]:
-    """The stages of a network, which share its submodules, and the names of the model's inputs.
+def arguments(graph: Graph, module: nn.Module) -> tuple[str, ...]:
+    """The arguments of a network's `forward` that are the inputs of its graph, in their order.
+
+    Raises:
+        FinerThanModules: `forward` has no names for them, by which stages could take them.
+    """
+    inputs, parameters = data_inputs(graph), inspect.signature(module.forward).parameters
+    found = input_names(graph, module) or tuple(parameters)[: len(inputs)]
+    if len(found) < len(inputs) or any(parameters[name].kind is inspect.Parameter.VAR_POSITIONAL for name in found):
+        raise refuse_cut(
+            f"forward{inspect.signature(module.forward)} does not name each of its inputs",
+            f"Give it an argument for each: {', '.join(tensor.name for tensor in inputs)}.",
+        )
+    return found
+
+
+def cut(module: nn.Module, roles: Roles, num_stages: int, inputs: Sequence[str]) -> list[nn.Module]:
+    """The stages of a network, which share its submodules.
 
     Every stage takes all inputs of the model by name; each but the first takes the crossing tensor before them.
+
+    Args:
+        module: the network.
+        roles: the stages of its operators by scope.
+        num_stages: the number of stages.
+        inputs: the arguments of `forward` that are the model's inputs; the others have their defaults.
 
     Raises:
         Untraced: the forward cannot be traced.
         FinerThanModules: it cannot be cut where the plan says.
     """
     try:
-        traced = _Tracer(roles).trace(module)
+        traced = _Tracer(roles, inputs).trace(module)
     except Exception as fault:
         raise Untraced(str(fault).split("\n")[0]) from fault
     scores = _scores_alone(traced)
@@ -89,11 +129,10 @@ def cut(module: nn.Module, roles: Roles, num_stages: int) -> tuple[list[nn.Modul
     # Behind the scores there may be stages for the loss alone.
     behind = max(stage_of.values(), default=0)
     ends = [*(_crossing(traced, stage_of, number) if number < behind else scores for number in range(last)), scores]
-    stages = [
+    return [
         _stage(module, traced, None if number == 0 else ends[number - 1], ends[number], stage_of, number)
         for number in range(num_stages)
     ]
-    return stages, [str(node.target) for node in traced.nodes if node.op == "placeholder"]
 
 
 def _scores_alone(traced: torch.fx.Graph) -> torch.fx.Node:

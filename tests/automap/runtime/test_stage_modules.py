@@ -6,8 +6,11 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from automap.runtime.trainer.roles import Roles
-from automap.runtime.trainer.stage_modules import cut
+from automap.runtime.trainer.stage_modules import arguments, cut
 from automap.runtime.trainer.supported_plans import FinerThanModules
+from ir import zoo
+
+MODEL = "gpt:layers=2,hidden=16,heads=4,seq_len=8,vocab_size=24"
 
 
 class Inner(nn.Module):
@@ -46,13 +49,11 @@ ONCE = {"inner.first": 0, "inner.second": 1, "head": 1}
 def stages_of(kind):
     more = {"shared": ({"inner.shared": 0}, {"inner.shared": 1}), "own": ({"inner": 1}, {"inner": 1})}
     first, last = more.get(kind, ({"inner": 1}, {"inner": 1}) if kind == "weight" else ({}, {}))
-    return cut(Outer(kind), Roles(stages=ONCE | first, ends=ONCE | last), 2)
+    return cut(Outer(kind), Roles(stages=ONCE | first, ends=ONCE | last), 2, ["x"])
 
 
 def test_each_stage_has_its_modules():
-    stages, names = stages_of("")
-    assert names == ["x"]
-    found = [{name.rpartition(".")[0] for name, _ in stage.named_parameters()} for stage in stages]
+    found = [{name.rpartition(".")[0] for name, _ in stage.named_parameters()} for stage in stages_of("")]
     assert found == [{"inner.first"}, {"inner.second", "head"}]
 
 
@@ -90,7 +91,7 @@ def test_what_a_network_returns_beside_its_scores_is_left_out(kind):
     network, x = Several(kind), torch.randn(2, 4)
     found = network(x)
     wanted = found["logits"] if kind == "mapping" else found[0]
-    stages, _ = cut(network, Roles(stages=ONCE, ends=ONCE), 2)
+    stages = cut(network, Roles(stages=ONCE, ends=ONCE), 2, ["x"])
     assert torch.equal(stages[1](stages[0](x=x), x=x), wanted)
     assert {name.rpartition(".")[0] for stage in stages for name, _ in stage.named_parameters()} == ONCE.keys()
 
@@ -101,4 +102,31 @@ def test_a_network_without_scores_is_refused():
             return {"scores": super().forward(x)}
 
     with pytest.raises(FinerThanModules, match="returns no scores"):
-        cut(Named(""), Roles(stages=ONCE, ends=ONCE), 2)
+        cut(Named(""), Roles(stages=ONCE, ends=ONCE), 2, ["x"])
+
+
+class Arguments(Outer):
+    """A network whose forward has more arguments than its model has inputs, in another order than these."""
+
+    def forward(self, mask=None, x=None, scale=2.0, *more, shift=None, **others):
+        assert not more and not others and (mask is None) != (shift is None)
+        y = self.head(self.inner(x)) * scale
+        return y + (mask if shift is None else shift)
+
+
+@pytest.mark.parametrize("inputs", [("x", "mask"), ("shift", "x")])
+def test_arguments_that_are_no_inputs_have_their_defaults(inputs):
+    torch.manual_seed(0)
+    network, data = Arguments(""), {name: torch.randn(2, 4) for name in inputs}
+    stages = cut(network, Roles(stages=ONCE, ends=ONCE), 2, inputs)
+    assert torch.equal(stages[1](stages[0](**data), **data), network(**data))
+
+
+def test_inputs_without_a_name_are_refused():
+    class Star(Outer):
+        def forward(self, *inputs):
+            return super().forward(inputs[0])
+
+    graph = zoo.build(MODEL)
+    with pytest.raises(FinerThanModules, match=r"forward\(\*inputs\) does not name each of its inputs.*each: ids"):
+        arguments(graph, Star(""))
