@@ -60,6 +60,7 @@ OTHER = "Conv1D and RMSNorm"
 FROZEN = "frozen"
 """In the name of a case whose embeddings and first block are not trained, all but its biases."""
 UNTRACED = "untraced"
+COMPILED = "compiled"
 
 
 def untraced(gpt):
@@ -219,6 +220,8 @@ def run(name, document, folder, resume):
             parallelize(count_heads(build(), elsewhere=True), plan, graph)
             raise AssertionError("was not refused")
         module, per_rank = count_heads(module, elsewhere=True), ("h.?.heads",)
+    for block in module.h if COMPILED in name else ():
+        block.compile(backend="aot_eager")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         trainer = parallelize(module.float() if HALF in name else module, plan, graph, per_rank=per_rank)

@@ -17,6 +17,7 @@ from torch._dynamo import OptimizedModule
 
 from automap.errors import PlanError, UserError
 from automap.plan import Plan
+from automap.runtime.trainer.compiled_code import compiling_nothing
 from automap.runtime.trainer.ended_processes import announce, naming_the_ended
 from automap.runtime.trainer.graph_trainer import GraphTrainer, Whole, as_trained
 from automap.runtime.trainer.losses import CountFunction, LossFunction, count_labels, loss_of, summed_cross_entropy
@@ -44,6 +45,7 @@ MOST_LOOKS = 1_000
 
 
 @naming_the_ended
+@compiling_nothing
 def parallelize(
     module: nn.Module,
     plan: Plan,

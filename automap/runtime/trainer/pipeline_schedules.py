@@ -6,7 +6,7 @@ given to torch's runtime as lists of actions, in the words that plans use (`auto
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,15 +28,16 @@ class _Stage(PipelineStage):
     """A stage whose running statistics do not count the made-up samples that torch finds shapes with.
 
     Backward passes are taken apart at what the stage reads. Where that has no gradient, since all stages before are
-    frozen, torch would leave out all weights: the whole pass is then the first part, and the second has nothing to do.
+    frozen, torch would leave out all weights, and the backward pass of compiled code runs as one: the whole pass is
+    then the first part, and the second has nothing to do.
     """
 
     def backward_maybe_with_nosync(
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
     ) -> Any:
         """Runs a backward pass, or a part of one."""
-        if backward_type == "input" and not _has_gradient(bwd_kwargs["input_values"]):
-            found, _ = super().backward_maybe_with_nosync("full", bwd_kwargs, last_backward)
+        if backward_type == "input" and not _comes_apart(self.submod, bwd_kwargs["input_values"]):
+            found, _ = super().backward_maybe_with_nosync("full", _as_whole(bwd_kwargs), last_backward)
             return found, []
         return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
 
@@ -45,8 +46,20 @@ class _Stage(PipelineStage):
             return super()._forward_metadata_inference(*args, **kwargs)
 
 
-def _has_gradient(read: Sequence[Any]) -> bool:
-    return any(isinstance(x, Tensor) and x.requires_grad for x in read)
+def _as_whole(first_part: Mapping[str, Any]) -> dict[str, Any]:
+    """What torch runs a whole backward pass with, from what it runs the first part with.
+
+    The last stage begins with the loss: torch has it in a tuple for the first part, and would find nothing in there.
+    """
+    outputs = first_part["stage_output"]
+    return {**first_part, "stage_output": outputs[0] if first_part["output_grads"] is None else outputs}
+
+
+def _comes_apart(stage: nn.Module, read: Sequence[Any]) -> bool:
+    """Whether torch can take the backward pass of a stage apart at what it reads."""
+    # What `nn.Module.compile` makes has no public name.
+    is_compiled = any(part._compiled_call_impl is not None for part in stage.modules())
+    return not is_compiled and any(isinstance(x, Tensor) and x.requires_grad for x in read)
 
 
 class _ScatteringStage(_Stage):
@@ -70,15 +83,17 @@ class _ScatteringStage(_Stage):
         self.submod.set_is_last_backward(not is_first_part)
         self.submod.set_reshard_after_backward(self._frees_weights)
         self.submod.set_requires_gradient_sync(not is_first_part)
-        given: list[Any] = [bwd_kwargs.get(key) for key in ("stage_output", "output_grads", "input_values")]
-        outputs, gradients, inputs = given
+        is_whole = is_first_part and not _comes_apart(self.submod, bwd_kwargs["input_values"])
+        given = _as_whole(bwd_kwargs) if is_whole else bwd_kwargs
+        taken: list[Any] = [given.get(key) for key in ("stage_output", "output_grads", "input_values")]
+        outputs, gradients, inputs = taken
         if backward_type == "full":
             return stage_backward(outputs, gradients, inputs), None
         for unit in self.submod.modules():
             if isinstance(unit, FSDPModule):
                 # Both parts look for the weights in the graph, and run again what needs them.
                 unit.unshard()
-        if is_first_part and not _has_gradient(inputs):
+        if is_whole:
             return stage_backward(outputs, gradients, inputs), []
         if is_first_part:
             return stage_backward_input(outputs, gradients, inputs, self.submod.parameters())

@@ -1,7 +1,8 @@
 """Modules that run on their part of the sharding axis: linear layers, embeddings and norms, on local tensors.
 
 Parameters are DTensors, so that optimizers and checkpoints know which part each rank holds; the arithmetic and the
-collectives are plain. A fused weight (queries, keys and values in one) is stored piece by piece for each rank.
+collectives are plain. A fused weight (queries, keys and values in one) is stored piece by piece for each rank. torch's
+compiler leaves out what communicates: it compiles the code around.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from automap.runtime.mesh_groups import Axis, Mesh
 from automap.runtime.redistribute import convert, sum_over
 from automap.runtime.split_cross_entropy import SplitScores
 from automap.runtime.tensor_layout import TensorLayouts
+from automap.runtime.trainer.compiled_code import uncompiled
 from automap.runtime.trainer.roles import Move, Role
 from ir.factors import BROADCAST, PARTIAL, gradient_placement
 
@@ -32,6 +34,7 @@ def layouts_of(axis: Axis) -> TensorLayouts:
     return TensorLayouts(Mesh(devices=tuple(range(axis.size)), axes=(axis,), is_mine=True), samples=0)
 
 
+@uncompiled
 def moved(x: Tensor, move: Move | None, layouts: TensorLayouts) -> Tensor:
     """The tensor after a change of placement, whose gradient returns in the placement that the producer requires."""
     if move is None:
@@ -72,6 +75,7 @@ def _own(module: nn.Module, name: str, role: Role, layouts: TensorLayouts) -> Te
     return moved(parameter, Move(given=BROADCAST, wanted=dim, gradient=dim), layouts)
 
 
+@uncompiled
 def _linear(module: nn.Module, role: Role, layouts: TensorLayouts, x: Tensor) -> Tensor:
     weight, bias = _own(module, "weight", role, layouts), _own(module, "bias", role, layouts)
     assert weight is not None
@@ -81,6 +85,7 @@ def _linear(module: nn.Module, role: Role, layouts: TensorLayouts, x: Tensor) ->
     return y + bias if behind and bias is not None else y
 
 
+@uncompiled
 def _embedding(module: nn.Embedding, role: Role, layouts: TensorLayouts, ids: Tensor) -> Tensor:
     weight = _own(module, "weight", role, layouts)
     assert weight is not None
@@ -133,6 +138,7 @@ class _SplitNorm(TorchFunctionMode):
         return y if bias is None else y + bias
 
 
+@uncompiled
 def _norm(forward: Callable[[Tensor], Tensor], role: Role, layouts: TensorLayouts, x: Tensor) -> Tensor:
     """A norm of which each rank has some features; its means keep their last dim."""
     x = moved(x, role.enter, layouts)
@@ -164,6 +170,7 @@ class _SplitTable(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+@uncompiled
 def _own_embedding(
     forward: Callable[..., Tensor], module: nn.Embedding, role: Role, layouts: TensorLayouts, *args: Any, **kwargs: Any
 ) -> Tensor:

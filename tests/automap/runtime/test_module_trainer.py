@@ -13,6 +13,7 @@ from long_cases import long_but
 from runtime_ranks import expert_plan, make_problem
 from trainer_ranks import (
     BATCH,
+    COMPILED,
     DROPOUT,
     FROZEN,
     GRAPH,
@@ -323,6 +324,18 @@ def test_frozen_parameters_stay_as_they_are(tmp_path):
         f"pp2, interleaved, {UNTRACED}, {FROZEN}": pipeline(plan_of(1, count=4), "interleaved"),
     }
     check(2, plans, tmp_path, [(f"dp2, {FROZEN}", f"dp2, ZeRO 3, {FROZEN}"), (f"tp2, {FROZEN}", f"pp2, {FROZEN}")])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_blocks_may_be_compiled(tmp_path):
+    """Collectives stay outside of the compiled code, whose backward passes zero-bubble schedules cannot take apart."""
+    plans = {
+        f"tp2, {COMPILED}": plan_of(2, tp=2, count=2, sequence_parallel=True),
+        f"pp2, zb1p, {COMPILED}": pipeline(plan_of(1, count=2), "zb1p"),
+        f"dp2, ZeRO 3, {COMPILED}": plan_of(2, count=2, zero=3),
+    }
+    check(2, plans, tmp_path)
 
 
 @pytest.mark.slow
