@@ -86,13 +86,19 @@ def naming_the_ended(method: Callable[Given, Returned]) -> Callable[Given, Retur
         try:
             return method(*args, **kwargs)
         except (RuntimeError, PlanError) as fault:  # Networks that do not run are an error of the plan.
-            is_lost = dist.is_initialized() and any(words in str(fault) for words in LOST)
-            found = ended() if is_lost else ""
+            found = ended() if dist.is_initialized() and _is_lost(fault) else ""
             if not found:
                 raise
             raise ProcessLost(f"{found}; process {dist.get_rank()} lost its connection to it") from fault
 
     return run
+
+
+def _is_lost(fault: BaseException | None) -> bool:
+    """Whether an error, or one that it follows from, says that another process has ended: pipelines wrap errors."""
+    if fault is None:
+        return False
+    return any(words in str(fault) for words in LOST) or _is_lost(fault.__cause__ or fault.__context__)
 
 
 def ended() -> str:

@@ -69,8 +69,8 @@ def test_a_connection_that_is_lost_in_the_set_up_is_no_fault_of_the_plan(
     about = {"field": "module", "value": 0, "repair": ""} if kind is PlanError else {}
 
     @naming_the_ended
-    def run(words: str) -> None:
-        raise kind(words, **about)
+    def run(words: str, cause: str = "") -> None:
+        raise kind(words, **about) from RuntimeError(cause)
 
     with pytest.raises(kind, match="reset by peer"):
         run("Connection reset by peer")
@@ -79,5 +79,7 @@ def test_a_connection_that_is_lost_in_the_set_up_is_no_fault_of_the_plan(
     monkeypatch.setattr(ended_processes, "ended", lambda: "process 0 has ended by SIGKILL")
     with pytest.raises(ProcessLost, match="process 0 has ended by SIGKILL; process 1 lost its connection"):
         run("Connection reset by peer")
+    with pytest.raises(ProcessLost, match="process 0 has ended by SIGKILL"):
+        run("Failed to run stage backward", "Broken pipe")  # As torch's pipelines say it.
     with pytest.raises(kind, match="wrong shape"):
-        run("wrong shape")
+        run("wrong shape", "more dims")
