@@ -1,4 +1,4 @@
-"""Failures of torch's exporters as one sentence that names the module at fault."""
+"""Failures of modules and of torch's exporters as one sentence that names the module at fault."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def while_exporting(module: nn.Module, exported: Any, fault: Exception) -> Model
     text = "\n".join(str(link) for link in chain)
     if exported is not None:
         return _untranslated(module, exported, text, chain[-1])
-    path, where = _innermost(module, chain)
+    path, where = innermost(module, chain)
     inside = type(module.get_submodule(path)).__name__
     if "data-dependent" in text or "DataDependent" in "".join(type(link).__name__ for link in chain):
         what = "branches or loops on the values of a tensor, which a graph cannot"
@@ -88,8 +88,8 @@ def _caller(exported: Any, operator: str) -> str:
     return ""
 
 
-def _innermost(module: nn.Module, chain: list[Exception]) -> tuple[str, str]:
-    """The path of the module whose forward raised, and the line of code where it did."""
+def innermost(module: nn.Module, chain: list[Exception]) -> tuple[str, str]:
+    """The path of the module whose forward raised, and the line of code where it did; both empty if none is known."""
     paths = {id(child): path for path, child in module.named_modules()}
     for link in reversed(chain):
         for frame in reversed(list(_frames(link.__traceback__))):

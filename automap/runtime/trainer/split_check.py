@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from automap.errors import PlanError
+from automap.runtime.export_faults import innermost
 from automap.runtime.mesh_groups import Axis
 from automap.runtime.operators.base import torch_dtype
 from automap.runtime.trainer.roles import Roles
@@ -25,7 +26,8 @@ Split = tuple[Roles, Axis]
 SAME_ON_RANKS = re.compile("head_(dim|size)$|groups$")
 SIZES_OF_RANKS = (
     "Where a layer is split, write the number of heads as -1 and their size as a number, or name such numbers in"
-    " per_rank, and read the length of a sequence from what a layer makes: a block may get a part of it."
+    " per_rank, and read the length of a sequence from what a layer makes (q.shape[1] of q = self.query(x), not"
+    " x.shape[1]): a block may get a part of it."
 )
 """What code does that runs on the part of a rank."""
 PROBE_ULPS = 200
@@ -72,8 +74,10 @@ def runs(module: nn.Module, inputs: list[Tensor], names: tuple[str, ...]) -> Ten
     try:
         return scores_of(module, inputs, names)
     except (TypeError, ValueError, RuntimeError, IndexError) as fault:
+        path, line = innermost(module, [fault])
+        where = f" in {path or 'its own forward'}{line}" if line else ""
         raise PlanError(
-            f"does not run on the inputs of the plan's model: {str(fault).splitlines()[0]}",
+            f"does not run on the inputs of the plan's model{where}: {str(fault).splitlines()[0]}",
             field="module", value=[tuple(x.shape) for x in inputs],
             repair=f"Its forward takes those inputs in this order. {SIZES_OF_RANKS}",
         ) from fault  # fmt: skip

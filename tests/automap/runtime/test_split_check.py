@@ -1,0 +1,36 @@
+"""Checks of the code of networks."""
+
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+from automap.errors import PlanError
+from automap.runtime.trainer.split_check import computes
+
+
+class Block(nn.Module):
+    """Takes the number of tokens from what it is given, as blocks do that run on a part of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return y.view(2, 3, 4)
+
+
+def test_code_that_does_not_run_is_named_with_its_module_and_line():
+    network = nn.Sequential(nn.Linear(4, 4), Block())
+    assert computes(network, [torch.ones(2, 3, 4)], ()).shape == (2, 3, 4)
+    lines, first = inspect.getsourcelines(Block.forward)
+    line = first + next(number for number, text in enumerate(lines) if "view" in text)
+    with pytest.raises(PlanError, match=rf"model in 1, test_split_check.py line {line}: shape .* is invalid"):
+        computes(network, [torch.ones(2, 2, 4)], ())
+
+
+def test_a_forward_that_takes_other_inputs_is_not_named_by_a_line():
+    with pytest.raises(PlanError, match=r"of the plan's model: .*positional argument"):
+        computes(Block(), [torch.ones(2, 3, 4)] * 2, ())
