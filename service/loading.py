@@ -44,7 +44,8 @@ def load_function(source: str) -> Callable[[], Any]:
     """Runs the file and returns the function.
 
     Raises:
-        ModelError: there is no such file or function.
+        ModelError: there is no such file or function, or the file fails.
+        ModuleNotFoundError: PyTorch is not installed.
     """
     file, _, function = source.rpartition(":")
     path = Path(file)
@@ -62,6 +63,8 @@ def load_function(source: str) -> Callable[[], Any]:
     try:
         spec.loader.exec_module(module)
     except Exception as fault:
+        if isinstance(fault, ModuleNotFoundError) and fault.name == "torch":
+            raise  # no fault of the file: the command line names the extra that installs it
         repair = f"Correct the file: `python {file}` shows where it fails."
         text = f"the file fails: {type(fault).__name__}: {fault}"
         raise ModelError(text, field="source", value=source, repair=repair) from None

@@ -152,7 +152,7 @@ def test_it_guesses_what_was_meant(
 
 
 def test_a_missing_package_is_named_with_its_extra(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "httpx", None)
     monkeypatch.delitem(sys.modules, "service.client", raising=False)
@@ -161,6 +161,10 @@ def test_a_missing_package_is_named_with_its_extra(
         "needs httpx, which is not installed: in the folder of AutoMAP, pip install '.[service]'"
         in capsys.readouterr().err
     )
+    monkeypatch.setitem(sys.modules, "torch", None)
+    example = Path(__file__).parents[2] / "examples" / "gpt2.py"
+    assert main(["export-onnx", f"{example}:gpt2", "-o", str(tmp_path / "gpt2.onnx")]) == 1
+    assert "needs torch, which is not installed" in (said := capsys.readouterr().err) and "'.[trainer]'" in said
 
 
 def test_planning_needs_neither_torch_nor_the_service() -> None:
