@@ -102,9 +102,9 @@ ACTION = np.dtype(
     [
         ("growth", "f4"),  # growth of the logarithm of the time bound, at most MAX_LOG_RATIO
         ("overflow", "f4"),  # lower bound on the overflow of memory, from -1 to 2
-        ("completion", "f4"),  # log(worth of the completion behind the value / lower bound of the state), at most LIMIT
-        ("loss", "f4"),  # 10 log(worth of that completion / the best one behind any value), at most MAX_LOG_RATIO
-        ("headroom", "f4"),  # log(worth of that completion / lower bound behind the value), at most MAX_LOG_RATIO
+        ("completion", "f4"),  # log(worth of the completion after the value / lower bound of the state), at most LIMIT
+        ("loss", "f4"),  # 10 log(worth of that completion / the best one after any value), at most MAX_LOG_RATIO
+        ("headroom", "f4"),  # log(worth of that completion / lower bound after the value), at most MAX_LOG_RATIO
         ("completed_overflow", "f4"),  # overflow of memory of that completion, from -1 to 2
         ("is_followed", "f4"),  # whether it is the value of the best known plan that agrees with the decisions so far
         ("number", "f4"),  # the number that the value stands for, see `Features`
@@ -261,7 +261,7 @@ def _write_actions(episodes, episode, known, facts, made, mask, actions):
     Args:
         episodes: the plans.
         episode: number of the plan.
-        known: completions behind the legal actions.
+        known: completions after the legal actions.
         facts: of the space.
         made: placement in which the leader's input is made.
         mask: [actions] zeros; written.

@@ -46,7 +46,7 @@ SOLVED = 16
 SHARE = 0.125
 """Share of a budget that skeletons and whole plans have at most, each (assumed)."""
 SKELETON_SECONDS, PLAN_SECONDS = 0.53, 0.05
-"""Seconds that skeletons and whole plans have at most, so that everything behind the templates ends within a second in
+"""Seconds that skeletons and whole plans have at most, so that everything after the templates ends within a second in
 the mean (`benchmarks/network_gap.py`)."""
 DIVIDED_SECONDS = 0.25
 """Seconds in which pipelines near the best plan are divided among unlike stages where few numbers divide the devices or

@@ -44,7 +44,7 @@ def neighbouring_skeletons(space: PlanSpace, values: Values) -> list[Values]:
     """Distinct legal plans with the stages and inner axes of a plan that differ in one decision before the signatures.
 
     Cuts, devices of a stage, ZeRO stage, batch shares, order of the devices and schedule take other values; all ranks
-    recompute alike, or just as much as memory takes; the pipeline is cut anew; micro-batches and virtual stages have
+    recompute alike, or just as much as memory takes; the pipeline is cut again; micro-batches and virtual stages have
     other numbers. Signatures are kept as far as they are legal.
     """
     first, shape = space.first.signature, space.shape(values)

@@ -83,7 +83,7 @@ SHARE, SHARE_S = 0.6, 0.3
 DIVIDED, ORDERED = 0.5, 0.6
 """Share of this in which Piper's and Alpa's programs divide at most, and share of the rest in which orders of passes
 are tried; moves have what is left (assumed). With 800 evaluations on seven A100s the programs had all of it, and the
-portfolio was 1 to 4 % behind SPP."""
+portfolio was 1 to 4 % slower than SPP."""
 ENTRIES_AN_EVALUATION = 100_000
 """Entries of stage tables for each of these evaluations, at most (assumed). An entry takes about 100 ns, so that tables
 take at most 10 ms for each evaluation. On 16 devices they have 12 million entries, which 120 evaluations allow."""

@@ -50,7 +50,7 @@ KEPT = 64
 SAME = 0.001
 """Share by which two step times differ at least, or else the plans count as the same on two meshes (assumed)."""
 CUT_ANEW = 2
-"""Number of neighbours with other micro-batches or virtual stages, the most promising ones, that are cut anew, of each
+"""Number of neighbours with other micro-batches or virtual stages, the most promising ones, that are cut again, of each
 number of virtual stages one at most; near the best plan all are."""
 NEARLY_FITS = 0.2
 """Overflow up to which other cuts or another stage of ZeRO may make a plan fit, as share of a device's memory
@@ -117,7 +117,7 @@ class SkeletonSearch:
 
     def mesh(self, skeleton: Values) -> Mesh:
         """The mesh of a skeleton."""
-        # The slots behind `shares` change nothing of it.
+        # The slots after `shares` change nothing of it.
         decided = skeleton[: self.space.first.shares]
         if decided not in self._meshes:
             shape = self.space.shape(decided)
@@ -252,10 +252,10 @@ class SkeletonSearch:
         self.price(np.array(plans, dtype=np.int64).reshape(len(plans), len(values)))
 
     def try_around(self, values: Values) -> None:
-        """Solves the skeleton of a plan, then prices the neighbours of what is found, and cuts some of them anew.
+        """Solves the skeleton of a plan, then prices the neighbours of what is found, and cuts some of them again.
 
-        Those with other numbers of micro-batches or of virtual stages are cut anew which promise most, and so are those
-        with another order of the devices: the cuts at hand do not suit them. Near the best plan none is left out.
+        Those with other numbers of micro-batches or of virtual stages are cut again which promise most, and so are
+        those with another order of the devices: the cuts at hand do not suit them. Near the best plan none is left out.
         """
         first = self.space.first
         self.solve(values, rounds=1)
@@ -273,7 +273,7 @@ class SkeletonSearch:
                     self._cut_neighbour(tuple(plans[row].tolist()), float(prices[row, 1]), moves=kind == first.order)
 
     def _cut_neighbour(self, values: Values, overflow: float, *, moves: bool) -> None:
-        """Cuts a plan with this overflow anew, also under the stage of ZeRO with which it is the fastest that fits.
+        """Cuts a plan with this overflow again, also under the stage of ZeRO with which it is the fastest that fits.
 
         Where it `moves`, units also move between its chunks: new cuts do not see how far apart links are.
         """

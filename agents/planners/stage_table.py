@@ -211,7 +211,7 @@ class StageTable:
         return times + costs.beside_s(self.num_micro_batches, *sends), modes
 
     def _sends(self, place: int, size: int) -> tuple[float, float]:
-        """Seconds of a byte between a stage and the stage before it, and the one behind it; 0 where there is none.
+        """Seconds of a byte between a stage and the stage before it, and the one after it; 0 where there is none.
 
         The neighbours are taken to have as many devices, or those that there are.
         """
@@ -376,7 +376,7 @@ def tiles_suffice(devices: int, tiles: Sequence[int]) -> bool:
 
 def stepped_sizes(table: StageTable) -> tuple[int, list[int]]:
     """A step and the numbers of devices of stages that begin at multiples of it, at most `MOST_STEPS` of them: whole
-    hosts, or equal parts of one. What remains of the devices behind the last multiple belongs to the last stage."""
+    hosts, or equal parts of one. What remains of the devices after the last multiple belongs to the last stage."""
     devices, cluster = len(table.order), table.space.problem.cluster
     host = math.gcd(*(host.num_devices for host in cluster.hosts))
     least = -(-devices // MOST_STEPS)

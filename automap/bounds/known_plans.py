@@ -138,7 +138,7 @@ class KnownPlans:
         return np.stack([prices[:, 0] * self.corrections.factors(values), prices[:, 1]], axis=1)
 
     def learn(self, values: Values | None, ratio: float | None) -> None:
-        """Takes the result of a real run and corrects all step times by it; every plan that is decided must begin anew.
+        """Corrects all step times by the result of a real run; plans that are being decided must begin again.
 
         Args:
             values: [slots] the plan that has run; None where it is not in the space.
@@ -152,7 +152,7 @@ class KnownPlans:
         self._rank()
 
     def add(self, values: Values, price: tuple[float, float]) -> None:
-        """Adds a plan with its corrected price; plans that are being decided notice it when they begin anew."""
+        """Adds a plan with its corrected price; plans that are being decided notice it when they begin again."""
         arrays = self.arrays
         count, given = int(arrays.num_known[0]), np.array(values, dtype=np.int64)
         if given.tobytes() in self._distinct:
@@ -174,7 +174,7 @@ class KnownPlans:
         self._rank()
 
     def lead(self, number: int, values: Values | None) -> None:
-        """Makes a plan that begins anew follow another known plan than the best one; None = the best one."""
+        """Makes a plan that begins again follow another known plan than the best one; None = the best one."""
         self.arrays.leads[number] = -1
         if values is not None:
             known = self.arrays.values[: int(self.arrays.num_known[0])]
@@ -196,5 +196,5 @@ class KnownPlans:
         follow_known(episodes, self.arrays, actions)
 
     def complete(self, episodes: EpisodeArrays, actions: Ints) -> None:
-        """Prices the completions behind a step of the episodes, see `complete_many`."""
+        """Prices the completions after a step of the episodes, see `complete_many`."""
         complete_many(self.space.compiled, episodes, self.arrays, actions)

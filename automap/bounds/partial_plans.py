@@ -37,7 +37,7 @@ class BoundTable:
     What a unit costs at least depends on the stage that it stands in and on the samples of a micro-batch there: both
     together are called a *setting*. A stage whose unlike devices have unlike shares takes at least as long as its
     fastest kind with the smallest share that any way gives it, and keeps at least what the slowest does: this pair of
-    settings is a setting of its own, numbered behind the others.
+    settings is a setting of its own, numbered after the others.
 
     Attributes:
         settings: row among the distinct stages and samples of a micro-batch of each setting, in order.
@@ -144,7 +144,7 @@ class BoundTable:
             is_split = (arrays.axes[settings[some, 0]] > 1.0)[:, None, :]
             most = np.where(is_split, picked[some], -1).max(axis=0)
             agreed = (~is_split | (picked[some] == most)).all(axis=0)
-            # What is undecided on an axis leaves those behind it undecided.
+            # What is undecided on an axis leaves those after it undecided.
             agreed = np.logical_and.accumulate(agreed, axis=1)
             picked[some] = np.where(agreed, picked[some], -1)
         return picked
@@ -176,7 +176,7 @@ class BoundTable:
         return [-1 - self._pairs.setdefault((slow, fast), len(self._pairs))]
 
     def _numbered(self, some: Sequence[int]) -> tuple[int, ...]:
-        """Settings with pairs numbered behind the others."""
+        """Settings with pairs numbered after the others."""
         return tuple(setting if setting >= 0 else len(self.settings) - 1 - setting for setting in some)
 
     def _usual(self, shape: Shape) -> tuple[int, ...]:
@@ -391,12 +391,12 @@ class PartialPlan:
         return legal
 
     def bounds(self) -> Floats:
-        """[values, 2] seconds and overflow behind each legal value, in the order of `legal()`."""
+        """[values, 2] seconds and overflow after each legal value, in the order of `legal()`."""
         bounds: Floats = self._one.episodes.action_bounds[0, : self._one.episodes.offered[0]]
         return bounds
 
     def decide(self, value: int) -> None:
-        """Decides the current slot and fills in what is forced behind it.
+        """Decides the current slot and fills in what is forced after it.
 
         Args:
             value: one of `legal()`.
@@ -407,7 +407,7 @@ class PartialPlan:
 
 
 def walk(space: PlanSpace, table: BoundTable, values: Values) -> PartialPlan:
-    """The partial plan that has decided `values`, and what is forced behind them."""
+    """The partial plan that has decided `values`, and what is forced after them."""
     partial = PartialPlan(space, table)
     while partial.position < len(values):
         partial.decide(values[partial.position])

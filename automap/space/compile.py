@@ -154,7 +154,7 @@ def _shape_nodes(space: SpaceOutline) -> Rows:
 
 
 def _usual_layouts(space: SpaceOutline, rows: dict[int, int]) -> tuple[Rows, list[int], list[tuple[float, float]]]:
-    """The arrays `usual_layouts` and `stages`, and what sending to the next rank costs behind each of the latter.
+    """The arrays `usual_layouts` and `stages`, and what sending to the next rank costs after each of the latter.
 
     Args:
         rows: number of a distinct stage -> its row, added to.

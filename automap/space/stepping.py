@@ -197,7 +197,7 @@ class SteppedSpace(SpaceOutline):
         return layout.sizes[:count].copy(), layout.divided[:count].copy()
 
     def cut_shares(self, values: Sequence[int]) -> list[float]:
-        """[chunks] how many times its rank's speed the ranks of a chunk and of all behind it have together."""
+        """[chunks] how many times its rank's speed the ranks of a chunk and of all after it have together."""
         found: list[float] = self._laid_out(values).shares[: self.shape(values).num_chunks].tolist()
         return found
 
@@ -230,7 +230,7 @@ class SteppedSpace(SpaceOutline):
     def bound(self, values: Ints) -> Floats:
         """Lower bounds, as of `price`, on all completions of plans whose last signatures are -1, undecided, [n, slots].
 
-        Those of `PartialPlan` behind the shape and the cuts: undecided signatures at their best, the schedule in closed
+        Those of `PartialPlan` after the shape and the cuts: undecided signatures at their best, the schedule in closed
         form.
         """
         return self._price(values, exact=False)

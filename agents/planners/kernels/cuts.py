@@ -42,7 +42,7 @@ class RankLimits(NamedTuple):
     receives: Floats
     """[units + 1] seconds in which it receives and sends back for a micro-batch, if it begins with this unit."""
     sends: Floats
-    """[units + 1] the same behind it, if it ends before this unit."""
+    """[units + 1] the same after it, if it ends before this unit."""
     first_begin: int
     """First unit with which it may begin."""
     last_begin: int

@@ -1,6 +1,6 @@
 """The compiled inner loop of DAPPLE's dynamic program; `agents.planners.dapple` prepares what it reads.
 
-A *way* adds one stage: on given devices, of which others remain. All layers behind the stage are put on these. Formulas
+A *way* adds one stage: on given devices, of which others remain. All layers after the stage are put on these. Formulas
 are those of `agents.planners.dapple_formulas`. Units: seconds, bytes, layers.
 """
 
@@ -44,7 +44,7 @@ class WayRow:
     devices: int
     """Devices of the stage."""
     left: int
-    """Devices that are left for all layers behind it."""
+    """Devices that are left for all layers after it."""
     state: int
     """Number of the set of the devices that are left."""
     exposed: int
@@ -134,7 +134,7 @@ def latency_s(stages, last, count):
 
 @borrowing(void(float64[:, ::1], int64, float64, float64, float64), inner=True)
 def _put(stages, s, forward, backward, reduce):
-    """Writes stage s of `latency_s`, and the sums behind it."""
+    """Writes stage s of `latency_s`, and the sums after it."""
     stages[0, s], stages[1, s], stages[2, s] = forward, backward, reduce
     stages[3, s + 1] = stages[3, s] + forward
     stages[4, s + 1] = stages[4, s] + backward

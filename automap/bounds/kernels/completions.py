@@ -54,7 +54,7 @@ class Scratch(NamedTuple):
 
     workspace: Workspace
     values: Ints2
-    """[most, slots] the completion behind each legal value that follows the known plans, where it was needed."""
+    """[most, slots] the completion after each legal value that follows the known plans, where it was needed."""
     is_written: Mask
     """[most] whether it was."""
     is_ready: Mask
@@ -187,7 +187,7 @@ def _set_skeleton(space, value, scratch):
 def _price_anew(compiled, value, scratch, out):
     """Writes seconds and overflow of a complete plan whose skeleton is set and whose signatures are picked.
 
-    Behind a plan with the same skeleton only units whose signatures changed, and those behind them, are priced.
+    Behind a plan with the same skeleton only units whose signatures changed, and those after them, are priced.
 
     Args:
         value: [slots] the plan.
@@ -214,7 +214,7 @@ def _price(compiled, known, value, scratch, out):
     """Writes seconds and overflow of a complete plan, [slots], whose skeleton is set and whose signatures are picked,
     into `out`, [2].
 
-    Of the completions behind a decision, one or two were priced behind the decision before: the cache has these.
+    Of the completions after a decision, one or two were priced after the decision before: the cache has these.
     """
     draft, cache = scratch.workspace.draft, compiled.cache
     one, two = scratch.skeleton[0], scratch.skeleton[1]
@@ -238,14 +238,14 @@ def _is_alike(one, other, begin, end):
 
 @borrowing(GOAL(EPISODES, KNOWN, int64, int64, boolean), inner=True, forceinline=True)
 def _goal(episodes, known, number, follows, goes_on):
-    """What the slots behind the slot to decide follow: a known plan, or the best agreeing one where that is -1."""
+    """What the slots after the slot to decide follow: a known plan, or the best agreeing one where that is -1."""
     plan, decided = follows if follows >= 0 else known.agreeing[number, 0], episodes.position[number] + 1
     return Goal(known.flow, known.values[plan], known.meshes[plan], episodes.asked[number], decided, goes_on)
 
 
 @borrowing(types.UniTuple(int64, 2)(EPISODES, KNOWN, int64, int64, int64, boolean), inner=True)
 def _hashes(episodes, known, number, place, follows, goes_on):
-    """Two hashes of all that the completion behind one legal value depends on; the arguments are those of `_write`."""
+    """Two hashes of all that the completion after one legal value depends on; the arguments are those of `_write`."""
     plan = follows if follows >= 0 else known.agreeing[number, 0]
     one, two = mix(episodes.hashes[number, 0], episodes.hashes[number, 1], episodes.legal[number, place])
     one, two = mix(one, two, known.hashes[plan, 0])
@@ -278,7 +278,7 @@ def _prepare(compiled, episodes, number, scratch):
 
 @borrowing(void(COMPILED, EPISODES, KNOWN, int64, int64, boolean, SCRATCH), inner=True)
 def _write(compiled, episodes, known, number, place, goes_on, scratch):
-    """Writes the completion behind one legal value into `Scratch.other` if it goes on likewise, else into
+    """Writes the completion after one legal value into `Scratch.other` if it goes on likewise, else into
     `Scratch.values`; the draft then has its skeleton and signatures, unless it is a known plan.
 
     Args:
@@ -321,7 +321,7 @@ def _is_best(known, number, price):
 
 @borrowing(void(COMPILED, EPISODES, KNOWN, int64, int64, SCRATCH), inner=True)
 def _complete(compiled, episodes, known, number, place, scratch):
-    """Prices the completion that follows the known plans behind one legal value, which has the index `place`."""
+    """Prices the completion that follows the known plans after one legal value, which has the index `place`."""
     follows, out, is_corrected = scratch.best[place], known.completed[number, place], known.corrections.num_tried[0] > 0
     scratch.is_written[place] = False
     if _is_known(episodes, known, number, follows):
@@ -356,7 +356,7 @@ def _price_likewise(compiled, episodes, known, number, place, scratch):
 
 @borrowing(void(COMPILED, EPISODES, KNOWN, int64, int64, SCRATCH), inner=True)
 def _go_on(compiled, episodes, known, number, place, scratch):
-    """Prices the completion that goes on likewise behind one legal value of a signature, where it is another one than
+    """Prices the completion that goes on likewise after one legal value of a signature, where it is another one than
     that of `_complete`; it counts where it is better. The arguments are those of `_complete`."""
     follows, out, price = scratch.best[place], known.completed[number, place], scratch.price
     is_written, is_corrected = False, known.corrections.num_tried[0] > 0
@@ -380,7 +380,7 @@ def _go_on(compiled, episodes, known, number, place, scratch):
 
 @borrowing(void(COMPILED, EPISODES, KNOWN, int64, SCRATCH), inner=True)
 def _complete_one(compiled, episodes, known, number, scratch):
-    """Prices the completions behind every legal value of the slot to decide of one plan; see `complete_many`."""
+    """Prices the completions after every legal value of the slot to decide of one plan; see `complete_many`."""
     slot, worths = episodes.position[number], known.worth[number]
     compare(episodes, known, number)
     find_best(episodes, known, number, scratch.places, scratch.best)
@@ -408,7 +408,7 @@ def _complete_all(compiled, episodes, known, actions, scratch):
 
 @kernel(void(COMPILED, EPISODES, KNOWN, int64[::1]))
 def complete_many(compiled, episodes, known, actions):
-    """Prices the completion behind every legal value of the slots to decide.
+    """Prices the completion after every legal value of the slots to decide.
 
     Behind a signature there are two: the rest follows the known plan, or it goes on as the decisions before do
     (`_likewise`), and the better one counts: sharding often pays only for several operators together.

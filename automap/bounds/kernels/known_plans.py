@@ -62,7 +62,7 @@ class KnownArrays(NamedTuple):
     is_known: Mask
     """[episodes] whether no decision was passed over: the completion of the plan is then a known plan."""
     completed: Floats3
-    """[episodes, most, 2] seconds and overflow of the completion behind each legal value of the slot to decide."""
+    """[episodes, most, 2] seconds and overflow of the completion after each legal value of the slot to decide."""
     worth: Floats2
     """[episodes, most] step time as which each of them is rewarded, see `worth`."""
     least: Floats

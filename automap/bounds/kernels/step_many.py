@@ -42,7 +42,7 @@ class LowerBounds(NamedTuple):
     """Bounds of a space before any signature is decided."""
 
     nodes: Floats2
-    """[nodes of `SpaceArrays.shape_nodes`, 2] seconds and overflow that no plan behind a node goes below."""
+    """[nodes of `SpaceArrays.shape_nodes`, 2] seconds and overflow that no plan after a node goes below."""
     shapes: Ints
     """[shapes] row of the tables of units for stages whose sizes no slot decides."""
     unlike: Ints2
@@ -82,7 +82,7 @@ class EpisodeArrays(NamedTuple):
     offered: Ints
     """[episodes] how many there are."""
     action_bounds: Floats3
-    """[episodes, most, 2] seconds and overflow behind each legal value."""
+    """[episodes, most, 2] seconds and overflow after each legal value."""
     preferred: Ints2
     """[episodes, slots] values of slots that are not asked."""
     asked: Mask2
@@ -176,7 +176,7 @@ def _memory_bound(space, bounds, workspace, chunk):
 @borrowing(void(LOWER_BOUNDS, WORKSPACE, int64), inner=True)
 def _find_rest(bounds, workspace, first):
     """Writes `Workspace.rest`: least seconds of a micro-batch on each of the ranks from `first` on, which share all
-    units behind each."""
+    units after each."""
     rest, layout = workspace.rest, workspace.draft.layout
     num_ranks = layout.frame[0].num_ranks
     devices = 0
@@ -234,7 +234,7 @@ def _look_at_cut(space, bounds, slot, cut, workspace, out):
 
 @borrowing(void(COMPILED, int64[::1], int64, int64, WORKSPACE, float64[::1]), inner=True)
 def _look_at_level(compiled, value, slot, level, workspace, out):
-    """Bounds what follows a level of recomputation of a rank: the levels of ranks behind it and ZeRO at their best.
+    """Bounds what follows a level of recomputation of a rank: the levels of ranks after it and ZeRO at their best.
 
     Args:
         value: [slots], those before `slot` are decided; the others are scratch.
@@ -309,7 +309,7 @@ def _look_behind(compiled, bounds, value, slot, chosen, workspace, out):
 
 @borrowing(void(COMPILED, LOWER_BOUNDS, EPISODES, int64, int64, boolean, WORKSPACE), inner=True)
 def _look(compiled, bounds, episodes, number, slot, is_ready, workspace):
-    """Writes the bounds behind the legal values of a slot into `episodes.action_bounds`; `is_ready` says whether the
+    """Writes the bounds after the legal values of a slot into `episodes.action_bounds`; `is_ready` says whether the
     workspace is prepared, see `_prepare`."""
     space, first, value = compiled.space, compiled.space.first, episodes.values[number]
     legal, ahead, bound = episodes.legal[number], episodes.action_bounds[number], episodes.bound[number]
@@ -330,7 +330,7 @@ def _look(compiled, bounds, episodes, number, slot, is_ready, workspace):
                 _look_behind(compiled, bounds, value, slot, legal[i], workspace, ahead[i])
                 remember(compiled.cache, one, two, ahead[i])
     else:
-        # Nothing sharper is known behind the other kinds.
+        # Nothing sharper is known after the other kinds.
         for i in range(count):
             ahead[i, 0], ahead[i, 1] = bound[0], bound[1]
     for i in range(count):
@@ -339,7 +339,7 @@ def _look(compiled, bounds, episodes, number, slot, is_ready, workspace):
 
 @borrowing(void(SPACE, LOWER_BOUNDS, EPISODES, int64, int64), inner=True)
 def _accept(space, bounds, episodes, number, picked):
-    """Decides the next slot; behind a shape's values the bound is that of the node where they lead."""
+    """Decides the next slot; after a shape's values the bound is that of the node where they lead."""
     slot, hashes = episodes.position[number], episodes.hashes[number]
     episodes.values[number, slot] = picked
     episodes.position[number] = slot + 1
@@ -438,7 +438,7 @@ def _step_all(compiled, bounds, episodes, actions, workspace):
 
 @kernel(void(COMPILED, LOWER_BOUNDS, EPISODES, int64[::1]))
 def step_many(compiled, bounds, episodes, actions):
-    """Takes one decision of every plan, fills in what is forced or not asked behind it, and looks ahead.
+    """Takes one decision of every plan, fills in what is forced or not asked after it, and looks ahead.
 
     Args:
         compiled: whose cache is read and written.

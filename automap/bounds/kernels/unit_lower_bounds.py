@@ -76,7 +76,7 @@ class UnitBounds(NamedTuple):
     saved_bytes: Floats2
     """[settings, types] bytes saved for the backward pass, under the recompute mode that saves least."""
     sent_bytes: Floats2
-    """[settings, types] bytes of the tensor that crosses behind the unit."""
+    """[settings, types] bytes of the tensor that crosses after the unit."""
 
 
 UNIT_BOUNDS = tuple_type(UnitBounds)

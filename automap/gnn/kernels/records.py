@@ -15,7 +15,7 @@ class GnnArrays(NamedTuple):
     rate_in: Floats
     """[machines] rate at which each receives."""
     order: Ints
-    """[tasks] numbers of the tasks, each behind those that it waits for within an iteration."""
+    """[tasks] numbers of the tasks, each after those that it waits for within an iteration."""
     is_store: Ints
     """[tasks] 1 for graph stores, which only send."""
     source: Ints
@@ -23,7 +23,7 @@ class GnnArrays(NamedTuple):
     target: Ints
     """[flows] task that receives."""
     lag: Ints
-    """[flows] iterations by which the use lies behind the source."""
+    """[flows] iterations by which the use lies after the source."""
     coflow: Ints
     """[flows] number of the group of flows that wait for each other."""
     out_begin: Ints

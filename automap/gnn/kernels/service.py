@@ -1,9 +1,9 @@
 """Strict priority with filling: which flow is served at which rate.
 
 Flows are served in the order of their keys. Each takes all that is left at both its ends, so that a less urgent flow
-fills what more urgent ones leave. Rates are found anew only where something has changed: at the interfaces of a flow
-that has come, has arrived or gets another rate, and there only behind it. The result is that of serving all flows from
-nothing, since the rate of a flow depends only on more urgent ones at its two interfaces.
+fills what more urgent ones leave. Rates are computed again only where something has changed: at the interfaces of a
+flow that has come, has arrived or gets another rate, and there only after it. The result is that of serving all flows
+from nothing, since the rate of a flow depends only on more urgent ones at its two interfaces.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _give_back(state, number, flow):
 
 @borrowing(void(STATE, int64, float64, int64), inner=True)
 def _mark(state, number, key, flow):
-    """Has the rates at an interface found anew, from a flow of this key on."""
+    """Has the rates at an interface computed again, from a flow of this key on."""
     interface, moment = state.interfaces[number], state.moment[0]
     if interface.mark == CALM:
         state.marked[moment.marked] = number

@@ -16,7 +16,7 @@ from automap.price.kernels.array_types import Floats, Floats2, Ints, Rows, dtype
 UNKNOWN, NONE = -2, -1
 """For `Interface.next`: it has to be looked for, and there is none. `NONE` also stands for no flow elsewhere."""
 CALM, BEGUN, CLEARED = range(3)
-"""For `Interface.mark`: rates hold; they have to be found anew; and what was served behind has given its rate back."""
+"""For `Interface.mark`: rates hold; they must be computed again; what was served after it has given its rate back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Moment:
     events: int
     """Number of events in the heap."""
     marked: int
-    """Number of interfaces whose rates have to be found anew."""
+    """Number of interfaces whose rates must be computed again."""
     shared: int
     """Number of interfaces that serve two flows or more."""
     shrinks: int
@@ -35,7 +35,7 @@ class Moment:
     active: int
     """Number of flows that share fairly."""
     is_changed: int
-    """1 where fair shares have to be found anew."""
+    """1 where fair shares must be computed again."""
     settled_s: float
     """When they were found last."""
     arrival_s: float
@@ -103,7 +103,7 @@ class Interface:
     mark: int
     """See `CALM`."""
     key: float
-    """Rates of flows from this key and number on have to be found anew."""
+    """Rates of flows from this key and number on must be computed again."""
     number: int
     next: int
     """The first waiting flow from there on that the other interface leaves something to, see `UNKNOWN`."""
@@ -130,11 +130,11 @@ class State(NamedTuple):
     serving: Ints
     """[...] flows that each interface serves; for fair shares, places in `active` of the flows that it serves."""
     marked: Ints
-    """[2 machines] interfaces whose rates have to be found anew."""
+    """[2 machines] interfaces whose rates must be computed again."""
     event_s: Floats
     """[...] when the next things happen, a heap."""
     event: Ints
-    """[...] what happens then: a task ends, or, behind the number of tasks, a flow arrives."""
+    """[...] what happens then: a task ends, or, after the number of tasks, a flow arrives."""
     event_at: Ints
     """[tasks + flows] where in the heap each is."""
     end_s: Floats

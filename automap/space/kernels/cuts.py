@@ -13,7 +13,7 @@ from automap.space.kernels.records import SPACE
 
 @borrowing(void(SPACE, int64[::1], int64, float64[::1]), inner=True)
 def cut_shares(space, stages, num_ranks, shares):
-    """Writes, of each chunk, how many times its rank's speed the ranks of it and of all chunks behind have together.
+    """Writes, of each chunk, how many times its rank's speed the ranks of it and of all later chunks have together.
 
     Args:
         stages: [ranks] rows among the distinct stages.
@@ -30,7 +30,7 @@ def cut_shares(space, stages, num_ranks, shares):
 
 @borrowing(types.Tuple((float64, int64))(float64[::1], int64, int64, int64, float64), inner=True)
 def _target(weight, start, low, high, share):
-    """The weight of one `share`-th of what is left behind unit `start`, and the first end in [low, high] behind it."""
+    """The weight of one `share`-th of what is left after unit `start`, and the first end in [low, high] after it."""
     target = weight[start] + (weight[weight.shape[0] - 1] - weight[start]) / share
     right = low
     after = high + 1
@@ -51,7 +51,7 @@ def _is_left(weight, left, right, low, high, target):
 
 @borrowing(types.UniTuple(int64, 2)(float64[::1], int64, int64, int64, float64, int64, int64), inner=True)
 def _near(weight, start, low, high, share, number, end):
-    """Goes through the ends in [low, high], the nearest to one `share`-th of what is left behind unit `start` first.
+    """Goes through the ends in [low, high], the nearest to one `share`-th of what is left after unit `start` first.
 
     It stops at the `number`-th, or at `end`.
 

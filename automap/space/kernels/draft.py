@@ -85,7 +85,7 @@ def pick_all(space, value, count, draft):
 def legal_signatures(compiled, group, axis, draft, mask):
     """`signature_mask` of what is picked on the axes before, through the cache.
 
-    The axis and those behind it are left undecided.
+    The axis and those after it are left undecided.
 
     Args:
         group: row of `SpaceArrays.groups`.

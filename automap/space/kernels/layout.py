@@ -42,7 +42,7 @@ class Layout(NamedTuple):
     stages: Ints
     """[ranks] row of the stage as the kind of device sees it that is looked from, see `LoweredPlan.views`."""
     boundaries: Ints
-    """[ranks] row of the boundary behind each stage."""
+    """[ranks] row of the boundary after each stage."""
     samples: Ints
     """[ranks] samples of a micro-batch with which that kind of device is priced."""
     divided: Ints

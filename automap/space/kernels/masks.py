@@ -121,7 +121,7 @@ def signature_mask(tables, space, group, axis, chosen, sizes, samples, mask):
 
     Args:
         group: row of `space.groups`.
-        chosen: [operator rows, axes] signatures of the group's members on the axes before; those on `axis` and behind
+        chosen: [operator rows, axes] signatures of the group's members on the axes before; those on `axis` and after
             are overwritten.
         sizes: [meshes, axes] ranks of each axis.
         samples: [meshes] samples of a micro-batch that must divide.
@@ -163,7 +163,7 @@ def assign(space, group, axis, value, chosen):
 
 @kernel(float64(TABLES, SPACE, int64, int64, int64[:, ::1], float64[:, ::1], int64[::1]), inner=True)
 def count_signatures(tables, space, group, axis, chosen, sizes, samples):
-    """In how many ways the signatures of a group may be chosen on `axis` and all behind it; see `signature_mask`."""
+    """In how many ways the signatures of a group may be chosen on `axis` and all after it; see `signature_mask`."""
     mask = np.empty(space.groups[group].num_values, np.bool_)
     signature_mask(tables, space, group, axis, chosen, sizes, samples, mask)
     total = 0.0

@@ -139,7 +139,7 @@ class SpaceArrays(NamedTuple):
     schedules: Ints
     """Values of the slot `schedule`, see `automap.schedule`."""
     stages: Ints
-    """[ranks of all layouts of equal stages, one layout behind the other] row of each among the distinct stages."""
+    """[ranks of all layouts of equal stages, one layout after the other] row of each among the distinct stages."""
     units: Ints
     """[units] type of each."""
     spans: Ints
@@ -149,9 +149,9 @@ class SpaceArrays(NamedTuple):
     boundary: Ints
     """[types] row of `operands` that crosses out of a unit, or -1."""
     members: Ints
-    """Operator rows of all groups, one group behind the other."""
+    """Operator rows of all groups, one group after the other."""
     assignments: Ints
-    """Signatures of the members for each value of the group's slots, one group behind the other."""
+    """Signatures of the members for each value of the group's slots, one group after the other."""
     groups: Annotated[Rows, rows_type(GROUP)]
     """[groups] see `GROUP`."""
     tied: Annotated[Rows, rows_type(TIED)]
@@ -174,7 +174,7 @@ class SpaceArrays(NamedTuple):
     speed: Floats
     """[distinct stages] relative speed of the stage."""
     send_latency_s: Floats
-    """[boundaries] seconds of a transfer to the next rank, whatever its size; first those behind `stages`."""
+    """[boundaries] seconds of a transfer to the next rank, whatever its size; first those after `stages`."""
     send_bytes_per_s: Floats
     """[boundaries] bandwidth to the next rank."""
     tied_elements: Floats

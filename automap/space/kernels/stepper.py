@@ -36,7 +36,7 @@ def active_slots(space, value, slot, layout):
         layout: of the plan; it is read for the slots from `cut` on.
 
     Returns:
-        Number of the first slot of the kind, and how many slots decide something: the slots behind these have one
+        Number of the first slot of the kind, and how many slots decide something: the slots after these have one
         value, 0. Every slot of a shape or of a signature is counted by itself.
     """
     first, frame = space.first, layout.frame[0]
@@ -152,7 +152,7 @@ def follow(compiled, value, count, draft):
         draft: its layout is written and, of signatures, those of the linkage group that slot `count` belongs to.
 
     Returns:
-        See `legal_values`; 0 behind the last slot.
+        See `legal_values`; 0 after the last slot.
     """
     first, num_axes = compiled.space.first, draft.picked.shape[1]
     decide_stages(compiled.space, value, count, draft.layout)
@@ -166,7 +166,7 @@ def follow(compiled, value, count, draft):
 
 @borrowing(void(COMPILED, int64, int64[::1], DRAFT), apart=True)
 def repair(compiled, kept, value, draft):
-    """Replaces each value that is not legal behind those before it, see `nearest_legal`.
+    """Replaces each value that is not legal after those before it, see `nearest_legal`.
 
     Args:
         kept: number of the first values that are known to be legal.
@@ -238,7 +238,7 @@ def legal_on_axis(compiled, value, axis, draft, found):
         value: [slots] values; those before the signatures are decided, and those of signatures on the axes before.
         axis: number of the axis.
         draft: a draft, written.
-        found: [groups, values], written; false behind the values that a group has.
+        found: [groups, values], written; false after the values that a group has.
     """
     space, num_axes = compiled.space, draft.picked.shape[1]
     decide_stages(space, value, space.first.signature, draft.layout)

@@ -186,7 +186,7 @@ def set_rows(space, value, workspace):
 
 @borrowing(int64(rows_type(ROW), int64, int64, int64, int64, boolean), inner=True)
 def _row_of(rows, kind, mode, rank, before, opens):
-    """Number of the row with these surroundings; behind the last one where there is none."""
+    """Number of the row with these surroundings; after the last one where there is none."""
     for number in range(rows.shape[0]):
         row = rows[number]
         if row.type == kind and row.before == before and row.opens == opens and row.mode == mode and row.rank == rank:

@@ -40,7 +40,7 @@ MOVING_KINDS = frozenset(
 SCALING_KINDS = frozenset({"Cast", "BitCast", "Mul", "Div", "Sub", "Add", "Constant"})
 """Further kinds of which a file makes a weight out of integers: it converts them, moves their zero and scales them."""
 LOOK_UPS = ("Gather", "GatherND", "GatherElements")
-"""Kinds that take rows of a table, which may be converted behind the look-up."""
+"""Kinds that take rows of a table, which may be converted after the look-up."""
 UNPACKING_KINDS = frozenset({"BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor"})
 """Kinds that take several weights out of one integer."""
 MAX_ELEMENTS = 1 << 24
@@ -113,7 +113,7 @@ def in_floats(nodes: list[Node], stored: dict[str, Stored], *, marked: bool) -> 
 
 
 def dequantised(nodes: Sequence[Node], tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of stored tensors of which `DequantizeLinear` makes floats, also behind nodes that only move them.
+    """The numbers of stored tensors of which `DequantizeLinear` makes floats, also after nodes that only move them.
 
     Args:
         nodes: nodes of the file.
