@@ -101,7 +101,7 @@ class FamilyBounds(MixedStages):
         space, shape = self.space, max(family.shapes, key=lambda each: each.num_chunks)
         (row,) = self._rows(shape)
         stage = self._stage(row, shape)
-        costs, held, settings = self._costs_on(stage, level), self._held(family), space.evaluator.settings(0)
+        costs, in_flight, settings = self._costs_on(stage, level), self._in_flight(family), space.evaluator.settings(0)
         # The last unit works while all before it is saved.
         working = costs.modes[space.arrays.units[-1], :, WORKSPACE_BYTES]
         room = shape.pp * self._room(row, shape) - 2.0 * float(working.min())
@@ -121,7 +121,7 @@ class FamilyBounds(MixedStages):
                 way.path,
                 self._state_of(family),
                 num_opened=shape.num_chunks - 1,
-                memory=Memory(room=room, held=min(held)),
+                memory=Memory(room=room, in_flight=min(in_flight)),
                 ends_first=way.ends_first,
                 parameter_s=parameter_s,
             )
@@ -197,7 +197,7 @@ class FamilyBounds(MixedStages):
                 ends=self._ends(),
                 virtual=each.virtual,
                 num_micro_batches=each.num_micro_batches,
-                held=least_in_flight(each, self.space.schedules),
+                in_flight=least_in_flight(each, self.space.schedules),
                 besides_s=np.array([0.5 * shown_s + begun_s, 0.5 * shown_s]),
                 step_s=float(settings.step_s),
             )
@@ -225,7 +225,7 @@ class FamilyBounds(MixedStages):
         cuts = Cuts(
             stages=stages,
             units=self.space.arrays.units,
-            held=self._held(family),
+            in_flight=self._in_flight(family),
             besides_s=float(settings.step_s) + count * float(settings.micro_batch_s),
             send_s=count * float(settings.send_s),
             byte_s=count * (1.0 - float(settings.send_overlap)),
@@ -253,13 +253,13 @@ class FamilyBounds(MixedStages):
         """
         shapes = tuple(each for each in family.shapes if each.virtual == virtual)
         alone, units = replace(family, shapes=shapes), self.space.arrays.units
-        held_ = [min(each, shapes[0].pp) if virtual > 1 else each for each in self._held(alone)]
+        last_in_flight = [min(each, shapes[0].pp) if virtual > 1 else each for each in self._in_flight(alone)]
         whole = WholeUnits(
             rank_bounds=rank_bounds,
             times=np.bincount(units, minlength=len(self.space.linkage.types)).astype(np.float64),
             ends=(int(units[0]), int(units[-1])),
             least=virtual,
-            held=held_,
+            in_flight=last_in_flight,
             besides_s=self._besides_s(alone, [[of_rank] for of_rank in rank_bounds], rates),
         )
         return whole.bound(known_s, target_s)
@@ -438,4 +438,4 @@ class FamilyBounds(MixedStages):
         """
         trip_s = self._besides_trips_s(family, views, rates) if len(views[0][0].trip_s) else []
         besides_s, bound = self._besides_s(family, views, rates), self._bound(len(views))
-        return fastest_spread(views, besides_s, trip_s, self._held(family), bound)
+        return fastest_spread(views, besides_s, trip_s, self._in_flight(family), bound)

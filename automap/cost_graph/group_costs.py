@@ -78,7 +78,7 @@ class GroupCosts:
             stage: the devices.
             modes: recompute modes for which nodes have costs; without all of them there are conversions alone.
             routes: the routes of tensors under these values on a stage whose axes are alone where those of this one
-                are, which costs may share; None = they are found anew.
+                are, which costs may share; None = they are computed again.
         """
         self.space, self._modes = space, tuple(modes)
         self._tables, self._stage = space.evaluator.tables.arrays, stage
@@ -172,11 +172,11 @@ class GroupCosts:
             table=np.ascontiguousarray(self._of_ways(unit_type, crossed, self._modes).transpose(1, 0, 2)),
             columns=ALL_COLUMNS,
         )
-        yield from self._held(unit_type, before, opens)
+        yield from self._saved(unit_type, before, opens)
 
-    def _held(self, unit_type: int, before: int, opens: bool) -> Iterator[Saved]:
+    def _saved(self, unit_type: int, before: int, opens: bool) -> Iterator[Saved]:
         """What the unit before needs of what crosses, where this one keeps it in another placement."""
-        found, crossed = self.routes.held(unit_type), self.routes.crossed(before, opens=opens)
+        found, crossed = self.routes.saved(unit_type), self.routes.crossed(before, opens=opens)
         if found is None or self._saved_share(found[0]) != 1.0:
             return
         row, ways = found

@@ -123,7 +123,7 @@ class Relaxation:
         """
         self._parameter_s = parameter_s
         self._state = state
-        self._room, self._held = (memory.room, memory.held) if memory else (math.inf, 1)
+        self._room, self._in_flight = (memory.room, memory.in_flight) if memory else (math.inf, 1)
         self._price_s = 0.0
         self._costs, self._path, self._zeros, self._num_opened = costs, path, state.zeros, num_opened
         stage = costs.stage
@@ -216,12 +216,12 @@ class Relaxation:
 
     def _modes_s(self, worth: Floats) -> Floats:
         """[types, modes] the same, and the price of what is saved then."""
-        return self._again_s(worth) + self._price_s * self._held * self._costs.modes[..., SAVED_BYTES]
+        return self._again_s(worth) + self._price_s * self._in_flight * self._costs.modes[..., SAVED_BYTES]
 
     def _saved_bytes(self, lines: Lines) -> Floats:
         """[types] bytes that a unit of each type saves for as many micro-batches as are held, in its best mode."""
         best = self._modes_s(self._weights(lines)).argmin(axis=1)
-        found: Floats = self._held * self._costs.modes[np.arange(len(best)), best, SAVED_BYTES]
+        found: Floats = self._in_flight * self._costs.modes[np.arange(len(best)), best, SAVED_BYTES]
         return found
 
     # -- types by themselves --------------------------------------------------------------------------------------

@@ -60,5 +60,5 @@ class Memory:
 
     room: float
     """Bytes that state and what is saved for the backward pass may take."""
-    held: int
+    in_flight: int
     """Micro-batches for which each rank keeps at least what it saves."""

@@ -147,7 +147,7 @@ class Routes:
             self._copies[unit_type] = tuple(self._find_copies(unit_type))
         return self._copies[unit_type]
 
-    def held(self, unit_type: int) -> tuple[int, Ways] | None:
+    def saved(self, unit_type: int) -> tuple[int, Ways] | None:
         """The one operand of a unit that is saved of what crosses into it and the unit before needs too, and its
         placements; None where there are several, or none."""
         rows = [row for row in self._operand_rows(unit_type) if self._operands["is_held"][row]]

@@ -28,7 +28,7 @@ PER_AXIS = ("reduced", "gathered", "scattered", "gathered_frozen")
 MEMORY = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes", "buffer_bytes")
 """Fields of `RankCostRow` that add up to the memory of a rank."""
 HALF = 0.5
-"""Share of what crosses between units by which it is made less. Sending hides behind computing up to a point, so that
+"""Share of what crosses between units by which it is made less. Sending hides under computation up to a point, so that
 the step gains much from the first bytes that are saved and nothing from the others; most changes save half or more."""
 STEP = 1e-4
 """Size of a difference, as a share of the step time or of a device's memory."""

@@ -67,7 +67,7 @@ class StageBounds:
             undecided = self._undecided_on(stage, family)
             found_s = [undecided.on(path) for path in (busy, *trips)]
             return RankBounds.undecided(found_s, undecided.state_bytes, saved_bytes, room=room, crossing=crossing)
-        plenty = room - max(*self._held(family), shape.pp) * float(saved_bytes.max(axis=0).sum())
+        plenty = room - max(*self._in_flight(family), shape.pp) * float(saved_bytes.max(axis=0).sum())
         found: list[OfTypes] = []
         for number, path in enumerate((busy, *trips)):
             # All paths share one state, so that only those that matter most are told apart by it.
@@ -149,7 +149,7 @@ class StageBounds:
 
     # -- pipelines --------------------------------------------------------------------------------------------------
 
-    def _held(self, family: Family) -> list[int]:
+    def _in_flight(self, family: Family) -> list[int]:
         """[ranks] micro-batches for which a rank keeps what its units save, at least."""
         of_shapes = [least_in_flight(shape, self.space.schedules) for shape in family.shapes]
         return [min(each) for each in zip(*of_shapes, strict=True)]

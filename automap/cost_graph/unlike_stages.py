@@ -121,15 +121,15 @@ class RankBounds:
             crossing=np.min([one.crossing for one in some], axis=0),
         )
 
-    def used_bytes(self, held: int) -> Floats:
-        """[ways, types] bytes of all units of a type while `held` micro-batches are in flight."""
-        found: Floats = self.state_bytes + held * self.saved_bytes
+    def used_bytes(self, in_flight: int) -> Floats:
+        """[ways, types] bytes of all units of a type while `in_flight` micro-batches are in flight."""
+        found: Floats = self.state_bytes + in_flight * self.saved_bytes
         return found
 
-    def may_be_short(self, held: int, share: float = 1.0) -> bool:
+    def may_be_short(self, in_flight: int, share: float = 1.0) -> bool:
         """Whether a share of all units may need more than the room if each unit runs in its fastest way."""
         fastest = self.busy_s.argmin(axis=0)
-        used = self.used_bytes(held)[fastest, np.arange(len(fastest))]
+        used = self.used_bytes(in_flight)[fastest, np.arange(len(fastest))]
         return bool(share * used.sum() > self.room)
 
 
@@ -210,7 +210,7 @@ def fastest_spread(
     views: Sequence[Sequence[RankBounds]],
     busy_s: Sequence[float],
     trip_s: Sequence[float],
-    held: Sequence[int],
+    in_flight: Sequence[int],
     bound: Floats | None = None,
 ) -> tuple[float, Weights]:
     """Seconds of the fastest spread, and the weights that prove that no spread is faster.
@@ -222,10 +222,10 @@ def fastest_spread(
         views: for each rank, its bounds as each kind of its devices sees them; all of them hold.
         busy_s: [ranks] seconds that each rank takes besides its units.
         trip_s: [ranks] seconds that the path which ends on each rank takes besides units; empty if no path counts.
-        held: [ranks] micro-batches for which each rank keeps what it saves.
+        in_flight: [ranks] micro-batches for which each rank keeps what it saves.
         bound: see `Spreads.bound`; None: no rank must have any unit.
     """
-    is_short = [[view.may_be_short(count) for view in some] for some, count in zip(views, held, strict=True)]
+    is_short = [[view.may_be_short(count) for view in some] for some, count in zip(views, in_flight, strict=True)]
     keeps_ways = any(map(any, is_short))
 
     def seconds(of_ways: Floats) -> Floats:
@@ -241,7 +241,7 @@ def fastest_spread(
             program.add_seconds(row, busy_s[rank], ("busy", rank, 0))
             if short:
                 row = nothing.copy()
-                row[rank] = view.used_bytes(held[rank])
+                row[rank] = view.used_bytes(in_flight[rank])
                 program.add_room(row, view.room)
     if bound is not None:
         program.add_shares(np.broadcast_to(bound[:, None], nothing.shape))

@@ -56,7 +56,7 @@ class Interleaving:
     """Chunks of a rank."""
     num_micro_batches: int
     """Micro-batches of a step."""
-    held: Sequence[int]
+    in_flight: Sequence[int]
     """[ranks] micro-batches for which the last chunk of a rank saves."""
     besides_s: Floats
     """[2, chunks] seconds that a forward pass of a chunk takes besides its units, and a backward pass."""
@@ -105,7 +105,7 @@ def fastest_interleaving(pipeline: Interleaving, target_s: float) -> float:
         target_s: a bound that suffices: no more paths are generated once it is reached.
     """
     sizes = groups(pipeline.ranks, pipeline.virtual)
-    is_short = any(bounds.may_be_short(max(pipeline.ranks, *pipeline.held)) for bounds in pipeline.rank_bounds)
+    is_short = any(bounds.may_be_short(max(pipeline.ranks, *pipeline.in_flight)) for bounds in pipeline.rank_bounds)
     of_ranks = [np.array([bounds.busy_s for bounds in pipeline.rank_bounds])]
     of_ranks += [np.array([bounds.trip_s[path] for bounds in pipeline.rank_bounds]) for path in range(4)]
     # Of each rank [ways, types]; if memory is not short, the fastest way alone.
@@ -164,7 +164,7 @@ def _first_program(
         if is_short:
             row = nothing.copy()
             row[:-1, rank] = bounds.used_bytes(pipeline.ranks)
-            row[-1, rank] = bounds.used_bytes(pipeline.held[rank])
+            row[-1, rank] = bounds.used_bytes(pipeline.in_flight[rank])
             program.add_room(row, bounds.room)
     for often in paths(sizes, pipeline.ranks, pipeline.num_micro_batches):
         row = often[..., None, None] * both_s

@@ -1,12 +1,12 @@
-"""Whole units: a lower bound on the time of the rank that works longest, where units are not divided among ranks.
+"""Whole units: a lower bound on the time of the slowest rank, where units are not divided among ranks.
 
-The linear program of a spread divides units: 33 units over 8 ranks are 4.125 for each rank, but in a real plan some
-rank has 5. Here the units of the repeated types are counted. For a given number of seconds, it is found how many units
-each rank has time for; if not all units have a place, a step takes longer. Where memory is short, bytes have a price
-(Lagrange): each unit has the recompute mode that is best at this price, and the price of the room is taken off. This is
-a lower bound at any price. The order of the units does not count.
+The linear programs of `unlike_stages` and `virtual_stages` divide units: 33 units on 8 ranks are 4.125 for each rank.
+In a real plan some rank has 5 of them. `WholeUnits` counts the units of the repeated types: for a given time, how many
+of them fit on each rank? If not all units have a place, a step takes longer than that. The order of the units does not
+matter. Where memory is short, its limit is relaxed by a price of each byte (Lagrange): each unit has the recompute mode
+that is best at this price, and the value of the room is subtracted. This is a lower bound at any price.
 
-Where each rank has one run of units, the best cuts are found exactly (`Cuts`), with what is sent at each cut. Units:
+If each rank has one run of units, the best cuts are found exactly (`Cuts`), with what is sent at each cut. Units:
 seconds, bytes.
 """
 
@@ -44,8 +44,8 @@ class WholeUnits:
     """Types of the first unit, which is on the first rank, and of the last one, which is on the last rank."""
     least: int
     """Units that each rank has at least: one in each of its chunks."""
-    held: Sequence[int]
-    """[ranks] micro-batches for which each rank keeps what it saves, at least."""
+    in_flight: Sequence[int]
+    """[ranks] lower bound of the micro-batches in flight on each rank."""
     besides_s: Sequence[float]
     """[ranks] seconds that each rank takes besides its units."""
 
@@ -77,13 +77,13 @@ class WholeUnits:
 
     def _prices(self, kinds: Sequence[int]) -> Iterator[float]:
         """Prices of a byte: none, and those at which another way is the best of a type."""
-        return _prices(self.rank_bounds, self.held, kinds, len(self.rank_bounds))
+        return _prices(self.rank_bounds, self.in_flight, kinds, len(self.rank_bounds))
 
     def _costs_s(self, price_s: float) -> tuple[Floats, Floats]:
         """[ranks, types] seconds of a unit at least at a price of memory, and [ranks] what the room is worth."""
         found = [
-            (of_rank.busy_s + price_s * of_rank.used_bytes(held)).min(axis=0)
-            for of_rank, held in zip(self.rank_bounds, self.held, strict=True)
+            (of_rank.busy_s + price_s * of_rank.used_bytes(in_flight)).min(axis=0)
+            for of_rank, in_flight in zip(self.rank_bounds, self.in_flight, strict=True)
         ]
         rooms_s = np.array([price_s * of_rank.room for of_rank in self.rank_bounds])
         return np.array(found) / self.times, rooms_s
@@ -127,7 +127,7 @@ class Cuts:
     """For each stage, what units take there in each of several views, all of which hold."""
     units: Ints
     """[units] type of each unit, in order."""
-    held: Sequence[int]
+    in_flight: Sequence[int]
     """[ranks] micro-batches for which each rank keeps what it saves."""
     besides_s: float
     """Seconds that each rank takes besides its units and exchanges."""
@@ -145,7 +145,7 @@ class Cuts:
         """
         found = np.zeros(len(at))
         one_of_each = [some[0] for some in self.stages]
-        most = [max(self.held)] * len(one_of_each)
+        most = [max(self.in_flight)] * len(one_of_each)
         for price_s in _prices(one_of_each, most, np.unique(self.units).tolist(), at.shape[1]):
             taken_s = self._taken_s(price_s)
             for begin in range(0, len(at), MOST_PIPELINES):
@@ -159,20 +159,20 @@ class Cuts:
         Less the price of the room, as each unit has the price of its memory; infinite where there is no unit.
         """
         times, number = np.maximum(np.bincount(self.units), 1), len(self.units)
-        # Without a price it does not matter what is held.
-        of_held: dict[int, Floats] = {}
-        for held in self.held if price_s else self.held[:1]:
-            if held in of_held:
+        # Without a price it does not matter how many micro-batches are in flight.
+        tables: dict[int, Floats] = {}
+        for in_flight in self.in_flight if price_s else self.in_flight[:1]:
+            if in_flight in tables:
                 continue
-            of_held[held] = found = np.zeros((len(self.stages), number + 1, number + 1))
+            tables[in_flight] = found = np.zeros((len(self.stages), number + 1, number + 1))
             for stage, views in enumerate(self.stages):
                 for view in views:
-                    each = (view.busy_s + price_s * view.used_bytes(held)).min(axis=0) / times
+                    each = (view.busy_s + price_s * view.used_bytes(in_flight)).min(axis=0) / times
                     ends_s = np.concatenate([[0.0], np.cumsum(each[self.units])])
                     mine_s = ends_s[None, :] - ends_s[:, None] - price_s * view.room
                     found[stage] = np.maximum(found[stage], mine_s)
             found[:, np.tri(number + 1, dtype=np.bool_)] = np.inf
-        return [of_held[held if price_s else self.held[0]] for held in self.held]
+        return [tables[in_flight if price_s else self.in_flight[0]] for in_flight in self.in_flight]
 
     def _longest_s(self, taken_s: Sequence[Floats], at: Ints, rates: Floats) -> Floats:
         """[pipelines] see `bounds`."""
@@ -195,13 +195,13 @@ class Cuts:
 
 
 def _prices(
-    rank_bounds: Sequence[RankBounds], held: Sequence[int], kinds: Sequence[int], ranks: int
+    rank_bounds: Sequence[RankBounds], in_flight: Sequence[int], kinds: Sequence[int], ranks: int
 ) -> Iterator[float]:
     """Prices of a byte: none, and those at which another way is the best of a type where memory may be short."""
     yield 0.0
     found = set[float]()
     # Ranks often share one object, which is looked at once.
-    distinct = {id(bounds): (bounds, count) for bounds, count in zip(rank_bounds, held, strict=True)}
+    distinct = {id(bounds): (bounds, count) for bounds, count in zip(rank_bounds, in_flight, strict=True)}
     for bounds, count in distinct.values():
         if bounds.may_be_short(count, 1.0 / ranks):
             used = bounds.used_bytes(count)

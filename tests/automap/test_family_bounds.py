@@ -298,7 +298,7 @@ def test_chunks_on_unlike_ranks():
             ends=np.array([[1.0 / times], [1.0 / times]]),
             virtual=2,
             num_micro_batches=8,
-            held=[1, 1],
+            in_flight=[1, 1],
             besides_s=np.zeros((2, 4)),
             step_s=0.0,
         )
@@ -347,7 +347,7 @@ def test_no_division_into_chunks_is_faster_than_the_program_with_generated_paths
         ends=np.eye(2) / times,
         virtual=virtual,
         num_micro_batches=number,
-        held=[1] * ranks,
+        in_flight=[1] * ranks,
         besides_s=np.zeros((2, ranks * virtual)),
         step_s=0.0,
     )
@@ -387,7 +387,7 @@ def whole(busy_s, times, ends, *, least=1, room=1e9, saved=None, ranks=3):
         times=np.array(times, dtype=float),
         ends=ends,
         least=least,
-        held=[1] * ranks,
+        in_flight=[1] * ranks,
         besides_s=[0.5 * rank for rank in range(ranks)],
     )
 
@@ -411,7 +411,7 @@ def seconds_on(of, rank, counts):
     ways = range(len(standing.busy_s))
     for picked in itertools.product(*(itertools.combinations_with_replacement(ways, n) for n in counts)):
         units = [(way, kind) for kind, some in enumerate(picked) for way in some]
-        used = sum(standing.used_bytes(of.held[rank])[unit] / of.times[unit[1]] for unit in units)
+        used = sum(standing.used_bytes(of.in_flight[rank])[unit] / of.times[unit[1]] for unit in units)
         if used <= standing.room:
             found = min(found, sum(standing.busy_s[unit] / of.times[unit[1]] for unit in units))
     return of.besides_s[rank] + found
@@ -469,7 +469,7 @@ def test_the_best_cuts_are_those_of_all(is_short):
             for view in some:
                 longest = max(longest, 0.5 + around + _on_rank(view, mine, times))
         best = min(best, longest)
-    cuts = Cuts(stages=views, units=units, held=[1] * ranks, besides_s=0.5, send_s=0.25, byte_s=3.0)
+    cuts = Cuts(stages=views, units=units, in_flight=[1] * ranks, besides_s=0.5, send_s=0.25, byte_s=3.0)
     (found,) = cuts.bounds(np.arange(ranks)[None], rates)
     assert found <= best * (1.0 + 1e-9)
     assert found >= best * (0.8 if is_short else 1.0 - 1e-9)
@@ -538,9 +538,9 @@ def test_memory_forces_recomputation_or_another_spread():
     """Shares and modes by hand: units of 4 s, or of 5 s if they save nothing, of 8 bytes for each micro-batch held."""
     both = [4.0, 5.0]
 
-    def spread(room, held):
+    def spread(room, in_flight):
         rank = on(both, np.zeros((0, 2)), state=2.0, saved=[8.0, 0.0], room=room)
-        return fastest_spread([[rank]] * len(held), [0.0] * len(held), [], held)[0]
+        return fastest_spread([[rank]] * len(in_flight), [0.0] * len(in_flight), [], in_flight)[0]
 
     assert spread(10.0, [1]) == pytest.approx(4.0, rel=1e-5)
     # Half of what is saved fits beside the state.
