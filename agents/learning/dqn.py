@@ -59,65 +59,6 @@ REVISION_NOISE = 0.4, 4.5
 """Least and largest scale of the Gumbel noise with which the first decision of a revision is drawn."""
 
 
-<<<<<<< HEAD
-=======
-class MaskedQNetwork(QNetwork):
-    """Q values of legal actions; `FORBIDDEN` for the others.
-
-    One network rates every action by the features of the state and those of the action. What the completion after the
-    action reaches is known and is added to its output.
-    """
-
-    def __init__(self, *args: Any, dropout: float, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        layers: list[torch.nn.Module] = []
-        for layer in self.q_net:
-            layers += [layer, torch.nn.Dropout(dropout)] if isinstance(layer, torch.nn.ReLU) else [layer]
-        self.q_net = torch.nn.Sequential(*layers)
-        last = layers[-1]
-        assert isinstance(last, torch.nn.Linear)
-        # An untrained network adds nothing to what completions reach.
-        torch.nn.init.zeros_(last.weight)
-        torch.nn.init.zeros_(last.bias)
-
-    def forward(self, obs: Any) -> torch.Tensor:
-        """[batch, actions] Q values; `obs` holds tensors [batch, ...]."""
-        mask, seen = obs["action_mask"] > 0.5, obs["observation"]
-        rows, actions = mask.nonzero(as_tuple=True)
-        features = seen[:, STATE_FEATURES:].reshape(len(seen), MAX_ACTIONS, ACTION_FEATURES)[rows, actions]
-        q = torch.full(mask.shape, float(FORBIDDEN))
-        rated: torch.Tensor = q.index_put((rows, actions), self.rate(seen[rows, :STATE_FEATURES], features))
-        return rated
-
-    def rate(self, states: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-        """[n] Q value of each action, [n, ACTION_FEATURES], in its state, [n, STATE_FEATURES]."""
-        more: torch.Tensor = self.q_net(torch.cat([states, actions], dim=1))[:, 0]
-        return more - REWARD_SCALE * actions[:, COMPLETION]
-
-
-class Sizes(torch.nn.Module):
-    """Tells stable-baselines3 the number of inputs of the network."""
-
-    def __init__(self, observation_space: spaces.Dict) -> None:
-        super().__init__()
-        self.features_dim = STATE_FEATURES + ACTION_FEATURES
-
-
-class MaskedPolicy(DQNPolicy):
-    """DQNPolicy over `MaskedQNetwork`."""
-
-    def __init__(self, *args: Any, dropout: float, **kwargs: Any) -> None:
-        self.dropout = dropout
-        super().__init__(*args, **kwargs)
-
-    def make_q_net(self) -> QNetwork:
-        """A network; it is called twice, for the online and for the target network."""
-        arguments = self._update_features_extractor(self.net_args, features_extractor=None)
-        arguments["action_space"] = spaces.Discrete(1)
-        return MaskedQNetwork(**arguments, dropout=self.dropout).to(self.device)
-
-
->>>>>>> c18f6f71 (Comments say after and again where they said behind and anew)
 class MaskedDQN(DQN):
     """stable-baselines3's DQN with masked exploration and targets that are no less than what is known to be reached.
 
@@ -390,15 +331,9 @@ def run_dqn(
         decisions: which slots the agent decides.
         network: folder of the network that the search begins with, which proposes the first plans; None = an untrained
             one, with which the search also goes on, after a warning, where the folder cannot be read.
-<<<<<<< HEAD
         proposals: number of plans that are proposed, where there is a network. Where all slots are decided, the search
             learns for a while after the first of them, without solving skeletons, then elimination solves skeletons
             that the network proposes (`solve_proposed`), and the other plans follow. 0 = nothing is proposed.
-=======
-        proposals: number of plans that are proposed. Where all slots are decided, the search learns for a while after
-            the first of them, then elimination solves skeletons (`solve_proposed`), and the other plans follow. 0 =
-            learning only.
->>>>>>> c18f6f71 (Comments say after and again where they said behind and anew)
     """
     parameters, space = parameters or Hyperparameters(), incumbent.space
     episodes = Episodes(decisions(space), parameters.num_envs, incumbent.table, known=templates)
