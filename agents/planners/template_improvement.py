@@ -61,7 +61,8 @@ REFINED_LEAST_S = 5.0
 REFINED_SHARE, REFINED_SHARE_S = 0.6, 0.1
 """Shares of what is left of a budget in evaluations, and of one in seconds, that refining takes at most. With 0.6
 seconds whatever the budget, searches of 16 seconds on a busy host found plans up to 1.6 % slower on two of five
-problems (Llama-7B on devices of three kinds, Llama-3 8B with 32,768 tokens on 16 H100), and on the others equally fast ones."""
+problems (Llama-7B on devices of three kinds, Llama-3 8B with 32,768 tokens on 16 H100), and on the others equally fast
+ones."""
 REFINED_SECONDS = 0.6
 """Seconds that refining may take in any case (assumed)."""
 REFINED_MESHES = 8
