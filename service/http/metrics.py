@@ -119,13 +119,13 @@ class _OfTheStore:
             yield GaugeMetricFamily("automap_store_bytes", "Memory of the store.", float(memory["used_memory"]))
 
     def _of_workers(self) -> Iterator[Metric]:
-        age = GaugeMetricFamily("automap_worker_heartbeat_age_seconds", "Since a sign of life.", labels=["worker"])
+        age = GaugeMetricFamily("automap_worker_heartbeat_age_seconds", "Since the last heartbeat.", labels=["worker"])
         now = time.time()
         beats = delivery.workers(self._client)
         for name, at in beats.items():
             age.add_metric([name], max(0.0, now - at))
         yield age
-        yield GaugeMetricFamily("automap_workers", "Workers that have given a sign of life.", float(len(beats)))
+        yield GaugeMetricFamily("automap_workers", "Workers that have sent a heartbeat.", float(len(beats)))
 
 
 def _speed(running: list[tuple[Store, str]]) -> float:

@@ -141,7 +141,7 @@ class GnnJobBody:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DegreesBody:
-    """A plan as people state it, by its degrees; see `automap.space.stated_strategy.Strategy`."""
+    """A plan that is stated by its degrees; see `automap.space.stated_strategy.Strategy`."""
 
     dp: Annotated[Degree | None, "Ranks that split the batch; null = all devices that the other degrees leave."] = None
     tp: Annotated[Degree, "Ranks that split the weights."] = 1
@@ -219,7 +219,7 @@ class JobView(BaseModel):
     state: State
     model_id: str
     request: dict[str, Any] | None
-    """Null where the record cannot be read; `problem` then says so."""
+    """Null if the stored record cannot be read; `problem` then says why."""
     attempt: int
     progress: dict[str, Any] | None
     problem: dict[str, Any] | None
@@ -247,11 +247,11 @@ class ExportView(BaseModel):
     """Name -> text."""
     launch: str
     notes: list[dict[str, str | float | None]]
-    """What became of each decision of the plan."""
+    """For each decision of the plan: exact, rounded, or left to the user."""
 
 
 class Rated(BaseModel):
-    """A cluster with what the best template on it takes."""
+    """A cluster with the step time of the best template on it."""
 
     cluster: str
     part_of: str | None
@@ -268,17 +268,17 @@ class Rated(BaseModel):
     days: float | None
     cost: float | None
     fault: str | None
-    """Why it is left out."""
+    """Why the cluster is left out."""
 
 
 class Chosen(Rated):
-    """A cluster that stands out, with its plan."""
+    """The cluster with the fewest devices, the cheapest or the fastest one, with its plan."""
 
     plan: dict[str, Any] | None
 
 
 class RecommendationView(BaseModel):
-    """Which clusters no other one beats, and those that stand out."""
+    """The clusters that no other one beats in both time and price; and the fewest, cheapest and fastest."""
 
     candidates: list[Rated]
     front: list[str]
@@ -291,7 +291,7 @@ class Picture(BaseModel):
     """A picture of a plan."""
 
     about: str
-    """What it shows, for those who cannot see it too."""
+    """What the picture shows, as text for screen readers."""
     svg: str
 
 
@@ -299,7 +299,7 @@ class Drawing(BaseModel):
     """A plan in words and pictures."""
 
     lines: list[tuple[str, str]]
-    """Label and text of every line that a person reads first."""
+    """Label and text of each line of the summary."""
     pictures: dict[str, Picture]
     """Name -> picture."""
 
@@ -355,4 +355,4 @@ class Readiness(Health):
     """Whether jobs are accepted, and by how many workers they are run."""
 
     workers: int
-    """Workers that have given a sign of life within a minute."""
+    """Workers that have reported within the last minute."""

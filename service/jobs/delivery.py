@@ -62,7 +62,7 @@ def noted(delivery: rq.job.Job) -> Run | None:
 
 
 def workers(client: redis.Redis) -> dict[str, float]:
-    """Name of each worker that has given a sign of life in the last minute -> when that was, seconds since 1970."""
+    """Name of each worker that has sent a heartbeat in the last minute -> when that was, seconds since 1970."""
     keys = sorted(get_keys(queue(client)))
     with client.pipeline(transaction=False) as pipe:
         for key in keys:

@@ -53,7 +53,7 @@ OUT_OF_MEMORY = 3
 BEAT_S = 1
 """Seconds between two signs of life of a run, and between two looks whether its job is cancelled; whole, for RQ."""
 LEASE_S = 12
-"""Seconds without a sign of life of its worker after which a run counts as dead."""
+"""Seconds without a heartbeat of its worker after which a run counts as dead."""
 MAINTENANCE_S = 3
 """Seconds between two looks for dead runs and lost deliveries; each is one where two looks in a row find it, so that a
 Redis that was away does not end the runs that could not speak to it."""
@@ -203,11 +203,11 @@ class Worker(rq.Worker):
         return int(ANSWER_S)
 
     def get_heartbeat_ttl(self, job: Delivery) -> int:
-        """Seconds that a run belongs to this worker after a sign of life."""
+        """Seconds that a run belongs to this worker after a heartbeat."""
         return LEASE_S
 
     def heartbeat(self, timeout: int | None = None, pipeline: Any = None) -> None:
-        """Gives a sign of life: between deliveries at most one every beat, in one round trip."""
+        """Sends a heartbeat: between deliveries at most one every beat, in one round trip."""
         if pipeline is not None:
             super().heartbeat(timeout, pipeline)
         elif time.monotonic() - self._beat_at >= BEAT_S:
@@ -225,7 +225,7 @@ class Worker(rq.Worker):
         self.current_job_working_time = current_job_working_time
 
     def maintain_heartbeats(self, job: Delivery) -> None:
-        """Gives a sign of life, looks for dead runs, and kills the child where it must not go on."""
+        """Sends a heartbeat, looks for dead runs, and kills the child where it must not go on."""
         run = self._run
         assert run is not None
         try:
@@ -234,7 +234,7 @@ class Worker(rq.Worker):
                 self.run_maintenance_tasks()
             over = self._stop_requested or not self._store.of(run.tenant).check(run.job_id, run.token)
         except redis.ResponseError as fault:  # as of a full memory; the search goes on
-            LOG.warning("Redis refuses a sign of life: %s", fault)
+            LOG.warning("Redis refuses a heartbeat: %s", fault)
         else:
             if over:
                 self.kill_horse()
@@ -300,7 +300,7 @@ class Worker(rq.Worker):
             pipe.execute()
 
     def handle_execution_ended(self, job: Delivery, queue: rq.Queue, heartbeat_ttl: int) -> None:
-        """Notes when a delivery ended; no sign of life is needed, as it is removed at once."""
+        """Notes when a delivery ended; no heartbeat is needed, as it is removed at once."""
         job.ended_at = now()
 
     def handle_job_success(self, job: Delivery, queue: rq.Queue, started_job_registry: Any) -> None:

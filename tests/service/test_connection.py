@@ -149,7 +149,7 @@ def test_a_patient_client_waits_for_a_connection_that_is_cut_again_and_again(tmp
             assert patient.ping()
             patient.connection_pool.disconnect()
             CutOff.times = 5
-            with patient.pipeline() as pipe:  # as of a sign of life
+            with patient.pipeline() as pipe:  # as of a heartbeat
                 pipe.set("a", 1)
                 assert pipe.execute() == [True]
         with connect(server.url) as hurried:

@@ -30,7 +30,7 @@ _HEADERS = {
 
 @functools.cache
 def _files() -> dict[str, tuple[bytes, str]]:
-    """Name of each file -> its bytes and its tag. Nothing else can be asked for."""
+    """Name of each file -> its bytes and its tag. Nothing else is served."""
     found = {path.name: path.read_bytes() for path in _FOLDER.iterdir() if path.suffix in _KINDS}
     return {name: (data, f'"{hashlib.sha256(data).hexdigest()[:32]}"') for name, data in found.items()}
 

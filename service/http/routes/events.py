@@ -46,7 +46,7 @@ async def watch_job(
         str,
         Header(
             pattern=r"^([0-9]{1,18}(-[0-9]{1,18})?)?$",
-            description="Id of the last event that the client has: those after it follow.",
+            description="Id of the last event that the client has; the stream begins with the next one.",
         ),
     ] = "",
 ) -> Response:

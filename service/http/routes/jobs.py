@@ -109,7 +109,7 @@ def list_jobs(
     model_id: Annotated[str | None, Query(min_length=1, max_length=80, description="only jobs of this model")] = None,
     if_none_match: IfNoneMatch = "",
 ) -> Response:
-    """Jobs, newest first; large ones make a page shorter than its limit."""
+    """Jobs, newest first. A page of large jobs may have fewer jobs than its limit."""
     at, _, last = (cursor or "").partition("_")
     place = (float(at), last) if cursor else None
     found, after = store_of(request).jobs(limit, cursor=place, states=state or (), model_id=model_id)
@@ -158,7 +158,7 @@ def _lasts(view: View, if_none_match: str) -> bool:
 
 @router.post("/{job_id}/cancel", responses=_NO_JOB)
 def cancel_job(request: Request, job_id: str) -> JobView:
-    """Ends a job that is queued or running; one that has ended stays as it is."""
+    """Ends a job that is queued or running; a job that has ended stays unchanged."""
     store = store_of(request)
     find_job(store, job_id)
     store.cancel(job_id)
@@ -185,11 +185,11 @@ def get_plan(
     job_id: str,
     best: Annotated[
         Literal["final", "so-far"],
-        Query(description="so-far: of a job that has not succeeded, the best plan that it has found"),
+        Query(description="so-far: the best plan that a job has found, also if it has not succeeded"),
     ] = "final",
     if_none_match: IfNoneMatch = "",
 ) -> Response:
-    """The plan of a job that succeeded, or of one that has not, the best so far."""
+    """The plan of a job that succeeded; with `best=so-far`, the best plan so far of another job."""
     store = store_of(request)
     return answer(json.dumps(plan_of(store, find_job(store, job_id), so_far=best == "so-far")), if_none_match)
 

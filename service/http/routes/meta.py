@@ -54,7 +54,7 @@ def get_plan_schema(if_none_match: IfNoneMatch = "") -> Response:
 @router.get("/healthz")
 @access("anybody")
 async def get_health() -> Health:
-    """Whether this process answers. It says nothing of others: to start it again would not help them."""
+    """Whether this process answers. The state of Redis and of workers is at `/readyz`."""
     # In no thread: those may all wait for the store.
     return Health(status="ok")
 
@@ -62,7 +62,7 @@ async def get_health() -> Health:
 @router.get("/readyz", responses=openapi.refusals(s503="The store cannot be written."))
 @access("anybody")
 def get_readiness(request: Request) -> Readiness:
-    """Whether a job that comes now is kept; and how many workers there are to run it."""
+    """Whether the service can accept a job now, and how many workers there are to run it."""
     client = request.app.state.store.client
     try:
         client.set("automap:probe", "", ex=60)

@@ -37,7 +37,7 @@ async def recommendation_body(request: Request) -> RecommendationBody:
     ),
 )
 async def recommend(request: Request, body: Annotated[RecommendationBody, Depends(recommendation_body)]) -> Any:
-    """Compares clusters: which no other one beats in time and price, and which is the fewest, cheapest or fastest."""
+    """Compares clusters: those that no other one beats in both time and price, the fewest, cheapest and fastest."""
     store, asked = store_of(request), body.request()
     if not body.clusters:
         raise ClusterError("no cluster", field="clusters", value="[]", repair="Name at least one, as 4x8xA100-80GB.")
