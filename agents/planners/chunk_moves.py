@@ -96,7 +96,7 @@ def shifts(ends: Ints, units: int) -> Ints:
     return legal
 
 
-def moved(space: PlanSpace, values: Values, *, anew: bool = False) -> Values:
+def moved(space: PlanSpace, values: Values, *, also_evenly: bool = False) -> Values:
     """A plan of which units have moved from chunk to chunk, until no move makes it fit better or faster.
 
     Signatures and levels of recomputation stay. Plans of one stage stay as they are.
@@ -104,14 +104,14 @@ def moved(space: PlanSpace, values: Values, *, anew: bool = False) -> Values:
     Args:
         space: the space.
         values: the plan.
-        anew: whether it is also begun with equally many units in each chunk, and the better plan is taken.
+        also_evenly: whether the search also starts from equally many units in each chunk; the better plan is taken.
     """
     count = space.shape(values).num_chunks
     if space.shape(values).pp == 1:
         return values
     steps = _Steps(space, values)
     begins = [np.array(space.cuts(values, count - 1))]
-    if anew:
+    if also_evenly:
         begins.append(np.arange(1, count) * space.num_units // count)
     found = [_descend(steps, ends, space.num_units) for ends in begins]
     _, ends = min(found, key=lambda one: one[0])

@@ -284,9 +284,9 @@ class SkeletonSearch:
         fitting = np.flatnonzero(prices[:, 1] <= 0.0)
         begins = dict.fromkeys([int(by_promise(prices)[0]), *fitting[prices[fitting, 0].argsort()][:1].tolist()])
         cuts = [cut for number in begins for cut in cut_anew(self.space, zeros[number])]
-        anew = dict.fromkeys(plan for cut in cuts for plan in (cut, *recompute_less(self.space, cut)))
-        anew |= dict.fromkeys(moved(self.space, zeros[number], anew=True) for number in begins if moves)
-        self.price(np.array(list(anew), dtype=np.int64).reshape(len(anew), len(values)))
+        candidates = dict.fromkeys(plan for cut in cuts for plan in (cut, *recompute_less(self.space, cut)))
+        candidates |= dict.fromkeys(moved(self.space, zeros[number], also_evenly=True) for number in begins if moves)
+        self.price(np.array(list(candidates), dtype=np.int64).reshape(len(candidates), len(values)))
 
     def refine(self, values: Values, *, polishes: bool, each_number: bool = False) -> None:
         """Improves a plan on its mesh until nothing gains: neighbours, units moved between chunks.
@@ -305,7 +305,7 @@ class SkeletonSearch:
         for _ in range(REFINED):
             self.try_around(values)
             values = best()[1]
-            self.price(np.array([moved(self.space, values, anew=True)], dtype=np.int64))
+            self.price(np.array([moved(self.space, values, also_evenly=True)], dtype=np.int64))
             values = best()[1]
             if polishes and not self.finished:
                 self._polish(values)
