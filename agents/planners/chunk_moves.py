@@ -27,8 +27,11 @@ from automap.price.kernels.step_records import Pipeline, new_step_workspace
 from automap.price.lowered_plan import RECOMPUTE_MODES, LoweredPlan
 from automap.space.space import PlanSpace, Values
 
-FARTHEST = 16
-"""Chunks from one that becomes longer to the one that becomes shorter, at most (assumed): all pairs are too many."""
+FARTHEST, MOVES = 16, 5_000
+"""Least number of chunks from one that becomes longer to the one that becomes shorter, at most, and number of moves up
+to which it may be larger (assumed): of up to 51 chunks all pairs are tried, of hundreds they are too many. T5-11B has
+an embedding before its encoder and one before its decoder, and units move from the chunk of one to that of the other:
+with 48 chunks on 512 H100 they are 23 chunks apart."""
 SHARPNESS = (32.0, np.inf)
 """Exponents of the norm over ranks that is minimised in place of the step time, one after another (assumed). The time
 of the slowest rank alone does not say which of two cuts is more even; with the last exponent the norm is the step
@@ -62,10 +65,15 @@ def moves_of(count: int, farthest: int) -> Ints:
     return np.array(moves, dtype=np.int64).reshape(len(moves), count)
 
 
+def farthest(count: int) -> int:
+    """Chunks from one that becomes longer to the one that becomes shorter, at most, where `count` chunks have ends."""
+    return max(FARTHEST, MOVES // (2 * count))
+
+
 @functools.cache
 def _shortened(count: int) -> Ints:
     """[n] the chunk that gets shorter in each of the moves of `shifts`."""
-    found: Ints = np.diff(moves_of(count, FARTHEST), axis=1, prepend=0, append=0).argmin(axis=1)
+    found: Ints = np.diff(moves_of(count, farthest(count)), axis=1, prepend=0, append=0).argmin(axis=1)
     return found
 
 
@@ -83,13 +91,13 @@ def rises(ends: Ints, last: int) -> Mask:
 def shifts(ends: Ints, units: int) -> Ints:
     """[n, chunks - 1] ends of chunks in which one chunk has a unit more and another one a unit less.
 
-    All ends between the two move by one unit. No chunk is empty; the two are at most `FARTHEST` apart.
+    All ends between the two move by one unit. No chunk is empty; the two are at most `farthest` apart.
 
     Args:
         ends: [chunks - 1] ends of the units of all chunks but the last.
         units: of the model.
     """
-    moves = moves_of(len(ends), FARTHEST)
+    moves = moves_of(len(ends), farthest(len(ends)))
     # The chunk that gets shorter must have two units.
     counts = np.diff(ends, prepend=0, append=units)
     legal: Ints = ends + moves[counts[_shortened(len(ends))] > 1]
@@ -144,7 +152,7 @@ def best_cuts(space: PlanSpace, values: Values, most: int) -> list[Values]:
 def _descend(steps: _Steps, ends: Ints, units: int) -> tuple[tuple[float, float], Ints]:
     """Moves units as long as that gains. Returns the overflow of memory and the step time in seconds of the best cut,
     and its ends."""
-    best, found = (np.inf, np.inf), ends
+    best, found = _Ranked.of(steps, ends[None], np.inf).exact, ends
     for sharpness in SHARPNESS:
         worth = (np.inf, np.inf)
         for _ in range(MOST_MOVES):

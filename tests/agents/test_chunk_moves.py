@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 
 from agents.planners import chunk_moves
-from agents.planners.chunk_moves import SAFE, _run_counts, _Steps, best_cuts, moved, shifts, with_cuts
+from agents.planners.chunk_moves import (
+    FARTHEST,
+    MOVES,
+    SAFE,
+    _descend,
+    _run_counts,
+    _Steps,
+    best_cuts,
+    moved,
+    shifts,
+    with_cuts,
+)
 from agents.planners.pipeline_cuts import cut_anew
 from agents.sampling.expert import grid_of
 from automap.cluster import parse_cluster
@@ -49,6 +60,33 @@ def test_shifts_take_one_unit_from_a_chunk_and_give_it_to_another():
     wanted = {(give, take) for give, take in itertools.permutations(range(4), 2) if give != 1}
     assert len(changes) == len(found) == len(wanted)
     assert {(change.index(-1), change.index(1)) for change in changes} == wanted
+
+
+@pytest.mark.parametrize(("chunks", "is_any"), [(48, True), (51, True), (100, False), (400, False)])
+def test_units_move_between_any_two_of_few_chunks_and_near_ones_of_many(chunks, is_any):
+    units = 2 * chunks
+    found = shifts(np.arange(2, units, 2), units)
+    lengths = np.diff(found, axis=1, prepend=0, append=units)
+    apart = np.abs(lengths.argmin(axis=1) - lengths.argmax(axis=1))
+    assert (len(found) == chunks * (chunks - 1)) == is_any
+    assert len({*map(tuple, found.tolist())}) == len(found)
+    assert len(found) <= max(MOVES, 2 * FARTHEST * chunks)
+    assert apart.max() >= min(chunks - 1, FARTHEST)
+
+
+def test_moves_end_no_slower_than_they_begin():
+    """The norm over ranks, which is minimised first, leads away from the fastest cut, farther than two units."""
+    steps = {5: [1.0] * 8, 6: [1.03] * 2 + [0.5] * 6, 7: [1.02] + [0.5] * 7, 8: [1.01] + [0.5] * 7}
+
+    class Steps:
+        def ranks(self, ends):
+            seconds = [steps.get(end, [2.0] * 8) for (end,) in ends.tolist()]
+            return np.array(seconds), np.zeros(len(ends))
+
+    for begin in (5, 6, 7, 8):
+        (overflow, seconds), ends = _descend(Steps(), np.array([begin]), 12)
+        assert (overflow, seconds) == (0.0, max(steps[int(ends[0])]))
+        assert seconds <= max(steps[begin])
 
 
 @pytest.mark.parametrize(
