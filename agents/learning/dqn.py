@@ -11,8 +11,8 @@ worth):
 - Episodes visit all promising meshes, or begin with a good plan and decide a part of it again
   (`agents.learning.exploration`; as in Go-Explore, arXiv 1901.10995). What the best plan of their mesh decides is shown
   to the network.
-- Some visits decide a skeleton alone. Elimination solves it, and the episode is rewarded with what this leads to, as
-  in the network's training (`agents.learning.solved_skeletons`).
+- Elimination solves the skeletons of some visits, and the episode is rewarded with what this leads to, as in the
+  network's training (`agents.learning.solved_skeletons`).
 - The tree of what has been explored (`agents.learning.search_tree`) keeps the search from plans that are known already,
   and from plans whose bound says that they cannot be the best.
 """
@@ -246,7 +246,7 @@ class Watch(BaseCallback):
         Args:
             incumbent: takes every plan.
             agent: the agent.
-            skeletons: solves the skeletons that some visits decide; None = visits decide whole plans.
+            skeletons: solves the skeletons of some visits; None = none are solved.
         """
         super().__init__()
         self.incumbent, self._agent = incumbent, agent
@@ -263,7 +263,7 @@ class Watch(BaseCallback):
             self._guide(number)
 
     def _solved_s(self, skeletons: SolvedSkeletons, number: int, finished: Finished) -> float:
-        """Step time as which an episode is rewarded: where it decided a skeleton alone, what solving this leads to."""
+        """Step time as which an episode is rewarded: its plan's, or that of what solving its skeleton leads to."""
         if not self._agent.guides[number].is_solved or self.incumbent.finished:
             return finished.worth_s
         values = skeletons.solve(finished.values)
@@ -292,7 +292,8 @@ class Watch(BaseCallback):
 
     def _guide(self, number: int) -> None:
         guide = self._agent.guides[number] = self.next_guide()
-        base = None if guide.is_solved else guide.taught if guide.base is None else guide.base
+        decides_skeleton = guide.is_solved and guide.window is not None
+        base = None if decides_skeleton else guide.taught if guide.base is None else guide.base
         self._episodes.confine(number, None if base is None else tuple(base.tolist()), guide.window)
 
     def next_guide(self) -> Guide:
@@ -391,7 +392,7 @@ def _learn(
         incumbent, seed, parameters, network: see `run_dqn`.
         episodes: episodes of the problem.
         tree: what of them has been explored.
-        skeletons: solves the skeletons that some visits decide; None = visits decide whole plans.
+        skeletons: solves the skeletons of some visits; None = none are solved.
     """
     if incumbent.finished or tree.is_exhausted:
         return

@@ -31,7 +31,7 @@ class SolvedSkeletons:
     def solve(self, values: Values) -> Values:
         """The plan to which solving the skeleton of a plan leads (`descend`); each skeleton is solved once.
 
-        If this is the best plan of all, units are also divided among its chunks again, beginning with equally many
+        If this is near the best plan of all, units are also divided among its chunks again, beginning with equally many
         units in each.
         """
         search = self._search
@@ -39,7 +39,7 @@ class SolvedSkeletons:
         if skeleton not in self._led_to:
             search.allow(1)
             found = descend(search, values)
-            if found == search.incumbent.best and not search.finished:
+            if not search.incumbent.finished and search.is_near(found):
                 plans = [found, moved(search.space, found, anew=True)]
                 worth = search.price(np.array(plans, dtype=np.int64))
                 found = plans[worth.index(min(worth))]

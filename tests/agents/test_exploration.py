@@ -80,14 +80,14 @@ def test_no_mesh_is_left_out_for_good(s):
 
 
 def test_visits_that_decide_a_skeleton_are_worth_what_solving_it_leads_to(s):
-    """Their signatures are not decided; the plan found is known to later episodes, counted, and best of its mesh."""
+    """After the first visit their signatures are not decided. The plan found is known to later episodes."""
     incumbent = Incumbent(s, Budget(evaluations=10**6), searcher="dqn")
     episodes = Episodes(HybridDecisions(s), 1, incumbent.table)
     env, skeletons = PlanVecEnv([episodes]), SolvedSkeletons(incumbent)
     agent = new_agent(env, replace(SMALL, num_envs=1), 0)
     watch = Watch(incumbent, agent, skeletons)
     observation, solved, rewards = env.reset(), 0, 0.0
-    while solved < 4:
+    while solved < 12:
         guide, done, decided = agent.guides[0], [False], []
         rewards = 0.0
         while not done[0]:
@@ -101,7 +101,7 @@ def test_visits_that_decide_a_skeleton_are_worth_what_solving_it_leads_to(s):
         if not guide.is_solved:
             continue
         solved += 1
-        assert max(decided) < s.first.signature
+        assert guide.window is None or max(decided) < s.first.signature
         seconds, overflow = s.price(np.array([led_to]))[0].tolist()
         worth = min(seconds, infos[0]["finished"].worth_s) if overflow <= 0.0 else infos[0]["finished"].worth_s
         assert rewards == pytest.approx(-REWARD_SCALE * math.log(worth / episodes.first_bound_s), abs=1e-3)
