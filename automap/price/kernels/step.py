@@ -115,17 +115,18 @@ def _add_tied(pipeline, stages, settings, workspace, result):
     for first in range(tied.shape[0]):
         if tied[first].first != first:
             continue
-        size, elements, following = 1.0, 0.0, first
+        size, elements, following = 0.0, 0.0, first
         holds[: pipeline.num_ranks] = False
         while following < tied.shape[0] and tied[following].first == first:
             tie = tied[following]
             if tie.rank != tie.other_rank:
-                # A rank that holds it for an earlier unit has no second row of two ranks.
-                holds[tie.rank] = holds[tie.other_rank] = True
-                size += 1.0
+                for rank in range(pipeline.num_ranks):
+                    if not holds[rank] and rank in (tie.rank, tie.other_rank):
+                        holds[rank] = True
+                        size += 1.0
                 elements = max(elements, tie.exchanged)
             following += 1
-        if elements > 0.0:
+        if elements > 0.0 and size > 1.0:
             seconds = _tied_s(size, elements * settings.sent_gradient_bytes, pipeline, stages, workspace)
             for rank in range(pipeline.num_ranks):
                 if holds[rank]:
