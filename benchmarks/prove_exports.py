@@ -174,7 +174,8 @@ def from_deepspeed(folder: Path, devices: int) -> Numbers:
 
     given = json.loads((folder / "deepspeed.json").read_text())
     tp, pp = given.get("tensor_parallel", {}).get("autotp_size", 1), given.get("pipeline", {}).get("stages", 1)
-    world = SimpleNamespace(get_data_parallel_world_size=lambda: devices // tp // pp)
+    # Outside of pipelines, DeepSpeed takes all ranks for replicas.
+    world = SimpleNamespace(get_data_parallel_world_size=lambda: devices // pp)
     with mock.patch("deepspeed.comm.get_rank", return_value=0):  # no process group
         config = DeepSpeedConfig(str(folder / "deepspeed.json"), mpu=world)
     stages = {}
@@ -188,7 +189,7 @@ def from_deepspeed(folder: Path, devices: int) -> Numbers:
     return {
         **stages,
         "pp": len(stages.get("stages", [0])),
-        "dp": config.world_size,
+        "dp": config.world_size // tp,
         "tp": max(1, config.tensor_parallel_config.autotp_size),
         "micro_batch": config.train_micro_batch_size_per_gpu,
         "steps": config.gradient_accumulation_steps,
@@ -343,6 +344,7 @@ def priced_again(path: Path, problem: Problem, known: dict[str, Evaluator]) -> f
         known: evaluators by training settings; a new one is added.
     """
     found = read_configuration(path)
+    found.complete_batch(problem.cluster.num_devices, {})
     key = json.dumps(found.training, sort_keys=True)
     known.setdefault(key, Evaluator(Problem.build(problem.graph, problem.cluster, found.training)))
     if found.document is not None:

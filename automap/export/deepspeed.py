@@ -21,8 +21,10 @@ PIPELINE = "deepspeed_pipeline.py"
 def write(run: Run) -> Export:
     """The files of a run."""
     degrees, problem = run.degrees, run.problem
+    # Without a mesh, DeepSpeed takes all ranks for replicas, and refuses the batch of fewer (`_batch_assertion`).
+    batch = {"train_batch_size": problem.training.global_batch} if degrees.tensor == 1 else {}
     document: dict[str, Any] = {
-        "train_batch_size": problem.training.global_batch,
+        **batch,
         "train_micro_batch_size_per_gpu": degrees.micro_batch,
         "gradient_accumulation_steps": degrees.accumulation_steps,
         "bf16": {"enabled": problem.precision == "bf16"},
