@@ -40,7 +40,7 @@ class SolvedSkeletons:
             search.allow(1)
             found = descend(search, values)
             if not search.incumbent.finished and search.is_near(found):
-                plans = [found, moved(search.space, found, anew=True)]
+                plans = [found, moved(search.space, found, also_evenly=True)]
                 worth = search.price(np.array(plans, dtype=np.int64))
                 found = plans[worth.index(min(worth))]
             self._led_to[skeleton] = found
