@@ -84,7 +84,7 @@ from automap.cluster import parse_cluster
 from automap.problem import Problem
 from ir import zoo
 for model in ("mixtral-8x7b", "resnet50"):
-    problem = Problem.build(zoo.build(model), parse_cluster("2x4xA100-80GB"), {"global_batch": 64}, {})
+    problem = Problem.build(zoo.build(model), parse_cluster("2x8xA100-80GB"), {"global_batch": 64}, {})
     assert search(problem, Budget(evaluations=1000), seed=0).plan.estimate.step_time_s > 0.0
 unlike = parse_cluster("2xV100-16GB+2xP100-16GB@10Gbit")
 problem = Problem.build(zoo.build("gpt:layers=4,hidden=64,heads=4"), unlike, {"global_batch": 16}, {})
