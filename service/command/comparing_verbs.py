@@ -151,16 +151,14 @@ def recommend(
     clusters: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="A,B,...",
-            help="Clusters to compare, and parts of them, as in 4x8xA100,8x8xH100; may be repeated.",
+            metavar="A,B,...", help="Clusters to compare, and parts of them, as in 4x8xA100,8x8xH100; may be repeated."
         ),
     ] = None,
     devices: Annotated[
         list[str] | None,
         typer.Option(
             metavar="A,B,...",
-            help="In place of --clusters: kinds of devices. Of each, 1, 2 and 4 devices and nodes "
-            "of eight are compared; may be repeated.",
+            help="In place of --clusters: kinds of devices, of each 1, 2 and 4 devices and nodes of 8; may be repeated.",
         ),
     ] = None,
     max_devices: Annotated[int, typer.Option(help="With --devices: the largest number of devices.")] = 512,

@@ -37,6 +37,7 @@ OTHERWISE = {
 
 REFUSALS = (
     "it reads a key-value cache",
+    "no data input has this name (got past_key)",  # the cache is left out
     "a state of earlier tokens is not for training",
     "it reads lengths of keys as data",
     "4 outputs, 1 are modelled",
