@@ -45,7 +45,7 @@ SOLVED = 16
 """Number of these skeletons that are solved at most, the best first, and of `like_the_best` (assumed)."""
 SHARE = 0.125
 """Share of a budget that skeletons and whole plans have at most, each (assumed)."""
-SKELETON_SECONDS, PLAN_SECONDS = 0.53, 0.05
+SKELETON_SECONDS, PLAN_SECONDS = 0.52, 0.05
 """Seconds that skeletons and whole plans have at most, so that everything after the templates ends within a second in
 the mean (`benchmarks/network_gap.py`)."""
 DIVIDED_SECONDS = 0.25

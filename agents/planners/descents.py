@@ -8,12 +8,12 @@ only where both are tried: a plan that does not fit recomputes more, one that re
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import numpy as np
 
 from agents.planners.chunk_moves import moved
-from agents.planners.linearization import NEAR_ENOUGH, Worth, leads_on
+from agents.planners.linearization import NEAR_ENOUGH, leads_on
 from agents.planners.neighbouring_skeletons import (
     with_other_micro_batches,
     with_other_schedule,
@@ -56,7 +56,10 @@ def descend(search: SkeletonSearch, values: Values) -> Values:
             search.grant(1)
             beyond = search.solve(solved, rounds=1)
             worth, solved = search.best[values[:first]]
-        plans = [plan for plan in dict.fromkeys(_cut_and_fitted(search, solved, worth, beyond)) if plan != solved]
+        begins = [solved, *(with_other_zero(search.space, solved) if worth[0] else ())]
+        if beyond is not None:  # It does not fit and is faster than the plan that does.
+            begins.append(beyond)
+        plans = [plan for plan in _cut_and_fitted(search, begins) if plan != solved]
         found = search.price(_rows(search, plans))
         best = min(found, default=worth)
         if best >= worth:
@@ -71,23 +74,20 @@ def descend(search: SkeletonSearch, values: Values) -> Values:
     return _with_moved_units(search, _with_virtual_stages(search, values))
 
 
-def _cut_and_fitted(search: SkeletonSearch, solved: Values, worth: Worth, beyond: Values | None) -> Iterator[Values]:
-    """Plans with the signatures of a solved one whose pipelines are cut anew, and that recompute what it takes to fit.
+def _cut_and_fitted(search: SkeletonSearch, begins: Sequence[Values]) -> list[Values]:
+    """Plans, also with their pipelines cut anew, and that recompute what it takes to fit, until time is over.
 
     Args:
         search: the skeletons that are solved.
-        solved: the best plan of a skeleton.
-        worth: its worth.
-        beyond: the fastest plan of the last solve that does not fit, if another one fits.
+        begins: the plans; all keep their signatures.
     """
-    space = search.space
-    begins = [solved, *(with_other_zero(space, solved) if worth[0] else ())]
-    if beyond is not None:
-        begins.append(beyond)
+    found: list[Values] = []
     for begin in begins:
-        for cut in (begin, *cut_anew(space, begin)):
-            yield cut
-            yield from recompute_less(space, cut)
+        if search.incumbent.finished:
+            break
+        for cut in (begin, *cut_anew(search.space, begin)):
+            found += [cut, *recompute_less(search.space, cut)]
+    return list(dict.fromkeys(found))
 
 
 def _lightened(search: SkeletonSearch, values: Values) -> Values:
@@ -197,13 +197,12 @@ def _with_virtual_stages(search: SkeletonSearch, values: Values) -> Values:
         some = begins.setdefault(space.shape(plans[at]).num_micro_batches, [])
         if not some or (len(some) < 2 and 0.0 < prices[some[0], 1] > prices[at, 1]):
             some.append(at)
-    uncut = [cut for some in begins.values() for at in some for cut in (plans[at], *cut_anew(space, plans[at]))]
-    cuts = dict.fromkeys(plan for one in uncut for plan in (one, *recompute_less(space, one)))
-    found = search.price(_rows(search, list(cuts)))
+    cuts = _cut_and_fitted(search, [plans[at] for some in begins.values() for at in some])
+    found = search.price(_rows(search, cuts))
     best = min(found, default=(True, np.inf))
     if search.finished or best >= search.best[skeleton][0]:
         return values
-    plan = list(cuts)[found.index(best)]
+    plan = cuts[found.index(best)]
     search.grant(1)
     search.solve(plan, rounds=1)
     return search.best[plan[: space.first.signature]][1]

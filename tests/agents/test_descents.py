@@ -167,10 +167,10 @@ def test_a_faster_plan_that_does_not_fit_is_cut_anew_and_recomputes():
         if beyond is None:
             continue
         ((seconds, overflow),) = space.price(np.array([beyond])).tolist()
-        worth, plan = search.best[row[: space.first.signature]]
+        _, plan = search.best[row[: space.first.signature]]
         assert overflow > 0.0 and seconds < search.incumbent.best_s
-        tried = space.price(np.array(list(descents._cut_and_fitted(search, plan, worth, beyond))))
-        usual = space.price(np.array(list(descents._cut_and_fitted(search, plan, worth, None))))
+        tried = space.price(np.array(descents._cut_and_fitted(search, [plan, beyond])))
+        usual = space.price(np.array(descents._cut_and_fitted(search, [plan])))
         best_s, usual_s = (some[some[:, 1] <= 0.0, 0].min() for some in (tried, usual))
         gains.append(usual_s / best_s)
         assert reached(space, row)[1] <= search.incumbent.best_s
