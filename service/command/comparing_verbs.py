@@ -158,7 +158,7 @@ def recommend(
         list[str] | None,
         typer.Option(
             metavar="A,B,...",
-            help="In place of --clusters: kinds of devices, of each 1, 2 and 4 devices and nodes of 8; may be repeated.",
+            help="In place of --clusters: kinds of devices, each as 1, 2, 4 devices and nodes of 8; may be repeated.",
         ),
     ] = None,
     max_devices: Annotated[int, typer.Option(help="With --devices: the largest number of devices.")] = 512,
