@@ -158,12 +158,8 @@ def _fastest_of(search: SkeletonSearch, values: Values, others: list[Values]) ->
     """The fastest of a plan that fits and of others, which recompute as much as it takes."""
     space = search.space
     (_, step_s), _ = search.best[values[: space.first.signature]]
-    prices = space.price(_rows(search, others)).tolist()
-    faster = [
-        one
-        for one, (seconds, overflow) in zip(others, prices, strict=True)
-        if seconds < step_s and overflow <= NEARLY_FITS
-    ]
+    prices = space.price(_rows(search, others))
+    faster = [one for one, seconds in zip(others, prices[:, 0].tolist(), strict=True) if seconds < step_s]
     plans = list(dict.fromkeys(plan for one in faster for plan in (one, *recompute_less(space, one))))
     found = search.price(_rows(search, plans))
     best = min(found, default=(True, 0.0))
