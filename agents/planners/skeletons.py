@@ -148,7 +148,7 @@ class SkeletonSearch:
 
         Args:
             values: the plan.
-            rounds: number of solves at most, each at the last plan; then `ROUNDS_TO_FIT` where nothing fits as yet.
+            rounds: number of solves at most, each at the last plan; then `ROUNDS_TO_FIT` where none of its plans fits.
 
         Returns:
             The fastest plan of the last solve that does not fit, where another one of it fits.
@@ -173,8 +173,7 @@ class SkeletonSearch:
             if picked in seen or self.finished:
                 break
             seen.add(picked)
-            (is_over, _), _ = self.best[graph.skeleton]
-            may_win = is_over and min(given_s, *(one.seconds for one in found)) < self.incumbent.best_s
+            may_win = best.overflow > 0.0 and min(given_s, *(one.seconds for one in found)) < self.incumbent.best_s
             if done + 1 >= rounds and not may_win:
                 break
         return beyond
