@@ -25,8 +25,8 @@ MUCH_BETTER = 0.95
 NEAR_ENOUGH = 1.3
 """Largest ratio of the step times of the plan found and the best plan of all for a second solve (assumed)."""
 ROUNDS_TO_FIT = 2
-"""Number of further solves where no plan of the last one fits (assumed): at the plan that the last one has found, memory
-may be fullest at another moment. A mixture of experts on 368 devices, given a plan that overflows by 0.02, is solved by
+"""Number of further solves where no plan of the last one fits (assumed): at the plan that this has found, memory may be
+fullest at another moment. A mixture of experts on 368 devices, given a plan that overflows by 0.02, is solved by
 plans that overflow by 0.27 and more; at these, by one that fits and is 1.2 times faster than the best of other
 skeletons."""
 
