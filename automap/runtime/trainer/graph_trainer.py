@@ -47,7 +47,7 @@ from automap.runtime.trainer.running_statistics import StatisticsKept, changed_b
 from automap.runtime.trainer.same_code import PROBED, difference
 from automap.runtime.trainer.skipping_stages import drop_weights
 from automap.runtime.trainer.split_check import computes, probe_inputs
-from automap.runtime.trainer.step_data import Indices, check_data
+from automap.runtime.trainer.step_data import Indices, check_step
 from automap.runtime.trainer.supported_plans import INSTEAD
 from automap.runtime.trainer.training_graph import data_inputs, input_names, scores_of
 from ir.frozen import names_in_file
@@ -164,7 +164,7 @@ class GraphTrainer:
         Returns:
             The loss of the whole batch; where replicas are trained apart, that of the samples of this rank's replica.
         """
-        check_data(data, self._graph, len(self.rows))
+        check_step(data, self._graph, len(self.rows))
         self._take_up()
         scale = self._count_in(data)
         earlier, num_skipped = Earlier(self._masters.masters), self.scaling.num_skipped
@@ -186,7 +186,7 @@ class GraphTrainer:
 
     def evaluate(self, *data: Tensor) -> tuple[float, Tensor | None]:
         """The loss of a batch, and the scores of this rank's samples; see `ModuleTrainer.evaluate`."""
-        check_data(data, self._graph, len(self.rows))
+        check_step(data, self._graph, len(self.rows))
         self._publish()
         scale = self._count_in(data)
         for executor in self._executors.values():

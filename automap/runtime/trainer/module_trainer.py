@@ -75,7 +75,7 @@ from automap.runtime.trainer.split_check import (
 from automap.runtime.trainer.split_dropout import alike, drop_independently
 from automap.runtime.trainer.stage_modules import Untraced, arguments, cut, prune
 from automap.runtime.trainer.stand_ins import StandIns
-from automap.runtime.trainer.step_data import Indices, check_data
+from automap.runtime.trainer.step_data import Indices, check_step
 from automap.runtime.trainer.training_graph import input_names, scores_of
 from automap.runtime.trainer.zero_units import spread_states
 from ir.graph import Graph
@@ -240,7 +240,7 @@ class ModuleTrainer:
             The loss of the whole batch, equal on every process; where replicas are trained apart, that of the samples
             of this process's replica.
         """
-        check_data(data, self._graph, len(self.rows))
+        check_step(data, self._graph, len(self.rows))
         self._take_up()
         inputs, labels = self._count_in(data)
         run = self._accumulate if self._schedule is None else self._run_schedule
@@ -278,7 +278,7 @@ class ModuleTrainer:
             The loss as `step` returns it, and the scores of this rank's samples, in the order of `rows`; None for these
             where another stage makes them.
         """
-        check_data(data, self._graph, len(self.rows))
+        check_step(data, self._graph, len(self.rows))
         if self._dropout:
             raise refuse_dropout(self._dropout)
         average_statistics(self.module, self._replica_groups)

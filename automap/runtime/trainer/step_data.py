@@ -1,4 +1,4 @@
-"""Checks of what is handed to a step of a training, before anything runs.
+"""Checks of what a step of a training is given, before anything runs.
 
 One process raises an error where it looks up a row or a class that is not there. Of ranks that have parts of a table or
 of the classes, none would find it, and all would go on with zeros; of replicas, one would raise and the others wait.
@@ -22,8 +22,10 @@ NOTHING = torch.iinfo(torch.int64).min
 """Stands for no number, where ranks look for the largest."""
 
 
-def check_data(data: Sequence[object], graph: Graph, num_samples: int) -> None:
-    """Refuses what is handed to a step and is no data of the network.
+def check_step(data: Sequence[object], graph: Graph, num_samples: int) -> None:
+    """Refuses data that are not those of the network, and a step inside of `torch.autocast`.
+
+    Around a step, autocast would change the number format of some of its passes, and leave that of others.
 
     Args:
         data: the inputs and the labels of the samples of this rank.
@@ -33,6 +35,11 @@ def check_data(data: Sequence[object], graph: Graph, num_samples: int) -> None:
     Raises:
         PlanError: names what differs.
     """
+    if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
+        raise PlanError(
+            "the precision of the plan decides the number formats of a step", field="training.precision",
+            value="torch.autocast", repair="Call the step outside of it; search with --precision bf16 or fp16.",
+        )  # fmt: skip
     names = [*(tensor.name for tensor in data_inputs(graph)), "labels"]
     if len(data) != len(names):
         raise PlanError(

@@ -8,7 +8,7 @@ from automap.errors import PlanError
 from automap.runtime.torch_export import export_onnx
 from automap.runtime.trainer import step_data
 from automap.runtime.trainer.split_check import probe_inputs
-from automap.runtime.trainer.step_data import Indices, check_data
+from automap.runtime.trainer.step_data import Indices, check_step
 from automap.runtime.trainer.training_graph import data_inputs
 from ir import zoo
 from ir.loss import with_loss
@@ -29,7 +29,7 @@ def count(ids, labels, **how):
 
 
 def test_inputs_and_labels_pass(alone):
-    check_data((IDS, IDS), GRAPH, 4)
+    check_step((IDS, IDS), GRAPH, 4)
     labels = torch.full_like(IDS, 23)
     labels[:, 3:] = -100
     assert count(labels.clamp(0), labels) == 12.0
@@ -48,9 +48,16 @@ def test_inputs_and_labels_pass(alone):
 )
 def test_what_is_no_data_of_the_network_is_named(data, field, said):
     with pytest.raises(PlanError, match=said) as caught:
-        check_data(data, GRAPH, 4)
+        check_step(data, GRAPH, 4)
     assert caught.value.field == field
     assert caught.value.repair
+
+
+def test_a_step_inside_of_autocast_is_refused():
+    """The backward pass would run in bf16 behind a forward pass in the plan's precision."""
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(PlanError, match=r"Call the step outside of it") as caught:
+        check_step((IDS, IDS), GRAPH, 4)
+    assert caught.value.field == "training.precision"
 
 
 def test_a_batch_without_labels_is_refused(alone):
