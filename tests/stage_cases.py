@@ -37,6 +37,18 @@ def skipping():
     return with_loss(b.finish([y], name="skipping"))
 
 
+def one_weight():
+    """Four layers that share their weight, as those of ALBERT do."""
+    b = GraphBuilder()
+    x, w = b.input("x", (1, 8)), b.parameter("w", (8, 8))
+    for number in range(4):
+        (x,) = b.add("MatMul", [x, w], [f"h{number}"], opset=20)
+        (x,) = b.add("Add", [x, b.parameter(f"b{number}", (8,))], [f"a{number}"], opset=20)
+        (x,) = b.add("Tanh", [x], [f"t{number}"], opset=20)
+    (y,) = b.add("MatMul", [x, b.parameter("head", (8, VOCAB))], ["y"], opset=20)
+    return with_loss(b.finish([y], name="one weight"))
+
+
 def convolutional():
     b = GraphBuilder()
     x = b.input("x", (1, 3, 8, 8))
@@ -51,7 +63,7 @@ def convolutional():
 
 
 GRAPHS = {"gpt": lambda: build_gpt(hidden=16, seq=8, vocab=VOCAB), "skipping": skipping,
-          "convolutional": convolutional}  # fmt: skip
+          "convolutional": convolutional, "one weight": one_weight}  # fmt: skip
 
 CASES = {
     "one": ("gpt", [], [[0]], "1f1b"),
@@ -69,6 +81,10 @@ CASES = {
     "2:1": ("gpt", ["h.0.x2"], [[0, 1], [2]], "1f1b"),
     "1:2 in other order, inside attention": ("gpt", ["h.1.scores"], [[1], [2, 0]], "1f1b"),
     "2:1, zero-bubble": ("gpt", ["h.0.x2"], [[0, 1], [2]], "zb1p"),
+    "four, one weight": ("one weight", ["t0", "t1", "t2"], [[0], [1], [2], [3]], "1f1b"),
+    "interleaved, one weight": ("one weight", ["t0", "t1", "t2"], [[0], [1]] * 2, "interleaved"),
+    "2:1:1, one weight": ("one weight", ["t0", "t1"], [[0, 1], [2], [3]], "1f1b"),
+    "shared rank, one weight": ("one weight", ["t0", "t1"], [[0, 1], [1, 2], [3]], "1f1b"),
     "shared rank": ("gpt", ["h.0.x2"], [[0, 1], [1, 2]], "1f1b"),
     "shared rank, gpipe": ("skipping", ["h1", "h4"], [[0, 1, 2], [2], [0, 1]], "gpipe"),
     "explicit": ("gpt", ["h.0.x2"], [[0], [1]], [

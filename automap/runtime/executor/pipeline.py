@@ -15,8 +15,9 @@ from torch import Tensor
 
 from automap.runtime.executor.action_order import Action
 from automap.runtime.executor.point_to_point import PointToPoint
-from automap.runtime.executor.routes import StageBorder, backward_routes, forward_routes, tied_routes
+from automap.runtime.executor.routes import StageBorder, backward_routes, forward_routes
 from automap.runtime.executor.stage_executor import StageExecutor
+from automap.runtime.executor.tied_gradients import add_tied, tied_parameters
 from automap.runtime.operators.weight_gradients import Deferred, splitting
 from automap.runtime.tensor_layout import Box, StageTensor
 from automap.schedule import FORWARD, INPUT, WEIGHT
@@ -54,7 +55,7 @@ class Pipeline:
         self.executors = dict(sorted(executors.items()))
         self.stages, self._order = stages, order
         self._forward, self._backward = forward_routes(stages), backward_routes(stages)
-        self._tied = tied_routes(stages)
+        self._tied = tied_parameters(stages)
         self._maker = {(route.reader, route.name): route.maker for route in self._forward}
         self._split = {action.stage for action in order if action.word == WEIGHT}
         returning = {(route.maker, route.name, route.reader) for route in self._backward}
@@ -197,23 +198,6 @@ class Pipeline:
         self._transfers.settle("gradients", PENDING_GRADIENTS)
 
     def _add_tied(self) -> None:
-        """Adds up the gradients of parameters that several stages read, in the order of the stages."""
+        """Adds up the gradients of parameters that several stages read."""
         own = {number: executor.tied_gradients() for number, executor in self.executors.items()}
-        for name, between in self._tied.items():
-            for route in between:
-                gradient = own[route.maker][name] if route.maker in own else None
-                key = ("tied", route.maker, name, route.reader)
-                self._transfers.post(route, gradient, under=key, sent_under="tied")
-        self._transfers.settle("tied")
-        totals: list[tuple[Tensor, Tensor]] = []
-        for name, between in self._tied.items():
-            for number in sorted({route.reader for route in between if route.reader in own}):
-                box = self._box(number, self.stages[number].parameters[name])
-                terms = {number: own[number][name]}
-                for route in between:
-                    if route.reader == number:
-                        terms[route.maker] = self._transfers.take(("tied", route.maker, name, number), box, route.dtype)
-                ordered = [terms[source] for source in sorted(terms)]
-                totals.append((own[number][name], sum(ordered[1:], start=ordered[0])))
-        for gradient, total in totals:
-            gradient.copy_(total)
+        add_tied(self._tied, own, self._transfers, lambda n, name: self._box(n, self.stages[n].parameters[name]))

@@ -93,25 +93,6 @@ def _route(
     )
 
 
-def tied_routes(stages: Sequence[StageBorder]) -> dict[str, tuple[Route, ...]]:
-    """Parameter that several stages read -> the routes of its gradient from each of these stages to each other."""
-    readers: dict[str, list[int]] = {}
-    for number, stage in enumerate(stages):
-        for name, tensor in stage.parameters.items():
-            if tensor.carries_gradient:
-                readers.setdefault(name, []).append(number)
-    return {
-        name: tuple(
-            _route(stages, a, stages[a].parameters[name], b, stages[b].parameters[name])
-            for a in numbers
-            for b in numbers
-            if a != b
-        )
-        for name, numbers in sorted(readers.items())
-        if len(numbers) > 1
-    }
-
-
 def global_order(lists: Mapping[int, Sequence[Action]], stages: Sequence[StageBorder]) -> tuple[Action, ...]:
     """One order of the actions of all ranks, see `order_actions`.
 

@@ -14,8 +14,9 @@ from automap.errors import PlanError
 from automap.plan import Sync
 from automap.price.estimate import annotate
 from automap.price.local_sgd import held_bytes
-from automap.runtime.executor.routes import StageBorder, backward_routes, forward_routes, tied_routes
+from automap.runtime.executor.routes import StageBorder, backward_routes, forward_routes
 from automap.runtime.executor.runner import join
+from automap.runtime.executor.tied_gradients import tied_parameters
 from automap.runtime.launch.launcher import Limits
 from automap.runtime.mesh_groups import Groups
 from automap.runtime.trial.trial import run_trial
@@ -64,10 +65,11 @@ def test_what_goes_between_stages_stays_within_a_replica():
                  replicas=s.mesh.replicas if are_apart else ())
             for s in stages
         ]  # fmt: skip
+        blocks = [block for tied in tied_parameters(ends).values() for block in tied.blocks]
         routes = [
             *forward_routes(ends),
             *backward_routes(ends),
-            *(r for some in tied_routes(ends).values() for r in some),
+            *(route for block in blocks for route in (*block.coming, *block.going)),
         ]
         assert {route.name for route in routes} > {"wte"}
         return [(r.name, p) for r in routes for p in r.pieces if replica[p.source] != replica[p.target]]

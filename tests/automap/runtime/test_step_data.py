@@ -55,7 +55,7 @@ def test_what_is_no_data_of_the_network_is_named(data, field, said):
 
 def test_a_step_inside_of_autocast_is_refused():
     """The backward pass would run in bf16 behind a forward pass in the plan's precision."""
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(PlanError, match=r"Call the step outside of it") as caught:
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(PlanError, match=r"outside of it") as caught:
         check_step((IDS, IDS), GRAPH, 4)
     assert caught.value.field == "training.precision"
 
