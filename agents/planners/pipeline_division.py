@@ -319,6 +319,8 @@ class _Division:
             fastest = fastest_staged(incumbent, self._new(map(table.staged, partitions)), OFFERED)
             found += [replace(plan, schedule=kind) for plan in fastest for kind in kinds if kind != "gpipe"]
             if "gpipe" in kinds:
+                # Those that suit 1F1B may not fit: under GPipe the first stages hold no more than the others.
+                partitions = list({one.stages: one for one in (*partitions, *piper_partitions(table, "gpipe"))}.values())
                 latencies = [(table.latency_s(one, "gpipe"), number) for number, one in enumerate(partitions)]
                 fitting = [partitions[number] for seconds, number in sorted(latencies) if math.isfinite(seconds)]
                 found += self._new(table.staged(one, "gpipe") for one in fitting[:OFFERED])

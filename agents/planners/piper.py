@@ -29,6 +29,7 @@ from agents.planners.stage_table import (
 )
 from agents.planners.staged_plan import StagedPlan, fastest_staged, price_staged
 from agents.searcher import SearchResult, SearchTask
+from automap.arrays import Floats
 
 PATIENCE = 4
 """Pairs of micro-batches and ZeRO stage without a better plan after which the search ends (assumed)."""
@@ -38,15 +39,23 @@ ORDERS = 2
 """Orders of the devices that are tried (assumed)."""
 
 
-def piper_partitions(table: StageTable) -> Iterator[Partition]:
-    """For every number of stages the partition with the fastest slowest stage. Stages have any number of devices; on
-    more than `FEW_DEVICES` those of submeshes that tile the cluster, or where these are few, multiples of a step."""
+def piper_partitions(table: StageTable, schedule: str = "1f1b") -> Iterator[Partition]:
+    """For every number of stages the partition with the fastest slowest stage under a schedule. Stages have any number
+    of devices; on more than `FEW_DEVICES` those of submeshes that tile the cluster, or where these are few, multiples
+    of a step."""
     layers, devices = table.space.num_units, len(table.order)
+
+    def aligned_seconds(behind: int, place: int, size: int) -> Floats:
+        return table.aligned_seconds(table.held(behind, schedule), place, size)
+
+    def seconds(behind: int, place: int, size: int) -> Floats:
+        return table.seconds(table.held(behind, schedule), place, size)
+
     sizes = aligned_sizes(table)
     if tiles_suffice(devices, sizes):
-        return partitions(layers, devices, sizes, table.aligned_seconds, table.nothing, devices // min(sizes))
+        return partitions(layers, devices, sizes, aligned_seconds, table.nothing, devices // min(sizes))
     step, sizes = stepped_sizes(table)
-    return partitions(layers, devices, sizes, table.seconds, table.nothing, devices // step, step=step)
+    return partitions(layers, devices, sizes, seconds, table.nothing, devices // step, step=step)
 
 
 def of_setting(

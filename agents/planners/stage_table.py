@@ -260,10 +260,14 @@ class StageTable:
         ]
         return sum(each) + (self.num_micro_batches - 1) * max(each)
 
+    def held(self, behind: int, schedule: str) -> int:
+        """Largest number of micro-batches in flight on a stage: under GPipe all, otherwise one for each stage from
+        this one to the last, of which there are `behind`."""
+        return self.num_micro_batches if schedule == "gpipe" else behind
+
     def _alive(self, partition: Partition, schedule: str) -> list[int]:
-        """Largest number of micro-batches in flight on each stage: under GPipe all."""
-        count = len(partition.stages)
-        return [self.num_micro_batches if schedule == "gpipe" else count - number for number in range(count)]
+        """`held` of each stage."""
+        return [self.held(behind, schedule) for behind in range(len(partition.stages), 0, -1)]
 
     def staged(self, partition: Partition, schedule: str = "1f1b") -> StagedPlan:
         """The plan of a partition under a schedule, whose stages recompute what they must to hold their

@@ -1,10 +1,12 @@
 """Division of pipelines: unlike stages in long pipelines, which the plan space does not have."""
 
+import itertools
 from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from small_clusters import cluster_with
 
 from agents import Budget, search
 from agents.incumbent import Incumbent
@@ -178,6 +180,44 @@ def test_stages_recompute_what_a_schedule_holds():
     assert held.schedule == "gpipe" and overflow(space, plan) <= 0.0 < overflow(space, replace(plan, schedule="gpipe"))
     assert overflow(space, held) <= 0.0
     assert any(stage.recompute != "none" for stage in held.stages)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_partitions_are_the_best_of_all_under_a_schedule(schedule):
+    """The slowest stage is as fast as in the best of all ways to cut ten units and four devices; memory binds, so that
+    the best cuts under GPipe are others than under 1F1B."""
+    training = {"global_batch": 128, "trainer": "generic"}
+    cluster = cluster_with(3, "4x1xV100@10Gbit")
+    space = PlanSpace(Problem.build(zoo.build(MODEL), cluster, training))
+    table = StageTable(space, tuple(range(4)), 16, [one for one in megatron_strategies(space) if one.tp == 1])
+
+    def load_s(stages):
+        count = len(stages)
+        held = [16 if schedule == "gpipe" else count - number for number in range(count)]
+        return max(
+            float(table.seconds(alive, place, size)[first, last])
+            for alive, (first, last, place, size) in zip(held, stages, strict=True)
+        )
+
+    def ways(total, count):
+        ends = ((0, *inner, total) for inner in itertools.combinations(range(1, total), count - 1))
+        return [list(itertools.pairwise(one)) for one in ends]
+
+    found = {len(one.stages): one for one in piper_partitions(table, schedule)}
+    assert found
+    for count in (1, 2, 3, 4):
+        best_s = min(
+            load_s([(*layers, a, b - a) for layers, (a, b) in zip(of_layers, of_devices, strict=True)])
+            for of_layers in ways(space.num_units, count)
+            for of_devices in ways(4, count)
+        )
+        if count not in found:
+            assert best_s == float("inf")
+            continue
+        assert found[count].load_s == pytest.approx(load_s(found[count].stages), rel=1e-12) == pytest.approx(best_s)
+        assert np.isfinite(table.latency_s(found[count], schedule))
+    others = {len(one.stages): one for one in piper_partitions(table, "gpipe" if schedule == "1f1b" else "1f1b")}
+    assert any(found[count].stages != others[count].stages for count in found.keys() & others.keys())
 
 
 def test_units_and_devices_move_as_long_as_that_gains():
