@@ -320,9 +320,10 @@ class _Division:
             found += [replace(plan, schedule=kind) for plan in fastest for kind in kinds if kind != "gpipe"]
             if "gpipe" in kinds:
                 # Those that suit 1F1B may not fit: under GPipe the first stages hold no more than the others.
-                partitions = list({one.stages: one for one in (*partitions, *piper_partitions(table, "gpipe"))}.values())
-                latencies = [(table.latency_s(one, "gpipe"), number) for number, one in enumerate(partitions)]
-                fitting = [partitions[number] for seconds, number in sorted(latencies) if math.isfinite(seconds)]
+                more = piper_partitions(table, "gpipe") if table.entries < self._effort.entries else ()
+                offered = {one.stages: one for one in (*partitions, *more)}.values()
+                latencies = {one: table.latency_s(one, "gpipe") for one in offered}
+                fitting = [one for one in sorted(offered, key=latencies.__getitem__) if math.isfinite(latencies[one])]
                 found += self._new(table.staged(one, "gpipe") for one in fitting[:OFFERED])
             self._effort.entries -= table.entries
         return found
