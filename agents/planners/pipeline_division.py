@@ -3,7 +3,7 @@ unlike, after Piper, Alpa, Galvatron and SPP.
 
 In the plan space only short pipelines have unlike stages; in others at most the first stage differs. So faster
 pipelines may lie outside of it. They are looked for where the pipelines of the space are about as fast as the best
-plan, or where the space has slow pipelines only:
+plan, or where the space has slow pipelines only, or none that fits:
 
 1. The dynamic programs of Piper (`agents.planners.piper`) and Alpa (`agents.planners.alpa`) divide units and devices
    among stages again, with the ZeRO stage of such a pipeline and its micro-batches, or fewer or more of them. Each
@@ -56,6 +56,9 @@ NEAR = 1.1
 """A pipeline is divided again if it takes at most this many times the step time of the best plan (assumed)."""
 FAR = 4.0
 """The same for the fastest pipeline, where none is within `NEAR` (assumed)."""
+NEARLY_FITS = 0.2
+"""Where no plan fits, a pipeline is divided again if it overflows by at most this share of a device's memory
+(assumed)."""
 MOST_UNITS = 128
 """Largest model: the time of the programs grows with its square."""
 SETTINGS = 3
@@ -427,11 +430,17 @@ class _Setting(NamedTuple):
 
 def _near(incumbent: Incumbent, grid: Grid, most: float) -> list[_Near]:
     """The distinct shapes and ZeRO stages of pipelines that take at most so many times the step time of the best plan,
-    the fastest first."""
+    the fastest first; where no plan fits, of those that nearly fit, those first that overflow least."""
     space = incumbent.space
-    near = np.flatnonzero((grid.prices[:, 1] <= 0.0) & (grid.prices[:, 0] <= most * incumbent.least_s))
+    times, overflows = grid.prices.T
+    if math.isinf(incumbent.least_s):
+        near = np.flatnonzero(overflows <= NEARLY_FITS)
+        ranked = near[np.lexsort((times[near], overflows[near]))]
+    else:
+        near = np.flatnonzero((overflows <= 0.0) & (times <= most * incumbent.least_s))
+        ranked = near[np.argsort(times[near], kind="stable")]
     found = []
-    for row in near[np.argsort(grid.prices[near, 0], kind="stable")].tolist():
+    for row in ranked.tolist():
         plan = grid.values[row].tolist()
         shape = space.shape(plan)
         if shape.pp > 1 and shape.middle == 1:

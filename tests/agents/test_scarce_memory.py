@@ -13,7 +13,10 @@ from agents.planners.stage_table import links_matrix
 from agents.planners.staged_plan import data_parallel
 from agents.planners.unit_profile import UnitsInOrder
 from automap.cluster import parse_cluster
+from automap.errors import NothingFits
 from automap.group_links import group_link
+from automap.plan import Plan
+from automap.price.estimate import price
 from automap.price.lowered_plan import RECOMPUTE_MODES
 from automap.problem import Problem
 from automap.space.space import PlanSpace
@@ -53,6 +56,25 @@ def test_the_portfolio_divides_large_clusters_as_well_as_planners_do(cluster):
     # Stages of equal size, which the space has, are far behind.
     assert found.plan.estimate.step_time_s < 0.8 * step_s["elimination"]
     assert len({len(stage.devices) for stage in found.plan.stages}) > 2
+
+
+def test_unlike_stages_are_found_where_no_plan_of_the_space_fits():
+    """Three heavy layers fit on one, one and two devices only; the space of four devices has no three stages."""
+    nodes = [
+        f"node{number} -- layer -- forward_compute_time=2, backward_compute_time=4, activation_size=1000000, "
+        f"parameter_size={size}"
+        for number, size in enumerate((180_000_000, 180_000_000, 300_000_000), 1)
+    ]
+    edges = [f"\tnode{number} -- node{number + 1}" for number in (1, 2)]
+    graph = load_profile("\n".join([*nodes, *edges]) + "\n", name="heavy", batch=8)
+    hints = {"fix": {"zero": 1, "virtual_stages": 1, "schedule": "1f1b"}}
+    problem = Problem.build(graph, cluster_with(2.13, "2x2xV100-16GB@100Gbit"), {"global_batch": 64}, hints)
+    with pytest.raises(NothingFits):
+        search(problem, Budget(evaluations=300), searcher="elimination")
+    plan = search(problem, Budget(evaluations=300)).plan
+    assert [stage.devices for stage in plan.stages] == ["0", "1", "2-3"]
+    assert not Verifier(problem).violations(plan)
+    assert price(problem, Plan.from_json(plan.to_json())).fits
 
 
 def test_spans_recompute_as_few_units_as_fit():
