@@ -16,6 +16,9 @@ from automap.export.configuration import Export, Note, Run
 from automap.export.pytorch import LOADER
 
 PIPELINE = "deepspeed_pipeline.py"
+MAX_NORM = 1.0
+"""The norm that gradients are clipped at: DeepSpeed's default since June 2026 (pull request 8068; before, none were
+clipped), and `max_grad_norm` of transformers' `TrainingArguments`, which must be equal."""
 
 
 def write(run: Run) -> Export:
@@ -27,6 +30,7 @@ def write(run: Run) -> Export:
         **batch,
         "train_micro_batch_size_per_gpu": degrees.micro_batch,
         "gradient_accumulation_steps": degrees.accumulation_steps,
+        "gradient_clipping": MAX_NORM,
         "bf16": {"enabled": problem.precision == "bf16"},
         "fp16": {"enabled": problem.precision == "fp16"},
         "zero_optimization": {"stage": degrees.zero, "contiguous_gradients": True, "overlap_comm": True},
@@ -81,4 +85,6 @@ def _notes(run: Run) -> Iterator[Note]:
             "recomputation is no part of DeepSpeed's JSON: model.gradient_checkpointing_enable(), or TrainingArguments"
         )
         yield Note(about="recomputation of layers", kept="left to you", text=what)
+    what = f"gradients are clipped at a norm of {MAX_NORM}; 0.0 clips nothing (in TrainingArguments: max_grad_norm)"
+    yield Note(about="gradient clipping", kept="left to you", text=what)
     yield Note(about="model", kept="left to you", text="the model, the data and the optimizer")

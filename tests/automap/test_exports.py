@@ -320,6 +320,8 @@ def check_torchtitan(plan: Plan, problem: Problem, files: Mapping[str, str]) -> 
 
 def check_deepspeed(plan: Plan, problem: Problem, files: Mapping[str, str]) -> None:
     found = json.loads(files["deepspeed.json"])
+    # Releases clip by other defaults; transformers refuses another norm than its own, of the same default.
+    assert found["gradient_clipping"] == 1.0
     (degrees,) = plan.degrees
     tp = found.get("tensor_parallel", {"autotp_size": 1})["autotp_size"]
     micro, steps = found["train_micro_batch_size_per_gpu"], found["gradient_accumulation_steps"]
