@@ -7,7 +7,9 @@ umask 077
 password=$(cat "$folder/redis_password")
 digest=$(printf %s "$password" | sha256sum | cut -d ' ' -f 1)
 {
-    echo "user default off"
+    # Off: nobody can be this user. It has all rights, because Redis reads its append-only file as this user, and leaves
+    # out the transactions that it may not do (https://github.com/redis/redis/issues/14541).
+    echo "user default off ~* &* +@all"
     echo "user automap on #$digest ~automap:* ~rq:* +@all -@dangerous -@scripting +info"
 } >"$folder/redis_users"
 printf 'redis://automap:%s@%s:6379/0' "$password" "$host" >"$folder/redis_url"
