@@ -6,7 +6,9 @@ Independent of what is kept there. Units: seconds.
 from __future__ import annotations
 
 import math
+import os
 import re
+import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,6 +29,8 @@ ANSWER_S = 5.0
 """Longest time that Redis may take to answer, or to take a connection; beyond it, it is away."""
 AWAY = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.OutOfMemoryError)
 """What is raised while nothing can be written, and passes: Redis is away, or its memory is full."""
+_CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError)
+"""Errors of TLS that say nothing of keys and certificates."""
 _WITH_SENTINELS = re.compile(r"(rediss?)-sentinel://(?:(.*)@)?([^@/?#]+)(/\d*)?(\?[^#]*)?#(.+)")
 """As Lettuce has it: https://redis.github.io/lettuce/user-guide/connecting-redis/ ("URI syntax")."""
 _SENTINEL_PORT = 26379
@@ -100,17 +104,35 @@ def check(url: str) -> None:
     """Looks whether a Redis takes commands.
 
     Raises:
-        UserError: it answers and refuses, as with a wrong password, which no waiting changes.
+        UserError: it answers and refuses, as with a wrong password, or its certificate is refused, or a file of
+            certificates cannot be read: no waiting changes that.
         redis.RedisError: it is away (one of `AWAY`).
     """
     try:
         with connect(url) as client:
+            _check_files(client)
             client.ping()
     except redis.exceptions.OutOfMemoryError:
         raise
     except (redis.AuthenticationError, redis.ResponseError) as fault:
         repair = "Put name, password and database into AUTOMAP_REDIS_URL, as in redis://name:password@host:6379/0."
         raise UserError(f"Redis refuses ({fault})", field="redis_url", value="...", repair=repair) from None
+    except redis.ConnectionError as fault:
+        # A connection that ends in the middle of its beginning is one of a Redis that goes away.
+        if not isinstance(fault.__context__, ssl.SSLError) or isinstance(fault.__context__, _CUT):
+            raise
+        repair = "Name the authority of its certificate by ssl_ca_certs in AUTOMAP_REDIS_URL (docs/deploy.md)."
+        raise UserError(f"no TLS with this Redis ({fault})", field="redis_url", value="...", repair=repair) from None
+
+
+def _check_files(client: redis.Redis) -> None:
+    """Refuses files of keys and certificates that cannot be read: with them a Redis would seem to be away."""
+    given = client.connection_pool.connection_kwargs
+    for option in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
+        path = given.get(option)
+        if path is not None and not os.access(path, os.R_OK):
+            repair = f"Name a file by {option} in AUTOMAP_REDIS_URL that the service may read."
+            raise UserError(f"the file of {option} cannot be read", field="redis_url", value=path, repair=repair)
 
 
 def impatient(client: redis.Redis) -> redis.Redis:

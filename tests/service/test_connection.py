@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import socket
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from redis_servers import RedisServer, free_port
 
 from automap.errors import UserError
 from service.command.main import main
-from service.jobs.connection import connect, impatient, patiently
+from service.jobs.connection import check, connect, impatient, patiently
 from service.jobs.run_job import JobRequest
 from service.jobs.store import Store
 
@@ -80,6 +82,29 @@ def test_clients_verify_the_certificate_of_a_redis_with_tls(tmp_path: Path) -> N
                 assert Store(hurried).job(job.id) == job
         with connect(f"rediss://127.0.0.1:{port}/0") as stranger, pytest.raises(redis.ConnectionError, match="verify"):
             stranger.ping()
+        # No waiting changes that, so it is told at the start.
+        for url, told in (
+            (f"rediss://127.0.0.1:{port}/0", "certificate verify failed"),
+            (f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={tmp_path / 'none.pem'}", "ssl_ca_certs cannot be read"),
+            (f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={files['tls_key_file']}", "no TLS with this Redis"),
+        ):
+            with pytest.raises(UserError, match=told) as fault:
+                check(url)
+            assert fault.value.field == "redis_url" and "ssl_ca_certs" in fault.value.repair
+
+
+def test_a_redis_with_tls_that_goes_away_is_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(10)
+
+        def cut() -> None:
+            listener.accept()[0].close()
+
+        thread = threading.Thread(target=cut)
+        thread.start()
+        with pytest.raises(redis.ConnectionError):
+            check(f"rediss://127.0.0.1:{listener.getsockname()[1]}/0")
+        thread.join()
 
 
 @pytest.mark.slow
