@@ -187,9 +187,8 @@ class BoundTable:
         )
         count = meshes.micro_batches.index(shape.num_micro_batches)
         shared = [setting for row in rows for setting in self._shared(row, count)]
-        samples = [shape.samples] * len(rows)
-        if not meshes.is_even(shape):
-            samples = [spread(shape.samples, int(ranks)) for ranks in self.space.arrays.axes[rows, 0]]
+        # Equal stages too may have samples that do not divide over their replicas.
+        samples = [spread(shape.samples, int(ranks)) for ranks in self.space.arrays.axes[rows, 0]]
         return (*map(self._setting, rows, samples), *shared)
 
     def _unlike(self, shape: Shape) -> tuple[int, ...]:

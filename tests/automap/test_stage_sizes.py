@@ -271,6 +271,8 @@ MIXED = [
     (MOE, "2x3xA100@10Gbit", 64, "deepspeed", {}),
     ("t5:layers=2,hidden=64,heads=4,seq_len=32,vocab_size=128", "8xA100", 24, "generic", {"pp": 2}),
     ("resnet:blocks=1-2-1-1,image_size=64", "8xV100-16GB+4xP100", 48, "generic", {}),
+    # Convolutions that are whole or split samples, which no number of micro-batches spreads evenly.
+    ("vgg:convolutions=2-2-2-2,width=64,ffn=64,image_size=224", "5xA100", 64, "megatron-core", {"dp": 5}),
 ]
 
 
