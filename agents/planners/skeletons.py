@@ -143,7 +143,7 @@ class SkeletonSearch:
         rows = np.array(found, dtype=np.int64).reshape(len(found), len(self.space.slots))
         return Grid(rows, self.space.price(rows))
 
-    def solve(self, values: Values, *, rounds: int) -> Values | None:
+    def solve(self, values: Values, *, rounds: int) -> list[Values]:
         """Solves the skeleton of a plan, the first time at the sensitivities of this plan.
 
         Args:
@@ -151,7 +151,8 @@ class SkeletonSearch:
             rounds: number of solves at most, each at the last plan; then `ROUNDS_TO_FIT` where none of its plans fits.
 
         Returns:
-            The fastest plan of the last solve that does not fit, where another one of it fits.
+            Plans of the last solve that do not fit, faster than the best one known with the skeleton where that fits:
+            the fastest, and the fastest that overflows memory by at most `NEARLY_FITS`.
         """
         self.split.add(split_axes(self.space, values))
         graph = self._graph(values[: self.space.first.signature])
@@ -167,8 +168,6 @@ class SkeletonSearch:
             for one in found:
                 self._keep(graph.values(one.picked), one.worth)
             best = min(found, key=lambda one: one.worth)
-            over = [one for one in found if one.seconds < best.seconds and best.overflow <= 0.0]
-            beyond = graph.values(min(over, key=lambda one: one.seconds).picked) if over else None
             picked = best.picked
             if picked in seen or self.finished:
                 break
@@ -176,7 +175,11 @@ class SkeletonSearch:
             may_win = best.overflow > 0.0 and min(given_s, *(one.seconds for one in found)) < self.incumbent.best_s
             if done + 1 >= rounds and not may_win:
                 break
-        return beyond
+        (is_over, best_s), _ = self.best[graph.skeleton]
+        over = [one for one in found if one.overflow > 0.0 and (is_over or one.seconds < best_s)]
+        nearly = [one for one in over if one.overflow <= NEARLY_FITS]
+        fastest = [min(some, key=lambda one: one.seconds) for some in ([] if is_over else over, nearly) if some]
+        return list(dict.fromkeys(graph.values(one.picked) for one in fastest))
 
     def is_worth_polishing(self, worth: Worth) -> bool:
         """Whether a plan of this worth fits and is near the best plan of all."""

@@ -12,7 +12,12 @@ from agents.learning.proposed_skeletons import propose_and_solve
 from agents.planners import descents
 from agents.planners.descents import descend
 from agents.planners.elimination import propose
-from agents.planners.neighbouring_skeletons import with_other_micro_batches, with_other_virtual_stages
+from agents.planners.neighbouring_skeletons import (
+    with_other_micro_batches,
+    with_other_schedule,
+    with_other_virtual_stages,
+)
+from agents.planners.pipeline_cuts import cut_anew
 from agents.planners.promising import like_the_best, promising_meshes
 from agents.planners.skeletons import SkeletonSearch
 from agents.planners.template_improvement import improve_templates
@@ -156,7 +161,7 @@ def test_stages_of_unlike_size_are_neighbours():
 
 
 def test_a_faster_plan_that_does_not_fit_is_cut_anew_and_recomputes():
-    """Where memory binds, a solve tells of its fastest plan; a descent makes it fit, and is never slower for it."""
+    """Where memory binds, a solve tells of its fastest plans; a descent makes them fit, and is never slower for it."""
     cluster = cluster_with(2.2, "2x4xV100-16GB@25Gbit")
     graph = zoo.build("gpt:layers=8,hidden=1024,heads=16,seq_len=512,vocab_size=32000")
     space = PlanSpace(Problem.build(graph, cluster, {"global_batch": 32}))
@@ -164,12 +169,12 @@ def test_a_faster_plan_that_does_not_fit_is_cut_anew_and_recomputes():
     for row in map(tuple, promising_meshes(space, grid_of(space))[:12].tolist()):
         search = SkeletonSearch(Incumbent(space, Budget(), searcher="elimination"), propose)
         beyond = search.solve(row, rounds=1)
-        if beyond is None:
+        (is_over, _), plan = search.best[row[: space.first.signature]]
+        if not beyond or is_over:
             continue
-        ((seconds, overflow),) = space.price(np.array([beyond])).tolist()
-        _, plan = search.best[row[: space.first.signature]]
-        assert overflow > 0.0 and seconds < search.incumbent.best_s
-        tried = space.price(np.array(descents._cut_and_fitted(search, [plan, beyond])))
+        seconds, overflow = space.price(np.array(beyond)).T
+        assert (overflow > 0.0).all() and (seconds < search.incumbent.best_s).all()
+        tried = space.price(np.array(descents._cut_and_fitted(search, [plan, *beyond])))
         usual = space.price(np.array(descents._cut_and_fitted(search, [plan])))
         best_s, usual_s = (some[some[:, 1] <= 0.0, 0].min() for some in (tried, usual))
         gains.append(usual_s / best_s)
@@ -209,3 +214,77 @@ def test_signatures_are_tried_with_other_numbers_of_micro_batches(monkeypatch):
     assert not ((overflow <= 0.0) & (seconds < found_s)).any()
     leave_out(monkeypatch, "_with_micro_batches")
     assert found_s < 0.9 * reached(space, rows[30])[1]
+
+
+def test_orders_that_overflow_by_more_than_half_are_made_to_fit_by_recomputation():
+    """ZB-2P holds twice as many micro-batches as 1F1B; where it recomputes some it is faster than 1F1B that recomputes
+    everything."""
+    graph = zoo.build("gpt:layers=24,hidden=1024,heads=8,seq_len=2048,vocab_size=8192")
+    training, hints = {"global_batch": 16, "trainer": "automap"}, {"fix": {"pp": 8}}
+    space = PlanSpace(Problem.build(graph, cluster_with(5.4, "8x1xV100-16GB@10Gbit"), training, hints))
+    first, (values, prices) = space.first, grid_of(space)
+    ranks = slice(first.recompute, first.recompute + 8)
+    plain = prices[:, 1] <= 0.0
+    fitting = [row for row in map(tuple, values[plain].tolist()) if space.schedules[row[first.schedule]] == "1f1b"]
+    heavy = max(fitting, key=lambda row: (sum(row[ranks]), -space.price(np.array([row]))[0, 0]))
+    (light,) = (
+        one
+        for one in with_other_schedule(space, (*heavy[: ranks.start], *[0] * 8, *heavy[ranks.stop :]))
+        if space.schedules[one[first.schedule]] == "zb2p"
+    )
+    ((heavy_s, _), (light_s, overflow)) = space.price(np.array([heavy, light])).tolist()
+    assert overflow > 0.5 and light_s < heavy_s
+    search = SkeletonSearch(Incumbent(space, Budget(), searcher="elimination"), propose)
+    search.price(np.array([heavy]))
+    found = descents._fastest_of(search, heavy, [light])
+    ((found_s, over),) = space.price(np.array([found])).tolist()
+    assert space.schedules[found[first.schedule]] == "zb2p" and any(found[ranks])
+    assert over <= 0.0 and light_s < found_s < heavy_s
+
+
+def test_descents_go_on_while_they_gain_much():
+    """A GPT on 256 devices of which no template fits. Those of one mesh with ZeRO 0 and 2 lead to the same plan, though
+    the first plan that fits of the latter is three times slower: ZeRO 2 makes one rank wait for its gradients, and at
+    its sensitivities the time of the other ranks costs nothing."""
+    space = PlanSpace(generate(100_011).problem)
+    grid = grid_of(space)
+    assert (grid.prices[:, 1] > 0.0).all()
+    found = []
+    for zero in (0, 2):
+        alike = [
+            row
+            for row in map(tuple, grid.values.tolist())
+            if (lambda s: (s.pp, s.tp, s.middle, s.num_micro_batches))(space.shape(row)) == (16, 8, 1, 2048)
+            and row[space.first.zero] == zero
+        ]
+        nearest = alike[int(space.price(np.array(alike))[:, 1].argmin())]
+        found.append(reached(space, nearest)[1])
+    assert max(found) < 1.01 * min(found)
+
+
+def test_no_further_plan_is_cut_once_time_is_over(monkeypatch):
+    space = PlanSpace(
+        Problem.build(
+            zoo.build("gpt:layers=8,hidden=512,heads=8,seq_len=128,vocab_size=1024"),
+            parse_cluster("4x1xV100@25Gbit"),
+            {"global_batch": 16},
+            {"fix": {"pp": 4}},
+        )
+    )
+    begins = list(map(tuple, promising_meshes(space, grid_of(space))[:4].tolist()))
+    cut, limit = [], 2
+
+    def noting(space, values):
+        cut.append(values)
+        return cut_anew(space, values)
+
+    monkeypatch.setattr(descents, "cut_anew", noting)
+    incumbent = Incumbent(space, Budget(), searcher="elimination", should_stop=lambda: len(cut) >= limit)
+    search = SkeletonSearch(incumbent, propose)
+    found = descents._cut_and_fitted(search, begins)
+    assert cut == begins[:2] and set(begins[:2]) <= set(found) and not set(begins[2:]) & set(found)
+    limit = 0
+    assert descents._cut_and_fitted(search, begins) == [] and len(cut) == 2
+    cut.clear()
+    limit = 5
+    assert set(begins) <= set(descents._cut_and_fitted(search, begins)) and cut == begins

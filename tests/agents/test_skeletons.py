@@ -13,7 +13,7 @@ from agents.learning.problems import generate
 from agents.planners import descents, recompute_less, skeletons
 from agents.planners.descents import descend
 from agents.planners.elimination import propose
-from agents.planners.linearization import leads_on
+from agents.planners.linearization import ROUNDS_TO_FIT, Candidate, leads_on
 from agents.planners.neighbouring_skeletons import with_other_shares
 from agents.planners.promising import promising_meshes
 from agents.planners.skeletons import SkeletonSearch
@@ -193,3 +193,62 @@ def test_a_skeleton_is_solved_further_until_a_plan_fits():
     slower = max(nearly, key=lambda row: space.price(np.array([row]))[0, 0])
     search.solve(slower, rounds=1)
     assert len(solves) == further + 1 and min(one.seconds for one in solves[-1]) > found_s
+
+
+def scripted(outcomes):
+    """A search of skeletons whose solves end at these plans: one outcome a solve, each (seconds, overflow) of plans
+    with signatures that no other has. Also the plan whose skeleton is solved, its step time, and the solves so far."""
+    space = PlanSpace(Problem.build(zoo.build("gpt2"), parse_cluster("2x2xV100@10Gbit"), {"global_batch": 16}))
+    row = next(row for row in map(tuple, grid_of(space).values.tolist()) if space.shape(row).tp == 4)
+    solves = []
+
+    def propose_next(point):
+        nodes = [n for n, node in enumerate(point.graph.nodes) if len(node.values) > 1]
+        begin = sum(map(len, solves))
+        found = []
+        for number, (seconds, overflow) in enumerate(outcomes[len(solves)]):
+            picked = list(point.picked)
+            changed = nodes[(begin + number) % len(nodes)]
+            picked[changed] = (picked[changed] + 1) % len(point.graph.nodes[changed].values)
+            found.append(Candidate(picked=tuple(picked), seconds=seconds, overflow=overflow))
+        solves.append([(point.graph.values(one.picked), one) for one in found])
+        return found
+
+    search = SkeletonSearch(Incumbent(space, Budget(), searcher="elimination"), propose_next)
+    return search, row, float(space.price(np.array([row]))[0, 0]), solves
+
+
+@pytest.mark.parametrize("fits", [True, False])
+@pytest.mark.parametrize(("share", "goes_on"), [(0.8, True), (0.95, False)])
+def test_a_solve_goes_on_while_its_plans_do_not_fit_and_may_be_the_best(share, goes_on, fits):
+    """Also where a slower plan of the skeleton fits."""
+    outcomes = [[(1.0, 0.3)] for _ in range(8)]
+    search, row, given_s, solves = scripted(outcomes)
+    outcomes[:] = [[(share * given_s, 0.3)] for _ in outcomes]
+    search.incumbent.best_s = 0.9 * given_s
+    if fits:
+        search.best[row[: search.space.first.signature]] = ((False, given_s), row)
+    search.solve(row, rounds=2)
+    assert len(solves) == (2 + ROUNDS_TO_FIT if goes_on else 2)
+
+
+def test_a_solve_ends_where_a_plan_of_it_fits():
+    outcomes = [[(1.0, 0.3)] for _ in range(8)]
+    search, row, given_s, solves = scripted(outcomes)
+    outcomes[:2] = [[(0.8 * given_s, 0.3)], [(0.85 * given_s, -0.1)]]
+    search.incumbent.best_s = 0.9 * given_s
+    search.best[row[: search.space.first.signature]] = ((False, given_s), row)
+    assert search.solve(row, rounds=1) == [] and len(solves) == 2
+    assert search.best[row[: search.space.first.signature]][0] == (False, 0.85 * given_s)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_solve_tells_of_its_fastest_plans_that_do_not_fit(fits):
+    """Where one of the skeleton fits, the fastest of all and the fastest that nearly fits; else this one alone. None
+    that is slower than what fits."""
+    outcomes = [[(0.5, 0.9), (0.6, 0.19), (0.7, 0.01), (0.4, 0.95), (1.2, 0.1), (1.0, -0.1 if fits else 0.21)]]
+    search, row, _, solves = scripted(outcomes)
+    search.incumbent.best_s = 0.1  # No second solve: none of these plans may be the best.
+    beyond = search.solve(row, rounds=1)
+    ((_, nearly, _, fastest, *_),) = [[plan for plan, _ in found] for found in solves]
+    assert beyond == ([fastest, nearly] if fits else [nearly])

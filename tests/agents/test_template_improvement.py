@@ -20,6 +20,7 @@ from agents.planners.template_improvement import (
     SHARE,
     _solve_other_cuts,
     improve_templates,
+    ranked_in_turn,
     refine,
 )
 from agents.sampling.expert import price_grid
@@ -180,3 +181,12 @@ def test_meshes_with_a_middle_axis_are_solved_behind_the_others(monkeypatch):
     run_skeletons(SkeletonSearch(incumbent, propose), start, 8)
     middles = [space.shape(values).middle > 1 for values in solved]
     assert middles[0] and 0 < sum(middles[1:]) < 7 and middles[1:] == sorted(middles[1:])
+
+
+@pytest.mark.parametrize(("least", "second"), [(-0.1, 1), (0.09, 2)])
+def test_every_other_turn_is_of_a_plan_that_may_be_made_to_fit(least, second):
+    """One that overflows by 0.2 at most, or where none fits, by 0.2 more than the plan that overflows least."""
+    prices = np.array([(9.0, least), (3.0, 0.19), (1.0, 0.27), (0.5, 0.3), (8.0, 0.1)])
+    ranked = ranked_in_turn(prices).tolist()
+    assert ranked[:2] == [0, second] and sorted(ranked) == [0, 1, 2, 3, 4]
+    assert ranked_in_turn(prices[:0]).tolist() == []
