@@ -12,32 +12,24 @@ from typing import Any
 from automap.errors import ModelError
 
 
-def export_config(spec: str) -> tuple[bytes, str]:
-    """The ONNX file of a configuration of transformers, without weights, and the name of its model.
+def export_source(source: str, path: Path | None = None, *, opset: int = 20, name: str = "") -> tuple[bytes, str]:
+    """The ONNX file of what `source` names, without weights, and the name of its model; empty = that of its class.
 
     Args:
-        spec: see `automap.runtime.transformers_models.from_config`.
+        source: a function of a Python file, or a configuration (`automap.runtime.transformers_models.from_config`).
+        path, opset, name: see `automap.runtime.torch_export.export_onnx`.
 
     Raises:
-        ModelError: the configuration, or that transformers is not installed.
+        ModelError: there is no such file, function or configuration, its model cannot be exported, or transformers is
+            not installed.
     """
-    from automap.runtime.torch_export import export_onnx
+    from automap.runtime.torch_export import export_config, export_onnx
+    from automap.runtime.transformers_models import PREFIX, name_of
 
-    build, name = read_source(spec)
-    return export_onnx(build, name=name), name
-
-
-def read_source(source: str) -> tuple[Callable[[], Any], str]:
-    """What builds the module that `source` names, and the name of its model; empty = that of its class.
-
-    Raises:
-        ModelError: there is no such file, function or configuration.
-    """
-    if not source.startswith("hf:"):
-        return load_function(source), ""
-    from automap.runtime.transformers_models import from_config, name_of
-
-    return from_config(source), name_of(source)
+    if source.startswith(PREFIX):
+        name = name or name_of(source)
+        return export_config(source, path, opset=opset, name=name), name
+    return export_onnx(load_function(source), path, opset=opset, name=name), name
 
 
 def load_function(source: str) -> Callable[[], Any]:

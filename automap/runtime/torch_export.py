@@ -20,8 +20,16 @@ from automap.errors import ModelError, UserError
 from automap.phases import phase
 from automap.runtime import export_faults
 from automap.runtime.read_parameters import frozen, keep_outputs_with_parameters, unread
-from automap.runtime.transformers_models import as_trained, example_inputs, is_transformers, quantised, with_mask
-from ir.build import MAX_VALUE_ELEMENTS
+from automap.runtime.transformers_models import (
+    as_trained,
+    example_inputs,
+    from_config,
+    is_transformers,
+    quantised,
+    with_mask,
+)
+from ir.build import MAX_VALUE_ELEMENTS, TWO_SAMPLES
+from ir.onnx.load import load_model
 from ir.onnx.readers.nodes import FROZEN_KEY, QUANTISED_KEY, UNREAD_KEY
 
 if TYPE_CHECKING:
@@ -109,6 +117,31 @@ def export_onnx(build: Build, path: Path | None = None, *, opset: int = 20, name
         if fixed := frozen(module):
             model.metadata_props[FROZEN_KEY] = json.dumps(fixed)
         data: bytes = onnx_ir.to_proto(model).SerializeToString(deterministic=True)
+    if path is not None:
+        path.write_bytes(data)
+    return data
+
+
+def export_config(spec: str, path: Path | None = None, *, opset: int = 20, name: str = "") -> bytes:
+    """Exports the model of a configuration of transformers, see `automap.runtime.transformers_models.from_config`.
+
+    The exporter leaves out views that change nothing at one sample. Where the file cannot be read without them, as that
+    of Inkling, it is exported with two samples.
+
+    Args:
+        spec: the configuration.
+        path, opset, name: see `export_onnx`.
+
+    Raises:
+        ModelError: the configuration is not accepted, or the model cannot be exported.
+    """
+    data = export_onnx(from_config(spec), opset=opset, name=name)
+    try:
+        load_model(data)
+    except ModelError as fault:
+        # Other faults do not depend on the number of samples; whoever reads the file reports them.
+        if TWO_SAMPLES in fault.repair:
+            data = export_onnx(from_config(spec, num_samples=2), opset=opset, name=name)
     if path is not None:
         path.write_bytes(data)
     return data

@@ -231,12 +231,13 @@ def _tokens(module: nn.Module, seq_len: int | None) -> int:
     return seq_len
 
 
-def from_config(spec: str) -> Callable[[], tuple[nn.Module, dict[str, Tensor]]]:
+def from_config(spec: str, num_samples: int = 1) -> Callable[[], tuple[nn.Module, dict[str, Tensor]]]:
     """What builds the model of a configuration, for `automap.runtime.torch_export.export_onnx`.
 
     Args:
         spec: `[hf:]PATH[:key=value,...]`: a folder with a config.json, or such a file; keys are `seq_len`, the tokens
             of a sample, or numbers of the configuration, which are replaced.
+        num_samples: the number of samples of the example inputs.
 
     Raises:
         ModelError: no such file, a key or a kind of model that is not known, or transformers is not installed.
@@ -274,7 +275,8 @@ def from_config(spec: str) -> Callable[[], tuple[nn.Module, dict[str, Tensor]]]:
             module = chosen(config)
         except Exception as fault:
             raise _not_accepted(path, fault) from None
-        return module, example_inputs(module, seq_len)
+        inputs = example_inputs(module, seq_len)
+        return module, {name: x.repeat(num_samples, *[1] * (x.dim() - 1)) for name, x in inputs.items()}
 
     return build
 

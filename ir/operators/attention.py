@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from ir.factors import InternalCollective
 from ir.graph import Tensor
-from ir.operators.base import BakedBatch, Context, Dims, MissingBatch, Result, Unsupported, bytes_of, kind
+from ir.operators.base import (
+    AcrossSamples,
+    BakedBatch,
+    Context,
+    Dims,
+    MissingBatch,
+    Result,
+    Unsupported,
+    bytes_of,
+    kind,
+)
 
 
 def _split_heads(ctx: Context, tensor: Tensor, heads: int | None) -> tuple[int, int, int]:
@@ -47,6 +57,8 @@ def attention(ctx: Context) -> Result:
         raise Unsupported("it reads lengths of keys as data, which training does not have")
     if heads % kv_heads:
         raise Unsupported(f"{heads} heads share {kv_heads} kv heads")
+    if any(tensor.batch_dim not in (None, 0) for tensor in (q, k, v)):
+        raise AcrossSamples("its samples are not the first dim of queries, keys and values")
     has_batch = q.batch_dim == 0
 
     carries = any(ctx.has(i) and ctx.tensor(i).batch_dim == 0 and len(ctx.tensor(i).shape) > 2 for i in (1, 2, 3))

@@ -298,9 +298,9 @@ def read_model(
             raise ModelError("no name after zoo:", field="model", value=model, repair=one_of(zoo.names(), name))
         data, options = b"", replace(options, zoo=name)
     elif model.startswith("hf:"):
-        from service.loading import export_config
+        from service.loading import export_source
 
-        data, name = export_config(model)
+        data, name = export_source(model)
         options = replace(options, name=name)
     else:
         from service.command.model_files import read_model_file

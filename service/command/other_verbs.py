@@ -70,12 +70,9 @@ def export_onnx(
     as_json: JsonOption = False,
 ) -> None:
     """Exports a PyTorch module without its weights. Runs FILE.py, so name only files that you trust."""
-    from service.loading import read_source
+    from service.loading import export_source
 
-    build, known_as = read_source(source)
-    from automap.runtime import torch_export
-
-    data = torch_export.export_onnx(build, output, opset=opset, name=name or known_as)
+    data, _ = export_source(source, output, opset=opset, name=name)
     if as_json:
         print_json({"output": str(output), "num_bytes": len(data)})
     else:

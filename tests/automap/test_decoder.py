@@ -14,7 +14,7 @@ from automap.space.target_limits import plan_space
 from automap.space.templates import templates
 from ir import zoo
 from ir.onnx.load import load_model
-from service.loading import export_config
+from service.loading import export_source
 
 GPT = Decoder(
     ffn=256,
@@ -100,7 +100,7 @@ def test_one_product_for_queries_keys_and_values_and_one_for_gate_and_width(tmp_
     sizes = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "vocab_size": 128}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 64}
     Phi3Config(**sizes, **heads, pad_token_id=0, eos_token_id=1, bos_token_id=2).save_pretrained(tmp_path)
-    graph = load_model(export_config(f"hf:{tmp_path}:seq_len=32")[0])
+    graph = load_model(export_source(f"hf:{tmp_path}:seq_len=32")[0])
     run, _ = exported(graph)
     assert decoder_of(graph, run.evaluator.blocks, run.shape.hidden, run.shape.heads) == LLAMA
 

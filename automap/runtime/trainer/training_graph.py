@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from automap.errors import ModelError, PlanError
 from automap.plan import Plan
 from automap.runtime import transformers_models
-from automap.runtime.torch_export import AS_ARGUMENT, export_onnx
+from automap.runtime.torch_export import AS_ARGUMENT, export_config
 from automap.stated_model import frozen_as_stated
 from ir import zoo
 from ir.graph import Graph
@@ -43,7 +43,7 @@ def _whole_graph(model: str | Path | Graph, plan: Plan) -> Graph:
     if str(model).startswith(zoo.PREFIX):
         return zoo.build(str(model), loss=plan.training.loss)
     if str(model).startswith(transformers_models.PREFIX):
-        data = export_onnx(transformers_models.from_config(str(model)), name=plan.model.name)
+        data = export_config(str(model), name=plan.model.name)
     else:
         data = _read(Path(model))
     return with_loss(load_model(data, name=plan.model.name), plan.training.loss)

@@ -21,7 +21,8 @@ from automap.export.export import export, save
 from automap.export.reading import read_configuration
 from automap.price.evaluator import Evaluator
 from automap.problem import Problem
-from automap.runtime.torch_export import export_onnx
+from automap.runtime.operators.apply import run
+from automap.runtime.torch_export import export_config, export_onnx
 from automap.runtime.transformers_models import example_inputs, from_config, name_of
 from automap.space.stated_strategy import Strategy, hand_made
 from ir.attention_windows import CAUSAL, EVERYTHING, Window, attention_masks
@@ -339,6 +340,32 @@ def test_a_model_that_makes_no_mask_in_an_export_gets_one(tmp_path: Path) -> Non
     graph = load_model(export_onnx(from_config(spec)))
     assert graph.num_parameters == sum(p.numel() for p in module_of(tmp_path).parameters())
     assert graph.tensors[graph.outputs[0]].shape == (1, 16, 256) and graph.tensors[graph.outputs[0]].batch_dim == 0
+
+
+def test_a_model_that_cannot_be_read_with_one_sample_is_exported_with_two(tmp_path: Path) -> None:
+    """Inkling's shared experts read all tokens of all samples side by side: at one sample no view says so."""
+    sizes = {
+        **GROUPED, "head_dim": 16, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 16,
+        "sliding_window_size": 4, "rel_extent": 16, "moe_intermediate_size": 32, "n_routed_experts": 2,
+        "num_experts_per_tok": 2, "layer_types": ["hybrid_sliding", "hybrid"], "mlp_layer_types": ["dense", "sparse"],
+    }  # fmt: skip
+    # Every token goes to both experts, so that their slots suffice.
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "inkling_text", **sizes}))
+    spec = f"hf:{tmp_path}:seq_len=8"
+    with pytest.raises(ModelError, match="export it with two samples"):
+        load_model(export_onnx(from_config(spec)))
+    graph = load_model(export_config(spec))
+    torch.manual_seed(0)
+    module = from_config(spec)()[0].eval()
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    assert graph.num_parameters == sum(p.numel() for p in module.parameters())
+    tokens = torch.randint(256, (3, 8))
+    with torch.no_grad():
+        wanted = module(tokens).logits
+        given = {**dict(module.named_parameters()), **dict(module.named_buffers()), "input_ids": tokens}
+        found = run(graph, given, 3)[graph.outputs[0]]
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_a_sample_has_as_many_tokens_as_there_are_positions(tmp_path: Path) -> None:
