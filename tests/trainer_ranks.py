@@ -137,13 +137,27 @@ def batch(seed=1):
 GRAPH = "by the graph"
 """In the name of a plan that is finer than modules."""
 DROPOUT = "dropout"
-SPLIT, WHOLE = "drop", "last"
-"""The dropouts of `dropping`: on the features between the two layers of an MLP, and on its result."""
+SPLIT, WHOLE, CODE = "drop", "last", "kept"
+"""The dropouts of `dropping`: on the features between the two layers of an MLP, on its result, and on the weights of
+attention, by code of the module around."""
+
+
+def attend(attention, x):
+    """Causal attention with dropout of its weights; their mask can be seen in a module behind it."""
+    q, k, v = (y.unflatten(2, (-1, attention.size)).transpose(1, 2) for y in attention.c_attn(x).chunk(3, dim=2))
+    scores = (q @ k.transpose(2, 3) / math.sqrt(attention.size)).masked_fill(attention.later, -math.inf)
+    weights = F.dropout(scores.softmax(3), attention.drops, attention.training)
+    return attention.c_proj((attention.kept(weights) @ v).transpose(1, 2).flatten(2))
 
 
 def dropping(gpt):
-    """The network with dropout inside of its MLPs and behind them."""
+    """The network with dropout inside of its attention and its MLPs, and behind them."""
     for block in gpt.h:
+        later = torch.ones(SIZES["seq_len"], SIZES["seq_len"], dtype=torch.bool).triu(1)
+        block.attn.register_buffer("later", later, persistent=False)
+        block.attn.kept, block.attn.drops = nn.Identity(), 0.3
+        block.attn.kept.p = block.attn.drops
+        block.attn.forward = functools.partial(attend, block.attn)
         up, act, down = block.mlp.children()
         layers = {"c_fc": up, "act": act, SPLIT: nn.Dropout(0.3), "c_proj": down, WHOLE: nn.Dropout(0.4)}
         block.mlp = nn.Sequential(collections.OrderedDict(layers))
@@ -158,7 +172,7 @@ def masks(gpt, seen):
             seen.setdefault(path, y.detach() != 0)
 
     for path, child in gpt.named_modules():
-        if isinstance(child, nn.Dropout):
+        if isinstance(child, nn.Dropout) or path.endswith(CODE):
             child.register_forward_hook(functools.partial(note, path))
 
 

@@ -41,13 +41,7 @@ from automap.runtime.trainer.gradients import (
 )
 from automap.runtime.trainer.left_out import Call, order_of_blocks
 from automap.runtime.trainer.loss_scaling import LossScale
-from automap.runtime.trainer.losses import (
-    IGNORED,
-    CountFunction,
-    LossFunction,
-    classes_last,
-    summed_cross_entropy,
-)
+from automap.runtime.trainer.losses import IGNORED, CountFunction, LossFunction, classes_last, summed_cross_entropy
 from automap.runtime.trainer.module_tree import LOSS, tied_names, unit_paths
 from automap.runtime.trainer.pipeline_schedules import make_schedule
 from automap.runtime.trainer.process_mesh import (
@@ -70,6 +64,7 @@ from automap.runtime.trainer.split_check import (
     computes,
     divide_sizes,
     probe_inputs,
+    runs,
     sizes_of_ranks,
 )
 from automap.runtime.trainer.split_dropout import alike, drop_independently
@@ -180,7 +175,7 @@ class ModuleTrainer:
                     raise
                 divide_sizes(module, found, roles.axis_size)
                 check()
-            drop_independently(module, lambda: computes(module, inputs, self._inputs), self._axis)
+            drop_independently(module, lambda: runs(module, inputs, self._inputs), self._axis)
         recompute(module, roles.recomputed)
 
     def _cut(self, module: nn.Module, graph: Graph) -> list[nn.Module]:

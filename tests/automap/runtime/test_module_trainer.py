@@ -13,6 +13,7 @@ from long_cases import long_but
 from runtime_ranks import expert_plan, make_problem
 from trainer_ranks import (
     BATCH,
+    CODE,
     COMPILED,
     DROPOUT,
     FROZEN,
@@ -197,14 +198,15 @@ def check_masks(folder, name):
     for path, child in module.named_modules():
         if path in of_ranks[0]:
             one, two = (masks[path] for masks in of_ranks)
-            along = 1 if "sequence" in name else -1
-            if path.endswith(SPLIT) or along == 1:
-                assert 0.3 < (one != two).double().mean() < 0.7, "parts are dropped alike"
+            if path.endswith((SPLIT, CODE)) or "sequence" in name:
+                assert 0.3 < (one != two)[one | two].double().mean() < 0.7, "parts are dropped alike"
                 one = torch.cat([one, two], -1 if path.endswith(SPLIT) else 1)
             else:
                 assert path.endswith(WHOLE)
                 assert torch.equal(one, two), "what is whole is not dropped alike"
             child.forward = functools.partial(torch.mul, one.double() / (1 - child.p))
+    for block in module.h:
+        block.attn.drops = 0.0
     loss = F.cross_entropy(module(ids).flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
     loss.backward()
     return [loss.item()], {n: p.grad for n, p in module.named_parameters()}
