@@ -8,10 +8,13 @@ graph inputs; the exporter's metadata tells them apart (`InputSpec.kind`) and na
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import io
 import json
 import logging
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,10 +79,11 @@ def export_onnx(build: Build, path: Path | None = None, *, opset: int = 20, name
         name: the name of the graph in the file; empty = the class of the module.
 
     Returns:
-        The bytes of the file. Dropout is off and batch normalisation is one operator, as in evaluation mode: what
-        training adds follows from the plan, not from the file. Of a model of transformers, the outputs are the scores
-        (or the loss, if labels are among the inputs) and what further heads return; caches are off. The file says
-        which parameters no output reads, and names those that are frozen.
+        The bytes of the file. The first output of its graph are the scores: what the module returns alone, first in a
+        tuple, or as `logits` of a dictionary or a dataclass. Dropout is off and batch normalisation is one operator, as
+        in evaluation mode: what training adds follows from the plan, not from the file. Of a model of transformers,
+        the outputs are the scores (or the loss, if labels are among the inputs) and what further heads return; caches
+        are off. The file says which parameters no output reads, and names those that are frozen.
 
     Raises:
         ModelError: the module cannot be built or exported; names the module at fault.
@@ -226,7 +230,7 @@ def _to_onnx(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], o
     # A forward that makes tensors without saying where makes them on the CPU; the others wait on the meta device.
     on_meta = all(parameter.is_meta for parameter in module.parameters())
     try:
-        with ConstantValues(), scans_as_operators(module), _masks_as_given():
+        with ConstantValues(), scans_as_operators(module), _masks_as_given(), _scores_first(module):
             try:
                 exported = torch.export.export(module, args, kwargs)
             except Exception as fault:
@@ -246,6 +250,32 @@ def _to_onnx(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], o
     except Exception as fault:
         raise export_faults.while_exporting(module, exported, fault) from None
     return program.model
+
+
+@contextlib.contextmanager
+def _scores_first(module: nn.Module) -> Iterator[None]:
+    """A context in which a module returns a dictionary in place of a dataclass, and `logits` first of a dictionary.
+
+    The first output of a graph are its scores, and torch exports no dataclasses. Models of transformers do both.
+    """
+    forward, held = module.forward, vars(module).get("forward")
+
+    @functools.wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        found = forward(*args, **kwargs)
+        if dataclasses.is_dataclass(found) and not isinstance(found, Mapping):
+            found = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+        is_own = type(found) in (dict, OrderedDict)
+        return {"logits": found["logits"], **found} if is_own and "logits" in found else found
+
+    module.forward = run
+    try:
+        yield
+    finally:
+        if held is None:
+            del module.forward
+        else:
+            module.forward = held
 
 
 @contextlib.contextmanager

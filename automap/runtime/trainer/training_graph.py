@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
@@ -78,7 +79,8 @@ def scores_of(module: nn.Module, inputs: tuple[Tensor, ...] | list[Tensor], name
     """The scores that a network computes.
 
     Args:
-        module: it returns them alone, first in a tuple, or as `logits` of a mapping, as models of transformers do.
+        module: it returns them alone, first in a tuple, or as `logits` of a mapping, as models of transformers do, or
+            of a dataclass.
         inputs: its inputs in the order of the graph.
         names: see `input_names`.
 
@@ -88,11 +90,13 @@ def scores_of(module: nn.Module, inputs: tuple[Tensor, ...] | list[Tensor], name
     found: Any = module(**dict(zip(names, inputs, strict=True))) if names else module(*inputs)
     if isinstance(found, Mapping):
         found = found.get("logits")
+    elif dataclasses.is_dataclass(found):
+        found = getattr(found, "logits", None)
     elif isinstance(found, tuple | list) and found:
         found = found[0]
     if not isinstance(found, Tensor):
         raise PlanError(
             "returns no scores", field="module", value=type(found).__name__,
-            repair="Return the scores alone, first in a tuple, or as `logits` of a dictionary.",
+            repair="Return the scores alone, first in a tuple, or as `logits` of a dictionary or a dataclass.",
         )  # fmt: skip
     return found
