@@ -7,6 +7,7 @@ rates. Independent of the plan. Units: seconds, bytes, FLOP/s.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -85,8 +86,8 @@ def gemm_curve(device: Device, precision: str, *, scaling: str = "tensor") -> Re
 
     Args:
         device: the rates are its own, at its sustained clock.
-        precision: precision of the operands. In fp32 the tensor cores rest: the plain cores reach nearly all of their
-            peak. mxfp8 and nvfp4 run the kernels measured in fp8; nvfp4 faster by `nvfp4_speedup`.
+        precision: precision of the operands. In fp32, and in tf32 where that is no faster, the plain cores reach nearly
+            all of their peak. mxfp8 and nvfp4 run the kernels measured in fp8; nvfp4 faster by `nvfp4_speedup`.
         scaling: granularity of fp8's scales, `tensor` or `row`: a row's scales take `row_scaled_rate` of the rate.
 
     Raises:
@@ -100,11 +101,26 @@ def gemm_curve(device: Device, precision: str, *, scaling: str = "tensor") -> Re
     found = kinds.get(FITTED_AS.get(precision, "bf16"), kinds["bf16"])
     if precision == "nvfp4":
         rate = device.flops("fp8")
-    share = shared("fp32_efficiency") if precision == "fp32" else found.compute_efficiency * device.sustained_clock
+    # TF32 allows tensor cores and does not demand them: GeForce cards have one peak for both.
+    if precision == "fp32" or (precision == "tf32" and tensor_speedup(device, precision) < 1.0):
+        return _gemm_record(device, found, device.flops("fp32") * shared("fp32_efficiency"))
+    share = found.compute_efficiency * device.sustained_clock
     if FITTED_AS.get(precision) == "fp8":
         share *= shared("fp8_speedup") * (shared("nvfp4_speedup") if precision == "nvfp4" else 1.0)
         share *= shared("row_scaled_rate") if scaling == "row" else 1.0
     return _gemm_record(device, found, rate * share)
+
+
+def tensor_speedup(device: Device, precision: str) -> float:
+    """Rate of large products on tensor cores over that of plain cores in fp32.
+
+    Infinite where nothing is known of the plain cores: the device states no fp32, or measured its own products.
+    """
+    plain = device.peak_TFLOPs.get("fp32")
+    if plain is None or device.kernels is not None:
+        return math.inf
+    reached = _published(device.curves_of)["bf16"].compute_efficiency * device.sustained_clock
+    return device.flops(precision) * reached / (plain * 1e12 * shared("fp32_efficiency"))
 
 
 def _gemm_record(device: Device, curve: GemmCurve, flops_per_s: float) -> Record:

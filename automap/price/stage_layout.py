@@ -17,7 +17,14 @@ from automap.cluster import Cluster
 from automap.device_kinds import Device
 from automap.execution import FULL, HALF, casts_weights
 from automap.group_links import group_link
-from automap.price.curves import attention_curve, constant, convolution_rates, gemm_curve, shared
+from automap.price.curves import (
+    attention_curve,
+    constant,
+    convolution_rates,
+    gemm_curve,
+    shared,
+    tensor_speedup,
+)
 from automap.price.kernels.array_types import Record, Rows, record_of
 from automap.price.kernels.stage_records import HARDWARE_DTYPE, LINK_DTYPE, HardwareRow
 from automap.price.kernels.step_records import StageArrays
@@ -146,8 +153,9 @@ def _hardware(problem: Problem, kinds: Sequence[Device]) -> Record:
     convolutions = [convolution_rates(kind, problem.base_precision) for kind in kinds]
     # Without tensor cores other arithmetic runs as products do; of a host that measured its own nothing is known.
     is_slower = problem.base_precision != "fp32" and all(kind.kernels is None for kind in kinds)
-
-    slow_rows = problem.base_precision != "fp32" and not trainer.pads_products
+    # Products whose rows suit no tensor cores take at most as long as on the plain cores.
+    has_slow_rows = problem.base_precision != "fp32" and not trainer.pads_products
+    most = max(1.0, *(tensor_speedup(kind, problem.base_precision) for kind in kinds)) if has_slow_rows else 1.0
 
     def slowest(curves: Sequence[Record]) -> Record:
         return min(curves, key=lambda curve: float(curve.flops_per_s))
@@ -190,8 +198,8 @@ def _hardware(problem: Problem, kinds: Sequence[Device]) -> Record:
             odd_last=np.min([one.odd_last for one in convolutions], axis=0),
             grouped_first=np.min([one.grouped_first for one in convolutions], axis=0),
             grouped_last=np.min([one.grouped_last for one in convolutions], axis=0),
-            short_rows=shared("short_rows") if slow_rows else 1.0,
-            odd_rows=shared("odd_rows") if slow_rows else 1.0,
+            short_rows=min(shared("short_rows"), most),
+            odd_rows=min(shared("odd_rows"), most),
             weight_cast_bytes=FULL + HALF if casts_weights(problem) else 0.0,
         )
     )

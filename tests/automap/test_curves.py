@@ -8,13 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from automap.cluster import parse_cluster
 from automap.device_kinds import known_devices
 from automap.fitted_curves import COLLECTIVES, fitted
 from automap.price.curves import attention_curve, gemm_curve
+from automap.price.evaluator import Evaluator
 from automap.price.kernels.attention import ALL_KEYS, EARLIER_KEYS, AttentionShape, attention_s
 from automap.price.kernels.collectives import collective_s, host_link
 from automap.price.kernels.gemm import gemm_s
 from automap.price.kernels.records import ALL_GATHER, ALL_REDUCE
+from automap.problem import Problem
+from automap.space.stated_strategy import Strategy, hand_made
+from ir import zoo
 
 DEVICES = {device.name: device for device in known_devices()}
 SIZE = st.integers(1, 70_000)
@@ -41,6 +46,32 @@ def test_larger_products_take_no_less_time(name: str, m: int, n: int, k: int, ba
     device = DEVICES[name]
     curve = gemm_curve(device, min(device.peak_TFLOPs))
     _never_falls(lambda *s: gemm_s(*s, 2.0, 2.0, curve), [float(v) for v in (m, n, k, batch)])
+
+
+@settings(max_examples=60)
+@given(
+    name=st.sampled_from(sorted(name for name in DEVICES if {"fp32", "tf32"} <= DEVICES[name].peak_TFLOPs.keys())),
+    m=SIZE,
+    n=SIZE,
+    k=SIZE,
+)
+def test_products_in_tf32_take_no_longer_than_in_fp32(name: str, m: int, n: int, k: int) -> None:
+    """A library that may use TF32 may also leave it: GeForce cards have one peak for both."""
+    narrow, wide = (gemm_s(m, n, k, 1.0, 4.0, 4.0, gemm_curve(DEVICES[name], kind)) for kind in ("tf32", "fp32"))
+    assert narrow <= wide
+
+
+def test_rows_of_odd_length_are_slow_on_tensor_cores_alone() -> None:
+    """GPT-2's vocabulary of 50257 makes no step longer than it is in fp32, where plain cores run its head."""
+    graph = zoo.build("gpt:layers=1,hidden=768,heads=12,seq_len=1024,vocab_size=50257")
+
+    def step_s(device: str, precision: str) -> float:
+        training = {"global_batch": 8, "precision": precision, "trainer": "ddp"}
+        evaluator = Evaluator(Problem.build(graph, parse_cluster(f"1x1x{device}"), training))
+        return evaluator.evaluate(hand_made(evaluator, Strategy(micro_batch=8))).step_time_s
+
+    for device, narrow in (("P100", "fp16"), ("RTX4090", "bf16"), ("RTX3090", "tf32"), ("A100", "bf16")):
+        assert step_s(device, narrow) <= step_s(device, "fp32")
 
 
 @settings(max_examples=60)
