@@ -215,7 +215,7 @@ def parse_cluster(spec: str | Mapping[str, Any]) -> Cluster:
         intra: Link = lookup("links", device.intra_node_link, "cluster")
         inter: Link = between_hosts(known("links"), link_name or device.inter_node_link)
         devices[device.name], links[intra.name], links[inter.name] = device, intra, inter
-        nics = 1 if link_name else device.nics_per_node
+        nics = 1 if link_name else device.nics_of(per_node)
         links_of: dict[str, Any] = {"intra_node_link": intra.name, "inter_node_link": inter.name}
         nodes.append(Node(device=device.name, num_devices=per_node, nics=nics, count=count, **links_of))
     return Cluster(name=spec.strip(), nodes=tuple(nodes), devices=devices, links=links)
