@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +33,12 @@ LINKS = (
     "infiniband-hdr", "infiniband-ndr", "omni-path-100",
 )  # fmt: skip
 """Kinds of links between nodes that are drawn, in a fixed order for the same reason."""
+AS_DRAWN: Mapping[str, Mapping[str, Any]] = {
+    "B300-288GB": {"inter_node_link": "infiniband-ndr"},
+    "GB200-186GB": {"memory_GiB": 173},
+    "GB300-288GB": {"memory_GiB": 268, "inter_node_link": "infiniband-ndr"},
+}
+"""What data files said of a kind when labels and networks were made, where they have been corrected since."""
 INTRA_GBPS, INTER_GBPS = (1.0, 900.0), (1.0 / 8.0, 400.0 / 8.0)
 """Least and largest bandwidth of random links inside nodes and between them: 1 to 900 GB/s, 1 to 400 Gbit/s."""
 
@@ -128,7 +136,7 @@ def _per_node(draw: Draw, num_devices: int, *, is_usual: bool) -> int:
 
 def _device(draw: Draw, num_devices: int, *, is_usual: bool) -> Device:
     """One of the known kinds; a host's processor only in small clusters that are not usual."""
-    known = {kind.name: kind for kind in known_devices()}
+    known = {kind.name: replace(kind, **AS_DRAWN.get(kind.name, {})) for kind in known_devices()}
     if is_usual and draw.chance(0.6):
         return known[draw.weighted(USUAL_DEVICES)]
     return known[draw.one([name for name in DEVICES if name != "cpu" or (num_devices <= 16 and not is_usual)])]
