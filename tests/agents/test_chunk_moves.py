@@ -10,11 +10,14 @@ from agents.planners.chunk_moves import (
     FARTHEST,
     MOVES,
     SAFE,
+    TOGETHER,
     _descend,
     _run_counts,
     _Steps,
+    _together,
     best_cuts,
     moved,
+    rises,
     shifts,
     with_cuts,
 )
@@ -72,6 +75,36 @@ def test_units_move_between_any_two_of_few_chunks_and_near_ones_of_many(chunks, 
     assert len({*map(tuple, found.tolist())}) == len(found)
     assert len(found) <= max(MOVES, 2 * FARTHEST * chunks)
     assert apart.max() >= min(chunks - 1, FARTHEST)
+
+
+def test_moves_of_unlike_chunks_are_made_at_once():
+    units, rng = 40, np.random.default_rng(0)
+    for _ in range(20):
+        ends = np.sort(rng.permutation(np.arange(1, units))[:11])
+        changed = rng.permutation(shifts(ends, units))
+        found = _together(ends, changed, units)
+        assert rises(found, units).all() and found[0].tolist() == changed[0].tolist()
+        of_chunks = np.diff(found - ends, axis=1, prepend=0, append=0)
+        # Each has the moves of the one before it and one more, which takes a unit from one chunk for another.
+        assert (np.abs(of_chunks) <= 1).all() and (of_chunks.sum(axis=1) == 0).all()
+        counts = np.abs(of_chunks).sum(axis=1).tolist()
+        assert counts[:2] == [2, 2] and counts == sorted(counts) and 2 < counts[-1] <= 2 * TOGETHER
+
+
+def test_moves_that_did_not_gain_are_seldom_tried_again():
+    """Chunks of one unit each but for two long ones, which are as long as time: units move away from these."""
+    units, tried = 80, []
+
+    class Steps:
+        def ranks(self, ends):
+            tried.append(len(ends))
+            return np.diff(ends, axis=1, prepend=0, append=units).astype(float), np.zeros(len(ends))
+
+    begin = np.sort([*range(2, 40), 60])
+    (_, seconds), ends = _descend(Steps(), begin, units)
+    assert seconds == np.diff(ends, prepend=0, append=units).max() < np.diff(begin, prepend=0, append=units).max()
+    of_all = len(shifts(begin, units))
+    assert sum(count > of_all // 2 for count in tried) < len(tried) / 2
 
 
 def test_moves_end_no_slower_than_they_begin():
