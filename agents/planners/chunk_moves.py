@@ -45,8 +45,8 @@ TOGETHER = 12
 """Largest number of moves, the best ones of unlike chunks, that are made at once where the best of them gains alone
 (assumed)."""
 LIKELY = 0.125
-"""Share of all moves, the best ones, that are tried again as long as one of them gains (assumed). With both, 66 plans of
-nine problems of `benchmarks/network_gap.py` took 56 % of the time, and ended from 1.1 % faster to 0.1 % slower."""
+"""Share of all moves, the best ones, that are tried again as long as one of them gains (assumed). With both, 66 plans
+of nine problems of `benchmarks/network_gap.py` took 56 % of the time, and ended from 1.1 % faster to 0.1 % slower."""
 ALL_CUTS = 20_000
 """Number of cuts of a pipeline up to which all of them are tried: 2 to 13 microseconds each."""
 FEW = 4
