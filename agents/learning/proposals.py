@@ -123,7 +123,6 @@ class Proposals:
         # The first plan is the one that is rated best; the others begin when it is known.
         self._goes_on = np.arange(episodes.count) == 0
         self._begins = np.zeros(episodes.count, dtype=np.bool_)
-        self._priced: set[Values] = set()
 
     @property
     def look_aheads(self) -> int:
@@ -146,7 +145,7 @@ class Proposals:
             done, expected_s = self._step()
             for number in np.flatnonzero(done).tolist():
                 if count < most and not incumbent.finished:
-                    self.found += _take(incumbent, self.episodes, number, self._priced, float(expected_s[number]))
+                    self.found += _take(incumbent, self.episodes, number, self._tree.priced, float(expected_s[number]))
                     count += 1
                 self._tree.finish(number)
             self._begins = done if self._goes_on.all() or not done.any() else np.ones_like(done)

@@ -26,7 +26,6 @@ from agents.incumbent import Incumbent
 from agents.learning.network import ProposalNetwork
 from agents.learning.proposals import PROPOSALS, SIDE_BY_SIDE, Proposals, Proposed, fitting, note_first
 from agents.learning.search_tree import SearchTree
-from agents.planners import elimination
 from agents.planners.descents import descend
 from agents.planners.pipeline_division import divide_quickly, has_few_pipelines, is_short
 from agents.planners.promising import FITTING, like_the_best, promising_meshes, split_axes
@@ -108,24 +107,6 @@ def propose_and_solve(search: SkeletonSearch, templates: Grid, network: Proposal
         return fitting(whole.found)
 
 
-def solve_proposed(incumbent: Incumbent, templates: Grid, network: ProposalNetwork, *, seed: int) -> Grid:
-    """What a network alone proposes: skeletons, of which elimination solves the best, as the network was trained.
-
-    Args:
-        incumbent: takes every plan, credited to `dqn`. They have an eighth of its budget.
-        templates: the templates with their prices.
-        network: rates the decisions.
-        seed: seed of the noise on its ratings.
-
-    Returns:
-        The best plans of the solved skeletons.
-    """
-    search = SkeletonSearch(incumbent, elimination.propose)
-    with _share(incumbent, math.inf):
-        _solve(search, SOLVED, _proposed(search, known_before(search, templates, templates.values[:0]), network, seed))
-    return search.plans(SOLVED)
-
-
 def _proposed(search: SkeletonSearch, known: Grid, network: ProposalNetwork, seed: int) -> list[Values]:
     """Skeletons that a network proposes, the most promising first; the first one that it decides has been solved."""
     incumbent = search.incumbent
@@ -189,7 +170,7 @@ def _solve(
     most: int,
     proposed: Iterable[Values],
     *others: Iterable[Values],
-    templates: Grid | None = None,
+    templates: Grid,
 ) -> None:
     """Solves the skeletons of proposals and of other plans, the best of each first, in turn, until the budget ends or
     `most` of each are solved; none of those that were taken before, and none twice.
@@ -203,7 +184,7 @@ def _solve(
         proposed: plans that a network has proposed.
         others: other plans.
         templates: templates with their prices, of which that of the best plan so far is solved too, see
-            `_template_of_best`; None = of none.
+            `_template_of_best`.
     """
     search.allow((1 + len(others)) * most)
     plans = [_in_turn(search, list(proposed)), *map(iter, others)]
@@ -216,7 +197,7 @@ def _solve(
                 search.taken.add(values[: search.space.first.signature])
                 search.incumbent.searcher = "elimination" if number else "dqn"
                 descend(search, values)
-            template = None if templates is None else _template_of_best(search, templates)
+            template = _template_of_best(search, templates)
             if template is not None and not search.finished:
                 search.incumbent.searcher = "elimination"
                 search.grant(1)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from automap.space.space import Values
 from envs.decision import Episodes
 
 Ints = npt.NDArray[np.int64]
@@ -45,6 +46,7 @@ class SearchTree:
     far. No closed action is taken while another one is open: no plan is priced twice, and none that cannot be the best.
 
     Attributes:
+        priced: plans that episodes have decided and priced, also without the tree.
         best_s: returns the step time of the best plan so far, in the units of the bounds.
         is_exhausted: whether no plan that the episodes may decide can be faster than the best one.
     """
@@ -57,6 +59,7 @@ class SearchTree:
             best_s: returns the step time of the best plan so far, in seconds.
         """
         self.is_exhausted = False
+        self.priced: set[Values] = set()
         self._episodes, self.best_s = episodes, best_s
         self._root = _Node(None, -1)
         self._at = [self._root] * episodes.count

@@ -10,7 +10,7 @@ from agents.learning import proposed_skeletons
 from agents.learning.checkpoint import read_network
 from agents.learning.problems import generate
 from agents.learning.proposals import NETWORK, Proposals
-from agents.learning.proposed_skeletons import propose_and_solve, solve_further, solve_proposed
+from agents.learning.proposed_skeletons import propose_and_solve, solve_further
 from agents.planners.descents import descend
 from agents.planners.elimination import propose
 from agents.planners.pipeline_division import has_few_pipelines
@@ -57,19 +57,6 @@ def test_solving_what_is_proposed_pays():
     """Where few templates were improved, the skeletons of the network are solved and lead to a better plan."""
     incumbent, before_s, _, _ = proposed("bert-large", "16x1xV100-16GB@10Gbit", 256)
     assert incumbent.best_s < 0.98 * before_s
-
-
-def test_a_network_alone_solves_what_it_proposes():
-    """Without improved or promising templates all plans are those of the network, within an eighth of the budget."""
-    space = PlanSpace(Problem.build(zoo.build("gpt2-xl"), parse_cluster("2x8xV100-16GB@25Gbit"), {"global_batch": 128}))
-    incumbent = Incumbent(space, Budget(evaluations=8_000), searcher="dqn")
-    grid = price_grid(incumbent, charged=False)
-    before_s, evaluations = incumbent.best_s, incumbent.evaluations
-    solved = solve_proposed(incumbent, grid, read_network(NETWORK), seed=0)
-    assert incumbent.best_s < 0.95 * before_s
-    assert incumbent.best_s == incumbent.reached["dqn"] == solved.prices[0, 0]
-    assert incumbent.evaluations - evaluations <= 1_000
-    assert not incumbent.reached.get("elimination")
 
 
 def test_proposals_of_a_budget_in_evaluations_repeat():
@@ -220,8 +207,6 @@ def test_the_template_of_the_best_plan_is_solved_too():
     ]
     template = tuple(grid.values[min(alike, key=promised_s(grid).__getitem__)].tolist())
     assert len(alike) > 1 and template not in search.begun
-    proposed_skeletons._solve(search, 1, [])
-    assert template not in search.begun
     proposed_skeletons._solve(search, 1, [], templates=grid)
     assert template in search.begun
     begun = set(search.begun)

@@ -7,8 +7,8 @@ from agents import Budget, search
 from agents.incumbent import Incumbent
 from agents.learning.dqn import run_dqn
 from agents.learning.hyperparameters import Hyperparameters
-from agents.learning.proposed_skeletons import solve_proposed
 from agents.learning.search_tree import SearchTree
+from agents.learning.solved_skeletons import SolvedSkeletons
 from agents.sampling.expert import grid_of
 from automap.space.space import PlanSpace
 from envs.decision import Episodes
@@ -55,14 +55,16 @@ def test_a_dqn_that_ends_by_itself_has_found_the_optimum(small, monkeypatch):
     priced = []
     add = incumbent.add
     incumbent.add = lambda values, seconds, over: (priced.append(values), add(values, seconds, over))[1]
+    solves = SolvedSkeletons.solve
 
-    def solve(*arguments, **more):
-        """Solves what is proposed. What elimination prices on the way may come again."""
-        found = solve_proposed(*arguments, **more)
-        priced.clear()
+    def solve(skeletons, values):
+        """Solves a skeleton. What this prices on the way may come again."""
+        count = len(priced)
+        found = solves(skeletons, values)
+        del priced[count:]
         return found
 
-    monkeypatch.setattr("agents.learning.dqn.solve_proposed", solve)
+    monkeypatch.setattr(SolvedSkeletons, "solve", solve)
     run_dqn(incumbent, seed=0, templates=grid_of(space), parameters=Hyperparameters(num_envs=4), proposals=5)
     assert incumbent.best_s == pytest.approx(optimum.plan.estimate.step_time_s, rel=1e-12)
     assert len(priced) == len(set(priced)) < round(10**space.decades)
