@@ -58,7 +58,7 @@ def proposed(space, network, plans, *, known, seed=0):
 
 
 def log_chance(space, network, plan, *, known):
-    """Logarithm of the chance of drawing the skeleton of a plan, where a network draws actions with chances of exp(Q)."""
+    """Logarithm of the chance of drawing the skeleton of a plan, where actions are drawn with chances of exp(Q)."""
     episodes = Episodes(HybridDecisions(space), 1, known=known)
     episodes.confine(0, None, (0, space.first.signature))
     episodes.begin(np.ones(1, dtype=np.bool_))
