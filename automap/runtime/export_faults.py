@@ -82,7 +82,9 @@ def _untranslated(module: nn.Module, exported: Any, text: str, fault: Exception)
 def _caller(exported: Any, operator: str) -> str:
     """The path of the first module that calls an operator; empty where none below the whole module does."""
     for node in exported.graph.nodes:
-        if node.op == "call_function" and operator.startswith(str(node.target).rpartition(".")[0]):
+        # Functions of Python that take results apart, such as getitem, have no dot in their names.
+        name = str(node.target).rpartition(".")[0]
+        if node.op == "call_function" and name and f"{operator}.".startswith(f"{name}."):
             stack = list((node.meta.get("nn_module_stack") or {}).values())
             return str(stack[-1][0]) if stack else ""
     return ""

@@ -9,7 +9,7 @@ from math import gcd, prod
 
 from ir.factors import InternalCollective, Passing
 from ir.graph import Tensor
-from ir.operators.base import AcrossSamples, Context, Dims, MissingBatch, Result, Unsupported, bytes_of, kind
+from ir.operators.base import AcrossSamples, BakedBatch, Context, Dims, MissingBatch, Result, Unsupported, bytes_of, kind
 from ir.operators.elementwise import broadcast
 from ir.operators.windows import first_pads, spatial_sizes, window_of
 
@@ -133,6 +133,25 @@ def _halo(x: Tensor, dim: int, window: int, stride: int, begin: int) -> Internal
     return InternalCollective(name="halo", kind="send_recv", forward_bytes=pair, backward_bytes=pair)
 
 
+def _samples_of_channels(ctx: Context, groups: int) -> tuple[tuple[int, ...], int]:
+    """The batch factor in front of the channels where each sample has weights of its own, and the groups of a sample.
+
+    Networks that compute the weights of a convolution from their data (dynamic convolutions, StyleGAN2) put the samples
+    beside each other as groups of channels: `[1, (b c), ...]` and `[(b m), c, ...]`.
+    """
+    x, w = ctx.tensor(0), ctx.tensor(1)
+    if w.batch_dim is None:
+        return (), groups
+    if (x.batch_dim, w.batch_dim, groups % ctx.export_batch) != (1, 0, 0):
+        raise AcrossSamples("each sample has weights of its own, and is no group of channels")
+    if ctx.has(2) and (bias := ctx.tensor(2)).batch_dim is None:
+        channels = w.shape[0] if ctx.kind == "Conv" else w.shape[1] * groups // ctx.export_batch
+        if bias.shape[0] == channels * ctx.export_batch != channels:
+            raise BakedBatch(2, 0, channels)
+        raise MissingBatch(2, 0)
+    return (ctx.rule.batch(),), groups // ctx.export_batch
+
+
 @kind("Conv", rule="n (g c+!) {(space@halo? stride!) rest!}, (g m) c {window!}, [(g m)] -> n (g m) {space new!}")
 def conv(ctx: Context) -> Result:
     """Convolution by groups of channels.
@@ -142,10 +161,10 @@ def conv(ctx: Context) -> Result:
     """
     x, w = ctx.tensor(0), ctx.tensor(1)
     rank = len(x.shape) - 2
-    if rank < 1 or len(w.shape) != rank + 2 or x.batch_dim not in (None, 0):
-        raise Unsupported("operands are not [batch, channels, ...]")
     rule = ctx.rule
-    groups = ctx.int_attribute("group", 1)
+    own, groups = _samples_of_channels(ctx, ctx.int_attribute("group", 1))
+    if rank < 1 or len(w.shape) != rank + 2 or x.batch_dim not in (None, 1 if own else 0):
+        raise Unsupported("operands are not [batch, channels, ...]")
     if groups < 1 or w.shape[0] % groups or x.shape[1] != w.shape[1] * groups:
         raise Unsupported(f"{x.shape[1]} channels, weight {w.shape}, {groups} groups")
     window = window_of(ctx, w.shape[2:])
@@ -157,9 +176,9 @@ def conv(ctx: Context) -> Result:
     g = rule.loop(groups, name="g")
     c = rule.loop(w.shape[1], name="c", summed=not has_bias, fixed=has_bias)
     m = rule.loop(w.shape[0] // groups, name="m")
-    dims_x: Dims = [n, (*g, *c)]
-    dims_w: Dims = [(*g, *m), c]
-    out: Dims = [n, (*g, *m)]
+    dims_x: Dims = [n, (*own, *g, *c)]
+    dims_w: Dims = [(*own, *g, *m), c]
+    out: Dims = [n, (*own, *g, *m)]
     for i, (size_in, size_out) in enumerate(zip(x.shape[2:], sizes, strict=True)):
         dims_w.append(rule.loop(window.sizes[i], fixed=True))
         shared = gcd(size_in, size_out)
@@ -174,7 +193,7 @@ def conv(ctx: Context) -> Result:
         out.append((h,))
     operands: list[tuple[int, Dims]] = [(0, dims_x), (1, dims_w)]
     if has_bias:
-        operands.append((2, [(*g, *m)]))
+        operands.append((2, [(*own, *g, *m)]))
     flops = 2.0 * x.shape[0] * w.num_elements * prod(sizes)
     return _product(ctx, operands, out, "none" if has_bias else "multi", flops)
 
@@ -184,8 +203,8 @@ def conv_transpose(ctx: Context) -> Result:
     """The transpose of a convolution: spatial dims stay whole, with a bias also the contraction."""
     x, w = ctx.tensor(0), ctx.tensor(1)
     rank = len(x.shape) - 2
-    groups = ctx.int_attribute("group", 1)
-    if rank < 1 or len(w.shape) != rank + 2:
+    own, groups = _samples_of_channels(ctx, ctx.int_attribute("group", 1))
+    if rank < 1 or len(w.shape) != rank + 2 or x.batch_dim not in (None, 1 if own else 0):
         raise Unsupported("operands are not [batch, channels, ...]")
     if groups < 1 or x.shape[1] != w.shape[0] or w.shape[0] % groups:
         raise Unsupported(f"{x.shape[1]} channels, weight {w.shape}, {groups} groups")
@@ -199,9 +218,9 @@ def conv_transpose(ctx: Context) -> Result:
     g = rule.loop(groups, name="g")
     c = rule.loop(w.shape[0] // groups, name="c", summed=not has_bias, fixed=has_bias)
     m = rule.loop(w.shape[1], name="m")
-    dims_x: Dims = [n, (*g, *c)]
-    dims_w: Dims = [(*g, *c), m]
-    out: Dims = [n, (*g, *m)]
+    dims_x: Dims = [n, (*own, *g, *c)]
+    dims_w: Dims = [(*own, *g, *c), m]
+    out: Dims = [n, (*own, *g, *m)]
     for i in range(rank):
         size = window.strides[i] * (x.shape[2 + i] - 1) + extra[i] + window.extents[i] - pads[i] - pads[i + rank]
         if window.same:
@@ -213,7 +232,7 @@ def conv_transpose(ctx: Context) -> Result:
         out.append((rule.factor(size, fixed=True),))
     operands: list[tuple[int, Dims]] = [(0, dims_x), (1, dims_w)]
     if has_bias:
-        operands.append((2, [(*g, *m)]))
+        operands.append((2, [(*own, *g, *m)]))
     flops = 2.0 * x.num_elements * (w.num_elements // w.shape[0])
     return _product(ctx, operands, out, "none" if has_bias else "multi", flops)
 
@@ -232,6 +251,8 @@ def deform_conv(ctx: Context) -> Result:
     rank = len(x.shape) - 2
     if rank < 1 or len(w.shape) != rank + 2 or len(moved.shape) != rank + 2:
         raise Unsupported("operands are not [batch, channels, ...]")
+    if w.batch_dim is not None:
+        raise AcrossSamples("each sample has weights of its own")
     for index in (0, 2, 4):
         if ctx.has(index) and ctx.tensor(index).batch_dim not in (None, 0):
             raise Unsupported("the batch is not the first dim of its operands")

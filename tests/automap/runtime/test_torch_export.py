@@ -297,6 +297,12 @@ def test_a_failure_is_one_sentence_that_names_the_module(
     assert (shown.out, shown.err) == ("", "")  # torch itself writes pages
 
 
+def test_a_failure_names_no_module_before_the_one_at_fault() -> None:
+    """The exporter takes the results of a batch norm apart: no function of torch does that."""
+    with pytest.raises(ModelError, match="^module: 1 uses aten"):
+        export_onnx(lambda: (nn.Sequential(nn.BatchNorm1d(4), Foreign()), torch.zeros(2, 4, 4)))
+
+
 def test_products_of_complex_numbers_are_those_of_pairs() -> None:
     """As rotary embeddings of DeepSeek-V2 and Llama 4 write them; onnxruntime computes what the module does."""
     x = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0))
