@@ -9,7 +9,17 @@ from math import gcd, prod
 
 from ir.factors import InternalCollective, Passing
 from ir.graph import Tensor
-from ir.operators.base import AcrossSamples, BakedBatch, Context, Dims, MissingBatch, Result, Unsupported, bytes_of, kind
+from ir.operators.base import (
+    AcrossSamples,
+    BakedBatch,
+    Context,
+    Dims,
+    MissingBatch,
+    Result,
+    Unsupported,
+    bytes_of,
+    kind,
+)
 from ir.operators.elementwise import broadcast
 from ir.operators.windows import first_pads, spatial_sizes, window_of
 

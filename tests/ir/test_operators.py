@@ -203,7 +203,7 @@ def test_a_permutation_may_count_dims_from_the_end():
 @pytest.mark.parametrize("shape", [(4, 1, 24), (2, 3, 1, 8)])
 def test_attention_between_samples_is_refused(shape):
     """Of queries `[length, samples, ...]` each would attend to the keys of other samples."""
-    inputs = [tensor(shape, batch_dim=len(shape) - 2) for _ in range(3)]
+    inputs = [tensor(shape, batch=len(shape) - 2) for _ in range(3)]
     heads = {"q_num_heads": 3, "kv_num_heads": 3} if len(shape) == 3 else {}
     with pytest.raises(Unsupported, match="samples are not the first dim"):
         make_operator("Attention", name="o", inputs=inputs, outputs=["y"], attributes=heads, opset=OPSET)

@@ -299,7 +299,7 @@ def test_a_failure_is_one_sentence_that_names_the_module(
 
 def test_a_failure_names_no_module_before_the_one_at_fault() -> None:
     """The exporter takes the results of a batch norm apart: no function of torch does that."""
-    with pytest.raises(ModelError, match="^module: 1 uses aten"):
+    with pytest.raises(ModelError, match=r"^module: 1 uses aten"):
         export_onnx(lambda: (nn.Sequential(nn.BatchNorm1d(4), Foreign()), torch.zeros(2, 4, 4)))
 
 
