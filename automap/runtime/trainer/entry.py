@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._dynamo import OptimizedModule
+from torch.distributed.tensor import DTensor
 
 from automap.errors import PlanError, UserError
 from automap.plan import Plan
@@ -30,6 +31,7 @@ from automap.runtime.trainer.same_start import agree
 from automap.runtime.trainer.split_check import probe_inputs, runs
 from automap.runtime.trainer.supported_plans import FinerThanModules, check_gradients, check_inputs, check_loss
 from automap.runtime.trainer.training_graph import input_names, training_graph
+from automap.runtime.trainer.whole_weights import BY_WHOLE_WEIGHTS, FAILING, refuse_optimizers
 from automap.runtime.transformers_models import is_transformers, without_cache
 from ir.frozen import names_in_file
 from ir.graph import Graph
@@ -109,11 +111,15 @@ def parallelize(
     # A cut may turn out to be impossible when modules have been changed already.
     whole = Whole.of(module, graph) if len(plan.stages) > 1 else None
     try:
-        return _by_modules(module, plan, graph, loss, count, per_rank)
+        trainer = _by_modules(module, plan, graph, loss, count, per_rank)
+        every = (parameter for group in trainer.parameters() for parameter in group["params"])
+        refuse_optimizers(trainer, (p for p in every if isinstance(p, DTensor)), FAILING)
+        return trainer
     except FinerThanModules as finer:
         if loss is not summed_cross_entropy or count is not count_labels:
             raise
         found = GraphTrainer(module, plan, graph, whole or Whole.of(module, graph), finer)
+        refuse_optimizers(found, found.parts(), BY_WHOLE_WEIGHTS)
     if dist.get_rank() == 0:
         warnings.warn(f"the graph is trained in place of the module's code: {found.why}", stacklevel=2)
     return found

@@ -158,6 +158,14 @@ class GraphTrainer:
         """The parameters of this rank, for an optimizer."""
         return [{"params": self._masters.masters}]
 
+    def parts(self) -> Iterator[Tensor]:
+        """The parameters of this rank that are no whole weights."""
+        masters, tensors = iter(self._masters.masters), self._graph.tensors
+        for executor in self._executors.values():
+            for name, master in zip(executor.parameters, masters, strict=False):
+                if name not in tensors or tensors[name].shape != tuple(master.shape):
+                    yield master
+
     def step(self, *data: Tensor) -> float:
         """Forward and backward passes of all micro-batches; see `ModuleTrainer.step`.
 
