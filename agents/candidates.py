@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from agents.results.cluster_parts import clusters_within
 from automap.cluster import Cluster, parse_cluster
-from automap.errors import ClusterError, ProblemError, one_of
+from automap.errors import ClusterError, ProblemError
 from automap.plan import Plan, format_devices
 
 HOUR = 3600.0
@@ -135,7 +135,7 @@ def _cost(cluster: Cluster, prices: Mapping[str, float]) -> float:
         names = {host.device, *cluster.devices[host.device].aliases}
         own = [price for name, price in prices.items() if name.lower() in {known.lower() for known in names}]
         if not own:
-            repair = f"Add its price, as in {host.device}=2.5. {one_of(prices, host.device)}"
+            repair = f"Add its price, as in {host.device}=2.5: there are prices of {', '.join(prices)}."
             raise ProblemError("no price of this device", field="prices", value=host.device, repair=repair)
         total += own[0] * host.num_devices
     return total

@@ -237,6 +237,8 @@ class _Reader:
             raise self.fail(path, value, "an object")
         fields = {f.name: f for f in dataclasses.fields(kind)}
         hints = _hints(kind)
+        if "schema" in fields and "schema" in value:  # first: another version of the form may have other keys
+            self.read(hints["schema"], value["schema"], joined(path, "schema"))
         for key in value:
             if key not in fields:
                 repair = "Remove it, or use one of " + ", ".join(fields) + "."
@@ -251,7 +253,7 @@ class _Reader:
             return kind(**given)
         except self.error as fault:
             # A record names a wrong field relative to itself.
-            raise type(fault)(**fault.texts | {"field": joined(path, fault.field)}) from None
+            raise fault.at(joined(path, fault.field)) from None
 
 
 def json_schema(kind: type[Any], *, title: str) -> dict[str, Any]:

@@ -10,8 +10,10 @@ The rest of the tree hangs below `UserError` in `automap/errors.py`.
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable
 from functools import partial
+from typing import Self
 
 
 class UserError(Exception):
@@ -19,7 +21,7 @@ class UserError(Exception):
 
     Attributes:
         field: what was wrong, as the user names it (`model`, `cluster`, `training.global_batch` ...).
-        value: what it was, shortened; of an empty text, "nothing".
+        value: what it was, shortened; an empty text is "nothing", and None is "null" as in JSON.
         repair: what to do about it, one sentence.
     """
 
@@ -27,7 +29,7 @@ class UserError(Exception):
         super().__init__(message)
         self.message = printable(message, 1000)
         self.field = printable(field, 200)
-        self.value = printable((value or "nothing") if isinstance(value, str) else repr(value), 200)
+        self.value = printable(_shown(value), 200)
         self.repair = printable(repair, 1000)
 
     def __str__(self) -> str:
@@ -38,8 +40,19 @@ class UserError(Exception):
         """Message, field, value and repair by name; `type(error)(**error.texts)` is the same error."""
         return {name: getattr(self, name) for name in ("message", "field", "value", "repair")}
 
+    def at(self, field: str) -> Self:
+        """The same error under the name that the field has where the value was given."""
+        return type(self)(**(self.texts | {"field": field}))
+
     def __reduce__(self) -> tuple[object, ...]:
         return (partial(type(self), **self.texts), ())
+
+
+def _shown(value: object) -> str:
+    """A value in words: of those that JSON and Python spell differently, null, true and false."""
+    if isinstance(value, str):
+        return value or "nothing"
+    return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
 
 
 def printable(text: str, length: int) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from automap.errors import UserError
+from automap.errors import ClusterError, ModelError, PlanError, UserError
 from automap.records import to_json
 from service.problems import limit, problem_of
 
@@ -63,7 +63,11 @@ def estimate(document: Mapping[str, Any], graph: bytes) -> dict[str, Any]:
     from service.priced import hand_made_plan, priced_anew
 
     if document["plan"] is None:
-        return hand_made_plan(_evaluator(document, graph), document["degrees"]).to_json()
+        evaluator = _evaluator(document, graph)
+        try:
+            return hand_made_plan(evaluator, document["degrees"]).to_json()
+        except PlanError as fault:
+            raise fault.at(f"degrees.{fault.field}") from None
     plan = Plan.from_json(document["plan"])
     return priced_anew(plan, _evaluator(document, graph, plan)).to_json()
 
@@ -72,8 +76,14 @@ def recommend(document: Mapping[str, Any], graph: bytes) -> dict[str, Any]:
     """Compares clusters: {request, clusters, goals} → the answer of `automap recommend`."""
     from agents.recommend import Goals
     from agents.recommend import recommend as rate
+    from automap.cluster import parse_cluster
     from service.command.recommending import to_json as answer_of
 
+    for number, text in enumerate(document["clusters"]):
+        try:
+            parse_cluster(text)
+        except ClusterError as fault:
+            raise fault.at(fault.field.replace("cluster", f"clusters[{number}]", 1)) from None
     request, goals = _request(document), Goals(**document["goals"])
     found = rate(_graph(document, graph), document["clusters"], request.training, goals, hints=request.hints)
     return answer_of(found, goals.steps)
@@ -127,7 +137,10 @@ def _graph(document: Mapping[str, Any], graph: bytes) -> Any:
 
     request = _request(document)
     if request.model.zoo:
-        return import_graph(b"", request)
+        try:
+            return import_graph(b"", request)
+        except ModelError as fault:
+            raise (fault.at("zoo") if fault.field == "model" else fault) from None
     read = _read if len(graph) <= KEPT_BYTES else _read.__wrapped__
     return read(graph, document["model_id"])
 

@@ -97,6 +97,11 @@ def hand_made(evaluator: Evaluator, strategy: Strategy) -> LoweredPlan:
         again = recompute_masks(evaluator, problem.trainer.name, strategy.recompute)
         parts = chunks(evaluator, chosen, strategy.pp * strategy.virtual, again, sizes=strategy.layers)
     except Unpriced as fault:
+        if strategy.layers is not None:
+            repair = (
+                f"Give {strategy.pp * strategy.virtual} numbers, one a stage, that add up to the layers of the model."
+            )
+            raise _refuse("layers", strategy.layers, str(fault), repair) from None
         degree = "virtual" if strategy.virtual > 1 else "pp"
         raise _refuse(degree, getattr(strategy, degree), str(fault), "Use fewer stages.") from None
     return LoweredPlan(

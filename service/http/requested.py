@@ -37,7 +37,7 @@ def model_name(model_id: str, request: JobRequest, store: Store) -> str:
         try:
             zoo.check_known(spec)
         except ModelError as fault:
-            raise _not_found(fault) from None
+            raise _not_found(fault.at("zoo")) from None
         return spec
     model = store.model(model_id)
     if model is None:

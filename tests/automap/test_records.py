@@ -98,6 +98,18 @@ def _unranged(kind, seen):
             yield from _unranged(arg, seen)
 
 
+def test_of_another_version_of_a_document_its_version_is_told():
+    with pytest.raises(UserError) as fault:
+        Plan.from_json({"schema": "automap.plan/2", "steps": []})
+    assert (fault.value.field, fault.value.value) == ("plan.schema", "automap.plan/2")
+    assert "automap.plan/1" in fault.value.repair
+
+
+def test_values_are_told_as_json_spells_them():
+    for value, told in ((None, "null"), (True, "true"), (3, "3"), ("", "nothing")):
+        assert UserError("x", field="f", value=value, repair="r").value == told
+
+
 def test_figures_of_a_plan_are_finite():
     with pytest.raises(UserError, match="finite"):
         from_json(Estimate, {"step_time_s": float("inf")}, path="plan.estimate")

@@ -204,7 +204,7 @@ def test_a_layer_profile(api: httpx.Client, client: redis.Redis, search: Any) ->
         (PROFILE + "\n" + PROFILE, "", "model"),
         ("node1 -- " + "x" * 100_000, "", "model"),
         ("node1 -- x\n" * 200_000, "", "model"),
-        (PROFILE, "?dim=batch=0", "dims"),
+        (PROFILE, "?dim=batch=0", "dims.batch"),
         (PROFILE, "?dim=length=2", "dims.length"),
     ],
 )
@@ -372,11 +372,11 @@ def test_every_refusal_shows_what_was_sent(api: httpx.Client) -> None:
         (mlp()[:-20], "", "model"),
         (mlp(hidden="width"), "", "dims.width"),
         (mlp(), "?dim=width", "dims"),
-        (mlp(), "?dim=width=0", "dims"),
+        (mlp(), "?dim=width=0", "dims.width"),
         (mlp(hidden="width"), "?dim=width=8&dim=width=4", "dims.width"),
         (mlp(hidden="width"), "?dim=width=8&batch_dim=x=0&batch_dim=x=none", "batch_dims.x"),
         (mlp(), "?name=a&name=b", "name"),
-        (mlp(), "?dim=width=" + 5000 * "9", "dims"),
+        (mlp(), "?dim=width=" + 5000 * "9", "dims.width"),
     ],
     ids=[
         "empty",
@@ -427,7 +427,8 @@ def test_dims_can_be_bound(api: httpx.Client) -> None:
         ({"hints": {"fix": {"pp": 99}}}, "hints.fix.pp"),
         ({"hints": {"fix": {"num_micro_batches": 7}}}, "hints.fix.num_micro_batches"),
         ({"hints": {"fixed": {}}}, "hints.fixed"),
-        ({"hints": {"constraints": [{"scope": "nothing.*"}]}}, "hints.constraints[0].scope"),
+        ({"hints": {"constraints": [{"scope": "nothing.*", "split": True}]}}, "hints.constraints[0].scope"),
+        ({"hints": {"constraints": [{"scope": "**"}]}}, "hints.constraints[0]"),
         ({"budget": "soon"}, "budget"),
         ({"budget": "9999h"}, "budget"),
         ({"budget": 0}, "budget"),
@@ -474,8 +475,9 @@ def test_a_model_of_the_zoo_needs_no_upload(api: httpx.Client, client: redis.Red
     [
         ({}, "model_id"),
         ({"zoo": "gpt2", "model_id": "x"}, "model_id"),
-        ({"zoo": "gpt2:width=7"}, "model"),
-        ({"zoo": "gpt2:layers=999999999"}, "model"),
+        ({"zoo": "gpt2:width=7"}, "zoo"),
+        ({"zoo": "gpt2:layers=999999999"}, "zoo"),
+        ({"zoo": "gpt:layers=2"}, "zoo"),
         ({"zoo": "gpt2", "dims": {"n": 2}}, "dims"),
         ({"zoo": "gpt2", "parameters": ["*"]}, "parameters"),
     ],
@@ -486,7 +488,7 @@ def test_bad_named_models(api: httpx.Client, given: dict[str, Any], field: str) 
 
 
 @pytest.mark.parametrize(
-    ("given", "field"), [({"model_id": "unknown"}, "model_id"), ({"zoo": "zoo:gpt3"}, "model"), ({"zoo": "x"}, "model")]
+    ("given", "field"), [({"model_id": "unknown"}, "model_id"), ({"zoo": "zoo:gpt3"}, "zoo"), ({"zoo": "x"}, "zoo")]
 )
 def test_models_that_are_not_there(api: httpx.Client, given: dict[str, Any], field: str) -> None:
     document = check_problem(api.post("/v1/jobs", json={**JOB, **given}), 404, field)

@@ -52,14 +52,15 @@ def test_degrees_are_priced_as_on_the_command_line(api: httpx.Client, capsys: py
 @pytest.mark.parametrize(
     ("more", "status", "field"),
     [
-        ({"degrees": {"pp": 3}}, 422, "pp"),
+        ({"degrees": {"pp": 3}}, 422, "degrees.pp"),
+        ({"degrees": {"layers": [1, 2]}}, 422, "degrees.layers"),
         ({"degrees": {"tp": 0}}, 422, "degrees.tp"),
         ({"degrees": {"speed": 2}}, 422, "degrees.speed"),
         ({"plan": {}}, 422, "plan"),
         ({"plan": {"schema": "automap.plan/1"}, "degrees": {"tp": 2}}, 422, "degrees"),
-        ({"zoo": "gpt9"}, 404, "model"),
+        ({"zoo": "gpt9"}, 404, "zoo"),
         ({"cluster": "cluster.json"}, 422, "cluster"),
-        ({"training": {"global_batch": 63}, "degrees": {"dp": 8}}, 422, "micro_batch"),
+        ({"training": {"global_batch": 63}, "degrees": {"dp": 8}}, 422, "degrees.micro_batch"),
     ],
 )
 def test_what_cannot_be_priced(api: httpx.Client, more: dict[str, Any], status: int, field: str) -> None:
@@ -104,6 +105,9 @@ def test_clusters_are_compared_as_on_the_command_line(api: httpx.Client, capsys:
     for more, field in (
         ({"clusters": []}, "clusters"),
         ({"clusters": ["x.json"]}, "clusters[0]"),
+        ({"clusters": ["8xA100", "8xZ9000"]}, "clusters[1]"),
+        ({"prices": {"V100": 1.0}}, "prices"),
+        ({"zoo": "gpt:layers=2"}, "zoo"),
         ({"max_cost_per_hour": 3.0}, "max_cost_per_hour"),
         ({"target_step_s": 1e-9}, "target"),
     ):
