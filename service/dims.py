@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 from automap.errors import ModelError
 
+MAX_SIZE = 2**31 - 1
+"""Largest size of a dim (assumed): far beyond the largest sequence and the largest vocabulary."""
+
 
 def parse_dims(texts: Sequence[str]) -> dict[str, int]:
     """Reads `name=size` texts.
@@ -17,9 +20,12 @@ def parse_dims(texts: Sequence[str]) -> dict[str, int]:
     dims: dict[str, int] = {}
     for text in texts:
         key, _, size = text.partition("=")
-        if not key or not re.fullmatch("[0-9]{1,10}", size) or not 1 <= int(size) < 2**31:
+        if not key or not re.fullmatch("-?[0-9]+", size):
             repair = "Write name=size, as in batch=1 or sequence=1024."
             raise ModelError("not a dim", field="dims", value=text, repair=repair)
+        if len(size) > len(str(MAX_SIZE)) or not 1 <= int(size) <= MAX_SIZE:
+            repair = f"Give a number from 1 to {MAX_SIZE}."
+            raise ModelError("out of range", field=f"dims.{key}", value=size, repair=repair)
         if dims.setdefault(key, int(size)) != int(size):
             raise ModelError("two sizes", field=f"dims.{key}", value=f"{dims[key]} and {size}", repair="Give one.")
     return dims

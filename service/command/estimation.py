@@ -152,10 +152,15 @@ def export_file(data: bytes, request: JobRequest, path: Path, *, target: str | N
     Raises:
         UserError: the file, the model, the folder, or a plan that the target cannot express. Nothing is written then.
     """
-    from automap.export.export import export, save
+    from automap.export.export import WRITERS, export, save
+    from automap.targets import ANY
 
     plan = read_plan(path)
-    found = export(plan, own_problem(data, request, plan), target or plan.training.target)
+    problem = own_problem(data, request, plan)
+    if target is None and plan.training.target == ANY:
+        repair = f"Give --target, one of {', '.join(WRITERS)}."
+        raise ProblemError("the plan was searched for no target", field="target", value="", repair=repair)
+    found = export(plan, problem, target or plan.training.target)
     save(found, folder)
     return found
 

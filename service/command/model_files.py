@@ -7,6 +7,7 @@ from pathlib import Path
 from automap.errors import ModelError
 from ir import zoo
 from ir.onnx.sandbox import SandboxLimits
+from service.command.options import MODEL_FORMS
 
 _EXTERNAL = b"\x0a\x08location\x12"
 """Key of an ONNX file under which a tensor names the other file that holds its data."""
@@ -39,5 +40,5 @@ def _in_place(path: Path) -> str:
     try:
         zoo.check_known(str(path))
     except ModelError:
-        return "Give the path of an ONNX file or a layer profile, zoo:NAME or hf:FOLDER."
+        return MODEL_FORMS
     return f"Write zoo:{path} for the known model, or give the path of an ONNX file or a layer profile."

@@ -26,6 +26,9 @@ SEARCH_PANEL = "The search"
 READING_PANEL = "How the model is read"
 """Headings in the help of a verb, over options that few commands need. All others are under "Options", in front."""
 
+MODEL_FORMS = "Give the path of an ONNX file or a layer profile, zoo:NAME or hf:FOLDER."
+"""The forms in which commands take a model."""
+
 ModelArgument = Annotated[
     str,
     typer.Argument(
@@ -193,10 +196,18 @@ ParametersOption = Annotated[
 
 def writable(path: Path | None) -> Path | None:
     """Refuses an output that could not be written before the work is done, not after it."""
-    if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
-        repair = "Name a file in a folder of yours."
-        raise PlanError("cannot be written", field="output", value=str(path), repair=repair)
-    return path
+    if path is None:
+        return None
+    if path.is_dir():
+        why = "is a folder"
+    elif not path.parent.is_dir():
+        why = "there is no such folder"
+    elif not os.access(path.parent, os.W_OK):
+        why = "you may not write into the folder"
+    else:
+        return path
+    repair = "Name a file in a folder of yours."
+    raise PlanError(f"cannot be written: {why}", field="output", value=str(path), repair=repair)
 
 
 def makable(option: typer.CallbackParam, folder: Path) -> Path:
@@ -290,6 +301,8 @@ def read_model(
 
     globs = tuple(parameters or ())
     options = ModelOptions(dims=parse_dims(dim or []), batch_dims=parse_batch_dims(batch_dim or []), parameters=globs)
+    if not model:
+        raise ModelError("no model", field="model", value=model, repair=MODEL_FORMS)
     if model.startswith("zoo:"):
         name = model.removeprefix("zoo:")
         if not name:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -71,8 +72,8 @@ def search(
     """Searches for the fastest plan on this machine. Ctrl-C ends it with the best plan so far and exit code 130."""
     from service.command.terminal import interruptible, progress_line
 
-    if job.request.budget.isdigit():
-        number = job.request.budget
+    number = job.request.budget
+    if re.fullmatch("[1-9][0-9]{0,11}", number):
         text = f"{int(number):,} plans to price, and the templates; for a time of {number} seconds, write {number}s"
         say(f"{'budget':9} {text}", err=True)
     results: list[SearchResult] = []

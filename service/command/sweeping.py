@@ -112,7 +112,7 @@ def _read_side(text: str) -> Side:
                 raise ProblemError("unknown value", field=f"over.{name}", value=word, repair=one_of(choices, word))
         return Side(name, tuple(dict.fromkeys(words)))
     for word in words:
-        if not word.isdigit() or len(word) > 18:
+        if not word.isdecimal() or len(word) > 18:
             raise ProblemError("not a number", field=f"over.{name}", value=word, repair="Write it as in tp=1,2,4.")
     return Side(name, tuple(dict.fromkeys(map(int, words))))
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from automap.records import Range, from_json, to_json
+from service.dims import MAX_SIZE
 from service.jobs.trial_options import Trials
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from ir.onnx.sandbox import Imported
 
 
-DimSize = Annotated[int, Range(1, 2**31 - 1)]
+DimSize = Annotated[int, Range(1, MAX_SIZE)]
 DimPlace = Annotated[int, Range(0, 63)]
 """Position of a dim in its tensor; numpy allows at most 64 dims."""
 Seed = Annotated[int, Range(0, 2**32 - 1)]

@@ -17,7 +17,7 @@ import pytest
 
 import agents
 from automap.device_kinds import known_devices, own_folder
-from automap.errors import NothingFits
+from automap.errors import NothingFits, PlanError
 from automap.plan import Plan, plan_schema
 from automap.records import to_json
 from automap.space.stated_strategy import SCHEDULES, Strategy
@@ -25,6 +25,7 @@ from ir import summary
 from service import warm_up as warm
 from service.about import version
 from service.command.main import EXTRAS, main
+from service.command.options import writable
 from service.command.plan_verbs import INTERRUPTED, read_strategy
 
 HEAVY = ("torch", "numba", "stable_baselines3", "gymnasium", "onnx", "fastapi", "redis", "numpy")
@@ -236,8 +237,11 @@ def test_search_for_programs(model: str, capsys: pytest.CaptureFixture[str]) -> 
         (["MODEL", "--budget", "soon"], "budget"),
         (["MODEL", "--hints", "nowhere.json"], "hints"),
         (["MODEL", "--dim", "x"], "dims"),
+        (["MODEL", "--dim", "x=0"], "dims.x"),
+        (["MODEL", "--dim", f"x={10**30}"], "dims.x"),
+        (["MODEL", "--budget", "\N{SUPERSCRIPT TWO}"], "budget"),
         (["MODEL", "-o", "/nowhere/plan.json"], "output"),
-        (["zoo:"], "model"),
+        ([""], "model"),
     ],
 )
 @pytest.mark.usefixtures("searching")
@@ -253,6 +257,18 @@ def test_wrong_input_exits_with_2_and_names_its_field(
     assert document["field"] == field
     assert document["repair"] in shown.err
     assert "Traceback" not in shown.err
+
+
+@pytest.mark.usefixtures("searching")
+def test_a_budget_that_is_refused_is_not_explained_before(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", model, "--cluster", "8xV100-16GB", "--global-batch", "64", "--budget", "0"]) == 2
+    assert capsys.readouterr().err.startswith("automap: budget: not a budget (got 0).")
+
+
+@pytest.mark.parametrize(("place", "why"), [("nowhere/plan.json", "no such folder"), (".", "is a folder")])
+def test_a_place_for_a_plan_that_is_none(place: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=why):
+        writable(tmp_path / place)
 
 
 @pytest.mark.usefixtures("searching")
@@ -417,7 +433,7 @@ def test_a_profile_is_inspected_and_searched(profile: str, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("words", "field"),
     [
-        (["--dim", "batch=0"], "dims"),
+        (["--dim", "batch=0"], "dims.batch"),
         (["--dim", "length=4"], "dims.length"),
         (["--parameters", "*"], "parameters"),
     ],

@@ -126,7 +126,8 @@ def test_a_plan_is_exported_or_refused_with_nothing_written(tmp_path: Path, caps
     assert "target: unknown target (got megatron)" in capsys.readouterr().err
     # The plan was made for no target.
     assert main(words) == 2
-    assert "one of megatron-core" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "searched for no target (got nothing). Give --target, one of megatron-core" in told
     assert not folder.exists()
     assert main([*words, "--target", "megatron-core"]) == 0
     lines = capsys.readouterr().out.splitlines()

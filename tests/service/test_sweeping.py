@@ -99,6 +99,7 @@ def test_ctrl_c_gives_the_cells_so_far(monkeypatch: pytest.MonkeyPatch, capsys: 
     ("words", "field", "part"),
     [
         (["--over", "tpp=1"], "over", "Did you mean tp?"),
+        (["--over", "tp=\N{SUPERSCRIPT TWO}"], "over.tp", "tp=1,2,4"),
         (["--over", "tp"], "over", "tp=1,2,4"),
         (["--over", "tp=1,x"], "over.tp", "not a number"),
         (["--over", "tp=1", "--over", "tp=2"], "over", "named twice"),
