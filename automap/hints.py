@@ -137,6 +137,11 @@ class Hints:
 
     def __post_init__(self) -> None:
         for index, constraint in enumerate(self.constraints):
+            if constraint == Constraint(scope=constraint.scope):
+                repair = "Give replicate, split, sharding, stage or recompute, or leave it out."
+                raise ProblemError(
+                    "an empty constraint", field=f"constraints[{index}]", value=constraint.scope, repair=repair
+                )
             for axis, text in (constraint.sharding or {}).items():
                 try:
                     parse_placement(text)

@@ -90,3 +90,10 @@ def test_a_cost_that_says_nothing_is_refused():
     with pytest.raises(ProblemError, match="an empty cost") as caught:
         Problem.build(zoo.build(GPT), parse_cluster("1xA100"), {"global_batch": 16}, {"costs": {"*": {}}})
     assert caught.value.field.endswith("costs.*")
+
+
+def test_a_constraint_that_says_nothing_is_refused():
+    hints = {"constraints": [{"scope": "h.0", "recompute": False}, {"scope": "layers.*"}]}
+    with pytest.raises(ProblemError, match="an empty constraint") as caught:
+        Problem.build(zoo.build(GPT), parse_cluster("1xA100"), {"global_batch": 16}, hints)
+    assert caught.value.field == "hints.constraints[1]"

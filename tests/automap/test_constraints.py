@@ -32,7 +32,7 @@ def problem(graph, constraints, cluster="8xA100", batch=16, trainer="generic", *
     [
         ({"replicate": True}, {"split": True}, r"constraints\[1\]: contradicts hints.constraints\[0\]"),
         ({"recompute": True}, {"recompute": False}, r"constraints\[1\]: contradicts"),
-        ({"replicate": True, "split": True}, {}, r"constraints\[0\]: asks for .* both divided and whole"),
+        ({"replicate": True, "split": True}, {"split": True}, r"constraints\[0\]: asks for .* both divided and whole"),
     ],
 )
 def test_opposite_constraints_are_refused(gpt, first, second, field):
