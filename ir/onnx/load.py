@@ -138,6 +138,9 @@ class _Importer:
         for node in self.source.nodes:
             self._node(node, uses)
         self.sequences.check_tensors([self._resolve(n) for n in self.source.outputs], "an output of the model")
+        if not self.source.outputs:
+            repair = "Declare what the model computes as an output of the graph."
+            raise refuse("the graph has no outputs, so nothing of it is needed", "no outputs", repair)
         outputs = [self.merged.make(self._resolve(n)) for n in self.source.outputs]
         missing = [n for n in outputs if n not in self.builder.tensors and n not in self.builder.values]
         if missing:

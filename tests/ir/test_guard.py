@@ -234,6 +234,8 @@ def test_sandbox_limits(limit, light):
         (b"\x1f\x8b\x08\x00 and what follows it", "gunzip"),
         (b"--------------------------26f3c7f0a7c3a2e1\r\nContent-Disposition: form-data", "--data-binary"),
         ((64).to_bytes(8, "little") + b'{"weight":{"dtype":"F32"', "safetensors"),
+        (b"GGUF\x03\x00\x00\x00" + bytes(16), "GGUF"),
+        (b"\x1c\x00\x00\x00TFL3" + bytes(16), "tf2onnx"),
         (b"\x89HDF\r\n\x1a\n", "HDF5"),
         (b"\n<!DOCTYPE html><html>", "HTML"),
         (b'{"irVersion": "10"}', "JSON"),
@@ -244,3 +246,11 @@ def test_a_file_of_another_kind_is_called_what_it_is(data, what):
         with pytest.raises(ModelError, match=f"is not an ONNX model but .*{what}") as error:
             read(data)
         assert error.value.repair and error.value.value == f"{len(data)} bytes"
+
+
+def test_a_graph_without_outputs():
+    made = model()
+    del made.graph.output[:]
+    with pytest.raises(ModelError, match="has no outputs") as error:
+        load_model(made.SerializeToString())
+    assert error.value.field == "model" and "output of the graph" in error.value.repair

@@ -29,6 +29,8 @@ OTHER_FILES = (
     (rb"version https://git-lfs", "a pointer of Git LFS", "Fetch the file itself: `git lfs pull`."),
     (rb"PK\x03\x04|\x80[\x02-\x05]", "a file of PyTorch's, or another archive or pickle", _EXPORT),
     (rb".{8}\{\"", "weights in the format safetensors", _EXPORT),
+    (rb"GGUF", "weights in the format GGUF", _EXPORT),
+    (rb".{4}TFL3", "a model of TensorFlow Lite", "Convert the model with tf2onnx."),
     (rb"\x89HDF", "HDF5, as Keras writes it", "Convert the model with tf2onnx."),
     (rb"\x1f\x8b", "a file that gzip has packed", "Unpack it with gunzip."),
     (
