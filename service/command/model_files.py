@@ -7,8 +7,9 @@ from pathlib import Path
 from automap.errors import ModelError
 from ir import zoo
 from ir.onnx.sandbox import SandboxLimits
-from service.command.options import MODEL_FORMS
 
+MODEL_FORMS = "Give the path of an ONNX file or a layer profile, zoo:NAME or hf:FOLDER."
+"""The forms in which commands take a model."""
 _EXTERNAL = b"\x0a\x08location\x12"
 """Key of an ONNX file under which a tensor names the other file that holds its data."""
 

@@ -26,9 +26,6 @@ SEARCH_PANEL = "The search"
 READING_PANEL = "How the model is read"
 """Headings in the help of a verb, over options that few commands need. All others are under "Options", in front."""
 
-MODEL_FORMS = "Give the path of an ONNX file or a layer profile, zoo:NAME or hf:FOLDER."
-"""The forms in which commands take a model."""
-
 ModelArgument = Annotated[
     str,
     typer.Argument(
@@ -302,6 +299,8 @@ def read_model(
     globs = tuple(parameters or ())
     options = ModelOptions(dims=parse_dims(dim or []), batch_dims=parse_batch_dims(batch_dim or []), parameters=globs)
     if not model:
+        from service.command.model_files import MODEL_FORMS
+
         raise ModelError("no model", field="model", value=model, repair=MODEL_FORMS)
     if model.startswith("zoo:"):
         name = model.removeprefix("zoo:")
