@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, Union
 
 from automap.documents import DOCUMENT, check_document, joined
-from ir.errors import UserError
+from ir.errors import UserError, meant
 
 
 class Record(Protocol):
@@ -241,7 +241,7 @@ class _Reader:
             self.read(hints["schema"], value["schema"], joined(path, "schema"))
         for key in value:
             if key not in fields:
-                repair = "Remove it, or use one of " + ", ".join(fields) + "."
+                repair = f"{meant(list(fields), key)}Remove it, or use one of {', '.join(fields)}."
                 raise self.error("unknown key", field=joined(path, str(key)), value=key, repair=repair)
         given = {}
         for name, f in fields.items():

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Self
 
@@ -78,10 +78,14 @@ class ModelTooExpensive(ModelError):
 def one_of(names: Iterable[str], given: object) -> str:
     """The repair of a name that is not known: the names that there are, and first the one that was probably meant."""
     known = list(names)
-    lowered = {name.lower(): name for name in reversed(known)}
-    near = difflib.get_close_matches(str(given).lower(), lowered, n=1)
-    meant = f"Did you mean {lowered[near[0]]}? " if near else ""
-    return f"{meant}Use one of {', '.join(known)}."
+    return f"{meant(known, given)}Use one of {', '.join(known)}."
+
+
+def meant(names: Sequence[str], given: object) -> str:
+    """Asks whether the name that is most like an unknown one was meant, with a blank at its end; empty = none is."""
+    lowered = {name.lower(): name for name in reversed(names)}
+    near = difflib.get_close_matches(str(given)[:200].lower(), lowered, n=1)  # a key of a document may be a megabyte
+    return f"Did you mean {lowered[near[0]]}? " if near else ""
 
 
 def refuse(message: str, value: object, repair: str) -> ModelError:

@@ -105,6 +105,13 @@ def test_of_another_version_of_a_document_its_version_is_told():
     assert "automap.plan/1" in fault.value.repair
 
 
+def test_a_misspelled_key_is_told_with_the_one_that_was_meant():
+    for key, told in (("presicion", "Did you mean precision? Remove it"), ("x" * 1_000_000, "Remove it")):
+        with pytest.raises(UserError) as fault:
+            from_json(Training, {"global_batch": 8, key: "bf16"}, path="training")
+        assert fault.value.repair.startswith(told)
+
+
 def test_values_are_told_as_json_spells_them():
     for value, told in ((None, "null"), (True, "true"), (3, "3"), ("", "nothing")):
         assert UserError("x", field="f", value=value, repair="r").value == told
