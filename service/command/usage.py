@@ -3,6 +3,7 @@ repair. The parser's own words say neither the value nor how to write it."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,10 @@ import typer
 
 from automap.errors import UserError
 from service.problems import wanted
+
+ALIKE = 0.75
+"""How alike two options are, by difflib's ratio, so that one is proposed for the other (assumed): --tpp and --tp have
+0.89; --target and --parameters have 0.6, which is enough for the parser."""
 
 
 def is_help(fault: typer.TyperException) -> bool:
@@ -29,7 +34,7 @@ def usage_error(fault: typer.TyperException, words: Sequence[str]) -> UserError:
     if (param := getattr(fault, "param", None)) is not None:
         return _of_parameter(fault, param, see)
     if (option := getattr(fault, "option_name", None)) is not None and hasattr(fault, "possibilities"):
-        meant = " or ".join(fault.possibilities or ())
+        meant = " or ".join(difflib.get_close_matches(option, fault.possibilities or (), cutoff=ALIKE))
         repair = f"Did you mean {meant}? {see}" if meant else see
         return UserError("there is no such option", field="option", value=option, repair=repair)
     return UserError(fault.format_message().rstrip("."), field="command", value=" ".join(words), repair=see)

@@ -329,6 +329,11 @@ def test_wrong_options_exit_with_2_and_a_repair(
     assert shown.err == f"automap: {document['detail']}\n"
 
 
+def test_an_option_of_another_verb_is_not_taken_for_a_misspelled_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "m", "--target", "x"]) == 2
+    assert "(got --target). `automap estimate --help`" in capsys.readouterr().err
+
+
 def test_an_option_without_its_value(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", "m", "--cluster"]) == 2
     assert "'--cluster' requires an argument (got search m --cluster). `automap --help`" in capsys.readouterr().err
