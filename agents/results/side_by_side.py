@@ -1,7 +1,7 @@
 """Side by side: the best plans of unlike degrees of parallelism, which a search shows beside the plan that it returns.
 
-The plans are priced, but not verified and without reasons (`why`), so that five of them take a tenth of a second for
-most models, and not a second. Units: seconds.
+The plans are priced, but without reasons (`why`), and verified only where hints may forbid their plainest form, so that
+five of them take a tenth of a second for most models, and not a second. Units: seconds.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from agents.results.plainest import plain
+from automap.hints import Hints
 from automap.plan import Degrees, Plan
 from automap.price.degrees import degrees_of
 from automap.price.estimate import estimated
+from automap.price.evaluator import Evaluator
 from automap.price.lowered_plan import LoweredPlan
 from automap.price.plan_writer import to_plan
 from automap.space.space import PlanSpace, Values
 from automap.space.templates import templates
+from automap.verify import Verifier
 
 Key = frozenset[tuple[int, ...]]
 """Ranks of each kind, in every stage; plans with the same key differ in details."""
@@ -59,9 +62,24 @@ def of_unlike_degrees(space: PlanSpace, known: Sequence[Values], count: int) -> 
             break
         lowered = space.lowered(values)
         found.setdefault(key_of(degrees_of(lowered, evaluator)), lowered)
-    plain_ones = [plain(lowered, evaluator, 0.0) for lowered in found.values()]
-    written = [estimated(to_plan(lowered, evaluator), lowered, evaluator) for lowered in plain_ones]
+    verifier = Verifier(space.problem) if space.problem.hints != Hints() else None
+    written = [_written(lowered, evaluator, verifier) for lowered in found.values()]
     return tuple(sorted(written, key=lambda plan: plan.step_time_s))
+
+
+def _written(lowered: LoweredPlan, evaluator: Evaluator, verifier: Verifier | None) -> Plan:
+    """A plan in its plainest form, unless that breaks a hint that the plan obeys as it was found.
+
+    Args:
+        lowered: a plan that fits and obeys the hints.
+        evaluator: evaluator of its problem.
+        verifier: verifier of its problem; None if there are no hints.
+    """
+    simple = plain(lowered, evaluator, 0.0)
+    plan = estimated(to_plan(simple, evaluator), simple, evaluator)
+    if verifier is not None and verifier.violations(plan, memory=False):
+        return estimated(to_plan(lowered, evaluator), lowered, evaluator)
+    return plan
 
 
 def _fastest_templates(space: PlanSpace) -> Iterator[Values]:

@@ -52,6 +52,17 @@ def test_templates_fill_up_what_a_search_has_not_found(space):
     assert all(not verify(space.problem, plan) for plan in shown)
 
 
+def test_plans_that_are_shown_obey_the_hints():
+    """Without the constraint, ranks that repeat all work would be left out, and with them the axis that splits."""
+    cluster, hints = parse_cluster("4xV100-16GB"), {"constraints": [{"scope": "features.0/Conv", "split": True}]}
+    model = "vgg:convolutions=1-1,width=8,ffn=64,image_size=32"
+    constrained = PlanSpace(Problem.build(zoo.build(model), cluster, {"global_batch": 8}, hints))
+    rows = constrained.random_batch(np.random.default_rng(0), 200)
+    shown = of_unlike_degrees(constrained, by_hand(constrained, rows)[1], 20)
+    assert len(shown) > 5
+    assert not [wrong for plan in shown for wrong in verify(constrained.problem, plan)]
+
+
 def test_of_equal_degrees_the_fastest_is_kept(space):
     shown = of_unlike_degrees(space, [], 4)
     assert fastest_of_each((*reversed(shown), *shown), 3) == shown[:3]
