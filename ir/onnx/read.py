@@ -28,7 +28,7 @@ from ir.onnx.readers.nodes import (
 )
 from ir.onnx.readers.order import in_order, needed
 from ir.onnx.readers.roles import with_stored_constants
-from ir.onnx.rewrites.caches import without_caches
+from ir.onnx.rewrites.caches import without_cache_branch, without_caches
 from ir.onnx.rewrites.computed_tables import computed_tables
 from ir.onnx.rewrites.contributed import standard
 from ir.onnx.rewrites.equal_weights import separate_fresh, tied_heads
@@ -70,7 +70,9 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         stored[sparse.values.name] = Stored(tuple(sparse.dims), dtype_name(sparse.values.data_type))
     inputs = _inputs(graph, stored)
     marked = _is_marked(inputs, stored)
-    read, written, caches = without_caches(reader.nodes, inputs, [v.name for v in graph.output])
+    read, held, written, branches = without_cache_branch(reader.nodes, inputs, [v.name for v in graph.output])
+    stored |= held
+    read, written, caches = without_caches(read, inputs, written)
     read = needed(read, written)
     tensors |= dequantised(read, tensors) if needs_values else {}
     nodes, warnings = in_floats(standard(read), stored, marked=marked)
@@ -108,7 +110,7 @@ def read_model(model: onnx.ModelProto, *, needs_values: bool = True) -> Source:
         declared=inner,
         has_metadata=marked,
         names_state=is_pytorch and not marked,
-        warnings=(*caches, *warnings, *said),
+        warnings=(*branches, *caches, *warnings, *said),
         frozen=frozen,
     )
 

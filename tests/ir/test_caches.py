@@ -1,6 +1,7 @@
 """Decoders that were exported for generation, with caches of keys and values, are read as those without."""
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -8,6 +9,7 @@ from ir.attention_windows import attention_masks
 from ir.blocks import find_units
 from ir.errors import ModelError
 from ir.onnx.load import load_model
+from ir.onnx.strip import strip
 
 node = helper.make_node
 LENGTH, HEADS, SIZE, LAYERS = 6, 2, 4, 3
@@ -117,6 +119,35 @@ def test_a_file_with_caches_is_the_network_without(layer, options):
     assert list(attention_masks(graph).values()) == list(attention_masks(plain).values())
     (warning,) = graph.warnings
     assert f"present.0.k and {2 * LAYERS - 1} more" in warning and not plain.warnings
+
+
+def merged():
+    """The bytes of a decoder as optimum merges it: an If of a branch with the cache and one without."""
+    first, later = (
+        onnx.load_model_from_string(written(attention, cached=c, copied=False)).graph for c in (False, True)
+    )
+    names = [f"{i}.{part}" for i in range(LAYERS) for part in "kv"]
+    first.output.extend(helper.make_tensor_value_info(f"{n[2:]}{n[0]}", TensorProto.FLOAT, None) for n in names)
+    stored = {tensor.name: tensor for graph in (first, later) for tensor in graph.initializer}
+    flag = helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, (1,))
+    given, results = [*later.input, flag], ["logits", *[f"present_{n}" for n in names]]
+    for graph in (first, later):
+        del graph.initializer[:], graph.input[:]
+    choice = node("If", ["use_cache_branch"], results, then_branch=later, else_branch=first)
+    outputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in results]
+    graph = helper.make_graph([choice], "merged", given, outputs, list(stored.values()))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10).SerializeToString()
+
+
+@pytest.mark.parametrize("stripped", [False, True])
+def test_a_merged_decoder_is_its_branch_without_a_cache(stripped):
+    graph = load_model(strip(merged()).data if stripped else merged(), dims=SIZES)
+    plain = load_model(written(attention, cached=False, copied=False), dims=SIZES)
+    assert [t.name for t in graph.tensors.values() if t.role == "input"] == ["ids", "mask"]
+    assert graph.num_parameters == plain.num_parameters and graph.forward_flops == plain.forward_flops > 0
+    assert [op.kind for op in graph] == [op.kind for op in plain]
+    assert len(graph.outputs) == 1 and find_units(graph).num_blocks == LAYERS
+    assert "use_cache_branch" in graph.warnings[0]
 
 
 def test_earlier_tokens_of_a_stated_number_are_data():

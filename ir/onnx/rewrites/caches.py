@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ir.onnx.readers.nodes import Declared, Node
+from ir.onnx.readers.nodes import Declared, Node, Stored
 
 FUSED: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "Attention": ((4, 5), (1, 2)),
@@ -21,6 +21,41 @@ FUSED: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 }
 """Kind of an attention -> positions of its operands that hold earlier keys and values, and of its results that hold all
 (Operators.md of ONNX 1.19, ContribOperators.md of ONNX Runtime 1.23)."""
+
+CACHE_FLAG = "use_cache_branch"
+"""Input of optimum's merged decoders: whether keys and values of earlier tokens are given. One branch of an If reads
+them, the other one computes all tokens (`merge_decoders` in optimum/onnx/graph_transformations.py)."""
+LATER = "present"
+"""How optimum begins the names of the keys and values that a decoder returns."""
+
+
+def without_cache_branch(
+    nodes: Sequence[Node], inputs: Mapping[str, Declared], outputs: Sequence[str]
+) -> tuple[list[Node], dict[str, Stored], list[str], tuple[str, ...]]:
+    """The nodes and outputs of a merged decoder with the branch that computes all tokens in place of its If.
+
+    Args:
+        nodes: the nodes of the file.
+        inputs: the inputs that the user hands in.
+        outputs: names of its outputs.
+
+    Returns:
+        the nodes, what the branch stores, the outputs and a warning; the same nodes and outputs in other files.
+    """
+    merged = next((n for n in nodes if n.kind == "If" and n.inputs[0] == CACHE_FLAG and CACHE_FLAG in inputs), None)
+    if merged is None:
+        return list(nodes), {}, list(outputs), ()
+    branch = merged.attributes["else_branch"]
+    inner, stored = branch.read()
+    results = zip(branch.outputs, merged.outputs, strict=True)
+    inner = [*inner, *[Node("Identity", [name], [result], {}) for name, result in results]]
+    dropped = {name for name in merged.outputs if name.startswith(LATER)}
+    warning = (
+        f"the branch with a cache of keys and values for generation ({CACHE_FLAG}) is left out: the model is read as "
+        "it is trained, on whole sequences without earlier tokens"
+    )
+    kept = [name for name in outputs if name not in dropped]
+    return [each for node in nodes for each in (inner if node is merged else [node])], stored, kept, (warning,)
 
 
 def without_caches(
