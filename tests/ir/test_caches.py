@@ -150,6 +150,18 @@ def test_a_merged_decoder_is_its_branch_without_a_cache(stripped):
     assert "use_cache_branch" in graph.warnings[0]
 
 
+@pytest.mark.parametrize("read", [load_model, strip])
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_merged_decoder_without_its_branch_is_refused(read, empty):
+    branches = {"else_branch": helper.make_graph([], "empty", [], [])} if empty else {}
+    flag = helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, (1,))
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, None)
+    choice = node("If", ["use_cache_branch"], ["logits"], name="choice", **branches)
+    model = helper.make_model(helper.make_graph([choice], "merged", [flag], [logits]))
+    with pytest.raises(ModelError, match=r"no branch with its results .got choice"):
+        read(model.SerializeToString())
+
+
 def test_earlier_tokens_of_a_stated_number_are_data():
     """A tensor that is put in front of another is a cache only where its length is open."""
     nodes = [node("Concat", ["x", "h"], ["y"], axis=1), node("MatMul", ["z", "w"], ["h"])]

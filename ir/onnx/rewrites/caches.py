@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ir.errors import refuse
 from ir.onnx.readers.nodes import Declared, Node, Stored
 
 FUSED: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -41,11 +42,16 @@ def without_cache_branch(
 
     Returns:
         the nodes, what the branch stores, the outputs and a warning; the same nodes and outputs in other files.
+
+    Raises:
+        ModelError: there is no such branch, or it has other results.
     """
     merged = next((n for n in nodes if n.kind == "If" and n.inputs[0] == CACHE_FLAG and CACHE_FLAG in inputs), None)
     if merged is None:
         return list(nodes), {}, list(outputs), ()
-    branch = merged.attributes["else_branch"]
+    branch = merged.attributes.get("else_branch")
+    if branch is None or len(branch.outputs) != len(merged.outputs):
+        raise refuse("an If has no branch with its results", merged.name or CACHE_FLAG, "Send the whole graph.")
     inner, stored = branch.read()
     results = zip(branch.outputs, merged.outputs, strict=True)
     inner = [*inner, *[Node("Identity", [name], [result], {}) for name, result in results]]
