@@ -4,8 +4,9 @@
 
 For each target some plans are searched: without a wish, and with one degree or ZeRO stage given. Each is exported, and
 its trainer takes two steps on as many processes as the plan has devices; the losses, and that after the second step,
-are compared with those of one process. `--packages` names folders with accelerate and deepspeed, as in
-`prove_exports.py`; a trainer that cannot be imported is named and left out. All run on CPUs with gloo.
+are compared with those of one process, which clips gradients as the file says. DeepSpeed splits the weights of a small
+Llama of transformers, for it knows how by the classes of a model. `--packages` names folders with accelerate and
+deepspeed, as in `prove_exports.py`; a trainer that cannot be imported is named and left out. All run on CPUs with gloo.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
@@ -35,6 +37,8 @@ from ir import zoo
 
 SIZES = {"layers": 4, "hidden": 32, "heads": 4, "seq_len": 16, "vocab_size": 64}
 MODEL = "gpt:" + ",".join(f"{name}={size}" for name, size in SIZES.items())
+LLAMA = MODEL.replace("gpt:", "llama:") + ",kv_heads=4,ffn=64"
+"""What DeepSpeed splits the weights of."""
 BATCH, STEPS = 8, 2
 TOLERANCE = 1e-5
 """Largest relative difference of losses: sums in another order, in fp32."""
@@ -45,6 +49,7 @@ WISHES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
         *({"dp": 2, "zero": stage, "num_micro_batches": 2} for stage in range(4)),
         {"pp": 2},
         {"pp": 2, "num_micro_batches": 4, "recompute": "full"},
+        {"tp": 2},
     ),
     "accelerate": ({}, *({"dp": 2, "zero": stage, "num_micro_batches": 2} for stage in (0, 2, 3))),
 }
@@ -62,10 +67,31 @@ def example() -> ModuleType:
     return module
 
 
-def build() -> nn.Module:
+def settings_of(folder: Path) -> dict[str, Any]:
+    """DeepSpeed's settings, where the files are for it."""
+    file = folder / "deepspeed.json"
+    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    return found
+
+
+def build(folder: Path = Path()) -> nn.Module:
     """The network of the plans, alike on every process."""
     torch.manual_seed(0)
+    if "tensor_parallel" in settings_of(folder):
+        return llama()
     found: nn.Module = example().Gpt(**SIZES)
+    return found
+
+
+def llama() -> nn.Module:
+    """The network of `LLAMA`; its forward gives the scores alone, and its parameters have the paths of transformers."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    layers, hidden, heads, seq_len, words = SIZES.values()
+    sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads, "vocab_size": words}
+    found = LlamaForCausalLM(LlamaConfig(**sizes, intermediate_size=64, max_position_embeddings=seq_len))
+    forward = found.forward
+    found.forward = lambda ids: forward(input_ids=ids).logits
     return found
 
 
@@ -93,13 +119,14 @@ Step = Callable[[bool], Tensor | float]
 
 def by_one_process(folder: Path) -> list[float]:
     """[steps + 1] losses without any trainer."""
-    model, (ids, labels) = build(), batch()
-    optimizer = optimizer_of(model.parameters())
+    model, (ids, labels) = build(folder), batch()
+    optimizer, max_norm = optimizer_of(model.parameters()), settings_of(folder).get("gradient_clipping", math.inf)
     found = []
     for _ in range(STEPS + 1):
         loss = loss_of(model(ids), labels)
         found.append(loss.item())
         loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         optimizer.step()
         optimizer.zero_grad()
     return found
@@ -127,12 +154,14 @@ def by_deepspeed(folder: Path) -> list[float]:
     import torch.distributed as dist
 
     deepspeed.init_distributed("gloo")
-    model = build()
+    model = build(folder)
     config = str(folder / "deepspeed.json")
     if (folder / "deepspeed_pipeline.py").exists():
         return by_deepspeed_pipeline(folder)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer_of(model.parameters()), config=config)
-    mine = [some.chunk(dist.get_world_size())[dist.get_rank()] for some in batch()]
+    # Ranks that split weights have the same samples.
+    slices = settings_of(folder).get("tensor_parallel", {"autotp_size": 1})["autotp_size"]
+    mine = [some.chunk(dist.get_world_size() // slices)[dist.get_rank() // slices] for some in batch()]
     found = []
     for _ in range(STEPS + 1):
         losses = []
@@ -234,7 +263,8 @@ def launch(target: str, folder: Path, processes: int, packages: list[str]) -> li
 def train(target: str, fix: Mapping[str, Any], given: argparse.Namespace) -> str | None:
     """Prints a line for a plan; returns what went wrong."""
     training = {"global_batch": BATCH, "target": target, "precision": "fp32"}
-    problem = Problem.build(zoo.build(MODEL), parse_cluster(f"{given.processes}xcpu"), training, {"fix": fix})
+    model = LLAMA if target == "deepspeed" and "tp" in fix else MODEL
+    problem = Problem.build(zoo.build(model), parse_cluster(f"{given.processes}xcpu"), training, {"fix": fix})
     plan = search(problem, Budget(evaluations=given.evaluations), seed=0).plan
     degrees = plan.degrees[0]
     words = {"dp": degrees.data, "tp": degrees.tensor, "pp": degrees.pipeline, "virtual": degrees.virtual_stages}
@@ -244,11 +274,10 @@ def train(target: str, fix: Mapping[str, Any], given: argparse.Namespace) -> str
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save(export(plan, problem, target), folder)
-        found = launch(target, folder, given.processes, given.packages)
+        found, wanted = launch(target, folder, given.processes, given.packages), by_one_process(folder)
     if isinstance(found, str):
         print(f"{target:11} {text:44} did not train: {found}", flush=True)
         return found
-    wanted = by_one_process(folder)
     worst = max(abs(a - b) / b for a, b in zip(found, wanted, strict=True))
     losses = " ".join(f"{loss:.5f}" for loss in found)
     print(f"{target:11} {text:44} losses {losses}, off by {worst:.0e}", flush=True)
