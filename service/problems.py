@@ -104,6 +104,8 @@ def wanted(kind: str, bounds: Mapping[str, Any]) -> tuple[str, str] | None:
             return "expected a finite number", "Give a finite number."
         case "greater_than_equal":
             return "out of range", f"Give a number of at least {bounds['ge']:.12g}."
+        case "greater_than":
+            return "out of range", f"Give a number above {bounds['gt']:.12g}."
         case "less_than_equal":
             return "out of range", f"Give a number of at most {bounds['le']:.12g}."
         case "literal_error" | "enum":

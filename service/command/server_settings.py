@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from automap.errors import UserError
@@ -11,12 +13,17 @@ from automap.errors import UserError
 if TYPE_CHECKING:
     from service.settings import Settings
 
+ALIKE = 0.75
+"""How alike two names are, by difflib's ratio, so that one is taken for the other misspelled (assumed): REQUIRE_KEY and
+REQUIRE_KEYS have 0.96. Kubernetes sets variables such as AUTOMAP_PORT for a Service of the name automap, which are like
+no setting."""
+
 
 def read_settings() -> Settings:
     """The settings.
 
     Raises:
-        UserError: names the variable that cannot be read.
+        UserError: names the variable that cannot be read, or that seems to be a setting misspelled.
     """
     from pydantic import ValidationError
     from pydantic_settings import SettingsError
@@ -24,6 +31,7 @@ def read_settings() -> Settings:
     from service.problems import wanted
     from service.settings import Settings
 
+    _check_names({f"AUTOMAP_{field.upper()}" for field in Settings.model_fields})
     try:
         return Settings()
     except SettingsError as fault:
@@ -41,3 +49,16 @@ def read_settings() -> Settings:
             raise UserError("not of the right form", field=name, value=first["input"], repair=repair) from None
         message, repair = wanted(first["type"], first.get("ctx", {})) or (first["msg"], f"Set {name} to another value.")
         raise UserError(message, field=name, value=first.get("input"), repair=repair) from None
+
+
+def _check_names(known: Collection[str]) -> None:
+    """Refuses variables whose names are nearly those of settings: a limit or a key that is not asked for would go
+    unnoticed."""
+    parts = {name.removeprefix("AUTOMAP_"): name for name in known}
+    for name in sorted(map(str.upper, os.environ)):
+        if name.startswith("AUTOMAP_") and name not in known:
+            near = difflib.get_close_matches(name.removeprefix("AUTOMAP_"), parts, n=1, cutoff=ALIKE)
+            if near:
+                # Without its value, which may be a password.
+                repair = f"Did you mean {parts[near[0]]}? docs/service.md lists the settings."
+                raise UserError("there is no such setting", field=name, value=name, repair=repair)

@@ -160,3 +160,25 @@ def test_a_limit_that_redis_cannot_keep_is_refused(name: str, monkeypatch: pytes
     with pytest.raises(UserError) as fault:
         read_settings()
     assert (fault.value.field, fault.value.repair) == (name, "Give a number of at most 536870912.")
+
+
+@pytest.mark.parametrize("field", sorted(Settings.model_fields))
+def test_a_misspelled_setting_is_refused(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"AUTOMAP_{field.upper()}"
+    monkeypatch.setenv(name[:-1], "secret")
+    with pytest.raises(UserError, match=f"Did you mean {name}") as fault:
+        read_settings()
+    assert fault.value.field == name[:-1] and "secret" not in str(fault.value)
+
+
+def test_variables_that_are_no_settings_are_let_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, others = ("KEY", "URL"), ("PORT", "SERVICE_HOST", "SERVICE_PORT_HTTP", "PORT_8080_TCP_ADDR")
+    for name in (*mine, *others):
+        monkeypatch.setenv(f"AUTOMAP_{name}", "x")
+    read_settings()
+
+
+def test_a_setting_that_must_be_above_a_number_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOMAP_KEEP_DAYS", "-1")
+    with pytest.raises(UserError, match="Give a number above 0"):
+        read_settings()
