@@ -3,8 +3,8 @@
     python benchmarks/held_out.py [published_runs.json]
 
 A quick form of the last column (b) of `benchmarks/fit_trainers.py`: every fit is one Gauss-Newton step from the
-constants of automap/data, whose derivatives all fits share. It takes minutes where fits to the end take hours. The
-group is then priced in full with the constants that the others give.
+constants of automap/data, inside their bounds, and all fits share the derivatives. It takes minutes where fits to the
+end take hours. The group is then priced in full with the constants that the others give.
 
 `stated` is the share of its runs inside the band that an estimate states today. The band of a trainer was chosen by the
 errors of all its groups, this one among them; `blind` is the share inside a band that was chosen without it, from the
@@ -23,6 +23,7 @@ from fit_trainers import INSIDE, LEAST_BAND, band, bands, label
 from fitting import Floats, robust
 from fleet import Fleet, Mask
 from priced_runs import PricedRun
+from scipy.optimize import lsq_linear
 
 from automap.price.estimate import error_band
 from automap.space.stated_parts import Unpriced
@@ -30,6 +31,8 @@ from automap.validation.published_runs import load_runs
 
 DIFFERENCE = 1e-3
 """Change of a constant, as a share of it, by which derivatives are taken."""
+ROUNDS = 5
+"""Rounds of a fit, each with the weights of the soft-L1 loss at the errors of the one before; more change nothing."""
 
 
 def derivatives(fleet: Fleet, today: Floats, seconds: Floats) -> Floats:
@@ -46,6 +49,8 @@ def derivatives(fleet: Fleet, today: Floats, seconds: Floats) -> Floats:
 def without(fleet: Fleet, today: Floats, slopes: Floats, errors: Floats, out: Mask) -> Floats:
     """The constants that all runs but some give: one step of the fit of `Fleet.fit` from those of today.
 
+    No constant leaves its bounds, and where one is held by a bound, the others are the best beside it.
+
     Args:
         fleet: all runs.
         today: constants of today.
@@ -53,16 +58,28 @@ def without(fleet: Fleet, today: Floats, slopes: Floats, errors: Floats, out: Ma
         errors: [runs] logarithm of priced over measured seconds with the constants of today.
         out: [runs] those that are left out.
     """
-    # Weights of the soft-L1 loss at the errors of today.
-    shrunk = np.divide(robust(errors), errors, out=np.ones_like(errors), where=errors != 0.0)
-    weights = fleet.weights() * ~out * shrunk
-    scale = np.maximum(np.abs(fleet.prior), 0.02 * (fleet.high - fleet.low))
-    held = np.sqrt(fleet.hold) / scale
+    # Times go with the inverse of rates: constants that cannot be zero are moved by their logarithm.
+    logs = fleet.low > 0.0
+
+    def moved(x: Floats) -> Floats:
+        return np.where(logs, np.log(np.where(logs, x, 1.0)), x)
+
     # What no other run tells keeps its prior, as in a fit that begins there.
-    lhs = np.concatenate([weights[:, None] * slopes, np.diag(held)])
-    rhs = np.concatenate([-weights * errors, held * (fleet.prior - today)])
-    moves, *_ = np.linalg.lstsq(lhs, rhs)
-    return np.clip(today + moves, fleet.low, fleet.high)
+    held = np.sqrt(fleet.hold) / np.maximum(np.abs(fleet.prior), 0.02 * (fleet.high - fleet.low))
+    begin = found = moved(today)
+    slopes = slopes * np.where(logs, today, 1.0)
+    for _ in range(ROUNDS):
+        x = np.where(logs, np.exp(found), found)
+        unit = np.where(logs, x, 1.0)
+        left = errors + slopes @ (found - begin)
+        shrunk = np.divide(robust(left), left, out=np.ones_like(left), where=left != 0.0)
+        weights = fleet.weights() * ~out * shrunk
+        lhs = np.concatenate([weights[:, None] * slopes, np.diag(held * unit)])
+        rhs = np.concatenate([-weights * (errors - slopes @ begin), held * (fleet.prior - x + unit * found)])
+        turned, triangle = np.linalg.qr(lhs)
+        bounds = moved(fleet.low), moved(fleet.high)
+        found = lsq_linear(triangle, turned.T @ rhs, bounds, method="bvls").x
+    return np.clip(np.where(logs, np.exp(found), found), fleet.low, fleet.high)
 
 
 def half_widths(fleet: Fleet, left_out: Floats, out: Mask) -> dict[str, float]:
