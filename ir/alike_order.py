@@ -41,7 +41,9 @@ def alike_order(graph: Graph) -> Graph:
     fewest = 0
     for is_deepest_first, many in WAYS:
         found = localize(_in_operand_order(plain, is_deepest_first=is_deepest_first, many=many))
-        if find_units(found).num_types <= FEWEST_TYPES:
+        blocks = find_units(found)
+        # Without repeated units there are few types because there are few cuts: another order may have more.
+        if blocks.num_types <= FEWEST_TYPES and blocks.num_blocks:
             return found
         if best is None or _num_unlike(found) < fewest:
             best, fewest = found, _num_unlike(found)

@@ -3,6 +3,7 @@
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
+from ir.alike_order import FEWEST_TYPES
 from ir.blocks import find_units
 from ir.onnx.load import load_model
 
@@ -60,3 +61,16 @@ def test_an_encoder_among_the_layers_of_its_decoder():
     behind = [each for layer in decoder for each in layer] + [helper.make_node("Relu", [last], ["y"])]
     usual, mixed = load([*ordered, *behind], ["x", "z"]), load([first, *ordered[:-1], *behind], ["x", "z"])
     assert find_units(mixed).num_blocks == find_units(usual).num_blocks >= 2 * (LAYERS - 2)
+
+
+def test_learned_queries_of_a_head_are_not_computed_before_all_layers():
+    """Were they, the layers could not be cut: the queries would cross each cut beside the layer's result."""
+    layers, last = stack([f"l{i}" for i in range(LAYERS)], "h2")
+    front = [helper.make_node("MatMul", ["x", "h.w"], ["h0"]), helper.make_node("Relu", ["h0"], ["h1"])]
+    front.append(helper.make_node("MatMul", ["h1", "g.w"], ["h2"]))
+    pooled = attention("pool", "query.w", last)
+    behind = [helper.make_node("MatMul", ["pool/y", "a.w"], ["a"]), helper.make_node("Sigmoid", ["a"], ["b"])]
+    behind.append(helper.make_node("MatMul", ["b", "y.w"], ["y"]))
+    nodes = [*front, *(each for layer in layers for each in layer), *pooled, *behind]
+    blocks = find_units(load(nodes, ["x"]))
+    assert blocks.num_blocks == LAYERS and blocks.num_types > FEWEST_TYPES
