@@ -23,6 +23,11 @@ WAITED_FOR = 7.0
 """Most ranks of a group that a rank waits for: the seven others of a host. Observed in published runs: larger groups do
 not wait longer."""
 
+SLOWEST_LINE = 6.25e9
+"""Bytes/s of the network interfaces, for each device of a host, on the slowest clusters whose gathers
+`gather_bandwidth_share` was fitted to: four of 100 Gbit/s for eight devices (BLOOM, InternEvo). What gathers reached
+there they are taken to reach on a slower network too, up to what rings reach."""
+
 
 class Sends:
     """What the stages of a pipeline take to send to the next ones; equal pairs of stages are asked once."""
@@ -128,19 +133,21 @@ def link_record(link: GroupLink, gather_share: float) -> Record:
     """What `collective_s` takes of a group, a `LinkRow`.
 
     Inside a host small groups lack a part of the rate and small messages climb slowly; between hosts rings wait for
-    every rank and trees for every level. ZeRO's gathers reach `gather_share` of the line rate there. Kinds of which the
-    link has curves of its own have those inside a host.
+    every rank and trees for every level. ZeRO's gathers reach `gather_share` of the line rate there, on slower networks
+    of `SLOWEST_LINE`, and nowhere more than rings do. Kinds of which the link has curves of its own have those inside a
+    host.
     """
     latency = shared("node_latency_us") * 1e-6
     is_between = link.hosts > 1
     if is_between:
+        least = SLOWEST_LINE * link.size / link.hosts
         tree = latency + shared("tree_level_us") * 1e-6 * math.log2(link.hosts)
         record = record_of(
             LinkRow(
                 latency_s=np.full(NUM_COLLECTIVES, tree),
                 bytes_per_s=np.full(NUM_COLLECTIVES, link.bytes_per_s),
                 ramp=np.zeros(NUM_COLLECTIVES),
-                gather_bytes_per_s=link.line_bytes_per_s * gather_share,
+                gather_bytes_per_s=min(link.bytes_per_s, gather_share * max(link.line_bytes_per_s, least)),
                 host_time=0.0,
             )
         )

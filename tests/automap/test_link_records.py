@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from automap.cluster import parse_cluster
+from automap.group_links import group_link
 from automap.price.evaluator import Evaluator
+from automap.price.link_records import link_record
 from automap.price.stage_layout import PipelineLayouts
 from automap.problem import Problem
 from ir import zoo
@@ -17,6 +19,28 @@ def sent(cluster, senders, receivers):
     layouts = PipelineLayouts(Problem.build(MODEL, cluster, {"global_batch": 64}))
     one, other = np.array(senders), np.array(receivers)
     return layouts.sends.of((layouts.pattern(one), layouts.pattern(other)), one, other)[1]
+
+
+def gathers(cluster, share):
+    """Bytes/s of ZeRO's gathers over all devices, and of rings over them."""
+    cluster = parse_cluster(cluster)
+    link = group_link(cluster, range(cluster.num_devices))
+    return float(link_record(link, share).gather_bytes_per_s), link.bytes_per_s
+
+
+def test_gathers_reach_what_a_slow_network_has():
+    """On 10 Gbit/s the network itself is slower than what gathers reach on the slowest network that was fitted."""
+    rates = [gathers(f"4x8xH100@{gbit}Gbit", 0.141) for gbit in (1, 10, 25, 50, 100, 200, 400, 800)]
+    found = [rate for rate, _ in rates]
+    assert found == sorted(found) and all(rate <= ring for rate, ring in rates)
+    assert [rate for rate, _ in rates[:4]] == [ring for _, ring in rates[:4]]
+    # From 50 GB/s for eight devices on, where shares were fitted, they have their share of the line.
+    assert found[-2:] == pytest.approx([0.141 * 50e9, 0.141 * 100e9])
+
+
+def test_gathers_leave_a_host_no_faster_than_its_devices_are_linked():
+    rate, ring = gathers("4x8xH100-PCIe", 0.379)
+    assert rate == ring < 63e9 < 0.379 * 8 * 50e9
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
