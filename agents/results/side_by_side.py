@@ -83,14 +83,15 @@ def _written(lowered: LoweredPlan, evaluator: Evaluator, verifier: Verifier | No
 
 
 def _fastest_templates(space: PlanSpace) -> Iterator[Values]:
-    """The fastest template that fits into memory of each mesh and sharding, the fastest first."""
+    """The fastest template that fits into memory of each mesh, sizes of stages and sharding, the fastest first."""
     listed = list(templates(space))
     prices = space.price(np.array([values for _, values in listed], dtype=np.int64))
     times = np.where(prices[:, 1] <= 0.0, prices[:, 0], np.inf)
     seen: set[object] = set()
     for at in np.argsort(times, kind="stable").tolist():
         shape, values = listed[at]
-        kind = shape.pp, shape.tp, shape.middle, shape.dp, values[space.first.signature :]
+        stages = values[space.first.devices : space.first.shares]
+        kind = shape.pp, shape.tp, shape.middle, shape.dp, stages, values[space.first.signature :]
         if times[at] < np.inf and kind not in seen:
             seen.add(kind)
             yield values

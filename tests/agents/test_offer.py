@@ -544,7 +544,7 @@ def test_parts_that_degrees_fill_are_the_largest_of_each_kind():
 
 
 def test_while_a_part_is_searched_the_best_plan_is_one_of_all_devices():
-    problem = build(RESNET, "4x2xV100-16GB@10Gbit", 32)
+    problem = build(RESNET, "4x2xV100-16GB@10Gbit", 64)
     seen = reported(problem, Budget.parse(40))
     assert {plan.stages[0].devices for _, plan in seen} >= {"0-7", "0-1"}
     for progress, plan in seen:

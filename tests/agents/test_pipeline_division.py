@@ -30,7 +30,7 @@ MODEL = "bert:layers=8,hidden=1024,heads=16,seq_len=128,vocab_size=8192"
 """Ten units."""
 
 
-ONE_ORDER = {"fix": {"schedule": "1f1b"}}
+ONE_ORDER = {"fix": {"schedule": "1f1b", "zero": 0}}
 
 
 def opened(evaluations=4_000, hints=None, devices=6, **training):
@@ -238,7 +238,9 @@ def test_units_and_devices_move_as_long_as_that_gains():
 
 def test_pipelines_are_found_where_the_space_has_only_slow_ones():
     """Those of 2 and 7 stages are slower than replicas."""
-    space = PlanSpace(Problem.build(zoo.build(MODEL), parse_cluster("14x1xV100@10Gbit"), {"global_batch": 35}))
+    space = PlanSpace(
+        Problem.build(zoo.build(MODEL), parse_cluster("14x1xV100@10Gbit"), {"global_batch": 35}, {"fix": {"zero": 0}})
+    )
     incumbent = Incumbent(space, Budget(evaluations=4_000), searcher="expert")
     grid = price_grid(incumbent)
     long = [space.shape(row).pp > 1 for row in grid.values.tolist()]

@@ -83,7 +83,7 @@ def test_refining_finds_better_cuts_and_repeats():
     found = []
     for _ in range(2):
         space = PlanSpace(
-            Problem.build(zoo.build("bert-large"), parse_cluster("16x1xV100-16GB@10Gbit"), {"global_batch": 256})
+            Problem.build(zoo.build("bert-large"), parse_cluster("8x2xV100-16GB@10Gbit"), {"global_batch": 128})
         )
         incumbent = Incumbent(space, Budget(evaluations=EVALUATIONS), searcher="expert")
         grid = price_grid(incumbent, charged=False)
@@ -114,7 +114,7 @@ def test_the_best_plan_is_solved_with_other_cuts():
     first, before, before_s = space.first.signature, incumbent.best, incumbent.best_s
     _solve_other_cuts(search)
     assert {plan[:first] for plan in best_cuts(space, before, OTHER_CUTS)} <= set(search.best)
-    assert incumbent.best_s < 0.9 * before_s
+    assert incumbent.best_s < 0.95 * before_s
 
 
 def test_small_budgets_are_not_spent_on_refining():

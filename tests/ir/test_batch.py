@@ -12,7 +12,6 @@ from ir.batch import align, reshape_target, resolve
 from ir.build import GraphBuilder
 from ir.errors import ModelError
 from ir.graph import Tensor
-from ir.linkage import operator_signatures
 from ir.onnx.load import load_model
 
 
@@ -83,21 +82,6 @@ def test_aligned_factors_multiply_to_both_sides(data, size):
                         position += 1
                     assert reached == side[d]
     assert sorted(d for ins, _, _ in groups for d in ins) == [d for d, s in enumerate(source) if s != 1]
-
-
-def test_samples_are_split_by_the_batch_only():
-    """Where the batch was lost on the way, as in attention over what looks like positions, they stay together."""
-    b = GraphBuilder()
-    x = b.input("x", (1, 50, 8, 32))
-    (rows,) = b.add("Reshape", [x], ["rows"], attributes={"shape": (50, 8, 32)})
-    (turned,) = b.add("Transpose", [rows], ["turned"], attributes={"perm": (1, 0, 2)})
-    (heads,) = b.add("Reshape", [turned], ["heads"], attributes={"shape": (2, 4, 50, 32)})
-    (met,) = b.add("Attention", [heads, heads, heads], ["met"], opset=23)
-    graph = b.finish([met])
-    attention = graph.operators[-1]
-    assert graph.tensors["heads"].batch_dim == 2
-    splits = [s for s in operator_signatures(graph, attention) if s.divides_work]
-    assert splits and all(2 not in (*s.inputs, *s.outputs) for s in splits)
 
 
 @pytest.mark.parametrize(
