@@ -87,6 +87,8 @@ DIVIDED, ORDERED = 0.5, 0.6
 """Share of this in which Piper's and Alpa's programs divide at most, and share of the rest in which orders of passes
 are tried; moves have what is left (assumed). With 800 evaluations on seven A100s the programs had all of it, and the
 portfolio was 1 to 4 % slower than SPP."""
+LONGER = 2.0
+"""Times as many seconds as `divide_quickly` is given if it finds no plan that is near the best one (assumed)."""
 ENTRIES_AN_EVALUATION = 100_000
 """Entries of stage tables for each of these evaluations, at most (assumed). An entry takes about 100 ns, so that tables
 take at most 10 ms for each evaluation. On 16 devices they have 12 million entries, which 120 evaluations allow."""
@@ -163,6 +165,7 @@ def divide_quickly(incumbent: Incumbent, grid: Grid, seconds: float) -> None:
         incumbent: takes the plans, credited to `piper`.
         grid: plans with their prices.
         seconds: time after which no further setting is divided; the plans of earlier settings are priced all the same.
+            It is twice as long while their plans are far slower than the best one.
     """
     if settings := _settings(incumbent.space, _near(incumbent, grid, NEAR)):
         effort = _Effort(incumbent, seconds)
@@ -220,18 +223,20 @@ class _Effort:
 
     Attributes:
         until_s: seconds since the start of the search after which no further setting is divided.
+        last_s: the same while every plan so far is more than `FAR` times as slow as the best one: the numbers of
+            micro-batches that were tried do not suit unlike stages.
         entries: how many entries may still be computed, see `StageTable.entries`.
     """
 
     def __init__(self, incumbent: Incumbent, seconds: float = math.inf) -> None:
         left, self._incumbent = incumbent.left, incumbent
-        self.until_s = incumbent.seconds + seconds
+        self.until_s, self.last_s = incumbent.seconds + seconds, incumbent.seconds + LONGER * seconds
         self.entries = math.inf if left is None else float(ENTRIES_AN_EVALUATION * left)
 
-    @property
-    def is_spent(self) -> bool:
-        """Whether no further setting is divided."""
-        return self.entries <= 0.0 or self._incumbent.finished or self._incumbent.seconds >= self.until_s
+    def is_spent(self, divided_s: float) -> bool:
+        """Whether no further setting is divided; `divided_s` is the step time of the best plan so far of a division."""
+        until_s = self.until_s if divided_s <= FAR * self._incumbent.least_s else self.last_s
+        return self.entries <= 0.0 or self._incumbent.finished or self._incumbent.seconds >= until_s
 
 
 class _Division:
@@ -280,7 +285,7 @@ class _Division:
                 self._try_counts(setting, strategies, larger=larger)
         count = min(self._best_s, key=self._best_s.__getitem__, default=settings[0]).num_micro_batches
         for zero in ZEROS:
-            if self._incumbent.space.zeros[:, zero].any() and not self._effort.is_spent:
+            if self._incumbent.space.zeros[:, zero].any() and not self._is_spent:
                 self._step_s(_Setting(count, zero), self._megatron)
         return self.priced
 
@@ -288,11 +293,15 @@ class _Division:
         """Tries a setting, then larger or smaller numbers of micro-batches as long as that gains: unlike stages may be
         fewer or more than equal ones, and then suit other numbers."""
         count, last_s = setting.num_micro_batches, math.inf
-        while not self._effort.is_spent and count:
+        while not self._is_spent and count:
             step_s = self._step_s(_Setting(count, setting.zero), strategies)
             if step_s >= last_s < math.inf:
                 break
             count, last_s = _next_count(self._incumbent.space, count, larger=larger), step_s
+
+    @property
+    def _is_spent(self) -> bool:
+        return self._effort.is_spent(min(self._best_s.values(), default=math.inf))
 
     def _step_s(self, setting: _Setting, strategies: Sequence[Strategy]) -> float:
         """Step time of the best plan of a setting, which is divided unless it was in this phase."""
