@@ -37,18 +37,10 @@ from agents.planners.device_partition import Partition
 from agents.planners.galvatron import layered
 from agents.planners.moved_stages import moved
 from agents.planners.piper import OFFERED, ORDERS, piper_partitions
-from agents.planners.stage_table import (
-    FEW_DEVICES,
-    StageTable,
-    Strategy,
-    megatron_strategies,
-    submeshes,
-    tiles_suffice,
-)
+from agents.planners.stage_table import StageTable, Strategy, megatron_strategies
 from agents.planners.staged_plan import StagedPlan, fastest_staged, price_staged
 from agents.sampling.expert import Grid
 from automap.schedule import SPLIT_KINDS
-from automap.space.mesh_shapes import FEW_TIMES
 from automap.space.shape import Shape
 from automap.space.space import PlanSpace, Values
 
@@ -141,20 +133,6 @@ def is_short(incumbent: Incumbent) -> bool:
     """Whether what is left of a budget is too little to divide anything."""
     left, left_s = incumbent.left, incumbent.left_s
     return (left is not None and left < LEAST_EVALUATIONS) or (left_s is not None and left_s < LEAST_S)
-
-
-def has_few_pipelines(space: PlanSpace) -> bool:
-    """Whether the space of a large cluster has few pipelines.
-
-    Stages of the space are all alike, or the first one has fewer devices. So the space has few pipelines where few
-    numbers divide the devices of the cluster, or where few numbers of micro-batches divide the batch: most of them are
-    more than `FEW_TIMES` the one before.
-    """
-    devices, counts = space.meshes.devices, space.meshes.micro_batches
-    if devices <= FEW_DEVICES:
-        return False
-    are_far = [more > FEW_TIMES * fewer for fewer, more in itertools.pairwise(counts)]
-    return 2 * sum(are_far) > len(are_far) or not tiles_suffice(devices, submeshes(devices))
 
 
 def divide_quickly(incumbent: Incumbent, grid: Grid, seconds: float) -> None:

@@ -9,6 +9,7 @@ that fit, and what crosses between two stages. `agents.planners.device_partition
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from automap.cluster import Cluster
 from automap.group_links import group_link
 from automap.price.lowered_plan import spread
 from automap.space.device_order import Order
+from automap.space.mesh_shapes import FEW_TIMES
 from automap.space.shape import divisors
 from automap.space.space import PlanSpace, Values
 from automap.space.templates import megatron_signatures
@@ -376,6 +378,20 @@ def settings_by_templates(space: PlanSpace) -> Iterator[Setting]:
 def tiles_suffice(devices: int, tiles: Sequence[int]) -> bool:
     """Whether stages have sizes enough among those of submeshes that tile the cluster."""
     return devices > FEW_DEVICES and len(tiles) >= FEWEST_TILES
+
+
+def has_few_pipelines(space: PlanSpace) -> bool:
+    """Whether the space of a large cluster has few pipelines.
+
+    Stages of the space are all alike, or the first one has fewer devices. So the space has few pipelines where few
+    numbers divide the devices of the cluster, or where few numbers of micro-batches divide the batch: most of them are
+    more than `FEW_TIMES` the one before.
+    """
+    devices, counts = space.meshes.devices, space.meshes.micro_batches
+    if devices <= FEW_DEVICES:
+        return False
+    are_far = [more > FEW_TIMES * fewer for fewer, more in itertools.pairwise(counts)]
+    return 2 * sum(are_far) > len(are_far) or not tiles_suffice(devices, submeshes(devices))
 
 
 def stepped_sizes(table: StageTable) -> tuple[int, list[int]]:

@@ -13,9 +13,9 @@ from agents.learning.proposals import NETWORK, Proposals
 from agents.learning.proposed_skeletons import propose_and_solve, solve_further
 from agents.planners.descents import descend
 from agents.planners.elimination import propose
-from agents.planners.pipeline_division import has_few_pipelines
 from agents.planners.promising import FITTING, promising_meshes, split_axes
 from agents.planners.skeletons import SkeletonSearch
+from agents.planners.stage_table import has_few_pipelines
 from agents.planners.template_improvement import REFINED_LEAST, improve_templates
 from agents.sampling.expert import grid_of, price_grid
 from automap.cluster import parse_cluster
