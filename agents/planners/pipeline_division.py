@@ -79,7 +79,7 @@ DIVIDED, ORDERED = 0.5, 0.6
 """Share of this in which Piper's and Alpa's programs divide at most, and share of the rest in which orders of passes
 are tried; moves have what is left (assumed). With 800 evaluations on seven A100s the programs had all of it, and the
 portfolio was 1 to 4 % slower than SPP."""
-LONGER = 2.0
+LONGER = 3.0
 """Times as many seconds as `divide_quickly` is given if it finds no plan that is near the best one (assumed)."""
 ENTRIES_AN_EVALUATION = 100_000
 """Entries of stage tables for each of these evaluations, at most (assumed). An entry takes about 100 ns, so that tables
@@ -143,7 +143,7 @@ def divide_quickly(incumbent: Incumbent, grid: Grid, seconds: float) -> None:
         incumbent: takes the plans, credited to `piper`.
         grid: plans with their prices.
         seconds: time after which no further setting is divided; the plans of earlier settings are priced all the same.
-            It is twice as long while their plans are far slower than the best one.
+            It is three times as long while their plans are far slower than the best one.
     """
     if settings := _settings(incumbent.space, _near(incumbent, grid, NEAR)):
         effort = _Effort(incumbent, seconds)
