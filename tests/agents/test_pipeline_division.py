@@ -251,6 +251,19 @@ def test_pipelines_are_found_where_the_space_has_only_slow_ones():
     assert not Verifier(space.problem).violations(plan)
 
 
+def test_divisions_have_longer_while_they_give_nothing_near_the_best_plan():
+    now = [0.0]
+    space = PlanSpace(Problem.build(zoo.build(MODEL), parse_cluster("4xV100"), {"global_batch": 8}))
+    incumbent = Incumbent(space, Budget(seconds=100.0), searcher="expert", clock=lambda: now[0])
+    price_grid(incumbent)
+    effort = pipeline_division._Effort(incumbent, 2.0)
+    near_s = incumbent.least_s * pipeline_division.FAR
+    found = []
+    for now[0] in (1.9, 2.1, 2.0 * pipeline_division.LONGER + 0.1):
+        found.append((effort.is_spent(near_s), effort.is_spent(1.01 * near_s), effort.is_spent(float("inf"))))
+    assert found == [(False, False, False), (True, False, False), (True, True, True)]
+
+
 def test_pipelines_stay_away_where_the_user_wants_none():
     problem = Problem.build(
         zoo.build(MODEL), parse_cluster("11x1xV100@10Gbit"), {"global_batch": 8}, {"fix": {"pp": 1}}
