@@ -61,7 +61,7 @@ def our_bytes(source: str, target: str, devices: int, space: PlanSpace) -> float
     stage = Stage(one, np.array([link], dtype=LINK_DTYPE), layout.hardware, np.zeros(1, dtype=np.bool_), 1.0)
     seconds, nobody = np.zeros(NUM_COLLECTIVES), Recorder(np.empty(0, dtype=COLLECTIVE_DTYPE), np.zeros(1, np.int64))
     placements = np.array([PLACEMENTS[source]]), np.array([PLACEMENTS[target]])
-    convert(1.0, *placements, 0, stage, seconds, Reason(0, 0, 0), nobody)
+    convert(1.0, *placements, 0, stage, seconds, Reason(0, 0, 0, 1.0), nobody)
     return float(seconds.sum()) * devices
 
 

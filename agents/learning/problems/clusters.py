@@ -33,12 +33,37 @@ LINKS = (
     "infiniband-hdr", "infiniband-ndr", "omni-path-100",
 )  # fmt: skip
 """Kinds of links between nodes that are drawn, in a fixed order for the same reason."""
+_DGX_B200 = "datasheet: DGX B200, eight 400 Gbit/s InfiniBand ports"
+_RACK = "datasheet: NVIDIA GB200/GB300 NVL72, one 400 or 800 Gbit/s port a GPU"
 AS_DRAWN: Mapping[str, Mapping[str, Any]] = {
-    "B300-288GB": {"inter_node_link": "infiniband-ndr"},
-    "GB200-186GB": {"memory_GiB": 173},
-    "GB300-288GB": {"memory_GiB": 268, "inter_node_link": "infiniband-ndr"},
+    "B300-288GB": {
+        "inter_node_link": "infiniband-ndr",
+        "source": {
+            "memory_GiB": "datasheet: NVIDIA HGX B300 (dense, one GPU of 8; 288 GB)",
+            "inter_node_link": _DGX_B200,
+            "nics_per_node": _DGX_B200,
+        },
+    },
+    "GB200-186GB": {
+        "memory_GiB": 173.0,
+        "source": {
+            "memory_GiB": "datasheet: NVIDIA GB200 NVL72 (dense, one GPU of 72; 186 GB)",
+            "inter_node_link": _DGX_B200,
+            "nics_per_node": _RACK,
+        },
+    },
+    "GB300-288GB": {
+        "memory_GiB": 268.0,
+        "inter_node_link": "infiniband-ndr",
+        "source": {
+            "memory_GiB": "datasheet: NVIDIA GB300 NVL72 (dense, one GPU of 72; 288 GB)",
+            "inter_node_link": _DGX_B200,
+            "nics_per_node": _RACK,
+        },
+    },
 }
-"""What data files said of a kind when labels and networks were made, where they have been corrected since."""
+"""What data files said of a kind when labels and networks were made, where they have been corrected since. The digests
+of problems count all of it."""
 INTRA_GBPS, INTER_GBPS = (1.0, 900.0), (1.0 / 8.0, 400.0 / 8.0)
 """Least and largest bandwidth of random links inside nodes and between them: 1 to 900 GB/s, 1 to 400 Gbit/s."""
 
@@ -134,9 +159,15 @@ def _per_node(draw: Draw, num_devices: int, *, is_usual: bool) -> int:
     return draw.one(sizes)
 
 
+def _as_drawn(kind: Device) -> Device:
+    """A kind of device as `AS_DRAWN` has it."""
+    then = AS_DRAWN.get(kind.name, {})
+    return replace(kind, **{**then, "source": {**(kind.source or {}), **then.get("source", {})}})
+
+
 def _device(draw: Draw, num_devices: int, *, is_usual: bool) -> Device:
     """One of the known kinds; a host's processor only in small clusters that are not usual."""
-    known = {kind.name: replace(kind, **AS_DRAWN.get(kind.name, {})) for kind in known_devices()}
+    known = {kind.name: _as_drawn(kind) for kind in known_devices()}
     if is_usual and draw.chance(0.6):
         return known[draw.weighted(USUAL_DEVICES)]
     return known[draw.one([name for name in DEVICES if name != "cpu" or (num_devices <= 16 and not is_usual)])]
