@@ -75,7 +75,7 @@ test: $(STAMP)
 	@$(BIN)/python -m pytest $(WORKERS) -m "not long"
 
 test-long: $(STAMP)
-	@$(BIN)/python -m pytest $(WORKERS) -m long
+	@$(BIN)/python -m pytest $(WORKERS) -m long --timeout 3600
 
 # Ranks share a GPU where there are fewer: NCCL 2.30 or newer is needed for that.
 test-gpu: $(STAMP)
