@@ -15,6 +15,11 @@ from collections.abc import Iterator
 from automap.errors import UserError
 
 
+AGAIN_S = 1.0
+"""Processor time after which a deadline that was lost is raised again: where Python runs a destructor or a callback of
+C code, an exception ends that alone and is printed as ignored. Clean-up on the way out takes far less."""
+
+
 class _Late(BaseException):
     """The deadline has passed. It is no `Exception`, so that no handler on the way catches it."""
 
@@ -39,7 +44,7 @@ def deadline(seconds: float, grace_s: float, fault: UserError) -> Iterator[None]
         raise _Late
 
     def begin_grace(*_: object) -> None:
-        signal.setitimer(signal.ITIMER_PROF, grace_s)
+        signal.setitimer(signal.ITIMER_PROF, grace_s, AGAIN_S)
 
     began = time.monotonic()
     handlers = signal.signal(signal.SIGALRM, begin_grace), signal.signal(signal.SIGPROF, ring)

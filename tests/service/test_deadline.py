@@ -13,6 +13,8 @@ from automap.errors import ProblemError
 from service.jobs.deadline import deadline
 from service.jobs.run_job import JobRequest, ModelOptions, run_job
 
+# The timer of pytest-timeout would be one more that runs.
+pytestmark = pytest.mark.timeout(method="thread")
 LATE = ProblemError("late", field="budget", value="1s", repair="Give more.")
 TINY = "gpt:layers=2,hidden=64,heads=4,seq_len=16,vocab_size=128"
 
@@ -52,6 +54,24 @@ def test_a_timer_that_ran_before_runs_on() -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_exception_that_a_destructor_loses_is_raised_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.jobs.deadline.AGAIN_S", 0.02)
+    lost = []
+
+    class Slow:
+        def __del__(self) -> None:
+            try:
+                forever()
+            finally:
+                lost.append(True)
+
+    with pytest.raises(ProblemError, match="late"), deadline(0.02, 0.02, LATE):
+        Slow()
+        forever()
+    assert lost == [True]
 
 
 def test_other_threads_go_without() -> None:
