@@ -18,9 +18,9 @@ def test_a_process_waits_until_the_threads_of_gloo_are_at_rest():
         # It runs without the interpreter, as gloo's threads do.
         done.append(hashlib.sha256(data).digest())
 
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    ready.wait()
+    assert ready.wait(60), "the thread has not begun its work"
     await_gloo()
     assert done
     thread.join()
@@ -33,7 +33,7 @@ def test_threads_that_wait_do_not_delay_the_end():
         Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(GLOO_THREAD)
         stop.wait()
 
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
     began = time.perf_counter()
     await_gloo()

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -90,10 +91,15 @@ def test_ranks_die_with_their_launcher(tmp_path):
     argument = {"0": "hang", "1": "hang", "ready": str(ready)}
     script = f"from automap.runtime.launch.launcher import *; launch('launch_tasks:do', {argument}, 2, Limits())"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    launcher = subprocess.Popen([sys.executable, "-c", script], env=environment)
-    pids = []
-    while len(pids) < 2:
-        pids += [int(line) for line in ready.read_text().split()]
-    launcher.send_signal(signal.SIGKILL)
-    launcher.wait()
-    gone(pids)
+    # Opened for writing too: what one rank writes and closes is lost if nobody has the pipe open at that moment.
+    with ready.open("r+b", buffering=0) as pipe:
+        launcher = subprocess.Popen([sys.executable, "-c", script], env=environment)
+        said = b""
+        try:
+            while said.count(b"\n") < 2:
+                assert select.select([pipe], [], [], 60)[0], f"two ranks should be ready within 60 s, but only {said}"
+                said += pipe.read(100)
+        finally:
+            launcher.send_signal(signal.SIGKILL)
+            launcher.wait()
+    gone(map(int, said.split()))
