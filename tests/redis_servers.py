@@ -89,7 +89,7 @@ class RedisServer:
         while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1) as one:
                 one.sendall(b"PING\r\n")
-                if not one.recv(64).startswith(b"-LOADING"):
+                if (answer := one.recv(64)) and not answer.startswith(b"-LOADING"):
                     return
             assert self._process.poll() is None and time.monotonic() < ends, self._log.read_text()
             time.sleep(0.01)

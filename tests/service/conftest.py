@@ -167,7 +167,7 @@ def listening(settings: Settings, connection: redis.Redis) -> Iterator[httpx.Cli
     app = create_app(settings, connection)
     server = Server(server_config(app, settings), app.state.feed)
     with bind("127.0.0.1", 0) as bound:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, name="server")
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, name="server", daemon=True)
         thread.start()
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{bound.getsockname()[1]}", timeout=60) as found:
@@ -175,7 +175,8 @@ def listening(settings: Settings, connection: redis.Redis) -> Iterator[httpx.Cli
                 yield found
         finally:
             server.should_exit = True
-            thread.join()
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive(), "the application does not end"
             close(app)
 
 
@@ -226,7 +227,10 @@ class Service:
             preexec_fn=processes.dying_with_parent(signal.SIGTERM),  # noqa: PLW1509
         )
         assert self.process.stdout is not None
+        late = threading.Timer(DEADLINE_S, self.process.kill)
+        late.start()
         line = self.process.stdout.readline()
+        late.cancel()
         if not line.startswith(b'{"url"'):  # an error, or nothing
             told = line + self.process.stdout.read()
             self.process.wait()

@@ -18,6 +18,7 @@ from tiny_file import mlp
 
 from automap.gnn import made_up
 from service.embedded_redis import EmbeddedRedis
+from service.http.routes import models
 from service.http.side_processes import SideProcesses
 from service.jobs import graphs
 from service.jobs.connection import connect
@@ -149,28 +150,32 @@ def test_lists_page_by_page(api: httpx.Client) -> None:
     assert api.get("/v1/jobs?model_id=x").json()["jobs"] == []
 
 
-def test_more_uploads_than_there_may_be(settings: Settings, client: redis.Redis, serve_app: Any, light: Any) -> None:
-    with serve_app(settings.model_copy(update={"max_uploads": 1}), client) as api:
-        begun, ended = threading.Event(), threading.Event()
+def test_more_uploads_than_there_may_be(
+    settings: Settings, client: redis.Redis, serve_app: Any, light: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ended, receive = threading.Event(), threading.Event(), models._receive
 
-        def slowly() -> Any:
-            yield light("squeezenet")[:10]
-            begun.set()
-            ended.wait(10)
-            yield light("squeezenet")[10:]
+    async def received(*given: Any) -> None:
+        """Of an upload that has its place."""
+        begun.set()
+        await receive(*given)
 
-        answers: list[Any] = []
-        upload = threading.Thread(target=lambda: answers.append(api.post("/v1/models", content=slowly())))
-        upload.start()
-        begun.wait(10)
-        refused = None
-        while refused is None or refused.status_code == 422:  # until the first one has its place
+    def slowly() -> Any:
+        yield light("squeezenet")[:10]
+        assert ended.wait(60)
+        yield light("squeezenet")[10:]
+
+    monkeypatch.setattr(models, "_receive", received)
+    with serve_app(settings.model_copy(update={"max_uploads": 1}), client) as api, ThreadPoolExecutor() as pool:
+        upload = pool.submit(api.post, "/v1/models", content=slowly())
+        try:
+            assert begun.wait(60)
             refused = httpx.post(f"{api.base_url}/v1/models", content=b"x", timeout=30)
+        finally:
+            ended.set()
         check_problem(refused, 503, "uploads")
         assert refused.headers["retry-after"]
-        ended.set()
-        upload.join()
-        assert answers[0].status_code == 201
+        assert upload.result(60).status_code == 201
 
 
 PROFILE = """\

@@ -46,6 +46,9 @@ def test_a_redis_that_refuses_is_told_at_the_start_and_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     port = free_port()
+    # Where Redis were taken to be away, they would go on for ever.
+    monkeypatch.setattr("service.serve._supervised", lambda *given: pytest.fail("it serves"))
+    monkeypatch.setattr("service.jobs.worker.connect", lambda *given, **options: pytest.fail("it waits"))
     with RedisServer(tmp_path, port=port, requirepass="right"):
         for url in (f"redis://:hunter2@127.0.0.1:{port}/0", f"redis://:right@127.0.0.1:{port}/99"):
             monkeypatch.setenv("AUTOMAP_REDIS_URL", url)

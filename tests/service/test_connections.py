@@ -6,7 +6,7 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -17,12 +17,20 @@ from service.settings import Settings
 
 HEAD_S = 0.3
 MOST = 12
+MIB = 1 << 20
 
 
 @pytest.fixture
 def api(settings: Settings, client: redis.Redis, serve_app: Any) -> Iterator[httpx.Client]:
     limits = {"body_timeout_s": HEAD_S, "upload_timeout_s": 2 * HEAD_S, "max_connections": MOST}
     with serve_app(settings.model_copy(update=limits), client) as found:
+        yield found
+
+
+@pytest.fixture
+def patient(settings: Settings, client: redis.Redis, serve_app: Any) -> Iterator[httpx.Client]:
+    """A service that nobody is too slow for."""
+    with serve_app(settings.model_copy(update={"max_model_bytes": 4 * MIB}), client) as found:
         yield found
 
 
@@ -111,17 +119,16 @@ def test_what_is_no_request(api: httpx.Client, caplog: pytest.LogCaptureFixture,
 
 @pytest.mark.parametrize("place", [b"jobs", b"models", b"estimates"])
 def test_a_client_that_leaves_within_its_body_is_no_fault_of_the_service(
-    api: httpx.Client, caplog: pytest.LogCaptureFixture, place: bytes
+    patient: httpx.Client, caplog: pytest.LogCaptureFixture, place: bytes, until: Callable[..., Any]
 ) -> None:
-    told: list[str] = []
-    with caplog.at_level("INFO", logger="automap.access"), dial(api) as hasty:
+    def told() -> list[str]:
+        return [text for text in caplog.messages if text.startswith("POST")]
+
+    with caplog.at_level("INFO", logger="automap.access"), dial(patient) as hasty:
         hasty.sendall(HEAD % (place, 100) + b"{")
         hasty.shutdown(socket.SHUT_WR)
         assert answer(hasty) == b""
-        while not told:
-            assert api.get("/version").status_code == 200
-            told = [text for text in caplog.messages if text.startswith("POST")]
-    assert told[0].endswith("-> 400")
+        assert until(told)[0].endswith("-> 400")
     assert not [record for record in caplog.records if record.exc_info]
 
 
@@ -142,16 +149,8 @@ def test_a_body_that_goes_on_behind_its_refusal(api: httpx.Client) -> None:
         assert drip(slow, b" " * 10_000) < 1000
 
 
-MIB = 1 << 20
 WHOLE = 10 << 30
 """Bytes of an upload without end."""
-
-
-@pytest.fixture
-def patient(settings: Settings, client: redis.Redis, serve_app: Any) -> Iterator[httpx.Client]:
-    """A service that nobody is too slow for."""
-    with serve_app(settings.model_copy(update={"max_model_bytes": 4 * MIB}), client) as found:
-        yield found
 
 
 @pytest.mark.parametrize("length", [b"Transfer-Encoding: chunked", b"Content-Length: %d" % WHOLE])

@@ -118,7 +118,9 @@ def test_clusters_are_compared_as_on_the_command_line(api: httpx.Client, capsys:
 GRAPH = b""
 
 
-def test_a_child_that_hangs_or_dies_takes_only_its_request_along(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_hangs_or_dies_takes_only_its_request_along(
+    monkeypatch: pytest.MonkeyPatch, until: Callable[..., Any]
+) -> None:
     import anyio
 
     own, before = SideProcesses(1), children()
@@ -129,10 +131,9 @@ def test_a_child_that_hangs_or_dies_takes_only_its_request_along(monkeypatch: py
         def kill(times: int) -> None:
             killed = set(before)
             for _ in range(times):
-                while not (found := [child for child in children() if child not in killed]):
-                    time.sleep(0.001)
-                found[0].kill()
-                killed.add(found[0])
+                child = until(lambda: [child for child in children() if child not in killed])[0]
+                child.kill()
+                killed.add(child)
 
         thread = threading.Thread(target=kill, args=(2,))
         thread.start()
