@@ -13,7 +13,8 @@ from fastapi import HTTPException
 
 from agents.searcher import Budget
 from automap.errors import ProblemError
-from service.jobs.store import DAY_S, Store
+from service.jobs.job_changes import DAY_S
+from service.jobs.store import Store
 from service.problems import limit
 from service.settings import Settings
 

@@ -15,8 +15,9 @@ from rq.job import Job as Delivery
 from agents.searcher import Budget
 from service.jobs import delivery as deliveries
 from service.jobs.delivery import Run
+from service.jobs.job_changes import TURNS
 from service.jobs.run_job import JobRequest
-from service.jobs.store import TURNS, Store
+from service.jobs.store import Store
 
 OVERHEAD_S = 120
 """Seconds for import, set-up and writing, beside search and trials."""

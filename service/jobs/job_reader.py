@@ -5,12 +5,14 @@ Knows nothing of how a record comes to be or changes (`service.jobs.store`). Uni
 
 from __future__ import annotations
 
+import heapq
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, islice
+from typing import Any, TypeVar, cast
 
 from service.jobs.model_store import ModelStore
-from service.jobs.records import ACTIVE, FIELDS, Job, State, job_of, parent_of, state_of
+from service.jobs.records import ACTIVE, FIELDS, STATES, Job, State, job_of, parent_of, state_of
 
 PAGE_BYTES = 4 << 20
 """Largest size of the requests on one page of a list, so that no list is larger than memory."""
@@ -19,7 +21,12 @@ _CHUNK = 100
 _GROUP_BYTES = 1 << 20
 """About how many bytes are read at once (assumed)."""
 _MOST_READ = 5000
-"""Jobs that one page reads at most; a rare filter takes several pages."""
+"""Jobs that one page reads at most; those of a model that few jobs have may take several pages."""
+BATCH = 100
+"""Jobs that are changed or removed at once: Redis does nothing else meanwhile."""
+Place = tuple[float, str]
+"""Place of a job in a list: its (created_at, id)."""
+T = TypeVar("T")
 
 
 class JobReader(ModelStore):
@@ -32,6 +39,10 @@ class JobReader(ModelStore):
     def events_key(self, job_id: str) -> str:
         """Key of the stream of a job's events."""
         return f"{self.job_key(job_id)}:events"
+
+    def list_key(self, state: str) -> str:
+        """Key of the list of the jobs in a state."""
+        return f"{self._at}jobs:{state}"
 
     def job(self, job_id: str) -> Job | None:
         """A job's record, or None."""
@@ -46,10 +57,10 @@ class JobReader(ModelStore):
         self,
         limit: int,
         *,
-        cursor: tuple[float, str] | None = None,
+        cursor: Place | None = None,
         states: Collection[State] = (),
         model_id: str | None = None,
-    ) -> tuple[list[Job], tuple[float, str] | None]:
+    ) -> tuple[list[Job], Place | None]:
         """A page of jobs, newest first, and the cursor of the next page, None at the end.
 
         Args:
@@ -60,11 +71,15 @@ class JobReader(ModelStore):
         """
         found: list[Job] = []
         num_bytes = 0
+        keys = [self.list_key(state) for state in dict.fromkeys(states)] or [f"{self._at}jobs"]
+        if states:
+            self._complete_lists()
 
         def is_wanted(state: bytes, model: bytes | None) -> bool:
+            # Its state may have changed since its list was read.
             return (not states or state_of(state) in states) and model_id in (None, (model or b"").decode())
 
-        for num_read, (job, place, size) in enumerate(self._newest(cursor, is_wanted), 1):
+        for num_read, (job, place, size) in enumerate(self._newest(keys, cursor, is_wanted), 1):
             if job is not None:
                 found.append(job)
                 num_bytes += size
@@ -73,17 +88,14 @@ class JobReader(ModelStore):
         return found, None
 
     def _newest(
-        self, cursor: tuple[float, str] | None, is_wanted: Callable[[bytes, bytes | None], bool]
-    ) -> Iterator[tuple[Job | None, tuple[float, str], int]]:
-        """Each job after a cursor, None if its state and model are not wanted; its place in the list and the bytes of
-        its request. Records that are not wanted are not read: of many jobs a few may be running."""
-        count = _CHUNK
-        while True:
-            highest = "+inf" if cursor is None else repr(cursor[0])
-            rows = self._redis.zrevrangebyscore(f"{self._at}jobs", highest, "-inf", 0, count, withscores=True)
-            places = [(at, name.decode()) for name, at in rows]
-            if cursor is not None:
-                places = [place for place in places if place < cursor]
+        self, keys: Sequence[str], cursor: Place | None, is_wanted: Callable[[bytes, bytes | None], bool]
+    ) -> Iterator[tuple[Job | None, Place, int]]:
+        """Each job of some lists after a cursor, None if its state and model are not wanted; its place and the bytes of
+        its request. Records that are not wanted are not read: of many jobs a few may be of one model."""
+        merged = heapq.merge(*(self._places(key, cursor) for key in keys), reverse=True)
+        # A job that changes meanwhile may be found in two lists.
+        rest = (place for place, _ in groupby(merged))
+        while places := list(islice(rest, _CHUNK)):
             with self._redis.pipeline(transaction=False) as pipe:
                 for _, job_id in places:
                     pipe.hmget(self.job_key(job_id), ["state", "model_id"])
@@ -100,11 +112,48 @@ class JobReader(ModelStore):
                 for place, size in zip(several, sizes[begin:], strict=False):
                     if place[1] in states and (place[1] in read or place[1] not in chosen):
                         yield read.get(place[1]), place, size
-            cursor = places[-1] if places else cursor
+
+    def _places(self, key: str, cursor: Place | None) -> Iterator[Place]:
+        """The places of a list after a cursor, newest first."""
+        count = _CHUNK
+        while True:
+            highest = "+inf" if cursor is None else repr(cursor[0])
+            rows = self._redis.zrevrangebyscore(key, highest, "-inf", 0, count, withscores=True)
+            places = [(at, name.decode()) for name, at in rows]
+            if cursor is not None:
+                places = [place for place in places if place < cursor]
+            yield from places
             if len(rows) < count:
                 return
+            cursor = places[-1] if places else cursor
             # Jobs of one moment may fill a chunk.
             count = _CHUNK if places else 2 * count
+
+    def _complete_lists(self) -> None:
+        """Puts jobs into the list of their state that are in none, as those are that an earlier version has stored."""
+        keys = [self.list_key(state) for state in STATES]
+        with self._redis.pipeline() as pipe:
+            pipe.zcard(f"{self._at}jobs")
+            for key in keys:
+                pipe.zcard(key)
+            num_jobs, *listed = pipe.execute()
+        if num_jobs <= sum(listed):
+            return
+        known = {name for key in keys for name in self._redis.zrange(key, 0, -1)}
+        rows = self._redis.zrange(f"{self._at}jobs", 0, -1, withscores=True)
+        for several in batches((name.decode(), at) for name, at in rows if name not in known):
+
+            def change(pipe: Any, several: list[tuple[str, float]] = several) -> None:
+                with self._redis.pipeline(transaction=False) as look:
+                    for job_id, _ in several:
+                        look.hget(self.job_key(job_id), "state")
+                    states = look.execute()
+                pipe.multi()
+                for (job_id, at), state in zip(several, states, strict=True):
+                    if state is not None:
+                        pipe.zadd(self.list_key(state_of(state)), {job_id: at})
+
+            self._redis.transaction(change, *(self.job_key(job_id) for job_id, _ in several))
 
     def active(self) -> list[Job]:
         """Jobs that have not ended, oldest first."""
@@ -142,3 +191,9 @@ class JobReader(ModelStore):
             if (parent := parent_of(name)) is not None:
                 row[FIELDS.index("request")] = self._redis.hget(self.job_key(parent), "request")
         return [job_of(name, row) for name, row in zip(names, rows, strict=True) if row[0] is not None]
+
+
+def batches(values: Iterable[T]) -> Iterator[list[T]]:
+    """Values in lists of `BATCH`; the last one may be shorter."""
+    rest = iter(values)
+    return iter(lambda: list(islice(rest, BATCH)), [])

@@ -7,10 +7,11 @@ Units: bytes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -112,9 +113,24 @@ class ModelStore:
             admit: raises where a job needs the model. No job of the tenant comes between this look and the removal.
         """
 
-        def remove(pipe: Any) -> None:
-            pipe.delete(self.model_key(model_id))
-            pipe.hdel(f"{self._at}models", model_id)
+        drop = functools.partial(self._drop_models, [model_id])
+        return bool(self._removed(drop, f"{self._at}active", admit=admit)[0])
+
+    def _drop_models(self, ids: Sequence[str], pipe: Any) -> None:
+        """Adds the removal of models to a pipeline."""
+        pipe.unlink(*map(self.model_key, ids))
+        pipe.hdel(f"{self._at}models", *ids)
+
+    def _removed(
+        self, remove: Callable[[Any], object], *watched: bytes | str, admit: Callable[[], object] = lambda: None
+    ) -> list[Any]:
+        """What the commands of a removal answer, which are one transaction.
+
+        Args:
+            remove: adds the commands to a pipeline; done again if a watched key has changed meanwhile.
+            watched: keys that it looks at.
+            admit: raises where nothing may be removed; done before `remove`.
+        """
 
         def change(pipe: Any) -> None:
             admit()
@@ -122,12 +138,12 @@ class ModelStore:
             remove(pipe)
 
         try:
-            return bool(self._redis.transaction(change, f"{self._at}active")[1])
+            return list(self._redis.transaction(change, *watched))
         except redis.exceptions.OutOfMemoryError:
-            # Redis begins no transaction while its memory is full; then no job can come either.
+            # Redis begins no transaction while its memory is full; then nothing can come meanwhile either.
             with self._redis.pipeline(transaction=False) as pipe:
                 remove(pipe)
-                return bool(pipe.execute()[1])
+                return list(pipe.execute())
 
     def add_graph(self, key: str, data: bytes, summary: Mapping[str, Any]) -> None:
         """Keeps an imported model for a while, and with it the latest ones of the tenant; not where memory is full."""

@@ -27,10 +27,11 @@ from service.jobs.connection import AWAY, impatient, paced, patiently
 from service.jobs.delivery import Run
 from service.jobs.events import Thinning
 from service.jobs.gnn_job import run_gnn
+from service.jobs.job_changes import Superseded
 from service.jobs.job_queue import OVERHEAD_S
 from service.jobs.records import ACTIVE, parent_of
 from service.jobs.run_job import JobRequest, run_job
-from service.jobs.store import Store, Superseded
+from service.jobs.store import Store
 from service.jobs.team import searching
 from service.problems import limit, problem, problem_of
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 from automap.documents import read_document
 from automap.errors import UserError
@@ -16,6 +16,7 @@ from service.jobs.run_job import JobRequest
 from service.problems import problem
 
 State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+STATES: tuple[State, ...] = get_args(State)
 ACTIVE: tuple[State, ...] = ("queued", "running")
 
 FIELDS = (
@@ -118,6 +119,6 @@ def state_of(text: bytes) -> State:
 
 
 def _state(text: str) -> State:
-    if text not in get_args(State):
+    if text not in STATES:
         raise ValueError(f"no state: {text!r}")
-    return cast("State", text)
+    return text

@@ -11,19 +11,20 @@ Independent of HTTP and of how jobs are run.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
-import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import redis
 
-from service.jobs import counts, delivery, events
-from service.jobs.job_reader import JobReader
+from service.jobs import counts, events
+from service.jobs.job_changes import TURNS, JobChanges
+from service.jobs.job_reader import BATCH, batches
 from service.jobs.model_store import TENANTS
-from service.jobs.records import ACTIVE, Job, dumps, members_of, parent_of
+from service.jobs.records import STATES, Job, dumps, members_of, parent_of
 from service.jobs.run_job import JobRequest
 from service.problems import problem
 
@@ -31,18 +32,10 @@ NUM_RETRIES = 2
 """Largest number of further runs of a job whose process or worker dies."""
 REPLAY_TTL_S = 24 * 3600
 """Seconds for which an Idempotency-Key is remembered."""
-DAY_S = 24 * 3600
-_PRIORITY_S = 1e11
-"""Seconds of age that one step of priority outweighs: more than any clock shows."""
-
-TURNS = "automap:turns"
-"""Tenant -> when a job of it was begun last."""
+_TABLES = ("jobs", "sizes", "waiting", "active", "models", "searched")
+"""Kinds of keys that are of all jobs or models of a tenant."""
 _LISTENED_S = 10
 """Seconds for which the events of a deleted job are kept, so that those who listen hear of its end."""
-
-
-class Superseded(Exception):
-    """Another run of the job has begun, or the job has ended: the run must stop and write nothing."""
 
 
 class AnotherRequest(Exception):
@@ -57,7 +50,7 @@ class Once:
     request_sha256: str
 
 
-class Store(JobReader):
+class Store(JobChanges):
     """Models and jobs of one tenant in one Redis.
 
     What a run writes raises `Superseded` if the run is not the latest of its job, or the job has ended.
@@ -119,6 +112,7 @@ class Store(JobReader):
                 pipe.hset(self.job_key(member), mapping=fields | own)
             pipe.hset(f"{self._at}sizes", job_id, str(len(text)))
             pipe.zadd(f"{self._at}jobs", {job_id: now})
+            self._list(pipe, job_id, now, "queued")
             for name in (job_id, *members):
                 pipe.sadd(f"{self._at}active", name)
                 self._wait(pipe, name, request.priority, now)
@@ -175,6 +169,7 @@ class Store(JobReader):
             pipe.hset(self.job_key(job_id), mapping=started)
             pipe.hdel(self.job_key(job_id), "progress")
             pipe.zrem(f"{self._at}waiting", job_id)
+            self._list(pipe, job_id, float(created_at), "running", before="queued")
             pipe.zadd(TURNS, {self.tenant: now})
             note(pipe, token)
             self._tell(pipe, job_id, "running", token)
@@ -222,37 +217,47 @@ class Store(JobReader):
         else:
             self.fail(job_id, token, problem(500, "The job's process died", f"It died {deaths} times."))
 
-    def cancel(self, job_id: str) -> bool:
-        """Ends a job as cancelled; returns whether it had not ended before."""
-        try:
-            self._write(job_id, None, {"state": "cancelled"})
-        except Superseded:
-            return False
-        return True
-
     def delete(self, job_id: str) -> bool:
         """Ends a job and removes all of it; returns whether there was one. A run of it writes nothing more."""
-        ended_now = self.cancel(job_id)
-        for member in members_of(job_id, int(self._redis.hget(self.job_key(job_id), "workers") or 1)):
-            self.delete(member)
-        # No transaction: Redis begins none while its memory is full, which is when jobs must be deleted. The record
-        # goes last, so that a deletion that was cut off can be repeated.
+        return bool(self._delete([job_id]))
+
+    def _delete(self, ids: Iterable[str]) -> int:
+        """Ends jobs and removes all of them; returns how many there were."""
+        return sum(self._delete_batch(several) for several in batches(ids))
+
+    def _delete_batch(self, ids: Sequence[str]) -> int:
         with self._redis.pipeline(transaction=False) as pipe:
-            pipe.expire(self.events_key(job_id), _LISTENED_S if ended_now else 0)
-            pipe.zrem(f"{self._at}jobs", job_id)
-            pipe.hdel(f"{self._at}sizes", job_id)
-            pipe.delete(self.job_key(job_id))
-            return bool(pipe.execute()[3])
+            for job_id in ids:
+                pipe.hget(self.job_key(job_id), "workers")
+            jobs = zip(ids, pipe.execute(), strict=True)
+            members = [name for job_id, workers in jobs for name in members_of(job_id, int(workers or 1))]
+            names = [*members, *ids]
+            for name in names:
+                pipe.hget(self.job_key(name), "state")
+            states = pipe.execute()
+        active = [name for name, state in zip(names, states, strict=True) if state in (b"queued", b"running")]
+        ended_now = set[str]().union(*map(self._cancel_waiting, batches(active)))
+        ended_now |= {name for name in active if name not in ended_now and self.cancel(name)}
+
+        def remove(pipe: Any) -> None:
+            for key in (*map(self.list_key, STATES), f"{self._at}jobs"):
+                pipe.zrem(key, *ids)
+            pipe.hdel(f"{self._at}sizes", *names)
+            for name in names:
+                pipe.expire(self.events_key(name), _LISTENED_S if name in ended_now else 0)
+            # Last, and members before their job: a deletion that was cut off can then be repeated.
+            for name in names:
+                pipe.unlink(self.job_key(name))
+
+        return int(sum(self._removed(remove)[-len(ids) :]))
 
     def delete_all(self) -> None:
         """Removes everything of the tenant but what it has used up of its day; jobs that come meanwhile stay whole."""
-        for name in self._redis.zrange(f"{self._at}jobs", 0, -1):
-            self.delete(name.decode())
-        for name in self._redis.hkeys(f"{self._at}models"):
-            self.delete_model(name.decode())
-        for key in self._redis.scan_iter(f"{self._at}*"):
-            if not self._is_kept(*key.decode().removeprefix(self._at).partition(":")[::2]):
-                self._redis.delete(key)
+        self._delete(name.decode() for name in self._redis.zrange(f"{self._at}jobs", 0, -1))
+        for models in batches(self._redis.hkeys(f"{self._at}models")):
+            self._removed(functools.partial(self._drop_models, [name.decode() for name in models]))
+        for keys in batches(self._redis.scan_iter(f"{self._at}*", count=10 * BATCH)):
+            self._removed(functools.partial(self._drop_ownerless, keys), *keys)
         tables = [f"{self._at}{name}" for name in ("jobs", "active", "models")]
 
         def change(pipe: Any) -> None:
@@ -266,17 +271,23 @@ class Store(JobReader):
         with contextlib.suppress(redis.exceptions.OutOfMemoryError):
             self._redis.transaction(change, *tables)
 
-    def _is_kept(self, kind: str, name: str) -> bool:
-        """Whether a key, of what kind and of whose name, stays when everything else of the tenant is removed."""
-        if kind == "once":
-            name = (self._redis.hget(f"{self._at}once:{name}", "job") or b"").decode()
-        if kind in ("job", "once"):
-            job_id = name.partition(":")[0]
-            return self._redis.zscore(f"{self._at}jobs", parent_of(job_id) or job_id) is not None
-        if kind == "model":
-            return bool(self._redis.hexists(f"{self._at}models", name))
-        # The tables are empty, but for what has come meanwhile.
-        return kind in ("jobs", "sizes", "waiting", "active", "models", "searched")
+    def _drop_ownerless(self, keys: Sequence[bytes], pipe: Any) -> None:
+        """Adds the removal of those of several keys to a pipeline that belong to nothing that the tenant has."""
+        parts = {key: key.decode().removeprefix(self._at).partition(":")[::2] for key in keys}
+        requests = [key for key, (kind, _) in parts.items() if kind == "once"]
+        with self._redis.pipeline(transaction=False) as look:
+            for key in requests:
+                look.hget(key, "job")
+            jobs = {key: (job or b"").decode() for key, job in zip(requests, look.execute(), strict=True)}
+            jobs |= {key: name.partition(":")[0] for key, (kind, name) in parts.items() if kind == "job"}
+            for key, (_, name) in parts.items():
+                look.zscore(f"{self._at}jobs", parent_of(jobs.get(key, "")) or jobs.get(key, ""))
+                look.hexists(f"{self._at}models", name)
+            found = look.execute()
+        for key, place, is_model in zip(parts, found[::2], found[1::2], strict=True):
+            # Tables are empty by now, but for what has come meanwhile.
+            if place is None and not is_model and parts[key][0] not in _TABLES:
+                pipe.unlink(key)
 
     def events(self, job_id: str, after: str = "") -> list[events.Event]:
         """The events of a job in order; those after the event `after`, or all."""
@@ -313,103 +324,15 @@ class Store(JobReader):
             Number of jobs removed.
         """
         sizes = {name.decode(): int(size) for name, size in self._redis.hgetall(f"{self._at}sizes").items()}
-        total, removed, oldest = sum(sizes.values()), 0, self._clock() - oldest_s
+        total, oldest, chosen = sum(sizes.values()), self._clock() - oldest_s, list[str]()
         active = {name.decode() for name in self._redis.smembers(f"{self._at}active")}
         for name, created_at in self._redis.zrange(f"{self._at}jobs", 0, -1, withscores=True):
             if created_at >= oldest and total <= most_bytes:
                 break
             if (job_id := name.decode()) not in active:
-                removed += self.delete(job_id)
+                chosen.append(job_id)
                 total -= sizes.get(job_id, 0)
-        return removed
-
-    # Behind all of these
-
-    def _write(
-        self, job_id: str, token: int | None, fields: dict[str, str], *, told: Mapping[str, Any] | None = None
-    ) -> None:
-        """Changes a job that has not ended; a new `state` moves it in or out of the queue, and the end of a job is the
-        end of its members.
-
-        Args:
-            job_id: id of the job.
-            token: the run that writes; None = whatever run is the latest.
-            fields: what is written.
-            told: progress that those who listen are told of.
-        """
-        state_after, parent = fields.get("state"), parent_of(job_id)
-        ends, workers = state_after not in (None, *ACTIVE), b"1"
-
-        def change(pipe: Any) -> None:
-            nonlocal workers
-            key = self.job_key(job_id)
-            names = ["state", "attempt", "created_at", "started_at", "reserved_s", "workers", "progress"]
-            state, attempt, created_at, started_at, reserved_s, workers, progress = pipe.hmget(key, names)
-            # Large, and not needed to write progress.
-            request, best = pipe.hmget(key, ["request", "best"]) if state_after is not None else (None, None)
-            if state_after == "queued" and parent is not None:
-                request = pipe.hget(self.job_key(parent), "request")
-            pipe.multi()
-            if state is None or state.decode() not in ACTIVE:
-                raise Superseded
-            if token is not None and (state != b"running" or int(attempt) != token):
-                raise Superseded
-            now = self._clock()
-            pipe.hset(key, mapping={**fields, "finished_at": repr(now)} if ends else fields)
-            if told is not None:
-                events.add(pipe, self.events_key(job_id), "progress", told)
-            if "progress" in fields and parent is None:  # which tells of its members too
-                counts.priced(pipe, progress, fields["progress"])
-            if state_after is None:
-                return
-            self._tell(pipe, job_id, state_after, int(attempt), fields.get("problem"))
-            used = 0.0
-            if state == b"running":
-                # Of the time that was reserved, each run takes what it has used; the end gives the rest back.
-                # A clock that is set back makes no time.
-                used = max(0.0, now - float(started_at))
-                pipe.hincrbyfloat(key, "reserved_s", -used)
-                reserved_s = float(reserved_s or 0) - used
-            if not ends:
-                priority = json.loads(request or "{}").get("priority", 0)
-                self._wait(pipe, job_id, priority, float(created_at))
-                return
-            if parent is None:
-                counts.took(pipe, f"run:{state_after}", used)
-            pipe.zrem(f"{self._at}waiting", job_id)
-            pipe.srem(f"{self._at}active", job_id)
-            if "plan" in fields:
-                pipe.hdel(key, "best")
-                best = None
-            size = (
-                len(request or b"") + len(best or b"") + sum(len(fields.get(name, "")) for name in ("plan", "problem"))
-            )
-            pipe.hset(f"{self._at}sizes", job_id, str(size))
-            self._charge(pipe, float(created_at), -float(reserved_s or 0))
-
-        self._redis.transaction(change, self.job_key(job_id))
-        if ends:
-            for member in members_of(job_id, int(workers or 1)):
-                self.cancel(member)
-
-    def _tell(self, pipe: Any, job_id: str, state: str, attempt: int, problem: str | None = None) -> None:
-        """Tells those who listen of a job's new state."""
-        about = {} if problem is None else {"problem": json.loads(problem)}
-        told = {"state": state, "attempt": attempt, "at": self._clock(), **about}
-        events.add(pipe, self.events_key(job_id), "state", told)
-
-    def _wait(self, pipe: Any, job_id: str, priority: int, created_at: float) -> None:
-        """Puts a job among those that wait: high priorities first, then the oldest."""
-        pipe.zadd(f"{self._at}waiting", {job_id: created_at - priority * _PRIORITY_S})
-        pipe.zadd(TURNS, {self.tenant: 0.0}, nx=True)
-        delivery.put(self.client, pipe)
-
-    def _charge(self, pipe: Any, at: float, seconds: float) -> None:
-        pipe.incrbyfloat(self._day_key(at), seconds)
-        pipe.expire(self._day_key(at), 2 * DAY_S)
-
-    def _day_key(self, at: float) -> str:
-        return f"{self._at}searched:{int(at // DAY_S)}"
+        return self._delete(chosen)
 
     def _replay_key(self, once: Once | None) -> str:
         return f"{self._at}once:{hashlib.sha256(once.key.encode()).hexdigest()}" if once else f"{self._at}once"

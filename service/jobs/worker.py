@@ -41,7 +41,8 @@ from service.jobs import delivery as deliveries
 from service.jobs import job_queue, one_run
 from service.jobs.connection import ANSWER_S, AWAY, LONGEST_PAUSE_S, check, connect, impatient, paced, patiently
 from service.jobs.delivery import Run
-from service.jobs.store import DAY_S, Store, Superseded
+from service.jobs.job_changes import DAY_S, Superseded
+from service.jobs.store import Store
 from service.logs import JOB
 from service.problems import limit
 from service.settings import GIB, Settings

@@ -15,7 +15,8 @@ import service_work
 from redis_servers import ON_EVERY_REDIS
 
 from service.jobs import events
-from service.jobs.store import Store, Superseded
+from service.jobs.job_changes import Superseded
+from service.jobs.store import Store
 from service.settings import Settings
 
 pytestmark = ON_EVERY_REDIS

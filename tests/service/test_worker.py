@@ -21,8 +21,9 @@ from automap.errors import NothingFits
 from service.jobs import delivery, job_queue, one_run, worker
 from service.jobs.connection import connect
 from service.jobs.delivery import Run
+from service.jobs.job_changes import Superseded
 from service.jobs.run_job import JobRequest, ModelOptions
-from service.jobs.store import NUM_RETRIES, Store, Superseded
+from service.jobs.store import NUM_RETRIES, Store
 from service.jobs.trial_options import PROPOSE_S, Trials
 from service.settings import Settings
 

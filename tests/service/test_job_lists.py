@@ -1,0 +1,203 @@
+"""The lists of jobs by state against the records themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from redis_servers import ON_EVERY_REDIS, RedisServer
+
+from service.jobs import job_reader
+from service.jobs.connection import connect
+from service.jobs.job_changes import Superseded
+from service.jobs.records import STATES, Job, State
+from service.jobs.run_job import JobRequest
+from service.jobs.store import Store
+
+REQUEST = JobRequest(cluster="8xV100-16GB", training={"global_batch": 64}, budget="1s")
+
+CHANGES: list[Callable[[Store, str, int], object]] = [
+    lambda store, job_id, token: store.begin(job_id),
+    lambda store, job_id, token: store.begin(job_id),
+    lambda store, job_id, token: store.set_progress(job_id, token, {"evaluations": 1, "fraction": 0.5}),
+    lambda store, job_id, token: store.succeed(job_id, token, {"schema": "automap.plan/1"}),
+    lambda store, job_id, token: store.fail(job_id, None, {"title": "failed"}),
+    lambda store, job_id, token: store.requeue(job_id, token),
+    lambda store, job_id, token: store.died(job_id, token),
+    lambda store, job_id, token: store.cancel(job_id),
+    lambda store, job_id, token: store.delete(job_id),
+]
+
+
+def change_anything(store: Store, chance: random.Random) -> None:
+    """Creates a job, or changes any one that there is."""
+    jobs = store.jobs(50)[0]
+    if len(jobs) < 5 or chance.random() < 0.2:
+        store.create("m", replace(REQUEST, workers=chance.randint(1, 2)))
+    else:
+        job = chance.choice(jobs)
+        with contextlib.suppress(Superseded):
+            chance.choice(CHANGES)(store, job.id, job.attempt)
+
+
+def pages(store: Store, limit: int, states: list[State]) -> list[str]:
+    """Ids of all jobs in some states, page after page."""
+    found, cursor = list[Job](), None
+    while True:
+        page, cursor = store.jobs(limit, cursor=cursor, states=states)
+        found += page
+        if cursor is None:
+            return [job.id for job in found]
+        assert len(page) == limit
+
+
+def check_lists(store: Store) -> None:
+    """Compares every list with the records of all jobs, and the keys of the lists with each other."""
+    jobs, end = store.jobs(1000)
+    assert end is None
+    for count in (1, 2):
+        for states in itertools.combinations(STATES, count):
+            assert pages(store, 7, [*states]) == [job.id for job in jobs if job.state in states]
+    listed = [name for state in STATES for name in store.client.zrange(store.list_key(state), 0, -1)]
+    assert sorted(listed) == sorted(job.id.encode() for job in jobs)
+
+
+@pytest.fixture
+def ticking(client: redis.Redis) -> Store:
+    """A store in which several jobs are of one moment."""
+    now = (float(number // 3) for number in itertools.count())
+    return Store(client, clock=lambda: next(now))
+
+
+class TestOnEveryRedis:
+    """What holds on the service's own Redis and on another one."""
+
+    pytestmark = ON_EVERY_REDIS
+
+    def test_every_change_moves_a_job_between_the_lists(self, ticking: Store) -> None:
+        chance = random.Random(0)
+        for _ in range(6):
+            for _ in range(20):
+                change_anything(ticking, chance)
+            check_lists(ticking)
+
+    @pytest.mark.parametrize("state", STATES)
+    def test_many_newer_jobs_hide_none(self, ticking: Store, state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A page reads at most so many records; the few jobs of a state are on the first page all the same."""
+        monkeypatch.setattr(job_reader, "_MOST_READ", 20)
+        ends: dict[State, Callable[[str, int], object]] = {
+            "running": lambda job_id, token: None,
+            "queued": ticking.requeue,
+            "succeeded": lambda job_id, token: ticking.succeed(job_id, token, {}),
+            "failed": lambda job_id, token: ticking.fail(job_id, token, {}),
+            "cancelled": lambda job_id, token: ticking.cancel(job_id),
+        }
+        wanted = [ticking.create("m", REQUEST).id for _ in range(2)]
+        others = [ticking.create("m", REQUEST).id for _ in range(30)]
+        other: State = "running" if state != "running" else "queued"
+        for job_id in (*wanted, *others):
+            ends[state if job_id in wanted else other](job_id, ticking.begin(job_id) or 0)
+        page, end = ticking.jobs(100, states=[state])
+        assert ({job.id for job in page}, end) == ({*wanted}, None)
+
+    def test_changes_at_once(self, client: redis.Redis, redis_url: str) -> None:
+        def work(seed: int) -> None:
+            with connect(redis_url) as own:
+                chance = random.Random(seed)
+                for _ in range(40):
+                    change_anything(Store(own), chance)
+
+        run_at_once([lambda seed=seed: work(seed) for seed in range(4)])
+        check_lists(Store(client))
+
+    def test_a_tenant_is_removed_beside_changes(self, client: redis.Redis, redis_url: str) -> None:
+        store = Store(client)
+        for _ in range(120):
+            store.create("m", replace(REQUEST, workers=2))
+        store.begin(store.next_waiting() or "")
+
+        def work() -> None:
+            with connect(redis_url) as own:
+                chance = random.Random(0)
+                for _ in range(40):
+                    change_anything(Store(own), chance)
+
+        run_at_once([work, store.delete_all])
+        check_lists(store)
+        store.delete_all()
+        assert [name for name in client.scan_iter("automap:t:*") if b":searched:" not in name] == []
+
+    def test_a_tenant_of_many_jobs_is_removed_in_few_round_trips(self, ticking: Store) -> None:
+        """Of jobs that wait and of jobs that have ended; Redis counts how often it reads from its clients."""
+        for number in range(150):
+            job_id = ticking.create("m", REQUEST).id
+            if number % 2:
+                ticking.cancel(job_id)
+        before = ticking.client.info("stats")["total_reads_processed"]
+        ticking.delete_all()
+        assert ticking.client.info("stats")["total_reads_processed"] - before < 100
+        assert ticking.jobs(9) == ([], None)
+
+    def test_jobs_of_an_earlier_version_are_listed(self, ticking: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "_list", lambda *given, **named: None)
+            ids = [ticking.create("m", REQUEST).id for _ in range(job_reader.BATCH + 10)]
+            for change, job_id in zip(CHANGES, ids, strict=False):
+                change(ticking, job_id, ticking.begin(job_id) or 0)
+        for job_id in ids[-2:]:
+            ticking.begin(job_id)
+        check_lists(ticking)
+
+
+def test_a_redis_that_is_killed_loses_no_place(tmp_path: Path) -> None:
+    """Killed while jobs change, and started again from its file."""
+    with RedisServer(tmp_path) as server:
+        threads = []
+        for round_ in range(3):
+            begun = threading.Barrier(4)
+
+            def work(seed: int, begun: threading.Barrier = begun) -> None:
+                chance = random.Random(seed)
+                with connect(server.url) as own, contextlib.suppress(redis.ConnectionError):
+                    for number in itertools.count():
+                        change_anything(Store(own), chance)
+                        if number == 20:
+                            begun.wait()
+
+            threads = [threading.Thread(target=work, args=(10 * round_ + seed,)) for seed in range(3)]
+            for thread in threads:
+                thread.start()
+            begun.wait()
+            server.kill()
+            for thread in threads:
+                thread.join()
+            server.start()
+            with server.client() as client:
+                check_lists(Store(client))
+
+
+def run_at_once(works: list[Callable[[], Any]]) -> None:
+    """Runs functions in threads; what one raises is raised here."""
+    faults = list[BaseException]()
+
+    def guarded(work: Callable[[], Any]) -> None:
+        try:
+            work()
+        except BaseException as fault:
+            faults.append(fault)
+
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for fault in faults:
+        raise fault
