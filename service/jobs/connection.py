@@ -33,6 +33,8 @@ _CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWan
 """Errors of TLS that say nothing of keys and certificates."""
 _WITH_SENTINELS = re.compile(r"(rediss?)-sentinel://(?:(.*)@)?([^@/?#]+)(/\d*)?(\?[^#]*)?#(.+)")
 """As Lettuce has it: https://redis.github.io/lettuce/user-guide/connecting-redis/ ("URI syntax")."""
+_PORT = 6379
+"""Where a Redis is whose address names no port."""
 _SENTINEL_PORT = 26379
 
 
@@ -104,25 +106,61 @@ def check(url: str) -> None:
     """Looks whether a Redis takes commands.
 
     Raises:
-        UserError: it answers and refuses, as with a wrong password, or its certificate is refused, or a file of
-            certificates cannot be read: no waiting changes that.
+        UserError: no waiting helps. It answers and refuses, as with a wrong password; its certificate is refused; a
+            file of certificates cannot be read; or it speaks TLS and the URL does not, or the other way round.
         redis.RedisError: it is away (one of `AWAY`).
     """
-    try:
-        with connect(url) as client:
+    with connect(url) as client:
+        try:
             _check_files(client)
             client.ping()
-    except redis.exceptions.OutOfMemoryError:
-        raise
-    except (redis.AuthenticationError, redis.ResponseError) as fault:
-        repair = "Put name, password and database into AUTOMAP_REDIS_URL, as in redis://name:password@host:6379/0."
-        raise UserError(f"Redis refuses ({fault})", field="redis_url", value="...", repair=repair) from None
-    except redis.ConnectionError as fault:
-        # A connection that ends in the middle of its beginning is one of a Redis that goes away.
-        if not isinstance(fault.__context__, ssl.SSLError) or isinstance(fault.__context__, _CUT):
+        except (redis.exceptions.OutOfMemoryError, redis.BusyLoadingError):
             raise
-        repair = "Name the authority of its certificate by ssl_ca_certs in AUTOMAP_REDIS_URL (docs/deploy.md)."
-        raise UserError(f"no TLS with this Redis ({fault})", field="redis_url", value="...", repair=repair) from None
+        except (redis.AuthenticationError, redis.ResponseError) as fault:
+            repair = "Put name, password and database into AUTOMAP_REDIS_URL, as in redis://name:password@host:6379/0."
+            raise UserError(f"Redis refuses ({fault})", field="redis_url", value="...", repair=repair) from None
+        except (redis.ConnectionError, redis.TimeoutError) as fault:
+            # A connection that ends in the middle of its beginning is one of a Redis that goes away.
+            if isinstance(fault.__context__, _CUT):
+                raise
+            _check_scheme(client)
+            if not isinstance(fault.__context__, ssl.SSLError):
+                raise
+            repair = "Name the authority of its certificate by ssl_ca_certs in AUTOMAP_REDIS_URL (docs/deploy.md)."
+            told = f"no TLS with this Redis ({fault})"
+            raise UserError(told, field="redis_url", value="...", repair=repair) from None
+
+
+def _check_scheme(client: redis.Redis) -> None:
+    """Refuses the scheme of an address whose Redis does not answer, where it answers with the other scheme.
+
+    A Redis without TLS takes the beginning of TLS for half a command, and waits for the rest. It is asked without
+    name and password, which nobody may read on the way.
+
+    Raises:
+        UserError: names both schemes.
+    """
+    pool = client.connection_pool
+    given = pool.connection_kwargs
+    if "host" not in given:  # a socket, or sentinels
+        return
+    encrypted = issubclass(pool.connection_class, redis.SSLConnection)
+    asked: dict[str, Any] = {"host": given["host"], "port": given.get("port", _PORT), "driver_info": None}
+    asked |= {"socket_timeout": ANSWER_S, "socket_connect_timeout": ANSWER_S, "retry": Retry(NoBackoff(), 0)}
+    asked |= {} if encrypted else {"ssl": True, "ssl_cert_reqs": "none", "ssl_check_hostname": False}
+    try:
+        with redis.Redis(**asked) as other:
+            other.ping()
+    except (redis.AuthenticationError, redis.ResponseError):
+        pass
+    except redis.RedisError:
+        return
+    wrong, right = ("rediss", "redis") if encrypted else ("redis", "rediss")
+    message = "this Redis speaks no TLS here" if encrypted else "this Redis speaks only TLS here"
+    more = ", or the port that is `tls-port` in the configuration of Redis" if encrypted else ""
+    repair = f"Write {right}:// in AUTOMAP_REDIS_URL{more} (docs/deploy.md)."
+    value = f"{wrong}://{asked['host']}:{asked['port']}"
+    raise UserError(message, field="redis_url", value=value, repair=repair) from None
 
 
 def _check_files(client: redis.Redis) -> None:

@@ -17,7 +17,8 @@ from redis_servers import RedisServer, free_port
 
 from automap.errors import UserError
 from service.command.main import main
-from service.jobs.connection import check, connect, impatient, patiently
+from service.jobs import connection
+from service.jobs.connection import AWAY, check, connect, impatient, patiently
 from service.jobs.run_job import JobRequest
 from service.jobs.store import Store
 
@@ -94,6 +95,37 @@ def test_clients_verify_the_certificate_of_a_redis_with_tls(tmp_path: Path) -> N
             with pytest.raises(UserError, match=told) as fault:
                 check(url)
             assert fault.value.field == "redis_url" and "ssl_ca_certs" in fault.value.repair
+
+
+@pytest.mark.parametrize("secret", ["", "hunter2"])
+def test_an_address_with_the_wrong_scheme_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], secret: str
+) -> None:
+    """No waiting changes whether a Redis speaks TLS, so it is told at the start; a Redis that is gone is waited for."""
+    monkeypatch.setattr(connection, "ANSWER_S", 1.0)
+    monkeypatch.delenv("AUTOMAP_REDIS_URL", raising=False)
+    files, port = certificate(tmp_path), free_port()
+    options = {"tls_port": port, "tls_auth_clients": "no", "tls_ca_cert_file": files["tls_cert_file"]}
+    options |= {"requirepass": secret} if secret else {}
+    user = f":{secret}@" if secret else ""
+    with RedisServer(tmp_path, **files, **options) as server:
+        cases = (("rediss", server.port, "speaks no TLS"), ("redis", port, "speaks only TLS"))
+        for scheme, wrong, told in cases:
+            with pytest.raises(UserError, match=told) as fault:
+                check(f"{scheme}://{user}127.0.0.1:{wrong}/0")
+            other = "redis" if scheme == "rediss" else "rediss"
+            assert fault.value.value == f"{scheme}://127.0.0.1:{wrong}"
+            assert fault.value.repair.startswith(f"Write {other}:// in AUTOMAP_REDIS_URL")
+        check(f"redis://{user}127.0.0.1:{server.port}/0")
+        check(f"rediss://{user}127.0.0.1:{port}/0?ssl_ca_certs={files['tls_cert_file']}")
+        monkeypatch.setenv("AUTOMAP_REDIS_URL", f"rediss://{user}127.0.0.1:{server.port}/0")
+        for command in (["serve", "--port", "0"], ["worker"]):
+            assert main(command) == 2
+            told = capsys.readouterr().err
+            assert "redis_url: this Redis speaks no TLS here" in told and "hunter2" not in told
+    for scheme, gone in (("rediss", server.port), ("redis", port)):
+        with pytest.raises(AWAY):
+            check(f"{scheme}://{user}127.0.0.1:{gone}/0")
 
 
 def test_a_redis_with_tls_that_goes_away_is_waited_for() -> None:
