@@ -115,3 +115,53 @@ def test_a_part_of_both_inputs_is_refused():
         torch.onnx.export(Shifted().eval(), (torch.zeros(2, 5), torch.zeros(2, 5)), out, dynamo=False)
     with pytest.raises(ModelError, match="it takes some of the samples"):
         load_model(out.getvalue())
+
+
+class Frames(nn.Module):
+    """As TimeSformer: of the class tokens of all frames, which are equal, as many as there are samples are read."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(5, 4))
+        self.token = nn.Parameter(torch.randn(1, 1, 5))
+
+    def forward(self, video):
+        samples, frames, *rest = video.shape
+        tokens = torch.cat([self.token.expand(samples * frames, -1, -1), video.reshape(-1, *rest)], 1)
+        x = tokens @ self.weight
+        return torch.cat([x[:samples, :1], x[:, 1:].reshape(samples, -1, 4)], 1)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_the_leading_rows_of_a_batch_are_one_row_of_each_sample(batch):
+    torch.manual_seed(0)
+    module, out = Frames().eval(), io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(module, (torch.zeros(batch, 3, 2, 5),), out, dynamo=False, input_names=["video"])
+    graph = load_model(out.getvalue())
+    assert ["the first row of each sample" in warning for warning in graph.warnings] == [True] * (batch > 1)
+    video, (result,) = torch.randn(SAMPLES, 3, 2, 5), graph.outputs
+    fed = {"video": video, **dict(module.named_parameters())}
+    found = run(graph, {n: t for n, t in fed.items() if n in graph.tensors}, SAMPLES)[result]
+    torch.testing.assert_close(found, module(video), rtol=1e-4, atol=1e-5)
+
+
+class SomeRows(nn.Module):
+    """Leading rows that are not as many as the samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 4)
+
+    def forward(self, video):
+        return self.layer(video.reshape(-1, 5))[:3]
+
+
+def test_other_leading_rows_of_a_batch_are_refused():
+    out = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(SomeRows().eval(), (torch.zeros(2, 3, 5),), out, dynamo=False)
+    with pytest.raises(ModelError, match="it takes some of the samples"):
+        load_model(out.getvalue())

@@ -116,7 +116,8 @@ class JoinedSamples:
             bounds = [start, stop]
         if axis % len(tensor.shape) != dim:
             return False
-        parts = self._parts(inputs[0]) or ()
+        joined = self._parts(inputs[0]) or ()
+        parts = joined or self._own_rows(node, tensor.shape[dim], bounds)
         edges = [0, *accumulate(parts)]
         if any(bound % batch or bound // batch not in edges for bound in bounds):
             return False
@@ -134,8 +135,26 @@ class JoinedSamples:
             if not output:
                 continue
             self._reshape(node, piece, output, dim, (edges[last] - edges[first], *rest))
-            self.parts[output] = parts[first:last]
+            if joined:
+                self.parts[output] = parts[first:last]
         return True
+
+    def _own_rows(self, node: Node, rows: int, bounds: Sequence[int]) -> tuple[int, ...]:
+        """Parts of one row each, where a Split or a Slice of `[(b rows), ...]` takes rows of one sample.
+
+        In a file of one sample, all rows are those of that sample. In a file of more, as many leading rows as there are
+        samples are taken where all rows are equal, as the class tokens of the frames of TimeSformer are. Empty
+        elsewhere.
+        """
+        batch = self.builder.export_batch
+        if rows < 2 or (batch > 1 and (node.kind != "Slice" or list(bounds) != [0, batch])):
+            return ()
+        if batch > 1:
+            self.builder.warnings.append(
+                f"{node.name or node.outputs[0]}: the first {batch} of {rows * batch} rows of a batch are read as the "
+                "first row of each sample, which is right if these rows are equal"
+            )
+        return (1,) * rows
 
     def _view(self, node: Node, inputs: Sequence[str], tensor: Tensor) -> bool:
         """A Reshape of `[(n b), ...]` to `[n, b, ...]`."""
