@@ -16,6 +16,8 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -300,8 +302,9 @@ def _rated(
         rate: Callable[[Sequence[Candidate]], Iterable[Candidate]] = rater.rate_each
         if processes > 1 and len(candidates) >= FEW:
             context = multiprocessing.get_context("spawn")
-            pool = stack.enter_context(context.Pool(processes, _Rater.begin, (rater, os.getpid())))
-            rate = functools.partial(pool.imap_unordered, _Rater.rate_here)
+            pool = ProcessPoolExecutor(processes, context, _Rater.begin, (rater, os.getpid()))
+            stack.callback(pool.shutdown, cancel_futures=True)
+            rate = functools.partial(_rated_by, pool, rater)
         while waiting:
             left = []
             for one in waiting:
@@ -316,6 +319,19 @@ def _rated(
                 known.append(one)
                 yield one
             waiting = left[WAVE:]
+
+
+def _rated_by(pool: ProcessPoolExecutor, rater: _Rater, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
+    """Rates candidates in processes, in any order. Where a process was killed, as the system does when memory is short,
+    those that are left are rated in this one."""
+    left = list(candidates)
+    with contextlib.suppress(BrokenProcessPool):
+        asked = {pool.submit(_Rater.rate_here, one): one for one in candidates}
+        for done in as_completed(asked):
+            found = done.result()
+            left.remove(asked[done])
+            yield found
+    yield from rater.rate_each(left)
 
 
 def _unbeatable(candidate: Candidate, known: Iterable[Candidate]) -> Candidate | None:

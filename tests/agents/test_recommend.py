@@ -4,7 +4,9 @@ import itertools
 import json
 from dataclasses import replace
 
+import psutil
 import pytest
+from child_processes import called
 
 from agents import Budget, search, search_offer
 from agents.candidates import named_candidates, with_parts
@@ -161,6 +163,24 @@ def test_processes_change_nothing():
     clusters, graph = sizes(["A100"], 128), zoo.build("gpt:layers=1,hidden=64,heads=4,vocab_size=256,seq_len=32")
     one, two = (recommend(graph, clusters, TRAINING, Goals(), processes=count) for count in (1, 2))
     assert len(clusters) >= 16
+    assert one.candidates == two.candidates
+
+
+@pytest.mark.slow
+def test_processes_that_are_killed_change_nothing(monkeypatch):
+    """As by a system whose memory is short: what they had begun is never told."""
+    monkeypatch.setattr("agents.recommend.WAVE", 4)
+    clusters, graph = sizes(["A100"], 128), zoo.build("gpt:layers=1,hidden=64,heads=4,vocab_size=256,seq_len=32")
+    killed = []
+
+    def kill(*_):
+        for child in called("--multiprocessing-fork", psutil.Process().children()):
+            child.kill()
+            killed.append(child)
+
+    one = recommend(graph, clusters, TRAINING, Goals())
+    two = recommend(graph, clusters, TRAINING, Goals(), processes=2, on_candidate=kill)
+    assert killed
     assert one.candidates == two.candidates
 
 
