@@ -207,10 +207,10 @@ class _Server:
                 elif file == self._woken:
                     os.read(self._woken, 512)
                     self._reap()
-                else:  # nobody waits for the answer any more
-                    self._poll.unregister(file)
+                else:  # nobody waits for the answer any more, of a child that may just have ended too
                     for child, end in self._children.items():
                         if end == file:
+                            self._poll.unregister(file)
                             _kill(child)
 
     def end(self) -> None:

@@ -93,6 +93,24 @@ def test_whoever_asks_for_too_much_time_is_ended(server: ForkServer) -> None:
     assert server.ask(SIMPLE, 60)[1] == 0
 
 
+def test_a_child_that_ends_when_nobody_waits_any_more_takes_no_others_along(server: ForkServer) -> None:
+    assert server.ask(SIMPLE, 60)[1] == 0
+    process = server._process
+    assert process is not None
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(server.ask, b"signal.pause()\n", 3.0)
+        while not (children := psutil.Process(process.pid).children()):
+            assert not asked.done()
+        # The server hears of both at once, as on a busy host.
+        process.send_signal(signal.SIGSTOP)
+        children[0].kill()
+        with pytest.raises(TimeoutError):
+            asked.result(60)
+        process.send_signal(signal.SIGCONT)
+    assert server.ask(SIMPLE, 60) == (b"answered\n", 0)
+    assert server._process is process and process.poll() is None
+
+
 def test_a_server_that_was_killed_is_started_again(server: ForkServer) -> None:
     assert server.ask(SIMPLE, 60)[1] == 0
     first = server._process
