@@ -15,6 +15,7 @@ import redis
 
 from automap.errors import UserError
 from service import embedded_redis, temporary
+from service.command.main import main
 from service.embedded_redis import EmbeddedRedis, redis_binary
 from service.jobs.connection import connect
 
@@ -82,6 +83,20 @@ def test_a_running_service_whose_redis_is_out_of_reach(tmp_path: Path, monkeypat
         with pytest.raises(UserError, match="systemd") as caught, embedded_redis.reach(tmp_path):
             pass
     assert "/nowhere/redis.sock" in caught.value.repair
+
+
+def test_a_running_service_whose_redis_does_not_answer_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def late(client: redis.Redis) -> Any:
+        raise redis.TimeoutError("Timeout reading from socket")
+
+    with EmbeddedRedis(tmp_path):
+        monkeypatch.setattr(redis.Redis, "ping", late)
+        monkeypatch.delenv("AUTOMAP_REDIS_URL", raising=False)
+        monkeypatch.setenv("AUTOMAP_DATA_DIR", str(tmp_path))
+        assert main(["keys", "list"]) == 2
+    assert "the store does not answer (Timeout reading from socket)" in capsys.readouterr().err
 
 
 def test_a_data_folder_that_cannot_be_written(tmp_path: Path) -> None:
