@@ -11,13 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import math
-import multiprocessing
-import os
-import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +21,7 @@ from agents.candidates import Candidate, named_candidates, with_parts
 from agents.results.fewer_devices import needed, on_all, promising, space_on_all, told_idle
 from agents.results.infeasibility_advice import fastest_template_s
 from agents.searcher import Budget, search
+from agents.worker_processes import ProcessKilled, WorkerProcesses
 from automap.cluster import parse_cluster
 from automap.device_kinds import MAX_DEVICES
 from automap.errors import ProblemError, UserError
@@ -36,7 +33,8 @@ from automap.price.evaluator import Evaluator
 from automap.problem import Problem
 from automap.space.target_limits import plan_space
 from ir.graph import Graph
-from ir.lifetime import die_with_parent
+
+LOG = logging.getLogger("automap.search")
 
 PER_NODE = 8
 """Devices of a full node of the candidates that `sizes` makes, as in the usual servers."""
@@ -301,10 +299,8 @@ def _rated(
     with contextlib.ExitStack() as stack:
         rate: Callable[[Sequence[Candidate]], Iterable[Candidate]] = rater.rate_each
         if processes > 1 and len(candidates) >= FEW:
-            context = multiprocessing.get_context("spawn")
-            pool = ProcessPoolExecutor(processes, context, _Rater.begin, (rater, os.getpid()))
-            stack.callback(pool.shutdown, cancel_futures=True)
-            rate = functools.partial(_rated_by, pool, rater)
+            workers = stack.enter_context(WorkerProcesses(processes, _Rater.begin, rater))
+            rate = functools.partial(_rated_by, workers, rater)
         while waiting:
             left = []
             for one in waiting:
@@ -321,17 +317,17 @@ def _rated(
             waiting = left[WAVE:]
 
 
-def _rated_by(pool: ProcessPoolExecutor, rater: _Rater, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
-    """Rates candidates in processes, in any order. Where a process was killed, as the system does when memory is short,
-    those that are left are rated in this one."""
-    left = list(candidates)
-    with contextlib.suppress(BrokenProcessPool):
-        asked = {pool.submit(_Rater.rate_here, one): one for one in candidates}
-        for done in as_completed(asked):
-            found = done.result()
-            left.remove(asked[done])
-            yield found
-    yield from rater.rate_each(left)
+def _rated_by(workers: WorkerProcesses, rater: _Rater, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
+    """Rates candidates in other processes, in any order; in this one from then on where one of those was killed."""
+    left = {one.cluster: one for one in candidates}
+    if not workers.is_lost:
+        try:
+            for one, rated in workers.each(_Rater.rate_here, candidates):
+                del left[one.cluster]
+                yield rated
+        except ProcessKilled:
+            LOG.warning("a process that rated clusters was killed: the other clusters are rated one by one")
+    yield from rater.rate_each(list(left.values()))
 
 
 def _unbeatable(candidate: Candidate, known: Iterable[Candidate]) -> Candidate | None:
@@ -372,10 +368,8 @@ class _Rater:
         self._graph, self._training, self._hints, self._goals = graph, training, hints, goals
 
     @classmethod
-    def begin(cls, rater: _Rater, parent: int) -> None:
-        """Prepares a process, which ends with its parent."""
-        die_with_parent(signal.SIGKILL, parent)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    def begin(cls, rater: _Rater) -> None:
+        """Prepares a process."""
         cls.here = rater
 
     @classmethod

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import signal
 from collections.abc import Iterator, Sequence
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
@@ -17,7 +16,7 @@ from agents.learning.labels import Label, LabelWriter, read_labels, seeds_of
 from agents.learning.problems import Split, generate, outline
 from agents.learning.teacher import Proposer, label
 from agents.searcher import Budget
-from ir.lifetime import die_with_parent
+from agents.worker_processes import ProcessKilled, WorkerProcesses
 
 LOG = logging.getLogger("automap.search")
 
@@ -61,13 +60,20 @@ def label_problems(
         known = read_labels(folder)
     done = set(known) if network is None else seeds_of(folder, Proposer.read(network).digest) & set(known)
     yield from (known[seed] for seed in seeds if seed in done)
-    left = [seed for seed in seeds if seed not in done]
-    if not left:
-        return
-    context = multiprocessing.get_context("spawn")
-    arguments = (folder, budget, network, os.getpid(), context.Value("i", 0))
-    with context.Pool(min(processes, len(left)), _Worker.begin, arguments) as pool:
-        yield from pool.imap_unordered(_Worker.label, [(seed, known.get(seed)) for seed in left])
+    left = {seed: known.get(seed) for seed in seeds if seed not in done}
+    while left:
+        count, started = len(left), multiprocessing.get_context("spawn").Value("i", 0)
+        with WorkerProcesses(min(processes, count), _Worker.begin, folder, budget, network, started) as workers:
+            try:
+                for (seed, _), found in workers.each(_Worker.label, list(left.items())):
+                    del left[seed]
+                    yield found
+            except ProcessKilled:
+                # What others had begun is lost too, and is begun again as long as some of it is done.
+                if len(left) == count:
+                    LOG.warning("processes were killed before they could label the problems of seeds %s", [*left])
+                    yield from (None for _ in left)
+                    return
 
 
 class _Worker:
@@ -78,10 +84,8 @@ class _Worker:
     proposer: Proposer | None
 
     @classmethod
-    def begin(cls, folder: Path, budget: Budget, network: Path | None, parent: int, started: Synchronized[int]) -> None:
-        """Prepares a process: a core and a file of its own. It ends with its parent."""
-        die_with_parent(signal.SIGKILL, parent)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    def begin(cls, folder: Path, budget: Budget, network: Path | None, started: Synchronized[int]) -> None:
+        """Prepares a process: a core and a file of its own."""
         with started.get_lock():
             number = started.value
             started.value += 1

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from template_labels import template_label
 
 from agents.incumbent import Incumbent
-from agents.learning import teacher
+from agents.learning import labelling, teacher
 from agents.learning.checkpoint import network_digest
 from agents.learning.labelling import chosen_seeds
 from agents.learning.labels import Label, LabelWriter, drawn_version, read_labels
@@ -25,6 +25,7 @@ from agents.learning.teacher import MAX_SLOWER, Proposer, label, simplify
 from agents.planners.staged_plan import StageChoice, StagedPlan, search_staged
 from agents.sampling.expert import price_grid
 from agents.searcher import Budget, SearchTask
+from agents.worker_processes import ProcessKilled, WorkerProcesses
 from automap.cluster import parse_cluster
 from automap.errors import ProblemError
 from automap.problem import Problem
@@ -210,6 +211,25 @@ def test_labelling_goes_on_where_it_was_killed(tmp_path, capsys):
     assert len(lines) == len(after)
     assert main([*words, "--processes", "1"]) == 0
     assert "6 labels" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("done", [0, 1, 2])
+def test_problems_of_killed_processes_are_labelled_by_others(tmp_path, monkeypatch, caplog, done):
+    """As long as some problem is labelled before processes are killed; then the others have no label."""
+    asked = []
+
+    class Killed(WorkerProcesses):
+        def each(self, work, tasks):
+            asked.append([seed for seed, _ in tasks])
+            yield from ((task, made_up(task[0])) for task in tasks[:done])
+            if tasks[done:]:
+                raise ProcessKilled
+
+    monkeypatch.setattr(labelling, "WorkerProcesses", Killed)
+    found = list(labelling.label_problems(tmp_path, [3, 4, 5, 6], Budget(evaluations=1), 2))
+    assert found == ([made_up(seed) for seed in (3, 4, 5, 6)] if done else [None] * 4)
+    assert asked == {0: [[3, 4, 5, 6]], 1: [[3, 4, 5, 6], [4, 5, 6], [5, 6], [6]], 2: [[3, 4, 5, 6], [5, 6]]}[done]
+    assert ("the problems of seeds [3, 4, 5, 6]" in caplog.text) == (done == 0)
 
 
 @pytest.fixture

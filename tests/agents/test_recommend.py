@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 from dataclasses import replace
 
-import psutil
 import pytest
-from child_processes import called
 
 from agents import Budget, search, search_offer
 from agents.candidates import named_candidates, with_parts
 from agents.recommend import DAY, Goals, recommend, sizes, steps_of
+from agents.worker_processes import WorkerProcesses
 from automap.cluster import parse_cluster
 from automap.errors import ClusterError, NothingFits, ProblemError
 from automap.price.estimate import lower_bound_s
@@ -167,21 +167,18 @@ def test_processes_change_nothing():
 
 
 @pytest.mark.slow
-def test_processes_that_are_killed_change_nothing(monkeypatch):
-    """As by a system whose memory is short: what they had begun is never told."""
-    monkeypatch.setattr("agents.recommend.WAVE", 4)
-    clusters, graph = sizes(["A100"], 128), zoo.build("gpt:layers=1,hidden=64,heads=4,vocab_size=256,seq_len=32")
-    killed = []
+def test_where_processes_are_killed_this_one_rates_the_rest(monkeypatch, caplog):
+    def killed(count, begin, *arguments):
+        return WorkerProcesses(count, signal.raise_signal, signal.SIGKILL)
 
-    def kill(*_):
-        for child in called("--multiprocessing-fork", psutil.Process().children()):
-            child.kill()
-            killed.append(child)
-
-    one = recommend(graph, clusters, TRAINING, Goals())
-    two = recommend(graph, clusters, TRAINING, Goals(), processes=2, on_candidate=kill)
-    assert killed
-    assert one.candidates == two.candidates
+    clusters, graph = sizes(["A100"], 4), zoo.build("gpt:layers=1,hidden=64,heads=4,vocab_size=256,seq_len=32")
+    alone = recommend(graph, clusters, TRAINING, Goals())
+    monkeypatch.setattr("agents.recommend.FEW", 1)
+    monkeypatch.setattr("agents.recommend.WorkerProcesses", killed)
+    assert recommend(graph, clusters, TRAINING, Goals(), processes=2).candidates == alone.candidates
+    assert [record.message for record in caplog.records] == [
+        "a process that rated clusters was killed: the other clusters are rated one by one"
+    ]
 
 
 def test_leaving_out_what_is_beaten_changes_no_answer(monkeypatch):
