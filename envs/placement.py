@@ -15,6 +15,7 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
+from gymnasium.error import ResetNeeded
 
 from automap.arrays import Floats, Ints
 from automap.errors import ProblemError
@@ -90,7 +91,12 @@ class PlacementEnv(gymnasium.Env[Observation, np.int64]):
         Returns:
             Observation, reward, whether the episode has ended, False, and at the end {"iteration_s": the simulated
             time of an iteration, infinite where a task found no room, "place": [tasks] the placement}.
+
+        Raises:
+            ResetNeeded: no machine has room for the task at hand, or the episode has ended.
         """
+        if not self._free.any():
+            raise ResetNeeded("no task can be placed any more; call reset() before the next step()")
         machine = int(action)
         while not self._free[machine % len(self._free)]:
             machine += 1

@@ -2,6 +2,7 @@
 
 import math
 
+import gymnasium.error
 import gymnasium.utils.env_checker
 import numpy as np
 import pytest
@@ -19,6 +20,15 @@ from envs.placement import PlacementEnv
 def test_the_checker_accepts():
     env = PlacementEnv(make_problem(Shape(machines=4)))
     gymnasium.utils.env_checker.check_env(env, skip_render_check=True)
+
+
+def test_a_step_after_the_end_is_refused():
+    env = PlacementEnv(make_problem(Shape(machines=4)))
+    _, done = env.reset(), False
+    while not done:
+        _, _, done, _, _ = env.step(0)
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.step(0)
 
 
 @pytest.mark.parametrize("seed", range(3))
