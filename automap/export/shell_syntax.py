@@ -24,6 +24,8 @@ MAX_LENGTH = 1 << 16
 """Characters of a script: more than scripts have (assumed), and parsed within a second."""
 _MAX_MEMORY, _MAX_SECONDS = 1 << 28, 5
 """What the parser may take: 180 MB and 2 seconds are the most that it took for `MAX_LENGTH` (measured)."""
+_MAX_WAIT_S = 60.0
+"""Seconds that are waited for the parser, whose processor seconds pass more slowly on a busy host (assumed)."""
 
 
 @cache
@@ -67,7 +69,11 @@ def _parsed(source: bytes, comments: list[Node]) -> list[Node]:
         # It reads nothing before it is limited, because it is given nothing.
         resource.prlimit(process.pid, resource.RLIMIT_DATA, (_MAX_MEMORY, _MAX_MEMORY))
         resource.prlimit(process.pid, resource.RLIMIT_CPU, (_MAX_SECONDS, _MAX_SECONDS))
-        tree, errors = process.communicate(source)
+        try:
+            tree, errors = process.communicate(source, _MAX_WAIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise broken("the script", f"could not be read within {_MAX_WAIT_S:g} s") from None
     try:
         if process.returncode == 0:
             found: list[Node] = json.loads(tree, object_hook=noted).get("Stmts") or []

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from automap.errors import PlanError
+from automap.export import shell_syntax
 from automap.export.reading import read_configuration
 from automap.export.shell import commands
 from automap.export.shell_conditions import plain
@@ -143,6 +144,16 @@ def test_words_are_those_of_bash(name: str, tmp_path: Path) -> None:
     started, *_ = commands(SCRIPTS[name])
     (words,) = [[plain(word) for word in one[1:]] for one in started if one[0] == "torchrun"]
     assert words == ran.stdout.splitlines()
+
+
+def test_a_parser_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    endless = tmp_path / "shfmt"
+    endless.write_text("#!/bin/sh\nexec sleep 1000\n")
+    endless.chmod(0o755)
+    monkeypatch.setattr(shell_syntax, "_program", lambda: str(endless))
+    monkeypatch.setattr(shell_syntax, "_MAX_WAIT_S", 0.1)
+    with pytest.raises(PlanError, match=r"could not be read within 0.1 s"):
+        shell_syntax.parse("torchrun a.py")
 
 
 TRAIN = 'torchrun pretrain_gpt.py "${ARGS[@]}"'
